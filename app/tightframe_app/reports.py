@@ -1,9 +1,10 @@
-"""``tightframe report``: write the report page of a results folder again."""
+"""``tightframe report`` and ``tightframe compare``: pages of results folders."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -19,12 +20,25 @@ def report(
             metavar="DIR",
             exists=True,
             file_okay=False,
-            help="A results folder of a run's server or of a silo.",
+            help="A results folder of a run's server or of a silo, or a workspace with one run.",
         ),
     ],
     out: Annotated[
         Path | None,
         typer.Option("--out", "-o", dir_okay=False, help="Page to write; DIR/report.html by default."),
+    ] = None,
+    specificity: Annotated[
+        float, typer.Option(min=0.0, max=1.0, help="Specificity at which to show sensitivity.")
+    ] = 0.9,
+    sensitivity: Annotated[
+        float, typer.Option(min=0.0, max=1.0, help="Sensitivity at which to show specificity.")
+    ] = 0.9,
+    prevalence: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Prevalence for PPV and NPV: 0.02 for every class, MEL=0.02 for one (again for "
+            "others); by default that of the test records."
+        ),
     ] = None,
 ) -> None:
     """Write report.html of a run's results: one file that opens offline.
@@ -35,11 +49,14 @@ def report(
     which. A silo's page has that silo's own results: it is for the silo alone, and only its owner can
     read it.
     """
-    from tightframe.report.reading import ServerResults, read
+    from tightframe.report.pages.clinical import Wanted
+    from tightframe.report.reading import ServerResults, only_run, read
     from tightframe.report.writing import write
     from tightframe.results.words import metric, one_answer
 
-    page, results = write(folder, out), read(folder)
+    wanted = Wanted(specificity, sensitivity, dict(map(_prevalence, prevalence or ())))
+    folder = only_run(folder)
+    page, results = write(folder, out, wanted), read(folder)
     lines = []
     if isinstance(results, ServerResults):
         outcome = results.outcome
@@ -52,3 +69,69 @@ def report(
     for line in lines:
         typer.echo(shown(line), err=True)  # for people; programs read the page's path on the other stream
     console(WIDTH).print(shown(str(page)), soft_wrap=True)
+
+
+def compare(
+    folders: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="RUN...", exists=True, file_okay=False, help="Results folders of servers, or workspaces."
+        ),
+    ],
+    form: Annotated[
+        Literal["table", "json"], typer.Option("--format", help="Of what is printed: table or json.")
+    ] = "table",
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", dir_okay=False, help="Also write a page, here.")
+    ] = None,
+) -> None:
+    """Compare runs of the same data: last values, curves, paired differences, what the jobs differ in.
+
+    Settings that repeat with the seeds of the first run's setting get paired differences from it. Runs of
+    different data sets, classes or test records are refused.
+    """
+    from rich.table import Table
+
+    from tightframe.files import write_atomically
+    from tightframe.report import comparing
+    from tightframe.report.pages import comparison
+
+    if len(folders) < 2:
+        raise typer.BadParameter("expected at least two runs, got one", param_hint="RUN...")
+    runs = comparing.read_runs(folders)
+    if out is not None:
+        write_atomically(out, comparison.page(runs).encode())
+    if form == "json":
+        typer.echo(json.dumps(comparing.as_json(runs), indent=2, allow_nan=False))
+        return
+    screen = console(120)
+    shown_table = Table("run", "balanced accuracy", "AUROC", "epsilon", "ended", box=None)
+    for row in comparison.lines(runs):
+        shown_table.add_row(*map(shown, row))
+    screen.print(shown_table)
+    for item in comparing.paired(runs):
+        low, high = item.limits
+        screen.print(
+            shown(
+                f"{' / '.join(item.names)} less {' / '.join(item.base)}: balanced accuracy {item.mean:+.3f} "
+                f"[{low:+.3f}, {high:+.3f}] over {len(item.seeds)} seeds"
+            )
+        )
+    for key, values in comparing.differing(runs).items():
+        screen.print(shown(f"{key}: {' | '.join('-' if value is None else str(value) for value in values)}"))
+    if out is not None:
+        screen.print(shown(str(out)), soft_wrap=True)
+
+
+def _prevalence(typed: str) -> tuple[str | None, float]:
+    """Read ``0.02`` (of every class) or ``MEL=0.02``."""
+    name, _, number = typed.rpartition("=")
+    try:
+        value = float(number)
+    except ValueError:
+        value = -1.0
+    if not 0 < value < 1:
+        raise typer.BadParameter(
+            f"expected a share above 0 and below 1, or CLASS=SHARE, got {typed!r}", param_hint="--prevalence"
+        )
+    return name or None, value

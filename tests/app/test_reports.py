@@ -66,9 +66,32 @@ def test_a_folder_without_results_is_named_and_so_are_those_below(results: Path,
     empty.mkdir()
     done = call(empty)
     assert code(done) == "TF-801" and "a run writes them when it ends" in str(done.exception)
-    assert f"there are results in {results}" in str(call(tmp_path).exception)
+    with pytest.raises(ResultsError, match=f"there are results in {results}"):
+        write(tmp_path)
     assert call(tmp_path / "nothing").exit_code == 2
     assert not list(empty.iterdir())
+
+
+def test_a_workspace_stands_for_the_only_run_in_it(results: Path, tmp_path: Path) -> None:
+    silo = tmp_path / "site-1"
+    silo.mkdir()
+    (silo / "local_report.json").write_text("{}")
+    done = call(tmp_path)
+    assert done.exit_code == 0 and done.stdout.strip() == str(results / "report.html")
+    other = tmp_path / "runs" / "second"
+    other.mkdir(parents=True)
+    (other / "outcome.json").write_text(json.dumps(OUTCOME))
+    done = call(tmp_path)
+    assert (
+        code(done) == "TF-801" and str(other) in str(done.exception) and str(results) in str(done.exception)
+    )
+
+
+@pytest.mark.parametrize("typed", ["1", "0", "mel", "mel=2", "nan"])
+def test_a_prevalence_that_is_none_is_refused(results: Path, typed: str) -> None:
+    done = call(results, "--prevalence", typed)
+    assert done.exit_code == 2 and "above 0 and below 1" in " ".join(done.output.replace("│", "").split())
+    assert not (results / "report.html").exists()
 
 
 def test_a_silo_s_results_are_not_mixed_with_the_server_s(results: Path) -> None:
@@ -133,7 +156,7 @@ def test_at_the_end_of_a_run_a_page_that_fails_is_logged_and_costs_nothing(
     assert "the report could not be written, the results are there: TF-802: " in caplog.text
     (results / "metrics.jsonl").unlink()
 
-    def broken(found: object) -> str:
+    def broken(found: object, wanted: object) -> str:
         raise RuntimeError("a plot")
 
     from tightframe.report.pages import server

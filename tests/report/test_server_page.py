@@ -64,8 +64,9 @@ def test_the_page_loads_nothing_and_runs_nothing(run: Path, early: Path) -> None
         ]
 
 
-def test_pictures_say_what_they_show_and_have_no_number_that_is_none(page: Page) -> None:
-    assert len(page.pictures()) == 8
+def test_pictures_say_what_they_show_and_have_no_number_that_is_none(run: Path, page: Page) -> None:
+    read = values(run / "server" / "outcome.json")["evaluation"]["test"]["reading"]
+    assert len(page.pictures()) == 8 + 2 * len(read)
     for picture in page.pictures():
         assert picture.findtext(f"{SVG}title") and picture.findtext(f"{SVG}desc")
         assert picture.get("role") == "img"

@@ -124,6 +124,24 @@ def read(folder: Path) -> ServerResults | SiloResults:
     )
 
 
+def only_run(folder: Path) -> Path:
+    """Return the results folder that is meant: this one, or that of the only run under a workspace.
+
+    Raises:
+        ResultsError: TF-801, naming them, if several runs' servers have left results under it.
+    """
+    if (folder / OUTCOME).is_file() or (folder / LOCAL).is_file():
+        return folder
+    runs = sorted({path.parent for path in _below(folder, OUTCOME)})
+    if len(runs) > 1:
+        listed = ", ".join(map(str, runs[:_NAMED])) + (", ..." if len(runs) > _NAMED else "")
+        raise ResultsError(
+            f"Expected the results of one run in {folder}, but it has {len(runs)}: name one of {listed}.",
+            code="TF-801",
+        )
+    return runs[0] if runs else folder
+
+
 def _below(folder: Path, name: str) -> Iterator[Path]:
     """Find results under a simulator's workspace or a run's folder."""
     for pattern in (f"*/{name}", f"*/*/{name}"):

@@ -4,33 +4,39 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tightframe.errors import TightframeError
 from tightframe.files import write_atomically
 from tightframe.report.reading import ServerResults, read
 from tightframe.results.files import PAGE, ResultsError
 
+if TYPE_CHECKING:
+    from tightframe.report.pages.clinical import Wanted
 
-def write(folder: Path, out: Path | None = None) -> Path:
+
+def write(folder: Path, out: Path | None = None, wanted: Wanted | None = None) -> Path:
     """Make the report of a folder's results; a silo's can be read by its owner only.
 
     Args:
         folder: of a server's or a silo's results.
         out: the page; ``report.html`` in the folder by default.
+        wanted: what the clinical reading of the scores is to be at.
 
     Returns:
         Where the page lies.
 
     Raises:
-        ResultsError: TF-801, TF-802 (see ``reading.read``), TF-803 if the page cannot be written.
+        ResultsError: TF-801, TF-802 (see ``reading.read``), TF-803 if the page cannot be written, TF-804 if
+            a class that is wanted is not in the results.
     """
-    from tightframe.report.pages import server, silo
+    from tightframe.report.pages import clinical, server, silo
 
-    found, target = read(folder), out or folder / PAGE
+    found, target, wanted = read(folder), out or folder / PAGE, wanted or clinical.DEFAULT
     if isinstance(found, ServerResults):
-        page, mode = server.page(found), 0o644
+        page, mode = server.page(found, wanted), 0o644
     else:
-        page, mode = silo.page(found), 0o600
+        page, mode = silo.page(found, wanted), 0o600
     try:
         write_atomically(target, page.encode(), mode=mode)
     except OSError as error:

@@ -25,6 +25,45 @@ class OneAnswer(Values):
     certain: bool = True
 
 
+class Rule(Values):
+    """The rule that calls a record positive whose score for a class is at least ``threshold``.
+
+    Attributes:
+        threshold: an edge of the score histogram's bins; at 1 no record is positive.
+        sensitivity, specificity: at that edge, and their limits: for the sampling of few records where
+            counts are exact (Wilson), else for the noise alone.
+        reachable: the most that the number which was not set could be at a threshold between this edge and
+            the next; absent where counts are noisy.
+    """
+
+    threshold: float
+    sensitivity: float
+    sensitivity_interval: tuple[float, float]
+    specificity: float
+    specificity_interval: tuple[float, float]
+    reachable: float | None = None
+
+
+class ClassReading(Values):
+    """What the score histogram of a class says of its scores, one-vs-rest.
+
+    Attributes:
+        brier, calibration_error: lower and upper bound, wherever the scores lie in their bins (and, where
+            counts are noisy, whatever the noise was, at 95 %).
+        at_specificity: the rule with the most sensitivity at a specificity of ``FoldMetrics.read_at``.
+        at_sensitivity: likewise the other way round.
+    """
+
+    brier: tuple[float, float] | None = None
+    calibration_error: tuple[float, float] | None = None
+    at_specificity: Rule | None = None
+    at_sensitivity: Rule | None = None
+
+
+Counts = tuple[list[int | float], list[int | float]]
+"""Score histogram of a class: its own records, and all others, in equal bins of [0, 1]."""
+
+
 class FoldMetrics(Values):
     """Metrics of one fold; without records there is nothing else. Rows of ``confusion`` are true classes.
 
@@ -32,6 +71,10 @@ class FoldMetrics(Values):
     confusion matrix, and a class with fewer noisy records than ``class_floor`` has no recall. Limits between
     which exact numbers lie, as far as the noise goes, are in what ends in ``_interval``, at ``level``.
     ``balanced_accuracy`` is then over ``classes_told`` of ``classes``, ``auroc`` over ``auroc_classes``.
+
+    ``scores`` has the score histogram of each class, with noise of ``scores_deviation`` in each count if
+    noisy; ``reading`` what follows from it for a clinic, of the classes that have records of both kinds
+    (with noise: enough of them).
     """
 
     noisy: bool = False
@@ -58,6 +101,10 @@ class FoldMetrics(Values):
     average_precision: float | None = None
     one_answer: OneAnswer | None = None
     confusion: list[list[int]] | None = None
+    scores: dict[str, Counts] | None = None
+    scores_deviation: float | None = None
+    read_at: float | None = None
+    reading: dict[str, ClassReading] | None = None
 
     @model_serializer(mode="wrap")
     def _as_made(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:

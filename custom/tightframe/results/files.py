@@ -41,7 +41,8 @@ WritePage = Callable[[Path, logging.Logger], None]
 class ResultsError(TightframeError):
     """Results cannot be read or shown.
 
-    TF-801 no results, TF-802 a broken file or one of another version, TF-803 the page cannot be written.
+    TF-801 no results, TF-802 a broken file or one of another version, TF-803 the page cannot be written,
+    TF-804 a class that the results do not have, or runs that cannot be compared.
     """
 
     code = "TF-802"

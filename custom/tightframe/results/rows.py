@@ -85,15 +85,19 @@ class Row(ResultFile):
         """Metrics of its model on the test records, if it was evaluated."""
         return None if self.evaluation is None else self.evaluation.test
 
-    def as_json(self) -> dict[str, Any]:
-        """Return plain values: of the test metrics those people look for on top, and no confusion matrix.
+    def as_json(self, *, reading: bool = False) -> dict[str, Any]:
+        """Return plain values: of the test metrics those people look for on top, and no table of counts.
 
         All lines are written anew after each exchange, and a matrix of 100 classes has 10 000 cells.
+
+        Args:
+            reading: also the clinical reading of the scores, class by class.
         """
+        left_out = {"confusion", "scores", *(() if reading else ("scores_deviation", "read_at", "reading"))}
         values = self.model_dump(
             mode="json",
             by_alias=True,
-            exclude={"evaluation": {"validation": {"confusion"}, "test": {"confusion"}}},
+            exclude={"evaluation": {"validation": left_out, "test": left_out}},
         )
         test: dict[str, Any] = (values["evaluation"] or {}).get("test", {})
         headline = {name: test.get(name) for name in _HEADLINE}
@@ -137,8 +141,12 @@ def _counted(rows: Sequence[Row]) -> list[Row]:
 
 
 def write_rows(folder: Path, rows: Sequence[Row]) -> None:
-    """Write ``metrics.jsonl``, whole at every moment."""
-    text = "".join(json.dumps(row.as_json(), allow_nan=False) + "\n" for row in rows)
+    """Write ``metrics.jsonl``, whole at every moment; the last model's line has the reading of its scores."""
+    last = max((place for place, row in enumerate(rows) if row.evaluation is not None), default=None)
+    text = "".join(
+        json.dumps(row.as_json(reading=place == last), allow_nan=False) + "\n"
+        for place, row in enumerate(rows)
+    )
     write_atomically(folder / METRICS, text.encode())
 
 

@@ -66,7 +66,7 @@ svg{display:block;max-width:100%;height:auto}
 svg text{font:12px system-ui,"Segoe UI","DejaVu Sans",sans-serif;fill:var(--ink)}
 svg text.note,svg text.count{fill:var(--soft);font-size:11px}
 svg text.on{fill:var(--on);font-size:11px;font-weight:600}
-.grid{stroke:var(--rule);stroke-width:1}
+.grid{stroke:var(--rule);stroke-width:1}.grid.ink{stroke:var(--soft)}
 .l{fill:none;stroke-width:2}.l.s0{stroke:var(--s0)}.l.s1{stroke:var(--s1);stroke-dasharray:7 3}
 .l.s2{stroke:var(--s2);stroke-dasharray:2 3}.l.s3{stroke:var(--s3);stroke-dasharray:10 3 2 3}
 .m{stroke-width:1.6}.m.s0{fill:var(--s0);stroke:var(--s0)}.m.s1{fill:var(--s1);stroke:var(--s1)}

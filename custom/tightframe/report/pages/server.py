@@ -7,15 +7,20 @@ from typing import Any
 
 from tightframe.report.drawing import layout
 from tightframe.report.drawing.markup import Markup, Part, facts, section, table, tag
-from tightframe.report.pages import participation, record, results
+from tightframe.report.pages import clinical, participation, record, results
 from tightframe.report.reading import ServerResults
 from tightframe.results.evaluation import Evaluation, FoldMetrics
 from tightframe.results.outcome import OpenedSum, Outcome
 from tightframe.results.words import metric, one_answer, plural, sentence, shown
 
 
-def page(found: ServerResults) -> str:
-    """Return the whole page."""
+def page(found: ServerResults, wanted: clinical.Wanted = clinical.DEFAULT) -> str:
+    """Return the whole page.
+
+    Args:
+        found: the results.
+        wanted: what the clinical reading is to be at.
+    """
     outcome = found.outcome
     final = outcome.evaluation
     parts: list[Part] = [*_notices(found), tag("p", in_words(found)), _tiles(found)]
@@ -33,6 +38,8 @@ def page(found: ServerResults) -> str:
         parts.append(results.recall(final.test, whose, f"{model} {finds}"))
         if final.test.confusion is not None:
             parts.append(results.confusion(list(final.test.recall), final.test.confusion, whose, model))
+        copies = len(outcome.evaluated_by) if _same(outcome) else 1
+        parts.append(clinical.reading(final.test, f"the test records of {whose}", wanted, copies))
     parts += [
         participation.silos(found),
         participation.norms(found),

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from tightframe.report.drawing import layout
 from tightframe.report.drawing.markup import Markup, Part, facts, section, table, tag
-from tightframe.report.pages import results
+from tightframe.report.pages import clinical, results
 from tightframe.report.reading import SiloResults
 from tightframe.results.evaluation import FoldMetrics
 from tightframe.results.files import MODEL
@@ -18,8 +18,13 @@ from tightframe.results.words import one_answer, plural, rounded_up, shown
 GLOBAL, OWN, LOCAL, PERSONAL = "global", "own", "local-only", "personal"
 
 
-def page(found: SiloResults) -> str:
-    """Return the whole page."""
+def page(found: SiloResults, wanted: clinical.Wanted = clinical.DEFAULT) -> str:
+    """Return the whole page.
+
+    Args:
+        found: the results.
+        wanted: what the clinical reading is to be at.
+    """
     report = found.report
     test = report.final.test
     parts: list[Part] = [
@@ -52,6 +57,7 @@ def page(found: SiloResults) -> str:
         if test.confusion is not None:
             model = _final_model(report)
             parts.append(results.confusion(list(test.recall), test.confusion, "this silo's own", model))
+        parts.append(clinical.reading(test, "this silo's own test records", wanted))
     parts += [_disclosed(report), _privacy(report), _records(report), _hashes(report)]
     title = f"{report.silo}: its own report"
     return layout.page(title, "Tightframe report of a silo, private to it", *parts)

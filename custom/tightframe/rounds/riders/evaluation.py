@@ -32,6 +32,7 @@ from tightframe.phases import (
     taken_out,
 )
 from tightframe.results.evaluation import Evaluation, FoldMetrics, OneAnswer
+from tightframe.rounds.riders import score_reading
 from tightframe.rounds.riders.class_rules import MIN_HOLDERS
 
 if TYPE_CHECKING:
@@ -184,11 +185,16 @@ def count(
     return totals
 
 
-def summarise(totals: Totals, class_names: tuple[str, ...]) -> Evaluation:
+def summarise(totals: Totals, class_names: tuple[str, ...], *, copies: int = 1) -> Evaluation:
     """Compute the metrics of each fold from the totals over all silos.
 
     Undefined values (a class without records) are None. ``auroc`` and ``average_precision`` are macro
     means over the classes present, from score histograms.
+
+    Args:
+        totals: the fields of ``schema``.
+        class_names: names of the C classes.
+        copies: how often each test record is counted, where silos share them.
     """
     folds = {
         fold: _fold_metrics(
@@ -196,6 +202,7 @@ def summarise(totals: Totals, class_names: tuple[str, ...]) -> Evaluation:
             np.rint(totals[f"evaluation/{fold}/scores"]).astype(np.int64),
             float(totals[f"evaluation/{fold}/loss"]),
             class_names,
+            copies if fold == "test" else None,
         )
         for fold in FOLDS
     }
@@ -213,7 +220,11 @@ def local_metrics(tensors: Tensors, class_names: tuple[str, ...]) -> Evaluation:
 
 
 def _fold_metrics(
-    confusion: NDArray[np.int64], scores: NDArray[np.int64], loss: float, class_names: tuple[str, ...]
+    confusion: NDArray[np.int64],
+    scores: NDArray[np.int64],
+    loss: float,
+    class_names: tuple[str, ...],
+    copies: int | None,
 ) -> FoldMetrics:
     records = int(confusion.sum())
     if records == 0:
@@ -230,6 +241,7 @@ def _fold_metrics(
         confusion=confusion.tolist(),
         auroc=_number(metrics.macro_mean(metrics.auroc(scores))),
         average_precision=_number(metrics.macro_mean(metrics.average_precision(scores))),
+        **({} if copies is None else score_reading.reading(scores, class_names, copies=copies)),
     )
 
 

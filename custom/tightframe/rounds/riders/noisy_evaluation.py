@@ -10,13 +10,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tightframe.metrics import NEARLY_ALL
+from tightframe.metrics import NEARLY_ALL, noise_intervals
+from tightframe.metrics.clinical import COUNT_FLOOR, DEVIATIONS
 from tightframe.phases import Tensors, Totals
 from tightframe.privacy.releases import evaluation_totals
 from tightframe.privacy.releases.evaluation_totals import EvaluationConfig
 from tightframe.results.evaluation import Evaluation, FoldMetrics, OneAnswer
 from tightframe.rounds.privacy_plan import PrivacyPlan
-from tightframe.rounds.riders import evaluation, noise_intervals
+from tightframe.rounds.riders import evaluation, score_reading
 from tightframe.rounds.riders.evaluation import FOLDS
 
 if TYPE_CHECKING:
@@ -67,10 +68,6 @@ def with_noise(counted: Tensors, config: EvaluationConfig, honest: int) -> dict[
     return made
 
 
-COUNT_FLOOR = 20.0
-"""A class with fewer noisy records is too small for a metric."""
-DEVIATIONS = 3.0
-"""Neither is a metric computed from a count below this many standard deviations of its own noise."""
 CERTAIN_SHARE = 0.9
 """Share of records, at its lower limit, from which on a model certainly gives one answer."""
 
@@ -96,7 +93,7 @@ def summarise(
         }
         confusion = units["confusion"] / config.confusion_units
         scores = units["scores"] / config.score_units
-        read[fold] = _fold(confusion, scores, class_names, cell, bin_deviation)
+        read[fold] = _fold(confusion, scores, class_names, cell, bin_deviation, readable=fold == "test")
     return Evaluation(validation=read["validation"], test=read["test"])
 
 
@@ -106,6 +103,7 @@ def _fold(
     class_names: Sequence[str],
     cell: float,
     bin_deviation: float,
+    readable: bool = True,
 ) -> FoldMetrics:
     """Compute the metrics of one fold.
 
@@ -120,6 +118,7 @@ def _fold(
     classes, row, hits = len(class_names), confusion.sum(1), np.diagonal(confusion)
     floor = max(COUNT_FLOOR, DEVIATIONS * cell * math.sqrt(classes))
     total, right = float(confusion.sum()), float(np.trace(confusion))
+    records = _records(total, cell * classes)
     known = total >= max(COUNT_FLOOR, DEVIATIONS * cell * classes)
     return FoldMetrics(
         noisy=True,
@@ -127,7 +126,7 @@ def _fold(
         level=noise_intervals.LEVEL,
         class_floor=floor,
         records=max(0, round(total)),
-        records_interval=_records(total, cell * classes),
+        records_interval=records,
         loss=None,
         accuracy=float(np.clip(right / total, 0.0, 1.0)) if known else None,
         accuracy_interval=_accuracy(right, total, cell, classes) if known else None,
@@ -142,6 +141,11 @@ def _fold(
         **_areas(confusion, scores, cell, bin_deviation),
         average_precision=None,
         one_answer=_one_answer(confusion, class_names, cell) if known else None,
+        **(
+            score_reading.reading(scores, class_names, deviation=bin_deviation, records=records)
+            if readable
+            else {}
+        ),
     )
 
 

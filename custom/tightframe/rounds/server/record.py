@@ -242,7 +242,7 @@ class RunRecord:
             place = max(i for i, item in enumerate(self.rows) if item.makes_model)
             by = [site for site in row.silos if not self._untold(site, "test")]
             before = self.rows[place].model_copy(
-                update={"evaluation": self._summarised(counted, row), "evaluated_by": by}
+                update={"evaluation": self._summarised(counted, row, by), "evaluated_by": by}
             )
             self.rows[place] = before
             self._remember_best(before, received)
@@ -252,11 +252,17 @@ class RunRecord:
         self._log.info("%s", round_line(row, self.job.rounds, self.job.roster, before))
         return row
 
-    def _summarised(self, counted: Totals, row: Row) -> Evaluation:
-        """Return metrics of an exchange's totals, which may be noisy."""
+    @property
+    def _test_shared(self) -> bool:
+        """Check whether all silos test on the same records."""
+        return getattr(self._asked, "test", None) == "global"
+
+    def _summarised(self, counted: Totals, row: Row, by: Sequence[str]) -> Evaluation:
+        """Return metrics of an exchange's totals, which may be noisy; ``by`` are the silos that counted."""
         names = self._dataset.class_names
         if self.privacy is None or self.privacy.evaluation is None:
-            return evaluation.summarise(counted, names)
+            copies = max(1, len(by)) if self._test_shared else 1
+            return evaluation.summarise(counted, names, copies=copies)
         honest = honest_silos(self.job, len(self.weights))
         config = self.privacy.evaluation.config
         return noisy_evaluation.summarise(counted, config, names, silos=len(row.silos), honest=honest)
@@ -356,7 +362,7 @@ class RunRecord:
             notes=self.notes(),
             evaluation=final.evaluation if final else None,
             evaluated_by=final.evaluated_by if final else [],
-            test_shared=getattr(self._asked, "test", None) == "global",
+            test_shared=self._test_shared,
             one_sum=self._one_sum(),
             own_models=self._method.own_model is not None,
             personal=self.personal,

@@ -33,7 +33,13 @@ SEED = 20_260_101
 """Seed of the draws for areas under curves: fixed, so that the same totals have the same interval."""
 
 
-def share(part: Floats, rest: Floats, part_noise: float, rest_noise: float) -> tuple[Floats, Floats]:
+def share(
+    part: Floats,
+    rest: Floats,
+    part_noise: Floats | float,
+    rest_noise: Floats | float,
+    normal: float = NORMAL,
+) -> tuple[Floats, Floats]:
     """Compute Fieller's limits of ``part / (part + rest)``, of any shape, not clipped to [0, 1].
 
     Args:
@@ -41,6 +47,7 @@ def share(part: Floats, rest: Floats, part_noise: float, rest_noise: float) -> t
         rest: noisy counts of the same shape.
         part_noise: standard deviation of the noise in ``part``.
         rest_noise: standard deviation of the noise in ``rest``.
+        normal: two-sided quantile of the normal distribution for the level wanted.
 
     Returns:
         Lower and upper limits; minus and plus infinity where the noise is too large to bound the share.
@@ -50,7 +57,7 @@ def share(part: Floats, rest: Floats, part_noise: float, rest_noise: float) -> t
     [0.469, 0.531]
     """
     total = part + rest
-    own, other = (NORMAL * part_noise) ** 2, (NORMAL * rest_noise) ** 2
+    own, other = (normal * part_noise) ** 2, (normal * rest_noise) ** 2
     # total^2 r^2 - 2 part total r + part^2 <= own (1 - r)^2 + other r^2
     square, linear, constant = total**2 - own - other, part * total - own, part**2 - own
     bounded = (square > 0) & (total > 0)

@@ -1,0 +1,277 @@
+"""Several runs held against each other: what their jobs differ in, their last values, paired differences."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tightframe.metrics import clinical, noise_intervals
+from tightframe.report.reading import ServerResults, only_run, read
+from tightframe.results.evaluation import FoldMetrics
+from tightframe.results.files import ResultsError
+from tightframe.results.rows import Row, last_spent
+from tightframe.results.words import dotted
+
+MEASURES = ("balanced_accuracy", "accuracy", "auroc", "average_precision")
+_NOT_THE_ARM = ("job_name", "seed")
+"""Values of a job in which repeats of the same setting differ."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run.
+
+    Attributes:
+        name: by which the comparison calls it.
+        folder: of its results.
+        found: the results.
+        last: the line of ``metrics.jsonl`` with the last model that was evaluated; None without one.
+        values: of the job, defaults included, by dotted keys.
+    """
+
+    name: str
+    folder: Path
+    found: ServerResults
+    last: Row | None
+    values: dict[str, Any]
+
+    @property
+    def test(self) -> FoldMetrics | None:
+        """Metrics of the last model on the test records."""
+        evaluation = self.found.outcome.evaluation
+        return None if evaluation is None else evaluation.test
+
+    @property
+    def seed(self) -> Any:
+        """The job's seed."""
+        return self.values.get("seed")
+
+    @property
+    def arm(self) -> tuple[tuple[str, str], ...]:
+        """What the run has in common with its repeats: the job without name and seed."""
+        return tuple(
+            sorted((key, repr(value)) for key, value in self.values.items() if key not in _NOT_THE_ARM)
+        )
+
+    @property
+    def epsilon(self) -> str:
+        """What the job promises, and what silos told last of what it has cost."""
+        privacy = self.found.outcome.privacy
+        if privacy is None:
+            return "none"
+        spent = last_spent(self.found.rows)
+        told = "" if spent is None or spent.range is None else f", spent up to {spent.range[1]:g}"
+        return f"{privacy.get('epsilon', '?')} promised{told}"
+
+    def interval(self, measure: str) -> tuple[float, float] | None:
+        """Return the 95 % limits of a measure: of its noise, or of few test records where they are known.
+
+        Accuracy has Wilson's limits, balanced accuracy those of the mean of the classes' (MOVER); areas have
+        none without noise.
+        """
+        test = self.test
+        if test is None or getattr(test, measure) is None:
+            return None
+        if test.noisy:
+            found: tuple[float, float] | None = getattr(test, f"{measure}_interval", None)
+            return found
+        outcome = self.found.outcome
+        copies = max(1, len(outcome.evaluated_by)) if outcome.test_shared else 1
+        if measure == "accuracy" and test.accuracy is not None and test.records:
+            share = clinical.wilson(test.accuracy * test.records / copies, test.records / copies)
+            return share.low, share.high
+        if measure != "balanced_accuracy":
+            return None
+        shares = [
+            clinical.wilson(recall * test.class_records[name] / copies, test.class_records[name] / copies)
+            for name, recall in test.recall.items()
+            if recall is not None and test.class_records.get(name)
+        ]
+        value, low, high = (
+            np.array([getattr(item, end) for item in shares]) for end in ("value", "low", "high")
+        )
+        return noise_intervals.cut(*noise_intervals.mean(value, low, high)) if shares else None
+
+
+@dataclass(frozen=True)
+class Paired:
+    """Differences of two settings, seed by seed.
+
+    Attributes:
+        names: of the runs of the setting, and of those that they are held against.
+        seeds: in common.
+        differences: in balanced accuracy, one a seed.
+        mean: of the differences.
+        limits: of the mean at 95 %, by Student's t over seeds.
+    """
+
+    names: tuple[str, ...]
+    base: tuple[str, ...]
+    seeds: tuple[Any, ...]
+    differences: tuple[float, ...]
+    mean: float
+    limits: tuple[float, float]
+
+
+def read_runs(folders: Sequence[Path]) -> list[Run]:
+    """Read the runs that are to be compared.
+
+    Raises:
+        ResultsError: TF-801, TF-802 (see ``reading.read``); TF-804 if one is a silo's, a run is named twice,
+            or runs are of different data or classes.
+    """
+    runs: list[Run] = []
+    for folder in map(only_run, folders):
+        found = read(folder)
+        if not isinstance(found, ServerResults):
+            raise ResultsError(
+                f"Expected results of a run's server, but {folder} has a silo's own.", code="TF-804"
+            )
+        if any(folder.resolve() == run.folder.resolve() for run in runs):
+            raise ResultsError(f"Expected each run once, but {folder} is named twice.", code="TF-804")
+        outcome = found.outcome
+        last = next((row for row in reversed(found.rows) if row.evaluation is not None), None)
+        values = dict(dotted(outcome.effective or outcome.job))
+        runs.append(Run(outcome.job_name, folder, found, last, values))
+    for run in runs[1:]:
+        _check_alike(runs[0], run)
+    names = [run.name for run in runs]
+    return [
+        run
+        if names.count(run.name) == 1
+        else Run(f"{run.name} ({number})", run.folder, run.found, run.last, run.values)
+        for number, run in enumerate(runs, 1)
+    ]
+
+
+def _check_alike(first: Run, other: Run) -> None:
+    def differs(what: str, one: Any, two: Any) -> ResultsError:
+        return ResultsError(
+            f"Expected runs of the same {what}, but {first.folder} has {one} and {other.folder} has {two}.",
+            code="TF-804",
+        )
+
+    if first.found.outcome.job.get("dataset") != other.found.outcome.job.get("dataset"):
+        raise differs("data set", *(run.found.outcome.job.get("dataset") for run in (first, other)))
+    if first.found.outcome.synthetic != other.found.outcome.synthetic:
+        raise differs(
+            "kind of records (synthetic: true or false)",
+            first.found.outcome.synthetic,
+            other.found.outcome.synthetic,
+        )
+    one, two = first.test, other.test
+    if one is None or two is None:
+        return
+    if list(one.recall) != list(two.recall):
+        raise differs("classes", ", ".join(one.recall) or "none", ", ".join(two.recall) or "none")
+    if not one.noisy and not two.noisy and one.class_records != two.class_records:
+        raise differs("test records by class", one.class_records, two.class_records)
+
+
+def differing(runs: Sequence[Run]) -> dict[str, list[Any]]:
+    """Return the values in which the jobs differ: key -> one value a run, None where it has no such key."""
+    keys = sorted({key for run in runs for key in run.values})
+    found = {key: [run.values.get(key) for run in runs] for key in keys}
+    return {key: values for key, values in found.items() if any(value != values[0] for value in values)}
+
+
+def paired(runs: Sequence[Run]) -> list[Paired]:
+    """Hold each setting that repeats with other seeds against the first run's, over the seeds in common."""
+    arms: dict[Any, dict[Any, Run]] = {}
+    for run in runs:
+        arms.setdefault(run.arm, {}).setdefault(run.seed, run)
+    base, *others = arms.values()
+    found = []
+    for arm in others:
+        pairs = [
+            (seed, run, base[seed])
+            for seed, run in arm.items()
+            if seed in base and None not in (_score(run), _score(base[seed]))
+        ]
+        if len(pairs) < 2:
+            continue
+        differences = [(_score(run) or 0.0) - (_score(of) or 0.0) for _, run, of in pairs]
+        mean = statistics.fmean(differences)
+        half = t_quantile(len(pairs) - 1) * statistics.stdev(differences) / math.sqrt(len(pairs))
+        found.append(
+            Paired(
+                tuple(run.name for _, run, _ in pairs),
+                tuple(of.name for _, _, of in pairs),
+                tuple(seed for seed, _, _ in pairs),
+                tuple(differences),
+                mean,
+                (mean - half, mean + half),
+            )
+        )
+    return found
+
+
+def _score(run: Run) -> float | None:
+    return None if run.test is None else run.test.balanced_accuracy
+
+
+def t_quantile(freedom: int, level: float = 0.95) -> float:
+    """Return the two-sided quantile of Student's t distribution with whole degrees of freedom.
+
+    By bisection of its closed form (Abramowitz and Stegun, 26.7.3 and 26.7.4).
+
+    >>> round(t_quantile(1), 3), round(t_quantile(9), 3)
+    (12.706, 2.262)
+    """
+
+    def within(t: float) -> float:
+        angle = math.atan(t / math.sqrt(freedom))
+        cosine, term, total = math.cos(angle), 1.0, 0.0
+        if freedom % 2 == 0:
+            for k in range(freedom // 2):
+                total += term
+                term *= cosine**2 * (2 * k + 1) / (2 * k + 2)
+            return math.sin(angle) * total
+        for k in range((freedom - 1) // 2):
+            total += term * cosine
+            term *= cosine**2 * (2 * k + 2) / (2 * k + 3)
+        return 2 / math.pi * (angle + math.sin(angle) * total)
+
+    low, high = 0.0, 1e6
+    for _ in range(200):
+        middle = (low + high) / 2
+        low, high = (middle, high) if within(middle) < level else (low, middle)
+    return high
+
+
+def as_json(runs: Sequence[Run]) -> dict[str, Any]:
+    """Return the comparison as plain values."""
+    return {
+        "format": 1,
+        "runs": [
+            {
+                "name": run.name,
+                "folder": str(run.folder),
+                "ended": run.found.outcome.ended,
+                "rounds_done": run.found.outcome.rounds_done,
+                "noisy": run.test is not None and run.test.noisy,
+                "epsilon": run.epsilon,
+                **{name: None if run.test is None else getattr(run.test, name) for name in MEASURES},
+                **{f"{name}_interval": run.interval(name) for name in MEASURES},
+            }
+            for run in runs
+        ],
+        "differing": differing(runs),
+        "paired_differences": [
+            {
+                "runs": item.names,
+                "against": item.base,
+                "seeds": item.seeds,
+                "differences": item.differences,
+                "mean": item.mean,
+                "interval": item.limits,
+            }
+            for item in paired(runs)
+        ],
+    }

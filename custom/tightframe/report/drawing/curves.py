@@ -1,0 +1,99 @@
+"""Curves over shares: a calibration curve with its bins, and a decision curve."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from tightframe.report.drawing.frame import (
+    label,
+    legend,
+    line,
+    marker,
+    number,
+    said,
+    svg,
+    ticks,
+    widest,
+)
+from tightframe.report.drawing.markup import Markup, Part, tag
+from tightframe.report.drawing.plots import WIDTH, Series
+
+_HEIGHT, _TOP, _BOTTOM, _RIGHT = 290.0, 36.0, 44.0, 16.0
+Bin = tuple[float, float, float, float, float]
+"""Of a calibration curve: least and largest score, share of positives, and the limits of the share."""
+Place = Callable[[float], float]
+
+
+def calibration(title: str, bins: Sequence[Bin]) -> Markup:
+    """Draw the share of positives in each bin, as wide as the bin, with its interval; dashed: what is said.
+
+    Args:
+        title: what is shown.
+        bins: those that have records.
+    """
+    at_x, at_y, parts = _axes(0.0, 1.0, 0.0, 1.0, "score of the model", "share of the class")
+    parts.append(line(at_x(0), at_y(0), at_x(1), at_y(1), "l s2"))
+    for low, high, share, least, most in bins:
+        middle = (low + high) / 2
+        told = f"scores {low:.3g} to {high:.3g}: share {share:.3f} [{least:.3f}, {most:.3f}]"
+        parts += [
+            line(at_x(middle), at_y(least), at_x(middle), at_y(most), "grid ink"),
+            line(at_x(low), at_y(share), at_x(high), at_y(share), "l s0"),
+            marker(at_x(middle), at_y(share), 0, told),
+        ]
+    parts.append(legend([("share among the records, with interval", 0), ("as the score says", 2)], 44, 16))
+    words = f"Calibration curve of {len(bins)} bins. The dashed line is a model whose scores are shares."
+    return svg(WIDTH, _HEIGHT, title, words, *parts)
+
+
+def decision(title: str, thresholds: Sequence[float], series: Sequence[Series]) -> Markup:
+    """Draw net benefit over the threshold; what falls below the picture is left out.
+
+    Args:
+        title: what is shown.
+        thresholds: rising, in [0, 1).
+        series: lines over them.
+    """
+    top = max((item for of in series for item in of.values if item is not None), default=0.0)
+    high = max(top, 0.01)
+    at_x, at_y, parts = _axes(0.0, 1.0, -0.25 * high, high, "threshold of the score", "net benefit")
+    parts.append(line(at_x(0), at_y(0), at_x(1), at_y(0), "grid ink"))
+    for item in series:
+        pieces: list[list[str]] = [[]]
+        for x, value in zip(thresholds, item.values, strict=True):
+            if value is None or value < -0.25 * high:
+                pieces.append([])
+            else:
+                pieces[-1].append(f"{number(at_x(x))},{number(at_y(value))}")
+        parts += [
+            tag("polyline", points=" ".join(piece), class_=f"l s{item.kind}")
+            for piece in pieces
+            if len(piece) > 1
+        ]
+    parts.append(legend([(item.name, item.kind) for item in series], 44, 16))
+    words = f"Net benefit of {', '.join(item.name for item in series)}, over thresholds from 0 to 1."
+    return svg(WIDTH, _HEIGHT, title, words, *parts)
+
+
+def _axes(
+    x_low: float, x_high: float, y_low: float, y_high: float, x_name: str, y_name: str
+) -> tuple[Place, Place, list[Part]]:
+    marks = ticks(y_low, y_high, 5)
+    left = 14 + widest([said(mark) for mark in marks])
+
+    def at_x(x: float) -> float:
+        return left + 8 + (WIDTH - left - _RIGHT - 16) * (x - x_low) / (x_high - x_low)
+
+    def at_y(y: float) -> float:
+        return _HEIGHT - _BOTTOM - (_HEIGHT - _TOP - _BOTTOM) * (y - marks[0]) / (marks[-1] - marks[0])
+
+    parts: list[Part] = []
+    for mark in marks:
+        parts.append(line(left, at_y(mark), WIDTH - _RIGHT, at_y(mark), "grid"))
+        parts.append(label(left - 6, at_y(mark) + 4, said(mark), anchor="end"))
+    for mark in ticks(x_low, x_high, 10):
+        parts.append(label(at_x(mark), _HEIGHT - _BOTTOM + 18, said(mark), anchor="middle"))
+    parts.append(
+        label((left + WIDTH - _RIGHT) / 2, _HEIGHT - 6, f"{x_name} (upwards: {y_name})", anchor="middle")
+    )
+    return at_x, at_y, parts

@@ -1,0 +1,138 @@
+"""The page of a comparison: curves over rounds, last values, paired differences, what the jobs differ in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tightframe.report.comparing import MEASURES, Run, differing, paired
+from tightframe.report.drawing import forest, layout, plots
+from tightframe.report.drawing.frame import SERIES, short
+from tightframe.report.drawing.markup import Markup, Part, figure, section, table, tag
+from tightframe.report.drawing.plots import Series
+from tightframe.report.pages.results import MISSING
+from tightframe.results.words import shown, with_interval
+
+
+def page(runs: Sequence[Run]) -> str:
+    """Return the whole page."""
+    parts: list[Part] = []
+    if runs[0].found.outcome.synthetic:
+        parts.append(
+            layout.notice("warn", "Synthetic records: the numbers say nothing about medicine or a method.")
+        )
+    parts += [_last(runs), _curves(runs), _paired(runs), _differing(runs)]
+    return layout.page(f"{len(runs)} runs", "Tightframe comparison of runs", *parts)
+
+
+def measured(run: Run, name: str) -> Part:
+    """Return a measure of a run's last model, with its interval where there is one."""
+    found = None if run.test is None else getattr(run.test, name)
+    return MISSING if found is None else with_interval(found, run.interval(name))
+
+
+def _last(runs: Sequence[Run]) -> Markup:
+    rows: list[list[Part]] = [
+        [
+            run.name,
+            run.found.outcome.ended,
+            *(measured(run, name) for name in MEASURES),
+            run.epsilon,
+            f"{run.found.outcome.rounds_done} of {run.found.outcome.rounds}",
+        ]
+        for run in runs
+    ]
+    head = [
+        "run",
+        "ended",
+        "balanced accuracy",
+        "accuracy",
+        "AUROC",
+        "average precision",
+        "epsilon",
+        "rounds",
+    ]
+    return section(
+        "Last models, on the test records",
+        table(head, rows),
+        tag(
+            "p",
+            "Brackets are at 95 %: for few test records where counts are exact (Wilson; of their mean, "
+            "MOVER), else for the noise alone. Runs on the same test records are not independent: that "
+            "intervals overlap does not say that there is no difference.",
+        ),
+    )
+
+
+def _curves(runs: Sequence[Run]) -> Markup:
+    xs = sorted({row.round for run in runs for row in run.found.rows if row.test is not None})
+    pictures: list[Part] = []
+    # As many lines in one picture as the style can tell apart.
+    for start in range(0, len(runs), SERIES):
+        chosen = runs[start : start + SERIES]
+        series = []
+        for kind, run in enumerate(chosen):
+            found = {row.round: row.test.balanced_accuracy for row in run.found.rows if row.test is not None}
+            series.append(Series(short(run.name, 18), [found.get(x) for x in xs], kind))
+        title = "Balanced accuracy by round" + (f", from run {start + 1}" if start else "")
+        pictures.append(
+            figure(
+                plots.lines(title, xs, series, x_name="round", low=0.0, high=1.0),
+                "Balanced accuracy on the test records of each round's model.",
+            )
+        )
+    return section("Course of training", *(pictures if xs else [tag("p", "No round was evaluated.")]))
+
+
+def _paired(runs: Sequence[Run]) -> Markup:
+    title, found = "Paired differences", paired(runs)
+    if not found:
+        return section(
+            title, tag("p", "None: no two settings have two or more seeds in common. One seed says little.")
+        )
+    rows = [(" / ".join(item.names), item.mean, item.limits, item.differences) for item in found]
+    body: list[list[Part]] = [
+        [
+            name,
+            " / ".join(item.base),
+            ", ".join(map(str, item.seeds)),
+            ", ".join(f"{value:+.3f}" for value in item.differences),
+            f"{item.mean:+.3f} [{item.limits[0]:+.3f}, {item.limits[1]:+.3f}]",
+        ]
+        for (name, *_), item in zip(rows, found, strict=True)
+    ]
+    return section(
+        title,
+        figure(
+            forest.forest("Paired differences", rows, "difference in balanced accuracy, seed by seed"),
+            "Each setting less that of the first run: hollow marks are single seeds, the filled one "
+            "their mean with its 95 % interval (Student's t over seeds).",
+        ),
+        table(["runs", "against", "seeds", "differences", "mean"], body),
+    )
+
+
+def _differing(runs: Sequence[Run]) -> Markup:
+    found = differing(runs)
+    if not found:
+        return section("What the jobs differ in", tag("p", "Nothing."))
+    rows: list[list[Part]] = [
+        [key, *("-" if value is None else str(value) for value in values)] for key, values in found.items()
+    ]
+    return section("What the jobs differ in", table(["value", *(run.name for run in runs)], rows))
+
+
+def lines(runs: Sequence[Run]) -> list[list[str]]:
+    """Return the table for a terminal: a row a run, then one a paired difference."""
+    return [
+        [
+            run.name,
+            *(
+                "-" if run.test is None else with_interval(getattr(run.test, name), run.interval(name))
+                for name in MEASURES[:1]
+            ),
+            "-" if run.test is None else shown(run.test.auroc),
+            run.epsilon,
+            run.found.outcome.ended,
+        ]
+        for run in runs
+    ]
