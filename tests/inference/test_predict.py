@@ -13,6 +13,7 @@ import torch
 from PIL import Image
 from pydicom.dataset import FileDataset, FileMetaDataset
 from pydicom.uid import ExplicitVRLittleEndian, JPEG2000Lossless, SecondaryCaptureImageStorage, generate_uid
+from tests.support import tables
 from typer.testing import CliRunner
 
 import tightframe
@@ -346,3 +347,25 @@ def test_dicom_is_judged_like_the_same_picture(digits: Path, isic: Path, tmp_pat
     found = inputs.find(model, [tmp_path / "colour.dcm"])
     assert not list(found.records()) and "Expected a grey picture, but got colours" in str(found.problems[0])
     rows_of(tightframe.load_model(isic), [tmp_path / "IM0001", tmp_path / "colour.dcm"])
+
+
+def test_a_row_of_an_own_table_is_judged_as_the_contract_says(tmp_path: Path) -> None:
+    """The records of the site's reader are the oracle; a row that breaks the contract is listed."""
+    run = {"dataset": "table", "dataset_options": {"contract": tables.contract()}}
+    network = {"model": "mlp", "model_options": {"widths": [8]}}
+    federation.run("fedavg", NAMES, 1, folder=tmp_path / "run", **PLAIN, **run, **network)
+    model = tightframe.load_model(tmp_path / "run" / "server")
+    path = tmp_path / "ward.csv"
+    tables.write(path, tables.ward_rows())
+    spec = data.get("table")
+    opened = spec.open(tables.site(path), tables.options(tables.contract()))
+    records: Any = opened.records("train")
+    with path.open("a") as stream:
+        stream.write(",".join(["?"] * len(rows(path)[0])) + "\n")
+    done = predict(tmp_path / "run" / "server", path, "-o", tmp_path / "out.csv")
+    assert done.exit_code == 1 and done.output.count("TF-824") == 1, done.output
+    found = probabilities(rows(tmp_path / "out.csv"), model)
+    expected = model.predict_proba(torch.stack([records[place][0] for place in range(len(records))]))
+    nearest = np.abs(np.asarray(expected)[:, None] - found[None]).max(axis=2).min(axis=1)
+    assert len(found) == len(tables.ward_rows()) and nearest.max() < 1e-6
+    assert len(np.unique(found[:, 0])) > 3, "rows are told apart"

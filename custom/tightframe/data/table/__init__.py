@@ -161,6 +161,7 @@ SPECS = {
         open=deferred("tightframe.data.table.silo", "open_site"),
         twin=deferred("tightframe.data.table.twin", "open_twin"),
         num_centers=0,
+        form=deferred("tightframe.data.table.encoding", "form"),
         by_options=_of,
     ),
 }

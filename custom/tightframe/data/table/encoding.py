@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tightframe.data.contract import FOLD_CODES, Column, Contract
+from tightframe.data.forms import TableForm, named_columns
 from tightframe.data.table import TableSite, Unit
 from tightframe.data.table.findings import Finding
 from tightframe.data.table.rows import Cells, Rows
@@ -21,6 +25,9 @@ BOOLEANS: Mapping[str, float] = {
 }
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,3})?")
 _MISSING = "no value, which the contract refuses"
+
+_AS_IT_IS = TableSite(file=Path("/table.csv"))
+"""An entry that maps nothing."""
 
 Faults = dict[str, list[int]]
 """Rule in words -> places of the rows that break it."""
@@ -129,11 +136,9 @@ def encode(rows: Rows, contract: Contract, site: TableSite) -> Encoded:
             broken[places] = True
             found.append(Finding(column, rule, tuple(numbers[places].tolist())))
 
-    parts = []
-    for column in contract.columns:
-        values, faults = _column(rows.cells[column.column], column, site)
-        parts.append(values.astype(np.float32))
-        note(column.column, faults)
+    features, of_columns = _features(rows.cells, count, contract, site)
+    for name, faults in of_columns.items():
+        note(name, faults)
     label = contract.label
     classes = {item.code: float(place) for place, item in enumerate(label.classes)}
     labels, faults = _codes(rows.cells[label.column], classes, site.codes.get(label.column, {}), "class")
@@ -150,7 +155,7 @@ def encode(rows: Rows, contract: Contract, site: TableSite) -> Encoded:
             named[role], faults = _names(rows.cells[column_of_role], once=role == "record")
             note(column_of_role, faults)
     return Encoded(
-        features=np.concatenate(parts, axis=1) if parts else np.zeros((count, 0), np.float32),
+        features=features,
         labels=labels.astype(np.int64),
         folds=None if folds is None else folds.astype(np.int64),
         records=named.get("record"),
@@ -160,6 +165,33 @@ def encode(rows: Rows, contract: Contract, site: TableSite) -> Encoded:
         numbers=numbers,
         where=rows.where,
     )
+
+
+def _features(
+    cells: Mapping[str, Cells], count: int, contract: Contract, site: TableSite
+) -> tuple[NDArray[np.float32], dict[str, Faults]]:
+    """Return the values of rows, (n, D), and the faults of each column."""
+    parts, found = [np.zeros((count, 0), np.float32)], {}
+    for column in contract.columns:
+        values, found[column.column] = _column(cells[column.column], column, site)
+        parts.append(values.astype(np.float32))
+    return np.concatenate(parts, axis=1), found
+
+
+def form(options: Any) -> TableForm:
+    """Say how a record is made of a row with the contract's own names and codes, for use of a model."""
+    contract: Contract = options.contract
+    names = [column.column for column in contract.columns]
+
+    def encoded(columns: Sequence[str], values: Sequence[str]) -> tuple[NDArray[np.float32], list[str]]:
+        cells: dict[str, Cells] = {
+            column: [value or None] for column, value in zip(columns, values, strict=True)
+        }
+        features, found = _features(cells, 1, contract, _AS_IT_IS)
+        return features[0], [f"{name}: {rule}" for name, faults in found.items() for rule in faults]
+
+    said = f"the columns {', '.join(names)} of the contract ({contract.title})"
+    return TableForm(choose=partial(named_columns, names), encode=encoded, said=said)
 
 
 def _column(cells: Cells, column: Column, site: TableSite) -> tuple[NDArray[np.float64], Faults]:
