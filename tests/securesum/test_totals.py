@@ -971,3 +971,13 @@ def test_an_epoch_follows_one_in_which_no_total_was_told_unless_shares_were_give
     others = names(4)[1:]
     world.reveal(total, others)
     refused_by(world, others, TotalError, lambda site: site.advertise(later))
+
+
+def test_a_silo_gives_no_shares_for_a_smaller_set_that_it_did_not_sign() -> None:
+    """Not even if everybody else signed it, and somebody in its name."""
+    world = ready(5)
+    total = closed(world)
+    fewer = total.receipts[:4]
+    given = tuple(signed_agreement(world, name, fewer) for name in names(4))
+    error = refused(SurvivorsError, world.sites[ONE].reveal, asked(total, receipts=fewer, agreements=given))
+    assert error.expected == "signed by this site"
