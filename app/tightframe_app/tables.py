@@ -93,12 +93,12 @@ def check(contract: _Contract, site_config: _Config, site: _Site = None) -> None
     """
     bad = 0
     agreed = read_contract(contract)
-    for name, entry in entries(site_config, site):
+    tables = entries(site_config, site)
+    for name, entry in tables:
         bad += not _checked(name, agreed, entry)
     if bad:
-        out.print(
-            f"{bad} of the tables cannot take part as they are" if bad > 1 else "it cannot take part so"
-        )
+        of = f"{bad} of {len(tables)} tables" if len(tables) > 1 else "the table"
+        out.print(f"{of} cannot take part so")
         raise typer.Exit(1)
     out.print("no problem was found")
 
@@ -160,18 +160,22 @@ def _checked(name: str, contract: Contract, entry: TableSite) -> bool:
         for state, text in _found(contract, entry):
             good = good and state != "problem"
             style = {"ok": "green", "note": "yellow", "problem": "bold red"}[state]
-            table.add_row(Text(state, style=style), shown(text))
+            table.add_row(Text(state, style=style), _by_line(text))
     except DataError as error:
         good = False
-        table.add_row(Text("problem", style="bold red"), str(error))
+        table.add_row(Text("problem", style="bold red"), _by_line(str(error)))
     console(WIDTH).print(table)
     return good
+
+
+def _by_line(text: str) -> str:
+    return "\n".join(map(shown, text.splitlines()))
 
 
 def _found(contract: Contract, entry: TableSite) -> Iterator[tuple[str, str]]:
     """Yield what is found, each with its state; the last is how many records there are, if any."""
     from tightframe.data.base import FOLDS, class_counts, count_table
-    from tightframe.data.table.encoding import check_mapping, encode, unknown_codes
+    from tightframe.data.table.encoding import check_mapping, encode, other_mark, unknown_codes
     from tightframe.data.table.silo import divided, read
     from tightframe.errors import DataError
 
@@ -184,6 +188,9 @@ def _found(contract: Contract, entry: TableSite) -> Iterator[tuple[str, str]]:
     aside = entry.invalid == "set_aside"
     for finding in encoded.findings:
         yield ("note" if aside else "problem"), f"{finding}{'; set aside' if aside else ''}"
+    if marked := other_mark(rows, contract, entry):
+        mark = "." if entry.decimal == "," else ","
+        yield "note", f"most values of {', '.join(marked)} are numbers with {mark!r}: is that the `decimal`?"
     for column, codes in unknown_codes(rows, contract, entry).items():
         some = ", ".join(repr(code) for code in codes[:20]) + (", ..." if len(codes) > 20 else "")
         yield "note", f"{column}: not in the contract: {some}; map them in `codes`, if they mean what it has"

@@ -134,6 +134,14 @@ def test_init_names_a_broken_file(content: bytes, tmp_path: Path) -> None:
     assert done.exit_code != 0 and "TF-20" in told(done)
 
 
+@pytest.mark.parametrize("name", ["ward", "ward.xlsx", "ward.csv"])
+def test_init_names_what_is_no_table(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).mkdir()
+    for more in ([], ["--label", "a"]):
+        done = typed("data", "init", tmp_path / name, *more, "-o", tmp_path / "c.json")
+        assert done.exit_code != 0 and "TF-20" in told(done)
+
+
 @pytest.fixture
 def agreed(tmp_path: Path) -> Path:
     path = tmp_path / "contract.json"
@@ -167,6 +175,21 @@ def test_check_shows_all_findings_of_all_sites_with_codes_to_map(agreed: Path, t
     config = sites(tmp_path, a={"file": first, "codes": codes, "invalid": "set_aside"})
     done = typed("data", "check", "--contract", agreed, "-s", config)
     assert done.exit_code == 0 and told(done).count("set aside") == 3 and "60 rows" in told(done)
+
+
+def test_check_lists_a_wrong_mapping_line_by_line_and_asks_for_the_decimal_mark(
+    agreed: Path, tmp_path: Path
+) -> None:
+    rows = [[row[0], f"{row[1]},5", *(cell.replace(".", ",") for cell in row[2:])] for row in ward_rows()]
+    entry = {"file": str(write(tmp_path / "a.csv", rows, delimiter=";")), "delimiter": ";"}
+    good = {"file": str(write(tmp_path / "b.csv", ward_rows()))}
+    wrong = {**entry, "codes": {"colour": {"a": "b"}}}
+    done = typed("data", "check", "--contract", agreed, "-s", sites(tmp_path, a=wrong, b=good))
+    assert done.exit_code == 1 and "1 of 2 tables cannot take part so" in told(done)
+    assert "\\n" not in done.output and "`codes`: the contract has no codes" in told(done)
+    assert "most values of age, weight are numbers with ',': is that the `decimal`?" in told(done)
+    done = typed("data", "check", "--contract", agreed, "-s", sites(tmp_path, a={**entry, "decimal": ","}))
+    assert done.exit_code == 0 and "the `decimal`" not in told(done)
 
 
 def test_a_wrong_contract_and_a_site_without_a_table_are_named(agreed: Path, tmp_path: Path) -> None:

@@ -191,6 +191,12 @@ def test_all_that_is_wrong_with_a_header_is_told_at_once(heart: Path, tmp_path: 
         assert word in said
 
 
+def test_a_header_that_another_character_divides_is_told(heart: Path, tmp_path: Path) -> None:
+    table = write_table(tmp_path / "in.csv", [";".join(FEATURES)], [])
+    with pytest.raises(ModelError, match="the header has ';' 12 times: commas divide columns"):
+        inputs.find(tightframe.load_model(heart), [table])
+
+
 @pytest.mark.parametrize(
     ("names", "word"),
     [

@@ -257,8 +257,9 @@ def _print_export(recipe: Recipe, job: JobConfig, preset: str, changes: dict[str
     )
     if what != recipe.title and "job_name" not in changes:
         out.print(f"its results will be named {job.job_name}; --set job_name=NAME gives it another name")
-    out.print(f"run it here:  tightframe simulate {shlex.quote(str(folder))}")
     quoted = shlex.quote(str(folder))
+    out.print(f"run it here:  tightframe simulate {quoted}")
+    out.print("  (on generated records; on the sites' own with --site-config FILE)")
     out.print(f"or at a federation:  tightframe jobs sign {quoted} && nvflare job submit -j {quoted}")
 
 

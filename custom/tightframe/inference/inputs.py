@@ -250,6 +250,12 @@ class TableRows:
             wrong = [*wrong, f"Expected one column {self.name_column!r} that names a row"]
         if wrong:
             wrong.append(f"the model takes {self.form.said}")
+            wrong += [
+                f"the header has {mark!r} {header[0].count(mark)} times: commas divide columns, and numbers "
+                "have a decimal point"
+                for mark in ";\t|"
+                if len(header) == 1 and mark in header[0]
+            ]
         _refuse(wrong)
         self._places = [header.index(name) for name in self._columns]
 

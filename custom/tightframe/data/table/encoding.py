@@ -98,6 +98,18 @@ def _pointed(text: str, decimal: str) -> str:
     return text if decimal == "." else text.replace(".", "x").replace(decimal, ".")
 
 
+def other_mark(rows: Rows, contract: Contract, site: TableSite) -> list[str]:
+    """Return the columns of numbers most of whose values are numbers with the other decimal mark only."""
+    other = "." if site.decimal == "," else ","
+    found = []
+    for item in contract.columns:
+        cells = [cell for cell in rows.cells[item.column] if isinstance(cell, str)]
+        marked = sum(is_number(cell, other) and not is_number(cell, site.decimal) for cell in cells)
+        if item.kind == "number" and marked > len(cells) / 2:
+            found.append(item.column)
+    return found
+
+
 def unknown_codes(rows: Rows, contract: Contract, site: TableSite) -> dict[str, list[str]]:
     """Return each column with codes -> its codes that the contract does not have, for the site's own eyes."""
     booleans = {item.column for item in contract.columns if item.kind == "boolean"}
@@ -190,7 +202,7 @@ def form(options: Any) -> TableForm:
         features, found = _features(cells, 1, contract, _AS_IT_IS)
         return features[0], [f"{name}: {rule}" for name, faults in found.items() for rule in faults]
 
-    said = f"the columns {', '.join(names)} of the contract ({contract.title})"
+    said = f"the columns {', '.join(names)} of the contract ({contract.title}), by its names, codes and units"
     return TableForm(choose=partial(named_columns, names), encode=encoded, said=said)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from tightframe.data.contract import MAX_COLUMNS, Contract
-from tightframe.data.table import TableSite
+from tightframe.data.table import CSV_ENDINGS, PARQUET_ENDINGS, TableSite
 from tightframe.data.table.encoding import BOOLEANS, is_number
 from tightframe.data.table.rows import Cells, read_all, text_header
 from tightframe.errors import DataError
@@ -123,6 +123,10 @@ def candidates(path: Path) -> list[str]:
 def guessed(path: Path) -> dict[str, Any]:
     """Return a site's entry for a file: its delimiter, decimal and encoding, as far as they can be seen."""
     entry: dict[str, Any] = {"file": str(path.absolute())}
+    if not path.name.lower().endswith(CSV_ENDINGS + PARQUET_ENDINGS):
+        known = ", ".join(CSV_ENDINGS + PARQUET_ENDINGS)
+        what = "it is a folder" if path.is_dir() else "its name has another ending"
+        raise DataError(f"Expected a table ({known}) at {path}, but {what}.", code="TF-206")
     if not TableSite.model_validate(entry).is_text:
         return entry
     for encoding in ("utf-8", "cp1252"):
@@ -198,7 +202,10 @@ def _column(name: str, cells: Cells, decimal: str) -> tuple[dict[str, Any] | Non
         return {"column": name, "kind": "category", "vocabulary": levels, **missing}, notes
     number = sum(is_number(cell, decimal) for cell in there)
     if number > len(there) / 2:
-        why = f"{len(there) - number} of {len(there)} values are no numbers; correct them."
+        why = (
+            f"{len(there) - number} of {len(there)} values are no numbers; correct them, or, where they "
+            "stand for no value, leave them empty, and propose again."
+        )
     elif len(set(there)) == len(there):
         why = "every value is another one; if it names the record, give --record, if the patient, --patient."
     else:
