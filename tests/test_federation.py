@@ -346,15 +346,6 @@ def test_a_failing_baseline_costs_nothing_else(tmp_path: Path, monkeypatch: pyte
     assert json.loads((tmp_path / "site-2" / "local_report.json").read_text())["local_only"] is None
 
 
-def test_a_method_that_is_not_the_registered_one_is_refused() -> None:
-    from dataclasses import replace
-
-    from tightframe import methods
-
-    with pytest.raises(JobError, match="registered"):
-        federation.run(replace(methods.get("fedavg"), title="mine"), SILOS, 1, **SMALL)
-
-
 @pytest.mark.whole
 def test_a_silo_that_keeps_its_prototypes_changes_only_them() -> None:
     """Under the class rules the first sum tells who holds which class, and the second has class sums."""

@@ -8,29 +8,34 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import re
 import secrets
 import shutil
 import tempfile
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from tightframe import data as datasets
 from tightframe import methods
 from tightframe.config.job import JobConfig
 from tightframe.config.refusals import BelowPolicyError, in_words
 from tightframe.config.site import SiteEntry
-from tightframe.data.base import SiloData
+from tightframe.data.base import DatasetSpec, SiloData
+from tightframe.data.objects import from_objects, is_opened
 from tightframe.errors import JobError, TightframeError
 from tightframe.models.pretrained import read_weights
 from tightframe.phases import Method
+from tightframe.registry import Named, object_name, offering
 from tightframe.report import writing
 from tightframe.results.files import CHECKPOINT
 from tightframe.results.rows import Row
 from tightframe.rounds.context import STATE, Message, SiloContext
 from tightframe.rounds.server.coordinator import Coordinator, Result
-from tightframe.rounds.setup import JobSetup, prepare, set_threads
+from tightframe.rounds.setup import JobSetup, look_up, options_of, prepare, set_threads
 from tightframe.rounds.silo.session import SiloSession, failure_code
 from tightframe.rounds.sums.plain import Accept, Failed
 from tightframe.rounds.sums.simulated_identity import simulated_anchor, simulated_identity
@@ -72,10 +77,11 @@ class LocalTransport:
 
 def run(
     method: str | Method,
-    silos: Mapping[str, SiloData] | Sequence[str],
+    silos: Mapping[str, SiloData] | Mapping[str, Any] | Sequence[str],
     rounds: int,
     *,
-    dataset: str,
+    dataset: str | None = None,
+    class_names: Sequence[str] | None = None,
     model: str = "small_cnn",
     summation: str = "secure",
     min_sites: int | None = None,
@@ -93,10 +99,12 @@ def run(
         result.state.model                                        # its tensors by name
 
     Args:
-        method: a registered method or its name.
-        silos: name -> records; or names alone, which then get the data set's synthetic twin.
+        method: a registered method's name, or a ``Method``, registered or not.
+        silos: name -> records, opened or as objects: ``(X, y)``, a torch data set, or one for each fold
+            (``data.objects.from_objects``); or names alone, which then get the data set's synthetic twin.
         rounds: training rounds.
-        dataset: a registered data set: class names, input shape, and the twin.
+        dataset: a registered data set: class names, input shape, and the twin. Records as objects need none.
+        class_names: of records as objects without ``dataset``; by default the numbers of their labels.
         model: a registered backbone.
         summation: ``secure`` (three silos or more), or ``plain``.
         min_sites: fewer contributions end the run; all by default.
@@ -110,28 +118,86 @@ def run(
 
     Raises:
         JobError: listing everything that is wrong: values, names and their options together.
+        DataError: TF-206, TF-208, TF-212 or TF-213 for records as objects that do not fit.
         RunError: if fewer than ``min_sites`` silos contribute.
+
+    The job calls objects ``object:NAME:NUMBER``, with a number of its own for each run: no other job has its
+    hash, and no other process takes it or its model (TF-101).
     """
+    own: list[Named] = []
     name = method if isinstance(method, str) else method.name
-    if isinstance(method, Method) and methods.get(name) is not method:
-        raise JobError(
-            [f"Expected a registered method, but {name!r} is another one: add yours to `methods.METHODS`"]
-        )
-    setup = prepare(
-        {
-            "job_name": f"{name}-in-process",
-            "method": name,
-            "dataset": dataset,
-            "model": model,
-            "sites": sorted(silos),
-            "min_sites": len(silos) if min_sites is None else min_sites,
-            "rounds": rounds,
-            "summation": summation,
-            **job_values,
-        }
-    )
+    asked = name
+    if isinstance(method, Method) and not _is_registered(method):
+        own.append(replace(method, name=object_name(name)))
+        asked = own[-1].name
     data = silos if isinstance(silos, Mapping) else None
-    return _run(setup, data, None, folder, None, on_round)
+    if data and not all(map(is_opened, data.values())):
+        spec, data = _records(data, dataset, class_names, job_values)
+        own.append(spec)
+        dataset = spec.name
+    elif class_names is not None:
+        raise JobError(["class_names: Expected them with records as objects only; the data set has its own"])
+    elif dataset is None:
+        raise JobError(["dataset: Expected the name of a data set, or records as objects such as (X, y)"])
+    with offering(own):
+        setup = prepare(
+            {
+                "job_name": f"{re.sub(r'[^A-Za-z0-9._-]+', '-', name)}-in-process",
+                "method": asked,
+                "dataset": dataset,
+                "model": model,
+                "sites": sorted(silos),
+                "min_sites": len(silos) if min_sites is None else min_sites,
+                "rounds": rounds,
+                "summation": summation,
+                **job_values,
+            }
+        )
+        return _run(setup, data, None, folder, None, on_round)
+
+
+def _is_registered(method: Method) -> bool:
+    """Check whether a job that names this method gets this very object."""
+    try:
+        return methods.get(method.name) is method
+    except JobError:
+        return False
+
+
+def _records(
+    silos: Mapping[str, Any],
+    dataset: str | None,
+    class_names: Sequence[str] | None,
+    job_values: dict[str, Any],
+) -> tuple[DatasetSpec, Mapping[str, SiloData]]:
+    """Return the data set of records as objects, which has a registered one's form if that is named.
+
+    Raises:
+        JobError, DataError: see ``run``.
+    """
+    if opened := sorted(site for site, records in silos.items() if is_opened(records)):
+        raise JobError(
+            [f"silos: Expected all records opened or all as objects, but only {opened} are opened"]
+        )
+    problems: list[str] = []
+    options = job_values.pop("dataset_options", {})
+    if dataset is None:
+        if options:
+            raise JobError(["dataset_options: Expected none for records as objects without `dataset`"])
+        return from_objects(silos, object_name("records"), class_names=class_names)
+    if class_names is not None:
+        problems.append("class_names: Expected none with `dataset`, which has its own")
+    spec = look_up(datasets.get, dataset, "dataset", problems)
+    chosen = options_of(spec, "options", {"dataset_options": options}, "dataset_options", problems)
+    if problems or chosen is None:
+        raise JobError(problems or ["dataset_options: Expected a block of keys"])
+    form = spec.of(chosen)
+    return from_objects(
+        silos,
+        object_name(f"records_like_{dataset}"),
+        class_names=form.class_names,
+        input_shape=tuple(form.input_shape(chosen)),
+    )
 
 
 def run_job(

@@ -1,17 +1,27 @@
 """Registry: names of a job to objects, by plain lists and entry points of installed packages.
 
-Only what is installed at a site can be named, and only the entry that is named is imported.
+Only what is installed at a site can be named, and only the entry that is named is imported. A run in one
+process may bring objects of its own (``offering``), which only that run can name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import re
+import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Any, Generic, Protocol, TypeVar
 
 from tightframe.errors import JobError
+
+OBJECT = "object:"
+"""Prefix of the names of a run's own objects, which no list of ours and no package can take."""
+
+_OBJECTS: ContextVar[Mapping[str, Any]] = ContextVar("objects of a run", default={})  # noqa: B039 (never changed)
 
 
 class Named(Protocol):
@@ -57,6 +67,16 @@ def find(own: Sequence[Item | Listed[Item]], name: str, *, group: str, kind: typ
         JobError: if there is none, listing the known names, if two packages offer it, or if an entry is
             of another kind.
     """
+    if name.startswith(OBJECT):
+        if isinstance(found := _OBJECTS.get().get(name), kind):
+            return found
+        raise JobError(
+            [
+                f"Expected {what} that is installed, but {name!r} was an object of the process that ran this "
+                "job: nothing else can run it or use its model; register the object by an entry point of "
+                f"{group} instead"
+            ]
+        )
     for item in own:
         if item.name == name:
             return item.load() if isinstance(item, Listed) else item
@@ -71,6 +91,25 @@ def find(own: Sequence[Item | Listed[Item]], name: str, *, group: str, kind: typ
         return loaded
     known = sorted({item.name for item in own} | {entry.name for entry in offered})
     raise JobError([f"Expected {what} of {known}, but got {name!r}"])
+
+
+def object_name(own: str) -> str:
+    """Return a new name for an object of this process, never given twice: a job with it equals no other.
+
+    Args:
+        own: what the object is called, for people.
+    """
+    return f"{OBJECT}{re.sub(r'[^A-Za-z0-9_-]+', '_', own)}:{secrets.token_hex(4)}"
+
+
+@contextmanager
+def offering(objects: Sequence[Named]) -> Iterator[None]:
+    """Let ``find`` know a run's own objects by their names, in this thread and until the end of the block."""
+    token = _OBJECTS.set({**_OBJECTS.get(), **{item.name: item for item in objects}})
+    try:
+        yield
+    finally:
+        _OBJECTS.reset(token)
 
 
 def deferred(module: str, function: str) -> Callable[..., Any]:

@@ -23,13 +23,13 @@ PLOTTING = importlib.util.find_spec("matplotlib") is not None
 
 @pytest.fixture(scope="module")
 def cells(root: Path) -> list[str]:
-    """The page's cells: training, curves, what is left, own records."""
+    """The page's cells: training, curves, what is left, own records, arrays."""
     text = (root / "docs" / "notebook.md").read_text(encoding="utf-8")
     for long, short in SMALLER.items():
         assert long in text
         text = text.replace(long, short)
     found = re.findall(r"^```python\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
-    assert len(found) == 4
+    assert len(found) == 5
     return found
 
 
@@ -100,3 +100,12 @@ def test_real_records(
     assert outcome.trained
     assert outcome.final().evaluation.test.records == 63 + 101 + 33
     assert "synthetic" not in outcome.data
+
+
+def test_arrays_and_a_method_of_ones_own(cells: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    names: dict[str, Any] = {"tightframe": __import__("tightframe")}
+    exec(cells[4], names)  # noqa: S102 (the page's own code)
+    outcome = names["wine"].outcome
+    assert outcome.trained and outcome.job["method"].startswith("object:mine:")
+    assert float(capsys.readouterr().out) == outcome.final().test.balanced_accuracy
+    assert "SYNTHETIC" not in outcome.data
