@@ -25,7 +25,7 @@ from one_sum_cases import CASES, Case
 
 from tightframe.config.job import JobConfig, parse_job
 from tightframe.privacy.training import portions
-from tightframe_app.jobs.recipes import _set
+from tightframe_app.jobs.recipes import set_value
 
 Changes = Mapping[str, Any]
 
@@ -74,7 +74,7 @@ def job_of(
     if changes.get("method") == "fedsgd":
         values["rounds"], values["method_options"] = FEDSGD_ROUNDS.get(epsilon, 100), {"learning_rate": 1.0}
     for key, value in changes.items():
-        _set(values, key, value)
+        set_value(values, key, value)
     return parse_job(values)
 
 
