@@ -60,4 +60,6 @@ def test_every_listed_data_set_is_there_under_its_name_and_only_what_is_named_is
     )
     environment = {**os.environ, "PYTHONPATH": str(root / "custom")}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
-    assert done.stdout.strip() == "['tightframe.data.base', 'tightframe.data.isic']", done.stderr
+    assert (
+        done.stdout.strip() == "['tightframe.data.base', 'tightframe.data.forms', 'tightframe.data.isic']"
+    ), done.stderr

@@ -116,6 +116,7 @@ def look_and_leave(federation: Federation, name: str, job_id: str, now: dict[str
 def kill(federation: Federation, name: str) -> None:
     """`kill -9` of everything of a site, as where its machine loses its power."""
     process = psutil.Process(federation.processes[name].pid)
+    process.suspend()  # so that it does not tell the server of the death of its job, as it would in between
     for one in [*process.children(recursive=True), process]:
         with contextlib.suppress(psutil.NoSuchProcess):
             one.kill()
