@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -84,3 +87,14 @@ def test_a_broadcast_without_a_proper_offer_is_refused(offer: torch.Tensor | Non
     received = {} if offer is None else {class_rules.OFFERED: offer}
     with pytest.raises(ContributionError, match="TF-403"):
         class_rules.received_offer(received, 4)
+
+
+def test_a_failed_silos_counts_are_under_the_rules_only_where_the_job_has_them() -> None:
+    counts = torch.tensor([9, 4, 0, 7])
+    silo: Any = SimpleNamespace(
+        class_counts=lambda fold, distinct=False: counts, min_class_count=5, offers_prototypes=True
+    )
+    off = class_rules.own_classes(silo, SCHEMA, {})
+    assert off["counts"].tolist() == [9, 4, 0, 7], "as an honest term has them"
+    on = class_rules.own_classes(silo, SCHEMA, {class_rules.OFFERED: torch.ones(4, dtype=torch.uint8)})
+    assert on["counts"].tolist() == [9, 0, 0, 7]

@@ -108,13 +108,14 @@ def own_classes(silo: LocalSilo, schema: Schema, received: Tensors) -> dict[str,
     )
     records = silo.class_counts("train").to(torch.float64)
     told = {item.name: torch.ones_like(records) if item.bound == 1.0 else records for item in mine.fields}
-    offer = received_offer(received, len(counts)) if OFFERED in received else torch.ones_like(counts).bool()
+    ruled = OFFERED in received  # else the job is without class rules, and a term has all classes
+    offer = received_offer(received, len(counts)) if ruled else torch.ones_like(counts).bool()
     own = withhold(
         mine,
         told,
         offer=offer,
         counts=counts,
-        min_count=silo.min_class_count,
+        min_count=silo.min_class_count if ruled else 1,
         active=silo.offers_prototypes,
     )
     return own | ({RECORDS: own[COUNTS].sum()} if RECORDS in schema else {})
