@@ -27,7 +27,7 @@ from tightframe.data.table.tabulated import Layout, tabulate
 from tightframe.errors import JobError, RunError, TightframeError
 from tightframe.results.statistics import Count, TableStatistics
 from tightframe.rounds.context import SiloContext
-from tightframe.rounds.phases import table_statistics
+from tightframe.rounds.phases import table_statistics, table_summary
 from tightframe.rounds.server.coordinator import Coordinator
 from tightframe.rounds.setup import prepare
 from tightframe.rounds.silo.session import SiloSession
@@ -116,6 +116,7 @@ def test_totals_are_those_of_pandas_on_all_records(loose: federation.Result) -> 
     found, classes = told(loose), {"benign": "B", "malignant": "M"}
     assert found.silos == SITES
     seen: set[int] = set()
+    assert found.all_records == Count(value=len(FRAME))
     for title, code in classes.items():
         part = FRAME[FRAME["diagnosis"] == code]
         assert found.records[title] == Count(value=len(part))
@@ -394,6 +395,40 @@ def test_with_privacy_every_number_is_noisy_charged_and_has_limits(tmp_path: Pat
     for site in SITES:
         (charge,) = charges_of(tmp_path / "run", site)
         assert (charge.purpose, charge.event) == ("statistics", plan.statistics.events[0])
+
+
+def test_limits_of_noisy_numbers_hold_as_often_as_they_say(tmp_path: Path) -> None:
+    """Four hundred releases of one table, with numpy's noise in place of ours; each kind of limit apart."""
+    from tightframe.config.site import open_data
+
+    setup = prepare(private())
+    assert setup.layout is not None
+    data: Any = open_data(private(), "site-1", entries(tmp_path, {"site-1": FRAME})["site-1"])
+    exact = {
+        f"statistics/table/{kind}": values / 2**20
+        for kind, values in table_statistics.in_units(tabulate(data, setup.layout)).items()
+    }
+    area = FRAME[FRAME["diagnosis"] == "M"]["area"].dropna()
+    stream, deviation = np.random.default_rng(5), 8.0
+    held: dict[str, list[bool]] = {"records": [], "cells": [], "mean": [], "deviation": [], "quantiles": []}
+    for _ in range(400):
+        noisy = {name: values + stream.normal(0, deviation, values.shape) for name, values in exact.items()}
+        records, columns = table_summary.noisy(noisy, setup.layout, deviation)
+        low, high = records["malignant"].interval or (0, 0)
+        held["records"].append(low <= int((FRAME["diagnosis"] == "M").sum()) <= high)
+        part = columns[1].classes["malignant"]
+        counts, _ = np.histogram(area, bins=columns[1].edges)
+        for one, count in zip(part.counts, counts.tolist(), strict=True):
+            low, high = one.interval or (0, 0)
+            held["cells"].append(low <= count <= high)
+        assert part.moments is not None
+        for name, value in (("mean", area.mean()), ("deviation", area.std())):
+            limits = getattr(part.moments, f"{name}_interval")
+            held[name].append(limits[0] <= value <= limits[1])
+        held["quantiles"].append(
+            all(one.low <= area.quantile(one.share) <= one.high for one in part.quantiles)
+        )
+    assert {name for name, values in held.items() if np.mean(values) < 0.95} == set()
 
 
 def test_noise_is_drawn_after_the_charge_and_not_without_it(

@@ -106,7 +106,7 @@ class TableStatistics(ResultFile):
     Attributes:
         title: of the contract.
         contract: its SHA-256.
-        records: class -> number of records.
+        records: class -> number of records; ``all_records`` of all classes.
         shares: class -> its share of all records (prevalence); empty if not every number is known.
         columns: in the contract's order.
         silos: in the sums.
@@ -126,6 +126,7 @@ class TableStatistics(ResultFile):
     title: str
     contract: str
     records: dict[str, Count]
+    all_records: Count
     shares: dict[str, float] = {}
     columns: list[ColumnStatistics]
     silos: list[str]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from tightframe.report.drawing import plots
 from tightframe.report.drawing.markup import Markup, Part, figure, folded, section, table, tag
 from tightframe.results.statistics import ColumnStatistics, Count, Moments, OfClass, TableStatistics
@@ -43,7 +41,7 @@ def _table_1(found: TableStatistics) -> Markup:
     rows: list[list[Part]] = [
         [
             "records",
-            _all([found.records[name] for name in names]),
+            count_in_words(found.all_records),
             *(_share(found.records[name], found.shares.get(name)) for name in names),
         ]
     ]
@@ -110,13 +108,6 @@ def _series(item: ColumnStatistics) -> dict[str, list[int]]:
 
 def _places(item: ColumnStatistics) -> range:
     return range(len(item.names))
-
-
-def _all(counts: Sequence[Count]) -> str:
-    total = sum(count.value or 0 for count in counts)
-    if all(count.complete or count.interval is not None for count in counts):
-        return str(total)
-    return f"{total} + {WITHHELD}" if total else WITHHELD
 
 
 def _share(count: Count, share: float | None) -> str:

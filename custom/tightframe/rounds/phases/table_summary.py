@@ -22,7 +22,9 @@ SHARES = (0.25, 0.5, 0.75)
 """Of the quantiles."""
 TOO_FEW = 3.0
 """Deviations of the noise that a number of records must be above, for a mean to be told."""
-_JOINT = NormalDist().inv_cdf(1 - (1 - noise_intervals.LEVEL) / 6)
+_MISSED = 2 * (1 - NormalDist().cdf(noise_intervals.NORMAL))
+"""Share of noise outside of limits, see ``noise_intervals.NORMAL``."""
+_JOINT = NormalDist().inv_cdf(1 - _MISSED / 6)
 """Deviations in limits of three numbers that hold together."""
 
 
@@ -213,6 +215,22 @@ def _quantiles(edges: Sequence[float], part: Exact) -> list[Quantile]:
     return made
 
 
+def of_all(records: Mapping[str, Count], deviation: float | None) -> Count:
+    """Return the number of records of all classes.
+
+    Args:
+        records: of each class.
+        deviation: of the noise in each; None where they are exact.
+    """
+    if deviation is not None:
+        return _near(sum(count.value or 0 for count in records.values()), deviation * math.sqrt(len(records)))
+    values = [count.value for count in records.values() if count.value is not None]
+    return Count(
+        value=sum(values) if len(values) == len(records) else None,
+        withheld=max(count.withheld for count in records.values()),
+    )
+
+
 def shares(records: Mapping[str, Count]) -> dict[str, float]:
     """Return each class's share of all records; none if the records of some silos are not counted."""
     total = sum(count.value or 0 for count in records.values())
@@ -234,22 +252,17 @@ def noisy(
     told = {kind: np.asarray(totals[f"{PREFIX}{kind}"], dtype=np.float64) for kind in KINDS}
     titles = layout.contract.label.titles
     records = {title: _near(told["records"][label], deviation) for label, title in enumerate(titles)}
-    columns = []
-    for place in layout.places:
-        cells, moments = told["cells"], told["moments"]
-
-        def of(labels: slice, place: Place = place) -> OfClass:
-            spread = deviation * math.sqrt(len(range(*labels.indices(len(titles)))))
-            own = None if place.number is None else moments[labels, place.number].sum(0)  # noqa: B023
-            return _near_class(layout, place, cells[labels, place.start : place.end].sum(0), own, spread)  # noqa: B023
-
-        columns.append(
-            ColumnStatistics(
-                **_described(layout, place),
-                classes={title: of(slice(label, label + 1)) for label, title in enumerate(titles)},
-                overall=of(slice(None)),
-            )
+    columns = [
+        ColumnStatistics(
+            **_described(layout, place),
+            classes={
+                title: _near_class(layout, place, told, slice(label, label + 1), deviation)
+                for label, title in enumerate(titles)
+            },
+            overall=_near_class(layout, place, told, slice(None), deviation * math.sqrt(len(titles))),
         )
+        for place in layout.places
+    ]
     return records, columns
 
 
@@ -262,31 +275,50 @@ def _near(value: float, deviation: float, deviations: float = noise_intervals.NO
 
 
 def _near_class(
-    layout: Layout,
-    place: Place,
-    counts: NDArray[np.float64],
-    moments: NDArray[np.float64] | None,
-    deviation: float,
+    layout: Layout, place: Place, totals: Mapping[str, NDArray[np.float64]], labels: slice, deviation: float
 ) -> OfClass:
+    """Return a column among the records of some classes.
+
+    How many have a value is told twice: by all records less those without one, and by the bins together. Both
+    are taken, weighed by their noise.
+
+    Args:
+        layout: of the cells.
+        place: of the column.
+        totals: by kind.
+        labels: the classes.
+        deviation: standard deviation of the noise in a number of these records.
+    """
+    counts = totals["cells"][labels, place.start : place.end].sum(0)
     told = [_near(value, deviation) for value in counts.tolist()]
     made = OfClass(counts=told[:-1], missing=told[-1])
-    if moments is None:
+    if place.number is None:
         return made
-    bins = counts[:-1]
+    moments = totals["moments"][labels, place.number].sum(0)
+    bins, less = counts[:-1], float(totals["records"][labels].sum() - counts[-1])
+    number = (len(bins) * less + 2 * float(bins.sum())) / (len(bins) + 2)
+    of_number = deviation * math.sqrt(2 * len(bins) / (len(bins) + 2))
     return made.model_copy(
         update={
-            "moments": _near_moments(place, bins, moments, deviation),
+            "moments": _near_moments(place, number, of_number, moments, deviation),
             "quantiles": _near_quantiles(layout.edges(place.column), bins, deviation),
         }
     )
 
 
 def _near_moments(
-    place: Place, bins: NDArray[np.float64], moments: NDArray[np.float64], deviation: float
+    place: Place, records: float, of_records: float, moments: NDArray[np.float64], deviation: float
 ) -> Moments:
-    """Return mean and deviation with limits that hold if number, sum and squares are within theirs."""
-    (low, span), records = _range(place), float(bins.sum())
-    of_records = deviation * math.sqrt(len(bins))
+    """Return mean and deviation with limits that hold if number, sum and squares are within theirs.
+
+    Args:
+        place: of the column.
+        records: noisy number of values.
+        of_records: standard deviation of its noise.
+        moments: noisy sum and sum of squares of the values, each in [-1, 1].
+        deviation: standard deviation of their noise.
+    """
+    low, span = _range(place)
     if records < max(2.0, TOO_FEW * of_records):
         return Moments(records=max(0, round(records)))
     few, many = max(records - _JOINT * of_records, 1.0), records + _JOINT * of_records
@@ -318,7 +350,7 @@ def _ratio(low: float, high: float, few: float, many: float, least: float) -> tu
 
 def _near_quantiles(edges: Sequence[float], bins: NDArray[np.float64], deviation: float) -> list[Quantile]:
     """Return limits of quantiles that hold if the numbers below all edges are within theirs together."""
-    deviations = NormalDist().inv_cdf(1 - (1 - noise_intervals.LEVEL) / (2 * len(bins)))
+    deviations = NormalDist().inv_cdf(1 - _MISSED / (2 * len(bins)))
     below = np.concatenate([[0.0], bins.cumsum()])
     reach = deviations * deviation * np.sqrt(np.arange(len(bins) + 1))
     few, many = below[-1] - reach[-1], below[-1] + reach[-1]

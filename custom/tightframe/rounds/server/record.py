@@ -285,6 +285,7 @@ class RunRecord:
         layout, plan = self._setup.layout, self.privacy
         assert layout is not None  # noqa: S101 - only such a job has this note
         privacy: dict[str, Any] = {}
+        deviation = None
         if plan is None or plan.statistics is None:
             records, columns = table_summary.exact(totals, layout)
         else:
@@ -304,6 +305,7 @@ class RunRecord:
             title=layout.contract.title,
             contract=layout.contract.sha256(),
             records=records,
+            all_records=table_summary.of_all(records, deviation),
             shares=table_summary.shares(records),
             columns=columns,
             silos=row.silos,
