@@ -309,6 +309,42 @@ def test_without_one_silo_nothing_is_opened(tmp_path: Path) -> None:
     assert "could not be opened" in outcome["reason"]
 
 
+@pytest.mark.parametrize("noisy", [False, True])
+def test_a_silo_that_cannot_count_is_told_by_number_and_still_adds_its_noise(
+    noisy: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With privacy not even the number: no noise covers it."""
+    from tightframe.privacy.releases.noise import NoisyRelease
+
+    counted, drawn = table_statistics.tabulate, []
+    share = NoisyRelease.share
+
+    def failing(data: Any, layout: Layout) -> Any:
+        if "site-2" in data.source:
+            raise ValueError("a record that nobody can count")
+        return counted(data, layout)
+
+    def noted(self: NoisyRelease, *given: Any) -> Any:
+        drawn.append(given)
+        return share(self, *given)
+
+    monkeypatch.setattr(table_statistics, "tabulate", failing)
+    monkeypatch.setattr(NoisyRelease, "share", noted)
+    result = count(tmp_path, private() if noisy else job(), **LOOSE)
+    found = told(result)
+    others = pd.concat([PARTS[site] for site in SITES if site != "site-2"])
+    exact = int((others["diagnosis"] == "M").sum())
+    if noisy:
+        assert found.failed == 0 and len(drawn) == 3 * len(SITES)
+        low, high = found.records["malignant"].interval or (0, 0)
+        assert low - 10 <= exact <= high + 10
+        assert not charges_of(tmp_path / "run", "site-2"), "noise alone is no release"
+    else:
+        assert found.failed == 1 and found.records["malignant"] == Count(value=exact)
+        assert "1 silo could not count" in result.outcome.screen()
+        assert "1 silo could not count" in Page.of(result.outcome.folder).text
+
+
 @pytest.mark.parametrize(
     ("changes", "word"),
     [

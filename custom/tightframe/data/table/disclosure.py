@@ -70,7 +70,6 @@ def term(table: Tabulated, least: int) -> Term:
         np.zeros(shape, np.int64),
         np.zeros((layout.classes, layout.numbers), np.int64),
     )
-    orders = {place.column.column: table.order(place.column.column) for place in layout.places}
     for label in range(layout.classes):
         rows = np.flatnonzero(table.labels == label)
         if 0 < len(np.unique(table.owners[rows])) < least:
@@ -80,11 +79,10 @@ def term(table: Tabulated, least: int) -> Term:
             continue
         made.records[label] = len(rows)
         for index, place in enumerate(layout.places):
-            column = (table, rows, index, place)
             if place.number is None:
-                _levels(made, label, *column, least)
+                _levels(made, label, table, rows, index, place, least)
             elif len(rows):
-                _number(made, label, *column, least, orders[place.column.column][rows])
+                _number(made, label, table, rows, index, place, least)
     return made
 
 
@@ -110,7 +108,6 @@ def _number(
     index: int,
     place: Place,
     least: int,
-    order: NDArray[np.int64],
 ) -> None:
     """Count the bins, moments and missing values of a number, in place."""
     number, bins = place.number, place.missing - place.start
@@ -119,7 +116,7 @@ def _number(
     untold = found == bins
     if 0 < len(np.unique(owners[untold])) < least:
         made.withheld_cells[label, place.missing] = 1
-        for row in np.argsort(order, kind="stable"):
+        for row in np.argsort(table.order(place.column.column, rows), kind="stable"):
             if len(np.unique(owners[untold])) >= least:
                 break
             untold[row] = True
@@ -155,8 +152,9 @@ def _tell(
     if not len(rows):
         return
     counts = np.bincount(found, minlength=width)[:width]
-    pairs = np.unique(np.stack([found, table.owners[rows]]), axis=1)
-    hidden = withheld(np.bincount(pairs[0], minlength=width)[:width], least)
+    most = int(table.owners.max()) + 1
+    patients = np.unique(found * most + table.owners[rows]) // most
+    hidden = withheld(np.bincount(patients, minlength=width)[:width], least)
     made.cells[label, where] = np.where(hidden, 0, counts)
     made.withheld_cells[label, where] = hidden
 

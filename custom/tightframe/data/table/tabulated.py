@@ -115,19 +115,25 @@ class Tabulated:
     names: list[str]
     owners: NDArray[np.int64]
 
-    def order(self, column: str) -> NDArray[np.int64]:
-        """Return a number for each record, by which some are drawn to hide a column's few missing values."""
+    def order(self, purpose: str, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return a number for each of these records, by which some are drawn: the same in every job.
+
+        Args:
+            purpose: name of the column whose few missing values they hide; empty for one of each patient.
+            rows: places of the records.
+        """
+        names = [self.names[row] for row in rows]
         return np.array(
             [
-                int.from_bytes(hashlib.sha256(f"{SALT}/{column}/{name}".encode()).digest()[:7], "big")
-                for name in self.names
+                int.from_bytes(hashlib.sha256(f"{SALT}/{purpose}/{name}".encode()).digest()[:7], "big")
+                for name in names
             ],
             dtype=np.int64,
         )
 
     def one_of_each_patient(self) -> Tabulated:
         """Return one record of each patient, by a fixed hash: the same in each job."""
-        order = self.order("")
+        order = self.order("", np.arange(len(self.names)))
         chosen = np.lexsort((order, self.owners))
         first = np.ones(len(chosen), dtype=np.bool_)
         first[1:] = self.owners[chosen][1:] != self.owners[chosen][:-1]
