@@ -152,6 +152,7 @@ def test_totals_are_those_of_pandas_on_all_records(loose: federation.Result) -> 
     assert radius.moments.deviation == pytest.approx(FRAME["radius"].std(), abs=80 * found.grid)
 
 
+@pytest.mark.whole
 def test_plain_sums_give_the_same_bit_for_bit(loose: federation.Result, tmp_path: Path) -> None:
     plain = told(count(tmp_path, job(summation="plain"), **LOOSE))
     assert plain.columns == told(loose).columns and plain.records == told(loose).records
@@ -309,6 +310,7 @@ def test_without_one_silo_nothing_is_opened(tmp_path: Path) -> None:
     assert "could not be opened" in outcome["reason"]
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("noisy", [False, True])
 def test_a_silo_that_cannot_count_is_told_by_number_and_still_adds_its_noise(
     noisy: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -433,6 +435,7 @@ def test_with_privacy_every_number_is_noisy_charged_and_has_limits(tmp_path: Pat
         assert (charge.purpose, charge.event) == ("statistics", plan.statistics.events[0])
 
 
+@pytest.mark.whole
 def test_limits_of_noisy_numbers_hold_as_often_as_they_say(tmp_path: Path) -> None:
     """Four hundred releases of one table, with numpy's noise in place of ours; each kind of limit apart."""
     from tightframe.config.site import open_data
@@ -467,6 +470,7 @@ def test_limits_of_noisy_numbers_hold_as_often_as_they_say(tmp_path: Path) -> No
     assert {name for name, values in held.items() if np.mean(values) < 0.95} == set()
 
 
+@pytest.mark.whole
 def test_noise_is_drawn_after_the_charge_and_not_without_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
