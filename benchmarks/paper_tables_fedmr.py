@@ -12,7 +12,7 @@ OWN_SCORE = "Ours is the mean of the last rounds' accuracy, as everywhere in the
 MR_METHODS = {
     "FedAvg": "fedavg",
     "FedProx": "fedprox",
-    "FedProc": "fedproc",
+    "FedProc": "fedproc:projection_width=null",  # the same network for all
     "FedNova": "fednova",
     "MOON": "moon",
     "FedDyn": "feddyn",
