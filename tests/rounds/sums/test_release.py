@@ -34,6 +34,7 @@ IN: Mapping[str, tuple[Any, str]] = {
     "update_norm": (1.0, "update_norm"),
     "update_bound": (4.0, "update_bound"),
     "prototype_sites": (["a", "b", "c"], "prototype_sites"),
+    "evaluation.score_bins": (16, "score_bins"),
 }
 """Options that act on one silo's term before the sum: another value, and the setting that it changes."""
 OUT: Mapping[str, tuple[Any, str]] = {
@@ -52,7 +53,6 @@ OUT: Mapping[str, tuple[Any, str]] = {
     "training.augment": (False, "the same function of every record"),
     "training.amp": (True, "rounding"),
     "evaluation.batch_size": (8, "memory"),
-    "evaluation.score_bins": (16, "the same function of every silo's test records"),
     "summation": ("plain", "a plain sum shows each term: nothing is left to combine"),
     "server_trust": ("semi_honest", "who can open a sum"),
     "colluders": (2, "who can open a sum"),
