@@ -48,7 +48,7 @@ from tightframe.rounds.context import Message
 from tightframe.rounds.following import differences, state_bytes
 from tightframe.rounds.sums.common import SEAL
 from tightframe.securesum import messages
-from tightframe.securesum.checks import dropped_masks, dropped_secrets, link, pair_secret_hash
+from tightframe.securesum.checks import dropped_masks, dropped_secrets, link
 from tightframe.securesum.errors import ProtocolError, RecoveryError, VerificationError
 from tightframe.securesum.identity import Anchor, Verifier
 from tightframe.securesum.masks import Accumulator
@@ -72,6 +72,7 @@ from tightframe.securesum.messages import (
     Total,
     challenge,
     links_of,
+    pair_secret_hash,
     receipts_digest,
 )
 from tightframe.securesum.primitives import Secret, ed25519_sign
