@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from tests.support.attacks.malicious_server import Federation, Records, hearts
 
 from tightframe.errors import TightframeError
-from tightframe.rounds.following import ABSOLUTE, RELATIVE, state_bytes
+from tightframe.rounds.following import ABSOLUTE, RELATIVE, next_state, state_bytes
 from tightframe.rounds.server.exchanges import SharedState
 from tightframe.rounds.sums.common import SEAL
-from tightframe.securesum.messages import SumId, TermRequest
+from tightframe.securesum.messages import Masked, SumId, TermRequest
 from tightframe.securesum.site.journal import History
 
 VALUES = {"rounds": 5, "answer_grid": 0.0, "weights": "uniform", "model_options": {"widths": [16]}}
@@ -145,3 +146,36 @@ def test_one_hospital_is_not_asked_about_its_records_by_how_long_it_trains(feder
     with pytest.raises(TightframeError) as caught:
         federation.sessions["hospital-2"].handle("contribute", message)
     assert caught.value.code == "TF-518"
+
+
+def test_what_is_left_of_it_a_false_total_told_to_one_hospital_that_is_then_left_out(
+    federation: Federation,
+) -> None:
+    """It trains on what follows, its term stays shut, and the run goes on: one question a sum without it."""
+    asked, others = "hospital-2", {"hospital-1", "hospital-3", "hospital-4"}
+    start = federation.shared.state
+    federation.sum("train", 1)
+    assert federation.evidence is not None
+    total, shared = federation.evidence.total, federation.shared
+    groups = {group: bytes(len(data)) for group, data in total.groups.items()}
+    false = replace(total, groups=groups)
+    crafted = SharedState(next_state(federation.setup, start, false, federation.applied()))
+    assert crafted.sha256 != shared.sha256
+    told, seeds = false.to_bytes(), federation.evidence.seeds_of_survivors()
+    request = TermRequest(1, SumId.of("train", 2, 0, 0), total.schema, b"", told, seeds)
+    message = {
+        "kind": "train",
+        "round": 2,
+        "phase": 0,
+        "attempt": 0,
+        "opened": {},
+        "state": crafted.sha256,
+        "before": shared.before,
+        "secure": request.to_bytes(),
+    }
+    receipt = Masked.from_bytes(federation.sessions[asked].handle("contribute", message)["secure"]).receipt
+    assert receipt.basis.hex() == crafted.sha256 and receipt.follows
+    federation.sum("train", 2, unasked={asked})
+    assert federation.evidence.total.survivors == tuple(sorted(others))
+    federation.sum("train", 3)
+    assert asked in federation.evidence.total.survivors

@@ -261,6 +261,25 @@ def test_a_silo_that_names_other_pair_secrets_is_named_before_its_term_is_added(
     total.add(ONE, masked.to_bytes())
 
 
+@pytest.mark.parametrize("silo", ["before any total", "not in the total", "cut", "of another group"])
+def test_combinations_that_a_silo_cannot_have_are_refused_before_its_term_is_added(silo: str) -> None:
+    """An honest server asks nobody to reveal for what all of them refuse."""
+    world, name = ready(), FOUR if silo == "not in the total" else ONE
+    slot = 0 if silo == "before any total" else 1
+    if slot:
+        world.run(0, drop_term=[FOUR])
+    total = world.start(slot)
+    masked = Masked.from_bytes(world.sites[name].mask(world.request(name, total), MIXED, world.term(name)))
+    evidence = evidence_of(world) if slot else None
+    right = {"update": bytes(1536)} if evidence is None else combined(evidence, ONE)
+    wrong = {"cut": {"update": right["update"][:-1]}, "of another group": {"static": right["update"]}}
+    combinations: Any = wrong.get(silo, right)
+    lie = replace(masked, receipt=signed_receipt(world, masked.receipt, combinations=combinations))
+    error = refused(MessageError, total.add, name, lie.to_bytes())
+    assert (error.blamed, error.what) == (name, f"the combinations of {name}")
+    total.add(name, masked.to_bytes())
+
+
 def test_hashes_of_pair_secrets_that_its_silo_signed_are_of_every_other_site(world: World) -> None:
     evidence = evidence_of(world)
     proof = evidence.proof(ONE)

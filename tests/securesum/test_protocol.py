@@ -286,3 +286,15 @@ def test_one_missing_in_the_setup_stops_it() -> None:
     with pytest.raises(StateError, match="site-002") as caught:
         world.start(0)
     assert isinstance(caught.value, ProtocolError)
+
+
+def test_a_seal_is_no_sum_that_a_resumed_job_could_repeat() -> None:
+    """No term is in it: noted as one, its round would keep the job that resumes the run from its last one."""
+    world = World(4, schemas={"train": MIXED, "seal": ()})
+    world.set_up()
+    for slot, schema in enumerate(("train", "seal")):
+        world.run(slot, schema=schema)
+    for site in world.sites.values():
+        summed = [entry for entry in site.entries if isinstance(entry, StateSummed)]
+        assert [entry.round for entry in summed] == [0]
+        assert sum(isinstance(entry, Revealed) for entry in site.entries) == 2

@@ -35,6 +35,7 @@ IN: Mapping[str, tuple[Any, str]] = {
     "update_norm": (1.0, "update_norm"),
     "update_bound": (4.0, "update_bound"),
     "prototype_sites": (["a", "b", "c"], "prototype_sites"),
+    "evaluation.score_bins": (16, "score_bins"),
     "statistics": ({"bins": 20}, "statistics"),
 }
 """Options that act on one silo's term before the sum: another value, and the setting that it changes."""
@@ -54,7 +55,6 @@ OUT: Mapping[str, tuple[Any, str]] = {
     "training.augment": (False, "the same function of every record"),
     "training.amp": (True, "rounding"),
     "evaluation.batch_size": (8, "memory"),
-    "evaluation.score_bins": (16, "the same function of every silo's test records"),
     "summation": ("plain", "a plain sum shows each term: nothing is left to combine"),
     "server_trust": ("semi_honest", "who can open a sum"),
     "colluders": (2, "who can open a sum"),

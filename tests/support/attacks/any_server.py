@@ -30,6 +30,7 @@ from tests.support.attacks.small_silos import (
     SECURE,
     Colluder,
     CrashError,
+    Deals,
     SmallSilo,
     next_state,
     params_of,
@@ -47,8 +48,10 @@ from tightframe.rounds.context import Message
 from tightframe.rounds.following import differences, state_bytes
 from tightframe.rounds.sums.common import SEAL
 from tightframe.securesum import messages
-from tightframe.securesum.errors import ProtocolError
+from tightframe.securesum.checks import dropped_masks, dropped_secrets, link
+from tightframe.securesum.errors import ProtocolError, RecoveryError, VerificationError
 from tightframe.securesum.identity import Anchor, Verifier
+from tightframe.securesum.masks import Accumulator
 from tightframe.securesum.messages import (
     GROUPS,
     KINDS,
@@ -64,9 +67,12 @@ from tightframe.securesum.messages import (
     Reveal,
     RevealRequest,
     SumId,
+    TermProof,
     TermRequest,
     Total,
     challenge,
+    links_of,
+    pair_secret_hash,
     receipts_digest,
 )
 from tightframe.securesum.primitives import Secret, ed25519_sign
@@ -174,7 +180,7 @@ class _SetUp:
     colluder: Colluder | None
 
 
-_SET_UPS: dict[tuple[int, int | None], _SetUp] = {}
+_SET_UPS: dict[tuple[int, int | None, Deals], _SetUp] = {}
 
 
 class AnyServer:
@@ -184,14 +190,16 @@ class AnyServer:
         sites: number of silos.
         colluding: index of the silo that plays along; None if all are honest.
         folder: for the silos' files.
+        deals: what the silo that plays along deals falsely.
     """
 
-    def __init__(self, sites: int, colluding: int | None, folder: Path) -> None:
+    def __init__(self, sites: int, colluding: int | None, folder: Path, deals: Deals | None = None) -> None:
         self.names = tuple(f"site-{number}" for number in range(1, sites + 1))
         self.setup = setup_of(self.names)
         mate = None if colluding is None else self.names[colluding]
         self.silos = {name: SmallSilo(name, self.names, folder / name) for name in self.names if name != mate}
-        self.colluder = None if mate is None else Colluder(mate, self.names)
+        self.deals = deals or Deals()
+        self.colluder = None if mate is None else Colluder(mate, self.names, self.deals)
         self.start = start = self.setup.initial_state()
         self.state, self.before = state_sha256(start), ""
         self.states: dict[str, ServerState] = {self.state: start}
@@ -202,7 +210,7 @@ class AnyServer:
         self.begun = -1  # the last epoch that was begun
         self.log: list[tuple[str, str, Message]] = []
         self.answers: dict[tuple[str, str, bytes, str], bytes] = {}
-        key = (sites, colluding)
+        key = (sites, colluding, self.deals)
         if key not in _SET_UPS:
             self.begin(self.names)
             _SET_UPS[key] = self._stored()
@@ -650,7 +658,7 @@ class AnyServer:
         """
         if name == self.mate:
             return True
-        if name in self.deceived:
+        if name in self.deceived or name in self.deals.boxes:
             return False
         state = self.silos[name].vault.state()
         if state.epoch.params.epoch != epoch.params.epoch:
@@ -751,7 +759,13 @@ class AnyServer:
             turn.add_agreement(name, answer[SECURE])
         if not turn.full and len(turn.agreements) < epoch.params.threshold:
             return
-        asking = turn.reveal_request()
+        try:
+            asking = turn.reveal_request()
+        except VerificationError:
+            assert self.unprovable(epoch, turn.receipts), "a true total that an honest server cannot prove"
+            SEEN["honest sum on a total without a proof"] += 1
+            return
+        assert not self.unprovable(epoch, turn.receipts), "a proof by what the silo that is gone did not use"
         for name in survivors:
             if gone.get(name) in ("agree", "reveal") or name == self.mate:
                 continue
@@ -762,7 +776,14 @@ class AnyServer:
             turn.add_reveal(self.colluder.name, self.shares(epoch, slot, survivors).to_bytes())
         if len(turn.revealers) < epoch.params.threshold:
             return
-        opened = turn.open()
+        try:
+            opened = turn.open()
+        except RecoveryError as error:
+            assert error.blamed == self.mate and self.deals != Deals(), error
+            SEEN["honest sum that false dealing keeps shut"] += 1
+            if "update" in slot.opened:  # with what the silo that plays along knows
+                self.adopt(epoch, slot)
+            return
         if not seal:
             true = self.sum_of(epoch, slot, survivors)
             assert opened.groups["update"] == true["update"]
@@ -775,6 +796,48 @@ class AnyServer:
         self.before, self.state = self.state, self.follow(self.state, opened.evidence.total, epoch)
 
     # The silo that plays along -------------------------------------------------------------------
+
+    def misled(self, epoch: Epoch, number: int, survivors: Iterable[str]) -> list[str]:
+        """Silos of a sum without the one that plays along, whose masks with it its seed does not give."""
+        names = list(survivors)
+        if self.mate is None or self.mate in names or self.mate not in epoch.params.roster or number % 2:
+            return []
+        return [name for name in names if name in self.deals.pairs]
+
+    def unprovable(self, epoch: Epoch, receipts: Iterable[Receipt]) -> bool:
+        """Return True if the last total has a term that neither its silo nor the server can show."""
+        if epoch.last is None:
+            return False
+        total = epoch.last.total
+        there = {item.name for item in receipts if item.combinations}
+        return bool(set(self.misled(epoch, total.slot, total.survivors)) - there)
+
+    def off_by(self, epoch: Epoch, total: Total, victim: str, group: Group) -> bytes:
+        """By how much a total is off if a misled silo's masks are removed as the other's seed gives them."""
+        session, mate, slot = epoch.session.session, str(self.mate), total.slot
+        seed = slot_secret(self._secrets(epoch, mate)[slot], group, "pair")
+        links = links_of(epoch.slots[slot].masked[victim].links, group, epoch.params.roster, victim)
+        wrong = dropped_secrets(session, slot, group, victim, {mate: seed}, links)
+        dealt = self.deals.pair_secret(seed.expose(), session, slot, group, mate, victim)
+        assert dealt != wrong[mate][0]
+        used = {mate: (dealt, dealt if mate < victim else link(links[mate], dealt))}
+        plus, minus = dropped_masks(session, slot, group, victim, wrong)
+        right_plus, right_minus = dropped_masks(session, slot, group, victim, used)
+        vector = Accumulator(Ground(session, epoch.params, {}, total.told()).layout(group))
+        vector.add_streams([*plus, *right_minus], [*minus, *right_plus])
+        return vector.to_bytes()
+
+    def with_other_hashes(self, epoch: Epoch, number: int, proof: TermProof) -> TermProof:
+        """A proof with the hashes of the pair secrets that the seeds give: those of a second list."""
+        victim, mate, session, pairs = proof.receipt.name, str(self.mate), epoch.session.session, proof.pairs
+        for group in GROUPS:
+            seed = slot_secret(self._secrets(epoch, mate)[number], group, "pair").expose()
+            links = links_of(proof.links, group, epoch.params.roster, victim)
+            secret = dropped_secrets(session, number, group, victim, {mate: Secret(seed)}, links)[mate][1]
+            first, second = sorted((victim, mate))
+            signed = epoch.session.signed_pair_secret_hash(first, second, number, group)
+            pairs = pairs.replace(signed, pair_secret_hash(session, first, second, number, group, secret))
+        return replace(proof, pairs=pairs)
 
     def play_along(
         self,

@@ -193,6 +193,7 @@ class Federation:
         named: SharedState | None = None,
         dead: Collection[str] = (),
         mute: Collection[str] = (),
+        unasked: Collection[str] = (),
         attempt: int = 0,
     ) -> dict[str, np.ndarray]:
         """Run one sum and return its decoded totals.
@@ -203,6 +204,7 @@ class Federation:
                 default the true one.
             dead: hospitals declared dead after their terms came in.
             mute: hospitals that are not asked to reveal.
+            unasked: hospitals that are not asked at all.
             attempt: of the sum.
         """
         exchange = self.setup.plan.find(kind, number, index)
@@ -219,7 +221,7 @@ class Federation:
             rests_on=self.evidence,
         )
         self._slot += 1
-        for name in self.proposed.roster:
+        for name in (name for name in self.proposed.roster if name not in unasked):
             shown = b"" if name in self._informed else self.session.setup_for(name).to_bytes()
             message = {
                 "kind": kind,

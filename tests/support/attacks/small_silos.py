@@ -10,10 +10,11 @@ import hashlib
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -36,9 +37,11 @@ from tightframe.rounds.sums.declaration import Declaration
 from tightframe.rounds.sums.plain import Encoded
 from tightframe.rounds.sums.secure_silo import SecureSite
 from tightframe.rounds.sums.vault import Vault
-from tightframe.securesum import rules, site
+from tightframe.securesum import rules, shamir, site
+from tightframe.securesum.checks import pair_secret
 from tightframe.securesum.masks import Accumulator
 from tightframe.securesum.messages import (
+    Advertisement,
     Advertisements,
     FieldSpec,
     Masked,
@@ -47,7 +50,7 @@ from tightframe.securesum.messages import (
     TermRequest,
     Told,
 )
-from tightframe.securesum.primitives import Secret, ed25519_sign
+from tightframe.securesum.primitives import Secret, ed25519_sign, kem_encapsulate
 from tightframe.securesum.proofs import Ground
 from tightframe.securesum.rules import Expected, SiteRules
 from tightframe.securesum.site import journal
@@ -313,11 +316,53 @@ class SmallSilo(SiloSession):
         return self.vault.established()
 
 
-class Colluder:
-    """A silo that shows the server everything, and signs what it likes."""
+@dataclass(frozen=True)
+class Deals:
+    """What a colluding silo deals falsely at each setup, and signs.
 
-    def __init__(self, name: str, names: Sequence[str]) -> None:
-        self.name, self._names = name, names
+    Attributes:
+        pairs: sites to which it seals, for every other slot, pair secrets that its seeds do not give. It keys
+            its own masks with them, so that the masks cancel while it is there.
+        shares: whether the first site of the roster gets shares of other secrets.
+        boxes: sites whose box is under another key than the one that it encapsulates.
+    """
+
+    pairs: frozenset[str] = frozenset()
+    shares: bool = False
+    boxes: frozenset[str] = frozenset()
+
+    def pair_secret(
+        self, seed: bytes, session: bytes, slot: int, group: Group, own: str, other: str
+    ) -> bytes:
+        """The pair secret that the silo deals."""
+        right = pair_secret(seed, session, slot, group, own, other)
+        false = other in self.pairs and slot % 2 == 0
+        return hashlib.sha256(b"false" + right).digest() if false else right
+
+    def split(self, *arguments: Any, **options: Any) -> Any:
+        """The shares that the silo deals."""
+        made = shamir.split_many(*arguments, **options)
+        if self.shares:
+            made = made.copy()
+            made[0] ^= 1
+        return made
+
+    @contextmanager
+    def dealing(self) -> Iterator[None]:
+        """Make what is dealt, and how terms are masked, the silo's own."""
+        with (
+            mock.patch("tightframe.securesum.site.setup.pair_secret", self.pair_secret),
+            mock.patch("tightframe.securesum.site.setup.split_many", self.split),
+            mock.patch("tightframe.securesum.site.pair_secret", self.pair_secret),
+        ):
+            yield
+
+
+class Colluder:
+    """A silo that shows the server everything, signs what it likes, and may deal falsely."""
+
+    def __init__(self, name: str, names: Sequence[str], deals: Deals | None = None) -> None:
+        self.name, self._names, self.deals = name, names, deals or Deals()
         self._state: Any = None
 
     def advertise(self, params: Params, application: bytes = DECLARED.to_bytes()) -> bytes:
@@ -347,13 +392,26 @@ class Colluder:
         return step.reply.to_bytes()
 
     def confirm(self, shown: Advertisements, verifier: Any) -> bytes:
-        step = site.confirm(self._state, shown, verifier=verifier)
+        names = self._state.epoch.params.roster
+        items = [Advertisement.from_bytes(item, slots=SLOTS) for item in shown.items]
+        keys = {
+            item.encapsulation_key
+            for item, name in zip(items, names, strict=True)
+            if name in self.deals.boxes
+        }
+
+        def encapsulate(key: bytes) -> tuple[bytes, bytes]:
+            secret, ciphertext = kem_encapsulate(key)
+            return bytes(32) if key in keys else secret, ciphertext
+
+        with self.deals.dealing():
+            step = site.confirm(self._state, shown, verifier=verifier, encapsulate=encapsulate)
         self._state = step.state
         return step.reply.to_bytes()
 
     def copy(self) -> Colluder:
         """The same silo in another run."""
-        other = Colluder(self.name, self._names)
+        other = Colluder(self.name, self._names, self.deals)
         other._state = self._state
         return other
 
@@ -369,16 +427,17 @@ class Colluder:
     ) -> tuple[Masked, KeptTerm]:
         """Mask a term; ``receipt`` holds what its receipt says."""
         state: Established = self._state
-        step = site.mask(
-            state,
-            TermRequest(slot, sum_id, schema),
-            fields=state.epoch.params.schemas[schema],
-            basis=bytes(32),
-            follows=True,
-            term=term,
-            history=journal.History(),
-            kept=lambda name: None,
-        )
+        with self.deals.dealing():
+            step = site.mask(
+                state,
+                TermRequest(slot, sum_id, schema),
+                fields=state.epoch.params.schemas[schema],
+                basis=bytes(32),
+                follows=True,
+                term=term,
+                history=journal.History(),
+                kept=lambda name: None,
+            )
         signed = self.sign(step.reply.receipt, **receipt)
         kept = step.kept[term_name(slot)]
         assert kept is not None
@@ -419,6 +478,7 @@ __all__ = [
     "SLOTS",
     "Colluder",
     "CrashError",
+    "Deals",
     "SmallSilo",
     "next_state",
     "params_of",

@@ -68,6 +68,11 @@ REVEALED: Mapping[str, str] = {
         "Some silos leave out or repeat records under one rule and not under the other: the difference "
         "between both totals is due to these records alone."
     ),
+    "score_bins": (
+        "Scores of one model are counted in bins with other edges: the difference between both counts is the "
+        "number of records with a score between two edges, as narrow as one likes. A few such jobs tell the "
+        "scores of single test records, whichever silo's they are."
+    ),
     "statistics": (
         "A column's range is cut into other bins: two histograms of the same records are equations in what "
         "each silo withholds of either, and narrow bins between both sets of edges follow from them."
@@ -102,8 +107,13 @@ def release_profile(setup: JobSetup, entry: SiteEntry) -> Profile | None:
         told["own min_class_count"] = str(policy.class_count(synthetic=False))
         return tuple(sorted(told.items()))
     if not setup.trains:  # nothing leaves but an evaluation, as at the closing of any job
-        told = {"records": _canonical(_record_options(setup)), "class_rules": job.class_rules}
-        return tuple(sorted((told | {"own min_test_count": str(policy.min_test_count)}).items()))
+        told = {
+            "records": _canonical(_record_options(setup)),
+            "class_rules": job.class_rules,
+            "score_bins": str(job.evaluation.score_bins),
+            "own min_test_count": str(policy.min_test_count),
+        }
+        return tuple(sorted(told.items()))
     phases = tuple(_phases(setup))
     values: dict[str, Any] = {
         "weights": job.weights,
@@ -113,6 +123,7 @@ def release_profile(setup: JobSetup, entry: SiteEntry) -> Profile | None:
         "prototype_sites": "all" if job.prototype_sites is None else ", ".join(sorted(job.prototype_sites)),
         "records": _canonical(_record_options(setup)),
         "steps": _steps(job.training),
+        "score_bins": str(job.evaluation.score_bins),
         "own full_batches": "yes" if policy.full_batches else "no",
         "own min_class_count": str(policy.class_count(synthetic=False)),
         "own offer_prototypes": "yes" if entry.offer_prototypes else "no",

@@ -334,7 +334,7 @@ class Sum:
         usable: dict[Group, Mapping[str, Reveal]] = {"update": self._reveals}
         # A site vouches only for a total of groups for which it gave shares, so one that keeps counts shut
         # keeps them shut for all.
-        if self._layouts["static"].nbytes and all(item.static for item in self._reveals.values()):
+        if all(item.static for item in self._reveals.values()):
             usable["static"] = self._reveals
         # All secrets are recovered and checked before any mask is removed, so that after an error the
         # totals are still masked and another reveal can be added.

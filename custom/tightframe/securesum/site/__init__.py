@@ -79,7 +79,6 @@ from tightframe.securesum.site.totals import (
     Kept,
     KeptTerm,
     check_followers,
-    check_slot,
     check_told,
     check_total,
     combined,
@@ -351,7 +350,6 @@ def _check_request(
     state: Confirmed | Established, request: TermRequest, fields: tuple[FieldSpec, ...]
 ) -> None:
     params = state.epoch.params
-    check_slot(request.slot, params)
     agreed = params.schemas.get(request.schema)
     if agreed is None:
         raise ParametersError(
