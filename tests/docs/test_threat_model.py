@@ -9,6 +9,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+import pytest
 from tests.docs.test_methods import _values, rows
 from tests.docs.test_private_methods import choices
 
@@ -62,6 +63,7 @@ def fields() -> set[str]:
     return found
 
 
+@pytest.mark.whole
 def test_every_field_of_every_sum_stands_in_the_table() -> None:
     table = rows(PAGE.read_text(encoding="utf-8"), "| field | values | what its total tells |")
     patterns = {pattern for row in table for pattern in re.findall(r"`([^`]+)`", row[0])} - {"combine"}
