@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from tests.docs.test_methods import _values, rows
 from tests.docs.test_private_methods import choices
+from tests.support.tables import statistics_job
 
 from tightframe import methods
 from tightframe.errors import JobError
@@ -49,6 +50,8 @@ def jobs() -> Iterator[dict[str, Any]]:
     yield {**_values("fedavg"), "update_norm": 1.0}
     yield {**_values("combine"), "method_options": {"prototypes": "fedmr"}}
     yield {**_values("fedavg"), **HEART, "model_options": {"standardise": True}}
+    yield statistics_job()
+    yield {**statistics_job(), "privacy": {}}
 
 
 def fields() -> set[str]:
