@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,8 +14,15 @@ from nvflare.apis.fl_context import FLContextManager
 from nvflare.apis.signal import Signal
 from nvflare.apis.workspace import Workspace
 
-from tightframe.flare.controller import WARM, FederationController, roster_mismatches, stopped_run
+from tightframe.flare.controller import (
+    WARM,
+    FederationController,
+    ended_jobs,
+    roster_mismatches,
+    stopped_run,
+)
 from tightframe.flare.monitoring import consoles as monitor
+from tightframe_app.federation.kits import server_resources
 from tightframe_app.jobs.folders import CHECKPOINT_FILE
 
 
@@ -31,6 +39,20 @@ def test_the_checkpoint_of_a_resumed_job_is_found_where_the_job_brought_it(
     brought.touch()
     assert stopped_run(workspace, "a-job") == brought
     assert stopped_run(workspace, "a-job").is_file()
+
+
+def test_the_folder_of_ended_jobs_is_the_one_that_the_servers_kit_names(tmp_path: Path) -> None:
+    class Folders:
+        def get_site_config_dir(self) -> str:
+            return str(tmp_path)
+
+    assert ended_jobs(Folders()) is None
+    made = tmp_path / "resources.json"
+    made.write_text(json.dumps(server_resources(Path("/var/lib/kept"))))
+    assert ended_jobs(Folders()) == Path("/var/lib/kept/jobs")
+    for other in ("{", "[]", '{"components": [{"id": "job_manager"}]}', '{"components": []}'):
+        made.write_text(other)
+        assert ended_jobs(Folders()) is None
 
 
 def test_sites_without_a_client_and_clients_beside_the_sites_are_named() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shlex
 from pathlib import Path
@@ -104,7 +105,9 @@ def export_withdrawal(
         JobError: if the run is another job's, has not ended, or none from which records can be withdrawn.
         JobFolderError: TF-102; see ``folders.write_job``.
     """
+    from tightframe.results.withdrawal import not_covered
     from tightframe.results.words import plural
+    from tightframe.rounds import checkpoint
     from tightframe.rounds.server import resume
 
     path = find(ended)
@@ -119,10 +122,13 @@ def export_withdrawal(
     workspace, _ = _simulated(path, job)
     previous = "WORKSPACE" if workspace is None else shlex.quote(str(workspace))
     quoted = shlex.quote(str(folder))
+    model = hashlib.sha256(checkpoint.tensor_bytes(stored.state.model)).hexdigest()
+    others = not_covered(path.parent.parent, job.withdraw.lineage, [model], path.parent)
     return replaced, [
         f"{folder}: {job.job_name} without the records that each site names in its own file (`withdrawn`)",
         f"withdraws from job {job.withdraw.previous}, whose total is of {plural(records, 'record')}; "
         f"at least {job.withdraw.min_withdrawn} must be withdrawn, at three silos or more",
+        *(f"will NOT be covered: {item.job_name} in {item.folder} ({item.how})" for item in others),
         f"run it here:  tightframe simulate {quoted} --previous-run {previous} --site-config FILE",
         f"or at the consortium's server:  tightframe jobs sign {quoted} && nvflare job submit -j {quoted}",
     ]

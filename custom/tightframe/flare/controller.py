@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -30,6 +31,21 @@ def stopped_run(folders: Any, job_id: str) -> Path:
     from tightframe.results.files import CHECKPOINT
 
     return Path(folders.get_app_dir(job_id)) / "config" / CHECKPOINT
+
+
+def ended_jobs(folders: Any) -> Path | None:
+    """Return the folder in which a production server keeps ended jobs; None if its kit does not say it.
+
+    ``tightframe federation add-site`` writes it (``job_manager`` in the kit's ``resources.json``). The engine
+    moves a job's results there when it ends, so that they no longer lie beside those of later jobs.
+    """
+    try:
+        path = Path(folders.get_site_config_dir()) / "resources.json"
+        components = json.loads(path.read_text(encoding="utf-8"))["components"]
+        (root,) = [item["args"]["uri_root"] for item in components if item["id"] == "job_manager"]
+        return Path(root)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def roster_mismatches(roster: Sequence[str], clients: Iterable[str]) -> list[str]:
@@ -114,6 +130,12 @@ class FederationController(Controller):
         clients = [client.name for client in fl_ctx.get_engine().get_clients()]
         for mismatch in roster_mismatches(job.roster, clients):
             self.logger.warning("%s", mismatch)
+        kept = ended_jobs(folders) if fl_ctx.get_prop(FLContextKey.SECURE_MODE, True) else None
+        if job.withdraw is not None and kept is None and self._run is None:
+            self.logger.warning(
+                "the server's local/resources.json names no folder of ended jobs, so that models which "
+                "continue from the run are not listed: make the kit ready by `tightframe federation add-site`"
+            )
         try:
             coordinator = Coordinator(
                 self._setup,
@@ -122,6 +144,7 @@ class FederationController(Controller):
                 initial_model=entry.initial_model,
                 job_id=fl_ctx.get_job_id(),
                 stopped=stopped_run(folders, fl_ctx.get_job_id()),
+                ended_jobs=kept,
                 log=self.logger,
                 write_page=writing.leave,
             )

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+import zipfile
+import zlib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from tightframe.results.files import CARD, Values
+from tightframe.results.files import CARD, MAX_BYTES, Values
 from tightframe.results.words import plural
 
-BESIDE = (f"*/{CARD}", f"../*/server/{CARD}")
-"""Places, from the folder above a run's results, in which other runs of the same server have their cards."""
+BESIDE = (f"*/{CARD}", f"../*/server/{CARD}", f"../*/workspace/{CARD}")
+"""Places, from the folder above a run's results, in which other runs have their cards: of the same server, in
+a simulator's workspace, or downloaded beside it."""
+ARCHIVES = "*/workspace"
+"""ZIP files, in the folder in which the engine's server keeps ended jobs, with the results of each."""
 
 
 class NotCovered(Values):
@@ -63,7 +68,9 @@ class WithdrawnRecords(Values):
         return said
 
 
-def not_covered(above: Path, lineage: str, models: Iterable[str], own: Path) -> list[NotCovered]:
+def not_covered(
+    above: Path, lineage: str, models: Iterable[str], own: Path, ended_jobs: Path | None = None
+) -> list[NotCovered]:
     """List the models on record that continue from a run: resumed jobs, pretrained starts, and theirs.
 
     Args:
@@ -71,6 +78,7 @@ def not_covered(above: Path, lineage: str, models: Iterable[str], own: Path) -> 
         lineage: of the run.
         models: SHA-256 of the files of its models.
         own: folder of this run's results, which is left out.
+        ended_jobs: folder in which the engine's server keeps ended jobs; None where it keeps none.
     """
     cards = [
         (path.parent.resolve(), card)
@@ -78,6 +86,9 @@ def not_covered(above: Path, lineage: str, models: Iterable[str], own: Path) -> 
         for path in sorted(above.glob(pattern))
         if path.parent.resolve() != own.resolve() and (card := _card(path)) is not None
     ]
+    if ended_jobs is not None:
+        archives = [path for path in sorted(ended_jobs.glob(ARCHIVES)) if path.is_file()]
+        cards += [(path.parent.resolve(), card) for path in archives if (card := _archived(path)) is not None]
     reached = set(models)
     found: dict[Path, tuple[dict[str, Any], str]] = {}
     while True:
@@ -112,7 +123,24 @@ def _job(card: dict[str, Any]) -> dict[str, Any]:
 def _card(path: Path) -> dict[str, Any] | None:
     """Read the plain values of a card, of whatever version; None if it cannot be read."""
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        return _values(path.read_bytes())
+    except OSError:
+        return None
+
+
+def _archived(path: Path) -> dict[str, Any] | None:
+    """Read the plain values of the card in an ended job's archive; None if there is none, or unreadable."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            entry = archive.getinfo(CARD)
+            return None if entry.file_size > MAX_BYTES else _values(archive.read(entry))
+    except (OSError, KeyError, RuntimeError, EOFError, zipfile.BadZipFile, zlib.error):
+        return None
+
+
+def _values(content: bytes) -> dict[str, Any] | None:
+    try:
+        values = json.loads(content)
+    except (ValueError, RecursionError):
         return None
     return values if isinstance(values, dict) else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -125,3 +126,15 @@ def test_a_later_job_warns_of_records_that_are_still_there(
         job, entries={"a": SiteEntry(data={"digits": {"silo": 0}}, withdrawn={"digits": str(file)})}
     )
     assert "2 records that `withdrawn` names are still among" in caplog.text
+
+
+def test_the_export_lists_models_that_continue_from_the_run(ended: Path, typed: Typed) -> None:
+    """Of those whose results were downloaded beside the run's."""
+    model = hashlib.sha256((ended / "model.safetensors").read_bytes()).hexdigest()
+    beside = ended.parent.parent / "downloaded" / "workspace"
+    beside.mkdir(parents=True)
+    job = {"job_name": "tuned", "initial_model_sha256": model}
+    (beside / "model.json").write_text(json.dumps({"job": job, "model_sha256": "0" * 64}))
+    code, out, _ = typed("jobs", "export", "our_study", "--withdraw-from", str(ended), "-o", "listed")
+    assert code == 0
+    assert f"will NOT be covered: tuned in {beside} (starts from its model)" in out.replace("\n", " ")

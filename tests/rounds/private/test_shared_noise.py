@@ -30,6 +30,7 @@ from tightframe.privacy import accounting
 from tightframe.privacy.events import Gaussian, SubsampledGaussian
 from tightframe.privacy.releases.gradient_sums import GradientSumConfig
 from tightframe.privacy.training import portions
+from tightframe.rounds.privacy_plan import honest_silos
 from tightframe.rounds.riders import noisy_gradients
 from tightframe.rounds.setup import prepare
 from tightframe.rounds.silo import private_view
@@ -137,6 +138,44 @@ def test_the_opened_sum_has_the_promised_noise_and_half_of_it_is_found(
     )
     halved, _ = carried(tmp_path / "halved", monkeypatch, job())
     assert halved < low
+
+
+def test_where_sums_open_whole_three_silos_make_the_noise_of_four(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """n - c = 3 in place of t - c = 2; and so nothing is opened without one of them."""
+    whole = job(whole_sums=True)
+    found, numbers = carried(tmp_path / "whole", monkeypatch, whole)
+    low, high = stats.chi2.ppf([1e-7, 1 - 1e-7], numbers)
+    assert low < found / (4 / 3) < high
+    assert found > high, "at least what was promised: four silos are more than three"
+    dropping(monkeypatch)
+    opened: list[Any] = []
+    monkeypatch.setattr(shared_gradients, "descend", lambda *given: opened.append(given))
+    with pytest.raises(RunError, match="TF-501"):
+        federation.run_job(parse_job(whole), folder=tmp_path / "lost")
+    assert not opened
+    assert charges_of(tmp_path / "lost", "site-1"), "what was sent is charged, opened or not"
+
+
+@pytest.mark.parametrize(("silos", "before", "after"), [(4, 2, 3), (6, 4, 5), (10, 6, 9)])
+def test_the_same_noise_in_the_sum_promises_more_where_sums_open_whole(
+    silos: int, before: int, after: int
+) -> None:
+    """What the sum holds is its silos' shares; what is promised counts on the least honest of them."""
+    sites = [f"site-{number}" for number in range(silos)]
+    values = {**job(rounds=160), "sites": sites}
+    less, more = (parse_job({**values, **extra}) for extra in ({}, {"whole_sums": True}))
+    assert (honest_silos(less, silos), honest_silos(more, silos)) == (before, after)
+    plan = prepare(more.model_dump(mode="json")).privacy
+    assert plan is not None and plan.gradients is not None
+    noise = plan.gradients.noise_multiplier
+    promised = [
+        gaussian_epsilon(math.sqrt(160) / (noise * math.sqrt(honest / after)), 1e-5)
+        for honest in (after, before)
+    ]
+    assert promised[0] == pytest.approx(8, abs=0.01)
+    assert promised[1] == pytest.approx({4: 10.24, 6: 9.16, 10: 10.24}[silos], abs=0.02)
 
 
 def test_with_own_noise_and_with_plain_sums_each_silo_adds_all_of_it(

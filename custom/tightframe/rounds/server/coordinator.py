@@ -64,6 +64,8 @@ class Coordinator:
         initial_model: safetensors file of a pretrained start, from the server's own site.
         job_id: the run's id in the engine; by default the identity's.
         stopped: checkpoint of the run that the job resumes.
+        ended_jobs: folder in which the engine keeps ended jobs, for the models that a withdrawal does not
+            reach; None where their results lie beside this one's.
         log: of the server.
         on_round: called with the row of each exchange.
         write_page: writes the page of the results; without it there is none.
@@ -78,6 +80,7 @@ class Coordinator:
         initial_model: str | None = None,
         job_id: str | None = None,
         stopped: Path | None = None,
+        ended_jobs: Path | None = None,
         log: logging.Logger | None = None,
         on_round: Callable[[Row], None] | None = None,
         write_page: WritePage | None = None,
@@ -89,6 +92,7 @@ class Coordinator:
         self._initial_model = initial_model
         self._job_id = job_id or (identity.job_id if identity is not None else "")
         self._stopped = stopped
+        self._ended_jobs = ended_jobs
         self._on_round = on_round
         self._transcript: ServerRecord | None = None
         self._unverified: Callable[[], None] | None = None  # writes the checkpoint of the last round
@@ -298,7 +302,11 @@ class Coordinator:
             stay=stay,
             silos=MIN_SILOS,
             not_covered=not_covered(
-                self.folder.parent, withdraw.lineage, [hashlib.sha256(model).hexdigest()], self.folder
+                self.folder.parent,
+                withdraw.lineage,
+                [hashlib.sha256(model).hexdigest()],
+                self.folder,
+                self._ended_jobs,
             ),
         )
         for line in record.withdrawn.lines():
