@@ -6,6 +6,8 @@ rule, and nothing that the file holds: neither a value nor its path.
 
 from __future__ import annotations
 
+import gzip
+import logging
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -186,37 +188,30 @@ def volume_values(path: Path, head: bytes) -> NDArray[np.float32]:
             "'tightframe[nifti]' at this site.",
             code="TF-219",
         ) from None
-    single = head[_NIFTI_PLACE : _NIFTI_PLACE + 3] == b"n+1" or head[4:7] == b"n+2"
-    if not single and head[:2] != _GZIP:
-        raise UnfitError("another kind of file than NIfTI in one file (.nii, .nii.gz)")
-    kinds: list[Any] = [nibabel.Nifti1Image, nibabel.Nifti2Image]
-    volume: Any = None
-    for kind in kinds:
-        with _as_named(path, packed=not single) as opened:
-            try:
-                volume = kind.from_stream(opened)
-            except nibabel.filebasedimages.ImageFileError:
-                continue
-            shape = tuple(int(side) for side in volume.shape)
-            shape = shape[:3] if shape[3:] == (1,) else shape
-            if len(shape) != 3:
-                raise UnfitError("several volumes, or none, in one file")
-            if int(np.prod([float(side) for side in shape])) > MOST_VOXELS:
-                raise UnfitError(f"more than {MOST_VOXELS} voxels")
-            if volume.get_data_dtype().kind not in "iuf":
-                raise UnfitError("voxels that are no plain numbers")
-            upright = nibabel.as_closest_canonical(volume)
-            values = np.asarray(upright.dataobj, dtype=np.float32).reshape(upright.shape[:3])
-            break
-    else:
-        raise UnfitError("another kind of file than NIfTI in one file (.nii, .nii.gz)")
+    logging.getLogger("nibabel.global").setLevel(logging.CRITICAL + 1)  # it tells values of headers
+    with gzip.open(path, "rb") if head[:2] == _GZIP else path.open("rb") as stream:
+        first = stream.read(512)
+        stream.seek(0)
+        kind = (
+            nibabel.Nifti1Image
+            if first[_NIFTI_PLACE : _NIFTI_PLACE + 3] == b"n+1"
+            else nibabel.Nifti2Image
+            if first[4:7] == b"n+2"
+            else None
+        )
+        if kind is None:
+            raise UnfitError("another kind of file than NIfTI in one file (.nii, .nii.gz)")
+        volume: Any = kind.from_stream(stream)
+        shape = tuple(int(side) for side in volume.shape)
+        shape = shape[:3] if shape[3:] == (1,) else shape
+        if len(shape) != 3:
+            raise UnfitError("several volumes, or none, in one file")
+        if int(np.prod([float(side) for side in shape])) > MOST_VOXELS:
+            raise UnfitError(f"more than {MOST_VOXELS} voxels")
+        if volume.get_data_dtype().kind not in "iuf":
+            raise UnfitError("voxels that are no plain numbers")
+        upright = nibabel.as_closest_canonical(volume)
+        values = np.asarray(upright.dataobj, dtype=np.float32).reshape(upright.shape[:3])
     # Canonical axes go to the right, to the front and up; ours are (depth, height, width) as a reader looks.
     ordered: NDArray[np.float32] = values.transpose(2, 1, 0)[:, ::-1, ::-1]
     return ordered
-
-
-def _as_named(path: Path, *, packed: bool) -> Any:
-    """Open a NIfTI file by what it is, whatever its name ends in."""
-    import gzip
-
-    return gzip.open(path, "rb") if packed else path.open("rb")
