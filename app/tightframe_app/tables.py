@@ -71,10 +71,15 @@ def init(
     """
     from tightframe.data.images import proposal as of_pictures
     from tightframe.data.table import proposal
+    from tightframe.errors import DataError
 
     folder = file.is_dir()
-    if folder and (given := [item for item in (label, record, patient, fold, picture, root) if item]):
-        raise typer.BadParameter(f"a folder has no columns: leave {given} out", param_hint="FILE")
+    if folder and any((label, record, patient, fold, picture, root)):
+        raise DataError(
+            f"Expected a table at {file}, whose columns are named, but it is a folder: name none, if its "
+            "folders are classes of pictures.",
+            code="TF-206",
+        )
     if label is None and not folder:
         known = ", ".join(proposal.candidates(file)) or "none"
         raise typer.BadParameter(
