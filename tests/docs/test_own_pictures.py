@@ -44,7 +44,9 @@ def test_its_contract_is_valid_and_it_names_every_key() -> None:
 def test_its_commands_lead_from_dicom_files_at_four_sites_to_answers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every second picture (with a third site 3 lacks a class); the simulation in one process, its sums secure."""
+    """Every second picture (of every third, site 3 lacks a class);
+    the simulation in one process, its sums secure.
+    """
     monkeypatch.chdir(tmp_path)
     images = "ISIC_2019_Training_Input_preprocessed"
     Path("ham").mkdir()
