@@ -1,4 +1,4 @@
-"""``tightframe data describe``: a site's table as it would enter a job, in the terminal and as a page."""
+"""``tightframe data describe``: a site's records as they would enter a job, in the terminal and as a page."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from tightframe_app import tables
 from tightframe_app.screens import console, shown
 
 if TYPE_CHECKING:
+    from tightframe.data.contract import Contract
+    from tightframe.data.table import TableSite
     from tightframe.data.table.summary import Description, Summary
 
 MOST_SERIES = 4
@@ -26,7 +28,7 @@ def describe(
         Path | None, typer.Option("--output", "-o", dir_okay=False, help="Page to write, with plots (HTML).")
     ] = None,
 ) -> None:
-    """Show what a site would bring: its table's columns by the contract, with classes and missing values.
+    """Show what a site would bring: its table's columns, or its pictures' sizes and light, by class.
 
     Rows that break the contract are counted and left out. With --output a page with plots by class is
     written, one file that opens offline, readable by its owner only: it has exact numbers about the site's
@@ -34,10 +36,9 @@ def describe(
 
     Exit code 0: shown. 2: a table cannot be read, or does not fit the contract.
     """
-    from tightframe.data.table.summary import describe as of_table
-
     agreed = tables.read_contract(contract)
-    described = [(name, of_table(agreed, entry)) for name, entry in tables.entries(site_config, site)]
+    found_entries = tables.entries(site_config, site, agreed)
+    described = [(name, _of(agreed, entry)) for name, entry in found_entries]
     for name, found in described:
         counts = ", ".join(f"{shown(title)} {count}" for title, count in found.records.items())
         tables.out.print(f"{name}: {found.where}" if name else found.where, style="bold")
@@ -51,6 +52,17 @@ def describe(
         output.chmod(0o600)
         output.write_text(_page(agreed.title, described), encoding="utf-8")
         tables.out.print(f"page: {output}")
+
+
+def _of(contract: Contract, entry: TableSite) -> Description:
+    from tightframe.data.images import ImagesSite
+    from tightframe.data.images.contract import PictureContract
+    from tightframe.data.images.summary import describe as of_pictures
+    from tightframe.data.table.summary import describe as of_table
+
+    if isinstance(contract, PictureContract) and isinstance(entry, ImagesSite):
+        return of_pictures(contract, entry)
+    return of_table(contract, entry)
 
 
 def _cells(summary: Summary) -> list[str]:
@@ -97,7 +109,7 @@ def _page(title: str, described: list[tuple[str, Description]]) -> str:
             )
             inner.append(figure(picture, f"{summary.column.column}: records by class"))
         parts.append(section(name or "Records", *inner))
-    return layout.page(title, "Tightframe: a site's own table, private to it", *parts)
+    return layout.page(title, "Tightframe: a site's own records, private to it", *parts)
 
 
 def _series(summary: Summary) -> dict[str, tuple[int, ...]]:

@@ -1,4 +1,4 @@
-"""``tightframe data init`` and ``check``: a contract for a table, and a table against its contract.
+"""``tightframe data init`` and ``check``: a contract for a table or pictures, and these against it.
 
 All of it is for the eyes of whoever runs it at a site; nothing is sent anywhere.
 """
@@ -41,18 +41,27 @@ _Site = Annotated[str | None, typer.Option(help="Only this site of a file for se
 
 def init(
     file: Annotated[
-        Path, typer.Argument(help="A table with a header: .csv, .tsv, .txt (also .gz), .parquet.")
+        Path,
+        typer.Argument(
+            help="A table with a header: .csv, .tsv, .txt (also .gz), .parquet; or a folder of pictures "
+            "with a folder for each class."
+        ),
     ],
     label: Annotated[str | None, typer.Option(help="The column that is to be learned.")] = None,
     record: Annotated[str | None, typer.Option(help="The column that names each record.")] = None,
     patient: Annotated[str | None, typer.Option(help="The column that tells the patient.")] = None,
     fold: Annotated[str | None, typer.Option(help="The column with train, validation, test.")] = None,
+    picture: Annotated[str | None, typer.Option(help="The column with the paths of pictures.")] = None,
+    size: Annotated[int | None, typer.Option(min=8, help="Side of the pictures for the model.")] = None,
+    root: Annotated[
+        Path | None, typer.Option(help="The folder that these paths start in; the table's by default.")
+    ] = None,
     title: Annotated[str | None, typer.Option(help="Name of the data; the file's by default.")] = None,
     output: Annotated[
         Path, typer.Option("--output", "-o", help="Contract to write; notes are written beside it.")
     ] = Path("contract.json"),
 ) -> None:
-    """Propose a data contract from a table: kinds, ranges, vocabularies, what is missing.
+    """Propose a data contract from a table or a manifest of pictures: kinds, ranges, vocabularies, sizes.
 
     Writes the contract, and beside it NAME.notes.md with what a person must decide, before anybody else sees
     it: units, ranges, levels, classes. Prints the entry for the site's configuration. Without --label it
@@ -60,9 +69,18 @@ def init(
 
     Exit code 0: written. 2: the file cannot be read, or --label is missing or no class.
     """
+    from tightframe.data.images import proposal as of_pictures
     from tightframe.data.table import proposal
+    from tightframe.errors import DataError
 
-    if label is None:
+    folder = file.is_dir()
+    if folder and any((label, record, patient, fold, picture, root)):
+        raise DataError(
+            f"Expected a table at {file}, whose columns are named, but it is a folder: name none, if its "
+            "folders are classes of pictures.",
+            code="TF-206",
+        )
+    if label is None and not folder:
         known = ", ".join(proposal.candidates(file)) or "none"
         raise typer.BadParameter(
             f"expected the column to be learned; possible are: {known}", param_hint="--label"
@@ -71,33 +89,44 @@ def init(
     if there := [path for path in (output, notes) if path.exists()]:
         raise FileExistsError(f"{there[0]} exists already: choose another --output, or move it away.")
     roles = {"label": label, "record": record, "patient": patient, "fold": fold}
-    made = proposal.propose(file, roles, title=title)
+    if folder:
+        made = of_pictures.propose_folders(file, size=size, title=title)
+    elif picture is not None:
+        made = of_pictures.propose(file, roles, picture, size=size, root=root, title=title)
+    else:
+        made = proposal.propose(file, roles, title=title)
     output.write_text(json.dumps(made.contract, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     notes.write_text(proposal.notes_text(made, file), encoding="utf-8")
-    out.print(f"{output}: {len(made.contract['columns'])} columns, label {shown(label)}")
+    if "picture" in made.contract:
+        found, key = made.contract["picture"], "images"
+        what = f"{found['colour']} pictures of {' x '.join(map(str, found['size']))} pixels (height first)"
+    else:
+        what, key = f"{len(made.contract['columns'])} columns", "table"
+    out.print(f"{output}: {what}, label {shown(made.contract['label']['column'])}")
     print_list(out, f"To decide ({notes}):", [shown(note) for note in made.notes])
     out.print()
     out.print("For a site's configuration:")
-    out.print(shown(json.dumps({"data": {"table": made.site}}, ensure_ascii=False)))
+    out.print(shown(json.dumps({"data": {key: made.site}}, ensure_ascii=False)))
     out.print(f"then: tightframe data check --contract {output} --site-config FILE")
 
 
 def check(contract: _Contract, site_config: _Config, site: _Site = None) -> None:
-    """Hold a site's table against a contract: every finding at once, with the rows' numbers.
+    """Hold a site's table or pictures against a contract: every finding at once, with the rows' numbers.
 
-    Row numbers are lines of a text file, else places from 1. Codes that the contract does not have are shown,
-    so that they can be mapped. `tightframe site check --job` includes this check, and shows no codes.
+    Row numbers are lines of a text file, else places from 1; all pictures are read. Codes that the contract
+    does not have are shown, so that they can be mapped. `tightframe site check --job` includes this check,
+    and shows no codes.
 
     Exit code 0: the site can take part, if need be without the rows that it sets aside. 1: it cannot.
     2: there is no such contract or entry.
     """
     bad = 0
     agreed = read_contract(contract)
-    tables = entries(site_config, site)
+    tables = entries(site_config, site, agreed)
     for name, entry in tables:
         bad += not _checked(name, agreed, entry)
     if bad:
-        of = f"{bad} of {len(tables)} tables" if len(tables) > 1 else "the table"
+        of = f"{bad} of {len(tables)} sites" if len(tables) > 1 else "the data"
         out.print(f"{of} cannot take part so")
         raise typer.Exit(1)
     out.print("no problem was found")
@@ -109,21 +138,26 @@ def read_contract(path: Path) -> Contract:
     Raises:
         JobError: TF-101, listing what is wrong.
     """
-    from tightframe.data.contract import Contract
-    from tightframe_app.jobs.pairs import read_contract as values
+    from tightframe_app.jobs import pairs
 
-    return Contract.model_validate(values(path))
+    values = pairs.read_contract(path)
+    return pairs.form_of(values).model_validate(values)
 
 
-def entries(config: Path, site: str | None) -> list[tuple[str, TableSite]]:
-    """Return the tables of a site's configuration, or of several sites'.
+def entries(config: Path, site: str | None, contract: Contract) -> list[tuple[str, TableSite]]:
+    """Return the entries for a contract's data in a site's configuration, or in several sites'.
 
     Raises:
-        FileNotFoundError, SiteConfigError: if there is no file, no such site, or no table in it.
+        FileNotFoundError, SiteConfigError: if there is no file, no such site, or no such entry in it.
     """
     from tightframe.config.site import parse_single, parse_site_file, read_object
+    from tightframe.data.images import ImagesSite
+    from tightframe.data.images.contract import PictureContract
     from tightframe.data.table import TableSite
     from tightframe.errors import SiteConfigError
+
+    pictures = isinstance(contract, PictureContract)
+    key, model = ("images", ImagesSite) if pictures else ("table", TableSite)
 
     if not config.is_file():
         raise FileNotFoundError(f"Expected the site's configuration at {config}, but there is no such file.")
@@ -134,13 +168,11 @@ def entries(config: Path, site: str | None) -> list[tuple[str, TableSite]]:
         several = {site or "": parse_single(values, str(config))[0]}
     chosen = {name: entry for name, entry in several.items() if site in (None, name)}
     tables = [
-        (name, TableSite.model_validate(entry.data["table"]))
-        for name, entry in chosen.items()
-        if "table" in entry.data
+        (name, model.model_validate(entry.data[key])) for name, entry in chosen.items() if key in entry.data
     ]
     if not tables:
         raise SiteConfigError(
-            f"Expected {config} to have an entry `table` in `data`{f' of {site}' if site else ''}, but has "
+            f"Expected {config} to have an entry `{key}` in `data`{f' of {site}' if site else ''}, but has "
             "none.",
             code="TF-201",
         )
@@ -175,6 +207,9 @@ def _by_line(text: str) -> str:
 def _found(contract: Contract, entry: TableSite) -> Iterator[tuple[str, str]]:
     """Yield what is found, each with its state; the last is how many records there are, if any."""
     from tightframe.data.base import FOLDS, class_counts, count_table
+    from tightframe.data.images import ImagesSite
+    from tightframe.data.images.contract import PictureContract
+    from tightframe.data.images.silo import divided_pictures, encoded_records
     from tightframe.data.table.encoding import check_mapping, encode, other_mark, unknown_codes
     from tightframe.data.table.silo import divided, read
     from tightframe.errors import DataError
@@ -183,8 +218,12 @@ def _found(contract: Contract, entry: TableSite) -> Iterator[tuple[str, str]]:
         check_mapping(contract, entry)
     except DataError as error:
         yield "problem", str(error)
-    rows = read(contract, entry)
-    encoded = encode(rows, contract, entry)
+    if isinstance(contract, PictureContract):
+        assert isinstance(entry, ImagesSite)  # noqa: S101 - `entries` took the contract's kind
+        rows, encoded = encoded_records(contract, entry)
+    else:
+        rows = read(contract, entry)
+        encoded = encode(rows, contract, entry)
     aside = entry.invalid == "set_aside"
     for finding in encoded.findings:
         yield ("note" if aside else "problem"), f"{finding}{'; set aside' if aside else ''}"
@@ -196,7 +235,10 @@ def _found(contract: Contract, entry: TableSite) -> Iterator[tuple[str, str]]:
         yield "note", f"{column}: not in the contract: {some}; map them in `codes`, if they mean what it has"
     if encoded.findings and not aside:
         return
-    data = divided(encoded, contract)
+    if isinstance(contract, PictureContract):
+        data = divided_pictures(encoded, contract)
+    else:
+        data = divided(encoded, contract)
     sizes = ", ".join(f"{len(data.labels(fold))} {fold}" for fold in FOLDS)
     counts = class_counts(data.labels("train"), len(contract.label.classes))
     classes = count_table(dict(zip(contract.label.titles, counts.tolist(), strict=True)))

@@ -10,11 +10,14 @@ import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tightframe.errors import JobError
 from tightframe_app.jobs import recipes
 from tightframe_app.jobs.recipes import Recipe
+
+if TYPE_CHECKING:
+    from tightframe.data.contract import Contract
 
 BASES: Mapping[str, str] = {
     "fed_isic2019": "fedavg_isic",
@@ -60,10 +63,12 @@ def pair(method: str, dataset: str) -> Recipe:
 
 
 def pair_with_contract(method: str, path: Path) -> Recipe:
-    """Return the recipe of a method on the tables of a contract.
+    """Return the recipe of a method on the tables or pictures of a contract.
 
-    The setting is that of heart disease, with more rounds: an ``mlp`` with one hidden layer, whose inputs are
-    standardised by pooled moments. A method that needs one sum only gets the values themselves as features.
+    The setting of a table is that of heart disease, with more rounds: an ``mlp`` with one hidden layer, whose
+    inputs are standardised by pooled moments. A method of one sum gets the values themselves as features.
+    That of pictures is Fed-ISIC2019's: a small network; for a method of one sum scattering features. Volumes
+    get a ``ResNet10`` of MONAI, and for one sum random features.
 
     Args:
         method: one of ``tightframe methods``.
@@ -76,6 +81,8 @@ def pair_with_contract(method: str, path: Path) -> Recipe:
 
     contract = read_contract(path)
     chosen = methods.get(method)
+    if "picture" in contract:
+        return _on(_of_pictures(contract, one_sum=chosen.start is not None), method, str(contract["title"]))
     base = recipes.get(BASES["fed_heart_disease"])
     alone: dict[str, Any] = {"dataset": "table", "dataset_options": {"contract": contract}}
     if chosen.start is not None:
@@ -83,6 +90,39 @@ def pair_with_contract(method: str, path: Path) -> Recipe:
     presets = {name: {**base.presets[name], "rounds": rounds} for name, rounds in _TABLE_ROUNDS.items()}
     base = replace(base, name="of_table", values={**base.values, **alone}, presets=presets)
     return _on(base, method, str(contract["title"]))
+
+
+def _of_pictures(contract: dict[str, Any], *, one_sum: bool) -> Recipe:
+    """Return the recipe of pictures, with a model that takes their size."""
+    from tightframe.data.images.contract import PictureContract
+
+    base, picture = recipes.get(BASES["fed_isic2019"]), PictureContract.model_validate(contract).picture
+    values = {**base.values, "dataset": "images", "dataset_options": {"contract": contract}}
+    presets = {name: dict(layer) for name, layer in base.presets.items()}
+    for layer in presets.values():
+        layer.pop("dataset_options")
+        if picture.dimensions == 3:
+            own: dict[str, Any] = {"model": "monai", "model_options": {"network": "ResNet10"}}
+            own = {"model": "random_features", "model_options": {"width": 256}} if one_sum else own
+        elif one_sum:
+            # As on Fed-ISIC2019: wavelets cover a quarter of the smaller side, 16 pixels at most.
+            scales = max(1, min(4, min(picture.size).bit_length() - 3))
+            own = {"model": "scattering", "model_options": {"J": scales, "colours": "rgb", "width": 256}}
+        else:
+            own = {}
+        layer |= own
+        if one_sum:
+            layer["training"] = {**layer["training"], "augment": False}
+            layer.pop("local_baseline_epochs", None)
+    return replace(base, name="of_pictures", values=values, presets=presets)
+
+
+def form_of(values: Mapping[str, Any]) -> type[Contract]:
+    """Return the form of a contract: of pictures, if it has a ``picture``, else of a table."""
+    from tightframe.data.contract import Contract
+    from tightframe.data.images.contract import PictureContract
+
+    return PictureContract if "picture" in values else Contract
 
 
 def read_contract(path: Path) -> dict[str, Any]:
@@ -93,15 +133,16 @@ def read_contract(path: Path) -> dict[str, Any]:
     """
     from pydantic import ValidationError
 
-    from tightframe.data.contract import Contract
     from tightframe.options import listed
 
+    form: Any = None
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
-        Contract.model_validate(values)
+        form = form_of(values if isinstance(values, dict) else {})
+        form.model_validate(values)
     except (OSError, ValueError, RecursionError) as error:
         if isinstance(error, ValidationError):
-            raise JobError(listed(error, "contract.", Contract)) from None
+            raise JobError(listed(error, "contract.", form)) from None
         raise JobError([f"contract: Expected {path} to be readable JSON, but got: {error}"]) from None
     return dict(values)
 

@@ -22,6 +22,7 @@ DATASETS: list[Listed[DatasetSpec]] = [
     Listed("eicu", "tightframe.data.eicu"),
     Listed("fed_heart_disease", "tightframe.data.heart"),
     Listed("table", "tightframe.data.table"),
+    Listed("images", "tightframe.data.images"),
     *(Listed[DatasetSpec](name, "tightframe.data.image_sets") for name in _IMAGE_SETS),
 ]
 

@@ -21,6 +21,21 @@ GREY = ("MONOCHROME1", "MONOCHROME2")
 COLOUR = ("RGB", "YBR_FULL", "YBR_FULL_422")
 
 
+class DicomError(DataError):
+    """A file that cannot be read as one picture.
+
+    Args:
+        message: with the path, and what was found.
+        rule: what it breaks, in words that hold nothing of the file.
+    """
+
+    code = "TF-206"
+
+    def __init__(self, message: str, rule: str) -> None:
+        self.rule = rule
+        super().__init__(message)
+
+
 @dataclass(frozen=True)
 class DicomPicture:
     """Pixels of a file.
@@ -43,59 +58,97 @@ def is_dicom(path: Path) -> bool:
         return False
 
 
-def read(path: Path, *, pixels: bool = True) -> DicomPicture:
+def read(
+    path: Path,
+    *,
+    pixels: bool = True,
+    window: tuple[float, float] | None = None,
+    most_pixels: int | None = None,
+) -> DicomPicture:
     """Read a picture.
 
     Args:
         path: of the file.
         pixels: False checks the header only; then the pixels are of size 0.
+        window: rescaled grey values that become black and white, in place of the file's own window.
+        most_pixels: of a picture, checked before anything is decoded; None for any number.
 
     Raises:
-        DataError: TF-206 if pydicom is not installed, if the file is no DICOM picture, of several frames, of
-            another photometric interpretation, or compressed in a way that cannot be decoded here.
+        DicomError: TF-206 if the file is no DICOM picture, of several frames, of another photometric
+            interpretation, or compressed in a way that cannot be decoded here.
+        DataError: TF-206 if pydicom is not installed.
     """
     pydicom = _pydicom()
+    unreadable = "DICOM that cannot be decoded"
     try:
+        # A deflated file is unpacked whole before its size is known.
+        meta = pydicom.filereader.read_file_meta_info(path)
+        if getattr(meta.get("TransferSyntaxUID"), "is_deflated", False):
+            raise _wrong(
+                path, "a file that is not deflated", "one that is", "deflated DICOM; convert it first"
+            )
         stored = pydicom.dcmread(path, stop_before_pixels=not pixels)
-    except (pydicom.errors.InvalidDicomError, OSError, EOFError, ValueError, KeyError, TypeError) as error:
-        raise _wrong(path, "a readable DICOM file", f"{type(error).__name__}") from None
-    modality = str(stored.get("Modality", "") or "")
-    _check(path, stored)
+        modality = str(stored.get("Modality", "") or "")
+        _check(path, stored, most_pixels)
+    except DicomError:
+        raise
+    except Exception as error:  # a broken element raises what its own reader does
+        raise _wrong(path, "a readable DICOM file", f"{type(error).__name__}", unreadable) from None
     if not pixels:
         return DicomPicture(np.zeros((0, 0, 1), np.uint8), modality)
     if "PixelData" not in stored:
-        raise _wrong(path, "a DICOM picture", "no pixels")
+        raise _wrong(path, "a DICOM picture", "no pixels", "DICOM without pixels")
+    grey = str(stored.PhotometricInterpretation) in GREY
     try:
         values = pydicom.pixels.pixel_array(stored)  # colours as RGB, whatever the file has
+        values = _grey(stored, values, window) if grey else values
     except Exception as error:  # each decoder has errors of its own
         syntax = getattr(getattr(stored, "file_meta", None), "TransferSyntaxUID", None)
         named = getattr(syntax, "name", None) or "an unknown transfer syntax"
-        raise _wrong(
-            path, "pixels that can be decoded here", f"{named} ({type(error).__name__}); convert it first"
-        ) from None
-    if str(stored.PhotometricInterpretation) in GREY:
-        return DicomPicture(_grey(stored, values)[..., None], modality)
+        compressed = getattr(syntax, "is_compressed", False)
+        rule = (
+            "DICOM compressed in a way that cannot be decoded here, or damaged" if compressed else unreadable
+        )
+        found = f"{named} ({type(error).__name__}); convert it first"
+        raise _wrong(path, "pixels that can be decoded here", found, rule) from None
+    if grey:
+        return DicomPicture(values[..., None], modality)
     if values.dtype != np.uint8 or values.ndim != 3 or values.shape[-1] != 3:
-        raise _wrong(path, "8 bits for each of three colours", f"{values.dtype} of shape {values.shape}")
+        found = f"{values.dtype} of shape {values.shape}"
+        raise _wrong(path, "8 bits for each of three colours", found, "DICOM colours of other than 8 bits")
     return DicomPicture(np.ascontiguousarray(values, dtype=np.uint8), modality)
 
 
-def _check(path: Path, stored: Any) -> None:
+def _check(path: Path, stored: Any, most_pixels: int | None) -> None:
     frames = int(stored.get("NumberOfFrames", 1) or 1)
     if frames != 1:
-        raise _wrong(path, "one picture", f"{frames} frames (multi-frame): split it first")
+        found = f"{frames} frames (multi-frame): split it first"
+        raise _wrong(path, "one picture", found, "several pictures in one file")
     photometric = str(stored.get("PhotometricInterpretation", "") or "none")
     if photometric not in (*GREY, *COLOUR):
-        raise _wrong(path, f"the photometric interpretation {', '.join((*GREY, *COLOUR))}", photometric)
+        expected = f"the photometric interpretation {', '.join((*GREY, *COLOUR))}"
+        raise _wrong(path, expected, photometric, "DICOM of another photometric interpretation")
+    if "ModalityLUTSequence" in stored:
+        found = "a table of values (Modality LUT): convert it first"
+        raise _wrong(path, "a slope and an intercept of grey values", found, "DICOM with a Modality LUT")
+    pixels = int(stored.get("Rows", 0) or 0) * int(stored.get("Columns", 0) or 0)
+    if most_pixels is not None and pixels > most_pixels:
+        raise _wrong(path, f"at most {most_pixels} pixels", f"{pixels}", f"more than {most_pixels} pixels")
 
 
-def _grey(stored: Any, values: NDArray[Any]) -> NDArray[np.uint8]:
-    """Return grey values of 8 bits."""
+def _grey(stored: Any, values: NDArray[Any], window: tuple[float, float] | None) -> NDArray[np.uint8]:
+    """Return grey values of 8 bits.
+
+    Raises:
+        ValueError: for another number of axes, or values that are not finite.
+    """
     slope = float(stored.get("RescaleSlope", 1) or 1)
     intercept = float(stored.get("RescaleIntercept", 0) or 0)
     scaled = values.astype(np.float64) * slope + intercept
     center, width = (_first(stored.get(name)) for name in ("WindowCenter", "WindowWidth"))
-    if center is not None and width is not None and width >= 1:
+    if window is not None:
+        low, high = window
+    elif center is not None and width is not None and width >= 1:
         # PS3.3 C.11.2.1.2.1: the linear window.
         low, high = center - 0.5 - (width - 1) / 2, center - 0.5 + (width - 1) / 2
     else:
@@ -106,6 +159,8 @@ def _grey(stored: Any, values: NDArray[Any]) -> NDArray[np.uint8]:
     shares = np.clip((scaled - low) / max(high - low, 1e-9), 0, 1)
     if str(stored.PhotometricInterpretation) == "MONOCHROME1":
         shares = 1 - shares
+    if shares.ndim != 2 or not np.isfinite(shares).all():
+        raise ValueError("Expected one finite grey value a pixel")
     grey: NDArray[np.uint8] = np.rint(shares * 255).astype(np.uint8)
     return grey
 
@@ -122,7 +177,7 @@ def _first(value: Any) -> float | None:
 def _pydicom() -> Any:
     try:
         import pydicom
-        import pydicom.errors
+        import pydicom.filereader
         import pydicom.pixels
     except ImportError:
         raise DataError(
@@ -132,5 +187,5 @@ def _pydicom() -> Any:
     return pydicom
 
 
-def _wrong(path: Path, expected: str, found: str) -> DataError:
-    return DataError(f"Expected {expected} in {path}, but got {found}.", code="TF-206")
+def _wrong(path: Path, expected: str, found: str, rule: str) -> DicomError:
+    return DicomError(f"Expected {expected} in {path}, but got {found}.", rule)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -35,6 +36,8 @@ class PictureForm:
     said: str
     size: tuple[int, int] | None = None
     originals: Callable[[Pixels], Pixels] | None = None
+    read: Callable[[Path], Pixels] | None = None
+    endings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

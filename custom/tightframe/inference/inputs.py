@@ -107,10 +107,10 @@ def find(
         problems.append("--name is for a table: pictures are called by their files")
     if originals and form.originals is None:
         problems.append(f"--originals: pictures of {spec.title} need no preparation")
-    files, others = _files(places)
+    files, others = _files(places, form.endings)
     problems += [f"Expected {form.said}, but {path} is no picture" for path in others if path in places]
     if not files and not problems:
-        kinds = ", ".join((*PICTURES, "DICOM"))
+        kinds = ", ".join((*PICTURES, "DICOM", *form.endings))
         problems.append(f"Expected {form.said} ({kinds}), but found none in {_named(places)}")
     _refuse(problems)
     return PictureFiles(files, form, originals, modality, left=len(others))
@@ -137,7 +137,7 @@ def _named(places: Sequence[Path]) -> str:
     return ", ".join(str(place) for place in places[:3])
 
 
-def _files(places: Sequence[Path]) -> tuple[list[Path], list[Path]]:
+def _files(places: Sequence[Path], endings: tuple[str, ...] = ()) -> tuple[list[Path], list[Path]]:
     """Return the pictures among files and below folders, sorted in each, and all other files."""
     found: list[Path] = []
     others: list[Path] = []
@@ -145,7 +145,7 @@ def _files(places: Sequence[Path]) -> tuple[list[Path], list[Path]]:
         inside = place.is_dir()
         paths = sorted(item for item in place.rglob("*") if item.is_file()) if inside else [place]
         for path in paths:
-            known = path.suffix.lower() in (*PICTURES, *DICOM) or dicom.is_dicom(path)
+            known = path.name.lower().endswith((*PICTURES, *DICOM, *endings)) or dicom.is_dicom(path)
             (found if known else others).append(path)
     return list(dict.fromkeys(found)), others
 
@@ -185,6 +185,8 @@ class PictureFiles:
 
     def _pixels(self, path: Path) -> Pixels:
         """Return the pixels with the form's channels."""
+        if self.form.read is not None:
+            return self.form.read(path)
         if path.suffix.lower() not in PICTURES:
             read = dicom.read(path)
             if self.modality is not None and read.modality != self.modality:

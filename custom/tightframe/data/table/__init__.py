@@ -139,7 +139,7 @@ class TableSite(StrictModel):
         return self
 
 
-def _of(spec: DatasetSpec, options: Any) -> DatasetSpec:
+def of_contract(spec: DatasetSpec, options: Any) -> DatasetSpec:
     """Return the data set of a contract."""
     contract: Contract = options.contract
     return replace(
@@ -162,6 +162,6 @@ SPECS = {
         twin=deferred("tightframe.data.table.twin", "open_twin"),
         num_centers=0,
         form=deferred("tightframe.data.table.encoding", "form"),
-        by_options=_of,
+        by_options=of_contract,
     ),
 }

@@ -60,20 +60,10 @@ def propose(path: Path, roles: Mapping[str, str | None], *, title: str | None = 
     site = TableSite.model_validate({**entry, "missing": list(MISSING)})
     header, cells = read_all(site, MAX_COLUMNS + len(_ROLES))
     chosen = {role: column for role, column in roles.items() if column is not None}
-    if unknown := sorted(set(chosen.values()) - set(header)):
-        raise DataError(
-            f"Expected {path} to have the columns {unknown}, but it has {', '.join(header[:40])}"
-            f"{', ...' if len(header) > 40 else ''}.",
-            code="TF-204",
-        )
+    require_columns(path, header, chosen.values())
     notes: list[str] = []
-    label, classes = chosen["label"], _levels(cells[chosen["label"]])
-    if not 2 <= len(classes) <= MOST_CLASSES:
-        raise DataError(
-            f"Expected {label!r} to hold 2 to {MOST_CLASSES} classes, but it holds {len(classes)} different "
-            "values: name another column as the label, or one with its classes in it.",
-            code="TF-207",
-        )
+    label = chosen["label"]
+    classes = label_classes(label, cells[label])
     columns = []
     for column in header:
         if column in chosen.values():
@@ -111,6 +101,36 @@ def propose(path: Path, roles: Mapping[str, str | None], *, title: str | None = 
             "folds, and no job can hide patients."
         )
     return Proposal(contract, {**entry, "missing": ["", *used]}, (*first, *notes))
+
+
+def require_columns(path: Path, header: Sequence[str], wanted: Iterable[str]) -> None:
+    """Refuse columns that a file does not have.
+
+    Raises:
+        DataError: TF-204.
+    """
+    if unknown := sorted(set(wanted) - set(header)):
+        raise DataError(
+            f"Expected {path} to have the columns {unknown}, but it has {', '.join(header[:40])}"
+            f"{', ...' if len(header) > 40 else ''}.",
+            code="TF-204",
+        )
+
+
+def label_classes(label: str, cells: Cells) -> list[str]:
+    """Return the classes in a column, sorted.
+
+    Raises:
+        DataError: TF-207 for fewer than 2 or more than 20.
+    """
+    classes = _levels(cells)
+    if not 2 <= len(classes) <= MOST_CLASSES:
+        raise DataError(
+            f"Expected {label!r} to hold 2 to {MOST_CLASSES} classes, but it holds {len(classes)} different "
+            "values: name another column as the label, or one with its classes in it.",
+            code="TF-207",
+        )
+    return classes
 
 
 def candidates(path: Path) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -130,6 +130,16 @@ def open_site(site: TableSite, options: TableOptions) -> TableData:
     contract = options.contract
     check_mapping(contract, site)
     encoded = encode(read(contract, site), contract, site)
+    refuse_broken(encoded, site)
+    return divided(encoded, contract)
+
+
+def refuse_broken(encoded: Encoded, site: TableSite) -> None:
+    """Refuse rows that break the contract, unless the site sets them aside.
+
+    Raises:
+        DataError: TF-215, listing every finding.
+    """
     if encoded.findings and site.invalid == "refuse":
         listed = "".join(f"\n  - {finding}" for finding in encoded.findings)
         raise DataError(
@@ -137,11 +147,15 @@ def open_site(site: TableSite, options: TableOptions) -> TableData:
             "map codes and units in the site's entry, or leave such rows out (`invalid`: `set_aside`).",
             code="TF-215",
         )
-    return divided(encoded, contract)
 
 
-def divided(encoded: Encoded, contract: Contract) -> TableData:
+def divided(encoded: Encoded, contract: Contract, make: Callable[..., TableData] | None = None) -> TableData:
     """Return the rows that keep the contract, in folds.
+
+    Args:
+        encoded: all rows.
+        contract: of the job.
+        make: what holds the records; ``TableData`` by default.
 
     Raises:
         DataError: TF-216, TF-208.
@@ -169,7 +183,8 @@ def divided(encoded: Encoded, contract: Contract) -> TableData:
                 code="TF-208",
             )
     source = f"{contract.title}, {encoded.where}"
-    return TableData(
+    hold = make or TableData
+    return hold(
         features,
         labels,
         folds,

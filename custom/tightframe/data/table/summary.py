@@ -75,7 +75,9 @@ def describe(contract: Contract, site: TableSite) -> Description:
         cells = rows.cells[column.column]
         there = np.array([cells[row] is not None for row in kept], dtype=np.bool_)
         values = features[there][:, place : place + width]
-        summaries.append(_summary(column, values, labels[there], int((~there).sum()), contract.label.titles))
+        summaries.append(
+            summary_of(column, values, labels[there], int((~there).sum()), contract.label.titles)
+        )
         place += width
     counts = np.bincount(labels, minlength=len(contract.label.titles)).tolist()
     return Description(
@@ -87,13 +89,22 @@ def describe(contract: Contract, site: TableSite) -> Description:
     )
 
 
-def _summary(
+def summary_of(
     column: Column,
     values: NDArray[np.float64],
     labels: NDArray[np.int64],
     missing: int,
     titles: Sequence[str],
 ) -> Summary:
+    """Return a column's summary.
+
+    Args:
+        column: of the contract.
+        values: of its features, (n, k), as a model gets them, of the records that have one.
+        labels: of these records, (n,).
+        missing: number of the others.
+        titles: of the classes.
+    """
     mean = deviation = None
     quantiles: tuple[float, ...] = ()
     if column.kind == "number":

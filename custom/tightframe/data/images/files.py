@@ -1,0 +1,217 @@
+"""One picture or volume of a file, 8 bits a channel: PNG, JPEG, TIFF, DICOM, NIfTI. Torch-free.
+
+What a file is, its content says, not its name. Of its header only what pixels need is read. An error names a
+rule, and nothing that the file holds: neither a value nor its path.
+"""
+
+from __future__ import annotations
+
+import gzip
+import logging
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tightframe.data import dicom
+from tightframe.data.images.contract import Picture, Window
+from tightframe.errors import DataError
+
+Pixels = NDArray[np.uint8]
+MOST_BYTES = 2**30
+MOST_PIXELS = 2**26
+MOST_VOXELS = 2**27
+FORMATS = ("PNG", "JPEG", "TIFF")
+"""Of all that Pillow reads, these are tried."""
+_GZIP, _NIFTI_PLACE = b"\x1f\x8b", 344
+_PLAIN = ("L", "RGB", "1", "P", "PA", "LA", "La", "RGBA", "RGBa", "RGBX")
+_DEEP = ("I;16", "I;16B", "I;16L", "I;16N", "I", "F")
+
+
+class UnfitError(DataError):
+    """A file that is no picture as a contract has it.
+
+    Args:
+        rule: what it breaks, in words that hold nothing of the file.
+    """
+
+    code = "TF-206"
+
+    def __init__(self, rule: str) -> None:
+        self.rule = rule
+        super().__init__(f"Expected a picture that keeps the contract, but got {rule}.")
+
+
+def read(path: Path, picture: Picture) -> Pixels:
+    """Return the pixels of a file in their own size: (H, W, channels), or of a volume (D, H, W, 1).
+
+    Axes of a volume are those of the closest anatomical orientation: from the feet up, from the front to the
+    back, from right to left. An orientation in EXIF is applied to a picture.
+
+    Raises:
+        UnfitError: TF-206.
+        DataError: TF-219 without the package that this kind of file takes.
+    """
+    try:
+        found = path.stat()
+        if not stat.S_ISREG(found.st_mode):
+            raise UnfitError("no file (a folder, a pipe or a device)")
+        if found.st_size > MOST_BYTES:
+            raise UnfitError("a file of more than 1 GiB")
+        head = head_of(path)
+    except FileNotFoundError:
+        raise UnfitError("no such file") from None
+    except OSError:
+        raise UnfitError("a file that this process may not read") from None
+    if not head:
+        raise UnfitError("an empty file")
+    return _decoded(_volume if picture.dimensions == 3 else _flat, path, head, picture)
+
+
+def head_of(path: Path) -> bytes:
+    """Return the first bytes of a file, which tell what it is."""
+    with path.open("rb") as stream:
+        return stream.read(512)
+
+
+def _decoded(
+    decode: Callable[[Path, bytes, Picture], Pixels], path: Path, head: bytes, picture: Picture
+) -> Pixels:
+    try:
+        return decode(path, head, picture)
+    except DataError:
+        raise
+    except Exception:  # each decoder has errors of its own, and says in them what it read
+        raise UnfitError("a file that cannot be decoded completely") from None
+
+
+def _flat(path: Path, head: bytes, picture: Picture) -> Pixels:
+    if head[dicom.PREAMBLE : dicom.PREAMBLE + 4] == b"DICM":
+        return _dicom(path, picture)
+    from PIL import Image, ImageOps
+
+    try:
+        opened = Image.open(path, formats=FORMATS)
+    except Image.DecompressionBombError:
+        raise UnfitError(f"more than {MOST_PIXELS} pixels") from None
+    except Image.UnidentifiedImageError:
+        raise UnfitError("another kind of file than PNG, JPEG, TIFF and DICOM") from None
+    with opened as image:
+        if getattr(image, "n_frames", 1) != 1:
+            raise UnfitError("several pictures in one file")
+        if image.width * image.height > MOST_PIXELS:
+            raise UnfitError(f"more than {MOST_PIXELS} pixels")
+        mode = image.mode
+        if mode not in (*_PLAIN, *_DEEP):
+            raise UnfitError(f"another colour space ({mode}) than RGB or grey")
+        image.load()
+        upright: Any = ImageOps.exif_transpose(image)
+        if mode in _DEEP:
+            return _of_colour(_deep(np.asarray(upright), mode, picture.window)[..., None], picture)
+        if "A" in mode.upper() or "transparency" in image.info:
+            upright = upright.convert("RGBA")
+            if upright.getextrema()[3] != (255, 255):
+                raise UnfitError("transparent pixels")
+        if mode in ("L", "1", "LA", "La") and "transparency" not in image.info:
+            values = np.asarray(upright.convert("L"))[..., None]
+        else:
+            values = np.asarray(upright.convert("RGB"))
+    return _windowed(_of_colour(values, picture), picture.window)
+
+
+def _of_colour(pixels: Pixels, picture: Picture) -> Pixels:
+    """Return pixels with the contract's channels; three equal ones are grey."""
+    if pixels.shape[2] == picture.channels:
+        return pixels
+    if picture.channels == 3:
+        raise UnfitError("grey, where the contract has colours")
+    if not (pixels == pixels[..., :1]).all():
+        raise UnfitError("colours, where the contract has grey")
+    return pixels[..., :1]
+
+
+def _windowed(pixels: Pixels, window: Window | None) -> Pixels:
+    return pixels if window is None else eight_bits(pixels, window.low, window.high)
+
+
+def _deep(values: NDArray[Any], mode: str, window: Window | None) -> Pixels:
+    if window is not None:
+        return eight_bits(values, window.low, window.high)
+    if not mode.startswith("I;16"):
+        raise UnfitError("values of 32 bits, which need a `window` in the contract")
+    return eight_bits(values, 0, 2**16 - 1)
+
+
+def eight_bits(values: NDArray[Any], low: float, high: float) -> Pixels:
+    """Return ``rint(255 (x - low) / (high - low))``, from 0 to 255.
+
+    Raises:
+        UnfitError: for values that are not finite.
+    """
+    scaled = (values.astype(np.float32) - np.float32(low)) * np.float32(255.0 / (high - low))
+    if not np.isfinite(scaled).all():
+        raise UnfitError("values that are not finite")
+    made: Pixels = np.rint(np.clip(scaled, 0, 255, out=scaled), out=scaled).astype(np.uint8)
+    return made
+
+
+def _dicom(path: Path, picture: Picture) -> Pixels:
+    window = None if picture.window is None else (picture.window.low, picture.window.high)
+    try:
+        found = dicom.read(path, window=window, most_pixels=MOST_PIXELS)
+    except dicom.DicomError as error:
+        raise UnfitError(error.rule) from None
+    if picture.modality is not None and found.modality != picture.modality:
+        raise UnfitError("DICOM of another modality than the contract's")
+    return _of_colour(found.pixels, picture)
+
+
+def _volume(path: Path, head: bytes, picture: Picture) -> Pixels:
+    assert picture.window is not None  # noqa: S101 - the contract has checked
+    return eight_bits(volume_values(path, head), picture.window.low, picture.window.high)[..., None]
+
+
+def volume_values(path: Path, head: bytes) -> NDArray[np.float32]:
+    """Return the values of a NIfTI file, (D, H, W), in the orientation that ``read`` says.
+
+    Raises:
+        UnfitError, DataError: as ``read``; what the decoder raises for a damaged file.
+    """
+    try:
+        import nibabel
+    except ImportError:
+        raise DataError(
+            "Expected the package nibabel, which reads NIfTI files, but it is not installed: pip install "
+            "'tightframe[nifti]' at this site.",
+            code="TF-219",
+        ) from None
+    logging.getLogger("nibabel.global").setLevel(logging.CRITICAL + 1)  # it tells values of headers
+    with gzip.open(path, "rb") if head[:2] == _GZIP else path.open("rb") as stream:
+        first = stream.read(512)
+        stream.seek(0)
+        kind = (
+            nibabel.Nifti1Image
+            if first[_NIFTI_PLACE : _NIFTI_PLACE + 3] == b"n+1"
+            else nibabel.Nifti2Image
+            if first[4:7] == b"n+2"
+            else None
+        )
+        if kind is None:
+            raise UnfitError("another kind of file than NIfTI in one file (.nii, .nii.gz)")
+        volume: Any = kind.from_stream(stream)
+        shape = tuple(int(side) for side in volume.shape)
+        shape = shape[:3] if shape[3:] == (1,) else shape
+        if len(shape) != 3:
+            raise UnfitError("several volumes, or none, in one file")
+        if int(np.prod([float(side) for side in shape])) > MOST_VOXELS:
+            raise UnfitError(f"more than {MOST_VOXELS} voxels")
+        if volume.get_data_dtype().kind not in "iuf":
+            raise UnfitError("voxels that are no plain numbers")
+        upright = nibabel.as_closest_canonical(volume)
+        values = np.asarray(upright.dataobj, dtype=np.float32).reshape(upright.shape[:3])
+    # Canonical axes go to the right, to the front and up; ours are (depth, height, width) as a reader looks.
+    ordered: NDArray[np.float32] = values.transpose(2, 1, 0)[:, ::-1, ::-1]
+    return ordered

@@ -1,0 +1,221 @@
+"""One silo's pictures, read and checked against the contract when they are opened; see ``SiloData``."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tightframe.data.images import ImagesOptions, ImagesSite
+from tightframe.data.images.contract import Picture, PictureContract
+from tightframe.data.images.files import Pixels, UnfitError, read
+from tightframe.data.images.fit import fitted
+from tightframe.data.table.encoding import Encoded, Faults, check_mapping, encode
+from tightframe.data.table.findings import Finding
+from tightframe.data.table.rows import Cells, Rows
+from tightframe.data.table.rows import read as read_manifest
+from tightframe.data.table.silo import TableData, divided, refuse_broken
+from tightframe.errors import DataError
+from tightframe.phases import Fold
+
+if TYPE_CHECKING:
+    from torch.utils.data import Dataset
+
+READERS = 4
+"""Threads that decode; more wait for the disk."""
+_OUT = "a path that leads out of the folder of the pictures"
+
+
+class ImageData(TableData):
+    """Pictures in memory, 8 bits a channel, in the contract's size; see ``SiloData``.
+
+    Args:
+        pixels: uint8 (n, channels, *size).
+        labels, folds, records, patients: as of ``TableData``.
+        picture: of the contract.
+        about: ``source``, ``synthetic`` and ``aside`` of ``TableData``.
+    """
+
+    def __init__(
+        self,
+        pixels: NDArray[np.uint8],
+        labels: NDArray[np.int64],
+        folds: NDArray[np.int64],
+        records: list[str],
+        patients: list[str] | None,
+        *,
+        picture: Picture,
+        **about: Any,
+    ) -> None:
+        super().__init__(pixels, labels, folds, records, patients, **about)  # type: ignore[arg-type]
+        self._pixels = pixels
+        self._picture = picture
+
+    def records(self, fold: Fold, *, augment_seed: int | None = None) -> Dataset[Any]:
+        """Return the fold's records: float32 (channels, *size), normalised, and int label."""
+        # Torch costs seconds to import; enrolment counts labels without it.
+        from tightframe.data.batch_records import BatchRecords
+        from tightframe.data.images.views import Views
+
+        views = Views(self._pixels, self._rows[fold], self._picture, augment_seed)
+        return BatchRecords(self.labels(fold), views)
+
+
+def open_site(site: ImagesSite, options: ImagesOptions) -> TableData:
+    """Open the pictures of a configured site: all are read, once.
+
+    Raises:
+        DataError: as ``data.table.silo.open_site``; TF-203 if ``root`` is no folder.
+    """
+    contract = options.contract
+    check_mapping(contract, site)
+    _, encoded = encoded_records(contract, site)
+    refuse_broken(encoded, site)
+    return divided_pictures(encoded, contract)
+
+
+def divided_pictures(encoded: Encoded, contract: PictureContract) -> TableData:
+    """Return the pictures that keep the contract, in folds; see ``data.table.silo.divided``."""
+    return divided(encoded, contract, partial(ImageData, picture=contract.picture))
+
+
+def encoded_records(contract: PictureContract, site: ImagesSite) -> tuple[Rows, Encoded]:
+    """Return the rows of the manifest, and all records with their pixels as features, uint8.
+
+    Raises:
+        DataError: TF-203 if ``root`` is no folder, TF-218 if folders cannot give what the contract wants; as
+            ``read`` for a manifest.
+    """
+    if not site.root.is_dir():
+        raise DataError(
+            f"Expected the pictures in {site.root}, but there is no such folder: correct `root`, and check "
+            "that this process may read it.",
+            code="TF-203",
+        )
+    rows = folder_rows(contract, site.root) if site.layout == "folders" else read_manifest(contract, site)
+    encoded = encode(rows, contract, site)
+    pixels, faults = _all_pixels(rows.cells[contract.picture.column], contract.picture, site.root)
+    broken = encoded.broken.copy()
+    found = list(encoded.findings)
+    for rule, places in sorted(faults.items(), key=lambda item: item[1]):
+        broken[places] = True
+        found.append(Finding(contract.picture.column, rule, tuple(encoded.numbers[places].tolist())))
+    features: Any = pixels
+    return rows, replace(encoded, features=features, broken=broken, findings=tuple(found))
+
+
+def folder_rows(contract: PictureContract, root: Path) -> Rows:
+    """Return the files below a folder of classes as rows, in the order of their paths.
+
+    Raises:
+        DataError: TF-218 if the contract has columns that folders do not give.
+    """
+    fold = None if contract.fold is None else contract.fold.column
+    if wanted := [column for column in (contract.patient, fold) if column is not None]:
+        raise DataError(
+            f"Expected a contract that folders can keep, but it wants the columns {wanted}, which they "
+            "do not tell: write a manifest.",
+            code="TF-218",
+        )
+    files = folder_files(root)
+    names: Cells = [str(path) for path in files]
+    cells: dict[str, Cells] = {
+        contract.picture.column: names,
+        contract.label.column: [path.parts[0] for path in files],
+    }
+    if contract.record is not None:
+        cells[contract.record] = list(names)
+    return Rows(cells, list(range(1, len(files) + 1)), str(root))
+
+
+def folder_files(root: Path) -> list[PurePosixPath]:
+    """Return the files below the folders of a folder, relative to it, sorted; no hidden ones."""
+    found = []
+    for folder, folders, files in os.walk(root):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        inside = PurePosixPath(Path(folder).relative_to(root).as_posix())
+        found += [inside / name for name in files if not name.startswith(".")]
+    return sorted(path for path in found if len(path.parts) > 1)
+
+
+def place_of(text: str, root: Path) -> Path:
+    """Return the file that a manifest's path names.
+
+    Args:
+        text: relative to the folder.
+        root: the folder, resolved.
+
+    Raises:
+        UnfitError: if it is absolute, or leads out of the folder, by a link too.
+    """
+    path = PurePosixPath(text)
+    if path.is_absolute() or ".." in path.parts or "\0" in text:
+        raise UnfitError(_OUT)
+    try:
+        place = (root / path).resolve()
+    except (OSError, RuntimeError):  # a circle of links
+        raise UnfitError("no such file") from None
+    if not place.is_relative_to(root):
+        raise UnfitError(_OUT)
+    return place
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keep back the warnings of decoders, which have values of a file in them."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def _all_pixels(paths: Cells, picture: Picture, root: Path) -> tuple[NDArray[np.uint8], Faults]:
+    """Return the pixels of all rows, (n, channels, *size), and the faults."""
+    folder = root.resolve()
+    pixels = np.zeros((len(paths), *picture.shape), np.uint8)
+    faults: Faults = {}
+    seen: set[Path] = set()
+    wanted: list[tuple[int, Path]] = []
+    for row, text in enumerate(paths):
+        try:
+            if text is None:
+                raise UnfitError("no path")
+            place = place_of(text, folder)
+            if place in seen:
+                raise UnfitError("the picture of an earlier row")
+            seen.add(place)
+            wanted.append((row, place))
+        except UnfitError as error:
+            faults.setdefault(error.rule, []).append(row)
+
+    def one(item: tuple[int, Path]) -> str | None:
+        row, place = item
+        try:
+            pixels[row] = fitted(read(place, picture), picture)
+        except UnfitError as error:
+            return error.rule
+        return None
+
+    with quiet(), ThreadPoolExecutor(READERS) as pool:
+        for (row, _), rule in zip(wanted, pool.map(one, wanted), strict=True):
+            if rule is not None:
+                faults.setdefault(rule, []).append(row)
+    return pixels, {rule: sorted(rows) for rule, rows in faults.items()}
+
+
+def read_one(path: Path, picture: Picture) -> Pixels:
+    """Return a file's pixels in the contract's size, (*size, channels), for use of a model.
+
+    Raises:
+        UnfitError: TF-206, as in training.
+    """
+    with quiet():
+        return np.moveaxis(fitted(read(path, picture), picture), 0, -1)

@@ -1,0 +1,56 @@
+"""What a site would bring: sizes and light of its pictures, by class. It is the site's own, exact."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tightframe.data.contract import Column
+from tightframe.data.images import ImagesSite
+from tightframe.data.images.contract import PictureContract
+from tightframe.data.images.files import read
+from tightframe.data.images.silo import encoded_records, place_of, quiet
+from tightframe.data.table.encoding import check_mapping
+from tightframe.data.table.summary import Description, summary_of
+
+_AXES = ("depth", "height", "width")
+_CHANNELS = {1: ("brightness",), 3: ("red", "green", "blue")}
+
+
+def describe(contract: PictureContract, site: ImagesSite) -> Description:
+    """Return what a site's pictures are like; records that break the contract are counted and left out.
+
+    Sides are the files' own; brightness is the mean of a picture's pixels as the model gets them, 0 to 255,
+    and contrast their deviation.
+
+    Raises:
+        DataError: as ``encoded_records`` and ``check_mapping``.
+    """
+    check_mapping(contract, site)
+    rows, encoded = encoded_records(contract, site)
+    kept = np.flatnonzero(~encoded.broken)
+    labels, titles, picture = encoded.labels[kept], contract.label.titles, contract.picture
+    paths, root = rows.cells[picture.column], site.root.resolve()
+    with quiet():
+        sides = [read(place_of(str(paths[row]), root), picture).shape[:-1] for row in kept]
+    axes = _AXES[-picture.dimensions :]
+    pixels = encoded.features[kept].reshape(len(kept), picture.channels, -1)
+    measured = {axis: np.array([one[place] for one in sides], float) for place, axis in enumerate(axes)}
+    for place, channel in enumerate(_CHANNELS[picture.channels]):
+        measured[channel] = pixels[:, place].mean(axis=1)
+    measured["contrast"] = pixels.std(axis=(1, 2))
+    summaries = []
+    for title, values in measured.items():
+        most = 255.0 if title not in axes else float(max([*values, 8.0])) * 1.05
+        column = Column(
+            column=title, kind="number", low=0.0, high=most, unit="pixels" if title in axes else None
+        )
+        scaled = (2 * values / most - 1)[:, None]
+        summaries.append(summary_of(column, scaled, labels, 0, titles))
+    counts = np.bincount(labels, minlength=len(titles)).tolist()
+    return Description(
+        encoded.where,
+        dict(zip(titles, counts, strict=True)),
+        encoded.findings,
+        int(encoded.broken.sum()) + len(rows.ragged),
+        tuple(summaries),
+    )
