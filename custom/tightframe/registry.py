@@ -112,6 +112,11 @@ def offering(objects: Sequence[Named]) -> Iterator[None]:
         _OBJECTS.reset(token)
 
 
+def is_object(name: str) -> bool:
+    """Return whether a name is that of an object of the run in this process (``offering``)."""
+    return name.startswith(OBJECT) and name in _OBJECTS.get()
+
+
 def deferred(module: str, function: str) -> Callable[..., Any]:
     """Return a function whose module is imported when it is called first.
 
