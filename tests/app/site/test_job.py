@@ -368,7 +368,8 @@ def test_an_own_training_loop_is_shown_by_its_package_or_refused(
     packages = tmp_path / "packages"
     (packages / "clinic_loop-3.1.dist-info").mkdir(parents=True)
     (packages / "clinic_loop.py").write_text(
-        "from tightframe.learning.own_loop import TrainingLoop\nLOOP = TrainingLoop('careful', lambda training: 0.0)\n"
+        "from tightframe.learning.own_loop import TrainingLoop\n"
+        "LOOP = TrainingLoop('careful', lambda training: 0.0)\n"
     )
     (packages / "clinic_loop-3.1.dist-info" / "METADATA").write_text("Name: clinic_loop\nVersion: 3.1\n")
     (packages / "clinic_loop-3.1.dist-info" / "entry_points.txt").write_text(
