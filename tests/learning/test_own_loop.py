@@ -205,7 +205,7 @@ def test_what_goes_wrong_in_a_loop_is_a_flag_inside_the_sum(
     left = "".join(
         path.read_text(errors="replace") for path in (tmp_path / "server").rglob("*") if path.is_file()
     )
-    assert "TF-304" not in left and "4711" not in left
+    assert "TF-304" not in left and "patient 4711" not in left
 
 
 def test_what_a_loop_lets_train_changes_nothing_of_what_is_sent() -> None:
