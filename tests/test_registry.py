@@ -53,3 +53,12 @@ def test_a_name_that_two_packages_offer_is_refused(monkeypatch: pytest.MonkeyPat
     assert (one.loaded, two.loaded) == (0, 0)
     two.value = one.value  # the same distribution, seen twice on the path
     assert methods.get("other") is methods.METHODS[0]
+
+
+def test_a_name_in_the_wrong_case_is_answered_with_the_right_one() -> None:
+    from tightframe import methods
+
+    with pytest.raises(JobError, match=r"but got 'FedAvg'; did you mean 'fedavg'\?"):
+        methods.get("FedAvg")
+    with pytest.raises(JobError, match=r"but got 'nothing'$"):
+        methods.get("nothing")

@@ -114,7 +114,7 @@ class DataError(TightframeError):
 
 
 class TrainingError(TightframeError):
-    """Local training failed: TF-301 not finite, TF-302 out of memory, TF-303 no such device."""
+    """Local training failed: TF-301 not finite, TF-302 out of memory, TF-303 no device, TF-304 own loop."""
 
     code = "TF-301"
 
@@ -175,6 +175,7 @@ REASONS: Mapping[str, str] = {
     "TF-301": "training was not finite",
     "TF-302": "out of memory",
     "TF-303": "no such device",
+    "TF-304": "its own training loop failed",
     "TF-401": "contribution was not finite",
     "TF-402": "contribution over its bound",
     "TF-403": "contribution does not fit its schema",

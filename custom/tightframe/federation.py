@@ -19,6 +19,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from tightframe import data as datasets
 from tightframe import methods
 from tightframe.config.job import JobConfig
@@ -27,9 +29,12 @@ from tightframe.config.site import SiteEntry
 from tightframe.data.base import DatasetSpec, SiloData
 from tightframe.data.objects import from_objects, is_opened
 from tightframe.errors import JobError, TightframeError
+from tightframe.learning.model_update import build_template
+from tightframe.learning.own_loop import LocalTraining, TrainingLoop
+from tightframe.models.own_modules import check_output, from_module
 from tightframe.models.pretrained import read_weights
 from tightframe.phases import Method
-from tightframe.registry import Named, object_name, offering
+from tightframe.registry import OBJECT, Named, object_name, offering
 from tightframe.report import writing
 from tightframe.results.files import CHECKPOINT
 from tightframe.results.rows import Row
@@ -82,7 +87,8 @@ def run(
     *,
     dataset: str | None = None,
     class_names: Sequence[str] | None = None,
-    model: str = "small_cnn",
+    model: str | nn.Module = "small_cnn",
+    training_loop: Callable[[LocalTraining], float] | None = None,
     summation: str = "secure",
     min_sites: int | None = None,
     folder: Path | None = None,
@@ -105,7 +111,9 @@ def run(
         rounds: training rounds.
         dataset: a registered data set: class names, input shape, and the twin. Records as objects need none.
         class_names: of records as objects without ``dataset``; by default the numbers of their labels.
-        model: a registered backbone.
+        model: a registered backbone's name, or a module that returns logits (B, C) and is the start of the
+            run; see ``models.own_modules`` for what it must have.
+        training_loop: trains the model in place of our local loop (``learning.own_loop``); by default ours.
         summation: ``secure`` (three silos or more), or ``plain``.
         min_sites: fewer contributions end the run; all by default.
         folder: where results go; by default a temporary folder that is removed with the outcome.
@@ -139,6 +147,14 @@ def run(
         raise JobError(["class_names: Expected them with records as objects only; the data set has its own"])
     elif dataset is None:
         raise JobError(["dataset: Expected the name of a data set, or records as objects such as (X, y)"])
+    if isinstance(model, nn.Module):
+        own.append(from_module(model, object_name(type(model).__name__)))
+        model = own[-1].name
+    if training_loop is not None:
+        if "loop" in (values := dict(job_values.pop("training", None) or {})):
+            raise JobError(["training.loop: Expected none with `training_loop`"])
+        own.append(TrainingLoop(object_name(getattr(training_loop, "__name__", "loop")), training_loop))
+        job_values["training"] = {**values, "loop": own[-1].name}
     with offering(own):
         setup = prepare(
             {
@@ -153,6 +169,8 @@ def run(
                 **job_values,
             }
         )
+        if model.startswith(OBJECT):
+            check_output(build_template(setup.setting), setup.setting.input_shape, setup.setting.num_classes)
         return _run(setup, data, None, folder, None, on_round)
 
 

@@ -365,6 +365,9 @@ class SiloView(Protocol):
     def fit(self, model: torch.nn.Module, stages: Sequence[Any]) -> Any:
         """Run the stages of local training and return ``learning.stages.FitReport``."""
 
+    def fit_by_own_loop(self, model: torch.nn.Module) -> Any:
+        """Let the job's own training loop (``training.loop``) train a model, and return ``FitReport``."""
+
     def generator(self, purpose: str) -> torch.Generator:
         """Return a random stream keyed by (seed, silo, round, purpose)."""
 
@@ -503,6 +506,10 @@ class Method:
         statistics: pooled statistics that it needs in its state before round 1.
         private: with which options it can be run with differential privacy: says why not, None if it can.
             A method without it cannot.
+        network: what it needs of a network: its ``logits``, or also ``features`` and ``head``.
+        own_training: with which options an installed training loop (``learning.own_loop``) may stand in place
+            of its local training: says why not, None if it may. A method without it trains in a way of its
+            own, which no loop replaces.
         needs_encoder: why a job cannot freeze the encoder with it; empty if it can.
         gradient_rate: where a round is one sum of records' gradients, the probability with which a record
             takes part in it; under privacy that sum is bounded by record, so that silos can share its noise.
@@ -551,6 +558,8 @@ class Method:
     personal_form: Callable[[Setting, torch.nn.Module], torch.nn.Module] | None = None
     rounded: bool = False
     needs_encoder: str = ""
+    network: Literal["features", "logits"] = "features"
+    own_training: Callable[[Any], str | None] | None = None
 
 
 def stream_seed(seed: int, *key: str | int) -> int:

@@ -90,7 +90,9 @@ def find(own: Sequence[Item | Listed[Item]], name: str, *, group: str, kind: typ
             raise JobError([f"Expected {named[0].value!r} to be a {kind.__name__}, but got {loaded!r}"])
         return loaded
     known = sorted({item.name for item in own} | {entry.name for entry in offered})
-    raise JobError([f"Expected {what} of {known}, but got {name!r}"])
+    meant = next((item for item in known if item.lower() == name.lower()), None)
+    hint = "" if meant is None else f"; did you mean {meant!r}?"
+    raise JobError([f"Expected {what} of {known}, but got {name!r}{hint}"])
 
 
 def object_name(own: str) -> str:
@@ -110,6 +112,11 @@ def offering(objects: Sequence[Named]) -> Iterator[None]:
         yield
     finally:
         _OBJECTS.reset(token)
+
+
+def is_object(name: str) -> bool:
+    """Return whether a name is that of an object of the run in this process (``offering``)."""
+    return name.startswith(OBJECT) and name in _OBJECTS.get()
 
 
 def deferred(module: str, function: str) -> Callable[..., Any]:

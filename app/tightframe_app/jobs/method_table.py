@@ -40,6 +40,8 @@ class Sums:
         rounded: whether silos on different processors agree on the next model within rounding only.
         opened: of a model that is a function of one sum: what that opens -> how many numbers; else empty.
         follows: how the model follows from it, in one sentence; else empty.
+        own_training: whether a site's own training loop may train in place of ours.
+        logits_only: whether a network that returns logits only will do.
     """
 
     name: str
@@ -54,6 +56,8 @@ class Sums:
     rounded: bool
     opened: Mapping[str, int]
     follows: str
+    own_training: bool
+    logits_only: bool
 
 
 def methods(
@@ -108,6 +112,8 @@ def describe(name: str, like: str = LIKE) -> Sums:
         rounded=method.rounded,
         opened={} if method.one_sum is None else method.one_sum.opened(setup.setting),
         follows="" if method.one_sum is None else method.one_sum.follows,
+        own_training=method.own_training is not None,
+        logits_only=method.network == "logits",
     )
 
 
@@ -198,6 +204,8 @@ def _lines(item: Sums, like: str) -> list[str]:
             else "the same to the bit"
         ),
         f"  record-level differential privacy: {_private(item)}",
+        f"  a site's own training loop in place of ours: {'yes' if item.own_training else 'no'}",
+        f"  needs of a network: {'logits' if item.logits_only else 'features and head'}",
         f"export a job:  {made}",
     ]
 

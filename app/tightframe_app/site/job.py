@@ -43,7 +43,7 @@ def check_policy(
 ) -> Iterator[Finding]:
     """Check a job against the site's policy, and yield the refusals that the lead would get."""
     from tightframe.config.refusals import BelowPolicyError
-    from tightframe.config.site import check_record_options
+    from tightframe.config.site import check_record_options, check_training_loop
     from tightframe.errors import JobError
     from tightframe.rounds.setup import prepare
 
@@ -64,6 +64,7 @@ def check_policy(
     checks: tuple[Callable[[], None], ...] = (
         lambda: policy.check(job, submitter=submitter),
         lambda: check_record_options(job, entry, policy),
+        lambda: check_training_loop(job, entry, policy),
         check_built,
     )
     for check in checks:
@@ -79,6 +80,19 @@ def check_policy(
                 yield Finding(area, "problem", f"TF-101: {problem}", of_job=True)
     if not refused:
         yield Finding(area, "ok", f"{job.job_name}: the policy accepts it")
+    if not refused and job.training.loop is not None:
+        text = f"training.loop {job.training.loop}: here that is {_where(job.training.loop)}"
+        yield Finding(area, "note", text, of_job=True)
+
+
+def _where(loop: str) -> str:
+    """Return module, package and version of an installed training loop."""
+    from importlib.metadata import entry_points
+
+    from tightframe.learning.own_loop import ENTRY_POINTS
+
+    (entry,) = {item.value: item for item in entry_points(group=ENTRY_POINTS, name=loop)}.values()
+    return f"{entry.value}" + (f" of {entry.dist.name} {entry.dist.version}" if entry.dist else "")
 
 
 def signature(job: JobConfig, name: str, policy: Policy, scope: Scope) -> Iterator[Finding]:

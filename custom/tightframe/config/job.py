@@ -86,7 +86,7 @@ NestedOptions = Annotated[dict[str, Any], BeforeValidator(_plain_tree)]
 """Options with blocks in them, such as a data contract."""
 
 
-class Training(StrictModel):
+class Training(Lasting):
     """Local training in one round.
 
     Attributes:
@@ -98,6 +98,8 @@ class Training(StrictModel):
         weight_decay: coupled L2.
         augment: random flips, crops, colour; as the data set defines them.
         amp: automatic mixed precision on a GPU; the methods' own terms stay in float32.
+        loop: name of a training loop installed at the sites, which each site must allow
+            (``learning.own_loop``); None takes ours.
     """
 
     epochs: int = Field(default=1, ge=1, le=10_000)
@@ -108,6 +110,7 @@ class Training(StrictModel):
     weight_decay: float = Field(default=1e-5, ge=0, le=1)
     augment: bool = True
     amp: bool = False
+    loop: Annotated[str | None, LATER] = Field(default=None, min_length=1, max_length=200)
 
     def by_halves(self, records: int, drawn: int) -> Training:
         """Return the same with batches of at most half of a silo's records.
@@ -563,6 +566,11 @@ def _privacy_problems(values: dict[str, Any]) -> list[str]:
     if isinstance(training, dict) and training.get("amp"):
         problems.append(
             "training.amp: not possible with `privacy`, because gradients are clipped in full precision"
+        )
+    if isinstance(training, dict) and training.get("loop") is not None:
+        problems.append(
+            "training.loop: not possible with `privacy`: it bounds no single record's influence, so that "
+            "no noise hides a record; leave it out, or take a method's own private training"
         )
     privacy = values["privacy"]
     if isinstance(privacy, dict) and privacy.get("evaluation") == "noisy":

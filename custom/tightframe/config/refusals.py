@@ -15,8 +15,8 @@ MAX_TOLD = 120
 """Longest asked or required value that a site reports to the lead, in characters."""
 MAX_RULES = 64
 """Most rules of one site that the server records."""
-BESIDE_RULES = ("privacy", "accepted_options")
-"""Subjects of a refusal that are not rules of a policy: the job's own privacy, and the site's entry."""
+BESIDE_RULES = ("privacy", "accepted_options", "training_loops")
+"""Subjects of a refusal that are no rules of a policy: the job's privacy, values of the site's entry."""
 _RULE, _PLAIN = re.compile(r"[a-z_.]+"), re.compile(r"[\w.+\-\[\]' ]*")
 
 

@@ -20,7 +20,9 @@ from tightframe.config.policy import Policy, PolicyBlock
 from tightframe.config.refusals import BelowPolicyError, Refusal
 from tightframe.data.base import DatasetSpec, SiloData, absolute
 from tightframe.errors import JobError, SiteConfigError
+from tightframe.learning import own_loop
 from tightframe.options import StrictModel, listed
+from tightframe.registry import is_object
 
 FILE_NAME = "tightframe.json"
 MARKER = FILE_NAME + ".lent"
@@ -28,7 +30,9 @@ MARKER = FILE_NAME + ".lent"
 SHA-256, its origin and the id of the process that copied it."""
 
 AbsolutePath = Annotated[str, AfterValidator(absolute)]
-_KEYS_WITHOUT_RECORDS = frozenset(("policy", "device", "loader_workers", "offer_prototypes", "withdrawn"))
+_KEYS_WITHOUT_RECORDS = frozenset(
+    ("policy", "device", "loader_workers", "offer_prototypes", "withdrawn", "training_loops")
+)
 
 
 class SiteEntry(StrictModel):
@@ -50,6 +54,8 @@ class SiteEntry(StrictModel):
             part, each with the one value that it accepts besides the default.
         withdrawn: data set name -> file that names the records and patients that this site takes out of an
             ended run, when a job with ``withdraw`` asks for it (``data.withdrawn``).
+        training_loops: names of the installed training loops that a job may ask for (``training.loop``); by
+            default none, whatever is installed.
         policy: the site's rules; see ``config.policy``.
     """
 
@@ -63,6 +69,7 @@ class SiteEntry(StrictModel):
     dataset_id: str | None = Field(default=None, min_length=1, max_length=200)
     accepted_options: dict[str, dict[str, Any]] = {}
     withdrawn: dict[str, AbsolutePath] = {}
+    training_loops: list[str] = []
     policy: PolicyBlock = PolicyBlock()
 
     @property
@@ -337,6 +344,33 @@ def check_record_options(job: JobConfig, entry: SiteEntry, policy: Policy) -> No
             before="the job selects which of this site's records take part; if that is intended, add the "
             "value to `accepted_options` in the site's entry, and keep it there:",
         )
+
+
+def check_training_loop(job: JobConfig, entry: SiteEntry, policy: Policy) -> None:
+    """Refuse a job with an own training loop that this site does not allow, or has not installed.
+
+    An object of a run in this process is its caller's own choice.
+
+    Raises:
+        PolicyError: TF-614 if the site's ``training_loops`` does not name it.
+        JobError: TF-101 if it is not installed here.
+    """
+    name = job.training.loop
+    if name is None:
+        return
+    if not is_object(name) and name not in entry.training_loops:
+        refusal = Refusal(
+            "training_loops",
+            f"training.loop {name!r}",
+            "one that this site allows",
+            "it is code that sees the records; once it is reviewed and installed, add its name to "
+            "`training_loops` in the site's entry",
+        )
+        policy.refuse([refusal])
+    try:
+        own_loop.get(name)
+    except JobError as error:
+        raise JobError([f"training.loop: {problem}" for problem in error.problems]) from None
 
 
 def _records_of(entry: Any) -> list[str]:

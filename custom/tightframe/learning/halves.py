@@ -243,6 +243,8 @@ def composed_method(*, parts: Parts, **attributes: Any) -> Method:
 
 def train_phase(setting: Setting, local: LocalRule, server: ServerRule) -> Phase:
     """Return one round: broadcast the model, train by ``local``, sum what ``server`` wants, update by it."""
+    if getattr(setting.local, "loop", None) is not None:
+        local = replace(local, names=())  # of an own loop the mean loss alone is known
     schema = Schema(
         (*server.fields(setting), *model_update.training_fields(local.names), *local.fields(setting))
     )
@@ -286,7 +288,10 @@ def train(
     for name, module in objective.beside.items():
         model.add_module(name, module)
     try:
-        report = silo.fit(model, [*objective.before, stage])
+        if getattr(settings, "loop", None) is None:
+            report = silo.fit(model, [*objective.before, stage])
+        else:
+            report = silo.fit_by_own_loop(model)
     finally:
         for name in objective.beside:
             delattr(model, name)

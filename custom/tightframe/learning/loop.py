@@ -23,10 +23,12 @@ from tightframe.learning.stages import (
     Batches,
     BatchView,
     FitReport,
+    NoFeatures,
     Stage,
     Term,
     at_least_float32,
 )
+from tightframe.models.heads import gives_features
 
 Indices = TypeVar("Indices", bound=Any)
 
@@ -73,7 +75,7 @@ def fit(
     """Train ``model`` in place by the stages, one after another.
 
     Args:
-        model: with ``features(x) -> (B, d)`` and ``head``; afterwards it is in evaluation mode,
+        model: with ``features(x) -> (B, d)`` and ``head``, or logits alone; then in evaluation mode,
             without gradients.
         batches: makes the mini-batches (inputs, labels) of an epoch; epochs count on over stages.
         stages: what to train, see ``Stage``.
@@ -204,9 +206,13 @@ class _Loop:
             torch.autocast(self.device.type, dtype=self.amp_dtype, enabled=self.amp),
             _running_statistics(self.model, only_if=len(labels) == 1),
         ):
-            features = model.features(inputs)
-            logits = model.head(features)
-        view = BatchView(inputs, labels, at_least_float32(features), at_least_float32(logits), self.model)
+            if gives_features(model):
+                features = model.features(inputs)
+                logits = model.head(features)
+            else:
+                features, logits = None, model(inputs)
+        seen: Any = NoFeatures() if features is None else at_least_float32(features)
+        view = BatchView(inputs, labels, seen, at_least_float32(logits), self.model)
         weighted = []
         values = []
         for part in stage.parts:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
@@ -27,7 +27,7 @@ class BatchView:
     Attributes:
         inputs: (B, ...); of a frozen encoder they may be features already.
         labels: (B,) int64.
-        features: (B, d), float32 (or the model's own wider type).
+        features: (B, d), float32 (or the model's own wider type); ``NoFeatures`` of a network without them.
         logits: (B, C), likewise.
         model: the model in training.
     """
@@ -37,6 +37,18 @@ class BatchView:
     features: torch.Tensor
     logits: torch.Tensor
     model: nn.Module
+
+
+class NoFeatures:
+    """Stands for the features of a network that returns logits only: any use of them raises."""
+
+    def __getattr__(self, name: str) -> Any:
+        """Refuse.
+
+        Raises:
+            TypeError: always.
+        """
+        raise TypeError("Expected a network with `features` and `head`, but it returns logits only.")
 
 
 @dataclass(frozen=True)

@@ -105,4 +105,5 @@ METHOD = composed_method(
     parts=parts,
     # One more round of the personal half: near the final model, from what the silo kept.
     personalise=train_personal,
+    network="logits",
 )

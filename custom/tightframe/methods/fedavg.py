@@ -109,6 +109,15 @@ def private(config: FedAvgConfig) -> str | None:
     return "loss 'focal' sums exact class counts; take 'cross_entropy'" if config.loss == "focal" else None
 
 
+def own_training(config: FedAvgConfig) -> str | None:
+    """Refuse a loss that an own training loop would not minimise."""
+    return (
+        None
+        if config.loss == "cross_entropy"
+        else "its loss is the loop's own; leave method_options.loss out"
+    )
+
+
 METHOD = composed_method(
     name="fedavg",
     title="FedAvg",
@@ -122,4 +131,6 @@ METHOD = composed_method(
     personalise=None,
     statistics=statistics,
     private=private,
+    network="logits",
+    own_training=own_training,
 )

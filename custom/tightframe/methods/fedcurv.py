@@ -226,4 +226,5 @@ METHOD = composed_method(
     paper="Shoham et al., Overcoming Forgetting in Federated Learning on Non-IID Data, NeurIPS workshop 2019",
     config=FedCurvConfig,
     parts=parts,
+    network="logits",
 )

@@ -208,4 +208,5 @@ METHOD = composed_method(
     ),
     config=FedDCConfig,
     parts=parts,
+    network="logits",
 )

@@ -144,4 +144,5 @@ METHOD = composed_method(
     config=FedDynConfig,
     parts=parts,
     private=lambda config: None,
+    network="logits",
 )

@@ -145,4 +145,5 @@ METHOD = composed_method(
     ),
     config=FedNovaConfig,
     parts=parts,
+    network="logits",
 )

@@ -103,4 +103,6 @@ METHOD = composed_method(
     parts=parts,
     private=lambda config: None,
     rounded=True,
+    network="logits",
+    own_training=lambda config: None,
 )

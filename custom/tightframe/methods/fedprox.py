@@ -63,4 +63,5 @@ METHOD = composed_method(
     config=FedProxConfig,
     parts=parts,
     private=lambda config: None,
+    network="logits",
 )

@@ -120,4 +120,5 @@ METHOD = composed_method(
     parts=parts,
     private=private,
     private_prior=lambda config: config.form == "soft",
+    network="logits",
 )

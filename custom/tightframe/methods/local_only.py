@@ -72,4 +72,5 @@ METHOD = Method(
     plan=plan,
     own_model=own_tensors,
     personalise=own_trained,
+    network="logits",
 )

@@ -205,4 +205,5 @@ METHOD = composed_method(
     paper="Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging for Federated Learning, ICML 2020",
     config=ScaffoldConfig,
     parts=parts,
+    network="logits",
 )

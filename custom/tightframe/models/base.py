@@ -28,6 +28,8 @@ class BackboneSpec:
             ``features(x) -> (B, d)``, ``head`` and ``forward = head(features)``.
         frozen: whether nothing but the head trains in any job, because the features are a function that the
             options fix.
+        logits_only: whether its models return logits (B, C) and have neither ``features`` nor ``head``; then
+            they fit only methods that need no more (``phases.Method.network``).
     """
 
     name: str
@@ -35,6 +37,7 @@ class BackboneSpec:
     options: type[BaseModel]
     build: Callable[[Any, tuple[int, ...], int], nn.Module]
     frozen: bool = False
+    logits_only: bool = False
 
 
 def image_channels(name: str, input_shape: tuple[int, ...], smallest: int) -> int:

@@ -111,6 +111,11 @@ class Classifier(nn.Module):
         return logits
 
 
+def gives_features(model: nn.Module) -> bool:
+    """Return whether a network has ``features`` and ``head``, or is one that returns logits only."""
+    return callable(getattr(model, "features", None)) and isinstance(getattr(model, "head", None), nn.Module)
+
+
 def feature_width(model: nn.Module) -> int:
     """Return the feature width d of a model with ``features`` and ``head``.
 

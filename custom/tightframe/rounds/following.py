@@ -48,9 +48,10 @@ def start_state(setup: JobSetup, weights: bytes | None) -> tuple[ServerState, In
     """
     wanted = setup.job.initial_model_sha256
     found = None if weights is None else hashlib.sha256(weights).hexdigest()
+    what = "pretrained start" if setup.job.evaluate_only is None else "model to evaluate"
     if found != wanted:
         raise RunError(
-            f"Expected {_named(wanted)}, but got {_named(found)}: the job names the pretrained start of all "
+            f"Expected {_named(wanted, what)}, but got {_named(found, what)}: the job names it for all "
             "silos in `initial_model_sha256`, and the server's site configuration its file in "
             "`initial_model`.",
             code="TF-505",
@@ -168,5 +169,5 @@ def _close(first: torch.Tensor, second: torch.Tensor) -> bool:
     return float((one - two).abs().max()) <= RELATIVE * largest + ABSOLUTE
 
 
-def _named(sha256: str | None) -> str:
-    return "no pretrained start" if sha256 is None else f"a pretrained start with SHA-256 {sha256}"
+def _named(sha256: str | None, what: str) -> str:
+    return f"no {what}" if sha256 is None else f"a {what} with SHA-256 {sha256}"

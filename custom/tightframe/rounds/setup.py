@@ -25,6 +25,7 @@ from tightframe.data.table.tabulated import Layout
 from tightframe.errors import ContributionError, JobError, TooLargeError
 from tightframe.learning import iterate_average, model_update
 from tightframe.models.frozen import HEAD
+from tightframe.models.own_modules import PROTOCOL
 from tightframe.options import listed
 from tightframe.phases import (
     FEATURE_MEAN,
@@ -206,6 +207,7 @@ def prepare(values: dict[str, Any] | JobConfig, ceilings: Ceilings = CEILINGS) -
     setup, options = _assemble(values, ceilings)
     job = setup.job
     _check_evaluate_only(setup)
+    _check_own_loop(setup)
     _ = setup.layout  # refuses a data set whose statistics nobody can sum
     _check_encoder(setup)
     _check_start(setup)
@@ -248,6 +250,7 @@ def _assemble(values: dict[str, Any] | JobConfig, ceilings: Ceilings) -> tuple[J
     model_options = options_of(backbone, "options", raw, "model_options", problems)
     others = _site_models(method, raw.get("site_models"), problems)
     start = _start(raw.get("start"), problems)
+    problems += _network_problems(raw, method, backbone)
     trains = raw.get("evaluate_only") is None and raw.get("statistics") is None
     if trains and method is not None and method.rounds not in (None, raw.get("rounds")):
         problems.append(
@@ -359,6 +362,49 @@ def _check_evaluate_only(setup: JobSetup) -> None:
         raise JobError(
             [f"evaluate_only: {setup.method.name} has no global model: silos evaluate their own in its runs"]
         )
+
+
+def _check_own_loop(setup: JobSetup) -> None:
+    """Refuse an own training loop with a method whose local training is the method.
+
+    Which loops there are, each site knows (``config.site.check_training_loop``).
+
+    Raises:
+        JobError: TF-101.
+    """
+    method = setup.method
+    if setup.job.training.loop is None:
+        return
+    if method.own_training is None:
+        able = ", ".join(item.name for item in methods.METHODS if item.own_training is not None)
+        raise JobError(
+            [
+                f"training.loop: {method.name} trains in a way of its own, which no loop replaces; "
+                f"these allow one: {able}"
+            ]
+        )
+    if (reason := method.own_training(setup.setting.config)) is not None:
+        raise JobError([f"training.loop: not possible with {method.name}: {reason}"])
+
+
+def _network_problems(
+    raw: dict[str, Any], method: Method | None, backbone: models.BackboneSpec | None
+) -> list[str]:
+    """List what of a job needs features of a network that returns logits only."""
+    if backbone is None or not backbone.logits_only:
+        return []
+    add = f"give the network {PROTOCOL}"
+    problems = []
+    if method is not None and method.network != "logits":
+        able = ", ".join(item.name for item in methods.METHODS if item.network == "logits")
+        problems.append(f"model: {method.name} needs more than logits: {add}, or choose one of: {able}")
+    if raw.get("encoder", "trained") != "trained":
+        problems.append(f"encoder: what is frozen is all but the head: {add}")
+    if raw.get("privacy") is not None:
+        problems.append(f"privacy: gradients of single records are taken through features and head: {add}")
+    if raw.get("start") is not None:
+        problems.append(f"start: it sets the head: {add}")
+    return problems
 
 
 def _check_withdrawal(setup: JobSetup, dataset_options: Any) -> None:

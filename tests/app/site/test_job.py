@@ -360,3 +360,26 @@ def test_an_upper_bound_is_allowed_and_a_policy_is_no_fault(
     code, said = _check(hospital, job_folder(weights="uniform", privacy={"epsilon": 8.0}))
     assert "1 problem: correct it before this site takes part" in said, "its own, and no other"
     assert "this site will refuse this job as it is: inform the lead" in said
+
+
+def test_an_own_training_loop_is_shown_by_its_package_or_refused(
+    hospital: Path, job_folder: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packages = tmp_path / "packages"
+    (packages / "clinic_loop-3.1.dist-info").mkdir(parents=True)
+    (packages / "clinic_loop.py").write_text(
+        "from tightframe.learning.own_loop import TrainingLoop\n"
+        "LOOP = TrainingLoop('careful', lambda training: 0.0)\n"
+    )
+    (packages / "clinic_loop-3.1.dist-info" / "METADATA").write_text("Name: clinic_loop\nVersion: 3.1\n")
+    (packages / "clinic_loop-3.1.dist-info" / "entry_points.txt").write_text(
+        "[tightframe.training]\ncareful = clinic_loop:LOOP\n"
+    )
+    monkeypatch.syspath_prepend(packages)
+    job = folders.read_job(job_folder(training={"loop": "careful"}))
+    (text,) = _problems(hospital, job=job)
+    assert "TF-614: training_loops: the job asks for training.loop 'careful'" in text
+    _change(hospital, training_loops=["careful"])
+    assert _problems(hospital, job=job) == []
+    told = [item.text for item in _found(hospital, job=job)]
+    assert "training.loop careful: here that is clinic_loop:LOOP of clinic_loop 3.1" in told

@@ -95,6 +95,9 @@ class FakeSilo:
             device=self.device,
         )
 
+    def fit_by_own_loop(self, model: torch.nn.Module) -> FitReport:
+        raise NotImplementedError  # only a job's silo has a site that allows one
+
     def generator(self, purpose: str) -> torch.Generator:
         return torch.Generator().manual_seed(stream_seed(self.seed, self.name, self.round, purpose))
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tightframe import __version__
-from tightframe.config.site import check_record_options, dataset_of
+from tightframe.config.site import check_record_options, check_training_loop, dataset_of
 from tightframe.data.base import check_form, class_counts, count_table, own_labels
 from tightframe.data.withdrawn import find, read_file
 from tightframe.errors import DataError, JobError, RunError, TightframeError, outside_code
@@ -81,6 +81,7 @@ class SiloSession:
         # Before every task, not only at enrolment, which a server might skip.
         self.context.policy.check(self.context.job, submitter=self.context.submitter)
         check_record_options(self.context.job, self.context.site, self.context.policy)
+        check_training_loop(self.context.job, self.context.site, self.context.policy)
         if task in TASKS:
             requests.check(task, message, self.context.name, secure=self._secure is not None)
         if task == "enroll":

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 from tightframe.data.base import class_counts, own_labels
 from tightframe.data.withdrawn import record_ids
 from tightframe.errors import RunError, TrainingError
-from tightframe.learning import loop
+from tightframe.learning import loop, own_loop
 from tightframe.learning.model_update import build_template
 from tightframe.learning.stages import FitReport, Stage, Term
 from tightframe.models.frozen import FrozenEncoder
@@ -312,6 +312,27 @@ class LocalSilo:
             amp=local.amp,
             progress=lambda text: self.context.log.info("%s, round %d: %s", self.name, self.round, text),
         )
+
+    def fit_by_own_loop(self, model: torch.nn.Module) -> FitReport:
+        """Let the training loop that the job names train on the training fold.
+
+        Raises:
+            TrainingError: TF-304; see ``learning.own_loop.run``.
+        """
+        if not self._trains:
+            return FitReport()
+        local = self.setting.local
+        training = own_loop.LocalTraining(
+            model=model,
+            batches=lambda epoch: self.batches("train", augment=local.augment, shuffle=True, epoch=epoch),
+            settings=local,
+            num_classes=self.setting.num_classes,
+            round=self.round,
+            seed=self.stream("own loop"),
+            device=self.device,
+            log=self.context.log,
+        )
+        return own_loop.run(own_loop.get(local.loop), training, self.context.stopped)
 
     @contextmanager
     def without_training(self) -> Iterator[None]:
