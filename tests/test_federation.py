@@ -42,6 +42,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[federation.Resul
     return federation.run("fedmr", SILOS, 2, folder=folder, **SMALL), folder
 
 
+@pytest.mark.whole
 def test_same_seed_same_model_other_seed_other_model(finished: tuple[federation.Result, Path]) -> None:
     first = finished[0].state.model
     assert _models_equal(first, federation.run("fedmr", SILOS, 2, **SMALL).state.model)
@@ -370,6 +371,7 @@ def test_without_the_class_rules_two_silos_prototypes_are_used_and_at_once() -> 
     assert without.state.extra["prototypes"].any()
 
 
+@pytest.mark.whole
 def test_local_only_baseline_is_reported_at_the_silo(tmp_path: Path) -> None:
     federation.run("fedavg", SILOS[:3], 1, folder=tmp_path, local_baseline_epochs=1, **SMALL)
     report = json.loads((tmp_path / "site-2" / "local_report.json").read_text())
@@ -385,6 +387,7 @@ def test_a_pretrained_start_that_is_not_there_is_told_by_name(tmp_path: Path, na
         federation.run_job(job, folder=tmp_path / "run", initial_model=str(tmp_path / "no-such-file"))
 
 
+@pytest.mark.whole
 def test_pretrained_start_is_used_and_its_hash_recorded(tmp_path: Path, finished: tuple[Any, Path]) -> None:
     import hashlib
 
@@ -427,6 +430,7 @@ def test_all_problems_of_a_call_come_at_once() -> None:
         assert part in told
 
 
+@pytest.mark.whole
 def test_a_temporary_folder_lasts_as_long_as_the_outcome(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO"):
         result = federation.run("fedavg", SILOS, 1, **SMALL)

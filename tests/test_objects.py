@@ -60,6 +60,7 @@ def _equal(a: federation.Result, b: federation.Result) -> bool:
     return same and first.as_json()["balanced_accuracy"] == second.as_json()["balanced_accuracy"]
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("kind", ["torch", "numpy", "Dataset"])
 @pytest.mark.parametrize("named", [True, False], ids=["in the form of a set", "alone"])
 def test_arrays_of_a_registered_set_give_the_same_bits(
@@ -77,6 +78,7 @@ def test_arrays_of_a_registered_set_give_the_same_bits(
     assert _equal(by_name, federation.run("fedavg", silos, 2, **(SMALL if named else WITHOUT)))
 
 
+@pytest.mark.whole
 def test_a_method_object_gives_the_bits_of_the_registered_one(by_name: federation.Result) -> None:
     mine = replace(methods.get("fedavg"), name="my own", title="mine")
     result = federation.run(mine, SILOS, 2, **SMALL)

@@ -32,6 +32,7 @@ def test_another_name_is_no_attribute() -> None:
         tightframe.train  # type: ignore[attr-defined]  # noqa: B018
 
 
+@pytest.mark.whole
 def test_the_package_is_imported_without_its_parts() -> None:
     code = (
         "import sys, tightframe\n"

@@ -38,12 +38,13 @@ Group = Literal["update", "static"]
 Neighbours = Literal["record", "patient"]
 """Between which data sets an observer must not be able to tell: one record more, or one patient."""
 Mechanism = Literal[
-    "training", "class_sums", "gradient_sum", "frozen_sums", "evaluation", "constant", "charges"
+    "training", "class_sums", "gradient_sum", "frozen_sums", "evaluation", "statistics", "constant", "charges"
 ]
 """By what differential privacy covers a field: a function of what private training returned, noisy class
-sums, a noisy sum of clipped gradients, noisy sums of frozen features, noisy totals of an evaluation, the same
-whatever the records are, or a function of what the silo's ledger says was charged, which follows from the
-job, from what was repeated, and from a number of records that is taken as known."""
+sums, a noisy sum of clipped gradients, noisy sums of frozen features, noisy totals of an evaluation, noisy
+statistics of a table, the same whatever the records are, or a function of what the silo's ledger says was
+charged, which follows from the job, from what was repeated, and from a number of records that is taken as
+known."""
 Totals: TypeAlias = Mapping[str, NDArray[np.float64]]
 """Decoded sums, by field name, each of its field's shape, in float64."""
 

@@ -58,6 +58,7 @@ main()
 """
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(("arguments", "code"), [(["jobs", "list"], 0), (["jobs", "export", "fedxyz"], 2)])
 def test_names_are_listed_and_checked_without_torch(arguments: list[str], code: int, tmp_path: Path) -> None:
     """In a process of its own; torch takes seconds."""
@@ -368,6 +369,7 @@ def test_export_says_what_it_replaced(tmp_path: Path, typed: Callable[..., tuple
     assert not (tmp_path / "job.before").exists()
 
 
+@pytest.mark.whole
 def test_what_export_did_not_write_is_refused_and_with_force_kept(
     tmp_path: Path, typed: Callable[..., tuple[object, str, str]]
 ) -> None:

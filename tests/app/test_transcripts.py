@@ -137,6 +137,7 @@ def test_a_session_without_sums_promises_none(verify: Verify) -> None:
     assert "with these keys" in said and "same state" not in said
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("width", ["60", "100", "300"])
 def test_output_fits_its_width(width: str, tmp_path: Path) -> None:
     run = whole_run()
@@ -250,6 +251,7 @@ def test_help() -> None:
     assert "verify" in CliRunner().invoke(cli.app, ["transcript", "--help"]).stdout
 
 
+@pytest.mark.whole
 def test_transcripts_of_a_run(tmp_path: Path) -> None:
     """What a run of four silos writes, at the server and at each silo, with one silo away for a round."""
 

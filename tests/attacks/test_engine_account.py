@@ -530,6 +530,7 @@ def test_the_service_does_not_begin_with_accounts_that_are_not_apart(kit: Path) 
             TrainingService.of(kit)
 
 
+@pytest.mark.whole
 def test_stopping_the_service_ends_its_jobs(kit: Path, tmp_path: Path) -> None:
     """The program itself, by the command's name, with no job; its socket goes with it."""
     command = [sys.executable, "-c", "from tightframe_app.cli import main; main()", "site", "serve"]

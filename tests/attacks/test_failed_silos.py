@@ -74,6 +74,7 @@ def both_totals(
     return first, second
 
 
+@pytest.mark.whole
 def test_the_numbers_of_its_test_records_do_not_follow(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -83,6 +84,7 @@ def test_the_numbers_of_its_test_records_do_not_follow(
         assert np.array_equal(whole[name].sum(1), less[name].sum(1))
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     ("method", "features"),
     [("fedmr", True), ("fedproto", True), ("creff", True), ("fedavg_etf", False), ("fedproc", False)],
@@ -101,6 +103,7 @@ def test_what_it_holds_of_each_class_does_not_follow(
         assert whole[name].any() and np.array_equal(whole[name], less[name])
 
 
+@pytest.mark.whole
 def test_its_class_sums_do_not_follow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """At this learning rate training hardly moves features: what differs would be the victim's sums."""
     whole, less = both_totals(tmp_path, monkeypatch, "fedmr")

@@ -138,6 +138,7 @@ def test_no_field_that_any_silos_can_open_repeats(
     assert not repeated, "declare these fields static, or draw what they are computed from"
 
 
+@pytest.mark.whole
 def test_the_comparison_sees_what_repeats(tmp_path: Path) -> None:
     """Counts, FedNova's normaliser, FedCurv's terms; and any update where batches are not drawn."""
     for name, field in (("fednova", "normaliser"), ("fedcurv", "fisher/head.weight")):

@@ -91,6 +91,7 @@ def from_round(folder: Path, number: int, to: Path) -> tuple[JobConfig, Path]:
     return resume.next_job(to / "server" / CHECKPOINT), to
 
 
+@pytest.mark.whole
 @pytest.mark.usefixtures("lasting")
 @pytest.mark.parametrize("after", [1, 2])
 def test_a_resumed_job_does_not_go_back_to_an_older_round(tmp_path: Path, after: int) -> None:
@@ -102,6 +103,7 @@ def test_a_resumed_job_does_not_go_back_to_an_older_round(tmp_path: Path, after:
         federation.run_job(job, folder=tmp_path / "resumed", stopped=before)
 
 
+@pytest.mark.whole
 def test_else_it_would_be_summed_once_more(tmp_path: Path) -> None:
     """Sites that remember nothing, as in the simulator: the round's second total, from the same state."""
     stopped(tmp_path / "run")
@@ -110,6 +112,7 @@ def test_else_it_would_be_summed_once_more(tmp_path: Path) -> None:
     assert [row.round for row in found.outcome.rows if row.kind == "train"] == [1, 2, 3, 4, 5, 6]
 
 
+@pytest.mark.whole
 @pytest.mark.usefixtures("lasting")
 def test_nor_is_an_older_state_shown_as_that_of_the_last_round(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -132,6 +135,7 @@ def test_nor_is_an_older_state_shown_as_that_of_the_last_round(
     assert found.outcome.rounds_done == 6
 
 
+@pytest.mark.whole
 @pytest.mark.usefixtures("lasting")
 def test_a_server_that_lost_its_last_checkpoint_goes_on(tmp_path: Path) -> None:
     """It may stop between the opening of a sum and the checkpoint of the state that it rests on."""
@@ -141,6 +145,7 @@ def test_a_server_that_lost_its_last_checkpoint_goes_on(tmp_path: Path) -> None:
     assert found.outcome.rounds_done == 6
 
 
+@pytest.mark.whole
 @pytest.mark.usefixtures("lasting")
 def test_one_state_is_not_resumed_from_without_end(tmp_path: Path) -> None:
     """The server stops, each time, after the sum that rests on the checkpoint's state, and resumes again."""

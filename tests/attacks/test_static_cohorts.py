@@ -32,6 +32,7 @@ def another_cohort_is_refused(data: dict[str, Records], state: Path, job_id: str
         assert caught.value.code == "TF-612"
 
 
+@pytest.mark.whole
 def test_a_silo_that_was_not_asked_to_reveal_does_not_open_its_counts_again(
     hospitals: dict[str, Records], tmp_path: Path
 ) -> None:

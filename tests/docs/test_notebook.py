@@ -61,6 +61,7 @@ def test_both_methods_train(notebook: dict[str, Any]) -> None:
         assert "secure" in result.outcome.sums
 
 
+@pytest.mark.whole
 @pytest.mark.skipif(not PLOTTING, reason="matplotlib is an optional extra")
 def test_the_curves_are_the_rows_of_the_runs(
     cells: list[str], notebook: dict[str, Any], figures: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

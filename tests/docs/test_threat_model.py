@@ -9,8 +9,10 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+import pytest
 from tests.docs.test_methods import _values, rows
 from tests.docs.test_private_methods import choices
+from tests.support.tables import statistics_job
 
 from tightframe import methods
 from tightframe.errors import JobError
@@ -48,6 +50,8 @@ def jobs() -> Iterator[dict[str, Any]]:
     yield {**_values("fedavg"), "update_norm": 1.0}
     yield {**_values("combine"), "method_options": {"prototypes": "fedmr"}}
     yield {**_values("fedavg"), **HEART, "model_options": {"standardise": True}}
+    yield statistics_job()
+    yield {**statistics_job(), "privacy": {}}
 
 
 def fields() -> set[str]:
@@ -62,6 +66,7 @@ def fields() -> set[str]:
     return found
 
 
+@pytest.mark.whole
 def test_every_field_of_every_sum_stands_in_the_table() -> None:
     table = rows(PAGE.read_text(encoding="utf-8"), "| field | values | what its total tells |")
     patterns = {pattern for row in table for pattern in re.findall(r"`([^`]+)`", row[0])} - {"combine"}

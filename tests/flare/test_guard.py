@@ -97,6 +97,7 @@ def test_a_whole_secure_run_with_a_drop_out_passes_and_nothing_leaves_by_other_w
         assert site.other_ways() == []
 
 
+@pytest.mark.whole
 def test_a_whole_plain_run_with_its_extras_passes_where_the_policy_accepts_it(tmp_path: Path) -> None:
     job = {**SMALL, "summation": "plain", "local_baseline_epochs": 1, "personalise": True}
     wire = _run(job, tmp_path, {name: SiloExecutor(**job) for name in job["sites"]})
@@ -356,6 +357,7 @@ def _other_ways_in(source: str) -> list[str]:
     return found
 
 
+@pytest.mark.whole
 def test_no_module_calls_what_no_filter_sees() -> None:
     sources = sorted((ROOT / "custom" / "tightframe").rglob("*.py"))
     assert len(sources) > 100

@@ -39,6 +39,7 @@ def test_the_engine_is_told_of_the_package_in_the_simulator_only(monkeypatch: py
         ConfigService.reset()
 
 
+@pytest.mark.whole
 def test_the_engine_imports_it_and_finds_no_decomposer() -> None:
     assert not list(pkgutil.iter_modules(tightframe.flare.warm.__path__))
     code = (

@@ -51,6 +51,7 @@ def command(*words: Any) -> Any:
     return CliRunner().invoke(app, ["export", *map(str, words)])
 
 
+@pytest.mark.whole
 def test_onnx_runs_elsewhere_and_says_what_it_is(ran: Path, tmp_path: Path) -> None:
     made = command(ran, "--format", "onnx", "-o", tmp_path / "model.onnx")
     assert made.exit_code == 0, made.output

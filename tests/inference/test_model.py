@@ -146,6 +146,7 @@ FORMS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("changes", FORMS, ids=["standardised", "private"])
 def test_pooled_moments_and_the_network_of_privacy_come_back(changes: dict[str, Any], tmp_path: Path) -> None:
     """Moments are in the file; a network of a job with privacy has GroupNorm in place of BatchNorm."""

@@ -163,6 +163,7 @@ def test_features_that_are_not_finite_are_refused() -> None:
             own.tensors()
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("spec", models.BACKBONES, ids=lambda spec: spec.name)
 def test_every_backbone_has_features_in_float64(spec: models.BackboneSpec) -> None:
     """Those of a record are the same in any batch, to far below the grid."""

@@ -118,6 +118,7 @@ def test_the_mean_is_what_is_evaluated_and_written(tmp_path: Path) -> None:
     assert made["evaluation"]["test"]["accuracy"] == pytest.approx(hits / count)
 
 
+@pytest.mark.whole
 def test_a_resumed_run_has_the_same_mean_bit_for_bit(tmp_path: Path) -> None:
     """Stopped in round 4 of 5, two of the four models that the mean is of are in its checkpoint."""
     wanted = job(rounds=5, average_last=4, method="scaffold", summation="secure")
@@ -130,6 +131,7 @@ def test_a_resumed_run_has_the_same_mean_bit_for_bit(tmp_path: Path) -> None:
     assert not any(name.startswith("iterates/") for name in found.state.extra)
 
 
+@pytest.mark.whole
 def test_silos_compute_the_mean_themselves_also_after_a_drop_out(tmp_path: Path) -> None:
     """Secure sums with verified totals: no model is sent to a silo that was there throughout."""
 

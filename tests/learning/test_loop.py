@@ -49,6 +49,7 @@ def _same(one: torch.nn.Module, other: torch.nn.Module) -> bool:
     return all(torch.equal(tensor, theirs[name]) for name, tensor in one.state_dict().items())
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("name", ["small_cnn", "resnet18"])
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_a_loop_by_hand(name: str, optimizer: Any) -> None:

@@ -69,6 +69,7 @@ def test_a_gradient_scaler_takes_them() -> None:
     assert torch.equal(parameter.detach(), torch.full((2,), 0.5))
 
 
+@pytest.mark.whole
 def test_a_step_does_not_load_the_compiler() -> None:
     """Which would cost every task of every silo in the simulator more than a second."""
     script = (

@@ -11,6 +11,7 @@ from tests.support.runs import FOUR
 from tightframe.rounds.silo.state import proposed_in
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("method", ["local_only", "fedproto"])
 def test_a_drop_out_costs_the_others_nothing(method: str, tmp_path: Path) -> None:
     """Counts and class sums stay shut then; that the others have trained is opened all the same."""

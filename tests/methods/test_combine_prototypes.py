@@ -41,7 +41,10 @@ def test_prototypes_of_no_weight_leave_the_method_bit_for_bit(
 
 
 def _prototypes(options: dict[str, Any], weight: float, open_sum: Callable[..., Any]) -> Any:
-    setting = by_hand.setting_of(METHOD, CombineConfig(**options, prototypes="fedmr", fedmr_mu_inter=weight))
+    setting = by_hand.setting_of(
+        METHOD,
+        CombineConfig(**options, prototypes="fedmr", fedmr_inter_units="distance", fedmr_mu_inter=weight),
+    )
     return by_hand.federate(METHOD, setting, 2, open_sum)
 
 
@@ -107,7 +110,12 @@ def test_table_8_is_loops_by_hand(name: str, open_sum: Callable[..., Any]) -> No
     def without_norm() -> nn.Module:
         return Classifier(nn.Sequential(nn.Linear(6, 8), nn.Tanh()), 8, 3)
 
-    config = CombineConfig(**options, prototypes="fedmr", fedmr_mu_inter=WithPrototypes.prototype_weight)
+    config = CombineConfig(
+        **options,
+        prototypes="fedmr",
+        fedmr_inter_units="distance",
+        fedmr_mu_inter=WithPrototypes.prototype_weight,
+    )
     setting = dataclasses.replace(
         by_hand.setting_of(METHOD, config, momentum=0.0 if name == "feddc" else 0.5, learning_rate=0.05),
         build_model=without_norm,

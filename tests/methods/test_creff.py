@@ -106,8 +106,12 @@ def _setting(make_setting: Any, **changes: Any) -> Any:
     return setting
 
 
-def test_a_round_is_the_algorithms(make_setting: Any, make_silo: Any, open_sum: Any) -> None:
-    setting = _setting(make_setting)
+@pytest.mark.parametrize(("rows", "larger"), [("sum", 3), ("mean", 1)])
+def test_a_round_is_the_algorithms(
+    make_setting: Any, make_silo: Any, open_sum: Any, rows: str, larger: int
+) -> None:
+    """A step on the sum over three classes' rows is three times that on their mean."""
+    setting = _setting(make_setting, match_rows=rows)
     holders = {"a": [0] * 9 + [1] * 4, "b": [1] * 6}
     silos = {name: make_silo(setting, labels, name=name) for name, labels in holders.items()}
     state = METHOD.init_server(setting, 5)
@@ -141,7 +145,7 @@ def test_a_round_is_the_algorithms(make_setting: Any, make_silo: Any, open_sum: 
             state.model["head.retrained.weight"],
             state.model["head.retrained.bias"],
             steps=3,
-            learning_rate=0.1,
+            learning_rate=0.1 * larger,
         )
         torch.testing.assert_close(after.extra[FEATURES][label], expected, rtol=1e-3, atol=1e-4)
     moved = after.model["head.retrained.weight"] - after.model["head.generic.weight"]

@@ -367,6 +367,7 @@ def test_secure_sums_give_the_same_bits_as_plain_ones() -> None:
     assert margins[:2] == [None, None] and margins[2] != 0
 
 
+@pytest.mark.whole
 def test_a_silo_that_drops_out_costs_the_memory_a_round() -> None:
     silos = made_silos() | {"d": GoneOnce(RUN["d"], 3, time=2)}
     result = federation.run("fedavg_etf", silos, 3, min_sites=3, **OPTIONS)

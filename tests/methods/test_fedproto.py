@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from tests.support.methods import by_hand
 from torch import nn
@@ -120,6 +121,7 @@ def test_what_leaves(make_setting: Any, make_silo: Any) -> None:
     assert phase.update(state, {"training/loss": made.tensors["training/loss"].numpy()}, cohort) is state
 
 
+@pytest.mark.whole
 def test_a_run_has_no_global_model_and_says_so_and_plain_sums_are_secure_sums() -> None:
     plain, secure = (by_hand.whole_run("fedproto", summation=kind) for kind in ("plain", "secure"))
     for result in (plain, secure):

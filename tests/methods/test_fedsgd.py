@@ -80,6 +80,7 @@ def of_arrays(given: dict[str, tuple[np.ndarray, np.ndarray]]) -> dict[str, Arra
     }
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("options", [SGD, ADAM], ids=["sgd", "adam"])
 def test_a_secure_run_with_full_batches_is_gradient_descent_on_the_pooled_records(
     options: dict[str, Any], tmp_path: Path

@@ -42,6 +42,7 @@ def test_only_losses_are_told() -> None:
     assert phase.broadcast(METHOD.init_server(setting, 1)) == {}
 
 
+@pytest.mark.whole
 def test_a_whole_run_keeps_each_model_at_its_silo(tmp_path: Path) -> None:
     result = by_hand.whole_run("local_only", personalise=True, folder=tmp_path)
     assert result.outcome.trained and result.outcome.own_models

@@ -199,6 +199,7 @@ class Stopped(ArrayData):
         return super().records(fold, augment_seed=augment_seed)
 
 
+@pytest.mark.whole
 def test_without_a_silo_that_is_lost_the_model_is_that_of_the_others() -> None:
     """Six silos with plain sums; the sums of the records are asked of all, and one does not answer."""
     six = partition("6 silos")
@@ -355,6 +356,7 @@ def test_a_job_without_a_start_has_the_hash_that_it_had() -> None:
     assert prepare(parse_job(values(**bare))).start is fed3r.METHOD, "a head without a bias"
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("start", SOLVED)
 def test_a_start_sets_the_head_and_training_goes_on(start: str, tmp_path: Path) -> None:
     """The first round's evaluation is of the closed form; the backbone begins as without a start."""
@@ -383,6 +385,7 @@ def test_a_start_sets_the_head_and_training_goes_on(start: str, tmp_path: Path) 
     assert equal(*both)
 
 
+@pytest.mark.whole
 def test_secure_silos_compute_the_head_themselves(tmp_path: Path) -> None:
     of = job(method="fedavg", rounds=1, start="fed3r", class_rules="off")
     result, line = run(of, tmp_path)

@@ -38,6 +38,7 @@ def scored(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray, int]:
     return scores, labels, draw(st.sampled_from([1, 2, 7, 32, 256]))
 
 
+@pytest.mark.whole
 @given(classified())
 def test_confusion_and_recalls(case: tuple[np.ndarray, np.ndarray, int]) -> None:
     labels, predictions, num_classes = case
@@ -74,6 +75,7 @@ def test_histograms_count_every_score_once(case: tuple[np.ndarray, np.ndarray, i
                 np.testing.assert_array_equal(histogram[c, row], np.bincount(inner[chosen], minlength=bins))
 
 
+@pytest.mark.whole
 @given(scored())
 def test_ranking_metrics_equal_the_oracle_on_binned_scores_and_keep_their_bounds_on_raw_ones(
     case: tuple[np.ndarray, np.ndarray, int],

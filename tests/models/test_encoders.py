@@ -143,6 +143,7 @@ def _original(network: str, shape: tuple[int, ...]) -> Any:
     return getattr(nets, network)(in_channels=shape[0], out_channels=3, **common)
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("shape", [PICTURE, VOLUME])
 @pytest.mark.parametrize(
     ("network", "last"),

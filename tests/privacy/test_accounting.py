@@ -75,6 +75,7 @@ def test_the_specification_s_numbers() -> None:
     assert found.guaranteed == found.exact
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     ("records", "sigma"), [(9930, 0.71), (351, 2.19)], ids=["9,930 records", "351 records"]
 )
@@ -119,6 +120,7 @@ def test_rdp_is_opacus(events: list[Event], delta: float) -> None:
     assert found == pytest.approx(theirs, rel=1e-5) and found <= theirs * (1 + 1e-7) + 1e-9
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("name", ["a small silo", "training and class sums", "full batches"])
 def test_prv_is_opacus_and_the_analyses_are_in_order(name: str) -> None:
     """PRV adds its error bound of 0.01 to the best value."""

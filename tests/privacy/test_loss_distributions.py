@@ -107,6 +107,7 @@ def test_the_exact_gaussian(noise: float, delta: float) -> None:
     assert (steps is None or exact * (1 - 1e-12) <= steps) and (not exact or (steps or 0.0) <= exact * 1.002)
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(("rate", "noise"), [(0.3, 0.7), (0.01, 0.5), (0.5, 3.0), (0.05, 1.0)])
 def test_one_step_by_integration(rate: float, noise: float) -> None:
     """Delta of one step in both directions by its definition, at the epsilon that was found."""

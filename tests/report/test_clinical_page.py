@@ -24,6 +24,7 @@ def _remade(folder: Path, **wanted: object) -> Page:
     return Page.of(folder)
 
 
+@pytest.mark.whole
 def test_operating_points_are_those_of_the_histograms(copied: Copied) -> None:
     folder = copied("server")
     page = _remade(folder, specificity=0.8, sensitivity=0.7, prevalence={None: 0.2, "MEL": 0.02})

@@ -126,6 +126,7 @@ def test_runs_of_other_data_are_refused(made: Made, changes: dict[str, Any], wor
     assert words in str(done.exception) and not (one.parent / "page.html").exists()
 
 
+@pytest.mark.whole
 def test_a_silo_s_results_one_run_alone_and_one_twice_are_refused(made: Made, run: Path) -> None:
     one = made("one")
     for folders, words in (((one, one), "named twice"), ((one, run / "site-1"), "a silo's own")):

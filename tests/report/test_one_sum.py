@@ -32,6 +32,7 @@ def _run(method: str, folder: Path, **changes: Any) -> Result:
     )
 
 
+@pytest.mark.whole
 def test_a_run_says_what_its_sum_opened(tmp_path: Path) -> None:
     result = _run("fed3r", tmp_path)
     outcome = values(tmp_path / "server" / "outcome.json")["one_sum"]

@@ -50,6 +50,7 @@ def as_written(values: Any) -> Any:
     )
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("of", WHOLE)
 @given(data=st.data())
 @some
@@ -108,6 +109,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[federation.Result, Pa
     return result, folder
 
 
+@pytest.mark.whole
 def test_the_files_of_a_run_are_its_values(run: tuple[federation.Result, Path]) -> None:
     result, folder = run
     server, outcome = folder / "server", result.outcome

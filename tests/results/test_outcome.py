@@ -93,6 +93,7 @@ def test_a_divided_test_set_is_counted_once(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "server" / "outcome.json").read_text())["test_shared"] is False
 
 
+@pytest.mark.whole
 def test_personal_metrics_are_explained(shared: tuple[Result, Path, dict[str, SiloData]]) -> None:
     result, _, _ = shared
     found = result.outcome.personal

@@ -70,6 +70,7 @@ def evaluate(made: evaluating.Evaluation, folder: Path, **changes: Any) -> feder
     return federation.run_job(made.job, data=SILOS, folder=folder, initial_model=str(made.model), **changes)
 
 
+@pytest.mark.whole
 def test_one_exchange_gives_what_scikit_learn_counts(ran: Path, tmp_path: Path) -> None:
     made = evaluating.of_run(ran, None, {})
     assert made.job.evaluate_only is not None and made.job.rounds == 0
@@ -110,6 +111,7 @@ def test_it_is_the_trained_runs_last_row(method: str, changes: dict[str, Any], t
     assert trained.outcome.evaluation == ended.outcome.evaluation
 
 
+@pytest.mark.whole
 def test_a_network_of_a_job_with_privacy_is_evaluated_exactly_or_with_noise(tmp_path: Path) -> None:
     """The network is that of the training; the noise of the evaluation is the evaluation's."""
     private = {"weights": "uniform", "privacy": {"epsilon": 8.0}}
@@ -124,6 +126,7 @@ def test_a_network_of_a_job_with_privacy_is_evaluated_exactly_or_with_noise(tmp_
     assert ended.outcome.evaluation.test.confusion == expected
 
 
+@pytest.mark.whole
 def test_noise_is_charged_to_each_silos_ledger_and_to_the_promise(ran: Path, tmp_path: Path) -> None:
     made = evaluating.of_run(ran, None, {"privacy.epsilon": 6.0})
     ended = evaluate(made, tmp_path)
@@ -265,6 +268,7 @@ def another(request: dict[str, Any]) -> bytes:
     return state_bytes(prepare(runs.job(**ISIC)).initial_state())
 
 
+@pytest.mark.whole
 def test_a_silo_evaluates_the_named_model_only(
     weights: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -307,6 +311,7 @@ def test_without_one_silo_nothing_is_opened_and_the_run_says_so(weights: Path, t
     assert outcome["evaluation"] is None and "could not be opened" in outcome["reason"]
 
 
+@pytest.mark.whole
 def test_the_command_writes_a_job_that_checks(ran: Path, tmp_path: Path) -> None:
     words = ["--evaluate", str(ran), "--sites", "a,b,c", "-o", str(tmp_path / "job")]
     made = CliRunner().invoke(app, ["jobs", "export", *words])

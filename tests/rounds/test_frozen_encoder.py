@@ -104,6 +104,7 @@ def test_the_head_alone_travels(method: str) -> None:
     assert sizes["random"] * 10 < sizes["trained"]
 
 
+@pytest.mark.whole
 def test_a_pretrained_encoder_stays_as_it_is(start: Path, tmp_path: Path) -> None:
     """To the bit, with its statistics, in the final model, the checkpoint and the card's job."""
     job = parse_job(values(encoder="frozen", initial_model_sha256=_sha256(start)))
@@ -123,6 +124,7 @@ def _sha256(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("method", [item.name for item in methods.METHODS])
 def test_each_method_trains_a_head_or_says_why_not(method: str) -> None:
     changes: dict[str, Any] = {
@@ -214,11 +216,13 @@ def test_features_are_computed_once_and_change_nothing(
     assert not torch.allclose(kept.state.model["head.weight"], start["head.weight"], atol=1e-2)
 
 
+@pytest.mark.whole
 def test_two_runs_are_the_same_to_the_bit() -> None:
     first, second = run(), run()
     assert all(torch.equal(value, second.state.model[name]) for name, value in first.state.model.items())
 
 
+@pytest.mark.whole
 def test_augmentation_is_told_and_keeps_no_features(
     seen: Counter[str], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -48,6 +48,7 @@ def _by_opacus(steps: list[tuple[float, float, int]], delta: float) -> float:
     return float(accountant.get_epsilon(delta))
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     ("method", "releases", "prior"), [("fedavg", 0, False), ("fedetf", 0, True), ("fedmr", 10, False)]
 )

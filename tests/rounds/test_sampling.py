@@ -28,6 +28,7 @@ def _run(method: str = "fedavg", *, rounds: int = 4, **values: Any) -> tuple[fed
     return result, [row for row in result.outcome.rows if row.kind == "train"]
 
 
+@pytest.mark.whole
 def test_each_round_is_of_as_many_silos_as_asked_and_not_always_of_the_same() -> None:
     result, rows = _run(sites_per_round=2)
     drawn = [tuple(row.silos) for row in rows]

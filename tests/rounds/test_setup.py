@@ -33,6 +33,7 @@ def test_options_of_a_head_that_the_method_replaces_are_refused(option: str) -> 
         prepare({**values, "method": "fedetf"})
 
 
+@pytest.mark.whole
 def test_a_model_that_standardises_gets_the_moments_of_all_training_folds(tmp_path: Path) -> None:
     changes = {"model_options": {"widths": [4], "standardise": True}, "summation": "secure"}
     names = ("dataset", "model", "model_options", "training", "seed", "summation")
@@ -55,6 +56,7 @@ def test_a_model_that_standardises_gets_the_moments_of_all_training_folds(tmp_pa
     assert all(torch.equal(plain[name], model[name]) for name in model)
 
 
+@pytest.mark.whole
 def test_a_rounds_later_phases_are_for_those_in_the_earlier_ones(tmp_path: Path) -> None:
     of = job(method="fedilc", training={"epochs": 1, "batch_size": 32}, rounds=2)
     asked: list[tuple[int, int, str]] = []
@@ -76,6 +78,7 @@ def test_a_rounds_later_phases_are_for_those_in_the_earlier_ones(tmp_path: Path)
     assert "site-2 was left out of round 1, phase 2: TF-511" in result.outcome.screen()
 
 
+@pytest.mark.whole
 def test_personal_models_stay_at_the_silos_and_only_their_mean_is_told(tmp_path: Path) -> None:
     result, line = run(job(method="fedavg", rounds=1, personalise=True), tmp_path)
     reports = [json.loads((tmp_path / site / "local_report.json").read_text())["personal"] for site in FOUR]

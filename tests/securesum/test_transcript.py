@@ -966,24 +966,31 @@ def test_more_than_c_silos_follow_the_run_by_themselves() -> None:
         del run.lines[2:]
 
 
+def written(form: int, view: str) -> tuple[list[bytes], identity.Anchor]:
+    """A transcript that an earlier version wrote, and the root of its certificates."""
+    root = x509.load_pem_x509_certificate((VECTORS / f"transcript-format-{form}-root.pem").read_bytes())
+    lines = (VECTORS / f"transcript-format-{form}-{view}.jsonl").read_bytes().splitlines(keepends=True)
+    return lines, identity.Anchor(root.public_bytes(Encoding.DER))
+
+
+def totals_written() -> Any:
+    """The totals of the transcript of format 2."""
+    integers = json.loads((VECTORS / "transcript-format-2-totals.json").read_text())
+
+    def totals(epoch: int, told: Told) -> Any:
+        return {group: bytes.fromhex(data) for group, data in integers[told.slot].items()}
+
+    return totals
+
+
 @pytest.mark.parametrize("view", ["server", "site"])
 def test_a_transcript_of_format_1_is_still_read(view: str) -> None:
     """Written by the code of before totals were verified; what it signed then is what is checked now."""
-    lines = (VECTORS / f"transcript-format-1-{view}.jsonl").read_bytes().splitlines(keepends=True)
-    root = x509.load_pem_x509_certificate((VECTORS / "transcript-format-1-root.pem").read_bytes())
-    anchor = identity.Anchor(root.public_bytes(Encoding.DER))
+    lines, anchor = written(1, view)
     report = verify(lines, anchor)
     assert (report.form, report.complete, report.totals) == (1, True, ())
     assert [item.missing for item in report.opened] == [(), ("site-004",)]
     assert [item.slot for item in report.unchecked] == [0, 1]
-    for number in (2, 3):
-        value = json.loads(lines[number])
-        for path in leaves(value):
-            if path and path[0] in ("receipts", "survivors", "agreements", "broadcast"):
-                for made in changes(value, path):
-                    with pytest.raises(TranscriptError) as caught:
-                        verify([*lines[:number], dumped(made)], anchor)
-                    assert caught.value.line == number + 1
     few = json.loads(lines[3])
     few["agreements"].pop("site-001")
     with pytest.raises(TranscriptError, match="at least 3, but found 2"):
@@ -999,14 +1006,8 @@ def test_a_transcript_of_format_1_is_still_read(view: str) -> None:
 @pytest.mark.usefixtures("remembered")
 def test_a_transcript_of_format_2_is_still_read(view: str) -> None:
     """Written by the code of before a total's combinations were made from its hash."""
-    lines = (VECTORS / f"transcript-format-2-{view}.jsonl").read_bytes().splitlines(keepends=True)
-    integers = json.loads((VECTORS / "transcript-format-2-totals.json").read_text())
-    root = x509.load_pem_x509_certificate((VECTORS / "transcript-format-2-root.pem").read_bytes())
-    anchor = identity.Anchor(root.public_bytes(Encoding.DER))
-
-    def totals(epoch: int, told: Told) -> Any:
-        return {group: bytes.fromhex(data) for group, data in integers[told.slot].items()}
-
+    lines, anchor = written(2, view)
+    totals = totals_written()
     report = verify(lines, anchor, totals=totals)
     assert (report.form, report.complete) == (2, True)
     assert [item.missing for item in report.opened] == [(), ("site-004",), (), (), ()]
@@ -1025,6 +1026,36 @@ def test_a_transcript_of_format_2_is_still_read(view: str) -> None:
 
     with pytest.raises(TranscriptError, match="these hashes"):
         verify(lines, anchor, totals=false)
+    few = json.loads(lines[3])
+    few["agreements"].pop()
+    with pytest.raises(TranscriptError, match="at least 3, but found 2"):
+        verify([*lines[:3], dumped(few)], anchor)
+    for form in (1, 3):
+        other = [edited(lines[0], lambda value, form=form: value.update(format=form)), *lines[1:]]
+        with pytest.raises(TranscriptError):
+            verify(rechained(other), anchor)
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("view", ["server", "site"])
+def test_any_change_to_one_of_format_1_is_found(view: str) -> None:
+    lines, anchor = written(1, view)
+    for number in (2, 3):
+        value = json.loads(lines[number])
+        for path in leaves(value):
+            if path and path[0] in ("receipts", "survivors", "agreements", "broadcast"):
+                for made in changes(value, path):
+                    with pytest.raises(TranscriptError) as caught:
+                        verify([*lines[:number], dumped(made)], anchor)
+                    assert caught.value.line == number + 1
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("view", ["server", "site"])
+@pytest.mark.usefixtures("remembered")
+def test_any_change_to_one_of_format_2_is_found(view: str) -> None:
+    lines, anchor = written(2, view)
+    totals = totals_written()
     optional = set()
     for number in range(2, 7):
         value = json.loads(lines[number])
@@ -1039,14 +1070,6 @@ def test_a_transcript_of_format_2_is_still_read(view: str) -> None:
                         optional.add((number, path[0], len(path)))
     # Agreements beyond the threshold could be left out, if they had no combinations that are used.
     assert optional == {(2, "agreements", 1), (2, "agreements", 2), (5, "agreements", 2)}
-    few = json.loads(lines[3])
-    few["agreements"].pop()
-    with pytest.raises(TranscriptError, match="at least 3, but found 2"):
-        verify([*lines[:3], dumped(few)], anchor)
-    for form in (1, 3):
-        other = [edited(lines[0], lambda value, form=form: value.update(format=form)), *lines[1:]]
-        with pytest.raises(TranscriptError):
-            verify(rechained(other), anchor)
 
 
 def test_a_site_gave_shares_only_for_sums_that_it_is_in() -> None:

@@ -30,6 +30,7 @@ WARD: dict[str, Any] = {
     },
     "record": "id",
 }
+FOUR = ["site-1", "site-2", "site-3", "site-4"]
 HEADER = ("id", "age", "sex", "smoker", "pain", "weight", "outcome")
 
 
@@ -37,6 +38,23 @@ def contract(**changes: Any) -> dict[str, Any]:
     """The ward's contract with other values; None takes a key out."""
     values = {**json.loads(json.dumps(WARD)), **changes}
     return {key: value for key, value in values.items() if value is not None}
+
+
+def statistics_job(**changes: Any) -> dict[str, Any]:
+    """A job that sums statistics of the ward's tables."""
+    values = {
+        "job_name": "statistics",
+        "method": "statistics",
+        "model": "identity",
+        "dataset": "table",
+        "dataset_options": {"contract": contract()},
+        "sites": FOUR,
+        "min_sites": 3,
+        "rounds": 0,
+        "weights": "uniform",
+        "statistics": {},
+    }
+    return json.loads(json.dumps({**values, **changes}))
 
 
 def ward_rows(count: int = 60) -> list[list[str]]:

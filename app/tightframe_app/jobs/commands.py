@@ -105,6 +105,15 @@ _Evaluate = Annotated[
     ),
 ]
 
+_Statistics = Annotated[
+    Path | None,
+    typer.Option(
+        "--statistics",
+        help="Train nothing, and sum statistics of the sites' own tables by this data contract: Table 1 and "
+        "histograms by class.",
+    ),
+]
+
 
 @app.command()
 def export(
@@ -126,6 +135,7 @@ def export(
     resume: _Resume = None,
     withdraw_from: _WithdrawFrom = None,
     evaluate: _Evaluate = None,
+    statistics: _Statistics = None,
 ) -> None:
     """Write a job folder: configuration only, no code.
 
@@ -133,12 +143,26 @@ def export(
     the command lists them. With --resume the job is the stopped one, unchanged, and NAME is its name or
     recipe; only --output, --force, --gpus and --gpu-memory can be combined with it. So it is with
     --withdraw-from, where --set withdraw.min_withdrawn=N asks for more withdrawn records. With --evaluate
-    the job is the one that trained the model, without training; NAME is for a model from elsewhere. A job
+    the job is the one that trained the model, without training; NAME is for a model from elsewhere. With
+    --statistics there is neither method nor model; --set statistics.bins=20 sets the bins of a number. A job
     gets an update_norm, as production sites require, unless --set names one or null.
     """
     from tightframe_app.jobs import folders as job_folders
     from tightframe_app.jobs import recipes
 
+    if statistics is not None:
+        wrong: dict[str, Any] = {"NAME": name, "--method": method, "--data": dataset, "--contract": contract}
+        wrong |= {"--rounds": rounds, "--resume": resume, "--withdraw-from": withdraw_from}
+        wrong |= {"--evaluate": evaluate, "--committed": committed or None}
+        if given := [option for option, value in wrong.items() if value is not None]:
+            raise typer.BadParameter(
+                f"nothing is trained: omit {', '.join(given)}", param_hint="--statistics"
+            )
+        numbers = {"min_sites": min_sites, "seed": seed}
+        wanted_values = {key: value for key, value in numbers.items() if value is not None}
+        wanted_values |= _changes(change or [])
+        _statistics(statistics, _names(sites), wanted_values, output, gpus or 0, gpu_memory, force)
+        return
     if evaluate is not None:
         wrong = {"--rounds": rounds, "--resume": resume, "--withdraw-from": withdraw_from}
         wrong |= {"--committed": committed or None, "--contract": contract}
@@ -222,6 +246,28 @@ def _evaluate(
     if replaced := job_folders.write_job(files, folder, force=force):
         err.print(replaced)
     for line in made.lines(folder):
+        out.print(line)
+
+
+def _statistics(
+    contract: Path,
+    sites: list[str] | None,
+    changes: dict[str, Any],
+    output: Path | None,
+    gpus: int,
+    gpu_memory: int,
+    force: bool,
+) -> None:
+    """Export the job that sums statistics before training."""
+    from tightframe_app.jobs import folders as job_folders
+    from tightframe_app.jobs import statistics
+
+    job = statistics.of_contract(contract, sites, changes)
+    folder = output or Path("exported", job.job_name)
+    files = job_folders.job_files(job, gpus=gpus, gpu_memory=gpu_memory)
+    if replaced := job_folders.write_job(files, folder, force=force):
+        err.print(replaced)
+    for line in statistics.lines(job, folder):
         out.print(line)
 
 

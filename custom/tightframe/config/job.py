@@ -251,6 +251,20 @@ class EvaluateOnly(StrictModel):
     normalisation: Literal["batch", "group", "frozen"] = "batch"
 
 
+class Statistics(StrictModel):
+    """What a job that trains nothing and sums statistics of its sites' tables says of them.
+
+    Attributes:
+        bins: of one width, into which a number's range is cut.
+    """
+
+    bins: int = Field(default=10, ge=2, le=64)
+
+
+STATISTICS_METHOD, STATISTICS_MODEL = "statistics", "identity"
+"""Method and model of a job with ``statistics``, which has neither: names that all jobs have."""
+
+
 class JobConfig(Lasting):
     """One federated training job.
 
@@ -306,6 +320,9 @@ class JobConfig(Lasting):
         withdraw: the ended run out of whose total this job takes records; None takes none out.
         evaluate_only: train nothing (``rounds`` is 0), and evaluate the model of ``initial_model_sha256``
             over all silos in one exchange; None trains.
+        statistics: train nothing (``rounds`` is 0), and sum statistics of the sites' tables, in a first
+            exchange which cells can be told and in a second one their numbers; with ``privacy`` in one,
+            noisy.
     """
 
     job_name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
@@ -347,6 +364,7 @@ class JobConfig(Lasting):
     resume: Resume | None = None
     withdraw: Annotated[Withdraw | None, LATER] = None
     evaluate_only: Annotated[EvaluateOnly | None, LATER] = None
+    statistics: Annotated[Statistics | None, LATER] = None
 
     @model_validator(mode="before")
     @classmethod
@@ -451,6 +469,7 @@ def _cross_problems(values: dict[str, Any]) -> list[str]:
     if values.get("privacy") is not None:
         problems += _privacy_problems(values)
     problems += _evaluation_problems(values)
+    problems += _statistics_problems(values)
     if values.get("withdraw") is not None and values.get("privacy") is not None:
         problems.append(
             "withdraw: not possible with `privacy`: the difference of two noisy totals would be one more "
@@ -467,8 +486,9 @@ def _evaluation_problems(values: dict[str, Any]) -> list[str]:
     """List options that contradict a job which evaluates only, or training rounds without any."""
     rounds = values.get("rounds")
     if values.get("evaluate_only") is None:
-        alone = "only a job with `evaluate_only` has none"
-        return [f"rounds: Expected 1 at least, but got 0: {alone}"] if rounds == 0 else []
+        alone = "only a job with `evaluate_only` or `statistics` has none"
+        none = rounds == 0 and values.get("statistics") is None
+        return [f"rounds: Expected 1 at least, but got 0: {alone}"] if none else []
     problems = []
     if rounds != 0:
         problems.append(f"rounds: Expected 0 with `evaluate_only`, which trains nothing, but got {rounds}")
@@ -485,6 +505,40 @@ def _evaluation_problems(values: dict[str, Any]) -> list[str]:
         problems.append(
             "privacy.evaluation: Expected 'noisy' with `evaluate_only`: nothing would be summed otherwise"
         )
+    return problems
+
+
+def _statistics_problems(values: dict[str, Any]) -> list[str]:
+    """List options that contradict a job which sums statistics only."""
+    if values.get("statistics") is None:
+        method = values.get("method")
+        alone = f"method: {STATISTICS_METHOD!r} trains nothing: it is that of a job with `statistics`"
+        return [alone] if method == STATISTICS_METHOD else []
+    problems = [
+        f"{name}: Expected {wanted!r} with `statistics`, which has no model, but got {values.get(name)!r}"
+        for name, wanted in (("method", STATISTICS_METHOD), ("model", STATISTICS_MODEL))
+        if values.get(name) != wanted
+    ]
+    if (rounds := values.get("rounds")) != 0:
+        problems.append(f"rounds: Expected 0 with `statistics`, which trains nothing, but got {rounds}")
+    trains = ("personalise", "local_baseline_epochs", "start", "resume", "withdraw", "sites_per_round")
+    problems += [
+        f"{name}: not possible with `statistics`, which trains nothing and asks all silos"
+        for name in (*trains, "evaluate_only", "site_models", "initial_model_sha256")
+        if values.get(name)
+    ]
+    if values.get("class_rules", "on") == "off":
+        problems.append(
+            "class_rules: Expected 'on' with `statistics`: a total of fewer than three silos is not opened"
+        )
+    if (weights := values.get("weights", "exact")) != "uniform":
+        problems.append(
+            f"weights: Expected 'uniform' with `statistics`, but got {weights!r}: nothing is weighed, and an "
+            "exact number of records would tell what a silo withholds"
+        )
+    privacy = values.get("privacy")
+    if isinstance(privacy, dict) and privacy.get("evaluation", "local") != "local":
+        problems.append("privacy.evaluation: Expected 'local' with `statistics`: there is no model")
     return problems
 
 

@@ -532,9 +532,9 @@ def takes_norm(job: JobConfig, options: Any) -> bool:
     """
     from tightframe import methods  # imports torch
 
-    method = methods.get(job.method)
-    if job.evaluate_only is not None:
+    if job.evaluate_only is not None or job.statistics is not None:
         return False
+    method = methods.get(job.method)
     if method.own_model is not None or getattr(options, "splits_by_sign", False):
         return False
     return method.gradient_rate is None or job.privacy is None
@@ -565,7 +565,7 @@ def _releases(rounds: int, privacy: Any) -> int | None:
     if privacy.releases is None:
         return None
     if not rounds:
-        return 1  # the one evaluation of a job that trains nothing
+        return 1  # the one evaluation, or the statistics, of a job that trains nothing
     from tightframe.privacy.releases.plan import (
         release_rounds,
     )  # tasks of jobs without privacy do not need it

@@ -12,14 +12,16 @@ features in the model received::
 The server keeps M federated features of each class and changes them, by S steps of gradient descent,
 until their own mean gradient points where the silos' does, row by row::
 
-    D(G_c, g_c) = mean over rows j of  1 - cos(G_c[j], g_c[j])
+    D(G_c, g_c) = sum over rows j of  1 - cos(G_c[j], g_c[j])
 
 and trains the head on them, the same number of each class, from the averaged generic head. Until the first
 class gradients are open the re-trained head is the generic one. A class without open gradients keeps its
 federated features, and is in the re-training once it has been open.
 
-The paper does not say from where the re-training starts each round; here it is from the averaged head.
-Published settings are 100 steps at 0.1 (in a configuration file) or 0.01 (in scripts).
+Eq. (6) prints a mean over the C rows, the published code takes the sum: a step C times as large. The sum is
+the default, because the published step lengths, 0.1 in a configuration file and 0.01 in scripts, are its;
+``match_rows: mean`` is eq. (6). The paper does not say from where the re-training starts each round; here it
+is from the averaged head.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from pydantic import Field
@@ -73,12 +75,14 @@ class CreffConfig(StrictModel):
     Attributes:
         features: M, federated features of each class.
         match_steps, match_learning_rate: S steps of gradient descent on them a round.
+        match_rows: ``sum`` over the classes' rows of the dissimilarity, or its ``mean``.
         epochs, learning_rate, momentum, batch_size: of the head's re-training by SGD, a round.
     """
 
     features: int = Field(default=100, ge=1, le=100_000)
     match_steps: int = Field(default=100, ge=1, le=100_000)
     match_learning_rate: float = Field(default=0.1, gt=0)
+    match_rows: Literal["sum", "mean"] = "sum"
     epochs: int = Field(default=300, ge=1, le=100_000)
     learning_rate: float = Field(default=0.01, gt=0)
     momentum: float = Field(default=0.9, ge=0, lt=1)
@@ -176,7 +180,7 @@ def match_features(
     steps: int,
     learning_rate: float,
 ) -> torch.Tensor:
-    """Return one class's federated features after gradient descent on the dissimilarity, eq. (5) to (7).
+    """Return one class's federated features after gradient descent on the mean dissimilarity, eq. (5) to (7).
 
     Args:
         features: (M, d).
@@ -262,7 +266,7 @@ def update(setting: Setting, round: int, state: ServerState, totals: Totals, coh
                 weight,
                 bias,
                 steps=config.match_steps,
-                learning_rate=config.match_learning_rate,
+                learning_rate=config.match_learning_rate * (len(bias) if config.match_rows == "sum" else 1),
             )
             known[label] = 1
     head = nn.utils.skip_init(nn.Linear, weight.shape[1], len(bias))  # no draw from the global stream

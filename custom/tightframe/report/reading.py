@@ -25,6 +25,7 @@ from tightframe.results.local_report import SiloReport
 from tightframe.results.model_card import Card
 from tightframe.results.outcome import Outcome
 from tightframe.results.rows import Row, read_rows
+from tightframe.results.statistics import STATISTICS, TableStatistics
 from tightframe.securesum.errors import ProtocolError
 from tightframe.securesum.messages import Params
 from tightframe.securesum.rules import minimum_survivors
@@ -87,6 +88,7 @@ class ServerResults:
     card: Card | None
     transcript: Transcript | None
     simulated: bool
+    statistics: TableStatistics | None = None
 
 
 @dataclass(frozen=True)
@@ -159,6 +161,9 @@ def _server(folder: Path) -> ServerResults:
         card=card,
         transcript=_transcript(lines) if lines.is_file() else None,
         simulated=(folder / SIMULATED_ROOT).is_file(),
+        statistics=TableStatistics.read(folder)
+        if outcome.statistics_only and (folder / STATISTICS).is_file()
+        else None,
     )
 
 

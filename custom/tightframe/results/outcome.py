@@ -27,10 +27,11 @@ from tightframe.results.files import (
 )
 from tightframe.results.rows import Row, final_row, noise_words
 from tightframe.results.spent import Spent
+from tightframe.results.statistics import STATISTICS, TableStatistics
 from tightframe.results.withdrawal import WithdrawnRecords
-from tightframe.results.words import metric, one_answer, plural, shown, with_interval
+from tightframe.results.words import count_in_words, metric, one_answer, plural, shown, with_interval
 
-_FILES = (MODEL, BEST, CARD, METRICS, OUTCOME, PAGE, TRANSCRIPT, CHECKPOINT, EVENTS)
+_FILES = (MODEL, BEST, CARD, STATISTICS, METRICS, OUTCOME, PAGE, TRANSCRIPT, CHECKPOINT, EVENTS)
 TOO_FEW = "too few to tell"
 """Recall of a class that has fewer noisy records than the floor."""
 
@@ -154,9 +155,14 @@ class Outcome(ResultFile):
         return self.job.get("evaluate_only") is not None
 
     @property
+    def statistics_only(self) -> bool:
+        """Check whether the job trained nothing and summed statistics of the sites' tables."""
+        return self.job.get("statistics") is not None
+
+    @property
     def length(self) -> str:
         """Rounds done, in words."""
-        if self.evaluates_only:
+        if self.evaluates_only or self.statistics_only:
             return "no training"
         return f"{self.rounds_done} of {plural(self.rounds, 'round')}"
 
@@ -164,8 +170,11 @@ class Outcome(ResultFile):
     def ended(self) -> str:
         """End of the run in a few words: ``trained``, ``trained, not measured``, ``not trained``.
 
-        Of a job that evaluates only: ``evaluated``, ``not evaluated``.
+        Of a job that evaluates only: ``evaluated``, ``not evaluated``; of one of statistics ``counted``,
+        ``not counted``.
         """
+        if self.statistics_only:
+            return "counted" if self.measured and self.reason is None else "not counted"
         if self.evaluates_only:
             return "evaluated" if self.measured and self.reason is None else "not evaluated"
         if not self.trained:
@@ -200,12 +209,14 @@ class Ended(Outcome):
         rows: of ``metrics.jsonl``.
         folder: of the files.
         temporary: whether the files go with this value.
+        statistics: of ``statistics.json``, in a job that sums them.
     """
 
     title: str = Field(exclude=True)
     rows: list[Row] = Field(exclude=True)
     folder: Path = Field(exclude=True)
     temporary: bool = Field(default=False, exclude=True)
+    statistics: TableStatistics | None = Field(default=None, exclude=True)
 
     def final(self) -> Row | None:
         """Return the row of the last model, if that was evaluated."""
@@ -240,12 +251,14 @@ class Ended(Outcome):
 
     def _silo_lines(self) -> list[str]:
         took_part = {name: 0 for name in self.roster}
-        train = [row for row in self.rows if row.kind == ("closing" if self.evaluates_only else "train")]
+        kind = "closing" if self.evaluates_only else "statistics" if self.statistics_only else "train"
+        train = [row for row in self.rows if row.kind == kind]
         for row in train:
             for name in row.silos:
                 took_part[name] = took_part.get(name, 0) + 1
         always = [name for name, count in took_part.items() if train and count == len(train)]
         where = "the evaluation" if self.evaluates_only else "every round"
+        where = "the statistics" if self.statistics_only else where
         lines = [f" Silos: {len(always)} of {len(self.roster)} took part in {where}"]
         if always:
             lines[0] += f" ({', '.join(always)})"
@@ -266,6 +279,8 @@ class Ended(Outcome):
         return lines
 
     def _metric_lines(self) -> list[str]:
+        if self.statistics_only:
+            return _counted_lines(self.statistics)
         final = self.final()
         if final is None or final.test is None:
             shut = any(not row.static_opened for row in self.rows if row.kind == "closing")
@@ -334,6 +349,24 @@ class Ended(Outcome):
         if present:
             lines.append("   " + "  ".join(present))
         return lines
+
+
+def _counted_lines(statistics: TableStatistics | None) -> list[str]:
+    """Return the last screen's lines about statistics."""
+    if statistics is None:
+        return [" Statistics: none were opened"]
+    noise = ", noisy" if statistics.noisy else ""
+    told = ", ".join(f"{name} {count_in_words(count)}" for name, count in statistics.records.items())
+    lines = [f" Records of {plural(len(statistics.silos), 'silo')}{noise}: {told}"]
+    if statistics.failed:
+        lines.append(f"   {plural(statistics.failed, 'silo')} could not count, and is in no number")
+    if statistics.withheld:
+        lines.append(
+            f"   some numbers are withheld: fewer than {statistics.least[1]} patients at a silo, or fewer "
+            f"than {statistics.holders} silos"
+        )
+    lines.append(f" Table 1 and histograms: {PAGE}; all numbers: {STATISTICS}")
+    return lines
 
 
 def noisy_lines(test: FoldMetrics, whose: str, course: Sequence[tuple[int, FoldMetrics]]) -> list[str]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tightframe.results.evaluation import FoldMetrics, OneAnswer
+    from tightframe.results.statistics import Count
 
 
 def rounded_up(value: float, digits: int = 3) -> str:
@@ -51,6 +52,24 @@ def with_interval(
 
 
 _COUNTED = {"balanced_accuracy": "classes_told", "auroc": "auroc_classes"}
+
+
+def count_in_words(count: Count) -> str:
+    """Return a number of records with what is withheld of it, which is never shown as zero.
+
+    >>> from tightframe.results.statistics import Count
+    >>> count_in_words(Count(value=12)), count_in_words(Count(value=12, withheld=1))
+    ('12', '12 + withheld at 1 silo')
+    >>> count_in_words(Count(value=None, withheld=2)), count_in_words(Count(value=None))
+    ('withheld', 'withheld')
+    >>> count_in_words(Count(value=9, interval=(4, 14)))
+    '9 [4, 14]'
+    """
+    if count.value is None:
+        return "withheld"
+    if count.interval is not None:
+        return f"{count.value} [{count.interval[0]}, {count.interval[1]}]"
+    return str(count.value) + (f" + withheld at {plural(count.withheld, 'silo')}" if count.withheld else "")
 
 
 def metric(fold: FoldMetrics, name: str, digits: int = 3) -> str:

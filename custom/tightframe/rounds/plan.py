@@ -160,7 +160,7 @@ class RunPlan:
             BEFORE: lambda _: self._outside_rounds(BEFORE, self._setup.first_phases()),
             TRAIN: self._round,
             AFTER: lambda _: self._outside_rounds(AFTER, self._setup.after_phases()),
-            CLOSING: lambda _: (self._closing,),
+            CLOSING: lambda _: (self._closing,) if job.statistics is None else (),
             PERSONAL: lambda _: (self._personal,) if job.personalise else (),
         }.get(kind)
         return tuple(make(number)) if make is not None and first <= number <= last else ()

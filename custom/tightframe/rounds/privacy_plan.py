@@ -19,6 +19,7 @@ from tightframe.privacy.releases.evaluation_totals import EvaluationConfig
 from tightframe.privacy.releases.frozen_plan import FrozenSumsConfig
 from tightframe.privacy.releases.gradient_sums import GradientSumConfig
 from tightframe.privacy.releases.plan import ClassSumsConfig, release_rounds
+from tightframe.privacy.releases.table_statistics import StatisticsConfig, check_bound
 from tightframe.results.words import plural
 from tightframe.rounds.sums.common import minimum
 from tightframe.securesum.rules import honest_sites
@@ -40,6 +41,7 @@ class PrivacyPlan:
         gradients: of the noisy sum of gradients in each round; None where silos train.
         frozen: the release of sums of frozen features; None if the job has none.
         trains: whether silos train, by DP-SGD.
+        statistics: the release of statistics of tables; None if the job has none.
     """
 
     privacy: Privacy
@@ -51,6 +53,7 @@ class PrivacyPlan:
     gradients: GradientSumConfig | None = None
     frozen: FrozenRelease | None = None
     trains: bool = True
+    statistics: StatisticsRelease | None = None
 
     @property
     def class_sums(self) -> ClassSumsConfig:
@@ -79,12 +82,13 @@ class PrivacyPlan:
     def number_of_releases(self) -> int:
         """Number of releases other than training, without repeats."""
         evaluations = 0 if self.evaluation is None else len(self.evaluation.after)
-        return len(self.releases) + self.prior + (self.frozen is not None) + evaluations
+        single = (self.frozen is not None) + (self.statistics is not None)
+        return len(self.releases) + self.prior + single + evaluations
 
     @property
     def release_events(self) -> tuple[Event, ...]:
         """Privacy events of all releases but training, repeats included."""
-        others = (self.frozen, self.evaluation)
+        others = (self.frozen, self.evaluation, self.statistics)
         return (*self.class_events, *(event for plan in others if plan is not None for event in plan.events))
 
     def training_noise(self, sampling_rate: float, steps: int) -> float:
@@ -131,6 +135,8 @@ class PrivacyPlan:
             how = "no training" if self.frozen is None else self.frozen.describe()
         local = "evaluation stays at the silos"
         evaluation = local if self.evaluation is None else self.evaluation.describe()
+        if self.statistics is not None:
+            how, evaluation = self.statistics.describe(), "no training"
         return (
             f"differential privacy: each silo at most epsilon {self.privacy.epsilon:g} at delta "
             f"{self.privacy.delta:g} in this job, for one {self.privacy.neighbours} more or less; {how}; "
@@ -175,7 +181,7 @@ def make_plan(
     fields = [(number, item) for number, of in phases for phase in of for item in phase.schema.fields]
     releases = tuple(dict.fromkeys(number for number, item in fields if is_class_sum(item)))
     frozen = [item for _, item in fields if is_frozen_sum(item)]
-    trains = job.evaluate_only is None and (
+    trains = (job.evaluate_only is None and job.statistics is None) and (
         not frozen or gradient_rate is not None or any(item.mechanism == "training" for _, item in fields)
     )
     spare = privacy.spare_rounds if releases else 0
@@ -323,6 +329,57 @@ def plan_evaluation(job: JobConfig, num_classes: int) -> EvaluationPlan | None:
     config = EvaluationConfig(noise, num_classes)
     bound = evaluation_totals.term_bound(config, MAX_RECORDS, len(job.sites))
     return EvaluationPlan(config, after, privacy.spare_rounds, bound)
+
+
+@dataclass(frozen=True)
+class StatisticsRelease:
+    """The one release of statistics of tables in a job.
+
+    Attributes:
+        config: of it.
+        spare: number of times that it may be repeated.
+    """
+
+    config: StatisticsConfig
+    spare: int
+
+    @property
+    def events(self) -> tuple[Gaussian, ...]:
+        """Privacy events of the release, repeats included."""
+        return self.config.events(1 + self.spare)
+
+    def describe(self) -> str:
+        """Describe the release in a part of a line."""
+        return (
+            "one noisy release of counts, sums and squares (noise multiplier "
+            f"{self.config.noise_multiplier:g})"
+        )
+
+
+def with_statistics(plan: PrivacyPlan, job: JobConfig, *, columns: int, numbers: int) -> PrivacyPlan:
+    """Return the plan with the release of statistics, which has all of epsilon.
+
+    Args:
+        plan: of a job that releases nothing else.
+        job: with ``privacy``.
+        columns: K, of the contract.
+        numbers: N, those of them that are numbers.
+
+    Raises:
+        BudgetError: TF-701 if no noise is enough.
+        ContributionError: TF-404 if a total could exceed its bound.
+    """
+    privacy = plan.privacy
+    noise = privacy.noise_multiplier
+    if noise is None:
+        noise = accounting.solve(
+            lambda multiplier: [Gaussian(multiplier)] * (1 + privacy.spare_rounds),
+            epsilon=privacy.epsilon,
+            delta=privacy.delta,
+        )
+    config = StatisticsConfig(noise, columns=columns, numbers=numbers)
+    check_bound(config, MAX_RECORDS, len(job.sites))
+    return replace(plan, statistics=StatisticsRelease(config, privacy.spare_rounds))
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,10 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from tightframe import data, methods, models
-from tightframe.config.job import JobConfig, check_job
+from tightframe.config.job import STATISTICS_METHOD, JobConfig, check_job
 from tightframe.config.policy import Ceilings
 from tightframe.data.base import DatasetSpec
+from tightframe.data.table.tabulated import Layout
 from tightframe.errors import ContributionError, JobError, TooLargeError
 from tightframe.learning import iterate_average, model_update
 from tightframe.models.frozen import HEAD
@@ -43,7 +44,7 @@ from tightframe.phases import (
 )
 from tightframe.privacy.accounting import BudgetError
 from tightframe.rounds import codec, privacy_plan
-from tightframe.rounds.phases import statistics
+from tightframe.rounds.phases import statistics, table_statistics
 from tightframe.rounds.plan import RunPlan
 from tightframe.rounds.privacy_plan import PrivacyPlan
 
@@ -87,8 +88,16 @@ class JobSetup:
 
     @property
     def trains(self) -> bool:
-        """Check whether the job makes a model, rather than evaluating a finished one only."""
-        return self.job.evaluate_only is None
+        """Check whether the job makes a model, rather than evaluating one or summing statistics only."""
+        return self.job.evaluate_only is None and self.job.statistics is None
+
+    @cached_property
+    def layout(self) -> Layout | None:
+        """The cells of a job with ``statistics``; None in others."""
+        if self.job.statistics is None:
+            return None
+        options = self.dataset.options.model_validate(self.job.dataset_options)
+        return table_statistics.layout_of(self.dataset.name, options, self.job.statistics.bins)
 
     @cached_property
     def plan(self) -> RunPlan:
@@ -117,7 +126,12 @@ class JobSetup:
         return phases if self.job.privacy is None else tuple(map(_without_losses, phases))
 
     def statistics_phases(self) -> tuple[Phase, ...]:
-        """Return the phases of the pooled statistics that the method or the model's input scaling needs."""
+        """Return the phases of the pooled statistics that the method or the model's input scaling needs.
+
+        In a job with ``statistics`` they are all that it has.
+        """
+        if self.layout is not None:
+            return table_statistics.phases(self.layout, private=self.job.privacy is not None)
         if not self.trains:
             return ()  # what they would give is in the model
         names = self.method.statistics(self.setting) if self.method.statistics else ()
@@ -172,6 +186,8 @@ class JobSetup:
     @property
     def evaluates(self) -> bool:
         """Check whether the run sums evaluations, which under privacy it does only with noise."""
+        if self.job.statistics is not None:
+            return False
         return self.job.privacy is None or self.job.privacy.evaluation == "noisy"
 
     def evaluates_in(self, number: int) -> bool:
@@ -195,6 +211,7 @@ def prepare(values: dict[str, Any] | JobConfig, ceilings: Ceilings = CEILINGS) -
     setup, options = _assemble(values, ceilings)
     job = setup.job
     _check_evaluate_only(setup)
+    _ = setup.layout  # refuses a data set whose statistics nobody can sum
     _check_encoder(setup)
     _check_start(setup)
     _check_withdrawal(setup, options)
@@ -228,7 +245,7 @@ def _assemble(values: dict[str, Any] | JobConfig, ceilings: Ceilings) -> tuple[J
     job, problems = check_job(raw)
     if not isinstance(raw, dict):
         raise JobError(problems)
-    method = look_up(methods.get, raw.get("method"), "method", problems)
+    method = look_up(_method, raw.get("method"), "method", problems)
     dataset = look_up(data.get, raw.get("dataset"), "dataset", problems)
     backbone = look_up(models.get, raw.get("model"), "model", problems)
     config = options_of(method, "config", raw, "method_options", problems)
@@ -236,7 +253,7 @@ def _assemble(values: dict[str, Any] | JobConfig, ceilings: Ceilings) -> tuple[J
     model_options = options_of(backbone, "options", raw, "model_options", problems)
     others = _site_models(method, raw.get("site_models"), problems)
     start = _start(raw.get("start"), problems)
-    trains = raw.get("evaluate_only") is None
+    trains = raw.get("evaluate_only") is None and raw.get("statistics") is None
     if trains and method is not None and method.rounds not in (None, raw.get("rounds")):
         problems.append(
             f"rounds: Expected {method.rounds} with {method.name}, which trains nothing afterwards, but got "
@@ -277,6 +294,11 @@ def _assemble(values: dict[str, Any] | JobConfig, ceilings: Ceilings) -> tuple[J
         for site, other in others.items()
     }
     return JobSetup(job, method, dataset, setting, site_settings=own, start=start), dataset_options
+
+
+def _method(name: str) -> Method:
+    """Look up a method; that of a job with ``statistics``, which has none, is in no registry."""
+    return table_statistics.METHOD if name == STATISTICS_METHOD else methods.get(name)
 
 
 def _site_models(method: Method | None, raw: Any, problems: list[str]) -> dict[str, tuple[Any, Any]]:
@@ -437,7 +459,9 @@ def _with_privacy(setup: JobSetup) -> JobSetup:
         item.name for phase in before for item in phase.schema.fields if not privacy_plan.is_frozen_sum(item)
     ]
     others = (*setup.statistics_phases(), *setup.after_phases())
-    unprotected += [item.name for phase in others for item in phase.schema.fields]
+    unprotected += [
+        item.name for phase in others for item in phase.schema.fields if item.mechanism != "statistics"
+    ]
     if unprotected:
         names = dict.fromkeys(unprotected)
         raise JobError([f"privacy: nothing protects the field {name} of {method.name}" for name in names])
@@ -448,6 +472,10 @@ def _with_privacy(setup: JobSetup) -> JobSetup:
         plan = privacy_plan.make_plan(
             job, rounds, prior=prior, num_classes=setup.dataset.num_classes, gradient_rate=rate
         )
+        if setup.layout is not None:
+            plan = privacy_plan.with_statistics(
+                plan, job, columns=len(setup.layout.places), numbers=setup.layout.numbers
+            )
         return replace(setup, privacy=plan)
     except (BudgetError, ContributionError) as error:
         raise JobError([f"privacy: {error}"]) from None

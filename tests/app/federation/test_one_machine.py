@@ -28,6 +28,7 @@ def run(line: str, code: int = 0) -> Result:
     return done
 
 
+@pytest.mark.whole
 def test_three_hospitals_of_digits_accept_the_guides_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -283,6 +283,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("kind", ["obedient", "stubborn"])
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_ends_the_whole_group(

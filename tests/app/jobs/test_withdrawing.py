@@ -41,6 +41,7 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return ended_run(tmp_path_factory.mktemp("ended"), "fedncm")
 
 
+@pytest.mark.whole
 def test_it_writes_the_ended_job_with_its_checkpoint(ended: Path, typed: Typed, tmp_path: Path) -> None:
     code, out, err = typed(
         *("jobs", "export", "our_study", "--withdraw-from", str(ended), "-o", "next"),

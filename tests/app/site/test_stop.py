@@ -205,6 +205,7 @@ def test_a_job_whose_client_is_gone_is_found(kit: Path, start: Start) -> None:
     assert not alive(process)
 
 
+@pytest.mark.whole
 def test_the_engines_own_script_does_not_start_the_client_anew(kit: Path, start: Start) -> None:
     """Without ``--once`` it starts a client that has ended within five seconds."""
     script = start(kit, "bash", "-c", f"cd {kit}; exec bash startup/sub_start.sh")

@@ -415,6 +415,7 @@ def test_enrolment_needs_neither_torch_nor_scikit_learn() -> None:
     assert printed(code)[-1].startswith("[] ")
 
 
+@pytest.mark.whole
 def test_a_run_on_the_real_digits_is_not_called_synthetic(tmp_path: Path) -> None:
     common: dict[str, Any] = {
         "dataset": "digits",

@@ -119,6 +119,7 @@ def middle_number(images: np.ndarray) -> np.ndarray:
     return middle[:, 0] + 256 * middle[:, 1] + 65_536 * middle[:, 2]
 
 
+@pytest.mark.whole
 def test_rotated_cifar10_has_the_stated_sizes_and_no_image_twice(
     rotated: tuple[ImageSet, list[Share]],
 ) -> None:

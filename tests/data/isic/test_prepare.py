@@ -424,6 +424,7 @@ def large(download: Path) -> None:
         save(download / ORIGINALS / f"{name}.jpg", pixels)
 
 
+@pytest.mark.whole
 @pytest.mark.usefixtures("large")
 def test_a_process_that_dies_is_named_and_loses_nothing(again: Callable[..., Report], output: Path) -> None:
     def kill(done: int, total: int) -> None:

@@ -313,6 +313,7 @@ def test_marks_quotes_spaces_blank_lines_and_foreign_columns_do_no_harm(tmp_path
             np.testing.assert_array_equal(found, expected)
 
 
+@pytest.mark.whole
 def test_a_million_columns_are_read(tmp_path: Path) -> None:
     others = [f"g{place}" for place in range(1_000_000)]
     rows = [[*row, *["0"] * len(others)] for row in ward_rows(12)]

@@ -169,6 +169,7 @@ def count(table: str, address: str) -> int:
     return int(found or 0)
 
 
+@pytest.mark.whole
 def test_a_query_gives_the_same_records_in_any_order(
     address: str, text: TableData, frame: pd.DataFrame
 ) -> None:
@@ -345,6 +346,7 @@ def test_heart_disease_in_postgresql_is_that_of_its_own_reader(
     assert len(aside) == int((~complete).sum())
 
 
+@pytest.mark.whole
 def test_eicu_in_postgresql_is_joined_by_the_sites_own_query(
     running: str, real_data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,6 +9,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
+from scipy.spatial.distance import pdist
 
 from tightframe import methods
 from tightframe.errors import ContributionError, TrainingError
@@ -19,6 +21,7 @@ from tightframe.methods.fedmr import (
     METHOD,
     FedMRConfig,
     inter_class_loss,
+    inter_weight,
     intra_class_loss,
     update_prototypes,
 )
@@ -377,7 +380,7 @@ def _round(make_setting: Any, make_silo: Any, open_sum: Any, config: FedMRConfig
 
 
 def test_two_rounds(make_setting: Any, make_silo: Any, open_sum: Any) -> None:
-    config = FedMRConfig(mu_intra=1e-3, lite_m=4)
+    config = FedMRConfig(mu_intra=1e-3, mu_inter=1e-2, inter_units="distance", lite_m=4)
     setting, silos, state, totals, terms = _round(make_setting, make_silo, open_sum, config)
     assert totals["prototype/counts"].tolist() == [10, 13, 0]
     assert state.extra["prototype_valid"].tolist() == [1, 1, 0]
@@ -395,6 +398,30 @@ def test_two_rounds(make_setting: Any, make_silo: Any, open_sum: Any) -> None:
     assert logits.shape == (2, 3)
     again = _round(make_setting, make_silo, open_sum, config)[2]
     assert all(torch.equal(again.model[name], state.model[name]) for name in state.model)
+
+
+def test_relative_units_are_free_of_the_features_scale() -> None:
+    """The weight is scipy's: one over the mean distance of the classes that have a prototype."""
+    source = torch.Generator().manual_seed(3)
+    features, prototypes = torch.randn(12, 5, generator=source), torch.randn(4, 5, generator=source)
+    labels, valid = torch.arange(12) % 4, torch.tensor([True, True, False, True])
+    options = FedMRConfig(mu_inter=0.7)
+    weight = inter_weight(options, prototypes, valid)
+    assert weight == pytest.approx(0.7 / pdist(prototypes[valid].numpy()).mean(), rel=1e-6)
+    term = weight * inter_class_loss(features, labels, prototypes, valid)
+    large = 1e3 * prototypes
+    scaled = inter_weight(options, large, valid) * inter_class_loss(1e3 * features, labels, large, valid)
+    assert term > 0 and float(scaled) == pytest.approx(float(term), rel=1e-5)
+
+
+def test_weight_without_distances_and_as_printed() -> None:
+    same, valid = torch.ones(3, 2), torch.tensor([1, 1, 1], dtype=torch.uint8)
+    assert inter_weight(FedMRConfig(), same, valid) == 0.0
+    assert inter_weight(FedMRConfig(mu_inter=0.2), same, torch.tensor([1, 0, 0])) == 0.2
+    printed = FedMRConfig(mu_inter=0.2, inter_units="distance")
+    assert inter_weight(printed, 9 * torch.eye(3), valid) == 0.2
+    with pytest.raises(ValidationError, match="`mu_inter` beside inter_units 'distance'"):
+        FedMRConfig(inter_units="distance")
 
 
 def test_a_silo_may_keep_its_prototypes(make_setting: Any, make_silo: Any, open_sum: Any) -> None:

@@ -130,6 +130,7 @@ def test_killed_at(owner: Any, name: str, deadly: Any, charged: int, path: Path,
     assert not list(path.parent.glob(".*")), "what a crash left is overwritten"
 
 
+@pytest.mark.whole
 def test_killed_at_any_moment(path: Path, keys: SiteKeys) -> None:
     """What a process was told is charged, is; at most one more is, and the chain always holds."""
     chance = random.Random(5)  # noqa: S311 - moments, not secrets

@@ -81,6 +81,7 @@ def test_a_canary_record_and_half_the_noise(monkeypatch: pytest.MonkeyPatch) -> 
     assert caught.epsilon > epsilon
 
 
+@pytest.mark.whole
 def test_the_shares_of_the_least_silos_together_and_one_of_them_missing() -> None:
     epsilon = gaussian_epsilon(1.0, DELTA)
     together = _audit(*_record(), CONFIG, honest=3, shares=3)

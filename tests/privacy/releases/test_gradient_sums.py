@@ -68,6 +68,7 @@ def test_a_canary_and_half_the_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     assert caught.epsilon > epsilon
 
 
+@pytest.mark.whole
 def test_the_least_silos_shares_together_one_missing_and_one_alone() -> None:
     together = audit(CONFIG, honest=3, shares=3)
     assert 0.75 < together.mu <= 1.0

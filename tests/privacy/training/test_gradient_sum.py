@@ -133,6 +133,7 @@ def unprobed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gradient_sum, "probe_with_made_up", lambda *_: None)
 
 
+@pytest.mark.whole
 @pytest.mark.usefixtures("unprobed")
 def test_each_record_is_drawn_with_the_public_rate_by_the_systems_generator() -> None:
     records, config = some(4), config_of(network())

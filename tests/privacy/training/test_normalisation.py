@@ -101,6 +101,7 @@ def test_every_backbone_takes_a_private_step(
     assert moved == set(names(model))
 
 
+@pytest.mark.whole
 def test_group_norm_is_what_opacus_makes_but_keeps_scale_and_names() -> None:
     plain = build("efficientnet_b0", {}, (3, 32, 32))
     for module in plain.modules():

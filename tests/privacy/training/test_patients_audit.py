@@ -11,6 +11,7 @@ import math
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from tests.support.audit import Bounds, by_coin, gaussian_epsilon, lower_bounds
 from torch import nn
@@ -54,6 +55,7 @@ def audit(noise: float, *, by_patient: bool) -> Bounds:
     return lower_bounds(*found, delta=DELTA)
 
 
+@pytest.mark.whole
 def test_a_patient_leaks_less_than_epsilon_but_not_with_half_the_noise_or_clipped_by_record() -> None:
     epsilon = gaussian_epsilon(1 / NOISE, DELTA)
     found = audit(NOISE, by_patient=True)

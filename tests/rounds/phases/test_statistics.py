@@ -116,6 +116,7 @@ def equal(one: Result, other: Result) -> bool:
 # ---------------------------------------------------------------- class counts
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("summation", ["plain", "secure"])
 @pytest.mark.parametrize(
     ("rules", "pooled"), [("on", POOLED_UNDER_THE_RULES), ("off", POOLED)], ids=["class rules", "off"]

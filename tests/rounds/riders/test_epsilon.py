@@ -121,6 +121,7 @@ def test_every_round_tells_what_the_ledgers_say_repeats_included(
     assert 0 <= last.shown["site-4"] - report["privacy"]["epsilon"] <= 1e-3
 
 
+@pytest.mark.whole
 def test_the_lead_finds_it_in_metrics_outcome_card_and_last_screen(
     finished: tuple[federation.Result, Path, list[Any]],
 ) -> None:

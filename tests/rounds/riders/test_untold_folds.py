@@ -18,6 +18,7 @@ from tightframe.config.site import SiteEntry, open_data
 from tightframe.rounds.riders import evaluation
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("summation", ["secure", "plain"])
 def test_a_silo_with_few_test_records_is_not_counted(
     small: dict[str, Any], tmp_path: Path, summation: str
@@ -81,6 +82,7 @@ def test_what_others_leave_out_does_not_open_one_silos_own_counts(
     assert report["global"]["test"]["records"] == alone and 0 < report["personal"]["accuracy"] <= 1
 
 
+@pytest.mark.whole
 def test_neither_is_its_personal_model(small: dict[str, Any], tmp_path: Path) -> None:
     """A personal model is judged by the same few test records; the silo alone sees how it does on them."""
     sites = [f"site-{number}" for number in range(1, 5)]

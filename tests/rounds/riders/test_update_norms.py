@@ -53,6 +53,7 @@ def rounds_of(folder: Path) -> list[Row]:
     return [row for row in read_rows(folder / "server") if row.kind == "train"]
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("summation", ["secure", "plain"])
 @pytest.mark.parametrize("norm", [100.0, 0.05])
 def test_the_histogram_counts_the_silos_own_norms(
@@ -72,6 +73,7 @@ def test_the_histogram_counts_the_silos_own_norms(
         assert (one.rescaled > 0) == (norm < 1)
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("method", ["fedavg", "fedmr", "fednova", "feddyn", "fedbabu"])
 def test_a_norm_that_does_not_bind_changes_no_bit_of_the_model(method: str, tmp_path: Path) -> None:
     without, _ = run(plain(method=method, update_norm=None), tmp_path / "without")
@@ -113,6 +115,7 @@ class Hospital:
 HEART = {"dataset": "fed_heart_disease", "dataset_options": {}, "model": "mlp", "model_options": {}}
 
 
+@pytest.mark.whole
 def test_the_pull_of_one_silo_is_its_share_of_the_norm(tmp_path: Path) -> None:
     """Site-2 with right and with wrong records: both of its updates are within the norm, so the means differ
     by at most twice its share of it, and without a norm by far more."""
@@ -160,6 +163,7 @@ def test_a_silo_with_wrong_records_stands_out_and_is_not_named(
     assert "In 2 sums one silo's update was more than four times as long" in page
 
 
+@pytest.mark.whole
 def test_the_histogram_stays_shut_after_a_drop_out(tmp_path: Path) -> None:
     """Two cohorts' histograms would tell the range of the silo between them."""
     run(plain(), tmp_path, silent=lambda task, site, request: site == "site-1" and in_round(request, 2))
@@ -191,6 +195,7 @@ def test_it_rides_on_updates_with_a_norm_and_without_privacy(changes: dict[str, 
         assert last.phase.schema[update_norms.SILOS].group == "static"
 
 
+@pytest.mark.whole
 def test_gradients_that_a_method_scales_are_reported_in_the_jobs_unit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -125,6 +125,7 @@ def warnings(caplog: pytest.LogCaptureFixture) -> str:
     return "\n".join(item.getMessage() for item in caplog.records if item.levelno == logging.WARNING)
 
 
+@pytest.mark.whole
 def test_the_run_goes_on_without_it_and_ends_with_too_few(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -147,6 +147,7 @@ def _own(line: Wire) -> dict[str, Declaration]:
     }
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("weights", ["exact", "power_of_two", "uniform"])
 def test_server_and_silos_go_by_what_each_silo_has_signed(tmp_path: Path, weights: str) -> None:
     of = job(rounds=1, weights=weights)

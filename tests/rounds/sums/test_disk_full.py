@@ -42,6 +42,7 @@ class _Disk(Line):
             _Disk.full = False
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     ("task", "code"), [("contribute", "TF-704"), ("contribute", "TF-512"), ("reveal", "TF-512")]
 )

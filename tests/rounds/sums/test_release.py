@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 from tests.support.attacks.malicious_server import HEART
+from tests.support.tables import statistics_job
 
 from tightframe.config.job import Evaluation, JobConfig, Training, parse_job
 from tightframe.config.policy import Policy, PolicyBlock
@@ -34,6 +35,7 @@ IN: Mapping[str, tuple[Any, str]] = {
     "update_norm": (1.0, "update_norm"),
     "update_bound": (4.0, "update_bound"),
     "prototype_sites": (["a", "b", "c"], "prototype_sites"),
+    "statistics": ({"bins": 20}, "statistics"),
 }
 """Options that act on one silo's term before the sum: another value, and the setting that it changes."""
 OUT: Mapping[str, tuple[Any, str]] = {
@@ -140,6 +142,8 @@ def test_what_acts_on_one_silos_term_changes_the_profile(name: str) -> None:
         base = {"method": "fedproto"}
     if name == "dataset_options":
         base = {"dataset": "eicu", "model": "mlp"}
+    if name == "statistics":
+        base = {**statistics_job(), "method_options": {}, "model_options": {}}
     before, after = profile(base), profile({**base, name: value})
     assert before[setting] != after[setting]
     assert setting in REVEALED, "a person is told what both reveal"

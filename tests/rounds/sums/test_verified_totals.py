@@ -54,6 +54,7 @@ def told(line: Wire) -> dict[str, Total]:
     return found
 
 
+@pytest.mark.whole
 def test_every_total_of_a_run_is_verified_and_the_transcript_replays_it(tmp_path: Path) -> None:
     result, line = run(job(rounds=2), tmp_path)
     totals = told(line)
@@ -105,6 +106,7 @@ class Died(BaseException):
     """What ends a silo's process on the way to its term."""
 
 
+@pytest.mark.whole
 def test_a_silo_whose_process_died_over_a_request_is_asked_nothing_else_for_that_slot(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -137,6 +139,7 @@ def test_a_silo_whose_process_died_over_a_request_is_asked_nothing_else_for_that
     assert len(opened) == 4, "the same request goes on: two rounds, the closing, the seal"
 
 
+@pytest.mark.whole
 def test_a_server_that_withholds_a_total_from_one_silo_loses_that_silo(tmp_path: Path) -> None:
     def change(task: str, site: str, request: Any) -> Any:
         if task == "contribute" and site == "site-2" and in_round(request, 2):
@@ -150,6 +153,7 @@ def test_a_server_that_withholds_a_total_from_one_silo_loses_that_silo(tmp_path:
     assert rows["train", 3] == {}
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("task", ["contribute", "reveal"])
 def test_a_silo_that_is_gone_after_its_term_was_opened_does_not_stop_the_run(
     tmp_path: Path, task: str
@@ -181,6 +185,7 @@ def test_a_silo_that_is_gone_after_its_term_was_opened_does_not_stop_the_run(
     assert report.unchecked == ()
 
 
+@pytest.mark.whole
 def test_the_keys_of_dropped_silos_prove_a_term_of_a_sum_with_a_drop_out(tmp_path: Path) -> None:
     """Two silos in turn: one is not in the total of round 2, another does not answer for it in round 3."""
 
@@ -208,6 +213,7 @@ def test_the_keys_of_dropped_silos_prove_a_term_of_a_sum_with_a_drop_out(tmp_pat
     )
 
 
+@pytest.mark.whole
 def test_a_silo_that_lies_about_its_combinations_is_named_in_the_log_and_the_run_goes_on(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -281,6 +287,7 @@ def test_a_seal_that_fails_is_told_and_undoes_nothing(
     assert (report.reason, report.complete) == (None, True)
 
 
+@pytest.mark.whole
 def test_without_a_seal_silos_set_up_no_other_epoch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(secure_server.rules, "MAX_SLOTS", 4)
 
@@ -304,6 +311,7 @@ def test_a_plain_run_needs_no_seal(tmp_path: Path) -> None:
 # Files -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.whole
 def test_masked_terms_lie_in_a_temporary_folder_until_their_total_is_verified(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -359,6 +367,7 @@ def test_a_shorter_or_longer_term_is_written_over_an_erased_one() -> None:
     assert not folder.exists()
 
 
+@pytest.mark.whole
 def test_what_a_silo_keeps_of_a_sum_is_the_owners_alone_and_goes(tmp_path: Path) -> None:
     of = job(rounds=2)
     seen: set[str] = set()

@@ -117,17 +117,19 @@ class Federation:
 
     @staticmethod
     def job_of(values: Mapping[str, Any], names: list[str]) -> JobConfig:
-        """A job of these hospitals."""
+        """A job of these hospitals, whose answers wait for no full second."""
         least = max(3, 2 * len(names) // 3 + 1)
-        return parse_job({**HEART, "sites": names, "min_sites": least, **values})
+        return parse_job({**HEART, "answer_grid": 0.0, "sites": names, "min_sites": least, **values})
 
     def _session(self, name: str, policy: PolicyBlock | None, more: Mapping[str, Any]) -> SiloSession:
-        own = self.state / name
+        own, policy = self.state / name, policy or PolicyBlock(profile="standard")
+        if policy.min_answer_grid is None:
+            policy = policy.model_copy(update={"min_answer_grid": 0.0})
         entry = SiteEntry(
             state_dir=str(own),
             dataset_id="hearts",
             data={"fed_heart_disease": {}},
-            policy=policy or PolicyBlock(profile="standard", min_answer_grid=0.0),
+            policy=policy,
             **more,
         )
         return SiloSession(

@@ -46,6 +46,7 @@ class Encoded:
         findings: all of them.
         numbers: of the rows in their table, (n,).
         where: what they were read from.
+        missing: True where a row has no value of a column, (n, K).
     """
 
     features: NDArray[np.float32]
@@ -57,6 +58,7 @@ class Encoded:
     findings: tuple[Finding, ...]
     numbers: NDArray[np.int64]
     where: str
+    missing: NDArray[np.bool_]
 
 
 def check_mapping(contract: Contract, site: TableSite) -> None:
@@ -181,6 +183,7 @@ def encode(rows: Rows, contract: Contract, site: TableSite) -> Encoded:
         findings=tuple(found),
         numbers=numbers,
         where=rows.where,
+        missing=_missing(rows.cells, count, contract),
     )
 
 
@@ -203,6 +206,12 @@ def _labels(
         )
         parts.append(read)
     return np.stack(parts, axis=1), found
+
+
+def _missing(cells: Mapping[str, Cells], count: int, contract: Contract) -> NDArray[np.bool_]:
+    """Return where rows have no value of a column, (n, K)."""
+    columns = [[cell is None for cell in cells[column.column]] for column in contract.columns]
+    return np.array(columns, dtype=np.bool_).reshape(len(columns), count).T
 
 
 def _features(

@@ -38,6 +38,7 @@ class TableData:
         source: one line for reports.
         synthetic: whether the records are generated.
         aside: what was left out, and why.
+        missing: True where a record has no value of a column, (n, K); None if every one has.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class TableData:
         source: str,
         synthetic: bool = False,
         aside: Sequence[Finding] = (),
+        missing: NDArray[np.bool_] | None = None,
     ) -> None:
         self.source = source
         self.synthetic = synthetic
@@ -59,6 +61,7 @@ class TableData:
         self._labels = labels
         self._records = records
         self._patients = patients
+        self._missing = missing
         self._numbers = None if patients is None else np.unique(patients, return_inverse=True)[1]
         self._rows: dict[Fold, NDArray[np.int64]] = {
             fold: np.flatnonzero(folds == place) for place, fold in enumerate(FOLDS)
@@ -71,6 +74,15 @@ class TableData:
     def features(self, fold: Fold) -> NDArray[np.float32]:
         """Return the values of a fold's records, (n, D)."""
         return self._features[self._rows[fold]]
+
+    def everything(self) -> tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.bool_] | None]:
+        """Return values (n, D), labels (n,) and missing values (n, K) of the records of all folds."""
+        return self._features, self._labels, self._missing
+
+    def named(self) -> tuple[list[str], NDArray[np.int64]]:
+        """Return the names of all records, and a number for each one's patient: its own if unknown."""
+        numbers = np.arange(len(self._records)) if self._numbers is None else self._numbers
+        return self._records, numbers
 
     def record_shape(self, fold: Fold) -> tuple[int, ...]:
         """Return the shape of one record."""
@@ -157,7 +169,16 @@ def divided(encoded: Encoded, contract: Contract) -> TableData:
                 code="TF-208",
             )
     source = f"{contract.title}, {encoded.where}"
-    return TableData(features, labels, folds, records, patients, source=source, aside=encoded.findings)
+    return TableData(
+        features,
+        labels,
+        folds,
+        records,
+        patients,
+        source=source,
+        aside=encoded.findings,
+        missing=encoded.missing[kept],
+    )
 
 
 def fold_of(key: str, shares: Sequence[float]) -> int:

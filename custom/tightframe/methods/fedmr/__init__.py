@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Literal, get_args
+from typing import Literal, Self, get_args
 
 import torch
 from pydantic import Field, model_validator
@@ -40,6 +40,7 @@ from tightframe.phases import Cohort, Contribution, ServerState, Setting, SiloVi
 
 IntraForm = Literal["correlation", "paper", "official"]
 InterSupport = Literal["observed", "all"]
+InterUnits = Literal["relative", "distance"]
 
 TERMS = ("cross_entropy", "intra", "inter")
 SUMS = "prototype/feature_sums"
@@ -53,16 +54,28 @@ class InterOptions(StrictModel):
     """The options of the inter-class term.
 
     Attributes:
-        mu_inter: weight of the inter-class term, which is in units of feature distance; 0.1 and
-            more make networks without normalisation diverge.
+        mu_inter: weight of the inter-class term.
+        inter_units: ``relative`` divides eq. (4) by the prototypes' mean distance from each other, so that
+            one weight means the same whatever the features' scale; ``distance`` is eq. (4) as printed, in
+            units of feature distance, and has no default weight (see ``inter_weight``).
         inter_support: ``observed`` is eq. (4) as printed, other prototypes come from the batch's
             classes only; ``all`` uses every valid prototype, so that missing classes act too.
         lite_m: records of each batch that the inter-class term looks at ("Lite"); None means all.
     """
 
-    mu_inter: float = Field(default=1e-2, ge=0)
+    mu_inter: float = Field(default=0.3, ge=0)
+    inter_units: InterUnits = "relative"
     inter_support: InterSupport = "observed"
     lite_m: int | None = Field(default=None, ge=1)
+
+    @model_validator(mode="after")
+    def _weight_of_the_units(self) -> Self:
+        if self.inter_units == "distance" and "mu_inter" not in self.model_fields_set:
+            raise ValueError(
+                "Expected `mu_inter` beside inter_units 'distance': its default is for 'relative'. In units "
+                "of distance 0.01 trained all networks tried; 1 made one without normalisation diverge."
+            )
+        return self
 
 
 class FedMRConfig(InterOptions):
@@ -218,6 +231,27 @@ def inter_class_loss(
     return summed / pairs.clamp_min(1)
 
 
+def inter_weight(options: InterOptions, prototypes: torch.Tensor, valid: torch.Tensor) -> float:
+    """Return the weight of eq. (4) in this round.
+
+    As printed the term has slopes of the same size however large the features are, and grows with them:
+    where nothing normalises features, each step can widen all distances by the same factor, and they grow
+    without end. Divided by the prototypes' mean distance s (constant in a round) its slope in a feature is at
+    most ``2 mu_inter / s``: the larger the features, the weaker the pull.
+
+    Args:
+        options: with ``mu_inter`` and its units.
+        prototypes: (C, d).
+        valid: which classes have one, (C,).
+    """
+    known = prototypes[valid.to(torch.bool)].double()
+    if options.inter_units == "distance" or len(known) < 2:
+        return options.mu_inter
+    spread = float(torch.pdist(known).mean())
+    # Without any spread no margin has a slope.
+    return options.mu_inter / spread if spread > 0 else 0.0
+
+
 def update_prototypes(
     previous: torch.Tensor, feature_sums: torch.Tensor, counts: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -332,20 +366,21 @@ def inter_term(silo: SiloView, broadcast: Tensors, options: InterOptions) -> Ter
             features, labels = features[chosen], labels[chosen]
         return inter_class_loss(features, labels, prototypes, valid, support=options.inter_support)
 
-    return Term("inter", options.mu_inter, inter, per_record=False)
+    return Term("inter", inter_weight(options, prototypes, valid), inter, per_record=False)
 
 
 def _frozen_terms(silo: SiloView, broadcast: Tensors) -> tuple[Term, Term]:
     """Return both terms of one record each: what they compare it with is constant."""
     setting, config = silo.setting, silo.setting.config
     assert setting.privacy is not None  # noqa: S101  (asked for with privacy only)
+    prototypes, valid = broadcast[PROTOTYPES].to(silo.device), broadcast[VALID].to(silo.device).bool()
     return frozen_terms(
-        broadcast[PROTOTYPES].to(silo.device),
-        broadcast[VALID].to(silo.device).bool(),
+        prototypes,
+        valid,
         broadcast[MOMENTS].to(silo.device) if uses_moments(setting) else None,
         bound=setting.privacy.feature_clip,
         intra=config.mu_intra,
-        inter=config.mu_inter,
+        inter=inter_weight(config, prototypes, valid),
         mean=config.intra_form == "correlation",
     )
 

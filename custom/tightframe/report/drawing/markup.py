@@ -21,10 +21,12 @@ _EMPTY = frozenset(("meta", "br", "col"))
 
 def text(value: object) -> Markup:
     """Return a value as text: escaped, with characters that would steer the display made visible."""
-    shown = "".join(
-        part if part.isprintable() or part == "\n" else part.encode("unicode_escape").decode()
-        for part in str(value)
-    )
+    shown = str(value)
+    if not shown.isprintable():
+        shown = "".join(
+            part if part.isprintable() or part == "\n" else part.encode("unicode_escape").decode()
+            for part in shown
+        )
     return Markup(html.escape(shown, quote=True))
 
 

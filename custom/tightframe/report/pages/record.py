@@ -28,6 +28,7 @@ UNSET = {
     "resume": "none: it began anew",
     "withdraw": "none",
     "evaluate_only": "none: the job trains",
+    "statistics": "none: the job trains",
     "whole_sums": "false: sums open without silos that drop out",
 }
 """Meaning of a value without default that a job leaves out."""

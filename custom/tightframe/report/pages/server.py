@@ -7,11 +7,11 @@ from typing import Any
 
 from tightframe.report.drawing import layout
 from tightframe.report.drawing.markup import Markup, Part, facts, section, table, tag
-from tightframe.report.pages import clinical, participation, record, results
+from tightframe.report.pages import clinical, participation, record, results, statistics
 from tightframe.report.reading import ServerResults
 from tightframe.results.evaluation import Evaluation, FoldMetrics
 from tightframe.results.outcome import OpenedSum, Outcome
-from tightframe.results.words import metric, one_answer, plural, sentence, shown
+from tightframe.results.words import count_in_words, metric, one_answer, plural, sentence, shown
 
 
 def page(found: ServerResults, wanted: clinical.Wanted = clinical.DEFAULT) -> str:
@@ -24,6 +24,8 @@ def page(found: ServerResults, wanted: clinical.Wanted = clinical.DEFAULT) -> st
     outcome = found.outcome
     final = outcome.evaluation
     parts: list[Part] = [*_notices(found), tag("p", in_words(found)), _tiles(found)]
+    if found.statistics is not None:
+        parts += statistics.sections(found.statistics)
     if outcome.one_sum is not None and outcome.trained:
         parts.append(_one_sum(outcome.one_sum))
     if final is not None:
@@ -31,7 +33,7 @@ def page(found: ServerResults, wanted: clinical.Wanted = clinical.DEFAULT) -> st
     if outcome.personal is not None:
         parts.append(_personal(found))
     own, whose = outcome.own_models, _whose(found)
-    if not outcome.evaluates_only:
+    if not outcome.evaluates_only and not outcome.statistics_only:
         parts.append(results.curves(found.rows, outcome.roster, outcome.rounds_done, own_models=own))
     if final is not None and (final.test.records or final.test.noisy):
         model, finds = ("the silos' own models", "find") if own else ("the final model", "finds")
@@ -64,6 +66,8 @@ def page(found: ServerResults, wanted: clinical.Wanted = clinical.DEFAULT) -> st
 def in_words(found: ServerResults) -> str:
     """Describe the run, its end and its model in one paragraph."""
     outcome = found.outcome
+    if outcome.statistics_only:
+        return _statistics_in_words(found)
     data = outcome.data or str(outcome.job.get("dataset", "unnamed records"))
     done = outcome.length
     what = _models(outcome.job)
@@ -110,6 +114,19 @@ def in_words(found: ServerResults) -> str:
     return " ".join(said)
 
 
+def _statistics_in_words(found: ServerResults) -> str:
+    """Describe a run that summed statistics in one paragraph."""
+    outcome = found.outcome
+    how = "ended as planned" if outcome.ended == "counted" else "opened no statistics"
+    told = (
+        f"Statistics of the tables of {plural(len(outcome.roster), 'silo')}, before any training, with "
+        f"{outcome.summation} sums. Data: {outcome.data}. The run {how} after {outcome.seconds:.0f} s."
+    )
+    if found.statistics is not None and found.statistics.failed:
+        told += f" {plural(found.statistics.failed, 'silo')} could not count, and is in no number."
+    return told
+
+
 def _without(outcome: Outcome) -> str:
     """Name the silos that the run had lost when it ended."""
     if not outcome.lost:
@@ -154,7 +171,9 @@ def _notices(found: ServerResults) -> list[Part]:
     notices: list[Part] = []
     verdict = tag("b", f"{outcome.ended.capitalize()}.")
     if outcome.trained and outcome.reason is None:
-        kind = "good" if outcome.ended in ("trained", "evaluated") and not outcome.notes else "warn"
+        kind = (
+            "good" if outcome.ended in ("trained", "evaluated", "counted") and not outcome.notes else "warn"
+        )
         notices.append(layout.notice(kind, verdict, *outcome.notes))
     else:
         lines = (outcome.reason or "The results do not say why.").split("\n")
@@ -183,6 +202,8 @@ def _notices(found: ServerResults) -> list[Part]:
         if answer is not None and told.one_answer is not None:
             title = "One answer." if told.one_answer.certain else "Perhaps one answer only."
             notices.append(layout.notice("warn", tag("b", title), f"On the test records {answer}."))
+    if outcome.statistics_only:
+        return notices
     if outcome.privacy is not None and not any(row.evaluation for row in found.rows):
         notices.append(
             layout.notice(
@@ -228,7 +249,10 @@ def _tiles(found: ServerResults) -> Markup:
             (shown(test.auroc), f"{noisy}AUROC, test{_limits(test, 'auroc')}"),
             (str(test.records), f"{counted}{records}"),
         ]
-    if not outcome.evaluates_only:
+    if found.statistics is not None:
+        for name, count in found.statistics.records.items():
+            values.append((count_in_words(count), f"records, {name}"))
+    if not outcome.evaluates_only and not outcome.statistics_only:
         values.append((f"{outcome.rounds_done} of {outcome.rounds}", "rounds"))
     # Where enrolment itself failed, no results say who was enrolled; the reason does, in words.
     if found.rows:

@@ -181,6 +181,8 @@ def with_noise(made: Contribution, schema: Schema, plan: PrivacyPlan, honest: in
             config = plan.frozen.config.part(item.name)
         elif item.mechanism == "evaluation" and plan.evaluation is not None:
             config = plan.evaluation.config
+        elif item.mechanism == "statistics" and plan.statistics is not None:
+            config = plan.statistics.config
         elif item.mechanism == "gradient_sum":
             config, shares = plan.gradients, plan.training_shares(honest)
         if config is not None:

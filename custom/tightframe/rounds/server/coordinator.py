@@ -149,6 +149,10 @@ class Coordinator:
             shared = self._withdraw(transport, *previous)
         else:
             shared = self._resume(transport, *previous)
+        if job.statistics is not None:  # that was all
+            self.record.trained = True
+            self._exchanges.seal(transport, shared)
+            return shared.state
         for number in range(job.done + 1, job.rounds + 1):
             among: list[str] | None = None
             for exchange in self.setup.plan.round(number):
@@ -198,6 +202,15 @@ class Coordinator:
 
     def _announce(self) -> None:
         job, method = self.setup.job, self.setup.method
+        if job.statistics is not None:
+            self.log.info(
+                "%s: statistics before training on %s with %s; no training, %s sums",
+                job.job_name,
+                self.setup.dataset.title,
+                plural(len(job.sites), "silo"),
+                job.summation,
+            )
+            return
         if not self.setup.trains:
             self.log.info(
                 "%s: evaluation of a model of %s (%s) on %s with %s; %s, no training, %s sums",
@@ -382,7 +395,8 @@ class Coordinator:
             else "silos keep theirs closed, because they were opened for another cohort"
         )
         if exchange.before:
-            raise RunError(f"statistics that the method needs could not be opened: {reason}.", code="TF-510")
+            whose = "" if self.setup.job.statistics is not None else " that the method needs"
+            raise RunError(f"statistics{whose} could not be opened: {reason}.", code="TF-510")
         if exchange.after:
             self.log.warning("%s: %s", UNCHANGED, reason)
         if exchange.closing and not self.setup.trains:

@@ -13,6 +13,8 @@ from typing import Any
 from pydantic import BaseModel
 
 from tightframe import __version__, models
+from tightframe.data.table.disclosure import UNITS
+from tightframe.metrics import noise_intervals
 from tightframe.phases import Tensors, Totals
 from tightframe.results import dropouts
 from tightframe.results.evaluation import Evaluation
@@ -20,12 +22,13 @@ from tightframe.results.files import BEST, WritePage
 from tightframe.results.model_card import Card, InitialModel, MethodCard
 from tightframe.results.outcome import Ended, LeftOut, OpenedSum, Personal, ending, is_measured
 from tightframe.results.rows import Row, final_row, last_spent, round_line, write_rows
+from tightframe.results.statistics import TableStatistics
 from tightframe.results.status import Status
 from tightframe.results.withdrawal import WithdrawnRecords
 from tightframe.rounds.checkpoint import save_tensors
-from tightframe.rounds.phases import personal
+from tightframe.rounds.phases import personal, table_statistics, table_summary
 from tightframe.rounds.privacy_plan import honest_silos
-from tightframe.rounds.riders import epsilon, evaluation, noisy_evaluation, update_norms
+from tightframe.rounds.riders import epsilon, evaluation, failures, noisy_evaluation, update_norms
 from tightframe.rounds.riders.class_rules import MIN_HOLDERS
 from tightframe.rounds.setup import HEAD_OPTIONS, JobSetup, brings_head
 from tightframe.rounds.sums.declaration import Declaration, applied_weights, fold_silos
@@ -62,6 +65,7 @@ class RunRecord:
         self.sums: str = job.summation
         self.declared: dict[str, Declaration] = {}
         self.privacy = setup.privacy
+        self.statistics: TableStatistics | None = None  # of a job that sums them
         self.personal: Personal | None = None  # means over silos of their personal models
         self.watcher: Callable[[], None] | None = None  # told of every new status, on the thread that sets it
         self.status = Status(
@@ -201,10 +205,13 @@ class RunRecord:
                 else (f"; a class counts from {counts[0]} to {counts[-1]} local records on")
             )
             off = self.job.class_rules == "off" or self.privacy is not None
+            off = off or self.job.statistics is not None
             shown = "" if off else f"{of_records} and with {MIN_HOLDERS} holders"
             lines.append(f"silos' policies: {', '.join(profiles)}{shown}")
         if loose := sorted(site for site, item in self.declared.items() if item.any_static_cohort):
             lines.append(f"COUNTS OPENED FOR ANY COHORT at {', '.join(loose)}: differences tell one silo's")
+        if self.job.statistics is not None:
+            return lines + self._statistics_rules()
         if self.declared and self.job.summation == "secure" and self.job.privacy is None:
             lines.append(
                 "the evaluation is exact: of a class that one silo alone has, it shows that silo's result"
@@ -219,6 +226,18 @@ class RunRecord:
         else:
             lines.append(self.privacy.describe())
         return lines
+
+    def _statistics_rules(self) -> list[str]:
+        """List the rules that held for statistics."""
+        if self.privacy is not None:
+            return [self.privacy.describe()]
+        counts = sorted({item.min_class_count for item in self.declared.values()})
+        least = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else "".join(map(str, counts))
+        return [
+            f"cells of fewer than {least} patients at a silo are withheld there, before the sum; totals that "
+            f"fewer than {MIN_HOLDERS} silos tell are not opened",
+            "no differential privacy: a total itself is exact",
+        ]
 
     def add(self, row: Row, notes: Mapping[str, Any], received: Tensors) -> Row:
         """Put an exchange on record, and its evaluation to the model that it is of.
@@ -236,6 +255,9 @@ class RunRecord:
         own = {"privacy": notes.get(epsilon.NOTE), "update_norms": notes.get(update_norms.NOTE)}
         row = row.model_copy(update={**own, "counts": counts})
         self.personal = notes.get(personal.NOTE, self.personal)
+        if (totals := notes.get(table_statistics.NOTE)) is not None:
+            self.statistics = self._table(totals, row, int(notes.get(failures.NOTE, 0)))
+            self.statistics.write(self.folder)
         if (counted := notes.get(evaluation.NOTE)) is not None:
             if not any(item.kind in ("start", "train") for item in self.rows):
                 self.rows.append(Row(round=0, kind="start", silos=[], dropped={}))
@@ -251,6 +273,49 @@ class RunRecord:
         write_rows(self.folder, self.rows)
         self._log.info("%s", round_line(row, self.job.rounds, self.job.roster, before))
         return row
+
+    def _table(self, totals: Totals, row: Row, failed: int) -> TableStatistics:
+        """Return the statistics of a job that sums them.
+
+        Args:
+            totals: of its exchanges.
+            row: of the last one.
+            failed: number of silos that could not count.
+        """
+        layout, plan = self._setup.layout, self.privacy
+        assert layout is not None  # noqa: S101 - only such a job has this note
+        privacy: dict[str, Any] = {}
+        deviation = None
+        if plan is None or plan.statistics is None:
+            records, columns = table_summary.exact(totals, layout)
+        else:
+            honest = honest_silos(self.job, len(self.weights))
+            deviation = plan.statistics.config.deviation(silos=len(row.silos), honest=honest)
+            records, columns = table_summary.noisy(totals, layout, deviation)
+            privacy = {
+                "noisy": True,
+                "epsilon": plan.privacy.epsilon,
+                "delta": plan.privacy.delta,
+                "neighbours": plan.privacy.neighbours,
+                "noise_deviation": deviation,
+                "level": noise_intervals.LEVEL,
+            }
+        counts = [item.min_class_count for item in self.declared.values()]
+        return TableStatistics(
+            title=layout.contract.title,
+            contract=layout.contract.sha256(),
+            records=records,
+            all_records=table_summary.of_all(records, deviation),
+            shares=table_summary.shares(records),
+            columns=columns,
+            silos=row.silos,
+            failed=failed,
+            least=(min(counts), max(counts)),
+            holders=MIN_HOLDERS,
+            grid=1 / UNITS,
+            synthetic=self.synthetic,
+            **privacy,
+        )
 
     @property
     def _test_shared(self) -> bool:
@@ -332,7 +397,7 @@ class RunRecord:
         """Return how the run ended."""
         job = self.job
         final = final_row(self.rows, self.rounds_done)
-        measured = is_measured(final)
+        measured = is_measured(final) or self.statistics is not None
         return Ended(
             status=ending(trained=self.trained, measured=measured, evaluates=self._setup.evaluates),
             trained=self.trained,
@@ -375,6 +440,7 @@ class RunRecord:
             rows=self.rows,
             folder=self.folder,
             temporary=self.temporary,
+            statistics=self.statistics,
         )
 
     def _one_sum(self) -> OpenedSum | None:

@@ -99,7 +99,7 @@ def close(
         job=context.job.model_dump(mode="json"),
         classes=list(names),
     )
-    _keep(context, report)
+    report.write(context.run_dir, mode=0o600)  # its page follows with what the closing itself sends
     context.log.info("%s: final model and report (this silo's own): %s", silo.name, run_dir / LOCAL)
 
 

@@ -68,6 +68,10 @@ REVEALED: Mapping[str, str] = {
         "Some silos leave out or repeat records under one rule and not under the other: the difference "
         "between both totals is due to these records alone."
     ),
+    "statistics": (
+        "A column's range is cut into other bins: two histograms of the same records are equations in what "
+        "each silo withholds of either, and narrow bins between both sets of edges follow from them."
+    ),
     "own full_batches": (
         "This site's update is over all its records in one of the jobs, and over drawn ones in the other: "
         "the difference between both totals is due to this site's records that were not drawn, and to the "
@@ -92,6 +96,11 @@ def release_profile(setup: JobSetup, entry: SiteEntry) -> Profile | None:
     job, policy = setup.job, entry.policy.resolve(production=True)
     if job.privacy is not None:
         return None
+    if setup.layout is not None:
+        told = {"records": _canonical(_record_options(setup)), "class_rules": job.class_rules}
+        told["statistics"] = f"bins {setup.layout.bins}"
+        told["own min_class_count"] = str(policy.class_count(synthetic=False))
+        return tuple(sorted(told.items()))
     if not setup.trains:  # nothing leaves but an evaluation, as at the closing of any job
         told = {"records": _canonical(_record_options(setup)), "class_rules": job.class_rules}
         return tuple(sorted((told | {"own min_test_count": str(policy.min_test_count)}).items()))

@@ -1,0 +1,211 @@
+"""Suppression of small cells in a silo's own term, before any sum. Torch-free.
+
+The term is made so that it could be published by itself: then nothing that others subtract from a total, all
+the other silos together, tells more than it does. ``m`` is the site's least number of patients (records,
+where patients are unknown) in a cell.
+
+- A class of fewer than m is withheld, and with it all of its cells, empty ones among them.
+- A cell of fewer than m, but not empty, is withheld. The other cells and the number of records of the class
+  would give it away, so further cells are withheld with it, the smallest first, until they hold enough
+  together (``withheld``); if there are none, the whole column is, for this class.
+- Fewer than m missing values of a number are hidden among values: as many further records, drawn by a fixed
+  hash, count as untold with them, so that m are untold. All that the term says of the column is of the
+  others.
+- Mean and deviation of a number are of all records told. From fewer than m there are none. If the number
+  takes so few values that each bin has one or two, sums and squares would be equations in the withheld bins:
+  then the silo withholds all of its bins.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tightframe.data.table.tabulated import Layout, Place, Tabulated
+
+UNIT_BITS = 20
+"""A number is counted on a grid of ``2**-20`` of its range."""
+UNITS = 1 << UNIT_BITS
+MOMENTS = 4
+"""Numbers kept of a column of numbers: records, sum, and the sum of squares in two parts of 20 bits."""
+VALUES_OF_A_BIN = 3
+"""Distinct values that a bin must have on average, so that sums do not tell how many records it has."""
+
+
+@dataclass(frozen=True)
+class Term:
+    """What a silo tells, whole numbers, and what it withholds.
+
+    Attributes:
+        records: of each class, (C,).
+        cells: (C, M).
+        moments: (C, N, 4), see ``moments_of``.
+        withheld_records, withheld_cells, withheld_moments: 1 where it withholds: (C,), (C, M), (C, N).
+    """
+
+    records: NDArray[np.int64]
+    cells: NDArray[np.int64]
+    moments: NDArray[np.int64]
+    withheld_records: NDArray[np.int64]
+    withheld_cells: NDArray[np.int64]
+    withheld_moments: NDArray[np.int64]
+
+
+def term(table: Tabulated, least: int) -> Term:
+    """Return a silo's term.
+
+    Args:
+        table: its records.
+        least: m, the site's least number of patients in a cell.
+    """
+    layout = table.layout
+    shape = (layout.classes, layout.cells)
+    made = Term(
+        np.zeros(layout.classes, np.int64),
+        np.zeros(shape, np.int64),
+        np.zeros((layout.classes, layout.numbers, MOMENTS), np.int64),
+        np.zeros(layout.classes, np.int64),
+        np.zeros(shape, np.int64),
+        np.zeros((layout.classes, layout.numbers), np.int64),
+    )
+    for label in range(layout.classes):
+        rows = np.flatnonzero(table.labels == label)
+        if 0 < len(np.unique(table.owners[rows])) < least:
+            made.withheld_records[label] = 1
+            made.withheld_cells[label] = 1
+            made.withheld_moments[label] = 1
+            continue
+        made.records[label] = len(rows)
+        for index, place in enumerate(layout.places):
+            if place.number is None:
+                _levels(made, label, table, rows, index, place, least)
+            elif len(rows):
+                _number(made, label, table, rows, index, place, least)
+    return made
+
+
+def _levels(
+    made: Term,
+    label: int,
+    table: Tabulated,
+    rows: NDArray[np.int64],
+    index: int,
+    place: Place,
+    least: int,
+) -> None:
+    """Count the levels of a column, missing values among them, in place."""
+    width = place.end - place.start
+    _tell(made, label, slice(place.start, place.end), table, rows, table.cells[rows, index], width, least)
+
+
+def _number(
+    made: Term,
+    label: int,
+    table: Tabulated,
+    rows: NDArray[np.int64],
+    index: int,
+    place: Place,
+    least: int,
+) -> None:
+    """Count the bins, moments and missing values of a number, in place."""
+    number, bins = place.number, place.missing - place.start
+    assert number is not None  # noqa: S101 - called for numbers alone
+    found, owners = table.cells[rows, index], table.owners[rows]
+    untold = found == bins
+    if 0 < len(np.unique(owners[untold])) < least:
+        made.withheld_cells[label, place.missing] = 1
+        for row in np.argsort(table.order(place.column.column, rows), kind="stable"):
+            if len(np.unique(owners[untold])) >= least:
+                break
+            untold[row] = True
+    else:
+        made.cells[label, place.missing] = untold.sum()
+    told = rows[~untold]
+    if len(told) and len(np.unique(table.owners[told])) < least:
+        made.cells[label, place.missing] = 0
+        made.withheld_cells[label, place.start : place.end] = 1
+        made.withheld_moments[label, number] = 1
+        return
+    values = table.values[told, number]
+    made.moments[label, number] = moments_of(values)
+    where = slice(place.start, place.missing)
+    _tell(made, label, where, table, told, table.cells[told, index], bins, least)
+    hidden = made.withheld_cells[label, where]
+    if hidden.any() and len(np.unique(values)) < VALUES_OF_A_BIN * bins:
+        made.cells[label, where] = 0
+        made.withheld_cells[label, where] = 1
+
+
+def _tell(
+    made: Term,
+    label: int,
+    where: slice,
+    table: Tabulated,
+    rows: NDArray[np.int64],
+    found: NDArray[np.int64],
+    width: int,
+    least: int,
+) -> None:
+    """Count records in cells, those that can be told, in place."""
+    if not len(rows):
+        return
+    counts = np.bincount(found, minlength=width)[:width]
+    most = int(table.owners.max()) + 1
+    patients = np.unique(found * most + table.owners[rows]) // most
+    hidden = withheld(np.bincount(patients, minlength=width)[:width], least)
+    made.cells[label, where] = np.where(hidden, 0, counts)
+    made.withheld_cells[label, where] = hidden
+
+
+def withheld(patients: NDArray[np.int64], least: int) -> NDArray[np.bool_]:
+    """Return the cells to be withheld of a set whose sum may be known.
+
+    Those of fewer than ``least`` patients, but not none; then the smallest others, until there are two cells
+    at least, which hold ``2 least`` more than one each; and with the last of them all that are as small, or
+    one larger, so that the choice does not tell which is smaller. All cells if the set has not so many.
+
+    Args:
+        patients: of each cell, (k,).
+        least: m.
+
+    >>> withheld(np.array([3, 40, 0, 60]), 5)
+    array([ True,  True, False, False])
+    >>> withheld(np.array([3, 6, 0]), 5), withheld(np.array([30, 6, 0]), 5)
+    (array([ True,  True,  True]), array([False, False, False]))
+    """
+    hidden: NDArray[np.bool_] = (patients > 0) & (patients < least)
+    if not hidden.any():
+        return hidden
+    others = [place for place in np.argsort(patients, kind="stable") if patients[place] >= least]
+    while hidden.sum() < 2 or patients[hidden].sum() < hidden.sum() + 2 * least:
+        if not others:
+            return np.ones_like(hidden)
+        last = patients[others[0]]
+        while others and patients[others[0]] <= last + 1:
+            hidden[others.pop(0)] = True
+    return hidden
+
+
+def moments_of(values: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Return number, sum, and sum of squares in two parts, int64 (4,), of values in [-1, 1].
+
+    Each counts as a whole number q of steps of ``2**-20`` of the range. The squares
+    ``q**2 = high 2**20 + low`` are summed part by part, so that no sum of 2**24 records leaves the integers
+    that a float64 has.
+    """
+    q = np.rint((values + 1) / 2 * UNITS).astype(np.int64)
+    squares = q * q
+    return np.array(
+        [len(q), q.sum(), (squares >> UNIT_BITS).sum(), (squares & (UNITS - 1)).sum()], dtype=np.int64
+    )
+
+
+def shapes(layout: Layout) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of what is withheld or told."""
+    return {
+        "records": (layout.classes,),
+        "cells": (layout.classes, layout.cells),
+        "moments": (layout.classes, layout.numbers),
+    }

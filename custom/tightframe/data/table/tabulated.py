@@ -1,0 +1,183 @@
+"""Records of a table as cells: each column's bins or levels, by class, for statistics. Torch-free.
+
+The contract fixes all of it: a number's range is cut into bins of one width, a category has its levels, a
+boolean false and true, and each column has one more cell, the last, for records without a value.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tightframe.data.contract import Column, Contract
+
+if TYPE_CHECKING:
+    from tightframe.data.table.silo import TableData
+
+SALT = "tightframe-untold-v1"
+_NEXT = 1e-5
+"""Part of a bin's width below an edge from which on a value counts to the next bin: values are float32."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a column's cells lie.
+
+    Attributes:
+        column: of the contract.
+        start, end: its first cell, and the one after its last; the last one counts records without a value.
+        number: place among the columns of numbers; None for others.
+    """
+
+    column: Column
+    start: int
+    end: int
+    number: int | None
+
+    @property
+    def missing(self) -> int:
+        """The cell of records without a value."""
+        return self.end - 1
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The cells of a contract.
+
+    Attributes:
+        contract: of the job.
+        bins: of a number.
+    """
+
+    contract: Contract
+    bins: int
+
+    @cached_property
+    def places(self) -> tuple[Place, ...]:
+        """The columns' cells, in the contract's order."""
+        made, start, numbers = [], 0, 0
+        for column in self.contract.columns:
+            end = start + len(self.names(column)) + 1
+            made.append(Place(column, start, end, numbers if column.kind == "number" else None))
+            start, numbers = end, numbers + (column.kind == "number")
+        return tuple(made)
+
+    def names(self, column: Column) -> tuple[str, ...]:
+        """Return the names of a column's levels, or the lower edges of its bins."""
+        if column.kind == "number":
+            return tuple(f"{edge:.6g}" for edge in self.edges(column)[:-1])
+        return ("false", "true") if column.kind == "boolean" else column.vocabulary
+
+    def edges(self, column: Column) -> list[float]:
+        """Return the edges of a number's bins, in its unit."""
+        assert column.low is not None and column.high is not None  # noqa: S101 - the contract has checked
+        width = (column.high - column.low) / self.bins
+        return [column.low + width * place for place in range(self.bins)] + [column.high]
+
+    @property
+    def cells(self) -> int:
+        """M, cells of a class."""
+        return self.places[-1].end
+
+    @property
+    def numbers(self) -> int:
+        """N, columns of numbers."""
+        return sum(place.number is not None for place in self.places)
+
+    @property
+    def classes(self) -> int:
+        """C."""
+        return len(self.contract.label.titles)
+
+
+@dataclass(frozen=True)
+class Tabulated:
+    """Records as cells.
+
+    Attributes:
+        layout: of the cells.
+        labels: int64 (n,).
+        cells: of each record in each column, counted from the column's first, int64 (n, K).
+        values: of each number, in its range from -1 to 1, (n, N); 0 where there is none.
+        names: of the records.
+        owners: number of each record's patient, (n,); of the record where patients are unknown.
+    """
+
+    layout: Layout
+    labels: NDArray[np.int64]
+    cells: NDArray[np.int64]
+    values: NDArray[np.float64]
+    names: list[str]
+    owners: NDArray[np.int64]
+
+    def order(self, purpose: str, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return a number for each of these records, by which some are drawn: the same in every job.
+
+        Args:
+            purpose: name of the column whose few missing values they hide; empty for one of each patient.
+            rows: places of the records.
+        """
+        names = [self.names[row] for row in rows]
+        return np.array(
+            [
+                int.from_bytes(hashlib.sha256(f"{SALT}/{purpose}/{name}".encode()).digest()[:7], "big")
+                for name in names
+            ],
+            dtype=np.int64,
+        )
+
+    def one_of_each_patient(self) -> Tabulated:
+        """Return one record of each patient, by a fixed hash: the same in each job."""
+        order = self.order("", np.arange(len(self.names)))
+        chosen = np.lexsort((order, self.owners))
+        first = np.ones(len(chosen), dtype=np.bool_)
+        first[1:] = self.owners[chosen][1:] != self.owners[chosen][:-1]
+        kept = np.sort(chosen[first])
+        return Tabulated(
+            self.layout,
+            self.labels[kept],
+            self.cells[kept],
+            self.values[kept],
+            [self.names[row] for row in kept],
+            self.owners[kept],
+        )
+
+
+def tabulate(data: TableData, layout: Layout) -> Tabulated:
+    """Return a silo's records of all folds as cells."""
+    features, labels, told = data.everything()
+    missing = _indicated(features, layout) if told is None else told
+    cells = np.zeros((len(labels), len(layout.places)), dtype=np.int64)
+    values = np.zeros((len(labels), layout.numbers), dtype=np.float64)
+    first = 0
+    for index, place in enumerate(layout.places):
+        width, last = len(place.column.features), place.missing - place.start
+        of_column = features[:, first : first + width].astype(np.float64)
+        if place.number is not None:
+            values[:, place.number] = np.clip(of_column[:, 0], -1.0, 1.0)
+            share = (values[:, place.number] + 1) / 2
+            found = np.minimum(np.floor(share * layout.bins + _NEXT), layout.bins - 1).astype(np.int64)
+        else:
+            # The first level has no value of its own: a record of it has zeros.
+            found = np.rint(of_column[:, : last - 1] @ np.arange(1, last)).astype(np.int64)
+        cells[:, index] = np.where(missing[:, index], last, found)
+        if place.number is not None:
+            values[missing[:, index], place.number] = 0.0
+        first += width
+    return Tabulated(layout, labels, cells, values, *data.named())
+
+
+def _indicated(features: NDArray[np.float32], layout: Layout) -> NDArray[np.bool_]:
+    """Return where columns say themselves that a value is missing, (n, K): for generated records."""
+    missing = np.zeros((len(features), len(layout.places)), dtype=np.bool_)
+    last = -1
+    for index, place in enumerate(layout.places):
+        last += len(place.column.features)
+        if place.column.missing == "indicator":
+            missing[:, index] = features[:, last] > 0
+    return missing

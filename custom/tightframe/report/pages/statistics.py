@@ -1,0 +1,148 @@
+"""Statistics before training on the server's page: Table 1 by class, and a picture of each column."""
+
+from __future__ import annotations
+
+from tightframe.report.drawing import plots
+from tightframe.report.drawing.markup import Markup, Part, figure, folded, section, table, tag
+from tightframe.results.statistics import ColumnStatistics, Count, Moments, OfClass, TableStatistics
+from tightframe.results.words import count_in_words, plural
+
+MOST_SERIES = 4
+"""Classes up to which each has its own colour."""
+WITHHELD = "withheld"
+
+
+def sections(found: TableStatistics) -> list[Part]:
+    """Return Table 1, and the columns' histograms with all of their numbers."""
+    return [_table_1(found), _columns(found)]
+
+
+def in_words(found: TableStatistics) -> str:
+    """Say how to read the numbers."""
+    if found.noisy:
+        assert found.epsilon is not None and found.delta is not None  # noqa: S101 - of noisy ones
+        return (
+            f"Every number has the noise of differential privacy (epsilon {found.epsilon:g}, delta "
+            f"{found.delta:g}, for one {found.neighbours} more or less): {found.noise_deviation:.1f} records "
+            "(standard deviation) in a count by class. In brackets: where the exact number lies, as far as "
+            f"the noise goes, at {found.level or 0:.0%}. Nothing is withheld."
+            + (" Each patient counts with one record." if found.neighbours == "patient" else "")
+        )
+    least = found.least[0] if found.least[0] == found.least[1] else f"{found.least[0]} to {found.least[1]}"
+    return (
+        f"Numbers are exact sums. A silo withholds a cell of fewer than {least} patients (its own "
+        "`min_class_count`), and further ones that would give it away, before the sum; a number that fewer "
+        f"than {found.holders} silos tell is not opened. Such numbers are marked, and never shown as zero."
+    )
+
+
+def _table_1(found: TableStatistics) -> Markup:
+    names = list(found.records)
+    rows: list[list[Part]] = [
+        [
+            "records",
+            count_in_words(found.all_records),
+            *(_share(found.records[name], found.shares.get(name)) for name in names),
+        ]
+    ]
+    for item in found.columns:
+        parts = [item.overall, *(item.classes[name] for name in names)]
+        unit = f" ({item.unit})" if item.unit else ""
+        if item.kind == "number":
+            rows.append([f"{item.column}{unit}: mean (deviation)", *map(_mean, parts)])
+            for place, share in enumerate(("lower quartile", "median", "upper quartile")):
+                rows.append([f"{item.column}: {share} between", *(_quantile(part, place) for part in parts)])
+        else:
+            for place, level in enumerate(item.names):
+                rows.append(
+                    [f"{item.column} = {level}", *(_of_all(part, part.counts[place]) for part in parts)]
+                )
+        if any(part.missing.value != 0 or part.missing.withheld for part in parts):
+            rows.append([f"{item.column}: no value", *(count_in_words(part.missing) for part in parts)])
+    return section(
+        "Table 1",
+        tag("p", in_words(found)),
+        table(["", "all", *names], rows),
+        tag(
+            "p",
+            "Shares are of the records with a value; there is none where a number is withheld. Quartiles are "
+            "from the histograms: they lie between these limits, wherever values lie in their bins and "
+            f"withheld records in theirs. Values were rounded to {found.grid:.2g} of their range before they "
+            "were summed.",
+        ),
+    )
+
+
+def _columns(found: TableStatistics) -> Markup:
+    parts: list[Part] = []
+    for item in found.columns:
+        unit = f", {item.unit}" if item.unit else ""
+        starred = [_starred(item, place) for place in range(len(item.names))]
+        names = [f"{name} *" if star else name for name, star in zip(item.names, starred, strict=True)]
+        picture = plots.columns(item.column, names, _series(item), x_name=f"{item.column}{unit}")
+        note = " * Some of it is withheld, and not drawn." if any(starred) else ""
+        what = "lower edges of the bins" if item.kind == "number" else "levels"
+        parts.append(figure(picture, f"{item.column}{unit}: records by class; {what}.{note}"))
+        head = [item.column, *item.classes]
+        rows: list[list[Part]] = [
+            [name, *(count_in_words(part.counts[place]) for part in item.classes.values())]
+            for place, name in enumerate(item.names)
+        ]
+        rows.append(["no value", *(count_in_words(part.missing) for part in item.classes.values())])
+        parts.append(folded(f"{item.column} by class", table(head, rows)))
+    return section("The columns", *parts)
+
+
+def _starred(item: ColumnStatistics, place: int) -> bool:
+    counts = [part.counts[place] for part in item.classes.values()]
+    return any(count.interval is None and not count.complete for count in counts)
+
+
+def _series(item: ColumnStatistics) -> dict[str, list[int]]:
+    """Return the counts by class; of more classes than there are colours, all of them together."""
+    if len(item.classes) <= MOST_SERIES:
+        return {name: [count.value or 0 for count in part.counts] for name, part in item.classes.items()}
+    counts = [[part.counts[place].value or 0 for part in item.classes.values()] for place in _places(item)]
+    return {"all classes": [sum(values) for values in counts]}
+
+
+def _places(item: ColumnStatistics) -> range:
+    return range(len(item.names))
+
+
+def _share(count: Count, share: float | None) -> str:
+    told = count_in_words(count)
+    return told if share is None else f"{told} ({share:.1%})"
+
+
+def _of_all(part: OfClass, count: Count) -> str:
+    """Return a level's number, with its share of the records with a value if all of these are known."""
+    total = sum(one.value or 0 for one in part.counts)
+    known = all(one.complete for one in part.counts) and total
+    return _share(count, (count.value or 0) / total if known else None)
+
+
+def _mean(part: OfClass) -> str:
+    found = part.moments
+    if found is None or found.records is None:
+        return WITHHELD
+    if found.mean is None:
+        return "too few to tell" if found.records else "no records"
+    told = f"{found.mean:.4g}{_limits(found.mean_interval)}"
+    if found.deviation is not None:
+        told += f" ({found.deviation:.4g}{_limits(found.deviation_interval)})"
+    return told + _without(found)
+
+
+def _without(found: Moments) -> str:
+    return f", {WITHHELD} at {plural(found.withheld, 'silo')}" if found.withheld else ""
+
+
+def _limits(interval: tuple[float, float] | None) -> str:
+    return "" if interval is None else f" [{interval[0]:.4g}, {interval[1]:.4g}]"
+
+
+def _quantile(part: OfClass, place: int) -> str:
+    if len(part.quantiles) <= place:
+        return "-"
+    return f"{part.quantiles[place].low:.4g}\u2013{part.quantiles[place].high:.4g}"

@@ -1,0 +1,154 @@
+"""Statistics of the sites' tables, over all silos: ``statistics.json``.
+
+A number that is withheld is never written as zero: ``value`` is null where no total was opened, and
+``withheld`` counts the silos whose records are not in one that was.
+"""
+
+from __future__ import annotations
+
+from tightframe.results.files import ResultFile, Values
+
+STATISTICS = "statistics.json"
+
+
+class Count(Values):
+    """Number of records over the silos that tell it.
+
+    Attributes:
+        value: None where fewer than ``TableStatistics.holders`` silos tell it; with noise never below 0.
+        withheld: number of silos that withhold theirs, which is not in the value; over all classes the
+            most of one class.
+        interval: limits of the exact number, for the noise alone; None where counts are exact.
+    """
+
+    value: int | None
+    withheld: int = 0
+    interval: tuple[int, int] | None = None
+
+    @property
+    def complete(self) -> bool:
+        """Check whether the records of all silos are in the value."""
+        return self.value is not None and not self.withheld
+
+
+class Moments(Values):
+    """Mean and deviation of a number.
+
+    Attributes:
+        records: with a value, over the silos that tell them; None if too few do.
+        withheld: number of silos that tell none, because they have too few.
+        mean, deviation: in the column's unit; the deviation has the divisor n - 1. None where there are too
+            few records, or too few for the noise.
+        mean_interval, deviation_interval: limits for the noise alone.
+    """
+
+    records: int | None
+    withheld: int = 0
+    mean: float | None = None
+    deviation: float | None = None
+    mean_interval: tuple[float, float] | None = None
+    deviation_interval: tuple[float, float] | None = None
+
+
+class Quantile(Values):
+    """A quantile of a number, from its histogram.
+
+    Attributes:
+        share: of the records below it.
+        low, high: limits between which it lies, wherever values lie in their bins and withheld ones in
+            theirs; with noise at ``TableStatistics.level``.
+    """
+
+    share: float
+    low: float
+    high: float
+
+
+class OfClass(Values):
+    """A column among the records of a class, or of all classes.
+
+    Attributes:
+        counts: of each bin, level or truth value.
+        missing: records without a value.
+        moments: of a number; None of others.
+        quantiles: of a number, as far as they are known.
+    """
+
+    counts: list[Count]
+    missing: Count
+    moments: Moments | None = None
+    quantiles: list[Quantile] = []
+
+
+class ColumnStatistics(Values):
+    """One column of the contract.
+
+    Attributes:
+        column, kind, unit: as in the contract.
+        names: of the levels, or the lower edges of the bins.
+        edges: of a number's bins, one more than these; empty for others.
+        classes: class -> the column among its records.
+        overall: among all records.
+    """
+
+    column: str
+    kind: str
+    unit: str | None = None
+    names: list[str]
+    edges: list[float] = []
+    classes: dict[str, OfClass]
+    overall: OfClass
+
+
+class TableStatistics(ResultFile):
+    """``statistics.json``.
+
+    Attributes:
+        title: of the contract.
+        contract: its SHA-256.
+        records: class -> number of records; ``all_records`` of all classes.
+        shares: class -> its share of all records (prevalence); empty if not every number is known.
+        columns: in the contract's order.
+        silos: in the sums.
+        failed: number of them that could not count, and are in no number.
+        least: smallest and largest of the silos' least numbers of patients in a cell (``min_class_count``).
+        holders: fewest silos of a total that is opened.
+        grid: part of its range to which a number was rounded before it was summed.
+        noisy: whether totals carry the noise of differential privacy.
+        epsilon, delta, neighbours: of the job; None without privacy.
+        noise_deviation: standard deviation of the noise in a number of records.
+        level: of the intervals.
+        synthetic: whether the records were generated.
+    """
+
+    NAME = STATISTICS
+
+    title: str
+    contract: str
+    records: dict[str, Count]
+    all_records: Count
+    shares: dict[str, float] = {}
+    columns: list[ColumnStatistics]
+    silos: list[str]
+    failed: int = 0
+    least: tuple[int, int]
+    holders: int
+    grid: float
+    noisy: bool = False
+    epsilon: float | None = None
+    delta: float | None = None
+    neighbours: str | None = None
+    noise_deviation: float | None = None
+    level: float | None = None
+    synthetic: bool = False
+
+    @property
+    def withheld(self) -> bool:
+        """Check whether any number is not that of all records."""
+        parts = [part for item in self.columns for part in item.classes.values()]
+        counts = [count for part in parts for count in (*part.counts, part.missing)]
+        few = [part.moments for part in parts if part.moments is not None]
+        return (
+            not all(count.complete for count in (*self.records.values(), *counts))
+            or any(item.withheld or item.records is None for item in few)
+        ) and not self.noisy

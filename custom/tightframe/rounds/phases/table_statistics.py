@@ -1,0 +1,262 @@
+"""Statistics of the sites' tables, as sums: all that a job with ``statistics`` does.
+
+Without privacy a silo's term is one that it could publish by itself (``data.table.disclosure``). A first
+exchange sums, for each number, how many silos tell it (and have any) and how many withhold it; a second one
+sums the numbers themselves, those that three silos tell. With privacy there is one exchange, of all numbers
+with noise, and nothing is withheld.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict
+
+from tightframe.data.table.disclosure import MOMENTS, UNITS, Term, shapes, term
+from tightframe.data.table.tabulated import Layout, Tabulated, tabulate
+from tightframe.errors import JobError
+from tightframe.phases import (
+    Cohort,
+    Contribution,
+    Field,
+    Method,
+    Phase,
+    Reading,
+    Schema,
+    ServerState,
+    SiloView,
+    Tensors,
+    Totals,
+)
+from tightframe.privacy.releases.table_statistics import BOUND, GRID
+from tightframe.rounds.riders.class_rules import MIN_HOLDERS
+
+if TYPE_CHECKING:
+    from tightframe.rounds.silo.view import LocalSilo
+
+NOTE = "table_statistics"
+"""Name of the note with all totals, by field name."""
+PREFIX = "statistics/table/"
+KINDS = ("records", "cells", "moments")
+HOLDERS, WITHHELD = "holders", "withheld"
+COUNT_BOUND = 2.0**24
+"""Records of a silo; sums of values and squares count in units of a range."""
+_SCALE = np.array([1.0, UNITS, UNITS, UNITS])
+"""Steps of the grid in a unit of each moment: 2**-20, so that the ring's 24 bits hold it exactly."""
+TABLE = "table"
+PURPOSE = "statistics"
+"""Of the charge in the ledger."""
+
+
+def layout_of(dataset: str, options: Any, bins: int) -> Layout:
+    """Return the cells of a job's contract.
+
+    Args:
+        dataset: name of the data set.
+        options: of it, validated.
+        bins: of a number.
+
+    Raises:
+        JobError: TF-101, if the data set has no contract of a table with one class for each record.
+    """
+    if dataset != TABLE:
+        raise JobError(
+            [
+                f"statistics: Expected the data set {TABLE!r}, whose contract says what its columns are, but "
+                f"got {dataset!r}: of other data sets there are no statistics before training"
+            ]
+        )
+    contract = options.contract
+    if not hasattr(contract.label, "classes"):
+        raise JobError(
+            [
+                "statistics: Expected a contract with one class for each record: by several labels there are "
+                "no statistics yet; name one of them as `label`"
+            ]
+        )
+    return Layout(contract, bins)
+
+
+def phases(layout: Layout, *, private: bool) -> tuple[Phase, ...]:
+    """Return the exchanges.
+
+    Args:
+        layout: of the cells.
+        private: whether the totals are noisy.
+    """
+    return (_noisy(layout),) if private else (_flags(layout), _numbers(layout))
+
+
+def _name(kind: str, what: str = "") -> str:
+    return f"{PREFIX}{kind}" + (f"/{what}" if what else "")
+
+
+def _table(silo: SiloView, layout: Layout) -> Tabulated:
+    data: Any = cast("LocalSilo", silo).context.data
+    return tabulate(data, layout)
+
+
+def _term(silo: SiloView, layout: Layout) -> Term:
+    return term(_table(silo, layout), cast("LocalSilo", silo).min_class_count)
+
+
+def _flags(layout: Layout) -> Phase:
+    """Return the exchange that sums who tells what."""
+    schema = Schema(
+        tuple(
+            Field(_name(kind, what), shape, bound=1.0, bits=0, static=True)
+            for kind, shape in shapes(layout).items()
+            for what in (HOLDERS, WITHHELD)
+        )
+    )
+
+    def contribute(silo: SiloView, received: Tensors, state: Tensors) -> Contribution:
+        own = _term(silo, layout)
+        told = {"records": own.records, "cells": own.cells, "moments": own.moments[:, :, 0]}
+        hidden = {
+            "records": own.withheld_records,
+            "cells": own.withheld_cells,
+            "moments": own.withheld_moments,
+        }
+        made = {_name(kind, HOLDERS): (values > 0).astype(np.int64) for kind, values in told.items()}
+        made |= {_name(kind, WITHHELD): values for kind, values in hidden.items()}
+        return Contribution({name: _float64(values) for name, values in made.items()})
+
+    def update(state: ServerState, totals: Totals, cohort: Cohort) -> ServerState:
+        known = {name: torch.as_tensor(np.asarray(value)) for name, value in totals.items()}
+        return state.evolve(extra={**state.extra, **known})
+
+    return Phase("table-holders", schema, _nothing, contribute, update)
+
+
+def _numbers(layout: Layout) -> Phase:
+    """Return the exchange that sums the numbers which enough silos tell."""
+    wide = {**shapes(layout), "moments": (layout.classes, layout.numbers, MOMENTS)}
+    schema = Schema(
+        tuple(
+            Field(_name(kind), shape, bound=COUNT_BOUND, bits=None if kind == "moments" else 0, static=True)
+            for kind, shape in wide.items()
+        )
+    )
+
+    def broadcast(state: ServerState) -> Tensors:
+        names = [_name(kind, HOLDERS) for kind in KINDS]
+        return {name: state.extra[name] for name in names if name in state.extra}
+
+    def contribute(silo: SiloView, received: Tensors, state: Tensors) -> Contribution:
+        own = _term(silo, layout)
+        holders = {kind: received[_name(kind, HOLDERS)].numpy() for kind in KINDS}
+        told = opened(holders)
+        made = {
+            "records": own.records * told["records"],
+            "cells": own.cells * told["cells"],
+            "moments": own.moments * told["moments"][:, :, None] / _SCALE,
+        }
+        return Contribution({_name(kind): _float64(values) for kind, values in made.items()})
+
+    def read(state: ServerState, totals: Totals, cohort: Cohort) -> Reading:
+        flags = {name: value.numpy() for name, value in state.extra.items() if name.startswith(PREFIX)}
+        reading = Reading(state, totals)
+        if not totals:
+            return reading
+        steps = {_name("moments"): np.asarray(totals[_name("moments")]) * _SCALE}
+        return reading.noting(NOTE, {**flags, **totals, **steps})
+
+    return Phase("table-numbers", schema, broadcast, contribute, _unchanged, read)
+
+
+def opened(holders: Mapping[str, NDArray[np.float64]]) -> dict[str, NDArray[np.bool_]]:
+    """Return which numbers are summed: those that three silos tell, of classes that three silos tell.
+
+    Args:
+        holders: of ``KINDS``, how many silos tell each number.
+    """
+    records = holders["records"] >= MIN_HOLDERS - 0.5
+    return {
+        "records": records,
+        "cells": (holders["cells"] >= MIN_HOLDERS - 0.5) & records[:, None],
+        "moments": (holders["moments"] >= MIN_HOLDERS - 0.5) & records[:, None],
+    }
+
+
+def _noisy(layout: Layout) -> Phase:
+    """Return the exchange that sums all numbers with noise."""
+    wide = {**shapes(layout), "moments": (layout.classes, layout.numbers, 2)}
+    schema = Schema(
+        tuple(Field(_name(kind), shape, bound=BOUND, mechanism="statistics") for kind, shape in wide.items())
+    )
+
+    def contribute(silo: SiloView, received: Tensors, state: Tensors) -> Contribution:
+        view = cast("LocalSilo", silo)
+        plan = view.setup.privacy
+        if plan is None or plan.statistics is None:
+            raise ValueError("Expected a job with noisy statistics, but it plans none.")
+        table, config = _table(silo, layout), plan.statistics.config
+        if plan.privacy.neighbours == "patient":
+            table = table.one_of_each_patient()
+        exact = in_units(table)
+        view.charge(PURPOSE, config.events(1), alone=config.lone_event(view.honest))
+        made = {
+            _name(kind): config.as_numbers(values + config.share(values.shape, view.honest))
+            for kind, values in exact.items()
+        }
+        return Contribution({name: torch.from_numpy(values) for name, values in made.items()})
+
+    def read(state: ServerState, totals: Totals, cohort: Cohort) -> Reading:
+        reading = Reading(state, totals)
+        return reading.noting(NOTE, dict(totals)) if totals else reading
+
+    return Phase("table-noisy", schema, _nothing, contribute, _unchanged, read)
+
+
+def in_units(table: Tabulated) -> dict[str, NDArray[np.int64]]:
+    """Return exact counts, sums and squares in integers of the grid ``2**-20``, by kind.
+
+    A record adds ``2**20`` to one class and to one cell of each column, and for each number x in [-1, 1] at
+    most that to x and to x**2.
+    """
+    layout = table.layout
+    records = np.bincount(table.labels, minlength=layout.classes).astype(np.int64)
+    cells = np.zeros((layout.classes, layout.cells), np.int64)
+    moments = np.zeros((layout.classes, layout.numbers, 2), np.int64)
+    for index, place in enumerate(layout.places):
+        np.add.at(cells, (table.labels, place.start + table.cells[:, index]), 1)
+        if place.number is not None:
+            x = table.values[:, place.number]
+            np.add.at(moments[:, place.number, 0], table.labels, np.rint(x * GRID).astype(np.int64))
+            np.add.at(moments[:, place.number, 1], table.labels, np.rint(x * x * GRID).astype(np.int64))
+    return {"records": records * GRID, "cells": cells * GRID, "moments": moments}
+
+
+def _float64(values: NDArray[Any]) -> torch.Tensor:
+    return torch.from_numpy(values.astype(np.float64))
+
+
+def _nothing(state: ServerState) -> Tensors:
+    return {}
+
+
+def _unchanged(state: ServerState, totals: Totals, cohort: Cohort) -> ServerState:
+    return state
+
+
+class NoOptions(BaseModel):
+    """Options of a job that has no method."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+METHOD = Method(
+    name="statistics",
+    title="Statistics before training",
+    paper="none: nothing is trained",
+    config=NoOptions,
+    init_server=lambda setting, seed: ServerState(model={}),
+    plan=lambda setting, number, rounds: (),
+    private=lambda options: None,
+)
+"""What stands for a method in a job with ``statistics``; in no registry."""

@@ -1,0 +1,367 @@
+"""What people read, from the opened totals of ``table_statistics``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tightframe.data.table.disclosure import UNIT_BITS, UNITS
+from tightframe.data.table.tabulated import Layout, Place
+from tightframe.metrics import noise_intervals
+from tightframe.phases import Totals
+from tightframe.results.statistics import ColumnStatistics, Count, Moments, OfClass, Quantile
+from tightframe.rounds.phases.table_statistics import HOLDERS, KINDS, PREFIX, WITHHELD, opened
+
+SHARES = (0.25, 0.5, 0.75)
+"""Of the quantiles."""
+TOO_FEW = 3.0
+"""Deviations of the noise that a number of records must be above, for a mean to be told."""
+_MISSED = 2 * (1 - NormalDist().cdf(noise_intervals.NORMAL))
+"""Share of noise outside of limits, see ``noise_intervals.NORMAL``."""
+_JOINT = NormalDist().inv_cdf(1 - _MISSED / 6)
+"""Deviations in limits of three numbers that hold together."""
+
+
+@dataclass(frozen=True)
+class Exact:
+    """Exact totals of a column among some records, as whole numbers.
+
+    Attributes:
+        counts: of the bins or levels, and the last of missing values; None where none was opened.
+        withheld: silos that withhold each.
+        lowest, highest: records of each bin if those that are in no count lie as low, or as high, as they
+            can; None where that is not known.
+        moments: number, sum and sum of squares on the grid; None where none were opened.
+        withheld_moments: silos that withhold them.
+    """
+
+    counts: tuple[int | None, ...]
+    withheld: tuple[int, ...]
+    lowest: tuple[int, ...] | None
+    highest: tuple[int, ...] | None
+    moments: tuple[int, ...] | None
+    withheld_moments: int = 0
+
+    def __add__(self, other: Exact) -> Exact:
+        pairs = zip(self.counts, other.counts, strict=True)
+        return Exact(
+            tuple(None if a is None or b is None else a + b for a, b in pairs),
+            tuple(map(max, self.withheld, other.withheld)),
+            _added(self.lowest, other.lowest),
+            _added(self.highest, other.highest),
+            _added(self.moments, other.moments),
+            max(self.withheld_moments, other.withheld_moments),
+        )
+
+
+def _added(one: tuple[int, ...] | None, other: tuple[int, ...] | None) -> tuple[int, ...] | None:
+    return None if one is None or other is None else tuple(map(int.__add__, one, other))
+
+
+def exact(totals: Totals, layout: Layout) -> tuple[dict[str, Count], list[ColumnStatistics]]:
+    """Return the records of each class, and all columns, from exact totals.
+
+    Args:
+        totals: the fields of both exchanges.
+        layout: of the cells.
+    """
+    whole = {name: np.rint(np.asarray(value)).astype(np.int64) for name, value in totals.items()}
+    told = {kind: whole[f"{PREFIX}{kind}"] for kind in KINDS}
+    holders = {kind: whole[f"{PREFIX}{kind}/{HOLDERS}"] for kind in KINDS}
+    hidden = {kind: whole[f"{PREFIX}{kind}/{WITHHELD}"] for kind in KINDS}
+    open_ = opened({kind: value.astype(np.float64) for kind, value in holders.items()})
+    # That nobody has any is no secret where nobody withholds any.
+    known = {kind: open_[kind] | ((holders[kind] == 0) & (hidden[kind] == 0)) for kind in KINDS}
+    titles = layout.contract.label.titles
+    records = {
+        title: _count(told["records"][label], known["records"][label], hidden["records"][label])
+        for label, title in enumerate(titles)
+    }
+    columns = []
+    for place in layout.places:
+        parts = [_exact(place, label, told, known, hidden, holders) for label in range(layout.classes)]
+        overall = parts[0]
+        for part in parts[1:]:
+            overall = overall + part
+        columns.append(
+            ColumnStatistics(
+                **_described(layout, place),
+                classes={
+                    title: _told(layout, place, part) for title, part in zip(titles, parts, strict=True)
+                },
+                overall=_told(layout, place, overall),
+            )
+        )
+    return records, columns
+
+
+def _described(layout: Layout, place: Place) -> dict[str, Any]:
+    column = place.column
+    return {
+        "column": column.column,
+        "kind": column.kind,
+        "unit": column.unit,
+        "names": list(layout.names(column)),
+        "edges": layout.edges(column) if place.number is not None else [],
+    }
+
+
+def _count(value: np.int64, known: np.bool_, hidden: np.int64) -> Count:
+    return Count(value=int(value) if known else None, withheld=int(hidden))
+
+
+def _exact(
+    place: Place,
+    label: int,
+    told: Mapping[str, NDArray[np.int64]],
+    known: Mapping[str, NDArray[np.bool_]],
+    hidden: Mapping[str, NDArray[np.int64]],
+    holders: Mapping[str, NDArray[np.int64]],
+) -> Exact:
+    where = slice(place.start, place.end)
+    values, open_ = told["cells"][label, where].tolist(), known["cells"][label, where].tolist()
+    withheld = hidden["cells"][label, where].tolist()
+    moments, few = None, 0
+    lowest = highest = None
+    if place.number is not None:
+        few = int(hidden["moments"][label, place.number])
+        if known["moments"][label, place.number]:
+            records, total, high, low = (int(item) for item in told["moments"][label, place.number])
+            moments = (records, total, (high << UNIT_BITS) + low)
+            may_hold = [bool(silos) or not one for silos, one in zip(withheld[:-1], open_[:-1], strict=True)]
+            lowest, highest = _extremes(records, values[:-1], may_hold)
+    return Exact(
+        tuple(value if one else None for value, one in zip(values, open_, strict=True)),
+        tuple(withheld),
+        lowest,
+        highest,
+        moments,
+        few,
+    )
+
+
+def _extremes(
+    records: int, counts: Sequence[int], may_hold: Sequence[bool]
+) -> tuple[tuple[int, ...] | None, tuple[int, ...] | None]:
+    """Return the bins' records if those in no count lie in the lowest, or the highest, that may hold any.
+
+    Args:
+        records: in all bins.
+        counts: as opened, (bins,).
+        may_hold: whether a bin may have others, (bins,).
+    """
+    left, places = records - sum(counts), [place for place, more in enumerate(may_hold) if more]
+    if left and not places:
+        return None, None
+    lowest, highest = list(counts), list(counts)
+    if left:
+        lowest[places[0]] += left
+        highest[places[-1]] += left
+    return tuple(lowest), tuple(highest)
+
+
+def _told(layout: Layout, place: Place, part: Exact) -> OfClass:
+    counts = [
+        Count(value=value, withheld=silos) for value, silos in zip(part.counts, part.withheld, strict=True)
+    ]
+    return OfClass(
+        counts=counts[:-1],
+        missing=counts[-1],
+        moments=None if place.number is None else _moments(place, part),
+        quantiles=[] if place.number is None else _quantiles(layout.edges(place.column), part),
+    )
+
+
+def _range(place: Place) -> tuple[float, float]:
+    low, high = place.column.low, place.column.high
+    assert low is not None and high is not None  # noqa: S101 - the contract has checked
+    return low, high - low
+
+
+def _moments(place: Place, part: Exact) -> Moments:
+    if part.moments is None:
+        return Moments(records=None, withheld=part.withheld_moments)
+    (low, span), (records, total, squares) = _range(place), part.moments
+    made = Moments(records=records, withheld=part.withheld_moments)
+    if records == 0:
+        return made
+    # In whole numbers, so that nothing cancels: (n S2 - S1^2) / (n (n - 1)).
+    spread = (records * squares - total * total) / (records * (records - 1)) if records > 1 else None
+    return made.model_copy(
+        update={
+            "mean": low + span * total / (records * UNITS),
+            "deviation": None if spread is None else span * math.sqrt(max(spread, 0.0)) / UNITS,
+        }
+    )
+
+
+def _quantiles(edges: Sequence[float], part: Exact) -> list[Quantile]:
+    """Return limits of quantiles: of the order statistics on both sides of each."""
+    if not part.moments or not part.moments[0] or part.lowest is None or part.highest is None:
+        return []
+    lowest, highest = np.cumsum(part.lowest), np.cumsum(part.highest)
+    made = []
+    for share in SHARES:
+        at = (part.moments[0] - 1) * share
+        below = int(np.searchsorted(lowest, math.floor(at), side="right"))
+        above = int(np.searchsorted(highest, math.ceil(at), side="right"))
+        made.append(Quantile(share=share, low=edges[below], high=edges[above + 1]))
+    return made
+
+
+def of_all(records: Mapping[str, Count], deviation: float | None) -> Count:
+    """Return the number of records of all classes.
+
+    Args:
+        records: of each class.
+        deviation: of the noise in each; None where they are exact.
+    """
+    if deviation is not None:
+        return _near(sum(count.value or 0 for count in records.values()), deviation * math.sqrt(len(records)))
+    values = [count.value for count in records.values() if count.value is not None]
+    return Count(
+        value=sum(values) if len(values) == len(records) else None,
+        withheld=max(count.withheld for count in records.values()),
+    )
+
+
+def shares(records: Mapping[str, Count]) -> dict[str, float]:
+    """Return each class's share of all records; none if the records of some silos are not counted."""
+    total = sum(count.value or 0 for count in records.values())
+    if not total or not all(count.complete for count in records.values()):
+        return {}
+    return {name: (count.value or 0) / total for name, count in records.items()}
+
+
+def noisy(
+    totals: Totals, layout: Layout, deviation: float
+) -> tuple[dict[str, Count], list[ColumnStatistics]]:
+    """Return the records of each class, and all columns, from totals with noise.
+
+    Args:
+        totals: of the exchange.
+        layout: of the cells.
+        deviation: standard deviation of the noise in each total, in records.
+    """
+    told = {kind: np.asarray(totals[f"{PREFIX}{kind}"], dtype=np.float64) for kind in KINDS}
+    titles = layout.contract.label.titles
+    records = {title: _near(told["records"][label], deviation) for label, title in enumerate(titles)}
+    columns = [
+        ColumnStatistics(
+            **_described(layout, place),
+            classes={
+                title: _near_class(layout, place, told, slice(label, label + 1), deviation)
+                for label, title in enumerate(titles)
+            },
+            overall=_near_class(layout, place, told, slice(None), deviation * math.sqrt(len(titles))),
+        )
+        for place in layout.places
+    ]
+    return records, columns
+
+
+def _near(value: float, deviation: float, deviations: float = noise_intervals.NORMAL) -> Count:
+    reach = deviations * deviation
+    return Count(
+        value=max(0, round(value)),
+        interval=(max(0, math.floor(value - reach)), max(0, math.ceil(value + reach))),
+    )
+
+
+def _near_class(
+    layout: Layout, place: Place, totals: Mapping[str, NDArray[np.float64]], labels: slice, deviation: float
+) -> OfClass:
+    """Return a column among the records of some classes.
+
+    How many have a value is told twice: by all records less those without one, and by the bins together. Both
+    are taken, weighed by their noise.
+
+    Args:
+        layout: of the cells.
+        place: of the column.
+        totals: by kind.
+        labels: the classes.
+        deviation: standard deviation of the noise in a number of these records.
+    """
+    counts = totals["cells"][labels, place.start : place.end].sum(0)
+    told = [_near(value, deviation) for value in counts.tolist()]
+    made = OfClass(counts=told[:-1], missing=told[-1])
+    if place.number is None:
+        return made
+    moments = totals["moments"][labels, place.number].sum(0)
+    bins, less = counts[:-1], float(totals["records"][labels].sum() - counts[-1])
+    number = (len(bins) * less + 2 * float(bins.sum())) / (len(bins) + 2)
+    of_number = deviation * math.sqrt(2 * len(bins) / (len(bins) + 2))
+    return made.model_copy(
+        update={
+            "moments": _near_moments(place, number, of_number, moments, deviation),
+            "quantiles": _near_quantiles(layout.edges(place.column), bins, deviation),
+        }
+    )
+
+
+def _near_moments(
+    place: Place, records: float, of_records: float, moments: NDArray[np.float64], deviation: float
+) -> Moments:
+    """Return mean and deviation with limits that hold if number, sum and squares are within theirs.
+
+    Args:
+        place: of the column.
+        records: noisy number of values.
+        of_records: standard deviation of its noise.
+        moments: noisy sum and sum of squares of the values, each in [-1, 1].
+        deviation: standard deviation of their noise.
+    """
+    low, span = _range(place)
+    if records < max(2.0, TOO_FEW * of_records):
+        return Moments(records=max(0, round(records)))
+    few, many = max(records - _JOINT * of_records, 1.0), records + _JOINT * of_records
+    reach, (total, squares) = _JOINT * deviation, moments.tolist()
+    means = _ratio(total - reach, total + reach, few, many, -1.0)
+    seconds = _ratio(squares - reach, squares + reach, few, many, 0.0)
+    mean = min(max(total / records, -1.0), 1.0)
+    spread = math.sqrt(max(squares / records - mean * mean, 0.0) * records / (records - 1))
+    square = (
+        (0.0 if means[0] <= 0 <= means[1] else min(abs(means[0]), abs(means[1])) ** 2),
+        max(abs(means[0]), abs(means[1])) ** 2,
+    )
+    narrow = math.sqrt(max(seconds[0] - square[1], 0.0))
+    wide = math.sqrt(max(seconds[1] - square[0], 0.0) * few / max(few - 1, 1.0))
+    return Moments(
+        records=round(records),
+        mean=low + span * (mean + 1) / 2,
+        mean_interval=(low + span * (means[0] + 1) / 2, low + span * (means[1] + 1) / 2),
+        deviation=span * spread / 2,
+        deviation_interval=(span * narrow / 2, span * wide / 2),
+    )
+
+
+def _ratio(low: float, high: float, few: float, many: float, least: float) -> tuple[float, float]:
+    """Return the limits of a mean, given those of sum and number; between ``least`` and 1."""
+    lower, upper = min(low / few, low / many), max(high / few, high / many)
+    return min(max(lower, least), 1.0), max(min(upper, 1.0), least)
+
+
+def _near_quantiles(edges: Sequence[float], bins: NDArray[np.float64], deviation: float) -> list[Quantile]:
+    """Return limits of quantiles that hold if the numbers below all edges are within theirs together."""
+    deviations = NormalDist().inv_cdf(1 - _MISSED / (2 * len(bins)))
+    below = np.concatenate([[0.0], bins.cumsum()])
+    reach = deviations * deviation * np.sqrt(np.arange(len(bins) + 1))
+    few, many = below[-1] - reach[-1], below[-1] + reach[-1]
+    if few <= 1:
+        return []
+    made = []
+    for share in SHARES:
+        # Of the order statistics around the quantile; n is within its own limits.
+        certain = np.flatnonzero(below + reach <= (few - 1) * share)
+        beyond = np.flatnonzero(below - reach >= (many - 1) * share + 2)
+        low = edges[int(certain[-1])] if len(certain) else edges[0]
+        high = edges[int(beyond[0])] if len(beyond) else edges[-1]
+        made.append(Quantile(share=share, low=low, high=high))
+    return made

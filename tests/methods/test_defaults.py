@@ -1,0 +1,65 @@
+"""Every method's own defaults train every kind of network: nothing becomes infinite or not a number."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.datasets import load_digits
+
+from tightframe import federation, methods
+
+NETWORKS = {"small_cnn": 1, "mlp": 1, "conv2cifar": 2, "resnet20": 1, "resnet18": 1}
+"""Networks, and how much larger than 8 x 8 pixels their images are; the MLP normalises nothing."""
+IN_EACH_RUN = ("mlp", "conv2cifar")
+"""For every method; the other networks for FedMR, and with TIGHTFRAME_TEST_NETWORKS=all for every method."""
+OPTIONS = {"combine": {"local": "moon", "server": "fedadam"}}
+ONE_SUM = ("fed3r", "fedcgs", "fedncm")
+"""Train nothing: one exchange."""
+WITHOUT_MOMENTUM = ("scaffold", "feddc")
+"""They refuse the job's default momentum, and say so."""
+
+
+def pairs() -> list[tuple[str, str]]:
+    every = os.environ.get("TIGHTFRAME_TEST_NETWORKS") == "all"
+    names = [item.name for item in methods.METHODS]
+    return [(a, b) for b in NETWORKS for a in names if every or b in IN_EACH_RUN or a == "fedmr"]
+
+
+def silos(larger: int) -> dict[str, Any]:
+    """Digits, three classes at each of four silos, ten records of each class, all in each fold."""
+    source = load_digits()
+    images = np.kron(source.images / 16.0, np.ones((1, larger, larger))).astype(np.float32)[:, None]
+    found = {}
+    for silo in range(4):
+        own = [np.flatnonzero(source.target == (3 * silo + k) % 10)[10 * silo :][:10] for k in range(3)]
+        records = (images[np.concatenate(own)], source.target[np.concatenate(own)].astype(np.int64))
+        found[f"silo-{silo}"] = {"train": records, "validation": records, "test": records}
+    return found
+
+
+def finite(tensors: dict[str, torch.Tensor]) -> bool:
+    return all(bool(item.isfinite().all()) for item in tensors.values())
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize(("method", "network"), pairs())
+def test_two_rounds_are_finite(method: str, network: str) -> None:
+    ended = federation.run(
+        method,
+        silos(NETWORKS[network]),
+        1 if method in ONE_SUM else 2,
+        model=network,
+        class_names=[str(label) for label in range(10)],
+        method_options=OPTIONS.get(method, {}),
+        summation="plain",
+        class_rules="off",
+        training={"batch_size": 8, "epochs": 1} | ({"momentum": 0.0} if method in WITHOUT_MOMENTUM else {}),
+    )
+    assert finite(ended.state.model) and finite(ended.state.extra)
+    trained = [row.training for row in ended.outcome.rows if row.training]
+    assert bool(trained) == (method not in ONE_SUM)
+    assert all(np.isfinite(value) for row in trained for value in row.values())
