@@ -43,6 +43,9 @@ def describe(
         counts = ", ".join(f"{shown(title)} {count}" for title, count in found.records.items())
         tables.out.print(f"{name}: {found.where}" if name else found.where, style="bold")
         tables.out.print(f"{sum(found.records.values())} records ({counts}); {found.broken} rows broken")
+        if found.present:
+            present = ", ".join(f"{shown(title)} {count}" for title, count in found.present.items())
+            tables.out.print(f"records with a finding, of which they may have several: {present}")
         table = Table(*HEAD, box=None, pad_edge=False, padding=(0, 2, 0, 0))
         for summary in found.columns:
             table.add_row(*(shown(cell) for cell in _cells(summary)))
@@ -98,6 +101,10 @@ def _page(title: str, described: list[tuple[str, Description]]) -> str:
             tag("p", found.where),
             layout.tiles([*tiles, (str(found.broken), "rows broken")]),
         ]
+        if found.present:
+            total = sum(found.records.values())
+            rows = [(title, str(count), str(total - count)) for title, count in found.present.items()]
+            inner.append(table(("finding", "present", "absent"), rows))
         if found.findings:
             inner.append(listed([str(finding) for finding in found.findings]))
         inner.append(table(HEAD, [_cells(summary) for summary in found.columns]))

@@ -47,7 +47,9 @@ def init(
             "with a folder for each class."
         ),
     ],
-    label: Annotated[str | None, typer.Option(help="The column that is to be learned.")] = None,
+    label: Annotated[
+        str | None, typer.Option(help="The column to be learned; of several findings all, with commas.")
+    ] = None,
     record: Annotated[str | None, typer.Option(help="The column that names each record.")] = None,
     patient: Annotated[str | None, typer.Option(help="The column that tells the patient.")] = None,
     fold: Annotated[str | None, typer.Option(help="The column with train, validation, test.")] = None,
@@ -206,7 +208,8 @@ def _by_line(text: str) -> str:
 
 def _found(contract: Contract, entry: TableSite) -> Iterator[tuple[str, str]]:
     """Yield what is found, each with its state; the last is how many records there are, if any."""
-    from tightframe.data.base import FOLDS, class_counts, count_table
+    from tightframe.data.base import FOLDS, class_counts, count_table, finding_counts
+    from tightframe.data.contract import MultiLabel
     from tightframe.data.images import ImagesSite
     from tightframe.data.images.contract import PictureContract
     from tightframe.data.images.silo import divided_pictures, encoded_records
@@ -240,6 +243,13 @@ def _found(contract: Contract, entry: TableSite) -> Iterator[tuple[str, str]]:
     else:
         data = divided(encoded, contract)
     sizes = ", ".join(f"{len(data.labels(fold))} {fold}" for fold in FOLDS)
-    counts = class_counts(data.labels("train"), len(contract.label.classes))
-    classes = count_table(dict(zip(contract.label.titles, counts.tolist(), strict=True)))
+    labels, titles = data.labels("train"), contract.label.titles
+    if isinstance(contract.label, MultiLabel):
+        pairs = zip(titles, finding_counts(labels).tolist(), strict=True)
+        classes = ", ".join(
+            f"{title} {present} present, {absent} absent" for title, (present, absent) in pairs
+        )
+        yield "note", "several findings for a record (multi-label): no job trains on this contract yet"
+    else:
+        classes = count_table(dict(zip(titles, class_counts(labels, len(titles)).tolist(), strict=True)))
     yield "ok", f"{len(rows.numbers) + len(rows.ragged)} rows, {sizes} records (training: {classes})"

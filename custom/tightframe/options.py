@@ -7,13 +7,17 @@ from collections.abc import Sequence
 from types import NoneType, UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Tag, ValidationError
 
 
 class StrictModel(BaseModel):
     """Frozen options that refuse unknown keys, values of another type, and numbers that are not finite."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+UNION_TAG = "|"
+"""First character of the tag of a union's member, which is no key of the values."""
 
 
 def listed(error: ValidationError, prefix: str = "", model: type[BaseModel] | None = None) -> list[str]:
@@ -26,7 +30,8 @@ def listed(error: ValidationError, prefix: str = "", model: type[BaseModel] | No
     """
     lines = []
     for item in error.errors(include_url=False):
-        place = ".".join(str(part) for part in item["loc"])
+        keys_to = tuple(part for part in item["loc"] if not str(part).startswith(UNION_TAG))
+        place = ".".join(map(str, keys_to))
         where = f"{prefix}{place}" if place else prefix.rstrip(".") or "job"
         if item["type"] == "extra_forbidden" and (keys := _keys(model, item["loc"][:-1])) is not None:
             lines.append(f"{where}: {unknown_name('key', str(item['loc'][-1]), keys)}")
@@ -60,6 +65,9 @@ def unknown_name(kind: str, name: str, known: Sequence[str]) -> str:
 def _keys(model: Any, place: Sequence[str | int]) -> list[str] | None:
     """Return the keys of the model at a place within a model's values; None if there is no model."""
     for part in place:
+        if str(part).startswith(UNION_TAG):
+            model = _member(model, str(part))
+            continue
         annotation = _unwrapped(model)
         if isinstance(annotation, type) and issubclass(annotation, BaseModel):
             field = annotation.model_fields.get(str(part))
@@ -69,6 +77,14 @@ def _keys(model: Any, place: Sequence[str | int]) -> list[str] | None:
     annotation = _unwrapped(model)
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return list(annotation.model_fields)
+    return None
+
+
+def _member(union: Any, tag: str) -> Any:
+    """Return the member of a union that has a tag; None if none has."""
+    for member in get_args(union):
+        if get_origin(member) is Annotated and Tag(tag) in get_args(member)[1:]:
+            return member
     return None
 
 

@@ -4,20 +4,32 @@ from __future__ import annotations
 
 import html
 import json
+import re
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+import numpy as np
 import pandas as pd
 import pytest
-from sklearn.datasets import load_breast_cancer, load_diabetes, load_wine
+from sklearn.datasets import (
+    load_breast_cancer,
+    load_diabetes,
+    load_wine,
+    make_multilabel_classification,
+)
 from tests.support.tables import WARD, contract, ward_rows, write
 from typer.testing import CliRunner, Result
 
+from tightframe.data.base import FOLDS
 from tightframe.data.contract import Contract
-from tightframe.data.table import TableSite
+from tightframe.data.table import TableOptions, TableSite
+from tightframe.data.table.encoding import encode
 from tightframe.data.table.proposal import propose
+from tightframe.data.table.rows import read
+from tightframe.data.table.silo import open_site
 from tightframe.data.table.summary import describe
+from tightframe.errors import DataError
 from tightframe_app.cli import app
 
 
@@ -264,3 +276,120 @@ def test_describe_shows_a_table_and_writes_a_page_of_its_own(agreed: Path, tmp_p
     assert len([item for item in tree.iter() if item.tag.endswith("svg")]) == 5
     assert "default-src 'none'" in html.unescape(text)
     assert "Private to this site." in text and "<script" not in text
+
+
+FINDINGS = ["edema", "effusion", "nodule"]
+
+
+def findings_table(path: Path) -> pd.DataFrame:
+    """A table with three findings that records have together, written as booleans in words."""
+    values, labels = make_multilabel_classification(200, 5, n_classes=3, random_state=0)
+    frame = pd.DataFrame(values, columns=[f"v{place}" for place in range(5)])
+    for name, column in zip(FINDINGS, labels.T, strict=True):
+        frame[name] = pd.Series(column).map({1: "Yes", 0: "no"})
+    frame["id"] = [f"r{row}" for row in range(len(frame))]
+    frame.to_csv(path, index=False)
+    return frame
+
+
+def findings_site(tmp_path: Path, file: Path, **entry: Any) -> Path:
+    config = tmp_path / "site.json"
+    config.write_text(json.dumps({"data": {"table": {"file": str(file), **entry}}}))
+    return config
+
+
+def test_findings_go_from_a_file_to_a_description(tmp_path: Path) -> None:
+    """Against pandas; and the job is refused with what to do in its place."""
+    file, output, page = tmp_path / "table.csv", tmp_path / "contract.json", tmp_path / "page.html"
+    frame = findings_table(file)
+    done = typed("data", "init", file, "--label", ",".join(FINDINGS), "--record", "id", "-o", output)
+    assert done.exit_code == 0, told(done)
+    values = json.loads(output.read_text())
+    assert values["label"] == {"findings": [{"column": name, "title": name} for name in FINDINGS]}
+    assert list(kinds(values)) == [f"v{place}" for place in range(5)]
+    config = findings_site(tmp_path, file)
+    there = frame[FINDINGS] == "Yes"
+
+    done = typed("data", "check", "--contract", output, "--site-config", config)
+    assert done.exit_code == 0, told(done)
+    made = Contract.model_validate(values)
+    data = open_site(TableSite(file=file), TableOptions(contract=made))
+    for fold in FOLDS:
+        rows = [int(name[1:]) for name in data.record_ids(fold)]
+        np.testing.assert_array_equal(data.labels(fold), there.to_numpy()[rows].astype(int))
+    train = there.iloc[[int(name[1:]) for name in data.record_ids("train")]]
+    for name in FINDINGS:
+        assert f"{name} {train[name].sum()} present, {(~train[name]).sum()} absent" in told(done)
+    assert "no job trains on this contract yet" in told(done)
+
+    done = typed("data", "describe", "--contract", output, "--site-config", config, "--output", page)
+    assert done.exit_code == 0, told(done)
+    some = int(there.any(axis=1).sum())
+    assert f"200 records (no finding {200 - some}, findings {some}); 0 rows broken" in told(done)
+    for name in FINDINGS:
+        assert f"{name} {there[name].sum()}" in told(done)
+        row = f"|{name}||{there[name].sum()}||{200 - there[name].sum()}|"
+        assert row in re.sub(r"</?t[hd]\b[^>]*>", "|", page.read_text())
+    (first, *_) = describe(made, TableSite(file=file)).columns
+    assert sum(map(sum, first.counts.values())) == 200, "each record once, however many findings it has"
+
+    where = ("--sites", "site-1,site-2,site-3", "-o", tmp_path / "job")
+    done = typed("jobs", "export", "--method", "fedavg", "--contract", output, *where)
+    assert done.exit_code != 0
+    assert "TF-101" in told(done) and "start a job for each finding" in told(done)
+    assert not (tmp_path / "job").exists()
+
+
+def test_a_finding_without_a_value_breaks_the_contract_or_is_absent(tmp_path: Path) -> None:
+    file, output = tmp_path / "table.csv", tmp_path / "contract.json"
+    frame = findings_table(file)
+    frame.loc[[3, 7], "edema"] = None
+    frame.loc[5, "nodule"] = "perhaps"
+    frame.loc[9, "nodule"] = "ja"
+    frame.to_csv(file, index=False)
+    label = {"findings": [{"column": "edema"}, {"column": "nodule"}]}
+    values = contract(columns=[{"column": "v0", "kind": "number", "low": -1, "high": 99}], label=label)
+    output.write_text(json.dumps(values))
+    config = findings_site(tmp_path, file, codes={"nodule": {"ja": "yes"}})
+    done = typed("data", "check", "--contract", output, "--site-config", config)
+    assert done.exit_code == 1
+    assert "edema: no value" in told(done) and "nodule: a code that is no boolean" in told(done)
+    assert "nodule: not in the contract: 'perhaps'" in told(done)
+
+    label["findings"][0]["missing"] = "absent"
+    made = Contract.model_validate({**values, "label": label})
+    site = TableSite(file=file, codes={"nodule": {"ja": "yes"}})
+    encoded = encode(read(made, site), made, site)
+    expected = (frame[["edema", "nodule"]].replace("ja", "Yes") == "Yes").to_numpy()
+    assert encoded.broken.nonzero()[0].tolist() == [5]
+    np.testing.assert_array_equal(encoded.labels, expected.astype(int))
+
+
+def test_a_column_of_classes_is_no_finding(tmp_path: Path) -> None:
+    file = tmp_path / "table.csv"
+    findings_table(file)
+    done = typed("data", "init", file, "--label", "edema,v1", "-o", tmp_path / "contract.json")
+    assert isinstance(done.exception, DataError) and done.exception.code == "TF-207"
+    assert "'v1', as one of several findings" in told(done)
+    done = typed("data", "init", file, "--label", "edema,efusion", "-o", tmp_path / "contract.json")
+    assert isinstance(done.exception, DataError) and done.exception.code == "TF-204"
+    assert not (tmp_path / "contract.json").exists()
+
+
+def test_part_of_the_training_fold_is_held_out_from_records_with_findings(tmp_path: Path) -> None:
+    file = tmp_path / "table.csv"
+    frame = findings_table(file)
+    frame["split"] = ["test" if row % 5 == 0 else "train" for row in range(len(frame))]
+    frame.to_csv(file, index=False)
+    values = contract(
+        columns=[{"column": "v0", "kind": "number", "low": -1, "high": 99}],
+        label={"findings": [{"column": name} for name in FINDINGS]},
+        fold={"column": "split", "validation": 0.25},
+    )
+    made = Contract.model_validate(values)
+    data = open_site(TableSite(file=file), TableOptions(contract=made))
+    assert len(data.labels("test")) == 40
+    assert len(data.labels("train")) + len(data.labels("validation")) == 160
+    held = np.bincount(data.labels("validation").sum(axis=1), minlength=4)
+    total = held + np.bincount(data.labels("train").sum(axis=1), minlength=4)
+    assert np.all(abs(held - total / 4) <= 1)

@@ -89,6 +89,7 @@ class DatasetSpec:
         form: options -> how a record is made from a picture or a row of a table, for use of a trained model;
             None where there is no such form.
         augments: whether ``records`` differ from one ``augment_seed`` to another.
+        multi_label: whether a record has several findings in place of one class. No job takes that yet.
         by_options: (this, options) -> this with the title, classes and ``no_patients`` that a job's options
             give it; None if they are the same for all jobs. Use ``of``.
     """
@@ -106,6 +107,7 @@ class DatasetSpec:
     no_patients: str = ""
     form: Callable[[Any], RecordForm] | None = None
     augments: bool = False
+    multi_label: bool = False
     by_options: Callable[[DatasetSpec, Any], DatasetSpec] | None = None
 
     def of(self, options: Any) -> DatasetSpec:
@@ -220,6 +222,19 @@ def _check_shape(data: SiloData, fold: Fold, count: int, expected: tuple[int, ..
             "with another one.",
             code="TF-212",
         )
+
+
+def finding_counts(labels: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Count the records with each finding and those without it, (K, 2) int64.
+
+    Each row adds up to the number of records. Both are cells: where nearly all have a finding, the few
+    without it are as identifying as the few with it elsewhere.
+
+    Args:
+        labels: 1 where a record has a finding, else 0, (n, K).
+    """
+    present = labels.sum(axis=0, dtype=np.int64)
+    return np.stack([present, len(labels) - present], axis=1)
 
 
 def class_counts(labels: NDArray[np.int64], num_classes: int) -> NDArray[np.int64]:

@@ -15,9 +15,9 @@ import json
 import math
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, Discriminator, Field, Tag, field_validator, model_validator
 
-from tightframe.options import StrictModel
+from tightframe.options import UNION_TAG, StrictModel
 
 Kind = Literal["number", "category", "boolean"]
 Missing = Literal["refuse", "fill", "indicator"]
@@ -32,9 +32,10 @@ _DATE = (
     "patient is; give an age or a number of days instead"
 )
 _MULTI_LABEL = (
-    "Expected one label with one class for each record; several labels for a record (multi-label) are not "
-    "supported: train a job for each of them"
+    "Expected one `label`: of a record with several findings (multi-label) each is an entry of the label's "
+    "`findings`, with its column"
 )
+MAX_FINDINGS = 100
 
 
 def _text(value: str) -> str:
@@ -155,9 +156,67 @@ class Label(StrictModel):
         return self
 
     @property
+    def columns(self) -> tuple[str, ...]:
+        """The one column."""
+        return (self.column,)
+
+    @property
     def titles(self) -> tuple[str, ...]:
         """Names of the classes in reports."""
         return tuple(item.title or item.code for item in self.classes)
+
+
+class FindingColumn(StrictModel):
+    """One finding of a multi-label: a column of booleans, true where a record has it.
+
+    Attributes:
+        column: of true and false (also yes, no, 1, 0).
+        title: in reports; the column by default.
+        missing: ``refuse``: a record without a value breaks the contract; ``absent``: it counts as false,
+            which is right only where nobody writes down what is not there. A value cannot be unknown.
+    """
+
+    column: Text
+    title: Text | None = None
+    missing: Literal["refuse", "absent"] = "refuse"
+
+
+class MultiLabel(StrictModel):
+    """What is learned: findings, each of which a record has or has not, whatever the others are.
+
+    Attributes:
+        findings: in label order.
+    """
+
+    findings: Annotated[tuple[FindingColumn, ...], Field(strict=False, min_length=2, max_length=MAX_FINDINGS)]
+
+    @model_validator(mode="after")
+    def _each_once(self) -> MultiLabel:
+        for what, values in (("column", list(self.columns)), ("title", list(self.titles))):
+            if len(set(values)) != len(values):
+                raise ValueError(f"Expected findings with a {what} each of its own")
+        return self
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Columns of the findings."""
+        return tuple(item.column for item in self.findings)
+
+    @property
+    def titles(self) -> tuple[str, ...]:
+        """Names of the findings in reports."""
+        return tuple(item.title or item.column for item in self.findings)
+
+
+def _kind_of_label(value: Any) -> str:
+    several = "findings" in value if isinstance(value, dict) else isinstance(value, MultiLabel)
+    return f"{UNION_TAG}findings" if several else f"{UNION_TAG}classes"
+
+
+AnyLabel = Annotated[
+    Annotated[Label, Tag(f"{UNION_TAG}classes")] | Annotated[MultiLabel, Tag(f"{UNION_TAG}findings")],
+    Discriminator(_kind_of_label),
+]
 
 
 class Folds(StrictModel):
@@ -179,7 +238,7 @@ class Contract(StrictModel):
     Attributes:
         title: of the data, for reports.
         columns: in the order of the record's values.
-        label: what is learned.
+        label: what is learned, a class or several findings.
         record: column with a name of its own for each record, by which a site can withdraw it.
         patient: column that tells whose record it is; all records of a patient are in one fold.
         fold: column of the folds; by default a fixed hash of patient, record or content decides.
@@ -188,7 +247,7 @@ class Contract(StrictModel):
 
     title: Text
     columns: Annotated[tuple[Column, ...], Field(strict=False, min_length=1, max_length=MAX_COLUMNS)]
-    label: Label
+    label: AnyLabel
     record: Text | None = None
     patient: Text | None = None
     fold: Folds | None = None
@@ -205,16 +264,18 @@ class Contract(StrictModel):
     def _is_consistent(self) -> Contract:
         measured = [item.column for item in self.columns]
         problems = [f"column {twice!r} once" for twice in sorted(_repeated(measured))]
-        roles = {"label": self.label.column, "record": self.record, "patient": self.patient}
+        roles = {"record": self.record, "patient": self.patient}
         roles["fold"] = None if self.fold is None else self.fold.column
-        for role, column in roles.items():
+        labels = self.label.columns
+        for role, column in [*(("label", name) for name in labels), *roles.items()]:
             if column in measured:
                 problems.append(f"{column!r} as {role} and not among `columns`, from which the model learns")
         # A record may be a patient; no other column has two roles.
         once = {role: column for role, column in roles.items() if column is not None}
         if self.record == self.patient:
             once.pop("record", None)
-        problems += [f"one role for the column {twice!r}" for twice in sorted(_repeated(list(once.values())))]
+        all_roles = [*labels, *once.values()]
+        problems += [f"one role for the column {twice!r}" for twice in sorted(_repeated(all_roles))]
         if min(self.shares) <= 0 or not math.isclose(sum(self.shares), 1.0, abs_tol=1e-9):
             problems.append("`shares` above 0 that add up to 1")
         if self.fold is not None and self.shares != SHARES:
@@ -232,7 +293,7 @@ class Contract(StrictModel):
     def wanted(self) -> tuple[str, ...]:
         """Every column that a site must have, by its name in the contract."""
         fold = None if self.fold is None else self.fold.column
-        others = (self.label.column, self.record, self.patient, fold)
+        others = (*self.label.columns, self.record, self.patient, fold)
         named = [item.column for item in self.columns] + [item for item in others if item is not None]
         return tuple(dict.fromkeys(named))
 

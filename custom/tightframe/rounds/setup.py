@@ -52,6 +52,11 @@ from tightframe.rounds.privacy_plan import PrivacyPlan
 STANDARDISE_MEAN, STANDARDISE_STD = "standardise.mean", "standardise.std"
 """Parameters of a model that standardises its inputs; they never train."""
 CEILINGS = Ceilings()
+_NO_MULTI_LABEL = (
+    "dataset_options.contract.label: Expected one class for each record, but got `findings` (multi-label), "
+    "which no method and no evaluation takes yet; start a job for each finding, with a label of its column "
+    "and two classes"
+)
 HEAD_OPTIONS = ("dropout", "head_bias", "single_logit")
 """Options of backbones that affect only the backbone's own head."""
 
@@ -260,6 +265,8 @@ def _assemble(values: dict[str, Any] | JobConfig, ceilings: Ceilings) -> tuple[J
     if problems or job is None or not (method and dataset and backbone):
         raise JobError(problems)
     dataset = dataset.of(dataset_options)
+    if dataset.multi_label:
+        raise JobError([_NO_MULTI_LABEL])
     input_shape = dataset.input_shape(dataset_options)
 
     def build(backbone: models.BackboneSpec, options: BaseModel) -> torch.nn.Module:

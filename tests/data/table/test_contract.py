@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from typing import Any
 
@@ -16,6 +17,7 @@ from tightframe.config.job import BUILD_KEYS, parse_job
 from tightframe.config.site import SiteEntry
 from tightframe.data.contract import Contract
 from tightframe.errors import JobError
+from tightframe.methods import METHODS
 from tightframe.rounds.setup import prepare
 from tightframe.rounds.sums.release import release_profile
 
@@ -52,6 +54,20 @@ def test_title_and_classes_follow_from_the_job_and_from_nothing_else() -> None:
     ("wrong", "said"),
     [
         (columns({"kind": "date"}), "a date is no measurement"),
+        (contract(label={"findings": [{"column": "a"}]}), "at least 2"),
+        (contract(label={"findings": [{"column": "a"}] * 2}), "a column each"),
+        (contract(label={"findings": [{"column": "a", "title": "b"}, {"column": "b"}]}), "a title each"),
+        (contract(label={"findings": [{"column": "a"}, {"column": "age"}]}), "'age' as label and not among"),
+        (contract(label={"findings": [{"column": "a"}, {"column": "id"}]}), "one role for the column 'id'"),
+        (
+            contract(label={"findings": [{"column": "a"}, {"column": "b", "missing": "unknown"}]}),
+            "contract.label.findings.1.missing: Input should be 'refuse' or 'absent'",
+        ),
+        (
+            contract(label={"findings": [{"column": "a"}, {"column": "b", "titel": "B"}]}),
+            "contract.label.findings.1.titel: Extra inputs",
+        ),
+        (contract(label={"column": "o", "classes": [], "code": "0"}), "contract.label.code: no such key"),
         (contract(label=None, labels=["a", "b"]), "multi-label"),
         (contract(label=[WARD["label"], WARD["label"]]), "multi-label"),
         (columns({"kind": "number"}), "a range"),
@@ -81,6 +97,43 @@ def test_what_a_contract_cannot_say_is_refused_with_the_job(wrong: dict[str, Any
     with pytest.raises(JobError, match="TF-101") as caught:
         prepare(job(wrong))
     assert said in str(caught.value)
+
+
+def test_findings_have_titles_and_columns_and_a_hash_of_their_own() -> None:
+    values = contract(label={"findings": [{"column": "a", "title": "A"}, {"column": "b"}]})
+    made = Contract.model_validate(values)
+    assert (made.label.titles, made.label.columns) == (("A", "b"), ("a", "b"))
+    assert made.wanted == ("age", "sex", "smoker", "pain", "weight", "a", "b", "id")
+    absent = contract(
+        label={"findings": [{"column": "a", "title": "A"}, {"column": "b", "missing": "absent"}]}
+    )
+    assert len({Contract.model_validate(item).sha256() for item in (values, absent, WARD)}) == 3
+    assert Contract.model_validate(made.model_dump(mode="json")) == made
+
+
+def test_one_class_keeps_the_hash_that_sites_have_pinned() -> None:
+    """SHA-256 of the JSON as it was before there were findings, written out by hand."""
+    small = contract(columns=[{"column": "smoker", "kind": "boolean"}], record=None)
+    column = '{"column":"smoker","fill":null,"high":null,"kind":"boolean","low":null,"missing":"refuse",'
+    classes = '[{"code":"0","title":"well"},{"code":"1","title":"ill"}]'
+    text = (
+        f'{{"columns":[{column}"unit":null,"vocabulary":[]}}],"fold":null,"label":{{"classes":{classes},'
+        '"column":"outcome"},"patient":null,"record":null,"shares":[0.7,0.15,0.15],"title":"My ward"}'
+    )
+    assert Contract.model_validate(small).sha256() == hashlib.sha256(text.encode()).hexdigest()
+
+
+@pytest.mark.parametrize("method", sorted(item.name for item in METHODS))
+@pytest.mark.parametrize("evaluate", [False, True])
+def test_no_job_takes_findings_yet(method: str, evaluate: bool) -> None:
+    values = job(contract(label={"findings": [{"column": "a"}, {"column": "b"}]}), method=method)
+    rounds = next(item.rounds for item in METHODS if item.name == method)
+    values |= {"rounds": rounds} if rounds is not None else {}
+    if evaluate:
+        values |= {"evaluate_only": "0" * 64}
+    with pytest.raises(JobError, match="TF-101") as caught:
+        prepare(values)
+    assert evaluate or "`findings` (multi-label), which no method" in str(caught.value)
 
 
 def test_a_record_may_be_a_patient() -> None:

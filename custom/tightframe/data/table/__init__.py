@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, model_validator
 
 from tightframe.data.base import DatasetSpec, SitePath
-from tightframe.data.contract import Contract
+from tightframe.data.contract import Contract, MultiLabel
 from tightframe.options import StrictModel
 from tightframe.registry import deferred
 
@@ -146,6 +146,7 @@ def of_contract(spec: DatasetSpec, options: Any) -> DatasetSpec:
         spec,
         title=contract.title,
         class_names=contract.label.titles,
+        multi_label=isinstance(contract.label, MultiLabel),
         no_patients="" if contract.patient else "its contract has no column that tells the patient",
     )
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tightframe.data.contract import FOLD_CODES, Column, Contract
+from tightframe.data.contract import FOLD_CODES, Column, Contract, MultiLabel
 from tightframe.data.forms import TableForm, named_columns
 from tightframe.data.table import TableSite, Unit
 from tightframe.data.table.findings import Finding
@@ -39,7 +39,7 @@ class Encoded:
 
     Attributes:
         features: float32 (n, D).
-        labels: int64 (n,).
+        labels: int64, classes (n,), or 1 where a record has a finding, (n, K).
         folds: index of each row's fold in ``FOLD_CODES``, (n,); None if no column tells it.
         records, patients: names, (n,); None if no column tells them.
         broken: True for rows that break the contract, (n,).
@@ -115,6 +115,8 @@ def other_mark(rows: Rows, contract: Contract, site: TableSite) -> list[str]:
 def unknown_codes(rows: Rows, contract: Contract, site: TableSite) -> dict[str, list[str]]:
     """Return each column with codes -> its codes that the contract does not have, for the site's own eyes."""
     booleans = {item.column for item in contract.columns if item.kind == "boolean"}
+    if isinstance(contract.label, MultiLabel):
+        booleans |= set(contract.label.columns)
     found = {}
     for column, known in _levels(contract).items():
         codes = site.codes.get(column, {})
@@ -130,7 +132,11 @@ def _levels(contract: Contract) -> dict[str, set[str]]:
     """Return each column with codes -> its codes."""
     levels = {item.column: set(item.vocabulary) for item in contract.columns if item.kind == "category"}
     levels |= {item.column: set(BOOLEANS) for item in contract.columns if item.kind == "boolean"}
-    levels[contract.label.column] = {item.code for item in contract.label.classes}
+    label = contract.label
+    if isinstance(label, MultiLabel):
+        levels |= {column: set(BOOLEANS) for column in label.columns}
+    else:
+        levels[label.column] = {item.code for item in label.classes}
     if contract.fold is not None:
         levels[contract.fold.column] = set(FOLD_CODES)
     return levels
@@ -153,10 +159,9 @@ def encode(rows: Rows, contract: Contract, site: TableSite) -> Encoded:
     features, of_columns = _features(rows.cells, count, contract, site)
     for name, faults in of_columns.items():
         note(name, faults)
-    label = contract.label
-    classes = {item.code: float(place) for place, item in enumerate(label.classes)}
-    labels, faults = _codes(rows.cells[label.column], classes, site.codes.get(label.column, {}), "class")
-    note(label.column, faults)
+    labels, of_labels = _labels(rows.cells, contract, site)
+    for name, faults in of_labels.items():
+        note(name, faults)
     folds = None
     if contract.fold is not None:
         known = {code: float(place) for place, code in enumerate(FOLD_CODES)}
@@ -180,6 +185,27 @@ def encode(rows: Rows, contract: Contract, site: TableSite) -> Encoded:
         where=rows.where,
         missing=_missing(rows.cells, count, contract),
     )
+
+
+def _labels(
+    cells: Mapping[str, Cells], contract: Contract, site: TableSite
+) -> tuple[NDArray[np.float64], dict[str, Faults]]:
+    """Return the classes of rows, (n,), or their findings, (n, K), and the faults of each column."""
+    label, found = contract.label, {}
+    if not isinstance(label, MultiLabel):
+        classes = {item.code: float(place) for place, item in enumerate(label.classes)}
+        codes = site.codes.get(label.column, {})
+        values, found[label.column] = _codes(cells[label.column], classes, codes, "class")
+        return values, found
+    parts = []
+    for item in label.findings:
+        codes = site.codes.get(item.column, {})
+        empty = 0.0 if item.missing == "absent" else None
+        read, found[item.column] = _codes(
+            cells[item.column], BOOLEANS, codes, "boolean", lower=True, empty=empty
+        )
+        parts.append(read)
+    return np.stack(parts, axis=1), found
 
 
 def _missing(cells: Mapping[str, Cells], count: int, contract: Contract) -> NDArray[np.bool_]:

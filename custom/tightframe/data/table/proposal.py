@@ -49,7 +49,8 @@ def propose(path: Path, roles: Mapping[str, str | None], *, title: str | None = 
 
     Args:
         path: of the table.
-        roles: ``label``, and where there are such columns ``record``, ``patient``, ``fold``.
+        roles: ``label``, a column of classes, or several of findings, with commas; and where there are such
+            columns ``record``, ``patient``, ``fold``.
         title: of the data; the file's stem by default.
 
     Raises:
@@ -59,14 +60,17 @@ def propose(path: Path, roles: Mapping[str, str | None], *, title: str | None = 
     entry = guessed(path)
     site = TableSite.model_validate({**entry, "missing": list(MISSING)})
     header, cells = read_all(site, MAX_COLUMNS + len(_ROLES))
-    chosen = {role: column for role, column in roles.items() if column is not None}
-    require_columns(path, header, chosen.values())
+    chosen = {role: column for role, column in roles.items() if column is not None and role != "label"}
+    labels = _label_columns(roles["label"] or "", header)
+    require_columns(path, header, (*labels, *chosen.values()))
     notes: list[str] = []
-    label = chosen["label"]
-    classes = label_classes(label, cells[label])
+    if len(labels) > 1:
+        made_label, about_label = _findings(labels, cells)
+    else:
+        made_label, about_label = _classes(labels[0], cells[labels[0]])
     columns = []
     for column in header:
-        if column in chosen.values():
+        if column in labels or column in chosen.values():
             continue
         made, said = _column(column, cells[column], site.decimal)
         columns += [made] if made else []
@@ -76,7 +80,7 @@ def propose(path: Path, roles: Mapping[str, str | None], *, title: str | None = 
     contract: dict[str, Any] = {
         "title": title or path.name.partition(".")[0],
         "columns": columns,
-        "label": {"column": label, "classes": [{"code": code, "title": code} for code in classes]},
+        "label": made_label,
         **{role: chosen[role] for role in ("record", "patient") if role in chosen},
         **({"fold": {"column": chosen["fold"]}} if "fold" in chosen else {}),
     }
@@ -90,8 +94,7 @@ def propose(path: Path, roles: Mapping[str, str | None], *, title: str | None = 
         ) from None
     used = sorted({cell for cell in _raw(site) if cell in MISSING} - {""})
     first = [
-        f"{label}: the classes are {', '.join(classes)}, in this order; of two the second is the positive "
-        "one. Give them titles, and see that no column tells the label or comes after it in time.",
+        *about_label,
         "Ranges are this file's, rounded outwards, and vocabularies are this file's levels: a contract is "
         "public, so put in their place what is possible, and what the other sites have.",
     ]
@@ -117,6 +120,21 @@ def require_columns(path: Path, header: Sequence[str], wanted: Iterable[str]) ->
         )
 
 
+def _label_columns(label: str, header: Sequence[str]) -> list[str]:
+    """Return the columns of a label; a column may have a comma in its own name."""
+    return [label] if label in header else [name.strip() for name in label.split(",")]
+
+
+def _classes(label: str, cells: Cells) -> tuple[dict[str, Any], list[str]]:
+    """Return a label of classes, and what is to be decided."""
+    classes = label_classes(label, cells)
+    note = (
+        f"{label}: the classes are {', '.join(classes)}, in this order; of two the second is the positive "
+        "one. Give them titles, and see that no column tells the label or comes after it in time."
+    )
+    return {"column": label, "classes": [{"code": code, "title": code} for code in classes]}, [note]
+
+
 def label_classes(label: str, cells: Cells) -> list[str]:
     """Return the classes in a column, sorted.
 
@@ -131,6 +149,34 @@ def label_classes(label: str, cells: Cells) -> list[str]:
             code="TF-207",
         )
     return classes
+
+
+def _findings(labels: Sequence[str], cells: Mapping[str, Cells]) -> tuple[dict[str, Any], list[str]]:
+    """Return a label of findings, and what is to be decided.
+
+    Raises:
+        DataError: TF-207 for a column of other values than booleans.
+    """
+    notes = [
+        f"{', '.join(labels)}: each is present or absent, whatever the others are (multi-label). Give them "
+        "titles, and see that no column tells one of them or comes after it in time. A contract with "
+        "findings can be checked and described; no job trains on it yet."
+    ]
+    for label in labels:
+        levels = _levels(cells[label])
+        if not levels or not {level.lower() for level in levels} <= BOOLEANS.keys():
+            raise DataError(
+                f"Expected {label!r}, as one of several findings, to hold {', '.join(BOOLEANS)} only, but it "
+                f"holds {', '.join(map(repr, levels[:5])) or 'nothing'}: make it booleans, or name one "
+                "column with classes as the label.",
+                code="TF-207",
+            )
+        if gone := sum(cell is None for cell in cells[label]):
+            notes.append(
+                f"{label}: {gone} of {len(cells[label])} records have no value, and break the contract. Take "
+                "`missing`: `absent` only where a finding that is not there is not written down."
+            )
+    return {"findings": [{"column": label, "title": label} for label in labels]}, notes
 
 
 def candidates(path: Path) -> list[str]:

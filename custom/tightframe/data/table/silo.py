@@ -31,7 +31,7 @@ class TableData:
 
     Args:
         features: float32 (n, D).
-        labels: int64 (n,).
+        labels: int64, classes (n,) or findings (n, K), which ``check_form`` refuses for a job.
         folds: index of each record's fold in ``FOLDS``, (n,).
         records: name of each record.
         patients: of each record; None if unknown.
@@ -68,7 +68,7 @@ class TableData:
         }
 
     def labels(self, fold: Fold) -> NDArray[np.int64]:
-        """Return the labels of a fold in record order, (n,)."""
+        """Return the labels of a fold in record order, (n,), or findings, (n, K)."""
         return self._labels[self._rows[fold]]
 
     def features(self, fold: Fold) -> NDArray[np.float32]:
@@ -212,7 +212,7 @@ def fold_of(key: str, shares: Sequence[float]) -> int:
 def content_names(features: NDArray[np.float32], labels: NDArray[np.int64]) -> list[str]:
     """Return a name for each record from its values and label: the same for the same values anywhere."""
     return [
-        hashlib.sha256(row.astype("<f4").tobytes() + int(label).to_bytes(4, "little")).hexdigest()[:24]
+        hashlib.sha256(row.astype("<f4").tobytes() + label.astype("<u4").tobytes()).hexdigest()[:24]
         for row, label in zip(features, labels, strict=True)
     ]
 
@@ -237,7 +237,9 @@ def _with_validation(
             code="TF-218",
         )
     train = np.flatnonzero(folds == 0)
-    held_out = validation_mask(labels[train], [keys[int(row)] for row in train], share)
+    # Records with several findings are stratified by how many: their combinations are too many.
+    strata = labels[train] if labels.ndim == 1 else labels[train].sum(axis=1)
+    held_out = validation_mask(strata, [keys[int(row)] for row in train], share)
     divided_folds = folds.copy()
     divided_folds[train[held_out]] = 1
     return divided_folds

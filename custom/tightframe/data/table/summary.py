@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tightframe.data.contract import Column, Contract
+from tightframe.data.base import finding_counts
+from tightframe.data.contract import Column, Contract, MultiLabel
 from tightframe.data.table import TableSite
 from tightframe.data.table.encoding import check_mapping, encode
 from tightframe.data.table.findings import Finding
 from tightframe.data.table.rows import read
 
 BINS = 12
+GROUPS = ("no finding", "findings")
+"""Groups of records in place of classes, where a record may have several findings."""
 
 
 @dataclass(frozen=True)
@@ -45,10 +48,11 @@ class Description:
 
     Attributes:
         where: the table is.
-        records: class title -> number of records that keep the contract.
+        records: class title -> number of records that keep the contract; of a multi-label, ``GROUPS``.
         findings: what the others break.
         broken: number of rows that do.
         columns: in the contract's order.
+        present: finding of a multi-label -> number of records with it; a record may have several.
     """
 
     where: str
@@ -56,6 +60,7 @@ class Description:
     findings: tuple[Finding, ...]
     broken: int
     columns: tuple[Summary, ...]
+    present: dict[str, int] = field(default_factory=dict)
 
 
 def describe(contract: Contract, site: TableSite) -> Description:
@@ -69,23 +74,26 @@ def describe(contract: Contract, site: TableSite) -> Description:
     encoded = encode(rows, contract, site)
     kept = np.flatnonzero(~encoded.broken)
     labels, features = encoded.labels[kept], encoded.features[kept].astype(np.float64)
+    titles, present = contract.label.titles, {}
+    if isinstance(contract.label, MultiLabel):
+        present = dict(zip(titles, finding_counts(labels)[:, 0].tolist(), strict=True))
+        labels, titles = np.asarray(labels.any(axis=1), dtype=np.int64), GROUPS
     summaries, place = [], 0
     for column in contract.columns:
         width = len(column.features)
         cells = rows.cells[column.column]
         there = np.array([cells[row] is not None for row in kept], dtype=np.bool_)
         values = features[there][:, place : place + width]
-        summaries.append(
-            summary_of(column, values, labels[there], int((~there).sum()), contract.label.titles)
-        )
+        summaries.append(summary_of(column, values, labels[there], int((~there).sum()), titles))
         place += width
-    counts = np.bincount(labels, minlength=len(contract.label.titles)).tolist()
+    counts = np.bincount(labels, minlength=len(titles)).tolist()
     return Description(
         encoded.where,
-        dict(zip(contract.label.titles, counts, strict=True)),
+        dict(zip(titles, counts, strict=True)),
         encoded.findings,
         int(encoded.broken.sum()) + len(rows.ragged),
         tuple(summaries),
+        present,
     )
 
 
