@@ -104,7 +104,9 @@ def init(
         what = f"{found['colour']} pictures of {' x '.join(map(str, found['size']))} pixels (height first)"
     else:
         what, key = f"{len(made.contract['columns'])} columns", "table"
-    out.print(f"{output}: {what}, label {shown(made.contract['label']['column'])}")
+    target = made.contract["label"]
+    named = target.get("column") or ", ".join(item["column"] for item in target["findings"])
+    out.print(f"{output}: {what}, label {shown(named)}")
     print_list(out, f"To decide ({notes}):", [shown(note) for note in made.notes])
     out.print()
     out.print("For a site's configuration:")

@@ -91,7 +91,7 @@ def test_what_groups_gives_is_checked_also_of_other_peoples_data_sets(tmp_path: 
 
 def test_sets_without_patients_say_why() -> None:
     knowing = {item.name for item in DATASETS if not get(item.name).no_patients}
-    assert knowing == {"eicu", "fed_heart_disease", "table"}  # of a table its contract says it
+    assert knowing == {"eicu", "fed_heart_disease", "images", "table"}  # of two their contract says it
     digits = open_silos("digits", partition="iid", silos=3)["silo-0"]
     assert refused(digits).code == "TF-210"
 
