@@ -86,6 +86,21 @@ def test_every_engine_gives_the_gradients_of_single_records(
         )
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+def test_channels_may_lie_innermost(engine: EngineName) -> None:
+    """As jobs have them on a CPU; Opacus' own hooks then have wrong gradients of all but the first layer."""
+    model = build(*SMALL_CNN).train().double().to(memory_format=torch.channels_last)
+    inputs, labels = batch(SMALL_CNN[2], size=3)
+    inputs = inputs.double().contiguous(memory_format=torch.channels_last)
+    loss = RecordLoss(model, [cross_entropy()])
+    trained = list(model.parameters())
+    expected = by_autograd(loss, trained, inputs, labels)
+    with running(engine, loss, trained) as found:
+        result = found(inputs, labels)
+    for one, other in zip(result, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-9)
+
+
 def test_engines_leave_nothing_behind() -> None:
     model = build(*MLP)
     trained = list(model.parameters())
@@ -95,7 +110,8 @@ def test_engines_leave_nothing_behind() -> None:
         with running(name, loss, trained) as engine:
             engine(inputs, labels)
     assert all(item.grad is None and not hasattr(item, "grad_sample") for item in trained)
-    assert not any(module._forward_hooks or module._backward_hooks for module in model.modules())
+    modules = list(model.modules())
+    assert not any(item._forward_hooks or item._backward_hooks or item._forward_pre_hooks for item in modules)
 
 
 def test_frozen_parameters_and_unused_ones() -> None:

@@ -164,11 +164,20 @@ def _hooked(loss: RecordLoss, trained: Sequence[nn.Parameter]) -> Iterator[Engin
             for parameter in trained:
                 parameter.grad = None
 
+    # Opacus 1.6 unfolds a convolution's input as if its channels lay outermost, and without a word has wrong
+    # gradients where they lie innermost, as on a CPU here.
+    before = [
+        module.register_forward_pre_hook(lambda _, given: (given[0].contiguous(), *given[1:]))
+        for module in loss.model.modules()
+        if isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d)
+    ]
     hooks = GradSampleHooks(loss.model, loss_reduction="mean")
     try:
         yield engine
     finally:
         hooks.cleanup()
+        for handle in before:
+            handle.remove()
 
 
 def choose_engine(
