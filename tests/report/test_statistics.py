@@ -59,7 +59,9 @@ def shown(statistics_of: TableStatistics) -> Page:
 def test_withheld_numbers_are_marked_and_never_zero() -> None:
     page = shown(found({"well": FEW, "ill": CLOSED}))
     rows = {row[""]: row for row in page.tables("Table 1")[0]}
-    assert rows["age <b> (years): mean (deviation)"]["well"] == "61.25 (8.5), withheld at 1 silo"
+    assert (
+        rows["age <b> (years): mean (deviation)"]["well"] == "61.25 (8.5), of 44 records, withheld at 1 silo"
+    )
     assert rows["age <b> (years): mean (deviation)"]["ill"] == "withheld"
     assert rows["age <b>: median between"] == {
         "": "age <b>: median between", "all": "50\u201360", "well": "50\u201360", "ill": "-",
@@ -69,6 +71,7 @@ def test_withheld_numbers_are_marked_and_never_zero() -> None:
     assert bins["40"]["well"] == "30 + withheld at 1 silo" and bins["80"]["well"] == "withheld"
     assert {row["ill"] for row in bins.values()} == {"withheld"}
     assert "Some of it is withheld, and not drawn" in page.text and "5 to 10 patients" in page.text
+    assert "All of it is withheld, and not drawn" in shown(found({"ill": CLOSED})).text
     words = " ".join(page.picture("age <b>").itertext())
     assert "80 *" in words and "40 *" in words
 

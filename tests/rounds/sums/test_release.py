@@ -28,6 +28,7 @@ IN: Mapping[str, tuple[Any, str]] = {
     "training.epochs": (2, "steps"),
     "training.momentum": (0.5, "steps"),
     "training.optimizer": ("adam", "steps"),
+    "training.loop": ("theirs", "steps"),
     "class_rules": ("off", "class_rules"),
     "weights": ("power_of_two", "weights"),
     "max_weight_share": (0.5, "max_weight_share"),
@@ -99,7 +100,7 @@ OWN_ENTRY = {"offer_prototypes"}
 OTHER_ENTRY = {
     *("data", "dataset_id"),  # other records are another data set
     *("device", "loader_workers"),  # rounding, and nothing
-    *("accepted_options",),  # the job's value is in the profile
+    *("accepted_options", "training_loops"),  # the job's value is in the profile
     *("state_dir", "ledger_roots", "engine_account", "policy"),
     *("withdrawn",),  # from one run no two lists are withdrawn
 }
@@ -140,6 +141,8 @@ def test_what_acts_on_one_silos_term_changes_the_profile(name: str) -> None:
     base: dict[str, Any] = {}
     if name == "site_models":
         base = {"method": "fedproto"}
+    if name == "training.loop":
+        base = {"method": "fedavg", "method_options": {}}
     if name == "dataset_options":
         base = {"dataset": "eicu", "model": "mlp"}
     if name == "statistics":
@@ -165,6 +168,11 @@ def test_options_that_change_nothing_do_not_ask_for_consent() -> None:
     assert profile(uniform) == profile({**uniform, "max_weight_share": 0.5})
     plain = {"training.momentum": 0.0}
     assert profile(plain) == profile({**plain, "training.epochs": 5})
+
+
+def test_every_option_counts_where_an_own_loop_reads_it() -> None:
+    own = {"method": "fedavg", "method_options": {}, "training.loop": "theirs"}
+    assert profile(own) != profile({**own, "training.learning_rate": 0.25})
 
 
 @pytest.mark.parametrize("rule", sorted(OWN))

@@ -145,5 +145,5 @@ def _read(picture: Picture, path: Path) -> Pixels:
 def _record(picture: Picture, pixels: Pixels) -> Any:
     import torch
 
-    values = torch.from_numpy(np.ascontiguousarray(np.moveaxis(pixels, -1, 0))).float().div_(255)
+    values = torch.from_numpy(np.array(np.moveaxis(pixels, -1, 0), order="C")).float().div_(255)
     return normalised(values, picture)

@@ -51,7 +51,8 @@ def _table_1(found: TableStatistics) -> Markup:
         if item.kind == "number":
             rows.append([f"{item.column}{unit}: mean (deviation)", *map(_mean, parts)])
             for place, share in enumerate(("lower quartile", "median", "upper quartile")):
-                rows.append([f"{item.column}: {share} between", *(_quantile(part, place) for part in parts)])
+                between = (_quantile(part, place, item.edges) for part in parts)
+                rows.append([f"{item.column}: {share} between", *between])
         else:
             for place, level in enumerate(item.names):
                 rows.append(
@@ -65,7 +66,8 @@ def _table_1(found: TableStatistics) -> Markup:
         table(["", "all", *names], rows),
         tag(
             "p",
-            "Shares are of the records with a value; there is none where a number is withheld. Quartiles are "
+            "Shares are of the records with a value; there is none where a number is withheld. A mean `of` "
+            "so many records is without others that hide a few without a value. Quartiles are "
             "from the histograms: they lie between these limits, wherever values lie in their bins and "
             f"withheld records in theirs. Values were rounded to {found.grid:.2g} of their range before they "
             "were summed.",
@@ -80,7 +82,9 @@ def _columns(found: TableStatistics) -> Markup:
         starred = [_starred(item, place) for place in range(len(item.names))]
         names = [f"{name} *" if star else name for name, star in zip(item.names, starred, strict=True)]
         picture = plots.columns(item.column, names, _series(item), x_name=f"{item.column}{unit}")
-        note = " * Some of it is withheld, and not drawn." if any(starred) else ""
+        counts = [count for part in item.classes.values() for count in part.counts]
+        much = "Some" if any(count.value is not None for count in counts) else "All"
+        note = f" * {much} of it is withheld, and not drawn." if any(starred) else ""
         what = "lower edges of the bins" if item.kind == "number" else "levels"
         parts.append(figure(picture, f"{item.column}{unit}: records by class; {what}.{note}"))
         head = [item.column, *item.classes]
@@ -131,18 +135,25 @@ def _mean(part: OfClass) -> str:
     told = f"{found.mean:.4g}{_limits(found.mean_interval)}"
     if found.deviation is not None:
         told += f" ({found.deviation:.4g}{_limits(found.deviation_interval)})"
-    return told + _without(found)
+    elif found.deviation_interval is not None:
+        told += f" (at most {found.deviation_interval[1]:.4g})"
+    # Values that hide a few missing ones are in no mean (``disclosure``).
+    hiding = part.missing.withheld and not found.withheld
+    return told + _without(found) + (f", of {found.records} records" if hiding else "")
 
 
 def _without(found: Moments) -> str:
-    return f", {WITHHELD} at {plural(found.withheld, 'silo')}" if found.withheld else ""
+    at = f", of {found.records} records, {WITHHELD} at {plural(found.withheld, 'silo')}"
+    return at if found.withheld else ""
 
 
 def _limits(interval: tuple[float, float] | None) -> str:
     return "" if interval is None else f" [{interval[0]:.4g}, {interval[1]:.4g}]"
 
 
-def _quantile(part: OfClass, place: int) -> str:
+def _quantile(part: OfClass, place: int, edges: list[float]) -> str:
     if len(part.quantiles) <= place:
         return "-"
+    if (part.quantiles[place].low, part.quantiles[place].high) == (edges[0], edges[-1]):
+        return "not known"
     return f"{part.quantiles[place].low:.4g}\u2013{part.quantiles[place].high:.4g}"

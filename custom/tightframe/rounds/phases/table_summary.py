@@ -267,11 +267,9 @@ def noisy(
 
 
 def _near(value: float, deviation: float, deviations: float = noise_intervals.NORMAL) -> Count:
-    reach = deviations * deviation
-    return Count(
-        value=max(0, round(value)),
-        interval=(max(0, math.floor(value - reach)), max(0, math.ceil(value + reach))),
-    )
+    # A number below zero is the noise's alone: limits around zero are wider, and hold as often at least.
+    value, reach = max(value, 0.0), deviations * deviation
+    return Count(value=round(value), interval=(max(0, math.floor(value - reach)), math.ceil(value + reach)))
 
 
 def _near_class(
@@ -337,7 +335,8 @@ def _near_moments(
         records=round(records),
         mean=low + span * (mean + 1) / 2,
         mean_interval=(low + span * (means[0] + 1) / 2, low + span * (means[1] + 1) / 2),
-        deviation=span * spread / 2,
+        # Where noise makes the squares smaller than the mean's own, there is an upper limit only.
+        deviation=span * spread / 2 if spread else None,
         deviation_interval=(span * narrow / 2, span * wide / 2),
     )
 

@@ -181,8 +181,11 @@ def _updates(phases: Iterable[Phase]) -> str:
 def _steps(training: Training) -> str:
     """Describe how many steps a silo takes for its records, and how the gradients in them are weighed.
 
-    Plain steps count alike, so that more epochs multiply every silo's update by the same number.
+    Plain steps count alike, so that more epochs multiply every silo's update by the same number. What an own
+    training loop makes of any option only its author knows: all of them count.
     """
+    if training.loop is not None:
+        return f"own loop {_canonical(training.model_dump(mode='json'))}"
     if training.optimizer == "sgd" and not training.momentum:
         return f"batches of {training.batch_size}"
     how = f"momentum {training.momentum:g}" if training.optimizer == "sgd" else training.optimizer
