@@ -1,0 +1,77 @@
+"""Recipes for NVFlare's environments write what the command exports, and run it."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+
+import pytest
+from nvflare.recipe import SimEnv
+from nvflare.recipe.session_mgr import SessionManager
+from typer.testing import CliRunner
+
+from tightframe.config.job import JobConfig
+from tightframe.errors import JobError
+from tightframe.flare.recipe_job import FolderJob
+from tightframe_app.cli import app
+from tightframe_app.recipes import Recipe, results
+
+SITES = ["site-1", "site-2", "site-3"]
+
+
+def _files(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+def test_the_files_are_those_of_the_command(tmp_path: Path) -> None:
+    Recipe("fedmr_isic", rounds=2, sites=SITES, training={"epochs": 1}).export(tmp_path / "ours")
+    command = ["jobs", "export", "fedmr_isic", "--rounds", "2", "--sites", ",".join(SITES)]
+    command += ["--set", "training.epochs=1", "-o", str(tmp_path / "theirs")]
+    assert CliRunner().invoke(app, command).exit_code == 0
+    assert _files(tmp_path / "ours") == _files(tmp_path / "theirs") != {}
+
+
+def test_what_a_session_submits_is_the_export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[dict[str, bytes]] = []
+
+    class Session:
+        def submit_job(self, path: str) -> str:
+            taken.append(_files(Path(path)))
+            return "id"
+
+        def close(self) -> None: ...
+
+    monkeypatch.setattr(SessionManager, "_get_session", lambda self: Session())
+    recipe = Recipe("fedmr_isic", sites=SITES)
+    recipe.export(tmp_path / "job")
+    job = FolderJob(recipe.job.job_name, recipe.job.sites, recipe.job.min_sites, recipe.export)
+    assert SessionManager({}).submit_job(job) == "id"
+    assert taken == [_files(tmp_path / "job")]
+
+
+def test_keywords_are_the_values_of_a_job() -> None:
+    assert list(inspect.signature(Recipe).parameters) == ["name", "preset", *JobConfig.model_fields]
+    with pytest.raises(TypeError, match="round"):
+        Recipe("fedmr_isic", round=2)
+
+
+def test_other_clients_are_refused_before_anything_runs(tmp_path: Path) -> None:
+    env = SimEnv(num_clients=2, workspace_root=str(tmp_path / "root"))
+    with pytest.raises(JobError, match="SimEnv"):
+        Recipe("fedmr_isic", sites=SITES).execute(env)
+    assert not (tmp_path / "root").exists()
+
+
+@pytest.mark.whole
+def test_a_recipe_runs_in_the_simulator(tmp_path: Path) -> None:
+    recipe = Recipe(
+        "fedmr_isic",
+        sites=SITES,
+        rounds=1,
+        training={"epochs": 1},
+        dataset_options={"image_size": 16},
+        model_options={"widths": [8, 8, 8]},
+    )
+    run = recipe.execute(SimEnv(num_clients=3, workspace_root=str(tmp_path)))
+    done = results(run.get_result())
+    assert done.outcome.trained and done.outcome.rounds_done == 1
