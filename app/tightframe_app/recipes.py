@@ -45,7 +45,8 @@ class Recipe:
         sites = values.pop("sites", None)
         changes: dict[str, Any] = {}
         for key, value in values.items():
-            block = isinstance(value, dict) and value
+            # A silo's name may have a dot, which would be read as a block's key.
+            block = isinstance(value, dict) and value and key != "site_models"
             changes |= {f"{key}.{part}": item for part, item in value.items()} if block else {key: value}
         job = named.get(name).job(preset, sites=sites, changes=changes)
         self.job = job if "update_norm" in values else named.with_norm(job)

@@ -55,6 +55,16 @@ def test_keywords_are_the_values_of_a_job() -> None:
         Recipe("fedmr_isic", round=2)
 
 
+def test_a_silos_name_may_have_a_dot() -> None:
+    own = {"b.org": {"model": "small_cnn", "model_options": {"widths": [8, 8, 8]}}}
+    job = Recipe("fedetf_heart", sites=["a.org", "b.org", "c.org"], site_models={}).job
+    assert job.site_models == {}
+    with pytest.raises(JobError) as error:
+        Recipe("fedmr_isic", sites=["a.org", "b.org", "c.org"], site_models=own)
+    assert "site_models.b.org" in str(error.value) or "site_models" in str(error.value)
+    assert "site_models.b:" not in str(error.value)
+
+
 def test_other_clients_are_refused_before_anything_runs(tmp_path: Path) -> None:
     env = SimEnv(num_clients=2, workspace_root=str(tmp_path / "root"))
     with pytest.raises(JobError, match="SimEnv"):
