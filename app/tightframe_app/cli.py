@@ -11,7 +11,7 @@ from rich.text import Text
 
 from tightframe import __version__
 from tightframe.errors import TightframeError
-from tightframe_app import data, reports, transcripts, use
+from tightframe_app import data, provisioning, reports, transcripts, use
 from tightframe_app.federation import commands as federations
 from tightframe_app.jobs import commands as job_commands
 from tightframe_app.jobs import method_table
@@ -33,6 +33,7 @@ app.add_typer(job_commands.app, name="jobs")
 app.add_typer(data.app, name="data")
 app.add_typer(federations.app, name="federation")
 app.add_typer(sites.app, name="site")
+app.add_typer(provisioning.app, name="provisioning")
 app.add_typer(transcripts.app, name="transcript")
 app.add_typer(ledgers.app, name="ledger")
 app.command("report")(reports.report)

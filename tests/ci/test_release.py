@@ -90,7 +90,13 @@ def test_it_holds_the_package_and_nothing_of_the_machine(made: Path) -> None:
         for path in (ROOT / folder / package).rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }
+    ours |= {
+        f"tightframe_app/provisioning_files/{path.relative_to(ROOT / 'provisioning')}"
+        for path in (ROOT / "provisioning").rglob("*")
+        if path.is_file()
+    }
     assert {name for name in names if ".dist-info/" not in name} == ours
+    assert b"Description-Content-Type: text/markdown" in everything
     assert str(made.parent).encode() not in everything
     (source,) = made.glob("*.tar.gz")
     shutil.unpack_archive(source, made.parent / "source", filter="data")

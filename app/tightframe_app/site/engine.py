@@ -93,7 +93,7 @@ def files(scope: Scope, *, guarded: bool) -> Iterator[Finding]:
     yield from _guard_in(privacy, wanted)
     if resources is None:
         state: State = "problem" if scope.production else "note"
-        yield Finding(area, state, "no readable local/resources.json: copy it from provisioning/local")
+        yield Finding(area, state, f"no readable local/resources.json{_take('resources')}")
         return
     yield from _resources_in(resources, "problem" if scope.production else "note")
     yield from _doors_in(resources, "problem" if scope.production else "note")
@@ -101,9 +101,13 @@ def files(scope: Scope, *, guarded: bool) -> Iterator[Finding]:
     if scope.production and _shell_allowed(permissions):
         text = (
             "local/authorization.json allows shell commands here from the console: set shell_commands to "
-            "none, as in provisioning/local/authorization.json"
+            f"none{_take('authorization')}"
         )
         yield Finding(area, "problem", text)
+
+
+def _take(name: str) -> str:
+    return f": the file is what `tightframe provisioning show local/{name}.json` prints"
 
 
 def _guard_in(privacy: dict[str, Any] | None, wanted: State) -> Iterator[Finding]:
@@ -116,7 +120,7 @@ def _guard_in(privacy: dict[str, Any] | None, wanted: State) -> Iterator[Finding
     default = (privacy or {}).get("default_scope")
     if not scopes or bare or default not in [scope.get("name") for scope in scopes]:
         what = f"the scopes {', '.join(bare)} lack it" if bare else "there is no default scope with it"
-        text = f"no egress guard in local/privacy.json ({what}): copy that file from provisioning/local"
+        text = f"no egress guard in local/privacy.json ({what}){_take('privacy')}"
         yield Finding("engine", wanted, text)
     elif GUARD not in [item.get("path") for item in _dicts(privacy, "components")]:
         text = "the egress guard is not a component in local/privacy.json: a job's filter would run after it"

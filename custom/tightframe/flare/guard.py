@@ -151,13 +151,15 @@ def require(fl_ctx: FLContext, policy: Policy) -> None:
     if policy.egress_guard and not in_place(fl_ctx):
         raise SiteConfigError(
             "Expected the egress guard (tightframe.flare.guard.EgressGuard) among the result filters of this "
-            "site's local/privacy.json, but it is not there: copy provisioning/local/privacy.json, or set "
+            "site's local/privacy.json, but it is not there: take the file that `tightframe provisioning "
+            "show local/privacy.json` prints, or set "
             '"egress_guard": false in the policy.'
         )
     if is_log_streaming_allowed(fl_ctx):
         raise SiteConfigError(
             'Expected "allow_log_streaming": false in this site\'s local/resources.json, but the engine can '
-            "send this site's log to the server: copy the line from provisioning/local/resources.json."
+            "send this site's log to the server: the line is in what `tightframe provisioning show "
+            "local/resources.json` prints."
         )
     doors.require("site")
 

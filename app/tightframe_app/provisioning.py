@@ -1,0 +1,89 @@
+"""The files of ``provisioning/``: policies, a kit's own files, units of systemd, boards.
+
+An installed wheel has them beside this module (`pyproject.toml` puts them there), a checkout at its root.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tightframe.options import unknown_name
+from tightframe_app.screens import lines
+
+PLACES = (
+    Path(__file__).parent / "provisioning_files",
+    Path(__file__).parents[2] / "provisioning",
+)
+"""Where the files lie: in a wheel, in a checkout."""
+
+app = typer.Typer(help="Files to configure sites, servers and boards with.", no_args_is_help=True)
+out = lines()
+
+
+@app.callback()
+def _group() -> None:
+    """Keep ``show`` a command of its own, although it is the only one."""
+
+
+def folder() -> Path:
+    """Return the folder with the files.
+
+    Raises:
+        FileNotFoundError: if this installation has none.
+    """
+    for place in PLACES:
+        if (place / "README.md").is_file():
+            return place
+    raise FileNotFoundError(
+        f"Expected the files of provisioning/ in {PLACES[0]}, but they are not there: install the wheel anew."
+    )
+
+
+def names() -> list[str]:
+    """Return every file's name below the folder, sorted."""
+    root = folder()
+    return sorted(str(path.relative_to(root)) for path in root.rglob("*") if path.is_file())
+
+
+@app.command()
+def show(
+    name: Annotated[
+        str | None,
+        typer.Argument(help="A file or folder, such as local/privacy.json; without it all are listed."),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", help="Folder to write the file or folder into, under its own name."),
+    ] = None,
+) -> None:
+    """List the files, print one as it is, or write it (or a folder of them) with -o FOLDER.
+
+    Nothing that exists is replaced.
+    """
+    known = names()
+    wanted = (
+        known if name is None else [each for each in known if (each + "/").startswith(name.rstrip("/") + "/")]
+    )
+    if not wanted:
+        raise typer.BadParameter(unknown_name("file", str(name), known), param_hint="NAME")
+    if output is not None:
+        _write(wanted, output)
+    elif name in known:
+        typer.echo((folder() / name).read_bytes(), nl=False)
+    else:
+        for each in wanted:
+            out.print(each)
+
+
+def _write(wanted: list[str], output: Path) -> None:
+    """Write files, after making sure that none is there."""
+    there = [str(output / each) for each in wanted if (output / each).exists()]
+    if there:
+        raise FileExistsError(f"Expected no such files, but found {', '.join(there)}: nothing was written.")
+    for each in wanted:
+        (output / each).parent.mkdir(parents=True, exist_ok=True)
+        (output / each).write_bytes((folder() / each).read_bytes())
+        out.print(str(output / each))
