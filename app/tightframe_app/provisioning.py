@@ -10,7 +10,6 @@ from typing import Annotated
 
 import typer
 
-from tightframe.options import unknown_name
 from tightframe_app.screens import lines
 
 PLACES = (
@@ -68,6 +67,8 @@ def show(
         known if name is None else [each for each in known if (each + "/").startswith(name.rstrip("/") + "/")]
     )
     if not wanted:
+        from tightframe.options import unknown_name
+
         raise typer.BadParameter(unknown_name("file", str(name), known), param_hint="NAME")
     if output is not None:
         _write(wanted, output)

@@ -11,7 +11,6 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from tightframe_app.jobs import pairs
 from tightframe_app.screens import lines
 
 if TYPE_CHECKING:
@@ -189,6 +188,8 @@ def export(
         elif withdraw_from is not None:
             _withdraw(name, withdraw_from, output, others, **again)
         return
+    from tightframe_app.jobs import pairs
+
     if name is not None:
         recipe = _recipe(name)
     elif contract is not None:
@@ -237,6 +238,8 @@ def _evaluate(
             )
         if (name is None) == (method is None or dataset is None) or (name and (method or dataset)):
             raise typer.BadParameter("expected a job's NAME, or --method and --data", param_hint="NAME")
+        from tightframe_app.jobs import pairs
+
         recipe = _recipe(name) if name is not None else pairs.pair(str(method), str(dataset))
         of_network = {key: value for key, value in changes.items() if not key.startswith("privacy")}
         job = recipe.job(preset, sites=sites, changes=of_network)

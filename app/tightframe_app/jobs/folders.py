@@ -19,7 +19,6 @@ from tightframe.config.job import JobConfig
 from tightframe.errors import JobError, JobFolderError, ManifestError, RunError
 from tightframe.results.files import CHECKPOINT
 from tightframe.results.words import dotted
-from tightframe.rounds.silo.session import TASKS
 from tightframe.securesum.identity import Signer
 from tightframe_app.federation.kits import BEFORE
 from tightframe_app.jobs.traffic import Traffic, resend_after
@@ -80,6 +79,8 @@ def job_files(
             }
         ],
     }
+    from tightframe.rounds.silo.session import TASKS  # and with it the protocol, which no listing needs
+
     again = resend_after(job)
     client = {
         "format_version": 2,

@@ -9,11 +9,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tightframe.config.job import JobConfig
 from tightframe.options import unknown_name
-from tightframe_app.jobs.folders import prepared
+
+if TYPE_CHECKING:
+    from tightframe.config.job import JobConfig
 
 PRESETS = ("rehearsal", "full")
 
@@ -55,6 +56,10 @@ class Recipe:
         Raises:
             JobError: listing all problems.
         """
+        from tightframe_app.jobs.folders import (
+            prepared,
+        )  # and with it the schema of jobs, which no listing needs
+
         changes = changes or {}
         values = self._own(preset)
         values["sites"] = list(sites or self.sites)
@@ -90,7 +95,7 @@ class Recipe:
         """Return the title of a job made from this recipe: the recipe's own only if it is still true."""
         own = self._own(preset)
         as_titled = all(
-            getattr(job, key) == own.get(key, JobConfig.model_fields[key].default) for key in _IN_TITLE
+            getattr(job, key) == own.get(key, type(job).model_fields[key].default) for key in _IN_TITLE
         )
         # A title says whether training is private, not how private it is.
         if as_titled and (job.privacy is None) == (own.get("privacy") is None):
