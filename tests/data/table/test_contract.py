@@ -124,16 +124,29 @@ def test_one_class_keeps_the_hash_that_sites_have_pinned() -> None:
 
 
 @pytest.mark.parametrize("method", sorted(item.name for item in METHODS))
-@pytest.mark.parametrize("evaluate", [False, True])
-def test_no_job_takes_findings_yet(method: str, evaluate: bool) -> None:
+@pytest.mark.parametrize("kind", ["training", "evaluation"])
+def test_no_job_takes_findings_yet(method: str, kind: str) -> None:
+    """The word on findings itself, and not on something else that the job lacks."""
     values = job(contract(label={"findings": [{"column": "a"}, {"column": "b"}]}), method=method)
     rounds = next(item.rounds for item in METHODS if item.name == method)
     values |= {"rounds": rounds} if rounds is not None else {}
-    if evaluate:
-        values |= {"evaluate_only": "0" * 64}
-    with pytest.raises(JobError, match="TF-101") as caught:
+    if kind == "evaluation":
+        values |= {"evaluate_only": {}, "rounds": 0, "initial_model_sha256": "0" * 64}
+    with pytest.raises(JobError, match=r"(?s)TF-101.*`findings` \(multi-label\), which no method"):
         prepare(values)
-    assert evaluate or "`findings` (multi-label), which no method" in str(caught.value)
+
+
+def test_no_statistics_of_findings_yet() -> None:
+    values = job(contract(label={"findings": [{"column": "a"}, {"column": "b"}]}))
+    values |= {
+        "statistics": {},
+        "rounds": 0,
+        "method": "statistics",
+        "model": "identity",
+        "weights": "uniform",
+    }
+    with pytest.raises(JobError, match=r"(?s)TF-101.*`findings` \(multi-label\), which no method"):
+        prepare(values)
 
 
 def test_a_record_may_be_a_patient() -> None:
