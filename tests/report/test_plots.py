@@ -5,11 +5,11 @@ from __future__ import annotations
 from xml.etree import ElementTree
 
 import pytest
-from tests.support.pages import SVG, said
+from tests.support.pages import SVG, Page, said
 
-from tightframe.report.drawing import matrix, plots
+from tightframe.report.drawing import layout, matrix, plots
 from tightframe.report.drawing.frame import ticks
-from tightframe.report.drawing.markup import Markup, tag
+from tightframe.report.drawing.markup import Markup, section, tag
 from tightframe.report.drawing.plots import Series
 from tightframe.results.rows import Row, names
 
@@ -115,3 +115,10 @@ def test_exchanges_are_named_by_round_phase_and_try() -> None:
         ("closing", "close"),
         ("closing, try 2", "close"),
     ]
+
+
+def test_sections_of_one_sound_have_places_of_their_own() -> None:
+    found = Page(layout.page("t", "k", *(section(title, "x") for title in ("a b", "a-b", "A <b>", "é", "c"))))
+    assert [item.get("id") for item in found.tree.iter("section")] == ["a-b", "a-b-2", "a-b-3", "part", "c"]
+    assert [link.get("href") for link in found.tree.iter("a")] == ["#a-b", "#a-b-2", "#a-b-3", "#part", "#c"]
+    assert not list(Page(layout.page("t", "k", section("a"), section("b"))).tree.iter("nav")), "few"

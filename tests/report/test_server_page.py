@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import re
@@ -52,16 +53,30 @@ def test_the_page_loads_nothing_and_runs_nothing(run: Path, early: Path) -> None
             "base",
         } == set()
         for _, attributes in found:
-            assert not set(attributes) & {"src", "href", "srcset", "action", "xlink:href", "data", "poster"}
+            assert not set(attributes) & {"src", "srcset", "action", "xlink:href", "data", "poster", "style"}
+            assert (attributes.get("href") or "#").startswith("#"), "links stay on the page"
             assert not [name for name in attributes if name.startswith("on")]
         assert "@import" not in source and "url(" not in source
         assert set(re.findall(r"https?://[^\"'<\s]*", source)) == {"http://www.w3.org/2000/svg"}, (
             "a name, no load"
         )
         policy = [of["content"] for tag, of in found if of.get("http-equiv") == "Content-Security-Policy"]
+        style = source.partition("<style>")[2].partition("</style>")[0]
+        allowed = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
         assert policy == [
-            "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+            f"default-src 'none'; style-src 'sha256-{allowed}'; base-uri 'none'; form-action 'none'"
         ]
+
+
+def test_the_contents_list_names_every_section_in_order(run: Path, early: Path) -> None:
+    for folder in (run / "server", early / "server", run / "site-1"):
+        page = Page.of(folder)
+        (nav,) = page.tree.iter("nav")
+        links = [(said(link), (link.get("href") or "").removeprefix("#")) for link in nav.iter("a")]
+        sections = [(item.findtext("h2"), item.get("id")) for item in page.tree.iter("section")]
+        assert links == sections and len(links) > 3
+        places = [item.get("id") for item in page.tree.iter() if item.get("id")]
+        assert len(places) == len(set(places))
 
 
 def test_pictures_say_what_they_show_and_have_no_number_that_is_none(run: Path, page: Page) -> None:

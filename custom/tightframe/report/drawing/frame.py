@@ -13,12 +13,14 @@ from tightframe.report.drawing.markup import Markup, Part, tag
 
 CHARACTER = 6.6
 """Width of a character of the plots' type, about, in pixels."""
+NARROWEST = 560
+"""Pixels to which a wide picture shrinks with the window, so that its type stays readable (``svg.wide``)."""
 SERIES = 4
 """Kinds of series that the style has."""
 
 
 def svg(width: float, height: float, title: str, description: str, *parts: Part) -> Markup:
-    """Return a picture, described for screen readers; it shrinks with the window, and never grows."""
+    """Return a picture, described for screen readers; it shrinks to ``NARROWEST``, and never grows."""
     return tag(
         "svg",
         tag("title", title),
@@ -29,7 +31,7 @@ def svg(width: float, height: float, title: str, description: str, *parts: Part)
         width=number(width),
         height=number(height),
         role="img",
-        style=f"min-width:{number(min(width, 560))}px",
+        class_="wide" if width > NARROWEST else "fixed",
     )
 
 

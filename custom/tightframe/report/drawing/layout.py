@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from tightframe.report.drawing.markup import Markup, Part, join, tag
+import base64
+import hashlib
+import re
+from collections import Counter
 
-POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
-"""Content security policy of the page: a browser may show it, but nothing in it can run or fetch anything."""
+from tightframe.report.drawing.markup import Markup, Part, join, tag
 
 STYLE = """
 :root{--paper:#fff;--ink:#1b1f24;--soft:#59636e;--shade:#0003;--rule:#d5dae0;--panel:#f5f7f9;
@@ -52,6 +54,11 @@ td.wrap{white-space:normal;overflow-wrap:anywhere;min-width:12em}
 thead th{color:var(--soft);font-weight:600;white-space:normal;vertical-align:bottom;max-width:10em;
 overflow:visible}tbody th{font-weight:500}
 .missing{color:var(--soft);font-style:italic}
+nav.contents ul{list-style:none;margin:.2em 0 1em;padding:0;columns:15em;column-gap:1.5em}
+nav.contents li{break-inside:avoid;padding:.18em 0}
+nav.contents h2{font-size:.9rem;margin:1.2em 0 0;padding:0;border:0}
+a{color:var(--s0)}:target{scroll-margin-top:.5em}
+:focus-visible{outline:2px solid var(--s0);outline-offset:2px}
 dl{margin:.6em 0;font-size:.92rem}
 dl>div{display:grid;grid-template-columns:minmax(8.5em,15em) minmax(0,1fr);gap:.2em 1em;padding:.28em 0;
 border-bottom:1px solid var(--rule)}
@@ -62,7 +69,7 @@ white-space:pre-wrap}
 figure{margin:1em 0 1.4em}figcaption{color:var(--soft);font-size:.88rem;max-width:50em;margin-top:.3em}
 details{margin:.5em 0}summary{cursor:pointer;color:var(--soft);font-size:.9rem}
 footer{margin-top:3em;border-top:1px solid var(--rule);color:var(--soft);font-size:.85rem}
-svg{display:block;max-width:100%;height:auto}
+svg{display:block;max-width:100%;height:auto}svg.wide{min-width:560px}svg.fixed{max-width:none}
 svg text{font:12px system-ui,"Segoe UI","DejaVu Sans",sans-serif;fill:var(--ink)}
 svg text.note,svg text.count{fill:var(--soft);font-size:11px}
 svg text.on{fill:var(--on);font-size:11px;font-weight:600}
@@ -81,8 +88,22 @@ dl>div{grid-template-columns:1fr;gap:0}}
 """
 
 
+_SECTION = re.compile(r'<section id="([^"]+)"><h2>(.*?)</h2>')
+FEW = 3
+"""Sections up to which a page needs no contents list."""
+
+
+def policy() -> str:
+    """Return the content security policy of the page: nothing in it runs, and it fetches nothing."""
+    return f"default-src 'none'; style-src {_hash(STYLE)}; base-uri 'none'; form-action 'none'"
+
+
+def _hash(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
 def page(title: str, kind: str, *parts: Part) -> str:
-    """Return a whole page.
+    """Return a whole page, with a list of its sections before the first of them.
 
     Args:
         title: of the page.
@@ -92,15 +113,42 @@ def page(title: str, kind: str, *parts: Part) -> str:
     head = tag(
         "head",
         tag("meta", charset="utf-8"),
-        tag("meta", http_equiv="Content-Security-Policy", content=POLICY),
+        tag("meta", http_equiv="Content-Security-Policy", content=policy()),
         tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
         tag("meta", name="color-scheme", content="light dark"),
         tag("meta", name="robots", content="noindex"),
         tag("title", title),
         tag("style", Markup(STYLE)),
     )
-    body = tag("body", tag("main", tag("p", kind, class_="kind"), tag("h1", title), *parts))
+    content = _with_contents(join(parts))
+    body = tag("body", tag("main", tag("p", kind, class_="kind"), tag("h1", title), content))
     return str(join([Markup("<!DOCTYPE html>\n"), tag("html", head, "\n", body, lang="en"), "\n"]))
+
+
+def _with_contents(content: Markup) -> Markup:
+    """Put the list of sections before the first one; a page of few has none."""
+    seen: Counter[str] = Counter()
+
+    def once(found: re.Match[str]) -> str:
+        """Give sections whose titles differ in signs only places of their own."""
+        seen[found[1]] += 1
+        place = found[1] if seen[found[1]] == 1 else f"{found[1]}-{seen[found[1]]}"
+        return f'<section id="{place}"><h2>{found[2]}</h2>'
+
+    content = Markup(_SECTION.sub(once, content))
+    found = list(_SECTION.finditer(content))
+    if len(found) <= FEW:
+        return content
+    links = [tag("li", tag("a", Markup(of[2]), href=f"#{of[1]}")) for of in found]
+    listed = tag(
+        "nav",
+        tag("h2", "Contents", id="contents"),
+        tag("ul", *links),
+        class_="contents",
+        aria_labelledby="contents",
+    )
+    start = found[0].start()
+    return join([Markup(content[:start]), listed, Markup(content[start:])])
 
 
 def notice(kind: str, *parts: Part) -> Markup:

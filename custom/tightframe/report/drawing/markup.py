@@ -6,6 +6,7 @@ Everything is also well-formed XML, which tests read.
 from __future__ import annotations
 
 import html
+import re
 from collections.abc import Iterable, Sequence
 
 
@@ -92,8 +93,17 @@ def listed(items: Iterable[Part]) -> Markup:
 
 
 def section(title: str, *parts: Part) -> Markup:
-    """Return a part of the page under its title."""
-    return tag("section", tag("h2", title), *parts)
+    """Return a part of the page under its title, by which the contents list finds it."""
+    return tag("section", tag("h2", title), *parts, id=anchor(title))
+
+
+def anchor(title: str) -> str:
+    """Return the place of a section on its page.
+
+    >>> anchor("Course of training"), anchor("\N{GREEK SMALL LETTER EPSILON}?")
+    ('course-of-training', 'part')
+    """
+    return "-".join(re.findall("[a-z0-9]+", title.lower())) or "part"
 
 
 def figure(picture: Markup, caption: str, *parts: Part) -> Markup:
