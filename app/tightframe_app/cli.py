@@ -25,7 +25,6 @@ LOG_MODES = ("concise", "msg_only", "full", "verbose")
 app = typer.Typer(
     help="Privacy-hardened federated learning for hospitals, on NVIDIA FLARE.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_show_locals=False,
     rich_markup_mode="markdown",
 )

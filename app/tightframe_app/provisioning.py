@@ -47,11 +47,20 @@ def names() -> list[str]:
     return sorted(str(path.relative_to(root)) for path in root.rglob("*") if path.is_file())
 
 
+def _complete(incomplete: str) -> list[str]:
+    """Return the files and folders whose name begins so, for the shell's completion."""
+    folders = {f"{each.partition('/')[0]}/" for each in names() if "/" in each}
+    return sorted(each for each in {*names(), *folders} if each.startswith(incomplete))
+
+
 @app.command()
 def show(
     name: Annotated[
         str | None,
-        typer.Argument(help="A file or folder, such as local/privacy.json; without it all are listed."),
+        typer.Argument(
+            help="A file or folder, such as local/privacy.json; without it all are listed.",
+            autocompletion=_complete,
+        ),
     ] = None,
     output: Annotated[
         Path | None,

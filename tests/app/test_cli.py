@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from tightframe.config.job import parse_job
 from tightframe.config.policy import PolicyBlock
@@ -50,6 +51,7 @@ def typed(tmp_path: Path, tightframe: Command) -> Callable[..., tuple[object, st
     return run
 
 
+POLICIES = ("research", "standard", "strict")
 PROGRAM = """
 import atexit, sys
 from tightframe_app.cli import main
@@ -80,6 +82,25 @@ def test_names_are_listed_and_checked_without_what_takes_long_to_load(
     assert done.returncode == code, done.stderr
     assert said in done.stdout + done.stderr
     assert done.stderr.endswith("loaded:\n"), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("typed_so_far", "offered"),
+    [
+        ("tightframe pro", {"provisioning"}),
+        ("tightframe jobs export fedmr", {"fedmr_isic", "fedmr_isic_dp"}),
+        ("tightframe provisioning show po", {"policies/", *(f"policies/{n}.json" for n in POLICIES)}),
+        ("tightframe jobs export --pre", {"--preset"}),
+    ],
+)
+def test_a_shell_completes_names(typed_so_far: str, offered: set[str]) -> None:
+    environment = {
+        "_TIGHTFRAME_COMPLETE": "complete_bash",
+        "COMP_WORDS": typed_so_far,
+        "COMP_CWORD": str(len(typed_so_far.split()) - 1),
+    }
+    done = CliRunner().invoke(cli.app, [], prog_name="tightframe", env=environment)
+    assert set(done.stdout.split()) == offered
 
 
 @pytest.mark.whole

@@ -33,9 +33,19 @@ def list_jobs() -> None:
     Console(highlight=False, markup=False, emoji=False).print(table)
 
 
+def _complete(incomplete: str) -> list[str]:
+    """Return the jobs whose name begins so, for the shell's completion."""
+    from tightframe_app.jobs import recipes
+
+    return [recipe.name for recipe in recipes.RECIPES if recipe.name.startswith(incomplete)]
+
+
 # Arguments and options of `jobs export`.
 _Name = Annotated[
-    str | None, typer.Argument(help="A job from `tightframe jobs list`; or give --method and --data.")
+    str | None,
+    typer.Argument(
+        help="A job from `tightframe jobs list`; or give --method and --data.", autocompletion=_complete
+    ),
 ]
 _Method = Annotated[str | None, typer.Option(help="In place of NAME: a method from `tightframe methods` ...")]
 _Data = Annotated[
