@@ -7,6 +7,7 @@ Guides are read on a code host too, so their links are those of the repository. 
 from __future__ import annotations
 
 import ast
+import json
 import os
 import re
 from pathlib import Path, PurePosixPath
@@ -17,6 +18,9 @@ from mkdocs.structure.files import File, Files
 ROOT = Path(__file__).resolve().parent.parent
 OUTSIDE = PurePosixPath("outside")
 LINK = re.compile(r"\[([^\[\]]*)\]\(([^()\s]+)\)")
+CODE = re.compile(r"^```python\n(.*?)^```$", re.M | re.S)
+NOTEBOOKS = ("notebook.md",)
+"""Guides whose cells of code run in order, by a test."""
 FENCE = re.compile(r"(^ *```.*?^ *```)", re.M | re.S)
 
 
@@ -58,9 +62,34 @@ def reference() -> str:
     return first + heads
 
 
+def notebook(markdown: str) -> str:
+    """Return a guide as a notebook (nbformat 4.5): fenced Python as cells of code."""
+    cells: list[dict[str, Any]] = []
+    for place, part in enumerate(CODE.split(markdown)):
+        text = part.strip("\n")
+        if not text:
+            continue
+        cell: dict[str, Any] = {
+            "id": f"cell-{len(cells)}",
+            "metadata": {},
+            "source": text.splitlines(keepends=True),
+        }
+        if place % 2:
+            cell |= {"cell_type": "code", "execution_count": None, "outputs": []}
+        else:
+            cell |= {"cell_type": "markdown"}
+        cells.append(cell)
+    kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
+    whole = {"cells": cells, "metadata": {"kernelspec": kernel}, "nbformat": 4, "nbformat_minor": 5}
+    return json.dumps(whole, indent=1)
+
+
 def on_files(files: Files, config: Any) -> Files:
     """Add the reference, and the files that pages link to, those of added pages too."""
     files.append(File.generated(config, "api.md", content=reference()))
+    for page in NOTEBOOKS:
+        text = notebook((ROOT / "docs" / page).read_text(encoding="utf-8"))
+        files.append(File.generated(config, page.replace(".md", ".ipynb"), content=text))
     for name in ("SECURITY.md", "CONTRIBUTING.md", "CHANGELOG.md"):
         files.append(File.generated(config, str(OUTSIDE / name), abs_src_path=str(ROOT / name)))
     waiting = [file for file in files if file.src_uri.endswith(".md")]
@@ -93,4 +122,8 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         return f"[{words}]({os.path.relpath(of_site(path), PurePosixPath(here).parent)}{anchor})"
 
     parts = FENCE.split(markdown)
-    return "".join(part if place % 2 else LINK.sub(written, part) for place, part in enumerate(parts))
+    text = "".join(part if place % 2 else LINK.sub(written, part) for place, part in enumerate(parts))
+    if here in NOTEBOOKS:
+        title, _, rest = text.partition("\n")
+        text = f"{title}\n\n[This page as a notebook]({PurePosixPath(here).stem}.ipynb)\n{rest}"
+    return text
