@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,26 @@ def test_onnx_runs_elsewhere_and_says_what_it_is(ran: Path, tmp_path: Path) -> N
     assert whole["class_names"] == list("0123456789")
     assert whole["input"]["shape"] == ["n", 1, 8, 8]
     assert whole["input"]["made_of"] == "grey pictures of 8 x 8 pixels"
+
+
+def test_exporters_say_errors_alone_and_only_for_so_long(
+    ran: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of packages that torch's exporter misses, which need not be there."""
+    chatty = logging.getLogger("torch.onnx._internal.exporter._registration")
+    chatty.setLevel(logging.WARNING)
+    script = exports._script
+
+    def warns(*given: Any) -> None:
+        chatty.warning("torchvision is not installed")
+        chatty.error("broken")
+        script(*given)
+
+    monkeypatch.setattr(exports, "_script", warns)
+    with caplog.at_level(logging.WARNING):
+        assert command(ran, "--format", "torchscript", "-o", tmp_path / "model.ts").exit_code == 0
+        chatty.warning("afterwards")
+    assert [each.message for each in caplog.records if each.name == chatty.name] == ["broken", "afterwards"]
 
 
 def test_torchscript_has_the_card_inside(ran: Path, tmp_path: Path) -> None:

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import copy
 import json
+import logging
 import shutil
 import subprocess
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -101,7 +103,7 @@ def export(model: TrainedModel, form: Format, out: Path, *, tolerance: float = T
     network = Probabilities(model)
     with tempfile.TemporaryDirectory(prefix="tightframe-") as place:
         made = Path(place) / (out.name or "export")
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), _quiet("torch.onnx"):
             warnings.simplefilter("ignore")  # of the exporters, about themselves
             try:
                 make(model, network, made)
@@ -191,6 +193,23 @@ def failing_part(
                 break
     shown = name.removeprefix("network.") or "the network"
     return f"{shown} ({type(network.get_submodule(name)).__name__})"
+
+
+@contextmanager
+def _quiet(name: str) -> Iterator[None]:
+    """Let a package's loggers say errors alone: an exporter warns of packages that it could use."""
+    levels = {
+        logging.getLogger(of): logging.getLogger(of).level
+        for of in [name, *logging.root.manager.loggerDict]
+        if of == name or of.startswith(f"{name}.")
+    }
+    for logger in levels:
+        logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        for logger, level in levels.items():
+            logger.setLevel(level)
 
 
 def _tries(form: Format) -> Callable[[nn.Module, tuple[torch.Tensor, ...]], Any]:
