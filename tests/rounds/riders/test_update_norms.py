@@ -171,7 +171,7 @@ def test_the_histogram_stays_shut_after_a_drop_out(tmp_path: Path) -> None:
     assert first.update_norms is not None and first.static_opened
     assert second.update_norms is None and not second.static_opened and second.dropped
     page = (tmp_path / "server" / "report.html").read_text()
-    table = page[page.index("Norms of updates") :]
+    table = page[page.index("<h2>Norms of updates") :]
     assert 'class="missing"' in table[: table.index("</table>")]
 
 
