@@ -155,7 +155,7 @@ def test_files_from_before_there_was_a_format_are_read_whole(kind: str) -> None:
 def test_a_status_from_before_is_read_whole() -> None:
     values = plain(BEFORE / "status.json")
     found = Status.checked(values, "the status").as_json()
-    assert found.pop("format") == 1 and found == values
+    assert found.pop("format") == 1 and found.pop("course") == [] and found == values
 
 
 @pytest.mark.parametrize("kind", KINDS)

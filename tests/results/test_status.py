@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from tests.support.results.building import status as begun
 from tightframe import federation
 from tightframe.data.image_sets import open_silos
 from tightframe.errors import RunError
+from tightframe.results.status import MOST_MOMENTS
 from tightframe.rounds.server.coordinator import Coordinator
 from tightframe.rounds.silo.session import SiloSession
 
@@ -48,6 +50,38 @@ def test_a_noisy_evaluation_is_called_so() -> None:
     noisy = evaluated(balanced_accuracy=None, noisy=True)
     told = exact.evaluated(row(1, "train", ["a"], evaluation=noisy)).as_json()
     assert told["noisy"] is True and told["balanced_accuracy"] is None and told["evaluated_round"] == 1
+
+
+def test_the_course_has_each_round_once_and_stays_small() -> None:
+    ranged = spent(2, 1, 4.0)
+    value = evaluated(balanced_accuracy=0.5, balanced_accuracy_interval=(0.4, 0.6))
+    status = begun("job", 3, (8.0, 1e-5)).evaluated(row(0, "start", [], evaluation=evaluated()))
+    assert status.course == (), "no number, no point"
+    status = status.summed(row(1, "train", ["a"], training={"loss": 0.7}))
+    status = status.summed(row(2, "train", ["a"], training={"loss": 0.6}, privacy=ranged))
+    status = status.evaluated(row(1, "train", ["a"], evaluation=value)).summed(row(2, "closing", ["a"]))
+    assert status.as_json()["course"] == [
+        {
+            "round": 1,
+            "loss": 0.7,
+            "balanced_accuracy": 0.5,
+            "balanced_accuracy_interval": [0.4, 0.6],
+            "epsilon": None,
+        },
+        {
+            "round": 2,
+            "loss": 0.6,
+            "balanced_accuracy": None,
+            "balanced_accuracy_interval": None,
+            "epsilon": [2.0, 4.0],
+        },
+    ]
+    for number in range(1, 5000):
+        status = status.summed(row(number, "train", ["a"], training={"loss": float(number)}))
+        assert len(status.course) <= MOST_MOMENTS
+    rounds = [item.round for item in status.course]
+    assert rounds[0] == 1 and rounds[-1] == 4999 and rounds == sorted(set(rounds))
+    assert max(late - early for early, late in pairwise(rounds)) < 5000 / MOST_MOMENTS * 4
 
 
 @pytest.fixture

@@ -11,11 +11,31 @@ from typing import Any, Literal, Self
 from tightframe.errors import LATE
 from tightframe.results.dropouts import Lost
 from tightframe.results.evaluation import OneAnswer
-from tightframe.results.files import ResultFile
+from tightframe.results.files import ResultFile, Values
 from tightframe.results.rows import Row
 from tightframe.results.spent import Spent
 
 State = Literal["starting", "enrolling", "summing", "trained", "stopped"]
+MOST_MOMENTS = 400
+"""Rounds of a course; of more, every second, fourth, ... one is kept."""
+
+
+class Moment(Values):
+    """Totals of one round, as ``metrics.jsonl`` has them too; None where a round has none.
+
+    Attributes:
+        round: of the sum, and of the model that it made.
+        loss: of local training.
+        balanced_accuracy: of the round's model on the test records.
+        balanced_accuracy_interval: its limits without the noise; None where there is no noise.
+        epsilon: above what and up to what all told epsilons lie.
+    """
+
+    round: int
+    loss: float | None = None
+    balanced_accuracy: float | None = None
+    balanced_accuracy_interval: tuple[float, float] | None = None
+    epsilon: tuple[float, float] | None = None
 
 
 class Status(ResultFile):
@@ -48,6 +68,7 @@ class Status(ResultFile):
         epsilon_promised, delta: that the job promises each silo; None without privacy.
         privacy: what silos tell of the epsilon that the job has cost them so far.
         seconds, bytes_down, bytes_up: of all sums so far.
+        course: the rounds so far, for curves.
     """
 
     NAME = "tightframe.status"
@@ -83,6 +104,7 @@ class Status(ResultFile):
     seconds: float = 0.0
     bytes_down: int = 0
     bytes_up: int = 0
+    course: tuple[Moment, ...] = ()
 
     def _with(self, **values: Any) -> Self:
         return self.model_copy(update=values)
@@ -120,7 +142,7 @@ class Status(ResultFile):
     def summed(self, row: Row) -> Self:
         """End a sum, which was opened or had too few silos."""
         spent = row.privacy or self.privacy
-        return self._with(
+        return self.noted(row)._with(
             answered=tuple(row.silos),
             late=tuple(sorted(site for site, code in row.dropped.items() if code == LATE)),
             dropped={site: code for site, code in sorted(row.dropped.items()) if code != LATE},
@@ -138,7 +160,7 @@ class Status(ResultFile):
         if test is None:
             return self
         told = None if test.classes_told is None else (test.classes_told, test.classes or len(test.recall))
-        return self._with(
+        return self.noted(row)._with(
             balanced_accuracy=test.balanced_accuracy,
             evaluated_round=row.round,
             noisy=test.noisy,
@@ -146,6 +168,27 @@ class Status(ResultFile):
             classes=told,
             one_answer=test.one_answer,
         )
+
+    def noted(self, row: Row) -> Self:
+        """Take what a row knows of its round into the course; what it does not know takes nothing back."""
+        test = row.test
+        values = {
+            "loss": row.training.get("loss"),
+            "balanced_accuracy": None if test is None else test.balanced_accuracy,
+            "balanced_accuracy_interval": None if test is None else test.balanced_accuracy_interval,
+            "epsilon": None if row.privacy is None else row.privacy.range,
+        }
+        known = {name: value for name, value in values.items() if value is not None}
+        if not known:
+            return self
+        moments = {item.round: item for item in self.course}
+        moments[row.round] = moments.get(row.round, Moment(round=row.round)).model_copy(update=known)
+        course, step = [moments[key] for key in sorted(moments)], 1
+        while len(course) > MOST_MOMENTS:
+            step *= 2  # the last two rounds are not whole yet
+            first = course[0].round
+            course = [*(item for item in course[:-2] if (item.round - first) % step == 0), *course[-2:]]
+        return self._with(course=tuple(course))
 
     def ended(self, *, trained: bool, reason: str | None) -> Self:
         """End the run; of its reason the code alone is kept."""

@@ -25,6 +25,7 @@ from tightframe.results.files import CHECKPOINT
 from tightframe.results.rows import Row
 from tightframe.rounds.context import SiloContext
 from tightframe.rounds.server import resume
+from tightframe.rounds.server.record import RunRecord
 from tightframe.rounds.silo import state
 from tightframe.rounds.silo.state import SiloStateStore
 from tightframe.rounds.sums.secure_server import SecureSums
@@ -124,6 +125,23 @@ def test_a_resumed_run_ends_as_the_unbroken_one_bit_for_bit(
     for name in ("model.safetensors", "best_model.safetensors"):
         ours, theirs = (tmp_path / run / "server" / name for run in ("resumed", "whole"))
         assert ours.read_bytes() == theirs.read_bytes()
+
+
+def test_whoever_watches_a_resumed_run_sees_its_earlier_rounds(
+    broken: Stopped, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    courses = []
+    finish = RunRecord.finish
+
+    def finished(self: RunRecord, reason: str | None) -> Any:
+        courses.append(self.status.course)
+        return finish(self, reason)
+
+    monkeypatch.setattr(RunRecord, "finish", finished)
+    federation.run_job(broken.job, folder=tmp_path / "whole")
+    federation.run_job(broken.next, folder=tmp_path / "resumed", stopped=broken.folder)
+    whole, resumed = courses
+    assert resumed == whole and [item.round for item in whole] == [0, 1, 2, 3, 4]
 
 
 def test_a_chain_keeps_its_lineage_and_the_silos_may_be_a_phase_ahead(tmp_path: Path) -> None:

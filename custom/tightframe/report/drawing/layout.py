@@ -53,7 +53,7 @@ white-space:nowrap;max-width:28em;overflow:hidden;text-overflow:ellipsis}
 td.wrap{white-space:normal;overflow-wrap:anywhere;min-width:12em}
 thead th{color:var(--soft);font-weight:600;white-space:normal;vertical-align:bottom;max-width:10em;
 overflow:visible}tbody th{font-weight:500}
-.missing{color:var(--soft);font-style:italic}
+.missing{color:var(--soft);font-style:italic;text-decoration:underline dotted;cursor:help}
 nav.contents ul{list-style:none;margin:.2em 0 1em;padding:0;columns:15em;column-gap:1.5em}
 nav.contents li{break-inside:avoid;padding:.18em 0}
 nav.contents h2{font-size:.9rem;margin:1.2em 0 0;padding:0;border:0}
@@ -93,34 +93,45 @@ FEW = 3
 """Sections up to which a page needs no contents list."""
 
 
-def policy() -> str:
-    """Return the content security policy of the page: nothing in it runs, and it fetches nothing."""
-    return f"default-src 'none'; style-src {_hash(STYLE)}; base-uri 'none'; form-action 'none'"
+def policy(script: str | None = None) -> str:
+    """Return the content security policy of a page: it may be shown, and nothing in it can fetch anything.
+
+    Args:
+        script: the only one that runs, by its hash; it may ask the page's own server. None for no script.
+    """
+    parts = ["default-src 'none'", f"style-src {_hash(STYLE)}"]
+    if script is not None:
+        parts += [f"script-src {_hash(script)}", "connect-src 'self'"]
+    return "; ".join([*parts, "base-uri 'none'", "form-action 'none'"])
 
 
 def _hash(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
-def page(title: str, kind: str, *parts: Part) -> str:
+def page(title: str, kind: str, *parts: Part, script: str | None = None) -> str:
     """Return a whole page, with a list of its sections before the first of them.
 
     Args:
         title: of the page.
         kind: what kind of a report it is, above the title.
         parts: its content.
+        script: a script of this package that a live page runs; a report has none.
     """
     head = tag(
         "head",
         tag("meta", charset="utf-8"),
-        tag("meta", http_equiv="Content-Security-Policy", content=policy()),
+        tag("meta", http_equiv="Content-Security-Policy", content=policy(script)),
         tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
         tag("meta", name="color-scheme", content="light dark"),
         tag("meta", name="robots", content="noindex"),
         tag("title", title),
         tag("style", Markup(STYLE)),
+        None if script is None else tag("script", Markup(script), type="module"),
     )
-    content = _with_contents(join(parts))
+    content = join(parts)
+    if script is None:
+        content = _with_contents(content)
     body = tag("body", tag("main", tag("p", kind, class_="kind"), tag("h1", title), content))
     return str(join([Markup("<!DOCTYPE html>\n"), tag("html", head, "\n", body, lang="en"), "\n"]))
 

@@ -106,6 +106,11 @@ def anchor(title: str) -> str:
     return "-".join(re.findall("[a-z0-9]+", title.lower())) or "part"
 
 
+def without(why: str, word: str = "missing") -> Markup:
+    """Return what stands in a cell without a value: a word, with the reason as a tooltip."""
+    return tag("abbr", word, title=why, class_="missing")
+
+
 def figure(picture: Markup, caption: str, *parts: Part) -> Markup:
     """Return a picture and what it shows."""
     return tag(

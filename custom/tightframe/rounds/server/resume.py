@@ -162,6 +162,8 @@ def restore(record: RunRecord, stored: Checkpoint, saved: SavedRun, log: logging
             __version__,
         )
     record.rows = list(saved.rows)
+    for row in record.rows:
+        record.status = record.status.noted(row)
     record.rounds_done = int(stored.described["after_round"])
     record.initial_model = saved.initial_model
     record.absent = dict(saved.absent)
