@@ -6,14 +6,14 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Protocol
+from typing import TYPE_CHECKING, Annotated, Protocol
 
 import typer
 from rich.console import Console, Group, RenderableType
-from rich.live import Live
+from rich.live import Live as Screen
 from rich.padding import Padding
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -21,17 +21,14 @@ from rich.text import Text
 
 from tightframe.results.dropouts import NOT_MEASURED
 from tightframe.results.outcome import Outcome
-from tightframe.results.spent import Spent
 from tightframe.results.status import Status
-from tightframe.results.words import megabytes, one_answer, plural, with_interval
-from tightframe.results.words import shown as number
+from tightframe_app.live import options as live
 from tightframe_app.screens import shown
 from tightframe_app.watch import silos
 from tightframe_app.watch.status import (
     NEVER_BEGAN,
     NOT_KNOWN,
     TRAINED,
-    WAITING,
     LostError,
     NoOutcomeError,
     Seen,
@@ -39,23 +36,27 @@ from tightframe_app.watch.status import (
     WatchError,
     judge,
 )
+from tightframe_app.watch.view import (
+    ENDED,
+    LIVE,
+    OVER_EARLY,
+    View,
+    accuracy_words,
+    clock_words,
+    cost_words,
+    done,
+    loss_words,
+    privacy_words,
+    round_words,
+    standing,
+)
+
+if TYPE_CHECKING:
+    from tightframe_app.watch.web import WatchPage
 
 INTERRUPTED = 130
 UNBROKEN = 100_000
 """Columns where there is no terminal: lines are for programs, too."""
-LIVE = "RUNNING"
-KINDS = {
-    "statistics": "statistics before round 1",
-    "before": "before round 1",
-    "train": "training",
-    "after": "after the last round",
-    "closing": "the last model is evaluated",
-    "personal": "personal models are evaluated",
-}
-"""Purpose of a sum, by its kind."""
-ENDED = ("trained", "stopped")
-ENDING = "the run's process has ended; the engine waits until every client has reported the end of the job"
-OVER_EARLY = "over; what follows is what was seen last"
 QUIET = 30.0
 """Seconds after which a line is said again where nothing has changed, so that a log shows that it lives."""
 FETCHES = 3
@@ -72,57 +73,12 @@ class Watched(Protocol):
         """Return the outcome of a run that is over."""
 
 
-@dataclass(frozen=True)
-class View:
-    """Values that a screen shows.
-
-    Attributes:
-        job_id: of the run.
-        seen: the server's last answer; None before the first.
-        last: the run's own last status; it stays where an answer has none.
-        elapsed: seconds since the watch began.
-        lost: seconds since the server answered, if it does not answer.
-        why: what the last try to reach it said.
-    """
-
-    job_id: str
-    seen: Seen | None = None
-    last: Status | None = None
-    elapsed: float = 0.0
-    lost: float | None = None
-    why: str = ""
-
-    @property
-    def ending(self) -> bool:
-        """Check whether the run is over while the engine still has the job, whose process reports no more."""
-        if self.seen is None or self.last is None or self.seen.engine != LIVE:
-            return False
-        over = self.last.state in ENDED or self.last.kind in ("closing", "personal")
-        return over and self.seen.status is None
-
-
-def standing(view: View) -> str:
-    """Describe where a job stands."""
-    if view.seen is None:
-        return "asking the server"
-    if view.seen.over:
-        return "over"
-    if view.ending:
-        return ENDING
-    if view.seen.engine != LIVE or view.last is None:
-        return WAITING.get(view.seen.engine, shown(view.seen.engine))
-    status = view.last
-    if status.state != "summing":
-        return "silos are being enrolled" if status.state == "enrolling" else shown(status.state)
-    return KINDS.get(status.kind or "", shown(status.kind or "-"))
-
-
 def screen(view: View) -> RenderableType:
     """Draw the live view: a pure function of what is known."""
     seen, status = view.seen, view.last
     name = seen.name if seen is not None else view.job_id if status is None else status.job_name
     engine = "" if seen is None else shown(seen.engine)
-    title = Text.assemble((shown(name), "bold"), (f"  {engine}  {_clock(view.elapsed)}", "cyan"))
+    title = Text.assemble((shown(name), "bold"), (f"  {engine}  {clock_words(view.elapsed)}", "cyan"))
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="dim", no_wrap=True)
     grid.add_column(overflow="fold")
@@ -139,86 +95,20 @@ def screen(view: View) -> RenderableType:
 
 
 def _rows(grid: Table, status: Status, silent: Mapping[str, float | None]) -> None:
-    done = _done(status)
     bar = Table.grid(padding=(0, 2))
-    bar.add_row(_round(status), ProgressBar(total=1.0, completed=done, width=24))
+    bar.add_row(round_words(status), ProgressBar(total=1.0, completed=done(status), width=24))
     grid.add_row("round", bar)
     for name, text, style in silos.rows(status, silent):
         grid.add_row(name, Text(text, style=style))
-    grid.add_row("loss", _loss(status))
-    grid.add_row("accuracy", _accuracy(status))
-    grid.add_row("privacy", _privacy(status))
-    grid.add_row("so far", _cost(status))
-
-
-def _round(status: Status) -> str:
-    text = f"{status.round} of {status.rounds}"
-    return f"{text}, phase {status.phase} of {status.phases}" if status.phases > 1 else text
-
-
-def _done(status: Status) -> float:
-    """Return the part of the rounds that is done, 0 to 1; a round under way counts by its phases."""
-    if status.state == "trained" or status.kind in ("after", "closing", "personal"):
-        return 1.0
-    if status.kind != "train" or not status.rounds:
-        return 0.0
-    phases = max(1, status.phases)
-    return min(1.0, (status.round - 1 + (status.phase - 1) / phases) / status.rounds)
-
-
-def _loss(status: Status) -> str:
-    if status.loss is None:
-        return "-" if status.epsilon_promised is None else "stays at the silos"
-    since = status.unmeasured_since
-    return number(status.loss) + ("" if since is None else f", none from round {since} on")
-
-
-def _accuracy(status: Status) -> str:
-    if status.balanced_accuracy is None:
-        return "-"
-    noisy = ", noisy" if status.noisy else ""
-    told = with_interval(status.balanced_accuracy, status.balanced_accuracy_interval, status.classes)
-    answer = one_answer(status.one_answer)
-    only = "" if answer is None else f"; {answer}"
-    return shown(f"{told} balanced, model of round {status.evaluated_round}{noisy}{only}")
-
-
-def _privacy(status: Status) -> str:
-    if status.privacy is not None:
-        return shown(_spent(status.privacy))
-    if status.epsilon_promised is None:
-        return "no differential privacy"
-    return (
-        f"at most epsilon {status.epsilon_promised:g} promised, delta {status.delta or 0:g}; nothing told yet"
-    )
-
-
-def _spent(spent: Spent) -> str:
-    """Describe what silos tell of epsilon."""
-    told = (spent.ranges() or ["not told"]) + spent.exact()
-    if spent.untold and spent.histogram:
-        told.append(f"{plural(spent.untold, 'silo')} told nothing")
-    return f"{', '.join(told)}; at most {spent.promised:g} promised, delta {spent.delta:g}"
-
-
-def _cost(status: Status) -> str:
-    down, up = megabytes(status.bytes_down), megabytes(status.bytes_up)
-    return f"{status.seconds:.1f} s in sums, {down} MB down, {up} MB up"
+    grid.add_row("loss", loss_words(status))
+    grid.add_row("accuracy", accuracy_words(status))
+    grid.add_row("privacy", privacy_words(status))
+    grid.add_row("so far", cost_words(status))
 
 
 def _lost(view: View) -> str:
-    since = f"no answer for {_clock(view.lost or 0.0)}"
+    since = f"no answer for {clock_words(view.lost or 0.0)}"
     return shown(f"{since}, trying again; the job does not need this watch ({view.why})")
-
-
-def _clock(seconds: float) -> str:
-    """Return hours, minutes and seconds.
-
-    >>> _clock(3671.9)
-    '1:01:11'
-    """
-    whole = int(seconds)
-    return f"{whole // 3600}:{whole // 60 % 60:02}:{whole % 60:02}"
 
 
 def line(view: View) -> str:
@@ -232,13 +122,13 @@ def line(view: View) -> str:
     if status is None or view.seen.engine != LIVE:
         return "; ".join(shown(part) for part in parts)
     if status.kind is not None:
-        parts.append(f"round {_round(status)}")
+        parts.append(f"round {round_words(status)}")
     if status.joined or status.refused or status.waiting:
         parts += [f"{name} {text}" for name, text, _ in silos.rows(status, view.seen.silent, brief=True)]
     if status.kind is not None:
-        parts += [f"loss {_loss(status)}", f"accuracy {_accuracy(status)}"]
+        parts += [f"loss {loss_words(status)}", f"accuracy {accuracy_words(status)}"]
         if status.epsilon_promised is not None:
-            parts.append(_privacy(status))
+            parts.append(privacy_words(status))
     return "; ".join(shown(part) for part in parts)
 
 
@@ -295,8 +185,8 @@ def _unreachable(view: View, error: str, lost: float) -> str:
             "port are reachable from here, and that the kit is of this federation (--kit)."
         )
     return (
-        f"Expected the server to answer again, but it has not for {_clock(lost)}: {error}. The job may go on "
-        f"without it being watched; last seen: {standing(view)}."
+        f"Expected the server to answer again, but it has not for {clock_words(lost)}: {error}. "
+        f"The job may go on without it being watched; last seen: {standing(view)}."
     )
 
 
@@ -343,7 +233,7 @@ def _shower(out: Console) -> Iterator[Callable[[View], None]]:
         yield say
         return
     # The engine prints into what stands for stdout; this console has the terminal itself.
-    with Live(console=out, auto_refresh=False, redirect_stdout=False, redirect_stderr=False) as live:
+    with Screen(console=out, auto_refresh=False, redirect_stdout=False, redirect_stderr=False) as live:
         yield lambda view: live.update(screen(view), refresh=True)
 
 
@@ -364,6 +254,8 @@ def watch(
     patience: Annotated[
         float, typer.Option(min=0, help="Seconds without an answer after which the watch is given up.")
     ] = 600.0,
+    web: Annotated[bool, typer.Option("--web", help="Also as a page for a browser on this machine.")] = False,
+    port: live.Port = None,
 ) -> None:
     """Show a job of a federation live until it is over, and say how it ended.
 
@@ -372,7 +264,8 @@ def watch(
     totals that the server has anyway. It only looks: Ctrl-C ends the watch, and
     the job goes on. Without a terminal a line is printed for each change, and
     every half minute. At the end the result is fetched to read its outcome, and
-    thrown away.
+    thrown away. With --web a link is printed that opens a page with the same,
+    and with curves, once, on this machine only.
 
     Exit code 0: it trained, by its own outcome; the last lines say if its final
     model was not measured. 1: it stopped, failed or was aborted. 2: wrong
@@ -385,18 +278,41 @@ def watch(
         raise typer.BadParameter(
             f"expected the id of a job, as `nvflare job list` shows it, got {shown(job)!r}", param_hint="JOB"
         ) from None
+    live.check_port(port, web=web)
     from tightframe_app.watch import monitoring
 
     width = None if sys.stdout.isatty() else UNBROKEN
     out = Console(file=sys.stdout, highlight=False, markup=False, emoji=False, width=width)
     server = monitoring.Server(monitoring.find_kit(kit))
     try:
-        with _shower(out) as show:
-            verdict = follow(server, job_id, show, every=every, patience=patience)
+        with _page(job_id, port, out) if web else nullcontext(None) as page:
+            with _shower(out) as show:
+                verdict = follow(server, job_id, _also(show, page), every=every, patience=patience)
+            out.print(closing_words(verdict))
+            if page is not None:
+                page.end(verdict)
     except KeyboardInterrupt:
         out.print(f"no longer watching; the job goes on. Again: tightframe watch {job_id}", soft_wrap=True)
         raise typer.Exit(INTERRUPTED) from None
     finally:
         server.close()
-    out.print(closing_words(verdict))
     raise typer.Exit(verdict.code)
+
+
+def _page(job_id: str, port: int | None, out: Console) -> AbstractContextManager[WatchPage]:
+    """Serve the page, and print its link."""
+    from tightframe_app.watch.web import watch_page
+
+    return watch_page(job_id, port, out)
+
+
+def _also(show: Callable[[View], None], page: WatchPage | None) -> Callable[[View], None]:
+    """Show each view on the page, too, if there is one."""
+    if page is None:
+        return show
+
+    def both(view: View) -> None:
+        show(view)
+        page.show(view)
+
+    return both

@@ -7,9 +7,12 @@ from collections.abc import Iterable, Mapping
 
 from tightframe.errors import LATE
 from tightframe.results.status import Status
+from tightframe.results.words import exchange_name
 from tightframe_app.screens import shown
 from tightframe_app.watch.status import meaning
 
+Silent = Mapping[str, float | None]
+"""Sites of which the server hears nothing: when it heard of each last; None if it is not connected."""
 SILENCE = 30.0
 """Seconds without a word from a site's engine after which that is told: it sends a heartbeat every ten."""
 
@@ -88,6 +91,39 @@ def rows(
     if status.reason is not None:
         told.append(("reason", shown(meaning(status.reason)), "bold red"))
     return told
+
+
+def each(status: Status, silent: Silent) -> list[tuple[str, str, str]]:
+    """Return each silo that is known, what it does now, and what is to be said of it; who is missing first.
+
+    Args:
+        status: of the run.
+        silent: silos of which the server hears nothing, and since when.
+    """
+    waited, everyone = missing(status), {*status.joined, *status.waiting, *status.refused, *status.lost}
+    told = []
+    for name in everyone:
+        notes = []
+        if name in status.refused:
+            now = "absent" if status.refused[name] == LATE else "refused"
+            notes.append(meaning(status.refused[name]))
+        elif name in waited:
+            now = "waited for"
+        else:
+            now = "answered" if name in status.answered else "joined"
+        if name in status.lost:
+            gone = status.lost[name]
+            now = "missing" if name not in status.answered else now
+            notes.append(f"since {exchange_name(gone.kind, gone.round)}: {meaning(gone.code)}")
+        elif name in status.dropped:
+            notes.append(f"not in the last sum: {meaning(status.dropped[name])}")
+        elif name in status.late:
+            notes.append("late: not in the last sum")
+        if name in waited and name in silent:
+            notes.append(_silent({name: silent[name]}).partition(", ")[2])
+        told.append((name, now, "; ".join(notes)))
+    order = ("missing", "refused", "absent", "waited for", "joined", "answered")
+    return sorted(told, key=lambda item: (order.index(item[1]), item[0]))
 
 
 def _silent(gone: Mapping[str, float | None]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,11 +12,13 @@ from typing import Any
 import pytest
 from nvflare.fuel.flare_api import api_spec
 from nvflare.tool.kit import kit_config
+from tests.support.live_pages import Visitor
 from tests.support.watched_jobs import JOB, OUTCOME, trained_so_far
 from typer.testing import CliRunner
 
 from tightframe_app import cli
-from tightframe_app.watch import commands, monitoring
+from tightframe_app.live import server
+from tightframe_app.watch import commands, monitoring, web
 from tightframe_app.watch.status import WatchError
 
 COMPLETED = "FINISHED:COMPLETED"
@@ -153,6 +156,43 @@ def test_as_it_is_typed_without_a_terminal_a_line_for_each_change(connect: Conne
         f"  its result: nvflare job download {JOB}",
     ]
     assert "Connecting" not in done.output and session.closed == 1
+
+
+def test_with_web_the_page_is_there_while_it_watches_and_gone_with_it(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connect(Session(GOING, GOING, OVER, stats=STATS, result=OUTCOME))
+    plain = call(JOB)
+    visitors: list[Visitor] = []
+    pages: list[str] = []
+    show = web.WatchPage.show
+
+    def looked_at(page: web.WatchPage, view: commands.View) -> None:
+        show(page, view)
+        if not visitors:
+            visitors.append(Visitor(page.live))
+            visitors[0].opened()
+        pages.append(visitors[0].ask(visitors[0].path).body)
+
+    monkeypatch.setattr(web.WatchPage, "show", looked_at)
+    monkeypatch.setattr(server, "LEAVE", 0.1)
+    connect(Session(GOING, GOING, OVER, stats=STATS, result=OUTCOME))
+    done = call(JOB, "--web")
+    untimed = [re.sub(r"^\d\d:\d\d:\d\d ", "", one.stdout, flags=re.MULTILINE) for one in (plain, done)]
+    assert done.exit_code == 0 and untimed[0] == untimed[1]
+    link, hint, opened = done.stderr.splitlines()
+    assert link == f"page: {visitors[0].live.link}" and hint.endswith("THIS_MACHINE")
+    assert opened == "page: the page was opened; its link is used up"
+    assert "asking the server" in pages[0] and "hospital-2" in pages[1]
+    with pytest.raises(ConnectionRefusedError):
+        visitors[0].ask("/")
+
+
+def test_a_port_needs_a_page_and_an_address_cannot_be_asked_for(connect: Connect) -> None:
+    connect(Session(OVER, result=OUTCOME))
+    assert "expected --web with it" in flat(call(JOB, "--port", "8765").output)
+    for wrong in (["--port", "80"], ["--address", "0.0.0.0"], ["--host", "0.0.0.0"]):  # noqa: S104
+        assert call(JOB, "--web", *wrong).exit_code == 2
 
 
 def test_a_silo_that_nothing_is_heard_of_is_told_with_the_time(connect: Connect) -> None:

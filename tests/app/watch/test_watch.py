@@ -22,6 +22,7 @@ from tightframe.results.dropouts import Lost
 from tightframe.results.outcome import Outcome
 from tightframe.results.status import Status
 from tightframe_app.watch import commands
+from tightframe_app.watch import view as words
 from tightframe_app.watch.silos import SILENCE, Silences
 from tightframe_app.watch.status import (
     LostError,
@@ -110,7 +111,7 @@ def test_privacy_is_told_as_the_run_itself_tells_it() -> None:
     wanted = r"\d silos? up to epsilon \d|hospital-1 shows \S+\d|\d silo told nothing|delta \S+\d"
     parts = re.findall(wanted, str(SPENT))
     assert len(parts) == 5, SPENT
-    assert told is not None and all(part in commands._spent(told) for part in parts)
+    assert told is not None and all(part in words.spent_words(told) for part in parts)
 
 
 @pytest.mark.parametrize(
@@ -143,7 +144,7 @@ def test_every_state_has_words(engine: str, value: Status | None, expected: str)
 
 def test_rounds_that_are_done_count_by_phases_and_end_at_one() -> None:
     def done(value: Status) -> float:
-        return commands._done(status(value))
+        return words.done(status(value))
 
     assert done(RUN) == 0 == done(RUN.summing("statistics", 0, 0, 1)) == done(RUN.summing("train", 1, 0, 2))
     assert done(RUN.summing("train", 3, 1, 2)) == 2.5 / 4

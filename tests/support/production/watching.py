@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 from tightframe.flare.monitoring.consoles import COMMAND
 from tightframe_app import cli
-from tightframe_app.watch.commands import KINDS
+from tightframe_app.watch.view import KINDS
 
 
 def process_of(federation: Federation, name: str, job_id: str) -> psutil.Process:

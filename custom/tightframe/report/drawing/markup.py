@@ -76,8 +76,7 @@ def table(head: Sequence[Part], rows: Iterable[Sequence[Part]], *, caption: str 
             tag("thead", tag("tr", *(tag("th", cell, scope="col") for cell in head))),
             tag("tbody", *body),
         ),
-        class_="scroll",
-        tabindex="0",
+        **_scrolling("table"),
     )
 
 
@@ -113,9 +112,17 @@ def without(why: str, word: str = "missing") -> Markup:
 
 def figure(picture: Markup, caption: str, *parts: Part) -> Markup:
     """Return a picture and what it shows."""
-    return tag(
-        "figure", tag("div", picture, class_="scroll", tabindex="0"), tag("figcaption", caption), *parts
-    )
+    return tag("figure", tag("div", picture, **_scrolling("picture")), tag("figcaption", caption), *parts)
+
+
+def _scrolling(what: str) -> dict[str, str]:
+    """Return what a part needs that is scrolled by touch, by keys, and told by a screen reader."""
+    return {
+        "class_": "scroll",
+        "tabindex": "0",
+        "role": "group",
+        "aria_label": f"{what}, scrolls where it is wide",
+    }
 
 
 def folded(summary: str, *parts: Part) -> Markup:

@@ -1,0 +1,1 @@
+"""Pages that a browser on this machine shows while a command runs."""

@@ -1,0 +1,296 @@
+"""A live page's server: this machine only, one browser, read-only.
+
+What it relies on, and what each test of it takes away:
+
+- It listens on loopback; there is no option for another address. From another machine: ``ssh -L``.
+- The link that is printed has a token, which opens the page once. The browser gets a cookie for it, which
+  scripts cannot read, which no other site's requests carry, and which belongs to a path that only this page
+  has: cookies do not know ports.
+- A request must name this address as its host, so that no other site's name can be made to point here (DNS
+  rebinding), and must not come from another origin's page.
+- Only GET is answered, by comparison with four fixed paths; no file is opened for any request.
+- A page runs one script, by its hash, loads nothing, and is shown in no other page's frame.
+
+Content is made by the command in its own time and handed over whole: no request makes anything be read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler
+from socketserver import ThreadingTCPServer
+from types import TracebackType
+from typing import Any, Self
+from urllib.parse import parse_qsl, urlsplit
+
+from tightframe.errors import TightframeError
+from tightframe.report.drawing import layout
+from tightframe.report.drawing.markup import Markup, tag
+from tightframe_app.live.script import EVERY, SCRIPT
+
+LOOPBACK = "127.0.0.1"
+COOKIE = "tightframe"
+SECRET_BYTES = 32
+MOST_CONNECTIONS = 16
+"""Connections at a time; a further one is closed."""
+PATIENCE = 10.0
+"""Seconds in which a browser must have sent its request."""
+LEAVE = 3 * EVERY
+"""Seconds for which the last content waits to be fetched by a browser that looks."""
+HEADERS = {
+    "Content-Security-Policy": f"{layout.policy(SCRIPT)}; frame-ancestors 'none'",
+    "X-Frame-Options": "DENY",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+"""Of every answer, whatever it is."""
+_OWN = (None, "none", "same-origin")
+"""Where a browser may say that a request comes from: typed, or this very page."""
+_USED = "This link was used before: it opens the page once. Start the command again for a new one."
+_LINK = "This page opens with the link that its command printed."
+_TYPED = "Another page led here. Copy the link that the command printed into the address bar."
+_PLACES = {"": "text/html", "state": "application/json"}
+"""Below the page's own path: what is there, and its type."""
+
+
+class LiveError(TightframeError):
+    """A live page cannot be served: TF-816."""
+
+    code = "TF-816"
+
+
+@dataclass(frozen=True)
+class Content:
+    """Content of a live page at one moment.
+
+    Attributes:
+        title: of the window.
+        said: one sentence, which screen readers say when it changes.
+        parts: of the page, each an element with an id.
+        over: whether nothing will change any more.
+    """
+
+    title: str
+    said: str
+    parts: Markup
+    over: bool = False
+
+
+class Live:
+    """A page that is served while the ``with`` block runs.
+
+    Args:
+        title: of the page.
+        kind: what kind of a page it is.
+        first: content at the start.
+        port: to listen on; 0 for one that is free.
+        say: told in one line when the link was used, and when somebody tried it again.
+
+    Raises:
+        LiveError: TF-816 if the port cannot be used.
+    """
+
+    def __init__(
+        self,
+        title: str,
+        kind: str,
+        first: Content,
+        *,
+        port: int = 0,
+        say: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        self._title, self._kind, self._say = title, kind, say
+        self._token, self._session = (secrets.token_urlsafe(SECRET_BYTES) for _ in range(2))
+        self._path = f"/{secrets.token_urlsafe(SECRET_BYTES)}/"
+        self._unused = True
+        self._lock = threading.Lock()
+        self._fetched = threading.Event()  # the content that is over, by a browser
+        self._looked = 0.0  # when a browser asked last
+        self.show(first)
+        try:
+            self._server = _Server(self, port)
+        except OSError as error:
+            raise LiveError(
+                f"Expected to serve the page on port {port} of this machine, but got: "
+                f"{error.strerror or error}. Choose another one with --port, or leave it out."
+            ) from None
+        self.port = int(self._server.server_address[1])
+        self.hosts = frozenset(f"{name}:{self.port}" for name in (LOOPBACK, "localhost"))
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.1,), daemon=True)
+
+    @property
+    def link(self) -> str:
+        """The link that opens the page once; never in a command line or a log, which others read."""
+        return f"http://{LOOPBACK}:{self.port}/?token={self._token}"
+
+    def __enter__(self) -> Self:
+        """Start to answer."""
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Wait shortly until a browser that looks has what came last, and stop."""
+        if kind is None and self._over and time.monotonic() - self._looked < LEAVE:
+            self._fetched.wait(LEAVE)
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def show(self, content: Content) -> None:
+        """Put other content on the page."""
+        state = {"title": content.title, "said": content.said, "content": content.parts, "over": content.over}
+        raw = json.dumps(state).encode()
+        page = layout.page(
+            self._title,
+            self._kind,
+            tag("p", content.said, id="said", role="status", aria_live="polite"),
+            tag("p", id="lost", role="alert", class_="said warn", hidden="hidden"),
+            tag("div", content.parts, id="content"),
+            tag("footer", tag("p", "Not renewed: without its script this page stays as it is.", id="when")),
+            script=SCRIPT,
+        )
+        bodies = {"": page.encode(), "state": raw}
+        self._shown = bodies, f'"{hashlib.sha256(raw).hexdigest()[:32]}"'
+        self._over = content.over
+
+    def answer(
+        self, target: str, cookies: str, known: str | None
+    ) -> tuple[HTTPStatus, dict[str, str], bytes]:
+        """Return status, headers and body for a GET of this machine.
+
+        Args:
+            target: path and query as the request has them; compared, never resolved.
+            cookies: of the request.
+            known: the version that the browser has.
+        """
+        path, query = _parted(target)
+        if path == "/" and (given := dict(query).get("token")) is not None:
+            return self._opened(given)
+        if not self._is_ours(cookies):
+            return _text(HTTPStatus.FORBIDDEN, _LINK)
+        place = path.removeprefix(self._path) if path.startswith(self._path) else None
+        if place not in _PLACES or query:
+            return _text(HTTPStatus.NOT_FOUND, "Nothing is here.")
+        bodies, version = self._shown
+        self._looked = time.monotonic()
+        if self._over:
+            self._fetched.set()
+        headers = {"Content-Type": f"{_PLACES[place]}; charset=utf-8", "ETag": version}
+        if place and known == version:
+            return HTTPStatus.NOT_MODIFIED, headers, b""
+        return HTTPStatus.OK, headers, bodies[place]
+
+    def _opened(self, given: str) -> tuple[HTTPStatus, dict[str, str], bytes]:
+        """Exchange the token for a cookie, once."""
+        if not _same(given, self._token):
+            return _text(HTTPStatus.FORBIDDEN, _LINK)
+        with self._lock:
+            first, self._unused = self._unused, False
+        if not first:
+            self._say("somebody tried the page's link again; it was refused")
+            return _text(HTTPStatus.FORBIDDEN, _USED)
+        self._say("the page was opened; its link is used up")
+        cookie = f"{COOKIE}={self._session}; Path={self._path}; HttpOnly; SameSite=Strict"
+        status, headers, body = _text(HTTPStatus.SEE_OTHER, "")
+        return status, {**headers, "Location": self._path, "Set-Cookie": cookie}, body
+
+    def _is_ours(self, cookies: str) -> bool:
+        pairs = (part.strip().partition("=") for part in cookies.split(";"))
+        return any([name == COOKIE and _same(value, self._session) for name, _, value in pairs])
+
+
+def _parted(target: str) -> tuple[str, list[tuple[str, str]]]:
+    """Return path and query; a target that is none of this server's forms has no path."""
+    try:
+        parts = urlsplit(target)
+        query = parse_qsl(parts.query, keep_blank_values=True, max_num_fields=4)
+    except ValueError:
+        return "", []
+    return ("" if parts.scheme or parts.netloc else parts.path), query
+
+
+def _same(given: str, secret: str) -> bool:
+    """Compare in a time that does not tell how much of it is right."""
+    return hmac.compare_digest(given.encode("utf-8", "surrogatepass"), secret.encode())
+
+
+def _text(status: HTTPStatus, text: str) -> tuple[HTTPStatus, dict[str, str], bytes]:
+    return status, {"Content-Type": "text/plain; charset=utf-8"}, f"{text}\n".encode()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """One request; everything that is decided here is about its form, not about the page."""
+
+    server: _Server
+    timeout = PATIENCE
+    server_version, sys_version = "tightframe", ""
+
+    def do_GET(self) -> None:
+        hosts = self.headers.get_all("Host") or []
+        if len(hosts) != 1 or hosts[0].lower() not in self.server.live.hosts:
+            return self._send(
+                *_text(HTTPStatus.FORBIDDEN, "Expected this machine's own address as the host.")
+            )
+        if self.headers.get("Sec-Fetch-Site") not in _OWN:
+            return self._send(*_text(HTTPStatus.FORBIDDEN, _TYPED))
+        cookies = "; ".join(self.headers.get_all("Cookie") or [])
+        return self._send(*self.server.live.answer(self.path, cookies, self.headers.get("If-None-Match")))
+
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """Answer what is no GET, or no HTTP, without repeating any of it."""
+        status = HTTPStatus.METHOD_NOT_ALLOWED if code == HTTPStatus.NOT_IMPLEMENTED else HTTPStatus(code)
+        status, headers, body = _text(status, "Expected a GET request.")
+        self._send(status, {**headers, "Allow": "GET"}, body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Write nothing: the first request's line has the token."""
+
+    def _send(self, status: HTTPStatus, headers: dict[str, str], body: bytes) -> None:
+        self.send_response(status)
+        for name, value in (HEADERS | headers).items():
+            self.send_header(name, value)
+        if status != HTTPStatus.NOT_MODIFIED:
+            self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+class _Server(ThreadingTCPServer):
+    """Listens on loopback, for a few connections at a time."""
+
+    daemon_threads = True
+    block_on_close = False
+    allow_reuse_address = True  # as soon as the last one has ended
+
+    def __init__(self, live: Live, port: int) -> None:
+        self.live = live
+        self._room = threading.BoundedSemaphore(MOST_CONNECTIONS)
+        super().__init__((LOOPBACK, port), _Handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if not self._room.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        super().process_request(request, client_address)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._room.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing of a browser that has gone."""
