@@ -74,6 +74,17 @@ class SiteConfigError(TightframeError):
     code = "TF-202"
 
 
+class JoinError(TightframeError):
+    """Joining or leaving a federation is refused.
+
+    TF-751 not a file to join with, TF-752 the engine's provisioning refused, TF-753 another root, TF-754 no
+    request here that the answer belongs to, TF-755 asked for already, TF-756 the site runs, TF-757 the kit is
+    not ready.
+    """
+
+    code = "TF-751"
+
+
 class PolicyError(TightframeError):
     """A job asks for less than a site's policy requires (TF-614); every rule is listed."""
 

@@ -70,12 +70,49 @@ def init(
     _say("The keeper of the federation's root key, once, on a separate machine:")
     _say(f"  nvflare cert init --profile {profile} -o ca")
     _say("Each participant, on the machine that will use its key (send it the request file):")
-    _say("  nvflare cert request -p NAME.yml --out NAME")
-    _say("The keeper of the root key, for each request, once confirmed by telephone:")
-    _say(f"  nvflare cert approve NAME.request.zip -c ca --profile {profile} --out NAME.signed.zip")
+    _say("  tightframe site join NAME.yml")
+    _say("The keeper of the root key, who calls each of them:")
+    _say(f"  tightframe federation certify *.request.zip -c ca --profile {profile}")
     _say("Each participant, with the root's fingerprint given by telephone:")
-    _say("  nvflare package NAME.signed.zip --request-dir NAME --fingerprint SHA256:... -w kits")
-    _say("The server and each hospital, last:  tightframe federation add-site NAME --kit KIT")
+    _say("  tightframe site join NAME.signed.zip")
+    _say("The server and each hospital, last:  tightframe site start KIT")
+
+
+@app.command("certify")
+def certify(
+    request: Annotated[list[Path], typer.Argument(exists=True, dir_okay=False, help="NAME.request.zip ...")],
+    ca: Annotated[Path, typer.Option("--ca", "-c", exists=True, help="Folder with the root's key.")],
+    profile: Annotated[Path, typer.Option(exists=True, dir_okay=False, help="The federation's project.yml.")],
+    request_id: Annotated[
+        list[str] | None,
+        typer.Option(help="An id that its sender has read out; repeat it. Else each is asked for."),
+    ] = None,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for NAME.signed.zip.")] = Path("."),
+) -> None:
+    """Certify requests as the keeper of the root key, each after a call to who has sent it.
+
+    Shows name, kind or role, and organisation of each, and certifies it if its id is the one that was read
+    out. Exit code 1: not all were certified.
+    """
+    from tightframe_app.federation import certifying
+
+    def confirmed(one: certifying.Request) -> bool:
+        _say(f"{one.described()}: request id {one.number}")
+        if request_id is not None:
+            return one.number in request_id
+        try:
+            return typer.confirm("Did they read this id to you by telephone?", default=False)
+        except typer.Abort:
+            return False
+
+    requests = [certifying.Request.read(path) for path in request]
+    made, left = certifying.certify(requests, ca, profile, output, confirmed)
+    for one, answer in made:
+        _say(f"certified: {one.name}; return {answer}")
+    for one in left:
+        _say(f"not certified: {one.name}, whose id nobody has confirmed")
+    if left:
+        raise typer.Exit(1)
 
 
 @app.command("add-site")
@@ -162,7 +199,7 @@ def add_site(
         }
         if not engine_only:
             more = {"dataset_id": dataset_id, "engine_account": engine_account}
-            files[CONFIG] = _configuration(policy, state, _records(data or []), more, device)
+            files[CONFIG] = kits.site_configuration(policy, state, records(data or []), more, device)
     if not engine_only:
         kits.own_folder(state)
     written, there = opened.add(files, force=force)
@@ -262,9 +299,9 @@ def _participant(option: str, text: str, kind: Any, role: Any = None) -> Any:
         raise typer.BadParameter(str(error), param_hint=option) from None
 
 
-def _records(given: list[str]) -> dict[str, Any]:
+def records(given: list[str]) -> dict[str, Any]:
     """Return data set -> location of its records."""
-    records: dict[str, Any] = {}
+    found: dict[str, Any] = {}
     for text in given:
         name, separator, value = text.partition("=")
         try:
@@ -273,27 +310,8 @@ def _records(given: list[str]) -> dict[str, Any]:
             values = None
         if not separator or not isinstance(values, dict):
             raise typer.BadParameter(f"expected DATASET={{JSON object}}, got {text!r}", param_hint="--data")
-        records[name.strip()] = values
-    return records
-
-
-def _configuration(
-    policy: str, state: Path, data: dict[str, Any], more: dict[str, str | None], device: str
-) -> dict[str, Any]:
-    """Return a site's ``tightframe.json``, with every rule of the policy written out.
-
-    Raises:
-        SiteConfigError: TF-202, listing all problems.
-    """
-    from tightframe.config.profiles import PROFILES as RULES
-    from tightframe.config.site import parse_single
-
-    rules = json.loads(json.dumps(RULES[policy]))  # type: ignore[index]
-    values: dict[str, Any] = {"state_dir": str(state), "data": data}
-    values |= {name: value for name, value in more.items() if value is not None}
-    values |= {"device": device, "policy": {"profile": policy, **rules}}
-    parse_single(values, CONFIG)
-    return values
+        found[name.strip()] = values
+    return found
 
 
 def _pin(where: str, text: str, own_name: str, own: str) -> tuple[str, str]:

@@ -51,6 +51,7 @@ AUTHORIZATION: Mapping[str, Any] = {
         "member": {**dict.fromkeys(_ALL_JOBS, "none"), "view": "any", "operate": "none", **_NOBODY},
     },
 }
+CONFIG_FILE = "tightframe.json"
 LAUNCHER = "tightframe.flare.accounts.launcher.TrainingLauncher"
 _GUARD = {"path": "tightframe.flare.guard.EgressGuard", "args": {}}
 PRIVACY: Mapping[str, Any] = {
@@ -166,6 +167,25 @@ def server_resources(storage: Path) -> dict[str, Any]:
             {"id": "job_ending", "path": "tightframe.flare.job_ending.JobEnding", "args": {}},
         ],
     }
+
+
+def site_configuration(
+    policy: str, state: Path, data: dict[str, Any], more: Mapping[str, str | None], device: str
+) -> dict[str, Any]:
+    """Return a site's ``tightframe.json``, with every rule of the policy written out.
+
+    Raises:
+        SiteConfigError: TF-202, listing all problems.
+    """
+    from tightframe.config.profiles import PROFILES as RULES
+    from tightframe.config.site import parse_single
+
+    rules = json.loads(json.dumps(RULES[policy]))  # type: ignore[index]
+    values: dict[str, Any] = {"state_dir": str(state), "data": data}
+    values |= {name: value for name, value in more.items() if value is not None}
+    values |= {"device": device, "policy": {"profile": policy, **rules}}
+    parse_single(values, CONFIG_FILE)
+    return values
 
 
 @dataclass(frozen=True)

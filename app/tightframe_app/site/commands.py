@@ -12,16 +12,20 @@ from rich.text import Text
 
 from tightframe_app.federation.commands import TRAINING_SOCKET
 from tightframe_app.screens import console, lines
-from tightframe_app.site import releases
+from tightframe_app.site import membership, releases
 
 if TYPE_CHECKING:
     from tightframe_app.site.findings import Finding
 
 app = typer.Typer(
-    help="Check, stop and serve a hospital's own site, and decide on its sums.", no_args_is_help=True
+    help="Join, check, start, stop, serve, leave: a hospital's own site, and decisions on its sums.",
+    no_args_is_help=True,
 )
 app.add_typer(releases.cohort, name="cohort")
 app.add_typer(releases.release, name="release")
+app.command("join")(membership.join)
+app.command("start")(membership.start)
+app.command("leave")(membership.leave)
 out = lines()
 
 CUT_OFF = """\

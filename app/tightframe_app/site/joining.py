@@ -1,0 +1,368 @@
+"""``tightframe site join``: from the lead's request file to a key and a request, from the answer to a kit.
+
+A first call makes the key, and notes beside it what this machine has decided (``join.json``). A second one
+takes the keeper's answer: the root that is in it must have the fingerprint that the keeper has told.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from tightframe.errors import JoinError
+from tightframe.files import write_json
+from tightframe.options import StrictModel
+from tightframe_app.federation import kits
+from tightframe_app.federation.provisioner import ROOT, SIGNED, described, is_a, provisioner, zipped
+
+NOTES = "join.json"
+"""File beside the key: the settings that were given with the request, for the kit that comes later."""
+KITS, STATE = "kits", "state"
+"""Folders beside the request's own."""
+_FINGERPRINT = re.compile(r"(?:sha-?256)?\s*(?:fingerprint)?\s*[:=]?\s*([0-9a-f]{64})", re.IGNORECASE)
+_KINDS = {"client": "site", "server": "server", "admin": "user"}
+
+
+class Settings(StrictModel):
+    """This machine's own decisions; None where nothing was said yet.
+
+    Attributes:
+        data: data set name -> location of its records; empty if that is decided later.
+        dataset_id: the site's own name for its records.
+        policy: profile to start from.
+        state_dir: absolute path of the folder for lasting state.
+        device: where it trains.
+        gpus: GPUs that jobs may use.
+        gpu_memory: GiB on each.
+    """
+
+    data: dict[str, Any] | None = None
+    dataset_id: str | None = None
+    policy: str | None = None
+    state_dir: str | None = None
+    device: str | None = None
+    gpus: int | None = None
+    gpu_memory: int | None = None
+
+    def updated(self, later: Settings) -> Settings:
+        """Return these settings with all that was said later."""
+        return self.model_copy(update=later.model_dump(exclude_none=True))
+
+    @property
+    def said(self) -> bool:
+        """Whether anything was said."""
+        return bool(self.model_dump(exclude_none=True))
+
+
+@dataclass(frozen=True)
+class Participant:
+    """Who a request file is for, or an answer.
+
+    Attributes:
+        project: the federation's name.
+        name: the participant's.
+        org: its organisation.
+        kind: ``site``, ``server`` or ``user``.
+        role: of a person.
+    """
+
+    project: str
+    name: str
+    org: str
+    kind: str
+    role: str | None = None
+
+    def described(self) -> str:
+        """Return a description to print."""
+        return f"{self.name} ({is_a(self.kind, self.role)}, {self.org}) of {self.project}"
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request that was made.
+
+    Attributes:
+        folder: with the key.
+        zipped: what to send.
+        number: the request's id, for the telephone.
+    """
+
+    folder: Path
+    zipped: Path
+    number: str
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A keeper's answer to a request.
+
+    Attributes:
+        path: the zip.
+        participant: whom it certifies.
+        number: id of the request.
+        version: of the federation's root, a part of the kit's path.
+        root: fingerprint of the root in it, 64 hexadecimal digits.
+    """
+
+    path: Path
+    participant: Participant
+    number: str
+    version: str
+    root: str
+
+    @classmethod
+    def read(cls, path: Path) -> Answer:
+        """Read an answer; nothing of it is believed before ``check_root``.
+
+        Raises:
+            JoinError: TF-751, if it is none.
+        """
+        from cryptography import x509
+        from cryptography.hazmat.primitives import hashes
+
+        values, root = described(path, SIGNED), zipped(path, ROOT)
+        if values is None or root is None:
+            raise JoinError(_no_answer(path))
+        try:
+            (certificate,) = x509.load_pem_x509_certificates(root[0])
+        except ValueError:
+            raise JoinError(_no_answer(path)) from None
+        info = values.get("ca_info")
+        version = info.get("provision_version") if isinstance(info, dict) else None
+        if not isinstance(version, str) or not re.fullmatch(r"[0-9]{2,8}", version):
+            raise JoinError(_no_answer(path))
+        who = Participant(
+            values["project"], values["name"], values["org"], values["kind"], values.get("cert_role")
+        )
+        fingerprint = certificate.fingerprint(hashes.SHA256()).hex()
+        return cls(path.resolve(), who, values["request_id"], version, fingerprint)
+
+    def check_root(self, told: str) -> None:
+        """Refuse another root than the one whose fingerprint the keeper has told.
+
+        Raises:
+            JoinError: TF-753.
+        """
+        match = _FINGERPRINT.fullmatch(re.sub(r"(?<=[0-9a-fA-F])[:\s](?=[0-9a-fA-F])", "", told.strip()))
+        if match is None:
+            raise JoinError(
+                f"Expected the root's fingerprint, 64 digits 0-9A-F, got {told!r}. Nothing was made. Ask the "
+                "keeper of the root key by telephone.",
+                code="TF-753",
+            )
+        if match.group(1).lower() != self.root:
+            raise JoinError(
+                f"Expected {self.path.name} to hold the root with the fingerprint {told.strip()}, but it "
+                "holds another. Nothing was made. Compare what you heard; if it is right, somebody has put another "
+                "root in between: call the keeper of the root key.",
+                code="TF-753",
+            )
+
+
+def _no_answer(path: Path) -> str:
+    if zipped(path, "request.json") is not None:
+        return (
+            f"Expected the keeper's answer, but {path} is the request itself: send it to the keeper of the "
+            "root key, and give NAME.signed.zip, which comes back."
+        )
+    return (
+        f"Expected the lead's request file (NAME.yml) or the keeper's answer (NAME.signed.zip), but {path} "
+        "is neither."
+    )
+
+
+def is_answer(path: Path) -> bool:
+    """Return whether a file is a zip, as the keeper's answer is."""
+    return zipfile.is_zipfile(path)
+
+
+def read_request(path: Path) -> Participant:
+    """Read the lead's request file.
+
+    Raises:
+        JoinError: TF-751, if it is none.
+    """
+    import yaml  # type: ignore[import-untyped]
+
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        (one,) = values["participants"]
+        texts = [values["name"], one["name"], one["org"], one["type"]]
+        if not all(isinstance(text, str) and text for text in texts) or one["type"] not in _KINDS:
+            raise ValueError
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._%+@-]*", one["name"]):
+            raise ValueError
+    except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError):
+        raise JoinError(_no_answer(path)) from None
+    role = one.get("role")
+    project, name, org, kind = texts
+    return Participant(project, name, org, _KINDS[kind], None if role is None else str(role))
+
+
+def request_folder(who: Participant, output: Path | None) -> Path:
+    """Return the folder for a request, which must be free.
+
+    Raises:
+        JoinError: TF-755, if there is a request already.
+    """
+    folder = (output or Path(who.name)).resolve()
+    if any((folder / file).exists() for file in (f"{who.name}.key", f"{who.name}.request.zip")):
+        raise JoinError(
+            f"Expected no key yet, but {folder} has one of {who.name}; nothing was changed. Send its "
+            f"{who.name}.request.zip, and join with the {who.name}.signed.zip that comes back. For a new key "
+            "name another folder with --output.",
+            code="TF-755",
+        )
+    return folder
+
+
+def ask(request: Path, who: Participant, folder: Path, settings: Settings) -> Asked:
+    """Make a key and a request for its certificate, and note the settings beside them.
+
+    Raises:
+        JoinError: TF-752, if the engine refused.
+        SiteConfigError: TF-202, if the settings are wrong; nothing was made then.
+    """
+    if who.kind == "site":
+        configuration(who, folder, settings)
+    values = provisioner("cert", "request", "-p", request.resolve(), "--out", folder)
+    if values.get("name") != who.name:
+        raise JoinError(
+            f"Expected a request of {who.name}, but the engine made one of {values.get('name')!r} in "
+            f"{folder}.",
+            code="TF-752",
+        )
+    write_json(folder / NOTES, settings.model_dump(exclude_none=True), mode=0o600)
+    return Asked(folder, Path(str(values["request_zip"])), str(values["request_id"]))
+
+
+def find_request(answer: Answer, given: Path | None) -> Path:
+    """Find the folder with the key that an answer belongs to.
+
+    Args:
+        answer: of the keeper.
+        given: the folder, if it is none of the usual ones: beside the answer, or in the current folder.
+
+    Raises:
+        JoinError: TF-754, if there is none.
+    """
+    name = answer.participant.name
+    usual = [answer.path.parent / name, Path(name), answer.path.parent]
+    for folder in [given] if given is not None else usual:
+        try:
+            values = json.loads((folder / "request.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            continue
+        matches = isinstance(values, dict) and values.get("request_id") == answer.number
+        if matches and (folder / f"{name}.key").is_file():
+            return folder.resolve()
+    looked = ", ".join(str(folder) for folder in ([given] if given is not None else usual))
+    raise JoinError(
+        f"Expected the folder of request {answer.number}, with the key {name}.key, in one of: {looked}. It "
+        "is none of them. Join on the machine that has asked, in the same folder, or name it with --output.",
+        code="TF-754",
+    )
+
+
+def noted(folder: Path) -> Settings:
+    """Return the settings that were noted with a request; none if the engine's own command made it.
+
+    Raises:
+        JoinError: TF-754, if they cannot be read.
+    """
+    path = folder / NOTES
+    if not path.is_file():
+        return Settings()
+    try:
+        return Settings.model_validate_json(path.read_bytes())
+    except (OSError, ValidationError) as error:
+        raise JoinError(
+            f"Expected this site's settings in {path}, but they cannot be read: {error}. Remove the file, "
+            "and give them as options.",
+            code="TF-754",
+        ) from None
+
+
+def package(answer: Answer, folder: Path, told: str) -> Path:
+    """Make the startup kit, or find the one that an interrupted call has made; return its folder.
+
+    Args:
+        answer: of the keeper.
+        folder: of the request.
+        told: the root's fingerprint, by telephone.
+
+    Raises:
+        JoinError: TF-752 if the engine refused, TF-753 for another root, TF-755 if there is another kit.
+    """
+    answer.check_root(told)
+    who, workspace = answer.participant, folder.parent / KITS
+    kit = workspace / who.project / f"prod_{answer.version}" / who.name
+    if kit.exists():
+        certificate = zipped(answer.path, f"{who.name}.crt")
+        if certificate is None or not any(
+            path.read_bytes().strip() == certificate[0].strip() for path in (kit / "startup").glob("*.crt")
+        ):
+            raise JoinError(
+                f"Expected no other kit of {who.name}, but there is one in {kit}. Nothing was changed. Leave "
+                "with it first (tightframe site leave), or ask and join in another folder.",
+                code="TF-755",
+            )
+        return kit
+    fingerprint = "SHA256:" + ":".join(re.findall("..", answer.root.upper()))
+    words: list[str | Path] = ["--request-dir", folder, "--fingerprint", fingerprint, "-w", workspace]
+    made = Path(str(provisioner("package", answer.path, *words)["output_dir"]))
+    if made.resolve() != kit.resolve():
+        raise JoinError(f"Expected the engine to make {kit}, but it made {made}.", code="TF-752")
+    return kit
+
+
+def configuration(who: Participant, folder: Path, settings: Settings) -> dict[str, Any]:
+    """Return a hospital's ``tightframe.json``.
+
+    Raises:
+        SiteConfigError: TF-202, listing all problems.
+    """
+    data = settings.data or {}
+    # A name of its own outlives a change of the folder; with several data sets each has its derived one.
+    own = settings.dataset_id or (next(iter(data)) if len(data) == 1 else None)
+    return kits.site_configuration(
+        settings.policy or "standard",
+        state_folder(who, folder, settings),
+        data,
+        {"dataset_id": own},
+        settings.device or "auto",
+    )
+
+
+def state_folder(who: Participant, folder: Path, settings: Settings) -> Path:
+    """Return the folder for lasting state: as set, else ``state/NAME`` beside the request's folder."""
+    return Path(settings.state_dir) if settings.state_dir else folder.parent / STATE / who.name
+
+
+def configure(kit: kits.Kit, who: Participant, folder: Path, settings: Settings) -> None:
+    """Fill the ``local/`` of a kit, and make the folder for lasting state.
+
+    Raises:
+        FileExistsError: if there are other files already; nothing was written.
+        SiteConfigError: TF-202, listing all problems.
+    """
+    state = state_folder(who, folder, settings)
+    if kit.kind == "server":
+        files = {"resources.json": kits.server_resources(state), "authorization.json": kits.AUTHORIZATION}
+    else:
+        files = {
+            "resources.json": kits.site_resources(settings.gpus or 0, settings.gpu_memory or 0),
+            "privacy.json": kits.PRIVACY,
+            "authorization.json": kits.AUTHORIZATION,
+            kits.CONFIG_FILE: configuration(who, folder, settings),
+        }
+    if settings.state_dir is None:
+        state.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    kits.own_folder(state)
+    kit.add(files)
