@@ -159,8 +159,8 @@ class Answer:
         if match.group(1).lower() != self.root:
             raise JoinError(
                 f"Expected {self.path.name} to hold the root with the fingerprint {told.strip()}, but it "
-                "holds another. Nothing was made. Compare what you heard; if it is right, somebody has put another "
-                "root in between: call the keeper of the root key.",
+                "holds another. Nothing was made. Compare what you heard; if it is right, somebody has put "
+                "another root in between: call the keeper of the root key.",
                 code="TF-753",
             )
 

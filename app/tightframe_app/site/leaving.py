@@ -81,7 +81,7 @@ def departure(kit: Kit, request: Path | None) -> Departure:
     files += [kit.folder / name for name in ("transfer", "readme.txt", *stop.NOTES)]
     keys = [kit.startup / KEY]
     if asked is not None:
-        names = (f"{kit.name}.csr", f"{kit.name}.request.zip", "request.json", "site.yaml", NOTES)
+        names: tuple[str, ...] = (f"{kit.name}.csr", f"{kit.name}.request.zip", "request.json", "site.yaml", NOTES)
         # Packaging leaves what was in the answer.
         names += (f"{kit.name}.crt", "signed.json", "signed.json.sig", "rootCA.pem")
         files += [*_audit(asked), *(asked / name for name in names)]
@@ -124,8 +124,8 @@ def duties(going: Departure) -> list[str]:
         f"The other hospitals refuse such a job (TF-612) until each has accepted the cohort without {name}: "
         "the difference to earlier totals can be its own counts. They run `tightframe site cohort accept`.",
         f"The certificate is valid until {until}, and there are no revocation lists. So that nobody accepts "
-        f"its key any more, each hospital keeps an empty list of pins for it: `tightframe federation pins --kit "
-        f"KIT --add {name}=PIN` with the pin above, then the same with `--remove`.",
+        f"its key any more, each hospital keeps an empty list of pins for it: `tightframe federation pins "
+        f"--kit KIT --add {name}=PIN` with the pin above, then the same with `--remove`.",
         f"The keeper of the root key notes that {name} has left, and certifies no key of this name any more.",
         "The server needs nothing: it forgets a client that is silent for ten minutes.",
         "Models that its records have trained remain. To take records out of them is a withdrawal, which "
