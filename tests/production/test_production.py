@@ -38,7 +38,6 @@ from tests.support.production.federation import (
     START,
     STRANGER,
     Federation,
-    add_site,
     expire,
     greet,
     running,
@@ -89,7 +88,7 @@ def export(federation: Federation) -> Callable[..., Path]:
         if patience:
             values += [f"{name}_timeout={patience}" for name in ("site", "fetch")]
         more = f"--rounds {rounds} " + " ".join(f"--set {value}" for value in values)
-        federation.follow(federation.operations, "7. Lead", mine, only=slice(3, 4), more=more)
+        federation.follow(federation.operations, "7. Lead", mine, only=slice(1), more=more)
         return federation.folder / name
 
     return run
@@ -112,12 +111,12 @@ def done(federation: Federation, export: Callable[..., Path], daemon: Daemon) ->
     values["policy"]["allowed_submitters"] = [LEAD]  # whom the job's signature has to name
     config.write_text(json.dumps(values))
     export("job")
-    guide, heading = federation.operations, "7. Lead"
+    guide, heading = federation.operations, "In single"
     told = federation.follow(guide, heading, only=slice(3))
     assert "Registered clients: 3" in told
-    told = federation.follow(guide, heading, only=slice(4, 6))
+    told = federation.follow(guide, heading, only=slice(3, 5))
     (job_id,) = [line.split()[1] for line in told.splitlines() if line.startswith("job_id:")]
-    ended = federation.follow(guide, heading, {"JOB_ID": job_id}, only=slice(6, None))
+    ended = federation.follow(guide, heading, {"JOB_ID": job_id}, only=slice(5, None))
     assert "FINISHED:COMPLETED: over\nTRAINED, 2 of 2 rounds in" in ended, (
         ended + federation.said(SERVER)[-5000:]
     )
@@ -141,6 +140,18 @@ def test_a_job_trains_with_provisioned_identities_and_is_verified(federation: Fe
     assert "valid: " in told and "complete    NO" in told
     verify = ["tightframe", "transcript", "verify", str(done / "workspace" / "transcript.jsonl"), "--root"]
     assert "TF-616" in federation.run(*verify, str(federation.folder / "other" / "rootCA.pem"), code=1)
+
+
+def test_one_command_signs_submits_waits_fetches_and_verifies(federation: Federation, done: Path) -> None:
+    told = federation.follow(federation.operations, "7. Lead", only=slice(1, None))
+    (job_id,) = [line.split()[1] for line in told.splitlines() if line.startswith("job_id:")]
+    assert told.index(f"signed by {LEAD}") < told.index(job_id) < told.index("TRAINED, 2 of 2 rounds in")
+    place = federation.folder / "results" / job_id / "workspace"
+    assert f"results: {place}" in told and told.index("valid: ") > told.index("results: ")
+    assert "identities  provisioned" in told and json.loads((place / "outcome.json").read_text())["trained"]
+    submit = ["tightframe", "jobs", "submit", "job", "--kit", str(federation.kit(MEMBER))]
+    told = federation.run(*submit, code=2)
+    assert f"TF-615: Expected the role in the certificate of {MEMBER} to be" in told
 
 
 def test_boards_were_told_and_the_events_came_along(done: Path, daemon: Daemon) -> None:
@@ -401,7 +412,6 @@ def test_a_hospital_joins_later_and_an_unpinned_newcomer_is_refused(
     peers = {rf"{name}=[0-9a-f]{{64}}": pin(federation, name) for name in ("hospital-2", "hospital-3")}
     told = federation.follow(federation.site_guide, "6. Exchange", peers)
     assert "kept: hospital-3, 1 pin" in told and "`pinned_only` is off" not in told
-    add_site(federation, NEWCOMER, 5)
     mine = {"hospital-1": NEWCOMER}
     assert "no problem was found" in federation.follow(federation.site_guide, "5. Look", mine)
     check = ["tightframe", "site", "check", "--production", "--no-records", "-c"]
@@ -412,7 +422,7 @@ def test_a_hospital_joins_later_and_an_unpinned_newcomer_is_refused(
     larger = (*SITES, NEWCOMER)
     for name in SITES:  # their counts were opened for three
         mine = {r"(?<=prod_00/)hospital-1|(?<=--site )hospital-1": name}
-        leak = federation.follow(federation.site_guide, "A hospital joins", mine, more="--yes")
+        leak = federation.follow(federation.site_guide, "A hospital joins", mine, only=slice(1), more="--yes")
         assert f"the counts of {NEWCOMER} together" in leak
     federation.wait_joined(NEWCOMER)
     job = federation.signed(export("larger", larger))
@@ -466,7 +476,7 @@ def test_nothing_of_a_hospital_can_be_reached_by_server_or_lead(
     reason = "to be pinned at this site"  # of the failed job, for the hospital's own log
     search.text("reason", reason)
     jobs = [path.name for path in first.glob("*-*") if path.is_dir()]
-    assert done.name in jobs and len(jobs) == 7
+    assert done.name in jobs and len(jobs) == 8
     with _lead(federation) as session:
         for job in jobs:
             told, refused = told_to_the_lead(session, job)
@@ -585,8 +595,7 @@ def test_a_renewed_key_has_a_pin_beside_the_old_one(federation: Federation, done
     guide, heading = federation.site_guide, "Renew"
     federation.follow(guide, heading, only=slice(1))
     shutil.copy(federation.folder / "hospital-1-2029" / "hospital-1.request.zip", federation.folder)
-    signed = {r"lead@example\.org": "hospital-1", r"\blead(?=\.signed)": "hospital-1-2029"}
-    federation.follow(federation.operations, "4. Keeper", signed)
+    federation.follow(federation.operations, "One at a time")
     new = federation.follow(guide, heading, only=slice(1, 4)).strip().splitlines()[-1].split("=")[1]
     assert new != old
     keys = {"NEW_PIN": new, "OLD_PIN": old}
@@ -600,6 +609,25 @@ def test_a_renewed_key_has_a_pin_beside_the_old_one(federation: Federation, done
     )
     check = ["tightframe", "site", "check", "--production", "--no-records", "-c"]
     assert "no problem was found" in federation.run(*check, str(kit / "local" / "tightframe.json"))
+
+
+def test_a_hospital_leaves(federation: Federation, done: Path) -> None:
+    """A running one is not taken apart; afterwards nothing starts it, and its ledger and key are there."""
+    mine, kit = {"hospital-1": NEWCOMER}, federation.kit(NEWCOMER)
+    leave = ["tightframe", "site", "leave", str(kit), "--yes"]
+    before = contents(kit / "startup", kit / "local")
+    assert "TF-756" in federation.run(*leave, code=2)
+    assert contents(kit / "startup", kit / "local") == before
+    federation.run("tightframe", "site", "stop", "--kit", str(kit), "--yes")
+    key, state = (kit / "startup" / "client.key").read_bytes(), contents(federation.state(NEWCOMER))
+    told = federation.follow(
+        federation.site_guide, "A hospital joins", mine, only=slice(1, None), more="--yes"
+    )
+    assert f"{NEWCOMER} has left on this machine" in told and "`tightframe site cohort accept`" in told
+    assert {path.name for path in (kit / "startup").iterdir()} == {"client.key", "client.crt", "rootCA.pem"}
+    assert (kit / "startup" / "client.key").read_bytes() == key
+    assert contents(federation.state(NEWCOMER)) == state and state
+    federation.run("tightframe", "site", "start", str(kit), code=2)
 
 
 def test_a_job_and_its_result_are_removed_from_the_server(federation: Federation, done: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tightframe.errors import JoinError
-from tightframe_app.federation.provisioner import REQUESTED, described, is_a, provisioner
+from tightframe_app.federation.provisioner import REQUESTED, SIGNED, described, is_a, provisioner
 from tightframe_app.screens import shown
 
 
@@ -68,11 +68,12 @@ def certify(
         confirmed: asked before each is certified.
 
     Returns:
-        Each certified request with the zip for its sender, and the requests that were not confirmed.
+        Each certified request with the zip for its sender, those included that were certified before, and
+        the requests that were not confirmed.
 
     Raises:
-        JoinError: TF-751, if two requests have one name; TF-752, if the engine refused, or certified
-            something else.
+        JoinError: TF-751, if two requests have one name; TF-755, if another was answered; TF-752, if the
+            engine refused, or certified something else.
     """
     names = [request.name for request in requests]
     if twice := sorted({name for name in names if names.count(name) > 1}):
@@ -82,11 +83,21 @@ def certify(
         )
     made, left = [], []
     output.mkdir(parents=True, exist_ok=True)
-    for request in requests:
+    answers = [output.resolve() / f"{request.name}.signed.zip" for request in requests]
+    for request, answer in zip(requests, answers, strict=True):
+        if answer.exists() and (described(answer, SIGNED) or {}).get("request_id") != request.number:
+            raise JoinError(
+                f"Expected no answer to another request of {request.name}, but there is {answer}. Nothing "
+                "was certified. Remove it, or name another folder with --output.",
+                code="TF-755",
+            )
+    for request, answer in zip(requests, answers, strict=True):
+        if answer.exists():
+            made.append((request, answer))
+            continue
         if not confirmed(request):
             left.append(request)
             continue
-        answer = output.resolve() / f"{request.name}.signed.zip"
         words: list[str | Path] = [
             request.path.resolve(),
             "-c",

@@ -1,4 +1,4 @@
-"""``tightframe jobs``: list, export, check and sign job folders."""
+"""``tightframe jobs``: list, export, check, sign and submit job folders."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tightframe.config.job import JobConfig
     from tightframe_app.jobs.recipes import Recipe
 
-app = typer.Typer(help="List, export, check and sign job folders.", no_args_is_help=True)
+app = typer.Typer(help="List, export, check, sign and submit job folders.", no_args_is_help=True)
 out = lines()
 err = lines(stderr=True)
 
@@ -417,32 +417,98 @@ def check(
     _report(problems, "tightframe jobs export NAME --set KEY=VALUE -o FOLDER")
 
 
+LeadKit = Annotated[
+    Path | None,
+    typer.Option(
+        help="Startup kit of the lead. By default the one set by `nvflare config use`, else the only "
+        "person's kit below kits/."
+    ),
+]
+Days = Annotated[int, typer.Option(help="Days in which sites may accept the job.")]
+
+
 @app.command()
 def sign(
     folder: Annotated[Path, typer.Argument(help="The job folder to sign; it must pass `jobs check`.")],
-    kit: Annotated[
-        Path | None,
-        typer.Option(
-            help="Startup kit of the lead. By default the one set by `nvflare config use`, else the only "
-            "person's kit below kits/."
-        ),
-    ] = None,
-    days: Annotated[int, typer.Option(help="Days in which sites may accept the job.")] = 14,
+    kit: LeadKit = None,
+    days: Days = 14,
 ) -> None:
     """Sign a job's files, values, sites and validity with the lead's key, as production sites require.
 
     A signature is valid for one submission; sign again before another one.
     """
-    from tightframe.flare.identity import person_identity
-    from tightframe_app.jobs import folders as job_folders
     from tightframe_app.watch import monitoring
 
-    folder_of_kit = monitoring.find_kit(kit)
-    startup = folder_of_kit if folder_of_kit.name == "startup" else folder_of_kit / "startup"
+    _sign(folder, monitoring.find_kit(kit), days)
+    out.print(f"submit it, once:  nvflare job submit -j {shlex.quote(str(folder))}")
+
+
+def _sign(folder: Path, kit: Path, days: int) -> Path:
+    """Sign a job; return the ``startup`` of the lead's kit."""
+    from tightframe.flare.identity import person_identity
+    from tightframe_app.jobs import folders as job_folders
+
+    startup = kit if kit.name == "startup" else kit / "startup"
     signer, _ = person_identity(startup)
     made = job_folders.sign(folder, signer, days=days)
     out.print(f"{folder}: signed by {made.signer} for {', '.join(made.sites)}, valid until {made.expires}")
-    out.print(f"submit it, once:  nvflare job submit -j {shlex.quote(str(folder))}")
+    return startup
+
+
+@app.command()
+def submit(
+    folder: Annotated[Path, typer.Argument(help="The job folder; it must pass `jobs check`.")],
+    kit: LeadKit = None,
+    days: Days = 14,
+    results: Annotated[
+        Path | None,
+        typer.Option(help="Folder for the results: wait until the job is over, fetch them, and verify."),
+    ] = None,
+) -> None:
+    """Sign a job and submit it; with --results also watch, fetch and verify it.
+
+    The job's id is printed as soon as the server has taken it: from then on Ctrl-C ends the watch, and the
+    job goes on. The transcript is verified against the root certificate in the lead's kit.
+
+    Exit code 0: submitted; with --results, trained and verified. 1: it stopped, failed or was aborted, or
+    its transcript is not valid. 2: not submitted, or the connection was lost. 3: over, but whether it
+    trained is not known here. 130: Ctrl-C.
+    """
+    from tightframe_app.transcripts import transcript_verify
+    from tightframe_app.watch import commands as watch
+    from tightframe_app.watch import monitoring
+    from tightframe_app.watch.status import LostError, WatchError
+
+    server = monitoring.Server(monitoring.find_kit(kit))
+    startup = _sign(folder, server.kit, days)
+    try:
+        try:
+            job_id = server.submit(folder)
+        except LostError as error:
+            raise WatchError(
+                f"Expected the federation's server to take the job, but: {error}. `nvflare job list` shows "
+                "whether it has; a job that has run is signed again before it is submitted again."
+            ) from None
+        out.print(f"job_id: {job_id}", soft_wrap=True)
+        if results is None:
+            out.print(f"watch it:  tightframe watch {job_id}", soft_wrap=True)
+            return
+        verdict = watch.until_over(server, job_id)
+        if verdict.code not in (watch.TRAINED, 1):
+            raise typer.Exit(verdict.code)
+        try:
+            place = server.download(job_id, results) / monitoring.RESULTS
+        except LostError as error:
+            raise WatchError(
+                f"Expected the server to send the results, but: {error}. The job is over. Fetch them by "
+                f"`nvflare job download {job_id} -o {shlex.quote(str(results))}`."
+            ) from None
+    finally:
+        server.close()
+    out.print(f"results: {place}", soft_wrap=True)
+    if verdict.code != watch.TRAINED:
+        raise typer.Exit(verdict.code)
+    transcript_verify(place / "transcript.jsonl", startup / "rootCA.pem")
 
 
 def _check_committed(root: Path) -> list[str]:

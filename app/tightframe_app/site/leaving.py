@@ -81,9 +81,9 @@ def departure(kit: Kit, request: Path | None) -> Departure:
     files += [kit.folder / name for name in ("transfer", "readme.txt", *stop.NOTES)]
     keys = [kit.startup / KEY]
     if asked is not None:
-        names: tuple[str, ...] = (f"{kit.name}.csr", f"{kit.name}.request.zip", "request.json", "site.yaml", NOTES)
+        names = [f"{kit.name}.csr", f"{kit.name}.request.zip", "request.json", "site.yaml", NOTES]
         # Packaging leaves what was in the answer.
-        names += (f"{kit.name}.crt", "signed.json", "signed.json.sig", "rootCA.pem")
+        names += [f"{kit.name}.crt", "signed.json", "signed.json.sig", "rootCA.pem"]
         files += [*_audit(asked), *(asked / name for name in names)]
         keys.append(asked / f"{kit.name}.key")
     issuer = certificate.issuer.get_attributes_for_oid(x509.NameOID.COMMON_NAME)

@@ -281,9 +281,31 @@ def watch(
     live.check_port(port, web=web)
     from tightframe_app.watch import monitoring
 
+    server = monitoring.Server(monitoring.find_kit(kit))
+    try:
+        verdict = until_over(server, job_id, every=every, patience=patience, web=web, port=port)
+    finally:
+        server.close()
+    raise typer.Exit(verdict.code)
+
+
+def until_over(
+    server: Watched,
+    job_id: str,
+    *,
+    every: float = 2.0,
+    patience: float = 600.0,
+    web: bool = False,
+    port: int | None = None,
+) -> Verdict:
+    """Show a job until it is over, and print how it ended.
+
+    Raises:
+        typer.Exit: with code 130 after Ctrl-C; the job goes on.
+        WatchError: if it cannot be watched, or not any more.
+    """
     width = None if sys.stdout.isatty() else UNBROKEN
     out = Console(file=sys.stdout, highlight=False, markup=False, emoji=False, width=width)
-    server = monitoring.Server(monitoring.find_kit(kit))
     try:
         with _page(job_id, port, out) if web else nullcontext(None) as page:
             with _shower(out) as show:
@@ -294,9 +316,7 @@ def watch(
     except KeyboardInterrupt:
         out.print(f"no longer watching; the job goes on. Again: tightframe watch {job_id}", soft_wrap=True)
         raise typer.Exit(INTERRUPTED) from None
-    finally:
-        server.close()
-    raise typer.Exit(verdict.code)
+    return verdict
 
 
 def _page(job_id: str, port: int | None, out: Console) -> AbstractContextManager[WatchPage]:

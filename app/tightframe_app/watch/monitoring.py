@@ -1,4 +1,4 @@
-"""A person's connection with a federation's server, by the FLARE API: what a watcher asks, and nothing else.
+"""A person's connection with a federation's server, by the FLARE API: submit a job, look at it, fetch it.
 
 The only module of this package that knows the engine.
 """
@@ -175,6 +175,27 @@ class Server:
                 )
             return read_outcome(results)
 
+    def submit(self, folder: Path) -> str:
+        """Submit a signed job folder; return the job's id.
+
+        Raises:
+            LostError: if the server did not answer; whether it has taken the job is not known then.
+            WatchError: TF-812, if it does not accept this person; TF-814, if this person may not submit.
+        """
+        with self._asking("the job", right="submit jobs") as session:
+            return str(session.submit_job(str(folder.resolve())))
+
+    def download(self, job_id: str, into: Path) -> Path:
+        """Fetch a job's result into a folder, and return its own folder there.
+
+        Raises:
+            LostError: if the server did not answer.
+            WatchError: TF-814, if this person may not fetch it.
+        """
+        into.mkdir(parents=True, exist_ok=True)
+        with self._asking(job_id, right="download this job") as session:
+            return Path(session.download_job_result(job_id, str(into.resolve())))
+
     def close(self) -> None:
         """Take leave of the server, if there is a connection."""
         session, self._session = self._session, None
@@ -183,7 +204,7 @@ class Server:
                 session.close()
 
     @contextlib.contextmanager
-    def _asking(self, job_id: str) -> Iterator[Any]:
+    def _asking(self, job_id: str, right: str = "look at jobs") -> Iterator[Any]:
         """Give a connected session; name what goes wrong with it, and give its connection up."""
         try:
             with _quiet():
@@ -198,7 +219,7 @@ class Server:
             ) from None
         except api_spec.AuthorizationError as error:
             raise WatchError(
-                f"Expected {self.user} to have the right to look at jobs, but the server says: "
+                f"Expected {self.user} to have the right to {right}, but the server says: "
                 f"{shown(str(error))}.",
                 code="TF-814",
             ) from None

@@ -19,7 +19,7 @@ import psutil
 from nvflare.fuel.flare_api.flare_api import new_secure_session
 from safetensors.numpy import load_file
 from tests.support.faults.network import Network
-from tests.support.production.federation import FAULTS, LEAD, SERVER, Federation, add_site, free_port
+from tests.support.production.federation import FAULTS, LEAD, SERVER, Federation, free_port
 
 from tightframe.flare.identity import person_identity
 from tightframe_app.jobs import folders, recipes
@@ -229,9 +229,7 @@ def set_up(folder: Path) -> Six:
     made.fingerprint = made.root_fingerprint("ca")
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(made.provision, (SERVER, *SITES, LEAD)))
-        made.follow(made.operations, "6. Server", only=slice(1), more=f"--state-dir {made.state(SERVER)}")
-        list(pool.map(lambda number: add_site(made, SITES[number], number), range(len(SITES))))
-    made.follow(made.operations, "7. Lead", only=slice(2))
+    made.follow(made.operations, "In single", only=slice(2))
     return made
 
 

@@ -23,7 +23,6 @@ from tests.support.production.federation import (
     SERVER,
     SITES,
     Federation,
-    add_site,
     free_port,
     make_records,
 )
@@ -146,22 +145,20 @@ def set_up(made: TwoAccounts) -> None:
     made.follow(made.operations, "2. Keeper")
     made.fingerprint = made.root_fingerprint("ca")
     with ThreadPoolExecutor(2) as pool:
-        list(pool.map(made.provision, (SERVER, *SITES, LEAD)))
-    made.follow(made.operations, "6. Server", only=slice(1), more=f"--state-dir {made.state(SERVER)}")
-    for number, name in enumerate(SITES, 1):
-        if name != SITE:
-            add_site(made, name, number)
+        list(pool.map(made.provision, (SERVER, LEAD, *(name for name in SITES if name != SITE))))
     make_records(made.records(SITE), 2)
+    shutil.copy(made.folder / "federation" / "requests" / f"{SITE}.yml", made.folder)
     made.follow_two(slice(0, 2))  # the accounts
-    made.follow_two(slice(2, 3))
-    shutil.copy(made.folder / SERVICE / f"{SITE}.request.zip", made.folder)
-    signed = {r"lead@example\.org": SITE, r"\blead(?=\.signed)": SERVICE}
-    made.follow(made.operations, "4. Keeper", signed)
-    made.follow_two(slice(3, 4))
-    made.follow_two(slice(4, 9))
+    made.follow_two(slice(2, 4))
+    for asked in (SITE, SERVICE):
+        shutil.copy(made.folder / asked / f"{SITE}.request.zip", made.folder)
+        signed = {r"hospital-1-2029": asked, r"hospital-1(?=\.request)": SITE}
+        made.follow(made.operations, "One at a time", signed)
+    made.follow_two(slice(4, 6))
+    made.follow_two(slice(6, 11))
     where = f"--socket {made.socket}"
-    made.follow_two(slice(9, 10), more=f"--device cpu {where}")
-    made.follow_two(slice(10, 11), more=where)
+    made.follow_two(slice(11, 12), more=f"--device cpu {where}")
+    made.follow_two(slice(12, 13), more=where)
 
 
 @contextmanager
