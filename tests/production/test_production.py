@@ -61,7 +61,10 @@ from tightframe.flare.doors import rules
 from tightframe.flare.doors.rules import Role, Sender, shown
 from tightframe.flare.identity import person_identity
 from tightframe.flare.monitoring.consoles import COMMAND, GROUP
+from tightframe_app.federation.kits import Kit
 from tightframe_app.jobs import folders
+from tightframe_app.site.page import Looker
+from tightframe_app.site.page import content as page_content
 
 HERE = "-c kits/consortium/prod_00/hospital-1/local/tightframe.json --site hospital-1"
 LOOPBACK = {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
@@ -152,6 +155,28 @@ def test_one_command_signs_submits_waits_fetches_and_verifies(federation: Federa
     submit = ["tightframe", "jobs", "submit", "job", "--kit", str(federation.kit(MEMBER))]
     told = federation.run(*submit, code=2)
     assert f"TF-615: Expected the role in the certificate of {MEMBER} to be" in told
+
+
+def test_the_hospitals_page_tells_what_left_and_changes_nothing(federation: Federation, done: Path) -> None:
+    """The number of sums by the server's transcript, whose signatures are checked elsewhere."""
+    kit, state = Kit.open(federation.kit("hospital-1")), federation.state("hospital-1")
+
+    def written() -> dict[str, str]:
+        files = contents(kit.startup, kit.local, state)
+        return {path: found for path, found in files.items() if not path.endswith(("-shm", "-wal"))}
+
+    before = written()
+    known = Looker(kit).look()
+    assert written() == before
+    lines = [json.loads(line) for line in (done / "workspace" / "transcript.jsonl").read_text().splitlines()]
+    opened = [line for line in lines if line["type"] == "opened"]
+    (mine,) = [one for one in known.released if one.job == done.name]
+    assert (mine.sums, mine.fewest, mine.groups) == (len(opened), 3, ("static", "update"))
+    assert known.policy is not None and known.policy.allowed_submitters == (LEAD,)
+    assert len(known.running) >= 2 and known.cohorts == {"hospital-1": SITES} | known.cohorts
+    page = str(page_content(known).parts)
+    assert done.name in page and str(federation.records("hospital-1")) not in page
+    assert "PRIVATE" not in page and known.findings and not known.problems
 
 
 def test_boards_were_told_and_the_events_came_along(done: Path, daemon: Daemon) -> None:

@@ -18,13 +18,14 @@ if TYPE_CHECKING:
     from tightframe_app.site.findings import Finding
 
 app = typer.Typer(
-    help="Join, check, start, stop, serve, leave: a hospital's own site, and decisions on its sums.",
+    help="Join, check, start, page, stop, serve, leave: a hospital's own site, and decisions on its sums.",
     no_args_is_help=True,
 )
 app.add_typer(releases.cohort, name="cohort")
 app.add_typer(releases.release, name="release")
 app.command("join")(membership.join)
 app.command("start")(membership.start)
+app.command("page")(membership.page)
 app.command("leave")(membership.leave)
 out = lines()
 

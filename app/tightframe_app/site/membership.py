@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tightframe_app.federation import commands as federations
+from tightframe_app.live import options as live
 from tightframe_app.screens import lines, print_list, shown
 
 if TYPE_CHECKING:
@@ -157,6 +159,35 @@ def start(kit: Kit) -> None:
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     sys.stdout.flush()
     os.execve(script, [script, "--once"], os.environ | {"PATH": path})  # noqa: S606 (the engine's own script)
+
+
+def page(kit: Kit, port: live.Port = None) -> None:
+    """Show what runs here, what left in which sums, what was spent and refused, as a page, until Ctrl-C.
+
+    The page is served on this machine only, by a link that opens once; it only looks, and renews itself. It
+    has the policy with every rule, too, and the findings of `tightframe site check`. Start it with the
+    account that trains: no other one may read the ledger.
+    """
+    from functools import partial
+
+    from rich.console import Console
+
+    from tightframe_app.live.server import Live
+    from tightframe_app.site import page as pages
+    from tightframe_app.site import stop
+
+    looker = pages.Looker(stop.site_kit(kit))
+    console = live.lines_of(Console(file=sys.stdout, highlight=False, markup=False, emoji=False))
+    known = looker.look()
+    first = pages.content(known)
+    try:
+        with Live(known.site, pages.KIND, first, port=port or 0, say=partial(live.tell, console)) as served:
+            live.announce(served, console)
+            while True:
+                time.sleep(pages.EVERY)
+                served.show(pages.content(looker.look()))
+    except KeyboardInterrupt:
+        _say("the page is closed; the site goes on as it was")
 
 
 def leave(

@@ -355,7 +355,8 @@ def test_three_hospitals_of_digits_accept_the_guides_job(here: Path, told: str) 
             f"kits/consortium/prod_00/{name}/local/tightframe.json",
             "--production",
         ]
-        assert "no problem was found" in run(*check, "--job", "job").output
+        told_all = run(*check, "--job", "job").output
+        assert "no problem was found" in told_all and f"{len(mine.labels('train'))} train" in told_all
         assert "problem" in run(*check, "--job", "images", code=1).output, (
             "of a data set that it does not have"
         )
