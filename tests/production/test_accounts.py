@@ -178,7 +178,7 @@ def test_the_engine_reads_no_key_that_signs_and_the_check_says_so(
 ) -> None:
     check = ["tightframe", "site", "check", "--production", "--no-records", "-c"]
     check += [str(federation.training_kit / "local" / "tightframe.json")]
-    told = " ".join(federation.follow_two(slice(11, 12), more="--no-records").split())
+    told = " ".join(federation.follow_two(slice(13, 14), more="--no-records").split())
     assert (
         f"{federation.engine} can read neither records, state folder nor key of {federation.training}" in told
     )

@@ -65,6 +65,7 @@ from tightframe_app.federation.kits import Kit
 from tightframe_app.jobs import folders
 from tightframe_app.site.page import Looker
 from tightframe_app.site.page import content as page_content
+from tightframe_app.site.stop import running as running_of
 
 HERE = "-c kits/consortium/prod_00/hospital-1/local/tightframe.json --site hospital-1"
 LOOPBACK = {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
@@ -169,7 +170,7 @@ def test_the_hospitals_page_tells_what_left_and_changes_nothing(federation: Fede
     known = Looker(kit).look()
     assert written() == before
     lines = [json.loads(line) for line in (done / "workspace" / "transcript.jsonl").read_text().splitlines()]
-    opened = [line for line in lines if line["type"] == "opened"]
+    opened = [line for line in lines if line["line"] == "sum" and line["groups"]]
     (mine,) = [one for one in known.released if one.job == done.name]
     assert (mine.sums, mine.fewest, mine.groups) == (len(opened), 3, ("static", "update"))
     assert known.policy is not None and known.policy.allowed_submitters == (LEAD,)
@@ -193,7 +194,7 @@ def test_boards_were_told_and_the_events_came_along(done: Path, daemon: Daemon) 
 def test_the_model_of_the_run_is_at_every_hospital(federation: Federation, done: Path) -> None:
     final = (done / "workspace" / "model.safetensors").read_bytes()
     for name in SITES:
-        (model,) = federation.kit(name).glob("*-*/model.safetensors")
+        model = federation.kit(name) / done.name / "model.safetensors"
         mine, theirs = load_file(model), load_file(done / "workspace" / "model.safetensors")
         assert mine.keys() == theirs.keys() and final
         assert all((mine[key] == theirs[key]).all() for key in mine)
@@ -639,6 +640,12 @@ def test_a_renewed_key_has_a_pin_beside_the_old_one(federation: Federation, done
 def test_a_hospital_leaves(federation: Federation, done: Path) -> None:
     """A running one is not taken apart; afterwards nothing starts it, and its ledger and key are there."""
     mine, kit = {"hospital-1": NEWCOMER}, federation.kit(NEWCOMER)
+    if federation.processes[NEWCOMER].poll() is not None:
+        federation.start(NEWCOMER)
+    until = time.monotonic() + 60
+    while not running_of(kit):
+        assert time.monotonic() < until, federation.said(NEWCOMER)
+        time.sleep(0.2)
     leave = ["tightframe", "site", "leave", str(kit), "--yes"]
     before = contents(kit / "startup", kit / "local")
     assert "TF-756" in federation.run(*leave, code=2)
@@ -648,6 +655,7 @@ def test_a_hospital_leaves(federation: Federation, done: Path) -> None:
     told = federation.follow(
         federation.site_guide, "A hospital joins", mine, only=slice(1, None), more="--yes"
     )
+    told = " ".join(told.split())
     assert f"{NEWCOMER} has left on this machine" in told and "`tightframe site cohort accept`" in told
     assert {path.name for path in (kit / "startup").iterdir()} == {"client.key", "client.crt", "rootCA.pem"}
     assert (kit / "startup" / "client.key").read_bytes() == key

@@ -267,7 +267,7 @@ def _top(known: Known, doing: str, wrong: Sequence[Finding]) -> Iterator[Part]:
 def _left(known: Known) -> Markup:
     rows: list[list[Part]] = [
         [
-            tag("code", one.job),
+            _short(one.job),
             _when(one.first),
             _when(one.last),
             str(one.sums),
@@ -313,7 +313,7 @@ def _spent(known: Known) -> Markup:
         )
         rows: list[list[Part]] = [
             [
-                tag("code", job.job_id),
+                _short(job.job_id),
                 job.name,
                 str(len(job.charges)),
                 str(job.retries),
@@ -332,14 +332,13 @@ def _spent(known: Known) -> Markup:
 
 def _refused(known: Known) -> Markup:
     rows: list[list[Part]] = [
-        [one.when, one.code, one.text, tag("code", one.job) if one.job else "the client"]
-        for one in known.refusals
+        [one.when, one.code, one.text, _short(one.job) if one.job else "the client"] for one in known.refusals
     ]
     parts: list[Part] = [
         tag("p", "From this kit's logs, the newest first; these texts never leave the site.")
     ]
     none = tag("p", "No refusal and no error with a code is in the logs.", class_="missing")
-    parts.append(table(["when", "code", "what", "where"], rows) if rows else none)
+    parts.append(table(["when", "code", "what", "where"], rows, wrapped=[2]) if rows else none)
     return section("What was refused", *parts)
 
 
@@ -362,8 +361,8 @@ def _rules(known: Known) -> Markup:
         tag("p", f"Profile {known.policy.profile}. A job that breaks a rule is refused here.")
     ]
     if own:
-        parts += [tag("h3", "Changed from the profile"), table(head, own)]
-    parts.append(folded(f"{plural(len(others), 'rule')} as in the profile", table(head, others)))
+        parts += [tag("h3", "Changed from the profile"), table(head, own, wrapped=[2])]
+    parts.append(folded(f"{plural(len(others), 'rule')} as in the profile", table(head, others, wrapped=[2])))
     return section("Policy", *parts)
 
 
@@ -372,7 +371,7 @@ def _checked(known: Known) -> Markup:
     return section(
         "Check",
         tag("p", "As by `tightframe site check --production --no-records`, every ten minutes."),
-        folded(plural(len(rows), "finding"), table(["what", "state", "finding"], rows)),
+        folded(plural(len(rows), "finding"), table(["what", "state", "finding"], rows, wrapped=[2])),
     )
 
 
@@ -386,6 +385,10 @@ def rule_words() -> dict[str, str]:
         said = " ".join(meaning.split()).replace("``", "")
         words |= dict.fromkeys(names.split(", "), said)
     return words
+
+
+def _short(job: str) -> Markup:
+    return tag("code", job[:8], title=job)
 
 
 def _value(value: object) -> str:

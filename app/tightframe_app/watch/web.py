@@ -178,7 +178,7 @@ def _silos(status: Status, silent: silos.Silent) -> Markup:
     return section(
         "Silos",
         tag("p", count),
-        table(["silo", "now", "note"], body) if body else tag("p", "None has joined yet."),
+        table(["silo", "now", "note"], body, wrapped=[2]) if body else tag("p", "None has joined yet."),
         *(tag("p", note) for note in status.notes),
     )
 

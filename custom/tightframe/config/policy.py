@@ -115,7 +115,8 @@ class Policy(StrictModel):
         signed_jobs: take part in production only in jobs with a lead's manifest (``config.job_manifest``).
         max_parameters: the most numbers in a model that is built here, checked before it is allocated.
         max_message_bytes: the largest term of a sum.
-        max_sites, max_rounds: of a job.
+        max_sites: the most silos in a job.
+        max_rounds: the most rounds of a job.
         max_epochs: of each training in a job: a round's, the baseline's, those of its method.
         max_batch_values: the most input values at a time: records of a batch times values of a record.
         tell_refusals: report to the lead which rule a job does not meet, with the asked and the required

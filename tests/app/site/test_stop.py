@@ -294,12 +294,14 @@ def test_the_service_starts_the_site_as_the_guide_does(tmp_path: Path) -> None:
     (command,) = [line for line in unit.splitlines() if line.startswith("ExecStart=")]
     home = "/home/tightframe/"
     assert "TimeoutStopSec=30" in unit.splitlines() and "after thirty seconds, and either way" in guide
-    assert f"\n{command.removeprefix('ExecStart=' + home)}\n```" in guide, "the command that is run in step 7"
+    run = command.removeprefix(f"ExecStart={home}.venv/bin/").replace(home, "")
+    assert f"\n{run}\n```" in guide, "the command that is run in step 7"
     if (analyze := shutil.which("systemd-analyze")) is None:
         return
     kit = tmp_path / "kits" / "consortium" / "prod_00" / "hospital-1" / "startup"
     kit.mkdir(parents=True)
-    (kit / "sub_start.sh").touch(mode=0o755)
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    (tmp_path / ".venv" / "bin" / "tightframe").touch(mode=0o755)
     path = tmp_path / "tightframe-site.service"
     mine = unit.replace(home, f"{tmp_path}/").replace("=tightframe\n", f"={psutil.Process().username()}\n")
     for text, wrong in ((mine, False), (mine.replace("RestartSec=", "RestartSecs="), True)):

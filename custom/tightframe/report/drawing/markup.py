@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 
 class Markup(str):
@@ -56,13 +56,31 @@ def join(parts: Iterable[Part], between: str = "") -> Markup:
     )
 
 
-def table(head: Sequence[Part], rows: Iterable[Sequence[Part]], *, caption: str | None = None) -> Markup:
-    """Return a table that scrolls by itself where it is too wide; a row's first cell is its header."""
+def table(
+    head: Sequence[Part],
+    rows: Iterable[Sequence[Part]],
+    *,
+    caption: str | None = None,
+    wrapped: Collection[int] = (),
+) -> Markup:
+    """Return a table that scrolls by itself where it is too wide; a row's first cell is its header.
+
+    Args:
+        head: of the columns.
+        rows: of cells.
+        caption: above it.
+        wrapped: columns of sentences, which are shown whole, on several lines.
+    """
     body = [
         tag(
             "tr",
             *(
-                tag("th" if i == 0 else "td", cell, scope="row" if i == 0 else None)
+                tag(
+                    "th" if i == 0 else "td",
+                    cell,
+                    scope="row" if i == 0 else None,
+                    class_="wrap" if i in wrapped else None,
+                )
                 for i, cell in enumerate(row)
             ),
         )
