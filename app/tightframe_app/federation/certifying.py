@@ -8,7 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from tightframe.errors import JoinError
-from tightframe_app.federation.provisioner import REQUESTED, SIGNED, described, is_a, provisioner
+from tightframe_app.federation.provisioner import (
+    REQUESTED,
+    certified_code,
+    described,
+    is_a,
+    key_code,
+    provisioner,
+    zipped,
+)
 from tightframe_app.screens import shown
 
 
@@ -19,10 +27,12 @@ class Request:
     Attributes:
         path: the zip.
         values: its ``request.json``.
+        code: of its key, which the participant reads to the keeper.
     """
 
     path: Path
     values: dict[str, Any]
+    code: str
 
     @classmethod
     def read(cls, path: Path) -> Request:
@@ -32,22 +42,19 @@ class Request:
             JoinError: TF-751, if it is none.
         """
         values = described(path, REQUESTED)
-        if values is None:
+        csr = None if values is None else zipped(path, f"{values['name']}.csr")
+        code = None if csr is None else key_code(csr[0])
+        if values is None or code is None:
             raise JoinError(
                 f"Expected a participant's request, NAME.request.zip, but {path} is none. "
                 "Nothing was certified."
             )
-        return cls(path, values)
+        return cls(path, values, code)
 
     @property
     def name(self) -> str:
         """The participant's name."""
         return str(self.values["name"])
-
-    @property
-    def number(self) -> str:
-        """Its id, which the participant reads to the keeper."""
-        return str(self.values["request_id"])
 
     def described(self) -> str:
         """Return what would be certified: name, kind or role, organisation."""
@@ -85,7 +92,7 @@ def certify(
     output.mkdir(parents=True, exist_ok=True)
     answers = [output.resolve() / f"{request.name}.signed.zip" for request in requests]
     for request, answer in zip(requests, answers, strict=True):
-        if answer.exists() and (described(answer, SIGNED) or {}).get("request_id") != request.number:
+        if answer.exists() and _certified(answer, request.name) != request.code:
             raise JoinError(
                 f"Expected no answer to another request of {request.name}, but there is {answer}. Nothing "
                 "was certified. Remove it, or name another folder with --output.",
@@ -109,7 +116,8 @@ def certify(
         ]
         values = provisioner("cert", "approve", *words)
         keys = ("request_id", "name", "org", "kind", "cert_role")
-        if any(values.get(key) != request.values.get(key) for key in keys):
+        same = all(values.get(key) == request.values.get(key) for key in keys)
+        if not same or _certified(answer, request.name) != request.code:
             answer.unlink()
             raise JoinError(
                 f"Expected to certify {request.described()}, but {request.path} was exchanged meanwhile. Its "
@@ -118,3 +126,9 @@ def certify(
             )
         made.append((request, answer))
     return made, left
+
+
+def _certified(answer: Path, name: str) -> str | None:
+    """Return the code of the key that an answer certifies."""
+    content = zipped(answer, f"{name}.crt")
+    return None if content is None else certified_code(content[0])

@@ -83,25 +83,28 @@ def certify(
     request: Annotated[list[Path], typer.Argument(exists=True, dir_okay=False, help="NAME.request.zip ...")],
     ca: Annotated[Path, typer.Option("--ca", "-c", exists=True, help="Folder with the root's key.")],
     profile: Annotated[Path, typer.Option(exists=True, dir_okay=False, help="The federation's project.yml.")],
-    request_id: Annotated[
+    key: Annotated[
         list[str] | None,
-        typer.Option(help="An id that its sender has read out; repeat it. Else each is asked for."),
+        typer.Option(
+            help="The code of a key that its sender has read out; repeat it. Else each is asked for."
+        ),
     ] = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder for NAME.signed.zip.")] = Path("."),
 ) -> None:
     """Certify requests as the keeper of the root key, each after a call to who has sent it.
 
-    Shows name, kind or role, and organisation of each, and certifies it if its id is the one that was read
-    out. Exit code 1: not all were certified.
+    Shows name, kind or role, organisation, and the code of the key of each, and certifies it if that code is
+    the one that was read out: everything else in a request can be copied by whoever carries it. Exit code 1:
+    not all were certified.
     """
     from tightframe_app.federation import certifying
 
     def confirmed(one: certifying.Request) -> bool:
-        _say(f"{one.described()}: request id {one.number}")
-        if request_id is not None:
-            return one.number in request_id
+        _say(f"{one.described()}: key {one.code}")
+        if key is not None:
+            return one.code.replace(" ", "") in [given.replace(" ", "").lower() for given in key]
         try:
-            return typer.confirm("Did they read this id to you by telephone?", default=False)
+            return typer.confirm("Did they read this code of their key to you by telephone?", default=False)
         except typer.Abort:
             return False
 
@@ -110,7 +113,7 @@ def certify(
     for one, answer in made:
         _say(f"certified: {one.name}; return {answer}")
     for one in left:
-        _say(f"not certified: {one.name}, whose id nobody has confirmed")
+        _say(f"not certified: {one.name}, whose key nobody has confirmed")
     if left:
         raise typer.Exit(1)
 

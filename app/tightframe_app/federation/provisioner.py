@@ -5,6 +5,7 @@ The engine's answers are read as JSON; its ``next_step``, which knows nothing of
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import subprocess
@@ -20,6 +21,7 @@ LARGEST = 2**20
 """Most bytes of a file in one of the zips that are read; each has a few thousand."""
 REQUESTED, SIGNED = "request.json", "signed.json"
 ROOT = "rootCA.pem"
+CODE_DIGITS = 32
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._%+@-]*")
 
 
@@ -61,6 +63,37 @@ def zipped(path: Path, *members: str) -> list[bytes] | None:
             return [packed.read(member) for member in members]
     except (OSError, KeyError, ValueError, RuntimeError, NotImplementedError, zipfile.BadZipFile):
         return None
+
+
+def key_code(csr: bytes) -> str | None:
+    """Return the code of the key that a request is for; None if it is no request signed by its key.
+
+    128 bits of the SHA-256 of the public key, the beginning of the pin, in groups of four digits. What the
+    request says of itself, its id too, can be copied with another key under it; this cannot.
+    """
+    from cryptography import x509
+
+    try:
+        asked = x509.load_pem_x509_csr(csr)
+        if not asked.is_signature_valid:
+            return None
+    except ValueError:
+        return None
+    return _code(asked.public_key())
+
+
+def certified_code(pem: bytes) -> str:
+    """Return the code of the key in a certificate."""
+    from cryptography import x509
+
+    return _code(x509.load_pem_x509_certificates(pem)[0].public_key())
+
+
+def _code(key: Any) -> str:
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+    digest = hashlib.sha256(key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo))
+    return " ".join(re.findall("....", digest.hexdigest()[:CODE_DIGITS]))
 
 
 def described(path: Path, member: str) -> dict[str, Any] | None:

@@ -19,7 +19,7 @@ from tightframe.errors import JoinError
 from tightframe.files import write_json
 from tightframe.options import StrictModel
 from tightframe_app.federation import kits
-from tightframe_app.federation.provisioner import ROOT, SIGNED, described, is_a, provisioner, zipped
+from tightframe_app.federation.provisioner import ROOT, SIGNED, described, is_a, key_code, provisioner, zipped
 
 NOTES = "join.json"
 """File beside the key: the settings that were given with the request, for the kit that comes later."""
@@ -90,12 +90,12 @@ class Asked:
     Attributes:
         folder: with the key.
         zipped: what to send.
-        number: the request's id, for the telephone.
+        code: of the key, for the telephone.
     """
 
     folder: Path
     zipped: Path
-    number: str
+    code: str
 
 
 @dataclass(frozen=True)
@@ -239,7 +239,12 @@ def ask(request: Path, who: Participant, folder: Path, settings: Settings) -> As
             code="TF-752",
         )
     write_json(folder / NOTES, settings.model_dump(exclude_none=True), mode=0o600)
-    return Asked(folder, Path(str(values["request_zip"])), str(values["request_id"]))
+    code = key_code((folder / f"{who.name}.csr").read_bytes())
+    if code is None:
+        raise JoinError(
+            f"Expected a request signed by its key in {folder}, but the engine made none.", code="TF-752"
+        )
+    return Asked(folder, Path(str(values["request_zip"])), code)
 
 
 def find_request(answer: Answer, given: Path | None) -> Path:

@@ -98,8 +98,8 @@ def _ask(request: Path, output: Path | None, said: Settings) -> None:
     asked = joining.ask(request, who, folder, said)
     _say(f"key         {folder / who.name}.key, which stays here")
     _say(f"send        {asked.zipped}  to the keeper of the root key")
-    _say(f"request id  {asked.number}")
-    _say("The keeper calls you back. Read the request id to them, and write down the root's fingerprint.")
+    _say(f"code        {asked.code}, of the key")
+    _say("The keeper calls you back. Read the code to them, and write down the root's fingerprint.")
     _say(f"With the answer:  tightframe site join {who.name}.signed.zip")
 
 

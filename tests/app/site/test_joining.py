@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -18,6 +19,7 @@ from typing import Any
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
 from tests.support import ROOT
 from tests.support.production.guides import ONE_MACHINE, Guide
 from typer.testing import CliRunner, Result
@@ -52,6 +54,13 @@ def engine(*words: str) -> None:
     subprocess.run([sys.executable, "-m", "nvflare.cli", *words], check=True, capture_output=True)
 
 
+def code_of(folder: Path) -> str:
+    """What the sender reads out, by ``cryptography`` alone and from the private key itself."""
+    key = load_pem_private_key((folder / f"{folder.name}.key").read_bytes(), None)
+    public = key.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    return hashlib.sha256(public).hexdigest()[:32]
+
+
 def everything(folder: Path) -> dict[str, bytes | None]:
     return {
         str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None
@@ -84,9 +93,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def certify(folder: Path, name: str = "hospital-1", *more: str) -> str:
-    number = json.loads((folder / name / "request.json").read_text())["request_id"]
     words = [f"{name}/{name}.request.zip", "-c", "ca", "--profile", "federation/project.yml"]
-    return run("federation", "certify", *words, "--request-id", number, *more).output
+    return run("federation", "certify", *words, "--key", code_of(folder / name), *more).output
 
 
 @pytest.fixture
@@ -168,8 +176,7 @@ def test_an_answer_of_another_root_is_found_by_its_fingerprint(here: Path, told:
     """A man in the middle has exchanged the root and re-signed everything, for the right key."""
     engine("cert", "init", "--profile", "federation/project.yml", "-o", "evil")
     words = ["hospital-1/hospital-1.request.zip", "-c", "evil", "--profile", "federation/project.yml"]
-    number = json.loads(Path("hospital-1/request.json").read_text())["request_id"]
-    run("federation", "certify", *words, "--request-id", number, "-o", "evil-answer")
+    run("federation", "certify", *words, "--key", code_of(Path("hospital-1")), "-o", "evil-answer")
     fails("TF-753", "site", "join", f"evil-answer/{ANSWER}", "-o", "hospital-1", "--fingerprint", told)
     assert not KIT.exists()
 
@@ -266,13 +273,34 @@ def test_only_what_was_read_out_is_certified(here: Path) -> None:
     Path(ANSWER).unlink()
     words = ["federation", "certify", "hospital-1/hospital-1.request.zip", "-c", "ca"]
     words += ["--profile", "federation/project.yml"]
-    for said, more in (("n\n", []), ("", []), (None, ["--request-id", "0" * 32])):
+    for said, more in (("n\n", []), ("", []), (None, ["--key", "0" * 32])):
         done = run(*words, *more, code=1, said=said)
         assert "not certified: hospital-1" in done.output and not Path(ANSWER).exists()
     shutil.copy("hospital-1/hospital-1.request.zip", "twice.request.zip")
     assert "several of hospital-1" in fails("TF-751", *words[:3], "twice.request.zip", *words[3:])
     fails("TF-751", *words[:2], "hospital-1.yml", *words[3:])
     assert "certified: hospital-1" in run(*words, said="y\n").output and Path(ANSWER).is_file()
+
+
+def test_a_request_that_was_exchanged_on_its_way_has_another_code(here: Path) -> None:
+    """Who carries the zip knows its id and puts it over a key of their own; the engine alone takes that."""
+    Path(ANSWER).unlink()
+    victim = json.loads(Path("hospital-1/request.json").read_text())
+    engine("cert", "request", "-p", "hospital-1.yml", "--out", "thief")
+    with zipfile.ZipFile("thief/hospital-1.request.zip") as packed:
+        whole = {name: packed.read(name) for name in packed.namelist()}
+    values = json.loads(whole["request.json"]) | {"request_id": victim["request_id"]}
+    with zipfile.ZipFile("exchanged.zip", "w") as packed:
+        for name, content in whole.items():
+            packed.writestr(name, json.dumps(values).encode() if name == "request.json" else content)
+    where = ["-c", "ca", "--profile", "federation/project.yml"]
+    engine("cert", "approve", "exchanged.zip", *where, "--out", "control.zip")  # by the id alone
+    done = run("federation", "certify", "exchanged.zip", *where, "--key", code_of(Path("hospital-1")), code=1)
+    assert "not certified: hospital-1" in done.output and not Path(ANSWER).exists()
+    with zipfile.ZipFile("unsigned.zip", "w") as packed:  # a request that its key has not signed
+        for name, content in whole.items():
+            packed.writestr(name, content[:-120] + content[-60:] if name.endswith(".csr") else content)
+    fails("TF-751", "federation", "certify", "unsigned.zip", *where)
 
 
 def test_a_kit_with_open_doors_is_not_started(here: Path, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -339,7 +367,7 @@ def test_three_hospitals_of_digits_accept_the_guides_job(here: Path, told: str) 
     for number, name in enumerate(NAMES):
         line = join.replace("hospital-1", name).replace('"silo": 0', f'"silo": {number}')
         run(*shlex.split(line)[1:])
-        numbers += ["--request-id", json.loads(Path(name, "request.json").read_text())["request_id"]]
+        numbers += ["--key", code_of(Path(name))]
     Path(ANSWER).unlink()
     zips = [str(path) for path in Path().glob("*/*.request.zip")]
     words = ["-c", "ca", "--profile", "federation/project.yml", *numbers]

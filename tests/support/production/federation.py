@@ -198,18 +198,20 @@ class Federation:
         """A key and a request by ``name``, a certificate by the root's keeper, a filled kit by ``name``."""
         if "@" in name or name == SERVER:
             mine = {r"lead@example\.org": name}
-            self.follow(self.operations, "3. Everybody", mine)
+            asked = self.follow(self.operations, "3. Everybody", mine)
         else:
             mine = self.mine(name)
             make_records(self.records(name), centre(name))
             shutil.copy(self.folder / "federation" / "requests" / f"{name}.yml", self.folder)
-            self.follow(self.site_guide, "2. Ask", mine, only=slice(1, None), more="--device cpu")
+            asked = self.follow(self.site_guide, "2. Ask", mine, only=slice(1, None), more="--device cpu")
         with CERTIFYING:
             for path in self.folder.glob("*.request.zip"):
                 path.unlink()
             shutil.copy(self.folder / name / f"{name}.request.zip", self.folder)  # sent
-            number = json.loads((self.folder / name / "request.json").read_text())["request_id"]
-            told = self.follow(self.operations, "4. Keeper", more=f"--request-id {number}")
+            (code,) = [
+                line.split(" ", 1)[1].strip() for line in asked.splitlines() if line.startswith("code ")
+            ]
+            told = self.follow(self.operations, "4. Keeper", more=f"--key '{code.split(',')[0]}'")
         kind = "server" if name == SERVER else name.split("@")[0] if "@" in name else "hospital"
         assert f"{name}, {kind}, of " in told and f"certified: {name}" in told, told
         with PACKAGING:
