@@ -172,6 +172,7 @@ METHOD = composed_method(
         "ICLR 2022"
     ),
     config=FedRODConfig,
+    findings=lambda config: "it balances the softmax by numbers of single classes",
     parts=parts,
     personalise=personalise,
     personal_form=personal_form,

@@ -12,11 +12,22 @@ from tightframe.results.files import LOCAL, ResultFile, Values
 
 
 class SiloRecords(Values):
-    """Records of each class in each fold."""
+    """Records of each class in each fold.
+
+    Attributes:
+        train, validation, test: of each class; or with each finding, of which a record may have several.
+        folds: of all records, where they have findings.
+    """
 
     train: dict[str, int]
     validation: dict[str, int]
     test: dict[str, int]
+    folds: dict[str, int] | None = None
+
+    def together(self, fold: str) -> int:
+        """Return the number of records of a fold."""
+        of_class: dict[str, int] = getattr(self, fold)
+        return sum(of_class.values()) if self.folds is None else self.folds[fold]
 
 
 class SiloModel(Values):
