@@ -525,7 +525,9 @@ def _check_committed(root: Path) -> list[str]:
         )
     problems: list[str] = []
     for recipe in recipes.RECIPES:
-        problems += job_folders.out_of_sync(job_folders.committed_files(recipe.job()), root / "jobs" / recipe.name)
+        problems += job_folders.out_of_sync(
+            job_folders.committed_files(recipe.job()), root / "jobs" / recipe.name
+        )
     known = {recipe.name for recipe in recipes.RECIPES}
     problems += [
         f"{path} belongs to no recipe" for path in sorted((root / "jobs").iterdir()) if path.name not in known

@@ -41,7 +41,7 @@ class FolderJob(FedJob):
             return simulator.run_apart(command)
 
     def deploy(self, env: ExecEnv) -> Run:
-        """Hand the job to an environment; with ``--export`` on the command line write it there, as the engine does.
+        """Hand the job to an environment; with the engine's ``--export`` on the command line only write it.
 
         Raises:
             SystemExit: with 0, after an export.

@@ -89,6 +89,4 @@ def _scores(fold: FoldMetrics) -> dict[str, float | None]:
 
 
 def _named(fold: str, scores: dict[str, float | None]) -> list[dict[str, Any]]:
-    return [
-        {"name": f"{fold}_{name}", "value": value} for name, value in scores.items() if value is not None
-    ]
+    return [{"name": f"{fold}_{name}", "value": value} for name, value in scores.items() if value is not None]
