@@ -216,6 +216,8 @@ def export(
         job = recipes.with_norm(job)
     wanted = gpus if gpus is not None else int(preset == "full")
     files = job_folders.job_files(job, gpus=wanted, gpu_memory=gpu_memory)
+    if committed:
+        files = job_folders.committed_files(job)
     folder = Path("jobs", recipe.name) if committed else output or Path("exported", recipe.name)
     if replaced := job_folders.write_job(files, folder, force=force, anew=committed):
         err.print(replaced)
@@ -523,7 +525,9 @@ def _check_committed(root: Path) -> list[str]:
         )
     problems: list[str] = []
     for recipe in recipes.RECIPES:
-        problems += job_folders.out_of_sync(job_folders.job_files(recipe.job()), root / "jobs" / recipe.name)
+        problems += job_folders.out_of_sync(
+            job_folders.committed_files(recipe.job()), root / "jobs" / recipe.name
+        )
     known = {recipe.name for recipe in recipes.RECIPES}
     problems += [
         f"{path} belongs to no recipe" for path in sorted((root / "jobs").iterdir()) if path.name not in known
