@@ -92,11 +92,10 @@ class HyperHead(nn.Module):
     def __init__(self, feature_width: int, num_classes: int, hidden: int) -> None:
         super().__init__()
         self.generic = nn.Linear(feature_width, num_classes)
-        self.hyper = nn.Sequential(
-            nn.Linear(num_classes, hidden), nn.ReLU(), nn.Linear(hidden, num_classes * (feature_width + 1))
-        )
-        nn.init.zeros_(self.hyper[2].weight)
-        nn.init.zeros_(self.hyper[2].bias)
+        last = nn.Linear(hidden, num_classes * (feature_width + 1))
+        nn.init.zeros_(last.weight)
+        nn.init.zeros_(last.bias)
+        self.hyper = nn.Sequential(nn.Linear(num_classes, hidden), nn.ReLU(), last)
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
         """Return G's logits (B, C) of features (B, d): those of the global model."""
