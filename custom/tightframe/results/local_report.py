@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import Field
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from tightframe.results.dropouts import Lost
 from tightframe.results.evaluation import Evaluation, OneAnswer
@@ -23,6 +23,11 @@ class SiloRecords(Values):
     validation: dict[str, int]
     test: dict[str, int]
     folds: dict[str, int] | None = None
+
+    @model_serializer(mode="wrap")
+    def _as_made(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out what records with one class do not have."""
+        return {key: value for key, value in handler(self).items() if value is not None}
 
     def together(self, fold: str) -> int:
         """Return the number of records of a fold."""
