@@ -13,6 +13,7 @@ from rich.text import Text
 from tightframe_app.federation.commands import TRAINING_SOCKET
 from tightframe_app.screens import console, lines
 from tightframe_app.site import membership, releases
+from tightframe_app.site.features import features
 
 if TYPE_CHECKING:
     from tightframe_app.site.findings import Finding
@@ -27,6 +28,7 @@ app.command("join")(membership.join)
 app.command("start")(membership.start)
 app.command("page")(membership.page)
 app.command("leave")(membership.leave)
+app.command("features")(features)
 out = lines()
 
 CUT_OFF = """\
