@@ -138,6 +138,7 @@ def measure(
     *,
     summation: str = "secure",
     features: Path,
+    noises: Sequence[Noise | None] = (None, "own", "shared"),
     known: Sequence[dict[str, Any]] = (),
     keep: Callable[[list[dict[str, Any]]], None] = lambda rows: None,
     log: Callable[[str], None] = lambda text: None,
@@ -152,6 +153,7 @@ def measure(
         seeds: of the result.
         summation: ``secure`` or ``plain``.
         features: see ``run``.
+        noises: whose, of the rows that are run; None is for those without privacy.
         known: rows of an earlier call, whose runs are not repeated.
         keep: called with all rows after each.
         log: called with a line after each run.
@@ -172,6 +174,7 @@ def measure(
         for epsilon in epsilons
         for method, options in ordered
         for noise in case.noises(method, epsilon)
+        if noise in noises
     ]
     names = sorted(silos(seeds[0]))
     for method, options, noise, epsilon in planned:
@@ -249,6 +252,7 @@ def parser() -> argparse.ArgumentParser:
         "--methods", nargs="+", type=parse_method, default=[(name, None) for name in METHODS]
     )
     command.add_argument("--epsilon", nargs="+", type=parse_epsilon, default=[None])
+    command.add_argument("--noise", nargs="+", choices=("own", "shared"), default=["own", "shared"])
     command.add_argument("--seeds", type=int, default=5, help="number of seeds")
     command.add_argument("--first-seed", type=int, default=0)
     command.add_argument("--summation", choices=("secure", "plain"), default="secure")
@@ -315,6 +319,7 @@ def main(given: Sequence[str] | None = None) -> int:
             arguments.epsilon,
             range(arguments.first_seed, arguments.first_seed + arguments.seeds),
             summation=arguments.summation,
+            noises=(None, *arguments.noise),
             features=Path(folder if arguments.features is None else arguments.features).resolve(),
             known=report["rows"],
             keep=keep,
