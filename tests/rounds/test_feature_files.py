@@ -14,6 +14,7 @@ import torch
 from pydantic import ValidationError
 from safetensors.torch import load_file
 from tests.rounds.test_frozen_encoder import CLASSES, REST, SITES, TRAIN, seen, silos, values
+from tests.support.outputs import checked
 from typer.testing import CliRunner
 
 from tightframe import federation
@@ -194,6 +195,8 @@ def test_the_command_tells_and_deletes_all(kept: Path, tmp_path: Path) -> None:
     told = CliRunner().invoke(app, line)
     assert told.exit_code == 0 and told.output.startswith("13 files of features, "), told.output
     assert len(stored(kept)) == 13
+    shown = checked("site features", CliRunner().invoke(app, [*line, "--format", "json"]).output)
+    assert (shown["files"], shown["deleted"]) == (13, False) and shown["bytes"] > 1000
     told = CliRunner().invoke(app, [*line, "--delete"])
     assert told.output.startswith("deleted: 13 files") and not stored(kept)
     assert not (kept / "features").exists() and other.read_bytes() == b"stays"

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from tightframe.errors import SiteConfigError
+from tightframe_app import formats
 from tightframe_app.screens import lines
 
 out = lines()
@@ -21,6 +22,7 @@ def features(
     delete: Annotated[
         bool, typer.Option("--delete", help="Delete them; the next job computes them anew.")
     ] = False,
+    form: formats.Form = "text",
 ) -> None:
     """Show the features of records that this site keeps on disk (`feature_cache`), or delete them all."""
     from tightframe.config.site import parse_single, read_object
@@ -35,11 +37,14 @@ def features(
     state = Path(entry.state_dir)
     kept = list(feature_files.stored(state))
     size = sum(path.stat().st_size for path in kept)
+    for folder in feature_files.folders(state) if delete else ():
+        feature_files.delete(folder)
+    if form == "json":
+        from tightframe_app.outputs import Features
+
+        kind = entry.feature_cache
+        formats.show(Features(feature_cache=kind, files=len(kept), bytes=size, deleted=delete))
+        return
     files = "1 file" if len(kept) == 1 else f"{len(kept)} files"
     told = f"{files} of features, {size / 2**20:.1f} MiB, in {state}"
-    if not delete:
-        out.print(f"{told} (feature_cache: {entry.feature_cache})")
-        return
-    for folder in feature_files.folders(state):
-        feature_files.delete(folder)
-    out.print(f"deleted: {told}")
+    out.print(f"deleted: {told}" if delete else f"{told} (feature_cache: {entry.feature_cache})")
