@@ -57,7 +57,7 @@ def ours(cell: Cell, store: Store, refused: Mapping[str, str]) -> str:
         return "not run"
     measure = cell.column.measure
     values, failed, pending = [], [], 0
-    for runs in cell.runs.values():
+    for seed, runs in cell.runs.items():
         if any(key_of(run) in refused for run in runs):
             return "not run"
         results = [store.runs.get(key_of(run)) for run in runs]
@@ -66,7 +66,11 @@ def ours(cell: Cell, store: Store, refused: Mapping[str, str]) -> str:
             continue
         done = [item for item in results if item is not None]
         codes = [item["error"] for item in done if "error" in item]
-        each = [value_of(item, measure, run.last) for item, run in zip(done, runs, strict=True)]
+        bases = [store.runs.get(key_of(run), {}) for run in cell.base.get(seed, ())] or [{}] * len(runs)
+        each = [
+            value_of(item, measure, run.last, other)
+            for item, run, other in zip(done, runs, bases, strict=True)
+        ]
         known = [value for value in each if value is not None]
         if codes or len(known) < len(each):
             failed.append(codes[0] if codes else "none")
@@ -74,7 +78,7 @@ def ours(cell: Cell, store: Store, refused: Mapping[str, str]) -> str:
             values.append(statistics.fmean(known))
     if not values:
         return ", ".join(sorted(set(failed))) if failed else "…"
-    form = "{:.1f}" if measure in PERCENT else "{:.2f}" if measure == "spread" else "{:.3f}"
+    form = "{:.1f}" if measure in (*PERCENT, "reached") else "{:.2f}" if measure == "spread" else "{:.3f}"
     shown = form.format(statistics.fmean(values))
     if len(values) > 1:
         shown += " ± " + form.format(statistics.stdev(values))
