@@ -336,7 +336,8 @@ def test_a_private_run_trains_and_is_charged(neighbours: str, tmp_path: Path) ->
         summation="secure",
         method="fedsgd",
         dataset_options={"contract": contract},
-        training={"epochs": 1, "batch_size": 16, "learning_rate": 0.1},
+        encoder="trained" if neighbours == "patient" else "random",
+        training={"epochs": 1, "batch_size": 16, "learning_rate": 0.1, "augment": False},
     )
     made = federation.run_job(parse_job(values), entries=entries(tmp_path), folder=tmp_path / "run")
     assert made.outcome.trained and made.outcome.privacy is not None
