@@ -34,7 +34,7 @@ def predict(
     output: Annotated[Path, typer.Option("--output", "-o", help="CSV file to write.")],
     operating_point: Annotated[
         str | None,
-        typer.Option(help="CLASS=P: answer this class from probability P on, otherwise the best of the others."),
+        typer.Option(help="CLASS=P: answer this class from probability P on, else the best other."),
     ] = None,
     originals: Annotated[
         bool,

@@ -87,7 +87,7 @@ def certify(
     key: Annotated[
         list[str] | None,
         typer.Option(
-            help="The code of a key that its sender has read out; repeat it. Otherwise you are asked for each."
+            help="The code of a key that its sender has read out; repeat it. Otherwise you are asked."
         ),
     ] = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder for NAME.signed.zip.")] = Path("."),
