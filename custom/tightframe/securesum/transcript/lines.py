@@ -12,9 +12,9 @@ newline. Hashes are lower-case hex, signatures and messages base64. Unknown keys
   order; ``ready``: silo to signature over the session; ``time`` at which certificates were checked
 - ``sum``: ``epoch``, ``slot``, ``sum_id`` (round, phase, try), ``schema``, ``basis``; ``rests_on``: slot,
   sum, schema, survivors and hashes of the last total and its receipts, or null; ``receipts``,
-  ``agreements`` (none if nobody is missing); ``survivors``; ``proved``; then either ``groups`` that were opened, or
-  ``failure`` with a ``code``; at the server also ``blamed``: silo to reason, and ``total``: group to SHA-256
-  of the opened integers as bytes
+  ``agreements`` (none if nobody is missing); ``survivors``; ``proved``; then either ``groups`` that were
+  opened, or ``failure`` with a ``code``; at the server also ``blamed``: silo to reason, and ``total``: group
+  to SHA-256 of the opened integers as bytes
 - ``end`` (last): ``reason`` why the run ended early, or null; ``sums``: the number of lines of sums
 """
 
