@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -71,6 +72,7 @@ class FeatureCache:
         self._encoder = ""
         self._folds: dict[tuple[Fold, bool], EncodedFold] = {}
         self._told = False
+        self.seconds = 0.0  # that computing features has taken
 
     def tell_once(self, tell: Callable[[], None]) -> None:
         """Call ``tell`` the first time."""
@@ -105,8 +107,10 @@ class FeatureCache:
         if encoder.sha256 != self._encoder:
             self._encoder, self._folds = encoder.sha256, {}
         if (fold, exact) not in self._folds:
+            started = time.monotonic()
             model = copy.deepcopy(encoder.model).double() if exact else encoder.model
             self._folds[fold, exact] = _encoded(context, model, fold, device, exact=exact)
+            self.seconds += time.monotonic() - started
         return self._folds[fold, exact]
 
 
