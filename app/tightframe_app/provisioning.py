@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from tightframe_app import formats
 from tightframe_app.screens import lines
 
 PLACES = (
@@ -18,7 +19,7 @@ PLACES = (
 )
 """Where the files lie: in a wheel, in a checkout."""
 
-app = typer.Typer(help="Files to configure sites, servers and boards with.", no_args_is_help=True)
+app = typer.Typer(help="Files that configure sites, servers and boards.", no_args_is_help=True)
 out = lines()
 
 
@@ -64,8 +65,9 @@ def show(
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option("--out", "-o", help="Folder to write the file or folder into, under its own name."),
+        typer.Option("--out", "-o", help="Folder to write it into, under its own name."),
     ] = None,
+    form: formats.Form = "text",
 ) -> None:
     """List the files, print one as it is, or write it (or a folder of them) with -o FOLDER.
 
@@ -79,13 +81,24 @@ def show(
         from tightframe.options import unknown_name
 
         raise typer.BadParameter(unknown_name("file", str(name), known), param_hint="NAME")
-    if output is not None:
+    if form == "json":
+        from tightframe_app.outputs import File, Files
+
+        if output is not None:
+            raise typer.BadParameter("expected text where files are written", param_hint="--format")
+        told = [File(name=each, content=_content(each) if each == name else None) for each in wanted]
+        formats.show(Files(files=tuple(told)))
+    elif output is not None:
         _write(wanted, output)
     elif name in known:
         typer.echo((folder() / name).read_bytes(), nl=False)
     else:
         for each in wanted:
             out.print(each)
+
+
+def _content(name: str) -> str:
+    return (folder() / name).read_text(encoding="utf-8")
 
 
 def _write(wanted: list[str], output: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from tightframe_app import formats
 from tightframe_app.screens import lines, shown
 
 app = typer.Typer(help="Set a federation up: request files, startup kits, pins.", no_args_is_help=True)
@@ -86,12 +87,12 @@ def certify(
     key: Annotated[
         list[str] | None,
         typer.Option(
-            help="The code of a key that its sender has read out; repeat it. Else each is asked for."
+            help="The code of a key that its sender has read out; repeat it. Otherwise you are asked."
         ),
     ] = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder for NAME.signed.zip.")] = Path("."),
 ) -> None:
-    """Certify requests as the keeper of the root key, each after a call to who has sent it.
+    """Certify requests as the keeper of the root key, after calling each sender.
 
     Shows name, kind or role, organisation, and the code of the key of each, and certifies it if that code is
     the one that was read out: everything else in a request can be copied by whoever carries it. Exit code 1:
@@ -233,6 +234,7 @@ def pins(
     remove: Annotated[
         list[str] | None, typer.Option(help="NAME=PIN that a peer no longer has, after a renewal.")
     ] = None,
+    form: formats.Form = "text",
 ) -> None:
     """Print this site's pin, and add or remove pins of its peers.
 
@@ -245,6 +247,11 @@ def pins(
     if opened.kind != "site":
         raise typer.BadParameter("expected a site's kit, got the server's", param_hint="--kit")
     own = opened.pin()
+    if form == "json":
+        if add or remove:
+            raise typer.BadParameter("expected text where pins are changed", param_hint="--format")
+        _show_pins(opened.name, own, opened.local / CONFIG)
+        return
     _say(f"{opened.name}={own}")
     if not add and not remove:
         return
@@ -260,6 +267,19 @@ def pins(
         for text in texts or []
     ]
     _keep(config, changes)
+
+
+def _show_pins(name: str, own: str, config: Path) -> None:
+    """Print a site's pins as JSON."""
+    from tightframe.config.site import parse_single, read_object
+    from tightframe_app.outputs import Pins
+
+    peers = None
+    if config.is_file():
+        entry, _ = parse_single(read_object(config), str(config))
+        kept = entry.policy.resolve(production=True).pins
+        peers = {peer: tuple(pins) for peer, pins in sorted(kept.items())}
+    formats.show(Pins(site=name, pin=own, peers=peers))
 
 
 def _keep(config: Path, changes: list[tuple[str, str, str]]) -> None:

@@ -10,15 +10,17 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from tightframe_app import formats
 from tightframe_app.federation.commands import TRAINING_SOCKET
 from tightframe_app.screens import console, lines
 from tightframe_app.site import membership, releases
+from tightframe_app.site.features import features
 
 if TYPE_CHECKING:
     from tightframe_app.site.findings import Finding
 
 app = typer.Typer(
-    help="Join, check, start, page, stop, serve, leave: a hospital's own site, and decisions on its sums.",
+    help="Run a hospital's own site: join, check, start, stop, leave; decide how its sums may be formed.",
     no_args_is_help=True,
 )
 app.add_typer(releases.cohort, name="cohort")
@@ -27,6 +29,7 @@ app.command("join")(membership.join)
 app.command("start")(membership.start)
 app.command("page")(membership.page)
 app.command("leave")(membership.leave)
+app.command("features")(features)
 out = lines()
 
 CUT_OFF = """\
@@ -75,6 +78,7 @@ def check(
     verbose: Annotated[
         bool, typer.Option("--verbose", help="With a file for several sites: every line of every site.")
     ] = False,
+    form: formats.Form = "text",
 ) -> None:
     """Check everything that this site needs, and report all problems at once; nothing is changed.
 
@@ -97,7 +101,7 @@ def check(
         folder=job,
         submitter=submitter,
         records=records,
-        progress=out.print,
+        progress=out.print if form == "text" else lambda text: None,
         engine_kit=engine_kit,
     )
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
@@ -108,6 +112,12 @@ def check(
     problems = [finding for finding in findings if finding.state == "problem"]
     refusals = sum(finding.of_job for finding in problems)
     own = len(problems) - refusals
+    if form == "json":
+        from tightframe_app.outputs import SiteCheck, SiteFinding
+
+        told = tuple(SiteFinding.model_validate(finding) for finding in findings)
+        formats.show(SiteCheck(valid=not problems, findings=told))
+        raise typer.Exit(1 if problems else 0)
     for finding in findings if verbose else in_blocks(findings):
         table.add_row(Text(finding.state, style=STYLES[finding.state]), finding.area, _shown(finding.text))
     console(WIDTH).print(table)
