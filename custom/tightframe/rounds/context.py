@@ -220,6 +220,7 @@ class SiloContext:
         on = self.answer_grid > 0 and self.job.summation == "secure"
         return Pace(self.state_folder / PACE, on=on, limit=self.job.site_timeout, log=self.log)
 
+    @property
     def feature_folder(self) -> Path | None:
         """Folder of features on disk (``feature_cache``); None if they are kept in memory only.
 
