@@ -11,14 +11,14 @@ from rich.text import Text
 
 from tightframe import __version__
 from tightframe.errors import TightframeError
-from tightframe_app import data, provisioning, reports, transcripts, use
+from tightframe_app import data, formats, provisioning, reports, transcripts, use
 from tightframe_app.federation import commands as federations
 from tightframe_app.jobs import commands as job_commands
 from tightframe_app.jobs import method_table
 from tightframe_app.ledger import commands as ledgers
 from tightframe_app.screens import lines
 from tightframe_app.site import commands as sites
-from tightframe_app.watch import commands as watch
+from tightframe_app.watch import command as watch
 
 LOG_MODES = ("concise", "msg_only", "full", "verbose")
 
@@ -41,6 +41,7 @@ app.command("export")(use.export)
 app.command("compare")(reports.compare)
 app.command("watch")(watch.watch)
 app.command("methods")(method_table.methods)
+app.command("schema")(formats.schema)
 out = lines()
 err = lines(stderr=True)
 

@@ -1,15 +1,13 @@
-"""``tightframe watch``: a job of a federation, live in the terminal until it is over."""
+"""A job of a federation, live in the terminal until it is over."""
 
 from __future__ import annotations
 
 import sys
 import time
-import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import typer
 from rich.console import Console, Group, RenderableType
@@ -22,7 +20,7 @@ from rich.text import Text
 from tightframe.results.dropouts import NOT_MEASURED
 from tightframe.results.outcome import Outcome
 from tightframe.results.status import Status
-from tightframe_app.live import options as live
+from tightframe_app import formats
 from tightframe_app.screens import shown
 from tightframe_app.watch import silos
 from tightframe_app.watch.status import (
@@ -52,6 +50,7 @@ from tightframe_app.watch.view import (
 )
 
 if TYPE_CHECKING:
+    from tightframe_app.outputs import Watched as WatchLine
     from tightframe_app.watch.web import WatchPage
 
 INTERRUPTED = 130
@@ -237,56 +236,66 @@ def _shower(out: Console) -> Iterator[Callable[[View], None]]:
         yield lambda view: live.update(screen(view), refresh=True)
 
 
-def watch(
-    job: Annotated[
-        str, typer.Argument(metavar="JOB", help="The job's id, as `nvflare job submit` printed it.")
-    ],
-    kit: Annotated[
-        Path | None,
-        typer.Option(
-            help="Startup kit of the person who watches. By default the one of `nvflare config use`, else "
-            "the only one of a person below kits/."
-        ),
-    ] = None,
-    every: Annotated[
-        float, typer.Option(min=0.5, max=600, help="Seconds between two questions to the server.")
-    ] = 2.0,
-    patience: Annotated[
-        float, typer.Option(min=0, help="Seconds without an answer after which the watch is given up.")
-    ] = 600.0,
-    web: Annotated[bool, typer.Option("--web", help="Also as a page for a browser on this machine.")] = False,
-    port: live.Port = None,
-) -> None:
-    """Show a job of a federation live until it is over, and say how it ended.
+def look_once(server: Watched, job_id: str, *, as_json: bool) -> None:
+    """Print where a job stands.
 
-    State, round and phase, silos that joined, answered, were late, dropped or
-    refused (and why), loss, balanced accuracy, privacy spent, seconds and bytes:
-    totals that the server has anyway. It only looks: Ctrl-C ends the watch, and
-    the job goes on. Without a terminal a line is printed for each change, and
-    every half minute. At the end the result is fetched to read its outcome, and
-    thrown away. With --web a link is printed that opens a page with the same,
-    and with curves, once, on this machine only.
-
-    Exit code 0: it trained, by its own outcome; the last lines say if its final
-    model was not measured. 1: it stopped, failed or was aborted. 2: wrong
-    arguments, no connection, no such job. 3: over, but whether it trained is not
-    known here (to whoever may not download the job). 130: Ctrl-C.
+    Raises:
+        WatchError: TF-812 if the server does not answer.
     """
+    began = time.monotonic()
     try:
-        job_id = str(uuid.UUID(job.strip()))
-    except ValueError:
-        raise typer.BadParameter(
-            f"expected the id of a job, as `nvflare job list` shows it, got {shown(job)!r}", param_hint="JOB"
-        ) from None
-    live.check_port(port, web=web)
-    from tightframe_app.watch import monitoring
+        seen = server.look(job_id)
+    except LostError as error:
+        raise WatchError(_unreachable(View(job_id), str(error), 0.0)) from None
+    view = View(job_id, seen, seen.status, time.monotonic() - began)
+    if as_json:
+        formats.show(told(view), line=True)
+    else:
+        typer.echo(line(view))
 
-    server = monitoring.Server(monitoring.find_kit(kit))
+
+def told(view: View, verdict: Verdict | None = None) -> WatchLine:
+    """Return a view as a line of JSON."""
+    from tightframe_app.outputs import End
+    from tightframe_app.outputs import Watched as WatchLine
+
+    seen = view.seen
+    known: dict[str, Any] = {}
+    if seen is not None:
+        known = {"engine": seen.engine, "told": seen.told, "silent": dict(seen.silent)}
+    return WatchLine(
+        job_id=view.job_id,
+        seconds=round(view.elapsed, 1),
+        standing=standing(view),
+        lost=view.lost,
+        status=view.last,
+        end=None if verdict is None else End.model_validate(verdict),
+        **known,
+    )
+
+
+def told_until_over(server: Watched, job_id: str, *, every: float, patience: float) -> Verdict:
+    """Print a line of JSON for each change of a job until it is over, and one with its end.
+
+    Raises:
+        typer.Exit: with code 130 after Ctrl-C; the job goes on.
+        WatchError: if it cannot be watched, or not any more.
+    """
+    last, said = View(job_id), ""
+
+    def show(view: View) -> None:
+        nonlocal last, said
+        last = view
+        if (text := line(view)) != said:
+            said = text
+            formats.show(told(view), line=True)
+
     try:
-        verdict = until_over(server, job_id, every=every, patience=patience, web=web, port=port)
-    finally:
-        server.close()
-    raise typer.Exit(verdict.code)
+        verdict = follow(server, job_id, show, every=every, patience=patience)
+    except KeyboardInterrupt:
+        raise typer.Exit(INTERRUPTED) from None
+    formats.show(told(last, verdict), line=True)
+    return verdict
 
 
 def until_over(
