@@ -473,7 +473,7 @@ def logits(model: torch.nn.Module, inputs: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class OneSum:
-    """What a method whose model is a function of one sum tells people.
+    """Description of a method whose model is a function of one sum.
 
     Attributes:
         follows: how the head follows from the totals, in one sentence.

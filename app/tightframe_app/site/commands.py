@@ -14,12 +14,13 @@ from tightframe_app import formats
 from tightframe_app.federation.commands import TRAINING_SOCKET
 from tightframe_app.screens import console, lines
 from tightframe_app.site import membership, releases
+from tightframe_app.site.features import features
 
 if TYPE_CHECKING:
     from tightframe_app.site.findings import Finding
 
 app = typer.Typer(
-    help="Join, check, start, page, stop, serve, leave: a hospital's own site, and decisions on its sums.",
+    help="Run a hospital's own site: join, check, start, stop, leave; decide how its sums may be formed.",
     no_args_is_help=True,
 )
 app.add_typer(releases.cohort, name="cohort")
@@ -28,6 +29,7 @@ app.command("join")(membership.join)
 app.command("start")(membership.start)
 app.command("page")(membership.page)
 app.command("leave")(membership.leave)
+app.command("features")(features)
 out = lines()
 
 CUT_OFF = """\

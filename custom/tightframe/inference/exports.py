@@ -67,7 +67,7 @@ class Probabilities(nn.Module):
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written.
+    """Files that were written.
 
     Attributes:
         path: file, or folder of a bundle.

@@ -66,7 +66,7 @@ class TrainedModel:
 
     @cached_property
     def synthetic(self) -> bool:
-        """Whether it was trained on generated records, so that it says nothing about real ones."""
+        """True if it was trained on generated records, so that it says nothing about real ones."""
         return self.card.synthetic
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:

@@ -167,7 +167,7 @@ class JobSetup:
 
     @property
     def rounded(self) -> bool:
-        """Whether silos on different processors agree on an update within rounding only."""
+        """True if silos on different processors agree on an update only within rounding."""
         return self.method.rounded or (self.start is not None and self.start.rounded)
 
     def first_phases(self) -> tuple[Phase, ...]:

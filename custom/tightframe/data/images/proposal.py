@@ -34,7 +34,7 @@ SAMPLE = 200
 """Pictures that are read, at even distances."""
 SIDES = (16, 32, 48, 64, 96, 128, 224)
 GENTLE = Augment(flips=(), rotate=10.0)
-"""What is proposed: no mirroring, which may change what is to be seen."""
+"""Proposed transforms, without mirroring, which can change the finding."""
 
 
 @dataclass(frozen=True)

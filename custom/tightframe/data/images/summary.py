@@ -1,4 +1,4 @@
-"""What a site would bring: sizes and light of its pictures, by class. It is the site's own, exact."""
+"""Summary of a site's pictures: sizes and light by class. Exact, so for the site alone."""
 
 from __future__ import annotations
 

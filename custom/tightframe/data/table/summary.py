@@ -1,4 +1,4 @@
-"""What a site would bring: each column of its table in numbers, by class. It is the site's own, exact."""
+"""Summary of a site's table: each column in numbers, by class. Exact, so for the site alone."""
 
 from __future__ import annotations
 

@@ -232,11 +232,11 @@ _TERMS = {
     "training": "training losses",
     "update": "changes of the model",
 }
-"""Meaning of fields by the first part of their names; the rest are a method's own, told by their name."""
+"""Meaning of fields by the first part of their names; others are a method's own and shown by name."""
 
 
 def _disclosed(report: SiloReport) -> Markup:
-    """Say what left the silo, to whom, and under which policy."""
+    """Show what left the silo, for whom, and under which policy."""
     title = "What left this silo"
     given = report.disclosed
     if given is None:

@@ -259,4 +259,4 @@ METHOD = Method(
     plan=lambda setting, number, rounds: (),
     private=lambda options: None,
 )
-"""What stands for a method in a job with ``statistics``; in no registry."""
+"""Stands for a method in a job with ``statistics``; in no registry."""

@@ -1,4 +1,4 @@
-"""What people read, from the opened totals of ``table_statistics``."""
+"""Read the opened totals of ``table_statistics``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tightframe.rounds.phases.table_statistics import HOLDERS, KINDS, PREFIX, WI
 SHARES = (0.25, 0.5, 0.75)
 """Of the quantiles."""
 TOO_FEW = 3.0
-"""Deviations of the noise that a number of records must be above, for a mean to be told."""
+"""Deviations of the noise that a number of records must exceed for a mean to be shown."""
 _MISSED = 2 * (1 - NormalDist().cdf(noise_intervals.NORMAL))
 """Share of noise outside of limits, see ``noise_intervals.NORMAL``."""
 _JOINT = NormalDist().inv_cdf(1 - _MISSED / 6)

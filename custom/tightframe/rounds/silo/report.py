@@ -36,7 +36,7 @@ SENT = "sent_terms.json"
 
 @dataclass(frozen=True)
 class Missing:
-    """Silos missing at the end of a run, as the server told this one, which cannot check it.
+    """Silos missing at the end of a run, by the server's word, which this silo cannot check.
 
     Attributes:
         lost: silo -> since when.
