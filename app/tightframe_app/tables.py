@@ -272,7 +272,6 @@ def _found(contract: Contract, entry: TableSite) -> Iterator[tuple[State, str]]:
         classes = ", ".join(
             f"{title} {present} present, {absent} absent" for title, (present, absent) in pairs
         )
-        yield "note", "several findings for a record (multi-label): no job trains on this contract yet"
     else:
         classes = count_table(dict(zip(titles, class_counts(labels, len(titles)).tolist(), strict=True)))
     yield "ok", f"{len(rows.numbers) + len(rows.ragged)} rows, {sizes} records (training: {classes})"

@@ -377,6 +377,7 @@ METHOD = scheduled_method(
     title="FedAvg_ETF",
     paper="Huang et al., Neural Collapse Inspired Federated Learning with Non-iid Data (2023)",
     config=FedAvgETFConfig,
+    findings=lambda config: "its head is a simplex with a corner for each class",
     head=head,
     parts=parts,
     needs_encoder="trains nothing but the encoder",

@@ -256,6 +256,7 @@ METHOD = composed_method(
         "ICLR 2022"
     ),
     config=FedRODConfig,
+    findings=lambda config: "it balances the softmax by numbers of single classes",
     parts=parts,
     head=head,
     personalise=personalise,

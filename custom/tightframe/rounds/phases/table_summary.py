@@ -78,7 +78,7 @@ def exact(totals: Totals, layout: Layout) -> tuple[dict[str, Count], list[Column
     open_ = opened({kind: value.astype(np.float64) for kind, value in holders.items()})
     # That nobody has any is no secret where nobody withholds any.
     known = {kind: open_[kind] | ((holders[kind] == 0) & (hidden[kind] == 0)) for kind in KINDS}
-    titles = layout.contract.label.titles
+    titles = layout.titles
     records = {
         title: _count(told["records"][label], known["records"][label], hidden["records"][label])
         for label, title in enumerate(titles)
@@ -250,7 +250,7 @@ def noisy(
         deviation: standard deviation of the noise in each total, in records.
     """
     told = {kind: np.asarray(totals[f"{PREFIX}{kind}"], dtype=np.float64) for kind in KINDS}
-    titles = layout.contract.label.titles
+    titles = layout.titles
     records = {title: _near(told["records"][label], deviation) for label, title in enumerate(titles)}
     columns = [
         ColumnStatistics(
