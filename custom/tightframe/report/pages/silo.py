@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 
 from tightframe.report.drawing import layout
-from tightframe.report.drawing.markup import Markup, Part, facts, section, table, tag
+from tightframe.report.drawing.markup import Markup, Part, facts, section, table, tag, without
 from tightframe.report.pages import clinical, results
 from tightframe.report.reading import SiloResults
 from tightframe.results.evaluation import FoldMetrics
@@ -48,7 +48,7 @@ def page(found: SiloResults, wanted: clinical.Wanted = clinical.DEFAULT) -> str:
     if answers := _one_answers(report):
         parts.append(layout.notice("warn", tag("b", "One answer."), *answers))
     if report.notes:
-        parts.append(layout.notice("warn", tag("b", "As the server told this silo:"), *report.notes))
+        parts.append(layout.notice("warn", tag("b", "According to the server:"), *report.notes))
     parts += [tag("p", in_words(report)), _tiles(report), _models(report)]
     if test.records:
         by_class = recalls(report)
@@ -204,9 +204,7 @@ def _own_row(own: SiloPersonal) -> list[Part]:
         str(records),
         results.value(balanced(own.confusion)),
         accuracy,
-        "-",
-        "-",
-        "-",
+        *[without("Of a personal model only counts of hits are kept.", "-")] * 3,
     ]
 
 
