@@ -22,7 +22,7 @@ WAITING: Mapping[str, str] = {
     "DISPATCHED": "being sent to its sites",
     "RUNNING": "starting",
 }
-"""The engine's words for a job of which no status is told yet, and ours."""
+"""The engine's words, and ours, for a job without a status."""
 ENDS: Mapping[str, tuple[str, str]] = {
     "FINISHED:ABORTED": ("ABORTED", "somebody, or the engine, ended it before it was done"),
     "FINISHED:EXECUTION_EXCEPTION": ("STOPPED", "it could not go on"),
@@ -50,7 +50,7 @@ class WatchError(TightframeError):
     """A run cannot be watched.
 
     TF-811 no startup kit, TF-812 no connection, TF-813 no such job, TF-814 not allowed,
-    TF-815 not understood.
+    TF-815 not understood, TF-817 a result with paths outside of its folder.
     """
 
     code = "TF-812"
@@ -108,7 +108,7 @@ class Verdict:
 
 
 def read_status(values: Mapping[str, Any]) -> Status:
-    """Read the status that the server told.
+    """Read the status that the server sent.
 
     Raises:
         WatchError: TF-815, if it is none that this version knows.

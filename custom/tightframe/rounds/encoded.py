@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -27,12 +28,12 @@ PROBED = 4
 """Records of a fold whose stored features are compared with the encoder's."""
 
 
-class EncodedFold(Dataset[tuple[torch.Tensor, int]]):
+class EncodedFold(Dataset[tuple[torch.Tensor, int | torch.Tensor]]):
     """The records of one fold as the encoder sees them.
 
     Args:
         features: (n, d), on the CPU.
-        labels: (n,) int64.
+        labels: int64, classes (n,) or findings (n, K).
     """
 
     def __init__(self, features: torch.Tensor, labels: torch.Tensor) -> None:
@@ -41,8 +42,9 @@ class EncodedFold(Dataset[tuple[torch.Tensor, int]]):
     def __len__(self) -> int:
         return len(self.labels)
 
-    def __getitem__(self, place: int) -> tuple[torch.Tensor, int]:
-        return self.features[place], int(self.labels[place])
+    def __getitem__(self, place: int) -> tuple[torch.Tensor, int | torch.Tensor]:
+        label = self.labels[place]
+        return self.features[place], label if label.dim() else int(label)
 
     def batches(
         self, indices: list[int], size: int, device: torch.device
@@ -77,6 +79,7 @@ class FeatureCache:
         self._encoder = ""
         self._folds: dict[tuple[Fold, bool], EncodedFold] = {}
         self._told = False
+        self.seconds = 0.0  # that computing features has taken
 
     def tell_once(self, tell: Callable[[], None]) -> None:
         """Call ``tell`` the first time."""
@@ -111,11 +114,13 @@ class FeatureCache:
         if encoder.sha256 != self._encoder:
             self._encoder, self._folds = encoder.sha256, {}
         if (fold, exact) not in self._folds:
+            started = time.monotonic()
             model = copy.deepcopy(encoder.model).double() if exact else encoder.model
             files = FeatureFiles.of(context, encoder.sha256, device, exact=exact)
             made = _Encoding(context, model, fold, device, exact=exact)
             found = made.computed() if files is None else _through(files, made, context.log)
             self._folds[fold, exact] = EncodedFold(found.features, found.labels)
+            self.seconds += time.monotonic() - started
         return self._folds[fold, exact]
 
 

@@ -219,7 +219,7 @@ class SecureSite:
         return self._once("agree", raw, b"", make)
 
     def reveal(self, raw: Any) -> bytes:
-        """Verify the total told; reveal this site's shares of the masks in the survivors' sum."""
+        """Verify the last total; reveal this site's shares of the masks in the survivors' sum."""
 
         def make(key: bytes) -> bytes:
             request = messages.RevealRequest.from_bytes(raw)
@@ -230,6 +230,7 @@ class SecureSite:
             slot = state.slots[request.slot]
             assert isinstance(slot, Masked | Agreed)  # noqa: S101 - nothing else is revealed
             note_verified(self._context.state_folder, slot.receipt.basis, slot.receipt.sum_id)
+            self._context.pace.verified(str(slot.receipt.sum_id))
             self._record.sum(state.epoch.params, slot, state.told, request, step.reply)
             return reply
 
