@@ -103,6 +103,11 @@ def test_its_commands_lead_from_three_files_and_a_database_to_answers(
         assert done.exit_code == 0, f"{line}\n{done.output}{done.exception}"
     assert Path("described.html").is_file() and Path("contract.notes.md").is_file()
     assert Path("simulator_workspace", "server", "report.html").is_file()
+    own_words = ["--site-config", "sites.json", "--site", "site-2", "--name", "id", "-o", "b-answers.csv"]
+    done = CliRunner().invoke(app, ["predict", "simulator_workspace", "b.csv", *own_words])
+    assert done.exit_code == 0, f"{done.output}{done.exception}"
+    answers = pd.read_csv("b-answers.csv", dtype=str).set_index("input")["answer"]
+    assert (answers == parts[1].set_index("id")["diagnosis"]).mean() > 0.85
     answers = pd.read_csv("answers.csv", dtype=str).set_index("input")["answer"]
     truth = parts[0].set_index("id")["diagnosis"]
     assert answers.index.equals(truth.index) and (answers == truth).mean() > 0.85
