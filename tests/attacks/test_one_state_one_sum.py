@@ -15,8 +15,8 @@ import pytest
 from tests.support.attacks.malicious_server import Federation, Records, hearts
 
 from tightframe.errors import TightframeError
-from tightframe.rounds.following import ABSOLUTE, RELATIVE, next_state, state_bytes
-from tightframe.rounds.server.exchanges import SharedState
+from tightframe.rounds.run_state import ABSOLUTE, RELATIVE, next_state, state_bytes
+from tightframe.rounds.server.collecting import SharedState
 from tightframe.rounds.sums.common import SEAL
 from tightframe.securesum.messages import Masked, SumId, TermRequest
 from tightframe.securesum.site.journal import History
