@@ -11,7 +11,7 @@ from rich.text import Text
 
 from tightframe import __version__
 from tightframe.errors import TightframeError
-from tightframe_app import provisioning, reports, transcripts, use
+from tightframe_app import formats, provisioning, reports, transcripts, use
 from tightframe_app.data import commands as data
 from tightframe_app.federation import commands as federations
 from tightframe_app.jobs import commands as job_commands
@@ -42,6 +42,7 @@ app.command("export")(use.export)
 app.command("compare")(reports.compare)
 app.command("watch")(watch.watch)
 app.command("methods")(method_table.methods)
+app.command("schema")(formats.schema)
 out = lines()
 err = lines(stderr=True)
 

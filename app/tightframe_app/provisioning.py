@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from tightframe_app import formats
 from tightframe_app.screens import lines
 
 PLACES = (
@@ -66,6 +67,7 @@ def show(
         Path | None,
         typer.Option("--out", "-o", help="Folder to write the file or folder into, under its own name."),
     ] = None,
+    form: formats.Form = "text",
 ) -> None:
     """List the files, print one as it is, or write it (or a folder of them) with -o FOLDER.
 
@@ -79,13 +81,24 @@ def show(
         from tightframe.options import unknown_name
 
         raise typer.BadParameter(unknown_name("file", str(name), known), param_hint="NAME")
-    if output is not None:
+    if form == "json":
+        from tightframe_app.outputs import File, Files
+
+        if output is not None:
+            raise typer.BadParameter("expected text where files are written", param_hint="--format")
+        told = [File(name=each, content=_content(each) if each == name else None) for each in wanted]
+        formats.show(Files(files=tuple(told)))
+    elif output is not None:
         _write(wanted, output)
     elif name in known:
         typer.echo((folder() / name).read_bytes(), nl=False)
     else:
         for each in wanted:
             out.print(each)
+
+
+def _content(name: str) -> str:
+    return (folder() / name).read_text(encoding="utf-8")
 
 
 def _write(wanted: list[str], output: Path) -> None:

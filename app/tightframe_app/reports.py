@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from tightframe_app import formats
 from tightframe_app.screens import console, shown
+
+if TYPE_CHECKING:
+    from tightframe.report.reading import ServerResults, SiloResults
 
 WIDTH = 100
 
@@ -40,6 +43,7 @@ def report(
             "others); by default that of the test records."
         ),
     ] = None,
+    form: formats.Form = "text",
 ) -> None:
     """Write report.html of a run's results: one file that opens offline.
 
@@ -57,6 +61,9 @@ def report(
     wanted = Wanted(specificity, sensitivity, dict(map(_prevalence, prevalence or ())))
     folder = only_run(folder)
     page, results = write(folder, out, wanted), read(folder)
+    if form == "json":
+        _show_json(page, results)
+        return
     lines = []
     if isinstance(results, ServerResults):
         outcome = results.outcome
@@ -69,6 +76,29 @@ def report(
     for line in lines:
         typer.echo(shown(line), err=True)  # for people; programs read the page's path on the other stream
     console(WIDTH).print(shown(str(page)), soft_wrap=True)
+
+
+def _show_json(page: Path, results: ServerResults | SiloResults) -> None:
+    from tightframe.report.reading import ServerResults
+    from tightframe_app.outputs import Reported
+
+    if not isinstance(results, ServerResults):
+        formats.show(Reported(page=str(page), of="silo"))
+        return
+    outcome = results.outcome
+    test = None if outcome.evaluation is None else outcome.evaluation.test
+    scores = ("noisy", "balanced_accuracy", "accuracy", "auroc")
+    formats.show(
+        Reported(
+            page=str(page),
+            of="server",
+            ended=outcome.ended,
+            trained=outcome.trained,
+            measured=outcome.measured,
+            notes=tuple(outcome.notes),
+            **({} if test is None else {name: getattr(test, name) for name in scores}),
+        )
+    )
 
 
 def compare(
@@ -102,7 +132,9 @@ def compare(
     if out is not None:
         write_atomically(out, comparison.page(runs).encode())
     if form == "json":
-        typer.echo(json.dumps(comparing.as_json(runs), indent=2, allow_nan=False))
+        from tightframe_app.outputs import Compared
+
+        formats.show(Compared.model_validate(comparing.as_json(runs)))
         return
     screen = console(120)
     shown_table = Table("run", "balanced accuracy", "AUROC", "epsilon", "ended", box=None)

@@ -13,6 +13,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from tightframe_app import formats
 from tightframe_app.screens import console, print_list, shown
 
 if TYPE_CHECKING:
@@ -62,6 +63,7 @@ def transcript_verify(
             "as a site's policy or its owner can permit.",
         ),
     ] = False,
+    form: formats.Form = "text",
 ) -> None:
     """Check every signature and rule in a transcript, and report what that proves.
 
@@ -78,14 +80,66 @@ def transcript_verify(
     try:
         report = verify(_lines(file), anchor, any_static_cohort=any_static_cohort)
     except TranscriptError as error:
+        if form == "json":
+            from tightframe_app.outputs import TranscriptVerified
+
+            formats.show(TranscriptVerified(valid=False, file=str(file), code=error.code, reason=str(error)))
+            raise typer.Exit(1) from None
         reason = f" {shown(str(file))}: {error.code}: {shown(str(error))}"
         console(WIDTH, stderr=True).print(Text.assemble(("invalid:", "bold red"), reason))
         raise typer.Exit(1) from None
+    if form == "json":
+        _show_json(file, report, anchor)
+        return
     out = console(WIDTH)
     out.print(Text.assemble(("valid:", "bold green"), f" {shown(str(file))}"))
     _print_summary(out, report)
     print_list(out, "What this proves", proves(report))
     print_list(out, "What this does not prove", does_not_prove(report, anchor))
+
+
+def _show_json(file: Path, report: Report, anchor: Anchor) -> None:
+    from tightframe_app.outputs import TranscriptSum, TranscriptVerified
+
+    keys: dict[str, list[str]] = {}
+    for epoch in report.epochs:
+        for site, key in epoch.keys.items():
+            of_site = keys.setdefault(site, [])
+            of_site += [] if key in of_site else [key]
+    sums = [
+        TranscriptSum(
+            round=item.sum_id.round,
+            phase=item.sum_id.phase,
+            attempt=item.sum_id.attempt,
+            epoch=item.epoch,
+            slot=item.slot,
+            groups=item.groups,
+            missing=item.missing,
+            failure=item.failure,
+            blamed=item.blamed,
+        )
+        for item in report.sums
+    ]
+    formats.show(
+        TranscriptVerified(
+            valid=True,
+            file=str(file),
+            job=report.job,
+            written_by=report.view,
+            version=report.version,
+            started=report.started,
+            simulated=report.simulated,
+            complete=report.complete,
+            ended_early=report.reason,
+            keys={site: tuple(of_site) for site, of_site in sorted(keys.items())},
+            sums=tuple(sums),
+            totals_verified=len(report.totals),
+            totals_unverified=len(report.unchecked),
+            head=report.head,
+            proves=tuple(proves(report)),
+            does_not_prove=tuple(does_not_prove(report, anchor)),
+        )
+    )
 
 
 def proves(report: Report) -> list[str]:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import inspect
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from nvflare.recipe import SimEnv
 from nvflare.recipe.session_mgr import SessionManager
+from tests.support import ROOT
 from typer.testing import CliRunner
 
 from tightframe.config.job import JobConfig
 from tightframe.errors import JobError
 from tightframe.flare.recipe_job import FolderJob
 from tightframe_app.cli import app
+from tightframe_app.jobs import folders
 from tightframe_app.jobs import recipes as named
 from tightframe_app.recipes import Recipe, results
 
@@ -69,6 +73,24 @@ def test_other_clients_are_refused_before_anything_runs(tmp_path: Path) -> None:
     with pytest.raises(JobError, match="SimEnv"):
         Recipe("fedmr_isic", sites=SITES).execute(env)
     assert not (tmp_path / "root").exists()
+
+
+def test_the_script_of_a_committed_folder_exports_what_the_command_does(tmp_path: Path) -> None:
+    script = [sys.executable, str(ROOT / "jobs/fedncm_heart/job.py"), "--export", "--export-dir", "scripts"]
+    subprocess.run(script, cwd=tmp_path, check=True)
+    command = ["jobs", "export", "fedncm_heart", "-o", str(tmp_path / "theirs")]
+    assert CliRunner().invoke(app, command).exit_code == 0
+    assert _files(tmp_path / "scripts/fedncm_heart") == _files(tmp_path / "theirs") != {}
+
+
+def test_the_script_is_never_signed_and_so_never_submitted(tmp_path: Path) -> None:
+    job = named.get("fedncm_heart").job()
+    folders.write_job(folders.committed_files(job), tmp_path / "job")
+    assert folders.check_folder(tmp_path / "job") == []
+    with pytest.raises(JobError, match=r"job\.py does not belong"):
+        folders.sign(tmp_path / "job", signer=None)  # type: ignore[arg-type]
+    (tmp_path / "job" / folders.SCRIPT).write_text("print()")
+    assert "differs" in folders.check_folder(tmp_path / "job")[0]
 
 
 @pytest.mark.whole

@@ -15,6 +15,7 @@ from click.testing import Result
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 from tests.support import runs
+from tests.support.outputs import checked
 from tests.support.securesum.certificates import Issued, issue, make_root
 from tests.support.securesum.replay import VECTORS
 from tests.support.securesum.transcripts import NAMES, Run, edited, rechained, short_run, whole_run
@@ -72,6 +73,16 @@ def test_a_valid_transcript_of_the_server(verify: Verify) -> None:
     assert "1/train-0/0 0 site-2 opened: update site-3: a share is not the one signed" in said
     assert "3/train-0/0 0 site-2, site-3 failed, TF-611 -" in said
     assert "0/train-0/0 0" not in said, "a sum of everybody is not worth a line"
+
+
+def test_as_json(verify: Verify) -> None:
+    run = whole_run()
+    report, told = run.verify(), checked("transcript verify", verify(run, "--format", "json").stdout)
+    assert told["valid"] and told["head"] == report.head and told["keys"].keys() == set(NAMES)
+    assert [item["failure"] for item in told["sums"]] == [item.failure for item in report.sums]
+    done = verify(run, "--format", "json", lines=run.lines[1:])
+    told = checked("transcript verify", done.stdout)
+    assert done.exit_code == 1 and not told["valid"] and told["code"] == "TF-616" and told["head"] is None
 
 
 def test_of_format_2_everybody_signed_the_survivors_of_each_sum(verify: Verify) -> None:

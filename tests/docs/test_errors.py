@@ -7,7 +7,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 CODE = re.compile(r"TF-\d{3}")
-RULE = "*the code* and no more, unless the entry ends in *Leaves.*"
+RULE = "*the code* and no more, unless the entry ends in *Leaves:* or is on this list."
+NOTHING = re.compile(r"^\*Nothing leaves with\* ((?:TF-\d{3},\s)*TF-\d{3})\.$", re.MULTILINE)
 HEADING = re.compile(r"^#+ (TF-\d{3}):", re.MULTILINE)
 
 
@@ -31,13 +32,17 @@ def test_every_entry_says_what_it_means_what_to_do_and_what_leaves_the_site() ->
     text = (ROOT / "docs" / "errors.md").read_text(encoding="utf-8")
     head, *entries = re.split(r"^### ", text, flags=re.MULTILINE)
     assert RULE in " ".join(head.split())
+    (listed,) = NOTHING.findall(head)
+    nothing = CODE.findall(listed)
+    assert nothing == sorted(set(nothing)) and set(nothing) <= set(HEADING.findall(text))
     for entry in entries:
         title, _, body = entry.partition("\n")
         body = " ".join(re.split(r"^## ", body, flags=re.MULTILINE)[0].split())
-        parts = re.fullmatch(r"(?:.+ )?\*Do\.\* (?P<do>.+?)(?: \*Leaves\.\* (?P<leaves>.+))?", body)
+        parts = re.fullmatch(r"(?:.+ )?\*Do:\* (?P<do>.+?)(?: \*Leaves:\* (?P<leaves>.+))?", body)
         assert parts and re.fullmatch(r"TF-\d{3}: .+", title), title
-        assert body.count("*Do.*") == 1 and body.count("*Leaves.*") <= 1, title
-        assert parts["leaves"] != "The code.", f"{title}: the page's rule says so already"
+        assert body.count("*Do:*") == 1 and body.count("*Leaves:*") <= 1, title
+        assert parts["leaves"] not in ("The code.", "Nothing."), f"{title}: the page's rule says so already"
+        assert not (title[:6] in nothing and parts["leaves"]), f"{title}: more than nothing leaves"
 
 
 def test_codes_that_entries_refer_to_have_entries() -> None:

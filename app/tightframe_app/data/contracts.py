@@ -8,17 +8,19 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 from rich.table import Table
 from rich.text import Text
 
+from tightframe_app import formats
 from tightframe_app.screens import console, lines, print_list, shown
 
 if TYPE_CHECKING:
     from tightframe.data.contract import Contract
     from tightframe.data.table import TableSite
+    from tightframe_app.site.checks.findings import State
 
 WIDTH = 120
 out = lines()
@@ -114,7 +116,7 @@ def init(
     out.print(f"then: tightframe data check --contract {output} --site-config FILE")
 
 
-def check(contract: _Contract, site_config: _Config, site: _Site = None) -> None:
+def check(contract: _Contract, site_config: _Config, site: _Site = None, form: formats.Form = "text") -> None:
     """Hold a site's table or pictures against a contract: every finding at once, with the rows' numbers.
 
     Row numbers are lines of a text file, else places from 1; all pictures are read. Codes that the contract
@@ -127,6 +129,8 @@ def check(contract: _Contract, site_config: _Config, site: _Site = None) -> None
     bad = 0
     agreed = read_contract(contract)
     tables = entries(site_config, site, agreed)
+    if form == "json":
+        _check_as_json(agreed, tables)
     for name, entry in tables:
         bad += not _checked(name, agreed, entry)
     if bad:
@@ -134,6 +138,19 @@ def check(contract: _Contract, site_config: _Config, site: _Site = None) -> None
         out.print(f"{of} cannot take part so")
         raise typer.Exit(1)
     out.print("no problem was found")
+
+
+def _check_as_json(contract: Contract, tables: list[tuple[str, TableSite]]) -> NoReturn:
+    """Check tables, print the result as JSON, and end the command."""
+    from tightframe_app.outputs import DataCheck, DataChecked, Finding
+
+    sites = []
+    for name, entry in tables:
+        findings = tuple(Finding(state=state, text=text) for state, text in _told(contract, entry))
+        sites.append(DataChecked(site=name or None, place=str(entry.place), findings=findings))
+    valid = not any(item.state == "problem" for one in sites for item in one.findings)
+    formats.show(DataCheck(valid=valid, sites=tuple(sites)))
+    raise typer.Exit(0 if valid else 1)
 
 
 def read_contract(path: Path) -> Contract:
@@ -185,21 +202,15 @@ def entries(config: Path, site: str | None, contract: Contract) -> list[tuple[st
 
 def _checked(name: str, contract: Contract, entry: TableSite) -> bool:
     """Print what is found at one site; return whether it can take part."""
-    from tightframe.errors import DataError
-
     out.print(Text(f"{name}: {entry.place}" if name else entry.place, style="bold"))
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 2), show_header=False)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     good = True
-    try:
-        for state, text in _found(contract, entry):
-            good = good and state != "problem"
-            style = {"ok": "green", "note": "yellow", "problem": "bold red"}[state]
-            table.add_row(Text(state, style=style), _by_line(text))
-    except DataError as error:
-        good = False
-        table.add_row(Text("problem", style="bold red"), _by_line(str(error)))
+    for state, text in _told(contract, entry):
+        good = good and state != "problem"
+        style = {"ok": "green", "note": "yellow", "problem": "bold red"}[state]
+        table.add_row(Text(state, style=style), _by_line(text))
     console(WIDTH).print(table)
     return good
 
@@ -208,7 +219,17 @@ def _by_line(text: str) -> str:
     return "\n".join(map(shown, text.splitlines()))
 
 
-def _found(contract: Contract, entry: TableSite) -> Iterator[tuple[str, str]]:
+def _told(contract: Contract, entry: TableSite) -> Iterator[tuple[State, str]]:
+    """Yield what is found; data that cannot be read is the last finding."""
+    from tightframe.errors import DataError
+
+    try:
+        yield from _found(contract, entry)
+    except DataError as error:
+        yield "problem", str(error)
+
+
+def _found(contract: Contract, entry: TableSite) -> Iterator[tuple[State, str]]:
     """Yield what is found, each with its state; the last is how many records there are, if any."""
     from tightframe.data.base import FOLDS, class_counts, count_table, finding_counts
     from tightframe.data.contract import MultiLabel

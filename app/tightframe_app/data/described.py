@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
+from tightframe_app import formats
 from tightframe_app.data import contracts as tables
 from tightframe_app.screens import console, shown
 
@@ -27,6 +28,7 @@ def describe(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", dir_okay=False, help="Page to write, with plots (HTML).")
     ] = None,
+    form: formats.Form = "text",
 ) -> None:
     """Show what a site would bring: its table's columns, or its pictures' sizes and light, by class.
 
@@ -39,6 +41,13 @@ def describe(
     agreed = tables.read_contract(contract)
     found_entries = tables.entries(site_config, site, agreed)
     described = [(name, _of(agreed, entry)) for name, entry in found_entries]
+    if output is not None:
+        output.touch(mode=0o600)
+        output.chmod(0o600)
+        output.write_text(_page(agreed.title, described), encoding="utf-8")
+    if form == "json":
+        _show_json(agreed.title, described)
+        return
     for name, found in described:
         counts = ", ".join(f"{shown(title)} {count}" for title, count in found.records.items())
         tables.out.print(f"{name}: {found.where}" if name else found.where, style="bold")
@@ -51,10 +60,39 @@ def describe(
             table.add_row(*(shown(cell) for cell in _cells(summary)))
         console(tables.WIDTH).print(table)
     if output is not None:
-        output.touch(mode=0o600)
-        output.chmod(0o600)
-        output.write_text(_page(agreed.title, described), encoding="utf-8")
         tables.out.print(f"page: {output}")
+
+
+def _show_json(title: str, described: list[tuple[str, Description]]) -> None:
+    from tightframe_app.outputs import Column, DataDescribed, DataDescription
+
+    sites = []
+    for name, found in described:
+        columns = [
+            Column(
+                name=item.column.column,
+                kind=item.column.kind,
+                unit=item.column.unit,
+                missing=item.missing,
+                mean=item.mean,
+                deviation=item.deviation,
+                quantiles=item.quantiles,
+                names=item.names,
+                counts={key: tuple(map(int, values)) for key, values in item.counts.items()},
+            )
+            for item in found.columns
+        ]
+        told = DataDescribed(
+            site=name or None,
+            place=str(found.where),
+            records=found.records,
+            broken=found.broken,
+            present=found.present,
+            findings=tuple(map(str, found.findings)),
+            columns=tuple(columns),
+        )
+        sites.append(told)
+    formats.show(DataDescription(title=title, sites=tuple(sites)))
 
 
 def _of(contract: Contract, entry: TableSite) -> Description:

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from tightframe_app import formats
 from tightframe_app.screens import lines, shown
 
 app = typer.Typer(help="Set a federation up: request files, startup kits, pins.", no_args_is_help=True)
@@ -233,6 +234,7 @@ def pins(
     remove: Annotated[
         list[str] | None, typer.Option(help="NAME=PIN that a peer no longer has, after a renewal.")
     ] = None,
+    form: formats.Form = "text",
 ) -> None:
     """Print this site's pin, and add or remove pins of its peers.
 
@@ -245,6 +247,11 @@ def pins(
     if opened.kind != "site":
         raise typer.BadParameter("expected a site's kit, got the server's", param_hint="--kit")
     own = opened.pin()
+    if form == "json":
+        if add or remove:
+            raise typer.BadParameter("expected text where pins are changed", param_hint="--format")
+        _show_pins(opened.name, own, opened.local / CONFIG)
+        return
     _say(f"{opened.name}={own}")
     if not add and not remove:
         return
@@ -260,6 +267,19 @@ def pins(
         for text in texts or []
     ]
     _keep(config, changes)
+
+
+def _show_pins(name: str, own: str, config: Path) -> None:
+    """Print a site's pins as JSON."""
+    from tightframe.config.site import parse_single, read_object
+    from tightframe_app.outputs import Pins
+
+    peers = None
+    if config.is_file():
+        entry, _ = parse_single(read_object(config), str(config))
+        kept = entry.policy.resolve(production=True).pins
+        peers = {peer: tuple(pins) for peer, pins in sorted(kept.items())}
+    formats.show(Pins(site=name, pin=own, peers=peers))
 
 
 def _keep(config: Path, changes: list[tuple[str, str, str]]) -> None:

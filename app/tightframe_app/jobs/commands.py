@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
+from tightframe_app import formats
 from tightframe_app.screens import lines
 
 if TYPE_CHECKING:
@@ -23,10 +24,19 @@ err = lines(stderr=True)
 
 
 @app.command("list")
-def list_jobs() -> None:
+def list_jobs(form: formats.Form = "text") -> None:
     """List the jobs that can be exported, and their presets."""
     from tightframe_app.jobs import recipes
 
+    if form == "json":
+        from tightframe_app.outputs import Job, Jobs
+
+        jobs = [
+            Job(name=one.name, title=one.title, presets=tuple(one.presets), sites=tuple(one.sites))
+            for one in recipes.RECIPES
+        ]
+        formats.show(Jobs(jobs=tuple(jobs)))
+        return
     table = Table("job", "what it trains", "presets", "default sites")
     for recipe in recipes.RECIPES:
         table.add_row(recipe.name, recipe.title, ", ".join(recipe.presets), ", ".join(recipe.sites))
@@ -216,6 +226,8 @@ def export(
         job = recipes.with_norm(job)
     wanted = gpus if gpus is not None else int(preset == "full")
     files = job_folders.job_files(job, gpus=wanted, gpu_memory=gpu_memory)
+    if committed:
+        files = job_folders.committed_files(job)
     folder = Path("jobs", recipe.name) if committed else output or Path("exported", recipe.name)
     if replaced := job_folders.write_job(files, folder, force=force, anew=committed):
         err.print(replaced)
@@ -391,6 +403,7 @@ def check(
         list[Path] | None, typer.Argument(help="Job folders to validate; the committed ones by default.")
     ] = None,
     root: Annotated[Path, typer.Option(help="Root of the repository.")] = Path("."),
+    form: formats.Form = "text",
 ) -> None:
     """Check that job folders are exactly what an export of their jobs writes.
 
@@ -401,6 +414,8 @@ def check(
     from tightframe_app.jobs import folders as job_folders
     from tightframe_app.jobs import recipes
 
+    if form == "json":
+        _check_as_json(folders or [], root)
     if not folders:
         problems = _check_committed(root)
         _report(problems, "tightframe jobs export NAME --committed")
@@ -415,6 +430,24 @@ def check(
             out.print(f"{folder}: {job_folders.traffic(folder)}")
             out.print(f"{folder}: {job_folders.signature(folder)}")
     _report(problems, "tightframe jobs export NAME --set KEY=VALUE -o FOLDER")
+
+
+def _check_as_json(folders: list[Path], root: Path) -> NoReturn:
+    """Check job folders, print the result as JSON, and end the command."""
+    from tightframe_app.jobs import folders as job_folders
+    from tightframe_app.outputs import JobFolder, JobFolders
+
+    checked = []
+    for folder in folders:
+        problems = tuple(job_folders.check_folder(folder))
+        told = {} if problems else {"traffic": str(job_folders.traffic(folder))}
+        told |= {} if problems else {"signature": job_folders.signature(folder)}
+        checked.append(JobFolder(folder=str(folder), problems=problems, **told))
+    if not folders:
+        checked = [JobFolder(folder=str(root / "jobs"), problems=tuple(_check_committed(root, say=False)))]
+    valid = not any(item.problems for item in checked)
+    formats.show(JobFolders(valid=valid, folders=tuple(checked)))
+    raise typer.Exit(0 if valid else 1)
 
 
 LeadKit = Annotated[
@@ -511,7 +544,7 @@ def submit(
     transcript_verify(place / "transcript.jsonl", startup / "rootCA.pem")
 
 
-def _check_committed(root: Path) -> list[str]:
+def _check_committed(root: Path, *, say: bool = True) -> list[str]:
     from tightframe.flare.simulation import simulator
     from tightframe_app.jobs import folders as job_folders
     from tightframe_app.jobs import recipes
@@ -523,7 +556,9 @@ def _check_committed(root: Path) -> list[str]:
         )
     problems: list[str] = []
     for recipe in recipes.RECIPES:
-        problems += job_folders.out_of_sync(job_folders.job_files(recipe.job()), root / "jobs" / recipe.name)
+        problems += job_folders.out_of_sync(
+            job_folders.committed_files(recipe.job()), root / "jobs" / recipe.name
+        )
     known = {recipe.name for recipe in recipes.RECIPES}
     problems += [
         f"{path} belongs to no recipe" for path in sorted((root / "jobs").iterdir()) if path.name not in known
@@ -531,7 +566,8 @@ def _check_committed(root: Path) -> list[str]:
     allow_list = root / "simulator_workspace" / "local" / "resources.json"
     if not allow_list.is_file():
         simulator.prepare_workspace(root / "simulator_workspace")
-        out.print(f"restored {allow_list}")
+        if say:
+            out.print(f"restored {allow_list}")
     elif allow_list.read_text(encoding="utf-8") != simulator.allow_list_text():
         problems.append(f"{allow_list} is not the allow list: delete it, and check again to restore it")
     return problems

@@ -28,6 +28,8 @@ EXECUTOR = "tightframe.flare.executor.SiloExecutor"
 SERVER_FILE = "config/config_fed_server.json"
 APPS = ("app_server", "app")
 """Folders of the apps; the last one is the silos'."""
+SCRIPT = "job.py"
+"""In the committed folders only: runs the job as a recipe. The engine's parties never get it."""
 CHECKPOINT_FILE = f"app_server/config/{CHECKPOINT}"
 """Path of the checkpoint of a job that continues a run: in the server's own app, unseen by silos."""
 
@@ -104,6 +106,26 @@ def job_files(
     return files
 
 
+def committed_files(job: JobConfig) -> dict[str, str | bytes]:
+    """Return the files of a committed folder: those of the job, and the script that runs it as a recipe."""
+    return {**job_files(job), SCRIPT: script(job.job_name)}
+
+
+def script(name: str) -> str:
+    """Return the script that runs a named job as a recipe of the engine."""
+    return f'''"""Run {name} as a recipe: ``python jobs/{name}/job.py [--export --export-dir FOLDER]``."""
+
+from nvflare.recipe import SimEnv
+
+from tightframe_app.recipes import Recipe
+
+if __name__ == "__main__":
+    recipe = Recipe("{name}")
+    run = recipe.execute(SimEnv(clients=list(recipe.job.sites)))
+    print("results:", run.get_result())
+'''
+
+
 def write_job(
     files: Mapping[str, str | bytes], folder: Path, *, force: bool = False, anew: bool = False
 ) -> str:
@@ -166,11 +188,15 @@ def out_of_sync(files: Mapping[str, str | bytes], folder: Path, *, source: str =
     return problems
 
 
-def check_folder(folder: Path) -> list[str]:
+def check_folder(folder: Path, *, to_sign: bool = False) -> list[str]:
     """Describe the files of an exported job folder that differ from an export of its own job.
 
     The job is read from the server's file and the GPUs from ``meta.json``, and the whole folder is then
     exported again in memory. This finds silos with other values, another class, and added files.
+
+    Args:
+        folder: of the job.
+        to_sign: refuse the script of a committed folder, too: what is signed is submitted whole.
 
     Raises:
         JobFolderError: TF-106 if there is no such folder.
@@ -179,6 +205,8 @@ def check_folder(folder: Path) -> list[str]:
     job = prepared(read_job(folder))
     gpus, gpu_memory = _resources(folder / "meta.json")
     files = job_files(job, gpus=gpus, gpu_memory=gpu_memory, checkpoint=_checkpoint(job, folder))
+    if not to_sign and (folder / SCRIPT).is_file():
+        files[SCRIPT] = script(job.job_name)
     return out_of_sync(files, folder, source="an export of the server's job")
 
 
@@ -388,7 +416,7 @@ def sign(folder: Path, signer: Signer, *, days: int = job_manifest.DAYS) -> job_
         JobFolderError, JobError: see ``check_folder``; JobError also lists the files that differ.
         ManifestError: TF-634, TF-635; see ``job_manifest.sign``.
     """
-    if problems := check_folder(folder):
+    if problems := check_folder(folder, to_sign=True):
         raise JobError([f"{problem}: nothing was signed" for problem in problems])
     job, nonce, now = prepared(read_job(folder)), secrets.token_hex(16), datetime.now(UTC)
     apps = [folder / app for app in APPS if (folder / app).is_dir()]

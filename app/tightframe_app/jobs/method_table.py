@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tightframe_app import formats
 from tightframe_app.screens import console, shown
 
 if TYPE_CHECKING:
@@ -67,6 +68,7 @@ def methods(
     like: Annotated[
         str, typer.Option(help="Job whose data and model the numbers are for; see `tightframe jobs list`.")
     ] = LIKE,
+    form: formats.Form = "text",
 ) -> None:
     """List the methods: the fields that a silo contributes to their sums, and the number of bytes.
 
@@ -78,6 +80,11 @@ def methods(
 
     chosen = METHODS if name is None else [get(name)]
     sums = [describe(method.name, like) for method in chosen]
+    if form == "json":
+        from tightframe_app.outputs import Methods, MethodSums
+
+        formats.show(Methods(like=like, methods=tuple(MethodSums.model_validate(item) for item in sums)))
+        return
     if name is None:
         console(140).print(_table(sums, like))
         return

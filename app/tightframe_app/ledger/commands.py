@@ -14,6 +14,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from tightframe_app import formats
 from tightframe_app.ledger.query import (
     ROOT_HELP,
     WIDTH,
@@ -26,6 +27,7 @@ from tightframe_app.ledger.query import (
     ledger_of,
     taking_options,
 )
+from tightframe_app.ledger.told import shown_as_json, verified_as_json
 from tightframe_app.screens import console, print_list, shown
 
 if TYPE_CHECKING:
@@ -68,7 +70,7 @@ class WhatIf:
 
 @app.command("show")
 @taking_options
-def ledger_show(options: Options) -> None:
+def ledger_show(options: Options, form: formats.Form = "text") -> None:
     """List every charge with the epsilon up to and including it, and what is left of a cap.
 
     The chain of hashes is always checked, and signatures if --root is given. Epsilon is recomputed from
@@ -78,8 +80,11 @@ def ledger_show(options: Options) -> None:
     from tightframe.privacy.ledger.summary import left_text, spent_text
 
     out = console(WIDTH)
-    query = options.query()
+    query = options.query(needed=form == "json")
     verified, spent = _read(query, options.root, options.missing_role)
+    if form == "json":
+        formats.show(shown_as_json(query, verified, spent))
+        return
     for spending in spent:
         protects = f"(protects a {spending.neighbours})" if spending.neighbours else "(nothing was charged)"
         out.print(Text(shown(spending.dataset_id), style="bold"), protects)
@@ -120,6 +125,7 @@ def ledger_verify(
             exists=True, file_okay=False, help="The kit's folder `startup`: another head is kept beside it."
         ),
     ] = None,
+    form: formats.Form = "text",
 ) -> None:
     """Check every signature and the chain of a ledger, and report what that proves and what not.
 
@@ -154,9 +160,18 @@ def ledger_verify(
         with package_errors():
             remembered = journal_of(whole.entries)
     except (TamperError, LostError) as error:
+        if form == "json":
+            from tightframe_app.outputs import LedgerVerified
+
+            wrong = LedgerVerified(valid=False, ledger=str(path), code=error.code, reason=str(error))
+            formats.show(wrong)
+            raise typer.Exit(1) from None
         reason = f" {shown(str(path))}: {shown(str(error))}"
         console(WIDTH, stderr=True).print(Text.assemble(("invalid:", "bold red"), reason))
         raise typer.Exit(1) from None
+    if form == "json":
+        formats.show(verified_as_json(path, whole, len(remembered), len(heads)))
+        return
     out.print(Text.assemble(("whole:", "bold green"), f" {shown(str(path))}"))
     facts = [("entries", str(len(whole.entries))), ("ledger", whole.head.ledger)]
     facts.append(("secure sums", f"{len(remembered)} entries"))
@@ -251,6 +266,7 @@ def ledger_explain(
     ] = None,
     records: Annotated[int | None, typer.Option(min=1, help="What-if: number of training records.")] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="What-if: expected records of a step.")] = 64,
+    form: formats.Form = "text",
 ) -> None:
     """Explain in plain words which job spent how much budget on what, what is left, and what would fit.
 
@@ -268,8 +284,23 @@ def ledger_explain(
         training = SubsampledGaussian(sigma, min(1.0, batch_size / records), 1)
     what_if = WhatIf(None if release_noise is None else Gaussian(release_noise), training)
     out = console(WIDTH)
-    query = options.query()
+    query = options.query(needed=form == "json")
     verified, spent = _read(query, options.root, options.missing_role)
+    if form == "json":
+        from tightframe_app.outputs import DatasetExplained, LedgerExplained
+
+        told = [
+            DatasetExplained(
+                dataset=spending.dataset_id,
+                paragraphs=tuple(explain(spending, query.epsilon)),
+                fits=() if query.epsilon is None else tuple(what_if.fitting(spending, query.epsilon)),
+            )
+            for spending in spent
+        ]
+        checked = verified.signatures
+        explained = LedgerExplained(ledger=str(query.path), signatures_checked=checked, data_sets=tuple(told))
+        formats.show(explained)
+        return
     for spending in spent:
         out.print(Text(f"Data set {shown(spending.dataset_id)}", style="bold"))
         for paragraph in explain(spending, query.epsilon):

@@ -88,8 +88,11 @@ class Options:
     ] = None
     dataset: Annotated[str | None, typer.Option(help="Show one `dataset_id` only.")] = None
 
-    def query(self) -> Query:
+    def query(self, *, needed: bool = False) -> Query:
         """Return the query, with values from the site's file where no option gives them.
+
+        Args:
+            needed: a ledger that does not exist yet is an error, and not the command's end.
 
         Raises:
             SiteConfigError: TF-201 if neither the file nor an option names ``state_dir``; TF-202 if the file
@@ -115,7 +118,7 @@ class Options:
                 state_dir = Path(entry.state_dir)
             if datasets is None and (entry.data or entry.dataset_id is not None):
                 datasets = tuple(dict.fromkeys(entry.records_id(name) for name in entry.data or ("",)))
-        path = ledger_of(self.file, state_dir, self.site)
+        path = ledger_of(self.file, state_dir, self.site, needed=needed)
         delta = DELTA if delta is None else delta
         return Query(path, delta, epsilon, datasets, named=self.dataset is not None)
 

@@ -10,6 +10,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from tightframe_app import formats
 from tightframe_app.federation.commands import TRAINING_SOCKET
 from tightframe_app.screens import console, lines
 from tightframe_app.site import releases
@@ -76,6 +77,7 @@ def check(
     verbose: Annotated[
         bool, typer.Option("--verbose", help="With a file for several sites: every line of every site.")
     ] = False,
+    form: formats.Form = "text",
 ) -> None:
     """Check everything that this site needs, and report all problems at once; nothing is changed.
 
@@ -98,7 +100,7 @@ def check(
         folder=job,
         submitter=submitter,
         records=records,
-        progress=out.print,
+        progress=out.print if form == "text" else lambda text: None,
         engine_kit=engine_kit,
     )
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
@@ -109,6 +111,12 @@ def check(
     problems = [finding for finding in findings if finding.state == "problem"]
     refusals = sum(finding.of_job for finding in problems)
     own = len(problems) - refusals
+    if form == "json":
+        from tightframe_app.outputs import SiteCheck, SiteFinding
+
+        told = tuple(SiteFinding.model_validate(finding) for finding in findings)
+        formats.show(SiteCheck(valid=not problems, findings=told))
+        raise typer.Exit(1 if problems else 0)
     for finding in findings if verbose else in_blocks(findings):
         table.add_row(Text(finding.state, style=STYLES[finding.state]), finding.area, _shown(finding.text))
     console(WIDTH).print(table)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tightframe_app import formats
 from tightframe_app.screens import lines
 from tightframe_app.site.memory import Memory, memory_of
 
@@ -59,7 +60,7 @@ Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 
 
 @cohort.command("show")
-def cohort_show(config: Config, site: Site, kit: Kit = None) -> None:
+def cohort_show(config: Config, site: Site, kit: Kit = None, form: formats.Form = "text") -> None:
     """Show the silos for which this site's counts may be opened, for each data set."""
     from tightframe.securesum.site.journal import CohortAccepted, StaticMasked, StaticOpened
 
@@ -67,6 +68,22 @@ def cohort_show(config: Config, site: Site, kit: Kit = None) -> None:
     entries = memory.read()
     kinds = StaticMasked | StaticOpened | CohortAccepted
     cohorts = {entry.dataset: entry for entry in entries if isinstance(entry, kinds)}
+    if form == "json":
+        from tightframe_app.outputs import Cohort, Cohorts
+
+        told = [
+            Cohort(
+                dataset=dataset,
+                silos=entry.roster,
+                how="accepted"
+                if isinstance(entry, CohortAccepted)
+                else ("requested" if isinstance(entry, StaticMasked) else "opened"),
+                job=None if isinstance(entry, CohortAccepted) else entry.lineage,
+            )
+            for dataset, entry in sorted(cohorts.items())
+        ]
+        formats.show(Cohorts(site=site, cohorts=tuple(told)))
+        return
     if not cohorts:
         where = "" if entries else f": nothing is on record at {memory.places.ledger}"
         out.print(f"{site} has not opened counts of any data set yet{where}")
@@ -113,21 +130,34 @@ def cohort_accept(
 
 
 @release.command("show")
-def release_show(config: Config, site: Site, kit: Kit = None) -> None:
+def release_show(config: Config, site: Site, kit: Kit = None, form: formats.Form = "text") -> None:
     """Show how sums over this site's records may be formed, for each data set."""
     from tightframe.securesum.site.journal import ProfileAccepted, ProfileUsed
 
     entries = memory_of(config, site, kit).read()
-    shown = set()
+    ways: dict[tuple[str, Profile], ProfileUsed | ProfileAccepted] = {}
     for entry in entries:
-        if not isinstance(entry, ProfileUsed | ProfileAccepted) or (entry.dataset, entry.profile) in shown:
-            continue
-        shown.add((entry.dataset, entry.profile))
+        if isinstance(entry, ProfileUsed | ProfileAccepted):
+            ways.setdefault((entry.dataset, entry.profile), entry)
+    if form == "json":
+        from tightframe_app.outputs import Formed, Releases
+
+        told = [
+            Formed(
+                dataset=entry.dataset,
+                settings=dict(entry.profile),
+                job=None if isinstance(entry, ProfileAccepted) else entry.lineage,
+            )
+            for entry in ways.values()
+        ]
+        formats.show(Releases(site=site, formed=tuple(told)))
+        return
+    for entry in ways.values():
         how = "accepted by hand" if isinstance(entry, ProfileAccepted) else f"used in job {entry.lineage!r}"
         out.print(f"{entry.dataset} ({how})")
         for name, value in entry.profile:
             out.print(f"  {name}: {value}")
-    if not shown:
+    if not ways:
         out.print(
             f"{site} has taken part in no sums without noise yet: the first job fixes how they are formed"
         )

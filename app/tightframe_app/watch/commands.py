@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import typer
 from rich.console import Console, Group, RenderableType
@@ -22,6 +22,7 @@ from rich.text import Text
 from tightframe.results.outcome import Outcome
 from tightframe.results.parts.dropouts import NOT_MEASURED
 from tightframe.results.status import Status
+from tightframe_app import formats
 from tightframe_app.live import options as live
 from tightframe_app.screens import shown
 from tightframe_app.watch import silos
@@ -52,6 +53,7 @@ from tightframe_app.watch.view import (
 )
 
 if TYPE_CHECKING:
+    from tightframe_app.outputs import Watched as WatchLine
     from tightframe_app.watch.web import WatchPage
 
 INTERRUPTED = 130
@@ -256,6 +258,8 @@ def watch(
     ] = 600.0,
     web: Annotated[bool, typer.Option("--web", help="Also as a page for a browser on this machine.")] = False,
     port: live.Port = None,
+    once: Annotated[bool, typer.Option("--once", help="Ask once, and end with code 0.")] = False,
+    form: formats.Form = "text",
 ) -> None:
     """Show a job of a federation live until it is over, and say how it ended.
 
@@ -264,7 +268,8 @@ def watch(
     totals that the server has anyway. It only looks: Ctrl-C ends the watch, and
     the job goes on. Without a terminal a line is printed for each change, and
     every half minute. At the end the result is fetched to read its outcome, and
-    thrown away. With --web a link is printed that opens a page with the same,
+    thrown away. With --format json each change is an object on a line, and the
+    last has the end. With --web a link is printed that opens a page with the same,
     and with curves, once, on this machine only.
 
     Exit code 0: it trained, by its own outcome; the last lines say if its final
@@ -279,14 +284,84 @@ def watch(
             f"expected the id of a job, as `nvflare job list` shows it, got {shown(job)!r}", param_hint="JOB"
         ) from None
     live.check_port(port, web=web)
+    if web and (once or form == "json"):
+        raise typer.BadParameter("expected neither --once nor --format json with it", param_hint="--web")
     from tightframe_app.watch import monitoring
 
     server = monitoring.Server(monitoring.find_kit(kit))
     try:
-        verdict = until_over(server, job_id, every=every, patience=patience, web=web, port=port)
+        if once:
+            look_once(server, job_id, as_json=form == "json")
+            return
+        if form == "json":
+            verdict = told_until_over(server, job_id, every=every, patience=patience)
+        else:
+            verdict = until_over(server, job_id, every=every, patience=patience, web=web, port=port)
     finally:
         server.close()
     raise typer.Exit(verdict.code)
+
+
+def look_once(server: Watched, job_id: str, *, as_json: bool) -> None:
+    """Print where a job stands.
+
+    Raises:
+        WatchError: TF-812 if the server does not answer.
+    """
+    began = time.monotonic()
+    try:
+        seen = server.look(job_id)
+    except LostError as error:
+        raise WatchError(_unreachable(View(job_id), str(error), 0.0)) from None
+    view = View(job_id, seen, seen.status, time.monotonic() - began)
+    if as_json:
+        formats.show(told(view), line=True)
+    else:
+        typer.echo(line(view))
+
+
+def told(view: View, verdict: Verdict | None = None) -> WatchLine:
+    """Return a view as a line of JSON."""
+    from tightframe_app.outputs import End
+    from tightframe_app.outputs import Watched as WatchLine
+
+    seen = view.seen
+    known: dict[str, Any] = {}
+    if seen is not None:
+        known = {"engine": seen.engine, "told": seen.told, "silent": dict(seen.silent)}
+    return WatchLine(
+        job_id=view.job_id,
+        seconds=round(view.elapsed, 1),
+        standing=standing(view),
+        lost=view.lost,
+        status=view.last,
+        end=None if verdict is None else End.model_validate(verdict),
+        **known,
+    )
+
+
+def told_until_over(server: Watched, job_id: str, *, every: float, patience: float) -> Verdict:
+    """Print a line of JSON for each change of a job until it is over, and one with its end.
+
+    Raises:
+        typer.Exit: with code 130 after Ctrl-C; the job goes on.
+        WatchError: if it cannot be watched, or not any more.
+    """
+    last, said = View(job_id), ""
+
+    def show(view: View) -> None:
+        nonlocal last, said
+        last = view
+        if (text := line(view)) != said:
+            said = text
+            formats.show(told(view), line=True)
+
+    try:
+        verdict = follow(server, job_id, show, every=every, patience=patience)
+    except KeyboardInterrupt:
+        raise typer.Exit(INTERRUPTED) from None
+    formats.show(told(last, verdict), line=True)
+    return verdict
 
 
 def until_over(

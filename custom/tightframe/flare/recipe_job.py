@@ -10,7 +10,7 @@ from typing import Any
 
 from nvflare.job_config.api import FedJob
 from nvflare.recipe import Run, SimEnv
-from nvflare.recipe.spec import ExecEnv
+from nvflare.recipe.spec import ExecEnv, _peek_recipe_args
 
 from tightframe.errors import JobError
 from tightframe.flare.simulation import simulator
@@ -46,12 +46,18 @@ class FolderJob(FedJob):
             return simulator.run_apart(command)
 
     def deploy(self, env: ExecEnv) -> Run:
-        """Hand the job to an environment.
+        """Hand the job to an environment; with the engine's ``--export`` on the command line only write it.
 
         Raises:
+            SystemExit: with 0, after an export.
             JobError: if the clients of a simulation are not the silos of the job.
             FileExistsError: if a simulation's workspace is something else, which the engine would wipe.
         """
+        exports, folder = _peek_recipe_args()
+        if exports:
+            self.export_job(folder)
+            sys.stdout.write(f"Job exported to: {Path(folder, self.name)}\n")
+            raise SystemExit(0)
         if isinstance(env, SimEnv):
             clients = env.clients or [f"site-{number}" for number in range(1, env.num_clients + 1)]
             if sorted(clients) != sorted(self._sites):

@@ -20,6 +20,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from nvflare.lighter.entity import participant_from_dict
 from tests.support import ROOT
+from tests.support.outputs import checked
 from tests.support.securesum.certificates import issue, make_root
 from typer.testing import CliRunner, Result
 
@@ -328,6 +329,16 @@ def test_pins_are_printed_merged_and_taken_back(kit: Path, add_site: Callable[..
         "pins": {"hospital-2": [new], "hospital-3": []}
     }
     assert stat.S_IMODE(config.stat().st_mode) == 0o600
+
+
+def test_pins_as_json(kit: Path, add_site: Callable[..., Result]) -> None:
+    shown = ["pins", "--kit", str(kit), "--format", "json"]
+    told = checked("federation pins", federation(*shown).output)
+    assert told == {"format": 1, "site": "hospital-1", "pin": own_pin(SITE), "peers": None}
+    add_site()
+    federation("pins", "--kit", str(kit), "--add", f"hospital-2={'0a' * 32}")
+    assert checked("federation pins", federation(*shown).output)["peers"] == {"hospital-2": ["0a" * 32]}
+    federation(*shown, "--add", f"hospital-2={'0a' * 32}", code=2)
 
 
 @pytest.mark.parametrize(

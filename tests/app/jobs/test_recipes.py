@@ -34,7 +34,7 @@ from tightframe_app.jobs import folders, recipes
 
 @pytest.mark.parametrize("recipe", recipes.RECIPES, ids=lambda recipe: recipe.name)
 def test_committed_folders_are_in_sync(recipe: recipes.Recipe, root: Path) -> None:
-    assert folders.out_of_sync(folders.job_files(recipe.job()), root / "jobs" / recipe.name) == []
+    assert folders.out_of_sync(folders.committed_files(recipe.job()), root / "jobs" / recipe.name) == []
 
 
 @pytest.mark.parametrize("recipe", recipes.RECIPES, ids=lambda recipe: recipe.name)

@@ -10,6 +10,7 @@ import pytest
 from click.testing import Result
 from cryptography.hazmat.primitives.serialization import Encoding
 from tests.support.ledgers import CAP, DELTA, SiteKeys, charge, open_ledger
+from tests.support.outputs import checked
 from tests.support.securesum.certificates import Issued, issue, make_root
 from typer.testing import CliRunner
 
@@ -20,6 +21,8 @@ from tightframe.privacy.ledger.ledger import ledger_path
 from tightframe.privacy.ledger.store import head_file
 from tightframe.rounds.ledger_keys import signature_check
 from tightframe_app.ledger import commands
+
+JSON = ("--format", "json")
 
 
 def run(*arguments: object, width: int = 110) -> Result:
@@ -93,6 +96,25 @@ def test_show(state: Path, root: Path) -> None:
     assert "12 entries" not in said and "13 entries; checked: hashes only; give --root" in said
     signed = flat(run("show", "--state-dir", state, "--root", root).stdout)
     assert "checked: hashes and signatures" in signed and "left" not in signed
+
+
+def test_as_json(state: Path, root: Path) -> None:
+    told = checked("ledger show", run("show", "--state-dir", state, "--epsilon", "8", *JSON).stdout)
+    ward, _ = told["data_sets"]
+    spent = exact((9 / 36 + 5 / 400) ** 0.5)
+    assert ward["spent"]["guaranteed"] == pytest.approx(spent, abs=1e-6) == ward["charges"][-1]["epsilon"]
+    assert ward["left"] == pytest.approx(8 - spent, abs=1e-6) and len(ward["fingerprints"]) == 2
+    told = checked("ledger explain", run("explain", "--state-dir", state, "--epsilon", "8", *JSON).stdout)
+    assert "10 releases" in " ".join(told["data_sets"][0]["paragraphs"]) and told["data_sets"][0]["fits"]
+    told = checked("ledger verify", run("verify", "--state-dir", state, "--root", root, *JSON).stdout)
+    assert told["valid"] and told["entries"] == 13 == told["signers"][0]["entries"]
+    connection = sqlite3.connect(ledger_path(state, "site-1"))
+    with connection:
+        connection.execute("UPDATE entries SET time = '2020' WHERE sequence = 5")
+    connection.close()
+    done = run("verify", "--state-dir", state, "--root", root, *JSON)
+    told = checked("ledger verify", done.stdout)
+    assert done.exit_code == 1 and not told["valid"] and told["code"] == "TF-702"
 
 
 def test_show_of_one_data_set_at_another_delta(state: Path) -> None:

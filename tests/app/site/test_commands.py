@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 from tests.app.site.checks.test_all_checks import _kit
+from tests.support.outputs import checked
 from typer.testing import CliRunner, Result
 
 from tightframe.errors import SiteConfigError, TightframeError
 from tightframe.rounds.sums.vault import locked_ledger, remember
 from tightframe.securesum.errors import StaticCohortError
-from tightframe.securesum.site.journal import CohortAccepted, Entry, History, StaticOpened
+from tightframe.securesum.site.journal import CohortAccepted, Entry, History, ProfileUsed, StaticOpened
 from tightframe_app.cli import app
 from tightframe_app.site.memory import Memory, memory_of
 
@@ -75,6 +76,17 @@ def test_show_names_every_data_set_and_how_its_cohort_came_about(
     ]
     write(journal, [CohortAccepted(DATASET, SMALLER)])
     assert f"{DATASET}: hospital-a, hospital-b, hospital-c (accepted by hand)" in cohort("show").output
+
+
+def test_show_as_json(config: Path, cohort: Callable[..., Result], journal: Memory) -> None:
+    told = checked("site cohort show", cohort("show", "--format", "json").output)["cohorts"]
+    assert [item["how"] for item in told] == ["opened", "opened"]
+    assert {item["dataset"]: tuple(item["silos"]) for item in told}[DATASET] == BEFORE
+    write(journal, [ProfileUsed(DATASET, (("weights", "exact"),), "job-1")])
+    command = ["site", "release", "show", "-c", str(config), "-s", SITE, "--format", "json"]
+    told = checked("site release show", CliRunner().invoke(app, command).output)
+    used = {"dataset": DATASET, "settings": {"weights": "exact"}, "job": "job-1"}
+    assert told == {"format": 1, "site": SITE, "formed": [used]}
 
 
 def test_show_before_anything_was_opened(cohort: Callable[..., Result], tmp_path: Path) -> None:

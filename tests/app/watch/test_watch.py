@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from tests.support.outputs import checked
 from tests.support.results.building import row
 from tests.support.results.building import status as begun
 from tests.support.watched_jobs import JOB, OUTCOME, RUN, SPENT, status, trained_so_far
@@ -318,6 +319,21 @@ def test_a_connection_that_is_lost_for_a_while_is_told_and_found_again() -> None
     assert "cannot connect" in commands.line(views[3])
     assert views[4].last == RUNNING.status, "what was seen last stays on the screen"
     assert [view.elapsed for view in views] == [0, 0, 10, 20, 30, 40]
+
+
+def test_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    gone = LostError("cannot connect")
+    script = Script(RUNNING, gone, DONE, found=(TRAINED,))
+    verdict = commands.told_until_over(script, JOB, every=0, patience=60)
+    lines = [checked("watch", line) for line in capsys.readouterr().out.splitlines()]
+    assert verdict.code == 0 and lines[-1]["end"]["code"] == 0 and lines[0]["standing"] == "asking the server"
+    assert lines[1]["status"] == json.loads(json.dumps(trained_so_far().as_json()))
+    assert all(line["end"] is None for line in lines[:-1])
+    commands.look_once(Script(RUNNING), JOB, as_json=True)
+    (line,) = capsys.readouterr().out.splitlines()
+    assert checked("watch", line)["engine"] == "RUNNING"
+    with pytest.raises(WatchError, match="TF-812"):
+        commands.look_once(Script(gone), JOB, as_json=True)
 
 
 def test_a_server_that_never_answers_or_stays_away_is_an_error() -> None:

@@ -16,6 +16,7 @@ from tightframe import __version__, models
 from tightframe.data.table.disclosure import UNITS
 from tightframe.metrics import noise_intervals
 from tightframe.phases import Tensors, Totals
+from tightframe.results import engine_files
 from tightframe.results.files import BEST, WritePage
 from tightframe.results.model_card import Card, InitialModel, MethodCard
 from tightframe.results.outcome import Ended, LeftOut, OpenedSum, Personal, ending, is_measured
@@ -388,6 +389,7 @@ class RunRecord:
         self.status = self.status.ended(trained=self.trained, reason=reason)
         result = self._ended(reason)
         result.write(self.folder)
+        engine_files.write(self.folder, self.job.job_name, self.rows, self.best)
         if self._write_page is not None:
             self._write_page(self.folder, self._log)
         (self._log.error if reason else self._log.info)("%s", result.screen())

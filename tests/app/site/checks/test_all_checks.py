@@ -20,6 +20,7 @@ from nvflare.security.security import FLAuthorizer
 from tests.support import ROOT
 from tests.support.ledgers import SiteKeys, open_ledger
 from tests.support.made_isic import write_centre
+from tests.support.outputs import checked
 from tests.support.securesum.certificates import issue, make_root
 from typer.testing import CliRunner
 
@@ -118,6 +119,15 @@ def test_a_site_made_from_the_templates_has_no_problem(hospital: Path, tmp_path:
     after = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
     assert set(after) == set(before)
     assert {path for path in after if after[path] != before[path]} <= {tmp_path / "state"}
+
+
+def test_as_json(hospital: Path) -> None:
+    _change(hospital, state_dir=None)
+    options = ["-c", str(hospital), "--production", "--no-records", "--format", "json"]
+    done = CliRunner().invoke(app, ["site", "check", *options])
+    told = checked("site check", done.stdout)
+    assert done.exit_code == 1 and not told["valid"]
+    assert any("state_dir" in item["text"] for item in told["findings"] if item["state"] == "problem")
 
 
 def test_all_problems_are_told_at_once(hospital: Path, tmp_path: Path) -> None:

@@ -1,0 +1,442 @@
+"""What commands print with ``--format json``: a model for each, from which its schema follows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict
+
+from tightframe.results.status import Status
+
+
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+Number = Annotated[float | None, BeforeValidator(_finite)]
+"""A number; null where there is none, or no finite one."""
+
+
+class Part(BaseModel):
+    """Base of all that is printed."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", from_attributes=True)
+
+
+class Output(Part):
+    """Base of what a command prints as a whole."""
+
+    format: Literal[1] = 1
+
+
+class Job(Part):
+    """A named job."""
+
+    name: str
+    title: str
+    presets: tuple[str, ...]
+    sites: tuple[str, ...]
+
+
+class Jobs(Output):
+    """The jobs that can be exported."""
+
+    jobs: tuple[Job, ...]
+
+
+class JobFolder(Part):
+    """A job folder; what silos send and who signed it is told of valid ones only."""
+
+    folder: str
+    problems: tuple[str, ...]
+    traffic: str | None = None
+    signature: str | None = None
+
+
+class JobFolders(Output):
+    """Job folders held against exports; without folders the committed ones, as one."""
+
+    valid: bool
+    folders: tuple[JobFolder, ...]
+
+
+class MethodSums(Part):
+    """A method and its sums; ``private`` says why it has no form with differential privacy."""
+
+    name: str
+    title: str
+    paper: str
+    sums: int
+    upload: int
+    each_round: tuple[str, ...]
+    once: tuple[str, ...]
+    private: str | None
+    shares_noise: bool
+    rounded: bool
+    opened: Mapping[str, int]
+    follows: str
+    own_training: bool
+    logits_only: bool
+
+
+class Methods(Output):
+    """Methods with the numbers for one job's data and model."""
+
+    like: str
+    methods: tuple[MethodSums, ...]
+
+
+State = Literal["ok", "note", "problem"]
+
+
+class Finding(Part):
+    """One result of a check."""
+
+    state: State
+    text: str
+
+
+class DataChecked(Part):
+    """A site's records against a contract; the site is null in a file of one."""
+
+    site: str | None
+    place: str
+    findings: tuple[Finding, ...]
+
+
+class DataCheck(Output):
+    """Sites' records against a contract."""
+
+    valid: bool
+    sites: tuple[DataChecked, ...]
+
+
+class Column(Part):
+    """A column of the records that keep the contract, or a measure of pictures."""
+
+    name: str
+    kind: str
+    unit: str | None
+    missing: int
+    mean: Number
+    deviation: Number
+    quantiles: tuple[Number, ...]
+    names: tuple[str, ...]
+    counts: Mapping[str, tuple[int, ...]]
+
+
+class DataDescribed(Part):
+    """A site's records by a contract."""
+
+    site: str | None
+    place: str
+    records: Mapping[str, int]
+    broken: int
+    present: Mapping[str, int]
+    findings: tuple[str, ...]
+    columns: tuple[Column, ...]
+
+
+class DataDescription(Output):
+    """What sites would bring. Exact numbers of records: private to them."""
+
+    title: str
+    sites: tuple[DataDescribed, ...]
+
+
+class SiteFinding(Finding):
+    """One result of a site's check; ``of_job`` marks problems for the lead to correct."""
+
+    area: str
+    of_job: bool
+
+
+class SiteCheck(Output):
+    """All results of a site's check."""
+
+    valid: bool
+    findings: tuple[SiteFinding, ...]
+
+
+class Cohort(Part):
+    """Silos for which counts may be opened; ``job`` is null if a person accepted them."""
+
+    dataset: str
+    silos: tuple[str, ...]
+    how: Literal["accepted", "opened", "requested"]
+    job: str | None
+
+
+class Cohorts(Output):
+    """A site's cohorts."""
+
+    site: str
+    cohorts: tuple[Cohort, ...]
+
+
+class Formed(Part):
+    """One way in which sums were formed; ``job`` is null if a person accepted it."""
+
+    dataset: str
+    settings: Mapping[str, str]
+    job: str | None
+
+
+class Releases(Output):
+    """The ways in which sums over a site's records may be formed."""
+
+    site: str
+    formed: tuple[Formed, ...]
+
+
+class Spent(Part):
+    """Epsilon by each analysis; ``guaranteed`` is what counts."""
+
+    guaranteed: Number
+    exact: Number
+    pld: Number
+    rdp: Number
+    prv: Number
+
+
+class ChargeLine(Part):
+    """A charge, with the epsilon of all up to it."""
+
+    entry: int
+    time: datetime
+    job: str
+    job_id: str
+    purpose: str
+    retry: int
+    event: str
+    epsilon: Number
+
+
+class DatasetSpending(Part):
+    """Spending on one data set; ``left`` is of the cap, null without one."""
+
+    dataset: str
+    neighbours: str | None
+    charges: tuple[ChargeLine, ...]
+    spent: Spent
+    alone: Number
+    fingerprints: tuple[str, ...]
+    left: Number
+
+
+class LedgerShown(Output):
+    """What was spent, by data set."""
+
+    ledger: str
+    entries: int
+    signatures_checked: bool
+    delta: float
+    epsilon_cap: Number
+    data_sets: tuple[DatasetSpending, ...]
+
+
+class DatasetExplained(Part):
+    """Spending on one data set in words, and what would still fit."""
+
+    dataset: str
+    paragraphs: tuple[str, ...]
+    fits: tuple[str, ...]
+
+
+class LedgerExplained(Output):
+    """What was spent, in words."""
+
+    ledger: str
+    signatures_checked: bool
+    data_sets: tuple[DatasetExplained, ...]
+
+
+class Signer(Part):
+    """Whose key signed how many entries."""
+
+    name: str
+    certificate: str
+    entries: int
+
+
+class LedgerVerified(Output):
+    """Whether a ledger is whole; what follows ``reason`` is told of whole ones."""
+
+    valid: bool
+    ledger: str
+    code: str | None = None
+    reason: str | None = None
+    id: str | None = None
+    entries: int | None = None
+    secure_sum_entries: int | None = None
+    first: datetime | None = None
+    last: datetime | None = None
+    signers: tuple[Signer, ...] = ()
+    head: str | None = None
+    proves: tuple[str, ...] = ()
+    does_not_prove: tuple[str, ...] = ()
+
+
+class TranscriptSum(Part):
+    """A secure sum; ``failure`` is null if it was opened."""
+
+    round: int
+    phase: str
+    attempt: int
+    epoch: int
+    slot: int
+    groups: tuple[str, ...]
+    missing: tuple[str, ...]
+    failure: str | None
+    blamed: Mapping[str, str]
+
+
+class TranscriptVerified(Output):
+    """Whether a transcript is valid; what follows ``reason`` is told of valid ones."""
+
+    valid: bool
+    file: str
+    code: str | None = None
+    reason: str | None = None
+    job: str | None = None
+    written_by: str | None = None
+    version: str | None = None
+    started: datetime | None = None
+    simulated: bool | None = None
+    complete: bool | None = None
+    ended_early: str | None = None
+    keys: Mapping[str, tuple[str, ...]] = {}
+    sums: tuple[TranscriptSum, ...] = ()
+    totals_verified: int | None = None
+    totals_unverified: int | None = None
+    head: str | None = None
+    proves: tuple[str, ...] = ()
+    does_not_prove: tuple[str, ...] = ()
+
+
+class File(Part):
+    """A file of ``provisioning/``; its content if it was asked for by name."""
+
+    name: str
+    content: str | None = None
+
+
+class Files(Output):
+    """Files of ``provisioning/``."""
+
+    files: tuple[File, ...]
+
+
+class Pins(Output):
+    """A site's pin, and those that it has of its peers; null before it has a configuration."""
+
+    site: str
+    pin: str
+    peers: Mapping[str, tuple[str, ...]] | None
+
+
+class Reported(Output):
+    """A written page, and of a server's results how the run ended."""
+
+    page: str
+    of: Literal["server", "silo"]
+    ended: str | None = None
+    trained: bool | None = None
+    measured: bool | None = None
+    notes: tuple[str, ...] = ()
+    noisy: bool | None = None
+    balanced_accuracy: Number = None
+    accuracy: Number = None
+    auroc: Number = None
+
+
+Interval = tuple[Number, Number] | None
+
+
+class ComparedRun(Part):
+    """The last values of one run."""
+
+    name: str
+    folder: str
+    ended: str
+    rounds_done: int
+    noisy: bool
+    epsilon: str
+    balanced_accuracy: Number
+    accuracy: Number
+    auroc: Number
+    average_precision: Number
+    balanced_accuracy_interval: Interval
+    accuracy_interval: Interval
+    auroc_interval: Interval
+    average_precision_interval: Interval
+
+
+class Difference(Part):
+    """Paired differences of two settings, seed by seed."""
+
+    runs: tuple[str, ...]
+    against: tuple[str, ...]
+    seeds: tuple[Any, ...]
+    differences: tuple[float, ...]
+    mean: float
+    interval: tuple[float, float]
+
+
+class Compared(Output):
+    """Runs held against each other; ``differing`` has a value for each run."""
+
+    runs: tuple[ComparedRun, ...]
+    differing: Mapping[str, tuple[Any, ...]]
+    paired_differences: tuple[Difference, ...]
+
+
+class End(Part):
+    """How a watched run ended; ``code`` is the command's exit code."""
+
+    code: int
+    title: str
+    lines: tuple[str, ...]
+
+
+class Watched(Output):
+    """One line of a watch: what is known at a moment, and on the last line the end.
+
+    ``silent`` has the silos that the server does not hear, and since when on its clock; ``lost`` the seconds
+    since the server itself answered.
+    """
+
+    job_id: str
+    seconds: float
+    standing: str
+    engine: str | None = None
+    told: tuple[str, ...] = ()
+    silent: Mapping[str, Number] = {}
+    lost: Number = None
+    status: Status | None = None
+    end: End | None = None
+
+
+OUTPUTS: Mapping[str, type[Output]] = {
+    "jobs list": Jobs,
+    "jobs check": JobFolders,
+    "methods": Methods,
+    "data check": DataCheck,
+    "data describe": DataDescription,
+    "site check": SiteCheck,
+    "site cohort show": Cohorts,
+    "site release show": Releases,
+    "ledger show": LedgerShown,
+    "ledger explain": LedgerExplained,
+    "ledger verify": LedgerVerified,
+    "transcript verify": TranscriptVerified,
+    "provisioning show": Files,
+    "federation pins": Pins,
+    "report": Reported,
+    "compare": Compared,
+    "watch": Watched,
+}
+"""Command -> what it prints."""

@@ -1,0 +1,10 @@
+"""Run fedetf_isic as a recipe: ``python jobs/fedetf_isic/job.py [--export --export-dir FOLDER]``."""
+
+from nvflare.recipe import SimEnv
+
+from tightframe_app.recipes import Recipe
+
+if __name__ == "__main__":
+    recipe = Recipe("fedetf_isic")
+    run = recipe.execute(SimEnv(clients=list(recipe.job.sites)))
+    print("results:", run.get_result())
