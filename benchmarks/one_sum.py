@@ -12,8 +12,9 @@ row; a second call with the same file adds rows and seeds, and repeats no run.
 
 Partitions: ``even4`` (four silos of 300 training records), ``P10C2``, ``P10C1``, ``dirichlet0.05`` (ten
 silos) for digits and mnist (its 10,000 test images, 2,000 of which test); the others have silos of their own,
-``natural``. Class rules are off, as in the papers: with one class a silo no class has three holders. Noise
-has no seed. FedSGD under privacy has a row for each silo's own noise and one for shared noise.
+``natural`` (the default), and can be divided anew by these. Class rules are off, as in the papers: with one
+class a silo no class has three holders. Noise has no seed. FedSGD under privacy has a row for each silo's own
+noise and one for shared noise, whose secure sums open whole, as those of one release do.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import json
 import os
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -31,13 +33,14 @@ from typing import Any
 
 import comparison
 import torch
-from one_sum_cases import CASES, PARTITIONS, Case, Noise
+from one_sum_cases import CASES, NATURAL, PARTITIONS, Case, Noise
 from rich.console import Console
 from rich.table import Table
 
 from methods import parse_method
 from tightframe import federation
 from tightframe.config.job import JobConfig
+from tightframe.config.site import SiteEntry
 from tightframe.data.base import SiloData
 from tightframe.errors import TightframeError
 from tightframe.rounds.context import SiloContext
@@ -65,11 +68,18 @@ def scored(result: Result, job: JobConfig, records: Mapping[str, SiloData]) -> d
     return {name: value for name, value in found.items() if value is not None}
 
 
-def run(job: JobConfig, records: Mapping[str, SiloData]) -> dict[str, Any]:
-    """Run a job; return its measures and seconds, or the code of a failure."""
+def run(job: JobConfig, records: Mapping[str, SiloData], features: Path) -> dict[str, Any]:
+    """Run a job; return its measures and seconds, or the code of a failure.
+
+    Args:
+        job: of the run.
+        records: by silo.
+        features: folder for features of frozen encoders, which runs of the same seed share.
+    """
     started = time.monotonic()
+    site = SiteEntry(feature_cache="kept", state_dir=str(features))
     try:
-        result = federation.run_job(job, data=records)
+        result = federation.run_job(job, data=records, entries=dict.fromkeys(records, site))
     except TightframeError as error:
         return {"seed": job.seed, "error": error.code, "reason": str(error)}
     seconds = time.monotonic() - started
@@ -127,6 +137,8 @@ def measure(
     seeds: Sequence[int],
     *,
     summation: str = "secure",
+    features: Path,
+    noises: Sequence[Noise | None] = (None, "own", "shared"),
     known: Sequence[dict[str, Any]] = (),
     keep: Callable[[list[dict[str, Any]]], None] = lambda rows: None,
     log: Callable[[str], None] = lambda text: None,
@@ -140,6 +152,8 @@ def measure(
         epsilons: None for no privacy.
         seeds: of the result.
         summation: ``secure`` or ``plain``.
+        features: see ``run``.
+        noises: whose, of the rows that are run; None is for those without privacy.
         known: rows of an earlier call, whose runs are not repeated.
         keep: called with all rows after each.
         log: called with a line after each run.
@@ -160,6 +174,7 @@ def measure(
         for epsilon in epsilons
         for method, options in ordered
         for noise in case.noises(method, epsilon)
+        if noise in noises
     ]
     names = sorted(silos(seeds[0]))
     for method, options, noise, epsilon in planned:
@@ -171,7 +186,7 @@ def measure(
         runs = [item for row in present for item in row["runs"]]
         for seed in sorted(set(seeds) - {item["seed"] for item in runs}):
             job = case.job(method, options, names, partition, seed, epsilon, noise, summation)
-            runs.append(run(job, silos(seed)))
+            runs.append(run(job, silos(seed), features))
             shown = runs[-1].get("error") or f"{runs[-1]['accuracy']:.3f} in {runs[-1]['seconds']:.0f} s"
             log(f"epsilon {epsilon or 'none'}, {method}, {noise or 'no'} noise, seed {seed}: {shown}")
         base = next((r["runs"] for r in rows if (r["method"], r["epsilon"]) == ("fedavg", epsilon)), ())
@@ -232,11 +247,12 @@ def parser() -> argparse.ArgumentParser:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     command.add_argument("--data", choices=sorted(CASES), default="digits")
-    command.add_argument("--partition", choices=[*PARTITIONS, "natural"], help="default: even4, or natural")
+    command.add_argument("--partition", choices=[*PARTITIONS, NATURAL], help="default: even4, or natural")
     command.add_argument(
         "--methods", nargs="+", type=parse_method, default=[(name, None) for name in METHODS]
     )
     command.add_argument("--epsilon", nargs="+", type=parse_epsilon, default=[None])
+    command.add_argument("--noise", nargs="+", choices=("own", "shared"), default=["own", "shared"])
     command.add_argument("--seeds", type=int, default=5, help="number of seeds")
     command.add_argument("--first-seed", type=int, default=0)
     command.add_argument("--summation", choices=("secure", "plain"), default="secure")
@@ -247,6 +263,11 @@ def parser() -> argparse.ArgumentParser:
         help="folder with the real records; digits need none",
     )
     command.add_argument("--out", type=Path, help="JSON file, which a later call extends")
+    command.add_argument(
+        "--features",
+        type=Path,
+        help="folder that keeps features for later calls; by default for this one only",
+    )
     command.add_argument("--figure", nargs="+", metavar="FILE", type=Path, help="SVG file, and result files")
     return command
 
@@ -277,10 +298,9 @@ def main(given: Sequence[str] | None = None) -> int:
     if arguments.out is None:
         raise SystemExit("expected --out FILE, or --figure FILE and result files")
     case = CASES[arguments.data](arguments.root)
-    partition = arguments.partition or ("even4" if case.divided else "natural")
-    if case.divided == (partition == "natural"):
-        kind = f"one of {list(PARTITIONS)}" if case.divided else "natural: it has silos of its own"
-        raise SystemExit(f"expected the partition of {case.name} to be {kind}, got {partition}")
+    partition = arguments.partition or ("even4" if case.divided else NATURAL)
+    if case.divided and partition == NATURAL:
+        raise SystemExit(f"expected the partition of {case.name} to be one of {list(PARTITIONS)}")
     torch.set_num_threads(1)
     same = {"data": case.name, "partition": partition, "summation": arguments.summation}
     report: dict[str, Any] = {**same, "torch": torch.__version__, "rows": earlier(arguments.out, same)}
@@ -291,17 +311,20 @@ def main(given: Sequence[str] | None = None) -> int:
 
     keep(report["rows"])  # fails before the minutes of training
     progress = Console(stderr=True)
-    measure(
-        case,
-        partition,
-        [(name, options or {}) for name, options in arguments.methods],
-        arguments.epsilon,
-        range(arguments.first_seed, arguments.first_seed + arguments.seeds),
-        summation=arguments.summation,
-        known=report["rows"],
-        keep=keep,
-        log=partial(progress.print, highlight=False),
-    )
+    with tempfile.TemporaryDirectory(prefix="tightframe-") as folder:
+        measure(
+            case,
+            partition,
+            [(name, options or {}) for name, options in arguments.methods],
+            arguments.epsilon,
+            range(arguments.first_seed, arguments.first_seed + arguments.seeds),
+            summation=arguments.summation,
+            noises=(None, *arguments.noise),
+            features=Path(folder if arguments.features is None else arguments.features).resolve(),
+            known=report["rows"],
+            keep=keep,
+            log=partial(progress.print, highlight=False),
+        )
     show(report, Console(width=150))
     return 0
 

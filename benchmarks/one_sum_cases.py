@@ -23,6 +23,7 @@ from scales import CPU_SCALES, Scale
 
 from tightframe import data, methods
 from tightframe.config.job import JobConfig, parse_job
+from tightframe.data import partition as partitions
 from tightframe.data.arrays import ArrayData
 from tightframe.data.base import FOLDS, SiloData
 from tightframe.data.heart import FEATURES
@@ -37,6 +38,7 @@ PARTITIONS: Mapping[str, Mapping[str, Any]] = {
     "P10C1": {"partition": "class_disjoint", "silos": 10, "classes_per_silo": 1},
     "dirichlet0.05": {"partition": "dirichlet", "silos": 10, "alpha": 0.05},
 }
+NATURAL = "natural"
 EVEN = 300
 """Training records of each silo of ``even4``."""
 DELTA = 1e-5
@@ -109,7 +111,8 @@ class Case:
 
     def silos(self, partition: str, seed: int) -> dict[str, SiloData]:
         """Return the silos' records; all methods of a seed share them."""
-        return self.open(partition, seed)
+        silos = self.open(partition, seed)
+        return silos if self.divided or partition == NATURAL else redivided(silos, partition, seed)
 
     def noises(self, method: str, epsilon: float | None) -> tuple[Noise | None, ...]:
         """Return whose noise a method's rows at an epsilon have."""
@@ -186,10 +189,49 @@ class Case:
             private: dict[str, Any] = {"epsilon": epsilon, "delta": DELTA}
             if method == "fedsgd":
                 private["noise"] = noise
+                values |= {"whole_sums": True} if (noise, summation) == ("shared", "secure") else {}
             if method in ONE_SUM:
                 private |= self.release
             values |= {"weights": "uniform", "privacy": private}
         return parse_job(values)
+
+
+def redivided(silos: Mapping[str, SiloData], partition: str, seed: int) -> dict[str, SiloData]:
+    """Return the records of natural silos, all together divided by a partition; tests follow their classes.
+
+    Args:
+        silos: with folds of their own, which stay folds.
+        partition: of ``PARTITIONS``; ``even4`` takes at most 300 training records a silo.
+        seed: of the draws.
+
+    Raises:
+        SystemExit: if no draw of the partition gives every silo enough records.
+    """
+    values = {key: value for key, value in PARTITIONS[partition].items() if key != "partition"}
+    draw = getattr(partitions, str(PARTITIONS[partition]["partition"]))
+    pooled: dict[Fold, Any] = {}
+    for fold in FOLDS:
+        parts = [stacked(silo, fold) for silo in silos.values() if len(silo.labels(fold))]
+        none = tuple(item[:0] for item in pooled["train"]) if not parts else ()
+        pooled[fold] = none or tuple(np.concatenate(items) for items in zip(*parts, strict=True))
+    try:
+        taken = {"train": draw(pooled["train"][1], **values, seed=seed)}
+    except ValueError as error:
+        raise SystemExit(f"{partition} does not divide these records: {error}") from None
+    trained = [pooled["train"][1][part] for part in taken["train"]]
+    for fold in ("validation", "test"):
+        taken[fold] = partitions.follow(trained, pooled[fold][1], seed=seed)
+    classes = int(max(labels.max(initial=0) for _, labels in pooled.values())) + 1
+    made: dict[str, SiloData] = {}
+    for place in range(len(trained)):
+        folds: dict[Fold, Any] = {}
+        for fold in FOLDS:
+            part = taken[fold][place][: EVEN if (fold, partition) == ("train", "even4") else None]
+            folds[fold] = tuple(item[part] for item in pooled[fold])
+        made[f"site-{place + 1}"] = ArrayData(
+            folds, source=f"{partition}, part {place + 1}", num_classes=classes
+        )
+    return made
 
 
 def _of_images(name: str, root: Path | None) -> dict[str, Any]:

@@ -70,6 +70,7 @@ class Place:
         options: options of the data set, at both scales.
         share: part of the silos that take part in a round, at the paper's scale; None for all.
         small_share: the same at the small scale.
+        replaced: whether other data may replace the set at the small scale.
     """
 
     data: str
@@ -81,6 +82,7 @@ class Place:
     options: Mapping[str, Any] = field(default_factory=dict)
     share: float | None = None
     small_share: float | None = None
+    replaced: bool = True
 
 
 @dataclass(frozen=True)
@@ -132,6 +134,9 @@ class Table:
         title: names the paper and its table.
         columns, rows: of the table.
         notes: differences from the paper, and uncertainties.
+        baseline: title of the row with which others are compared, by paired differences; empty for none.
+        first_seed: of its runs.
+        seeds: how many if the command names none; None for the scale's number.
     """
 
     name: str
@@ -139,6 +144,9 @@ class Table:
     columns: tuple[Column, ...]
     rows: tuple[Row, ...]
     notes: tuple[str, ...] = ()
+    baseline: str = ""
+    first_seed: int = 0
+    seeds: int | None = None
 
 
 @dataclass(frozen=True)
@@ -280,7 +288,7 @@ def setting_of(
     if size == "cpu":
         share = place.small_share
         if (data in SPECS and data not in DERIVED) or data == TINY:
-            if data not in SMALL_AS_THEY_ARE or needed is None:
+            if place.replaced and (data not in SMALL_AS_THEY_ARE or needed is None):
                 data, needed = "digits", "digits"
             written = place.small
     elif data == TINY:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
+from itertools import takewhile
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -71,6 +73,8 @@ class Store:
     def put(self, run: Run, result: dict[str, Any]) -> None:
         """Add a run and write the file at once."""
         job = run.job
+        if self.path.exists():  # what another process has written meanwhile
+            self.runs = json.loads(self.path.read_text(encoding="utf-8"))["runs"]
         described = {"data": run.data, "method": job.method, "options": job.method_options, "seed": job.seed}
         self.runs[key_of(run)] = {**described, "partition": job.dataset_options, **result}
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -143,7 +147,15 @@ def spread(run: Run, model: Mapping[str, torch.Tensor], records: Mapping[str, Si
     return metrics.eigenvalue_spread(module.eval().features(inputs).double().numpy())
 
 
-def fill(cells: Sequence[Cell], store: Store, *, retry: bool, log: Log, workers: int = 1) -> dict[str, str]:
+def fill(
+    cells: Sequence[Cell],
+    store: Store,
+    *,
+    retry: bool,
+    log: Log,
+    workers: int = 1,
+    until: float = math.inf,
+) -> dict[str, str]:
     """Train the runs that are missing, seed by seed, and store each at once.
 
     Args:
@@ -152,6 +164,7 @@ def fill(cells: Sequence[Cell], store: Store, *, retry: bool, log: Log, workers:
         retry: repeat those that failed.
         log: called with a line after each run.
         workers: number of processes.
+        until: time of ``time.monotonic`` from which on no run begins; with several processes all begin.
 
     Returns:
         By key, the reason why a run's records could not be opened.
@@ -163,7 +176,8 @@ def fill(cells: Sequence[Cell], store: Store, *, retry: bool, log: Log, workers:
             if done is None or (retry and "error" in done):
                 wanted[key_of(run)] = run
     refused: dict[str, str] = {}
-    for number, (key, result) in enumerate(_made(sorted(wanted.values(), key=_order), workers), 1):
+    ordered = sorted(wanted.values(), key=_order)
+    for number, (key, result) in enumerate(_made(ordered, workers, until), 1):
         run = wanted[key]
         if isinstance(result, str):
             refused[key] = ended = result
@@ -176,10 +190,10 @@ def fill(cells: Sequence[Cell], store: Store, *, retry: bool, log: Log, workers:
     return refused
 
 
-def _made(runs: Sequence[Run], workers: int) -> Iterator[tuple[str, dict[str, Any] | str]]:
+def _made(runs: Sequence[Run], workers: int, until: float) -> Iterator[tuple[str, dict[str, Any] | str]]:
     """Yield the keys of the runs with their results, as they finish."""
     if workers == 1 or len(runs) < 2:
-        yield from map(make, runs)
+        yield from map(make, takewhile(lambda run: time.monotonic() < until, runs))
         return
     with ProcessPoolExecutor(min(workers, len(runs)), mp_context=get_context("spawn")) as pool:
         for done in as_completed([pool.submit(make, run) for run in runs]):

@@ -12,23 +12,29 @@ a changed setting is another run. A table shows the runs that are done.
     python benchmarks/papers.py --table ilc1 --root mnist=/data/mnist --root eicu=/data
     python benchmarks/papers.py --table gmv4 --scale paper --root cifar10=/data --root cifar100=/data
     python benchmarks/papers.py --table mr1 --show           # what is done so far
+    python benchmarks/papers.py --all --hours 8 --root fashion_mnist=/data/fashion  # the most telling first
 """
 
 from __future__ import annotations
 
 import argparse
 import io
+import math
+import os
 import statistics
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import comparison
+from paper_effects import EFFECTS, QUEUE
 from paper_layout import TITLES, Size, Table
-from paper_runs import PERCENT, Cell, Store, cells_of, fill, key_of, value_of
-from paper_tables import TABLES
+from paper_runs import PERCENT, Cell, Log, Store, cells_of, fill, key_of, value_of
+from paper_tables import TABLES as PRINTED
 from rich.console import Console
 from rich.table import Table as Shown
 
@@ -36,6 +42,7 @@ from methods import RESULTS, ROOTS
 from tightframe.data.image_sets import DERIVED
 from tightframe.errors import TightframeError
 
+TABLES = {**PRINTED, **EFFECTS}
 CPU = (
     "CPU SCALE: small networks, and other data where noted, replace the paper's. Our numbers come from "
     "other data of another size, and cannot be compared with the printed ones."
@@ -106,6 +113,9 @@ def remarks(
     table: Table, rows: Sequence[Sequence[Cell]], refused: Mapping[str, str], size: Size, seeds: int
 ) -> list[str]:
     """Return the notes below a table."""
+    if table.baseline:
+        first = f"seeds {table.first_seed} to {table.first_seed + seeds - 1}"
+        return [f"Mean ± sd over {first}; paired differences with their 95 % t interval.", *table.notes]
     lines = [CPU] if size == "cpu" else []
     spread = "one seed" if seeds == 1 else f"mean ± sd, up to {seeds} seeds"
     lines.append(f"Cells are printed/ours; - is not printed, … not run yet; ours: {spread}.")
@@ -200,10 +210,13 @@ def parser() -> argparse.ArgumentParser:
     command = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    command.add_argument("--table", choices=list(TABLES), required=True)
+    what = command.add_mutually_exclusive_group(required=True)
+    what.add_argument("--table", choices=list(TABLES))
+    what.add_argument("--all", action="store_true", help="the queue of all tables, at the least priority")
+    command.add_argument("--hours", type=float, help="with --all: begin no run after that time")
     command.add_argument("--scale", choices=("cpu", "paper"), default="cpu")
     command.add_argument(
-        "--seeds", type=positive, help="number of seeds, from 0 on; default: 1 at cpu, 3 at paper"
+        "--seeds", type=positive, help="number of seeds; default: the table's, or 1 at cpu, 3 at paper"
     )
     command.add_argument("--root", type=parse_root, action="append", default=[], metavar="SET=FOLDER")
     command.add_argument("--rows", nargs="+", help="only these rows, by title")
@@ -221,28 +234,97 @@ def parser() -> argparse.ArgumentParser:
     return command
 
 
+def seeds_of(table: Table, size: Size, given: int | None) -> range:
+    """Return a table's seeds."""
+    number = given or table.seeds or (1 if size == "cpu" else 3)
+    return range(table.first_seed, table.first_seed + number)
+
+
+def queue(
+    size: Size,
+    roots: Mapping[str, Path],
+    changes: Mapping[str, Any],
+    store: Store,
+    arguments: argparse.Namespace,
+    log: Log,
+) -> None:
+    """Make the runs of all tables in the queue's order, those that are missing, until the time is up."""
+    os.nice(19)
+    until = math.inf if arguments.hours is None else time.monotonic() + 3600 * arguments.hours
+    for number, step in enumerate(QUEUE[size], 1):
+        table = chosen(TABLES[step.table](), step.rows, step.columns)
+        rows = cells_of(table, size, roots, seeds_of(table, size, step.seeds), changes)
+        cells = [cell for cells in rows for cell in cells]
+        log(f"step {number} of {len(QUEUE[size])}: {table.title}")
+        for reason in sorted({cell.reason for cell in cells if cell.reason}):
+            log(f"  {reason}")
+        fill(cells, store, retry=arguments.retry, log=log, workers=arguments.workers or 1, until=until)
+        if time.monotonic() >= until:
+            log(f"time is up; the same command goes on here. Runs are in {store.path}")
+            return
+
+
+def compared(table: Table, rows: Sequence[Sequence[Cell]], store: Store) -> tuple[list[str], list[list[str]]]:
+    """Return titles and cells of a table with a baseline: mean ± sd, and the paired difference with 95 %."""
+    (base,) = [cells for cells in rows if cells[0].row.title == table.baseline]
+    titles, lines = [], [[cells[0].row.title] for cells in rows]
+    for place, column in enumerate(table.columns):
+        known = by_seed(base[place], store)
+        titles += [column.title, f"less {table.baseline}'s [95 %], seeds"]
+        digits = 1 if column.measure in PERCENT else 3
+        for cells, line in zip(rows, lines, strict=True):
+            cell = cells[place]
+            values = by_seed(cell, store)
+            pairs = [value - known[seed] for seed, value in values.items() if seed in known]
+            line.append(ours(cell, store, {}))
+            if cells is base or not pairs:
+                line.append("")
+            else:
+                mean, low, high = comparison.interval(pairs)
+                line.append(f"{mean:+.{digits}f} [{low:+.{digits}f}, {high:+.{digits}f}], {len(pairs)}")
+    return titles, lines
+
+
+def by_seed(cell: Cell, store: Store) -> dict[int, float]:
+    """Return a cell's values of the seeds that are done."""
+    found = {}
+    for seed, runs in cell.runs.items():
+        results = [store.runs.get(key_of(run), {}) for run in runs]
+        values = [
+            value_of(result, cell.column.measure, run.last) for result, run in zip(results, runs, strict=True)
+        ]
+        known = [value for value in values if value is not None]
+        if len(known) == len(values):
+            found[seed] = statistics.fmean(known)
+    return found
+
+
 def main(given: Sequence[str] | None = None) -> int:
     """Train the missing runs, print the table, and return the exit code."""
     arguments = parser().parse_args(given)
     progress = partial(Console(stderr=True).print, highlight=False, soft_wrap=True)
     size: Size = arguments.scale
-    seeds = range(arguments.seeds or (1 if size == "cpu" else 3))
     here = {name: folder for name, folder in ROOTS.items() if name == "fashion_mnist" and folder.is_dir()}
     changes = {
         name: value
         for name in ("rounds", "epochs", "subset")
         if (value := getattr(arguments, name)) is not None
     }
-    table = chosen(TABLES[arguments.table](), arguments.rows, arguments.columns)
     store = Store(arguments.out or RESULTS / f"papers-{size}.json")
-    rows = cells_of(table, size, {**here, **dict(arguments.root)}, seeds, changes)
+    roots = {**here, **dict(arguments.root)}
+    if arguments.all:
+        queue(size, roots, changes, store, arguments, progress)
+        return 0
+    table = chosen(TABLES[arguments.table](), arguments.rows, arguments.columns)
+    seeds = seeds_of(table, size, arguments.seeds)
+    rows = cells_of(table, size, roots, seeds, changes)
     refused: dict[str, str] = {}
     if not arguments.show:
         cells = [cell for cells in rows for cell in cells]
         workers = arguments.workers or (2 if size == "cpu" else 1)
         refused = fill(cells, store, retry=arguments.retry, log=progress, workers=workers)
         progress(f"runs are in {store.path}")
-    columns, lines = texts(rows, store, refused)
+    columns, lines = texts(rows, store, refused) if not table.baseline else compared(table, rows, store)
     notes = remarks(table, rows, refused, size, len(seeds))
     lay_out = markdown if arguments.markdown else show
     print(lay_out(table.title, columns, lines, notes, arguments.wide))

@@ -19,7 +19,7 @@ from tightframe_app.jobs import method_table
 from tightframe_app.ledger import commands as ledgers
 from tightframe_app.screens import lines
 from tightframe_app.site import commands as sites
-from tightframe_app.watch import commands as watch
+from tightframe_app.watch import command as watch
 
 LOG_MODES = ("concise", "msg_only", "full", "verbose")
 

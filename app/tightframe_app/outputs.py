@@ -192,6 +192,15 @@ class Releases(Output):
     formed: tuple[Formed, ...]
 
 
+class Features(Output):
+    """Features of records on a site's disk, or what was deleted of them."""
+
+    feature_cache: Literal["memory", "run", "kept"]
+    files: int
+    bytes: int
+    deleted: bool
+
+
 class Spent(Part):
     """Epsilon by each analysis; ``guaranteed`` is what counts."""
 
@@ -429,6 +438,7 @@ OUTPUTS: Mapping[str, type[Output]] = {
     "site check": SiteCheck,
     "site cohort show": Cohorts,
     "site release show": Releases,
+    "site features": Features,
     "ledger show": LedgerShown,
     "ledger explain": LedgerExplained,
     "ledger verify": LedgerVerified,

@@ -303,6 +303,9 @@ def _run(
         if folder is None:
             shutil.rmtree(place, ignore_errors=True)
         raise
+    finally:
+        for session in sessions.values():
+            session.context.end()
     if folder is None:
         # Not at once: the log has told where the files are, and a notebook's user goes and looks.
         weakref.finalize(result.outcome, shutil.rmtree, place, ignore_errors=True)

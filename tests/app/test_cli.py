@@ -67,7 +67,9 @@ main()
     [
         (["jobs", "list"], 0, "fedavg_isic", "numpy cryptography tightframe.config.job"),
         (["jobs", "export", "fedxyz"], 2, "fedavg_isic", ""),
-        (["--help"], 0, "provisioning", "numpy cryptography tightframe.config.job"),
+        (["--help"], 0, "provisioning", "numpy cryptography pydantic"),
+        (["methods"], 0, "fedmr", "numpy cryptography tightframe.config.job"),
+        (["watch", "--help"], 0, "--once", "numpy cryptography tightframe.results"),
         (["jobs", "--help"], 0, "export", "numpy cryptography tightframe.config.job"),
         (["site", "--help"], 0, "check", "numpy cryptography tightframe.config.job"),
         (["provisioning", "show"], 0, "local/privacy.json", "numpy cryptography tightframe.config.job"),

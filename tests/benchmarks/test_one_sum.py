@@ -102,7 +102,6 @@ def test_privacy_names_whose_noise_a_row_has(modules: tuple[ModuleType, ModuleTy
         (["--methods", "fed4r"], JobError, "fed4r"),
         (["--methods", "fedcgs:shrink=2"], JobError, "shrink"),
         (["--partition", "natural"], SystemExit, "even4"),
-        (["--data", "heart"], SystemExit, "silos of its own"),
     ],
 )
 def test_what_does_not_exist_is_refused_before_anything_runs(
@@ -125,6 +124,21 @@ def test_mnists_test_images_are_divided_once(modules: tuple[ModuleType, ModuleTy
     silos = case.silos("even4", 0)
     assert [len(silo.labels("train")) for silo in silos.values()] == [300] * 4
     assert sum(len(silo.labels("test")) for silo in silos.values()) == 2000
+
+
+def test_natural_silos_are_divided_anew_without_losing_a_record(
+    modules: tuple[ModuleType, ModuleType], real_data: Path
+) -> None:
+    _, cases = modules
+    case = cases.heart(real_data)
+    whole, parts = case.silos("natural", 0), case.silos("P10C1", 0)
+    assert len(parts) == 10 and all(len(set(silo.labels("train"))) == 1 for silo in parts.values())
+    for fold in ("train", "validation", "test"):
+        before, after = (_pooled(silos, fold) for silos in (whole, parts))
+        rows = [sorted(np.c_[inputs, labels].tolist()) for inputs, labels in (before, after)]
+        assert rows[0] == rows[1]
+    with pytest.raises(SystemExit, match="does not divide these records"):
+        case.silos("dirichlet0.05", 0)
 
 
 def test_the_figure_has_a_line_for_each_method_and_noise(

@@ -34,8 +34,8 @@ def folders(tmp_path: Path) -> dict[str, Path]:
 
 
 def test_every_table_that_can_be_asked_for_has_a_printed_place_for_every_column(papers: ModuleType) -> None:
-    assert tuple(papers.TABLES) == TABLES
-    for name, make in papers.TABLES.items():
+    assert tuple(papers.PRINTED) == TABLES
+    for name, make in papers.PRINTED.items():
         table = make()
         assert table.name == name
         for titles in ([row.title for row in table.rows], [column.title for column in table.columns]):
@@ -278,3 +278,68 @@ def test_runs_are_the_same_in_processes_of_their_own(papers: ModuleType, tmp_pat
         runs = json.loads(out.read_text())["runs"]
         kept.append({key: (run["course"], run["spread"]) for key, run in runs.items()})
     assert kept[0] == kept[1] and len(kept[0]) == 2
+
+
+# ---------------------------------------------------------------- effects and the queue
+
+
+def test_the_queue_makes_every_table_and_names_rows_that_exist(
+    papers: ModuleType, folders: dict[str, Path]
+) -> None:
+    for size in ("cpu", "paper"):
+        for step in papers.QUEUE[size]:
+            table = papers.chosen(papers.TABLES[step.table](), step.rows, step.columns)
+            cells = papers.cells_of(table, size, folders, papers.seeds_of(table, size, step.seeds), {})
+            assert cells and any(cell.runs for row in cells for cell in row), step
+    whole = {step.table for step in papers.QUEUE["cpu"] if step.rows is None and step.columns is None}
+    assert whole >= set(papers.PRINTED) | {"fx_c2", "fx_mlp", "fx_ilc", "fx_nh", "fx_mr"}
+
+
+def test_an_effect_is_measured_on_seeds_of_its_own_and_never_on_other_data(
+    papers: ModuleType, folders: dict[str, Path]
+) -> None:
+    for make in papers.EFFECTS.values():
+        table = make()
+        assert table.first_seed >= 10 and table.rows[0].title == table.baseline
+        (base, *_) = papers.cells_of(table, "cpu", folders, papers.seeds_of(table, "cpu", None), {})
+        assert all(
+            run.data in ("fashion_mnist", "color_mnist") for runs in base[0].runs.values() for run in runs
+        )
+        (base, *_) = papers.cells_of(table, "cpu", {}, [10], {})
+        assert base[0].reason.startswith("not run: files of"), "digits do not stand in"
+
+
+def test_the_queue_ends_in_time_and_goes_on_where_it_was(
+    papers: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With numbers in place of trainings: the order, the paired differences and what is kept."""
+    effects, runs = importlib.import_module("paper_effects"), importlib.import_module("paper_runs")
+    steps = (
+        effects.Step("fx_nh", ("FedAvg", "FedNH"), seeds=2),
+        effects.Step("fx_nh", ("FedAvg", "FedETF"), seeds=2),
+    )
+    monkeypatch.setitem(papers.QUEUE, "cpu", steps)
+    monkeypatch.setattr(papers.os, "nice", lambda by: by)
+    clock, made = [0.0], []
+
+    def make(run: Any) -> Any:
+        clock[0] += 1
+        made.append((run.job.seed, run.job.method))
+        value = {"fedavg": 0.5, "fednh": 0.6, "fedetf": 0.7}[run.job.method] + 0.01 * (
+            run.job.seed - 10
+        ) * len(made)
+        return runs.key_of(run), {"course": [0.1, *[value] * 5], "seed": run.job.seed}
+
+    monkeypatch.setattr(runs, "make", make)
+    monkeypatch.setattr(papers.time, "monotonic", lambda: clock[0])
+    out = tmp_path / "runs.json"
+    asked = ["--all", "--root", f"fashion_mnist={tmp_path}", "--out", str(out)]
+    assert papers.main([*asked, "--hours", str(3 / 3600)]) == 0
+    assert made == [(10, "fedavg"), (10, "fednh"), (11, "fedavg")], "seed by seed, until the time is up"
+    assert papers.main(asked) == 0
+    assert made[3:] == [(11, "fednh"), (10, "fedetf"), (11, "fedetf")], "no run twice"
+    capsys.readouterr()
+    shown = ["--table", "fx_nh", "--rows", "FedAvg", "FedNH", "--seeds", "2", "--show", "--markdown"]
+    assert papers.main([*shown, *asked[1:]]) == 0
+    # FedAvg 0.5 and 0.53, FedNH 0.6 and 0.64: differences 0.10 and 0.11, t(1) = 12.706, half of 0.01 apart.
+    assert "+10.5 [+4.1, +16.9], 2" in capsys.readouterr().out

@@ -249,3 +249,105 @@ def test_options_are_checked() -> None:
     ):
         with pytest.raises(ValueError, match=next(iter(wrong))):
             FedRODConfig.model_validate(wrong)
+
+
+# ---------------------------------------------------------------- the hyper-network
+
+HYPER = {"personal_head": "hyper_network", "hyper_width": 5}
+
+
+def _hyper_setting(make_setting: Any, **options: Any) -> Any:
+    """A setting whose models have the method's head, as a job's have."""
+    config = FedRODConfig(
+        **HYPER, **{key: options.pop(key) for key in list(options) if key[:8] == "personal"}
+    )
+    setting = make_setting(config, **options)
+    bare = setting.build_model
+
+    def build() -> Any:
+        model = bare()
+        model.head = METHOD.head(config, model.feature_width, setting.num_classes)  # type: ignore[misc]
+        return model
+
+    return replace(setting, build_model=build)
+
+
+def _stirred(model: Any) -> dict[str, torch.Tensor]:
+    """With a last layer that is not zero, so that every layer has a gradient."""
+    stream = torch.Generator().manual_seed(3)
+    return {
+        name: torch.randn(item.shape, generator=stream) * 0.3 if "hyper" in name else item
+        for name, item in model.items()
+    }
+
+
+def _made_by_hand(model: Any, shares: list[float]) -> tuple[np.ndarray, np.ndarray]:
+    """H(a), layer by layer, in float64."""
+    value = {name[11:]: item.double().numpy() for name, item in model.items() if "hyper" in name}
+    hidden = np.maximum(value["0.weight"] @ np.array(shares) + value["0.bias"], 0)
+    rows = (value["2.weight"] @ hidden + value["2.bias"]).reshape(len(shares), -1)
+    return rows[:, :-1], rows[:, -1]
+
+
+def test_the_hyper_network_makes_the_head_of_the_silos_class_shares(
+    make_setting: Any, make_silo: Any
+) -> None:
+    setting = _hyper_setting(make_setting, personal_epochs=0)
+    final = _stirred(METHOD.init_server(setting, 7).model)
+    silo = make_silo(setting, [0] * 9 + [1] * 3, round=4)
+    personal = _personal(setting, silo, final, {})
+    weight, bias = _made_by_hand(final, [0.75, 0.25, 0.0])
+    with torch.no_grad():
+        features = personal.features(silo.inputs).double().numpy()
+        generic = silo.load(final).eval()(silo.inputs).double().numpy()
+        found = METHOD.predict(personal, silo.inputs).double().numpy()
+    np.testing.assert_allclose(found, generic + features @ weight.T + bias, rtol=1e-4, atol=1e-5)
+    form = METHOD.personal_form(setting, setting.build_model())  # type: ignore[misc]
+    form.load_state_dict(personal.state_dict())
+
+
+def test_the_hyper_network_learns_the_rest_and_is_summed(make_setting: Any, make_silo: Any) -> None:
+    """One step on all records: backbone and generic head as with a linear head, H by its own gradient."""
+    setting = _hyper_setting(make_setting, batch_size=64, augment=False, weight_decay=0.0)
+    model = _stirred(METHOD.init_server(setting, 5).model)
+    silo = make_silo(setting, [0] * 9 + [1] * 3)
+    found = _contribute(setting, silo, model)
+    (phase,) = METHOD.plan(setting, 1, 3)
+    updates = {item.name for item in phase.schema.fields if item.name.startswith("update/")}
+    assert updates == {f"update/{name}" for name in model} and not found.proposed_state
+    # Numerical gradient of l_personal along H's last bias and first layer, with everything else fixed.
+    other: Any = silo.load(model)
+    with torch.no_grad():
+        features = other.features(silo.inputs).double().numpy()
+        generic = other.head(other.features(silo.inputs)).double().numpy()
+
+    def loss(changed: Any) -> float:
+        weight, bias = _made_by_hand(changed, [0.75, 0.25, 0.0])
+        logits = generic + features @ weight.T + bias
+        chosen = logits[np.arange(12), silo.labels.numpy()]
+        return float(np.mean(np.log(np.exp(logits).sum(1)) - chosen))
+
+    assert float(found.tensors["training/personal"]) == pytest.approx(loss(model), rel=1e-4)
+    for name in ("head.hyper.2.bias", "head.hyper.0.weight"):
+        flat = model[name].double().flatten()
+        for place in (0, len(flat) // 2):
+            sides = []
+            for step in (1e-5, -1e-5):
+                moved = flat.clone()
+                moved[place] += step
+                sides.append(loss({**model, name: moved.reshape(model[name].shape)}))
+            slope = (sides[0] - sides[1]) / 2e-5
+            assert float(found.tensors[f"update/{name}"].flatten()[place]) == pytest.approx(
+                -0.05 * slope, rel=1e-2, abs=1e-6
+            )
+    # What the global model learns does not depend on H.
+    calm = dict(METHOD.init_server(setting, 5).model)
+    plain = _contribute(setting, make_silo(setting, [0] * 9 + [1] * 3), calm)
+    for name in model:
+        if "hyper" not in name:
+            assert torch.equal(found.tensors[f"update/{name}"], plain.tensors[f"update/{name}"])
+
+
+def test_a_hidden_width_without_a_hyper_network_is_refused() -> None:
+    with pytest.raises(ValueError, match="hyper_width"):
+        FedRODConfig(hyper_width=8)

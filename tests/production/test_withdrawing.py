@@ -42,6 +42,8 @@ Names = Mapping[str, list[str]]
 @pytest.fixture(scope="module")
 def consortium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
     with running(tmp_path_factory.mktemp("federation")) as made:
+        for site in SITES:  # the second job and those after it read what the first one stored
+            configure(made, site, lambda values: values.update(feature_cache="kept"))
         yield made
 
 
@@ -220,6 +222,22 @@ def test_neither_server_nor_lead_learns_whom_a_hospital_named(
     assert found == {} and searched > 20
     own, _ = search.files([consortium.folder / "hospital-1-withdrawn.csv"])
     assert set(own) == {"hospital-1"}, "and the search finds them where they are"
+
+
+def test_features_on_a_hospitals_disk_are_its_own_and_later_jobs_read_them(
+    consortium: Federation, whole: Path, tuned: str
+) -> None:
+    search = Search()
+    for site in SITES:
+        stored = list(consortium.state(site).rglob("features/**/*.safetensors"))
+        assert stored and {path.stat().st_mode & 0o777 for path in stored} == {0o600}
+        for path in stored:
+            search.parts(site, load_file(path)["features"].tobytes())
+        read, computed = ((consortium.kit(site) / job / "log.txt").read_text() for job in (tuned, whole.name))
+        assert "records for stored features" in read and "computing features" not in read
+        assert "computing features" in computed
+    found, searched = search.files(reachable(consortium))
+    assert found == {} and searched > 20
 
 
 def test_one_record_more_is_not_withdrawn_from_the_same_run(

@@ -1,12 +1,17 @@
 """``tightframe methods``: every method, the fields of its sums, and their size.
 
-Nothing here is written by hand: these are the sums that a job would declare and hash into its transcript.
+Nothing here is written by hand: these are the sums that a job would declare and hash into its transcript. Of
+the usual setting they are kept in ``method_sums.json``, as computing them takes torch and seconds:
+
+    python -m tightframe_app.jobs.method_table
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -22,6 +27,7 @@ if TYPE_CHECKING:
 
 LIKE = "fedmr_isic"
 ROUNDS = 4
+KEPT = Path(__file__).with_name("method_sums.json")
 NO_UPDATE = "in place of the update:"
 _MODEL, _BUFFERS, _LOSSES = "update/", "buffer/", "training/"
 
@@ -76,10 +82,7 @@ def methods(
     an evaluation. With secure sums, the silos verify every total and compute each model from it
     themselves.
     """
-    from tightframe.methods import METHODS, get
-
-    chosen = METHODS if name is None else [get(name)]
-    sums = [describe(method.name, like) for method in chosen]
+    sums = kept() if name is None and like == LIKE else computed(name, like)
     if form == "json":
         from tightframe_app.outputs import Methods, MethodSums
 
@@ -90,6 +93,29 @@ def methods(
         return
     for line in _lines(sums[0], like):
         console(100).print(shown(line), soft_wrap=True)
+
+
+def computed(name: str | None, like: str) -> list[Sums]:
+    """Return the sums of a method, or of all."""
+    from tightframe.methods import METHODS, get
+
+    chosen = METHODS if name is None else [get(name)]
+    return [describe(method.name, like) for method in chosen]
+
+
+def kept() -> list[Sums]:
+    """Return the sums of all methods in the usual setting, as they are kept."""
+    found = json.loads(KEPT.read_text(encoding="utf-8"))
+    return [
+        Sums(**{**item, "each_round": tuple(item["each_round"]), "once": tuple(item["once"])})
+        for item in found
+    ]
+
+
+def keep() -> None:
+    """Compute what is kept, and write it."""
+    found = [asdict(item) for item in computed(None, LIKE)]
+    KEPT.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def describe(name: str, like: str = LIKE) -> Sums:
@@ -223,3 +249,7 @@ def _private(item: Sums) -> str:
     if item.shares_noise:
         return "yes; the noise is each silo's own, or made by all silos together (privacy.noise: shared)"
     return "yes; the noise of training is each silo's own"
+
+
+if __name__ == "__main__":
+    keep()

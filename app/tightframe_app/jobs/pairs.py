@@ -158,13 +158,15 @@ def _on(base: Recipe, method: str, dataset: str) -> Recipe:
     values: dict[str, Any] = {key: value for key, value in base.values.items() if key != "method_options"}
     values |= {"method": method, "personalise": chosen.personalise is not None}
     presets = {name: dict(layer) for name, layer in base.presets.items()}
+    # With FedROD's default options the backbone keeps its own head.
+    brings_head = chosen.head is not None and method != "fedrod"
     for layer in (values, *presets.values()):
         layer.pop("method_options", None)
         if chosen.rounds is not None and "rounds" in layer:
             layer["rounds"] = chosen.rounds
         if "training" in layer:
             layer["training"] = {**layer["training"], **NEEDS.get(method, {})}
-        if chosen.head is not None and "model_options" in layer:
+        if brings_head and "model_options" in layer:
             # Options of the backbone's own head, which the method replaces.
             layer["model_options"] = {
                 name: value for name, value in layer["model_options"].items() if name not in _head_options()

@@ -14,6 +14,7 @@ from tightframe_app import formats
 from tightframe_app.federation.commands import TRAINING_SOCKET
 from tightframe_app.screens import console, lines
 from tightframe_app.site import releases
+from tightframe_app.site.features import features
 from tightframe_app.site.membership import commands as membership
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ app.command("join")(membership.join)
 app.command("start")(membership.start)
 app.command("page")(membership.page)
 app.command("leave")(membership.leave)
+app.command("features")(features)
 out = lines()
 
 CUT_OFF = """\

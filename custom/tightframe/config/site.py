@@ -10,9 +10,9 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, Field, ValidationError, model_validator
 
 from tightframe import data
 from tightframe.config.job import JobConfig, config_hash
@@ -31,7 +31,10 @@ SHA-256, its origin and the id of the process that copied it."""
 
 AbsolutePath = Annotated[str, AfterValidator(absolute)]
 _KEYS_WITHOUT_RECORDS = frozenset(
-    ("policy", "device", "loader_workers", "offer_prototypes", "withdrawn", "training_loops")
+    (
+        *("policy", "device", "loader_workers", "feature_cache", "offer_prototypes", "withdrawn"),
+        "training_loops",
+    )
 )
 
 
@@ -42,6 +45,8 @@ class SiteEntry(StrictModel):
         data: data set name -> location of its records, in the format of that data set.
         device: ``auto`` (a GPU if there is one), ``cpu``, ``cuda`` or ``cuda:N``.
         loader_workers: processes that read records; 0 reads in the training process.
+        feature_cache: where features of a frozen encoder are kept: in ``memory`` only, also on disk until the
+            ``run`` ends, or ``kept`` in ``state_dir`` for later jobs.
         offer_prototypes: False keeps this site's class prototypes local.
         state_dir: folder for state that must outlive a job; required in production.
         ledger_roots: root certificates of this site's other projects, past or current, under which entries
@@ -62,6 +67,7 @@ class SiteEntry(StrictModel):
     data: dict[str, dict[str, Any]] = {}
     device: str = Field(default="auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
     loader_workers: int = Field(default=0, ge=0, le=64)
+    feature_cache: Literal["memory", "run", "kept"] = "memory"
     offer_prototypes: bool = True
     state_dir: AbsolutePath | None = None
     ledger_roots: list[AbsolutePath] = []
@@ -71,6 +77,12 @@ class SiteEntry(StrictModel):
     withdrawn: dict[str, AbsolutePath] = {}
     training_loops: list[str] = []
     policy: PolicyBlock = PolicyBlock()
+
+    @model_validator(mode="after")
+    def _kept_somewhere(self) -> SiteEntry:
+        if self.feature_cache == "kept" and self.state_dir is None:
+            raise ValueError("Expected `state_dir` with feature_cache 'kept', which keeps features there")
+        return self
 
     @property
     def rehearses(self) -> bool:

@@ -55,7 +55,9 @@ class SiloExecutor(Executor):
         _quieten_simulator_worker()
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        """Log that a job was started at this site although it is not for it: no task will come."""
+        """Log that a job was started at a site that it is not for; delete at its end what is for the run."""
+        if event_type == EventType.END_RUN:
+            self._end(fl_ctx)
         if event_type != EventType.START_RUN:
             return
         sites, name = self._values.get("sites"), fl_ctx.get_identity_name()
@@ -89,6 +91,16 @@ class SiloExecutor(Executor):
                 return _failure(error)
             finally:
                 self._at_work.end()
+
+    def _end(self, fl_ctx: FLContext) -> None:
+        """Delete what this site keeps for the run only.
+
+        In the simulator the process that is told of the end may have had no task.
+        """
+        try:
+            (self._session or self._open(fl_ctx)).context.end()
+        except (TightframeError, OSError) as error:
+            self.logger.debug("nothing to delete at the end: %s", error)
 
     def _open(self, fl_ctx: FLContext) -> SiloSession:
         workspace = fl_ctx.get_engine().get_workspace()

@@ -12,8 +12,13 @@ the plain cross-entropy what the silo's own class distribution adds to the gener
 
 The global model predicts by G(h), the personal one by G(h) + P(h).
 
-The personal head is linear. The paper's other form, a network that makes the personal head from the
-silo's class distribution, is not implemented: a job that asks for it is refused.
+In its linear form P is the silo's own, starts from zeros and never leaves it. In the paper's other form a
+hyper-network H, which all silos share, makes P from the silo's class shares a::
+
+    P(h) = W h + b,  (W, b) = H(a),  a_c = n_c / sum_j n_j
+
+H trains on l_personal and is averaged with the model, so that a silo that never trained has a personal head,
+too. Its last layer starts from zeros, as P does.
 """
 
 from __future__ import annotations
@@ -21,7 +26,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import nn
 
 from tightframe.learning.halves import (
@@ -43,6 +48,8 @@ from tightframe.phases import Contribution, Setting, SiloView, Tensors
 TERMS = ("balanced_softmax", "personal")
 PERSONAL = "personal_head"
 ABSENT_SHARE = 1e-12
+HYPER_WIDTH = 16
+"""Of the hyper-network's hidden layer, if the job names none."""
 
 
 class FedRODConfig(StrictModel):
@@ -51,15 +58,54 @@ class FedRODConfig(StrictModel):
     Attributes:
         absent_classes: how a silo counts a class that it lacks: ``clamp`` once, ``tiny`` 1e-12 times
             (both are in use in published code), ``exclude`` leaves it out of the denominator.
-        personal_head: ``linear``; nothing else is implemented.
+        personal_head: ``linear``: the silo's own; ``hyper_network``: made from the silo's class shares.
+        hyper_width: units of the hyper-network's hidden layer; with ``hyper_network`` only.
         personal_epochs: local training between the final global model and the personal one; None
-            is one more round (the job's epochs), 0 puts the kept personal head on the final global
-            model as it is.
+            is one more round (the job's epochs), 0 puts the kept (or made) personal head on the final
+            global model as it is.
     """
 
     absent_classes: Literal["clamp", "tiny", "exclude"] = "clamp"
-    personal_head: Literal["linear"] = "linear"
+    personal_head: Literal["linear", "hyper_network"] = "linear"
+    hyper_width: int | None = Field(default=None, ge=1, le=4096)
     personal_epochs: int | None = Field(default=None, ge=0, le=10_000)
+
+    @model_validator(mode="after")
+    def _looked_at(self) -> FedRODConfig:
+        if self.personal_head == "linear" and self.hyper_width is not None:
+            raise ValueError(
+                f"Expected `hyper_width` only with `personal_head: hyper_network`, got {self.hyper_width}: "
+                "leave it out"
+            )
+        return self
+
+
+class HyperHead(nn.Module):
+    """The generic head G, and the hyper-network H that makes personal heads.
+
+    Args:
+        feature_width: d.
+        num_classes: C.
+        hidden: units of H's hidden layer.
+    """
+
+    def __init__(self, feature_width: int, num_classes: int, hidden: int) -> None:
+        super().__init__()
+        self.generic = nn.Linear(feature_width, num_classes)
+        last = nn.Linear(hidden, num_classes * (feature_width + 1))
+        nn.init.zeros_(last.weight)
+        nn.init.zeros_(last.bias)
+        self.hyper = nn.Sequential(nn.Linear(num_classes, hidden), nn.ReLU(), last)
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        """Return G's logits (B, C) of features (B, d): those of the global model."""
+        logits: torch.Tensor = self.generic(features)
+        return logits
+
+    def made(self, shares: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the personal head's weight (C, d) and bias (C,) for class shares (C,)."""
+        values = self.hyper(shares).reshape(len(shares), -1)
+        return values[:, :-1], values[:, -1]
 
 
 class SummedHead(nn.Module):
@@ -81,14 +127,25 @@ class SummedHead(nn.Module):
         return logits
 
 
+def head(config: FedRODConfig, feature_width: int, num_classes: int) -> nn.Module | None:
+    """Return the generic head with the hyper-network; None keeps the backbone's head."""
+    if config.personal_head == "linear":
+        return None
+    return HyperHead(feature_width, num_classes, config.hyper_width or HYPER_WIDTH)
+
+
 def parts(setting: Setting) -> tuple[LocalRule, ServerRule]:
-    """Return training of both heads; the mean of backbone and generic head."""
+    """Return training of both heads; the mean of backbone and generic head, and of a hyper-network."""
+    if setting.config.personal_head == "hyper_network":
+        return LocalRule(TERMS, objective), averaging()
     return LocalRule(TERMS, objective, finish=keep_personal_head), averaging()
 
 
 def objective(silo: SiloView, broadcast: Tensors, state: Tensors) -> Objective:
     """Train backbone and generic head on the one loss, the personal head on the other."""
-    personal = _personal_head(silo, state)
+    hyper = silo.setting.config.personal_head == "hyper_network"
+    personal = None if hyper else _personal_head(silo, state)
+    shares = class_shares(silo)
     absent = silo.setting.config.absent_classes
     counts = silo.class_counts("train").to(silo.device)
     if absent == "tiny":  # no count is zero then, so that nothing is excluded
@@ -99,17 +156,28 @@ def objective(silo: SiloView, broadcast: Tensors, state: Tensors) -> Objective:
         return balanced_softmax_loss(view.logits, view.labels, counts, zero_counts=zero_counts)
 
     def personal_loss(view: BatchView) -> torch.Tensor:
-        logits = view.logits.detach() + personal(view.features.detach())
-        return nn.functional.cross_entropy(logits, view.labels)
+        features = view.features.detach()
+        if personal is None:
+            own: Any = view.model
+            added = nn.functional.linear(features, *own.head.made(shares.to(features)))
+        else:
+            added = personal(features)
+        return nn.functional.cross_entropy(view.logits.detach() + added, view.labels)
 
     return Objective(
         (
             # One record more changes the counts, and with them the loss of every other record.
             Term(TERMS[0], 1.0, generic_loss, per_record=False),
-            Term(TERMS[1], 1.0, personal_loss, per_record=True),
+            Term(TERMS[1], 1.0, personal_loss, per_record=not hyper),
         ),
-        beside={PERSONAL: personal},
+        beside={} if personal is None else {PERSONAL: personal},
     )
+
+
+def class_shares(silo: SiloView) -> torch.Tensor:
+    """Return a: the share of each class in the silo's training records, (C,) float32."""
+    counts = silo.class_counts("train").double()
+    return (counts / counts.sum().clamp_min(1)).float().to(silo.device)
 
 
 def keep_personal_head(trained: Trained) -> Contribution:
@@ -133,16 +201,31 @@ def personalise(silo: SiloView, model: Tensors, state: Tensors) -> nn.Module:
         The personal model in evaluation mode.
     """
     config, local = silo.setting.config, silo.setting.local
+    hyper = config.personal_head == "hyper_network"
     epochs = local.epochs if config.personal_epochs is None else config.personal_epochs
     own: Any
     if epochs:
         trained = train(silo, broadcast_model(model), state, parts(silo.setting)[0], epochs=epochs)
-        own, personal = trained.model, trained.objective.beside[PERSONAL]
+        own = trained.model
+        personal = None if hyper else trained.objective.beside[PERSONAL]
     else:
-        own, personal = silo.load(model), _personal_head(silo, state)
-    own.head = SummedHead(own.head, personal)
+        own = silo.load(model)
+        personal = None if hyper else _personal_head(silo, state)
+    if personal is None:
+        own.head = SummedHead(own.head.generic, _made_head(silo, own.head))
+    else:
+        own.head = SummedHead(own.head, personal)
     own.eval()
     return own
+
+
+def _made_head(silo: SiloView, shared: HyperHead) -> nn.Module:
+    """Return the personal head that the hyper-network makes for this silo."""
+    with torch.no_grad():
+        weight, bias = shared.made(class_shares(silo))
+    personal = nn.utils.skip_init(nn.Linear, weight.shape[1], weight.shape[0])
+    personal.load_state_dict({"weight": weight, "bias": bias})
+    return personal.to(silo.device)
 
 
 def _personal_head(silo: SiloView, state: Tensors) -> nn.Module:
@@ -160,7 +243,8 @@ def _personal_head(silo: SiloView, state: Tensors) -> nn.Module:
 def personal_form(setting: Setting, model: nn.Module) -> nn.Module:
     """Return a model with the sum of both heads, as ``personalise`` leaves it."""
     own: Any = model
-    own.head = SummedHead(own.head, nn.Linear(feature_width(model), setting.num_classes))
+    generic = own.head.generic if isinstance(own.head, HyperHead) else own.head
+    own.head = SummedHead(generic, nn.Linear(feature_width(model), setting.num_classes))
     return model
 
 
@@ -173,6 +257,7 @@ METHOD = composed_method(
     ),
     config=FedRODConfig,
     parts=parts,
+    head=head,
     personalise=personalise,
     personal_form=personal_form,
 )

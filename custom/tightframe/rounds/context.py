@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import secrets
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -33,6 +34,8 @@ FOLLOWED, VERIFIED = "followed", "verified"
 """Files of the run's state as this silo computed it, and of the states that it verified, with their sums."""
 DECLARATION = "declaration.json"
 SALT = "salt"
+FEATURES = "features"
+"""Folder of features on the site's disk."""
 Message = dict[str, Any]
 """Content of a message: plain values and bytes."""
 NEEDS_STATE = "needs_state"
@@ -202,6 +205,25 @@ class SiloContext:
             jobs,
             None if jobs is None or self.kit is None else self.kit / KIT_HEAD,
         )
+
+    @property
+    def feature_folder(self) -> Path | None:
+        """Folder of features on disk (``feature_cache``); None if they are kept in memory only.
+
+        What stays in a withdrawal is never stored: the next job has other records, or the same as before.
+        """
+        kind = self.site.feature_cache
+        if kind == "memory" or self.job.withdraw is not None:
+            return None
+        if kind == "run":
+            return (self.state_dir or self.run_dir) / FEATURES
+        lasting = self.ledger_dir or Path(self.site.state_dir or "")
+        return lasting / FEATURES / self.name
+
+    def end(self) -> None:
+        """Delete what the site keeps for this run only; called when the run has ended, however."""
+        if self.site.feature_cache == "run":
+            shutil.rmtree((self.state_dir or self.run_dir) / FEATURES, ignore_errors=True)
 
     @cached_property
     def features(self) -> FeatureCache:

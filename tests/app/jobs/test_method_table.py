@@ -16,6 +16,9 @@ from tightframe_app.jobs import method_table
 def test_the_bytes_are_those_of_encoded_terms(method: object) -> None:
     name = method.name  # type: ignore[attr-defined]
     found, setup = method_table.describe(name), method_table.setup_of(name, method_table.LIKE)
+    kept = {item.name: item for item in method_table.kept()}
+    assert list(kept) == [item.name for item in METHODS]
+    assert kept[name] == found, "python -m tightframe_app.jobs.method_table"
     sizes = []
     for number in range(1, setup.job.rounds + 1):
         total = 0

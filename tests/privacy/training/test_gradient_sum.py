@@ -15,6 +15,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from tightframe.learning.stages import BatchView, Term, cross_entropy
+from tightframe.models.frozen import freeze
 from tightframe.models.heads import Classifier
 from tightframe.privacy.discrete_gaussian import system_bytes
 from tightframe.privacy.releases.gradient_sums import GradientSumConfig
@@ -92,6 +93,36 @@ def test_every_engine_and_any_portions(engine: Any) -> None:
     for size in (1, 5, 100):
         found = summed(some(), engine=engine, batch_size=size)[:-1].double() * CLIP / config.grid
         torch.testing.assert_close(found, expected, rtol=0, atol=23 * CLIP / config.grid + 1e-5)
+
+
+def test_a_head_on_computed_features_takes_a_batch_at_a_time_unless_a_term_cannot(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sizes: list[int] = []
+    real = gradient_sum.rows
+    monkeypatch.setattr(gradient_sum, "rows", lambda group: sizes.append(len(group[0])) or real(group))
+
+    def branching(view: BatchView) -> torch.Tensor:
+        parts = [row.sum() if float(row.detach().sum()) > 0 else -row.sum() for row in view.logits]
+        return torch.stack(parts).mean()
+
+    def of(terms: list[Term], engine: Any) -> torch.Tensor:
+        torch.manual_seed(0)
+        model = freeze(Classifier(nn.Identity(), 5, 3))
+        model.takes_features = True
+        config = GradientSumConfig(1.0, 18, 1.0)
+        given = {"config": config, "clip_norm": CLIP, "device": "cpu", "batch_size": 10}
+        records = some()
+        return clipped_gradient_sum(
+            model, lambda view: records, terms, charge=lambda: None, engine=engine, **given
+        )
+
+    plain, strange = [cross_entropy()], [cross_entropy(), Term("side", 0.5, branching, per_record=True)]
+    for terms, expected in ((plain, [10, 10, 3]), (strange, [1] * 23)):
+        sizes.clear()
+        found = of(terms, None)
+        assert sizes == expected
+        torch.testing.assert_close(found, of(terms, "loop"), rtol=0, atol=50)
 
 
 def test_a_record_changes_the_integers_by_the_sensitivity_at_most_whatever_it_holds() -> None:

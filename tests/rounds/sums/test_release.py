@@ -99,7 +99,7 @@ OTHER_RULES = {
 OWN_ENTRY = {"offer_prototypes"}
 OTHER_ENTRY = {
     *("data", "dataset_id"),  # other records are another data set
-    *("device", "loader_workers"),  # rounding, and nothing
+    *("device", "loader_workers", "feature_cache"),  # rounding, and nothing
     *("accepted_options", "training_loops"),  # the job's value is in the profile
     *("state_dir", "ledger_roots", "engine_account", "policy"),
     *("withdrawn",),  # from one run no two lists are withdrawn

@@ -1,9 +1,9 @@
 """Gradients of single records: one slow oracle and two fast engines that must equal it.
 
 ``loop`` runs one record at a time. It is the definition, it needs nothing of the model but a backward
-pass, and on a CPU it is also the fastest for convolutional networks. ``vmap`` (torch.func) and
-``hooks`` (Opacus) handle a whole batch and are for GPUs, where ``choose_engine`` measures at start
-which of those that give the oracle's gradients is fastest.
+pass, and on a CPU it is also the fastest for convolutional networks. ``vmap`` (torch.func) and ``hooks``
+(Opacus) handle a whole batch: ``vmap`` is for a head that trains alone, on a CPU too, and both are for GPUs,
+where ``choose_engine`` measures at start which of those that give the oracle's gradients is fastest.
 
 ``loop`` and ``vmap`` show each record to the model and to the terms alone, so what they return depends on
 one record whatever a term does; ``hooks`` needs the records of a batch not to meet, which ``probe`` shows.
@@ -201,22 +201,12 @@ def choose_engine(
     Returns:
         Its name; ``loop`` if no other one works.
     """
-    few, many = slice(0, COMPARED), min(len(labels), COMPARED)
-    with exact_convolutions(), running("loop", loss, trained) as oracle:
-        rows = []
-        for place in range(many):
-            with same_masks():
-                rows.append(oracle(inputs[place : place + 1], labels[place : place + 1]))
-        expected = [torch.cat(items) for items in zip(*rows, strict=True)]
+    expected = _by_loop(loss, trained, inputs, labels)
     seconds: dict[EngineName, float] = {"loop": math.inf}
     for name in ENGINES:
         try:
             with running(name, loss, trained) as engine:
-                right = name == "loop"
-                if not right:
-                    with exact_convolutions(), same_masks():
-                        right = _equal(engine(inputs[few], labels[few]), expected)
-                if right:
+                if name == "loop" or _right(engine, inputs, labels, expected):
                     seconds[name] = _seconds(engine, inputs, labels, one_by_one=name == "loop")
         except (RuntimeError, NotImplementedError, ValueError, AttributeError, TypeError):
             # What a batched engine cannot do (data-dependent control flow, layers without a rule, too
@@ -227,6 +217,40 @@ def choose_engine(
         timings = ", ".join(f"{name} {value * 1e3:.0f} ms" for name, value in seconds.items())
         tell(f"per-sample gradients by {chosen} ({timings})")
     return chosen
+
+
+def gives_the_loops(
+    name: EngineName,
+    loss: RecordLoss,
+    trained: Sequence[nn.Parameter],
+    inputs: torch.Tensor,
+    labels: torch.Tensor,
+) -> bool:
+    """Check that an engine can do these terms, and gives the loop's gradients of the first few records."""
+    try:
+        with running(name, loss, trained) as engine:
+            return _right(engine, inputs, labels, _by_loop(loss, trained, inputs, labels))
+    except (RuntimeError, NotImplementedError, ValueError, AttributeError, TypeError):
+        return False
+
+
+def _by_loop(
+    loss: RecordLoss, trained: Sequence[nn.Parameter], inputs: torch.Tensor, labels: torch.Tensor
+) -> list[torch.Tensor]:
+    """Return the oracle's gradients of the first few records, each with the same dropout mask."""
+    with exact_convolutions(), running("loop", loss, trained) as oracle:
+        rows = []
+        for place in range(min(len(labels), COMPARED)):
+            with same_masks():
+                rows.append(oracle(inputs[place : place + 1], labels[place : place + 1]))
+    return [torch.cat(items) for items in zip(*rows, strict=True)]
+
+
+def _right(
+    engine: Engine, inputs: torch.Tensor, labels: torch.Tensor, expected: Sequence[torch.Tensor]
+) -> bool:
+    with exact_convolutions(), same_masks():
+        return _equal(engine(inputs[:COMPARED], labels[:COMPARED]), expected)
 
 
 @contextmanager

@@ -12,7 +12,14 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 from tightframe.errors import TrainingError
 from tightframe.learning.loop import is_out_of_memory
 from tightframe.learning.stages import Batch, Stage
-from tightframe.privacy.training.per_sample import Engine, EngineName, RecordLoss, choose_engine, running
+from tightframe.privacy.training.per_sample import (
+    Engine,
+    EngineName,
+    RecordLoss,
+    choose_engine,
+    gives_the_loops,
+    running,
+)
 from tightframe.privacy.training.probe import check_per_record, made_up
 
 Records = Callable[[int], Dataset[Any]]
@@ -26,7 +33,8 @@ class Portions:
 
     Args:
         device: where the model lies.
-        engine: of per-sample gradients; by default the loop on a CPU, the fastest on a GPU.
+        engine: of per-sample gradients; by default the fastest on a GPU, and on a CPU the loop, or ``vmap``
+            where a head on computed features is all that trains.
         tell: gets a line about the choice.
     """
 
@@ -35,12 +43,16 @@ class Portions:
     ) -> None:
         self._device, self._tell = device, tell
         self._chosen = engine or (None if device.type == "cuda" else CHOSEN_ON_CPU)
+        self._may_change = engine is None and self._chosen == "loop"
         self._most: int | None = None  # records at a time, once memory has shown a limit
 
     def running(self, loss: RecordLoss, trained: Sequence[nn.Parameter], batch: Batch) -> Any:
         """Return the engine's context; on a GPU the fastest is chosen on the first non-empty batch."""
         if self._chosen is None:
             self._chosen = choose_engine(loss, trained, *batch, tell=self._tell)
+        if self._may_change and getattr(loss.model, "takes_features", False):
+            self._may_change = False
+            self._chosen = "vmap" if gives_the_loops("vmap", loss, trained, *batch) else "loop"
         if self._chosen == "loop":
             self._most = 1
         return running(self._chosen, loss, trained)

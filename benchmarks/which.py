@@ -1,0 +1,192 @@
+"""Which method for which data: global and personal models on the clinical sets, on all and on own records.
+
+For each set and method, over seeds: ``all``, the global model on all silos' test records; ``own``, each
+silo's own model (the global one where there is none) on that silo's test records, pooled over silos, so that
+it is the same number as ``all`` for a global model; ``others``, the silos' own models on all silos' records,
+mean over silos. Networks and constants are those of ``one_sum_cases.py``. Every run is written as soon as it
+is done and not repeated.
+
+    python benchmarks/which.py --data heart eicu ham --seeds 5 --out which.json
+    python benchmarks/which.py --data heart --show --out which.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from comparison import interval
+from one_sum_cases import CASES, Case
+from safetensors.torch import load_file
+
+from tightframe import federation
+from tightframe.config.job import JobConfig, parse_job
+from tightframe.data.base import SiloData
+from tightframe.errors import TightframeError
+from tightframe.files import write_json
+from tightframe.results.files import PERSONAL
+from tightframe.rounds.context import SiloContext
+from tightframe.rounds.riders import evaluation
+from tightframe.rounds.setup import prepare
+from tightframe.rounds.silo.view import LocalSilo
+
+ENTRIES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "local-only": ("local_only", {}),
+    "FedAvg": ("fedavg", {}),
+    "FedETF, step 1": ("fedetf", {"personal_alternations": 0}),
+    "FedETF, steps 1 to 3": ("fedetf", {}),
+    "FedROD": ("fedrod", {}),
+    "FedROD, hyper-network": ("fedrod", {"personal_head": "hyper_network"}),
+    "FedPer": ("fedper", {}),
+    "FedRep": ("fedrep", {}),
+    "Ditto": ("ditto", {}),
+    "FedBABU": ("fedbabu", {}),
+    "Fed3R": ("fed3r", {}),
+    "FedCGS": ("fedcgs", {}),
+    "FedNCM": ("fedncm", {}),
+}
+"""Title -> method and options."""
+ONE_SUM = ("fed3r", "fedcgs", "fedncm")
+HEADLESS = ("fedper", "fedrep", "local_only")
+"""Methods without a global model that anybody would use."""
+MEASURE: Mapping[str, str] = {"heart": "balanced_accuracy", "eicu": "auroc", "ham": "balanced_accuracy"}
+DEFAULT_DATA = Path(__file__).resolve().parent.parent / ".." / "shared" / "data"
+
+
+def job_of(case: Case, method: str, options: Mapping[str, Any], names: Sequence[str], seed: int) -> JobConfig:
+    """Return a method's job: the case's, with personal models where training makes them."""
+    values = case.job(method, options, names, "natural", seed, None, None, "plain").model_dump()
+    if method not in ONE_SUM:
+        values["personalise"] = True
+        values["model_options"].pop("standardise", None)  # columns have declared ranges; not every method can
+    return parse_job(values)
+
+
+def run(job: JobConfig, records: Mapping[str, SiloData], measure: str) -> dict[str, Any]:
+    """Train; return ``all``, ``own`` and ``others``, or the code of a failure."""
+    setup, begun = prepare(job), time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="tightframe-") as place:
+        try:
+            result = federation.run_job(job, data=records, folder=Path(place))
+        except TightframeError as error:
+            return {"error": error.code, "reason": str(error)}
+        views = {
+            name: LocalSilo(
+                SiloContext(name, job, None, run_dir=Path(), records=silo), setup, torch.device("cpu"), 0
+            )
+            for name, silo in records.items()
+        }
+
+        def scored(pairs: Sequence[tuple[LocalSilo, torch.nn.Module]]) -> float | None:
+            totals: dict[str, Any] = {}
+            for silo, model in pairs:
+                for field, value in evaluation.count_at(silo, model).items():
+                    totals[field] = totals.get(field, 0) + value.numpy()
+            found = getattr(evaluation.summarise(totals, setup.dataset.class_names).test, measure)
+            return None if found is None else float(found)
+
+        def own_model(name: str) -> torch.nn.Module:
+            module = setup.setting.build_model()
+            if setup.method.personal_form is not None:
+                module = setup.method.personal_form(setup.setting, module)
+            module.load_state_dict(load_file(Path(place) / name / PERSONAL))
+            return module.eval()
+
+        shared = None
+        if job.method not in HEADLESS:
+            model = setup.setting.build_model()
+            model.load_state_dict(dict(result.state.model))
+            shared = scored([(view, model) for view in views.values()])
+        own, others = shared, None
+        if job.personalise:
+            models = {name: own_model(name) for name in views}
+            own = scored([(view, models[name]) for name, view in views.items()])
+            each = [scored([(view, item) for view in views.values()]) for item in models.values()]
+            known = [value for value in each if value is not None]
+            others = statistics.fmean(known) if known else None
+    return {"all": shared, "own": own, "others": others, "seconds": round(time.monotonic() - begun, 2)}
+
+
+def shown(runs: Mapping[str, Mapping[str, Any]], name: str, seeds: Sequence[int]) -> list[str]:
+    """Return the lines of a data set's table in Markdown."""
+    lines = [
+        f"**{name}**: {MEASURE[name].replace('_', ' ')}, mean ± sd (seeds), paired differences [95 %]",
+        "",
+        "| method | all | less FedAvg's | own | less local-only's | own models on all |",
+        "|---|---|---|---|---|---|",
+    ]
+
+    def values(title: str, what: str) -> dict[int, float]:
+        found = {seed: runs.get(f"{name} {title} {seed}", {}).get(what) for seed in seeds}
+        return {seed: value for seed, value in found.items() if value is not None}
+
+    def mean(title: str, what: str) -> str:
+        each = list(values(title, what).values())
+        spread = f" ± {statistics.stdev(each):.3f}" if len(each) > 1 else ""
+        return f"{statistics.fmean(each):.3f}{spread} ({len(each)})" if each else ""
+
+    def less(title: str, base: str, what: str) -> str:
+        known = values(base, what)
+        pairs = [value - known[seed] for seed, value in values(title, what).items() if seed in known]
+        if title == base or not pairs:
+            return ""
+        middle, low, high = interval(pairs)
+        return f"{middle:+.3f} [{low:+.3f}, {high:+.3f}]"
+
+    for title in ENTRIES:
+        failed = sorted({runs.get(f"{name} {title} {seed}", {}).get("error", "") for seed in seeds} - {""})
+        cells = [mean(title, "all"), less(title, "FedAvg", "all"), mean(title, "own")]
+        cells += [less(title, "local-only", "own"), mean(title, "others")]
+        lines.append(f"| {title} | {' | '.join(cells)} |" + (f" {', '.join(failed)}" if failed else ""))
+    return lines
+
+
+def main(given: Sequence[str] | None = None) -> int:
+    """Make the missing runs, print the tables, and return the exit code."""
+    command = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    command.add_argument("--data", nargs="+", choices=list(MEASURE), default=["heart", "eicu"])
+    command.add_argument("--methods", nargs="+", choices=list(ENTRIES), default=list(ENTRIES))
+    command.add_argument("--seeds", type=int, default=5, help="seeds 0, 1, ...")
+    command.add_argument("--hours", type=float, default=math.inf, help="begin no run after that time")
+    command.add_argument("--out", type=Path, required=True, help="JSON file, which a later call extends")
+    command.add_argument("--show", action="store_true", help="run nothing")
+    command.add_argument(
+        "--root", type=Path, default=Path(os.environ.get("TIGHTFRAME_TEST_DATA", DEFAULT_DATA))
+    )
+    arguments = command.parse_args(given)
+    torch.set_num_threads(1)
+    runs: dict[str, dict[str, Any]] = {}
+    if arguments.out.is_file():
+        runs = json.loads(arguments.out.read_text(encoding="utf-8"))
+    until = time.monotonic() + 3600 * arguments.hours
+    for name in arguments.data if not arguments.show else ():
+        case = CASES[name](arguments.root)
+        records = case.silos("natural", 0)
+        for seed in range(arguments.seeds):
+            for title in arguments.methods:
+                key = f"{name} {title} {seed}"
+                if key in runs or time.monotonic() > until:
+                    continue
+                method, options = ENTRIES[title]
+                runs[key] = run(job_of(case, method, options, sorted(records), seed), records, MEASURE[name])
+                write_json(arguments.out, runs)
+                print(key, runs[key], file=sys.stderr, flush=True)
+    for name in arguments.data:
+        print("\n".join(shown(runs, name, range(arguments.seeds))), end="\n\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
