@@ -172,8 +172,22 @@ def fx_mr10() -> Table:
     return Table(**{**vars(table), "first_seed": 1000, "seeds": 2})
 
 
+def fx_toy() -> Table:
+    """Features of two numbers, which can be drawn as they are: FedMR's toy figure."""
+    network = {"model": "mlp", "model_options": {"widths": [64, 2]}, "batch_size": 32}
+    chosen = {name: HEADLINE[name] for name in ("FedAvg", "FedMR", "FedROD")}
+    scale = {**TRAINED, **network, "rounds": 10}
+    return effect(
+        "fx_toy",
+        "Fashion-MNIST, 2,000 images, P5C2, features of two numbers",
+        chosen,
+        partition="P5C2",
+        scale=scale,
+    )
+
+
 EFFECTS: dict[str, Callable[[], Table]] = {
-    made.__name__: made for made in (fx_nh, fx_nh10, fx_mlp, fx_c2, fx_mlp5, fx_ilc, fx_mr, fx_mr10)
+    made.__name__: made for made in (fx_nh, fx_nh10, fx_mlp, fx_c2, fx_mlp5, fx_ilc, fx_mr, fx_mr10, fx_toy)
 }
 
 
@@ -190,6 +204,7 @@ class Step:
 QUEUE: dict[str, tuple[Step, ...]] = {
     "cpu": (
         Step("fx_mlp", tuple(HEADLINE), seeds=2),
+        Step("fx_toy", seeds=1),
         Step("fx_mr", seeds=1),
         Step("fx_nh", TWO),
         Step("fx_mlp", tuple(HEADLINE)),
@@ -214,9 +229,10 @@ QUEUE: dict[str, tuple[Step, ...]] = {
         Step("mr2", seeds=3),
         Step("gmv4", seeds=3),
         Step("etf2", seeds=3),
-        Step("mr6", seeds=3),
-        Step("mr7", seeds=3),
-        Step("ilc1", seeds=3),
+        *(
+            Step(name, seeds=3)
+            for name in ("mr6", "mr7", "ilc1", "ilc2", "gmv5", "gmv6", "mr4", "mr5", "gmv3")
+        ),
         Step("fx_mlp5"),
     ),
     "paper": (
@@ -227,7 +243,7 @@ QUEUE: dict[str, tuple[Step, ...]] = {
         Step("gmv4", columns=("E=2 C10-100-2",), seeds=3),
         Step("ilc1", seeds=5),
         *(Step(name, seeds=3) for name in ("mr1", "etf1", "nh1", "gmv1", "gmv2", "gmv4", "mr8", "mr2")),
-        *(Step(name, seeds=3) for name in ("etf2", "mr6", "mr7")),
+        *(Step(name, seeds=3) for name in ("etf2", "mr6", "mr7", "mr4", "mr5", "gmv5", "gmv3", "ilc2")),
     ),
 }
 """The most telling runs first."""

@@ -18,30 +18,26 @@ from tightframe.data.base import SiloData
 from tightframe.data.image_sets import DERIVED, SPECS, open_silos
 
 Size = Literal["cpu", "paper"]
-Measure = Literal[
-    "accuracy",
-    "personal",
-    "valid_classes",
-    "label_share",
-    "spread",
-    "loss",
-    "rate",
-    "auroc",
-    "average_precision",
-]
-"""``accuracy``: mean of the last rounds, %; ``rate``: of the last model, a fraction; ``spread``: FedMR's."""
+Measure = str
+"""``accuracy``: mean of the last rounds, %; ``rate``: of the last model, a fraction; ``loss``, ``auroc`` and
+``average_precision`` of the last model; ``personal``, ``valid_classes``, ``label_share`` of own models, %;
+``spread``: FedMR's; ``reached``: the round that is as good as FedAvg's best; ``variance``, ``entropy`` and
+``environment 1`` to ``9``: FedILC's, over sub-environments of the last model."""
 
 WEIGHTS = (
     "Weights of terms are each method's defaults here unless noted; the values that a paper searched are "
     "not known to us."
 )
-EICU, TINY = "eicu", "tiny_imagenet"
+EICU, TINY, FEMNIST = "eicu", "tiny_imagenet", "femnist"
 TITLES = {
     **{name: spec.title for name, spec in SPECS.items()},
     HAM: "the HAM four-centre subset",
     EICU: "the eICU demo",
     TINY: "Tiny-ImageNet",
+    FEMNIST: "FeMNIST",
 }
+NOT_OURS = (TINY, FEMNIST)
+"""Sets of the papers that Tightframe does not have; at the small scale others replace them."""
 SMALL_AS_THEY_ARE = ("fashion_mnist", "svhn", "cifar10")
 """Data sets of ten classes, used at the small scale too if their files are given."""
 SMALL_DERIVED = {name: {"rounds": 60, "epochs": 1, "last": 1} for name in DERIVED}
@@ -109,7 +105,8 @@ class Row:
     Attributes:
         title: as printed.
         methods: by a column's variant, as ``methods.parse_method`` reads it; "" for all other variants. A
-            ``warm_up`` below 1 is a part of the rounds. Empty if there is no such method here.
+            ``warm_up`` below 1 is a part of the rounds, ``submitting`` the part of the silos that submit
+            prototypes. Empty if there is no such method here.
         printed: by column; None if not printed, or not known to us.
         small: other methods at the small scale.
     """
@@ -216,6 +213,7 @@ class Setting:
         if 0 < options.get("warm_up", 1) < 1:
             options["warm_up"] = max(2, round(options["warm_up"] * self.scale.rounds))
         names = silo_names(self.data, self.partition)
+        submit = options.pop("submitting", None)
         if self.data == EICU:
             return Run(self._eicu_job(name, options, names, seed), EICU, self.root, self.scale.last)
         bench = Bench(self.data, self.partition, self.root, self.scale, summation="plain")
@@ -224,6 +222,8 @@ class Setting:
         if self.share is not None:
             values["sites_per_round"] = self._drawn(len(names))
             values["min_sites"] = values["sites_per_round"]
+        if submit is not None:
+            values["prototype_sites"] = sorted(names)[: max(1, round(submit * len(names)))]
         job = parse_job({**values, **self.place.job})
         return Run(job, self.data, self.root, rounds_that_count(name, self.scale.last))
 
@@ -287,12 +287,12 @@ def setting_of(
     written = place.partition
     if size == "cpu":
         share = place.small_share
-        if (data in SPECS and data not in DERIVED) or data == TINY:
+        if (data in SPECS and data not in DERIVED) or data in NOT_OURS:
             if place.replaced and (data not in SMALL_AS_THEY_ARE or needed is None):
                 data, needed = "digits", "digits"
             written = place.small
-    elif data == TINY:
-        return "not run: Tiny-ImageNet is not a data set of Tightframe"
+    elif data in NOT_OURS:
+        return f"not run: {TITLES[data]} is not a data set of Tightframe"
     if needed is None and data != "digits":
         return missing(DERIVED.get(data, data))
     root = None if data == "digits" else roots[str(needed)]

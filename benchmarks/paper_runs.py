@@ -5,23 +5,29 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import takewhile
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import comparison
+import paper_measures
 import torch
 from paper_layout import Column, Row, Run, Setting, Size, Table, setting_of
+from safetensors.torch import load_file
 
 from tightframe import federation, methods, metrics
 from tightframe.data.base import SiloData
+from tightframe.data.image_sets import DERIVED
 from tightframe.errors import TightframeError
 from tightframe.files import write_json
+from tightframe.results.files import CHECKPOINT
+from tightframe.results.rows import Row as Exchange
 from tightframe.rounds.setup import prepare
 
 PERCENT = ("accuracy", "personal", "valid_classes", "label_share")
@@ -39,6 +45,7 @@ class Cell:
         here: description of the data used here.
         runs: by seed, one for each of the column's places.
         reason: why there are no runs.
+        base: FedAvg's runs by seed, for a measure that compares with them.
     """
 
     row: Row
@@ -47,6 +54,7 @@ class Cell:
     here: str
     runs: Mapping[int, tuple[Run, ...]]
     reason: str = ""
+    base: Mapping[int, tuple[Run, ...]] = field(default_factory=dict)
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -104,28 +112,63 @@ def cells_of(
             return Cell(row, column, printed, "", {}, reason)
         settings = [item for item in made[place] if isinstance(item, Setting)]
         runs = {seed: tuple(item.run(method, seed) for item in settings) for seed in seeds}
-        return Cell(row, column, printed, "; ".join(here), runs)
+        compared = column.measure == "reached"
+        base = {seed: tuple(item.run("fedavg", seed) for item in settings) for seed in seeds if compared}
+        return Cell(row, column, printed, "; ".join(here), runs, base=base)
 
     return [[cell(row, place) for place in range(len(table.columns))] for row in table.rows]
 
 
 def train(run: Run, records: Mapping[str, SiloData]) -> dict[str, Any]:
-    """Train; return everything that any table shows of the run, or the code of a failure."""
+    """Train; return everything that any table or figure shows of the run, or the code of a failure."""
     begun = time.monotonic()
-    try:
-        result = federation.run_job(run.job, data=records)
-    except TightframeError as error:
-        return {"error": error.code, "reason": str(error), "seconds": time.monotonic() - begun}
-    models = [row.test for row in result.outcome.rows if row.makes_model]
+    inputs, labels = paper_measures.sampled(records, run.job.seed)
+    module: Any = prepare(run.job).setting.build_model()
+    own = methods.get(run.job.method).own_model is not None
+    shapes: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory(prefix="tightframe-") as place:
+
+        def watch(row: Exchange) -> None:
+            """Measure the model that this exchange evaluated: that of the round before."""
+            kept = Path(place) / "server" / CHECKPOINT
+            if not row.makes_model or not kept.is_file():
+                return
+            start = "model/"
+            held = {
+                name.removeprefix(start): item
+                for name, item in load_file(kept).items()
+                if name.startswith(start)
+            }
+            module.load_state_dict(held)
+            shapes.append({"round": row.round - 1, **paper_measures.geometry(module, inputs, labels)})
+
+        try:
+            result = federation.run_job(
+                run.job, data=records, folder=Path(place), on_round=None if own else watch
+            )
+        except TightframeError as error:
+            return {"error": error.code, "reason": str(error), "seconds": time.monotonic() - begun}
+    rows = [row for row in result.outcome.rows if row.makes_model]
+    models = [row.test for row in rows]
     final = models[-1] if models else None
     names = ("accuracy", "balanced_accuracy", "loss", "auroc", "average_precision")
-    own = methods.get(run.job.method).own_model is not None
+    drawn: dict[str, Any] = {}
+    environments: list[float] = []
+    if result.state.model and not own:
+        module.load_state_dict(dict(result.state.model))
+        shapes.append({"round": run.job.rounds, **paper_measures.geometry(module, inputs, labels)})
+        drawn = paper_measures.picture(module, inputs, labels, embed=run.job.seed % 10 == 0)
+        environments = paper_measures.by_environment(module, records) if run.data in DERIVED else []
     return {
         # Silos' own models are evaluated, too, but are no global one.
         "course": [] if own else [None if model is None else model.accuracy for model in models],
+        "losses": [] if own else [None if model is None else model.loss for model in models],
         "final": {name: getattr(final, name, None) for name in names},
         "personal": None if result.outcome.personal is None else result.outcome.personal.as_json(),
         "spread": spread(run, result.state.model, records),
+        "shapes": shapes,
+        "drawn": drawn,
+        "environments": environments,
         "seconds": time.monotonic() - begun,
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU",
         "torch": torch.__version__,
@@ -217,7 +260,7 @@ def make(run: Run) -> tuple[str, dict[str, Any] | str]:
 
 
 def _runs(cell: Cell) -> Iterator[Run]:
-    return (run for runs in cell.runs.values() for run in runs)
+    return (run for part in (cell.runs, cell.base) for runs in part.values() for run in runs)
 
 
 def _order(run: Run) -> tuple[int, str, str]:
@@ -233,16 +276,37 @@ def _open(run: Run) -> Mapping[str, SiloData] | str:
         return f"not run: {error}"
 
 
-def value_of(result: Mapping[str, Any], measure: str, last: int) -> float | None:
-    """Return a measure of a run as the tables show it; None if there is none."""
+def value_of(
+    result: Mapping[str, Any], measure: str, last: int, base: Mapping[str, Any] | None = None
+) -> float | None:
+    """Return a measure of a run as the tables show it; None if there is none.
+
+    ``reached`` is the first round in which the run is as good as FedAvg's best (``base``), and the number of
+    rounds plus one if it never is.
+    """
+    if measure == "reached":
+        return _reached(result.get("course") or [], (base or {}).get("course") or [])
     if measure == "accuracy":
         value = comparison.score(result, last)
     elif measure == "rate":
         value = result.get("final", {}).get("accuracy")
     elif measure == "spread":
         value = result.get("spread")
+    elif measure in ("variance", "entropy"):
+        each = result.get("environments")
+        value = getattr(paper_measures, measure)(each) if each else None
+    elif measure.startswith("environment "):
+        each, place = result.get("environments") or [], int(measure.partition(" ")[2]) - 1
+        value = each[place] if place < len(each) else None
     elif measure in PERCENT:
         value = (result.get("personal") or {}).get("accuracy" if measure == "personal" else measure)
     else:
         value = result.get("final", {}).get(measure)
     return value * 100 if value is not None and measure in PERCENT else value
+
+
+def _reached(course: Sequence[float | None], other: Sequence[float | None]) -> float | None:
+    known = [value for value in other[1:] if value is not None]
+    if not known or not course:
+        return None
+    return comparison.rounds_to(course, max(known)) or len(course)

@@ -21,6 +21,7 @@ import argparse
 import io
 import math
 import os
+import shlex
 import statistics
 import sys
 import time
@@ -38,9 +39,10 @@ from paper_tables import TABLES as PRINTED
 from rich.console import Console
 from rich.table import Table as Shown
 
-from methods import RESULTS, ROOTS
+from methods import FIRST_GRID_SEED, RESULTS, ROOTS, parse_method
 from tightframe.data.image_sets import DERIVED
 from tightframe.errors import TightframeError
+from tightframe.files import write_json
 
 TABLES = {**PRINTED, **EFFECTS}
 CPU = (
@@ -55,7 +57,7 @@ def ours(cell: Cell, store: Store, refused: Mapping[str, str]) -> str:
         return "not run"
     measure = cell.column.measure
     values, failed, pending = [], [], 0
-    for runs in cell.runs.values():
+    for seed, runs in cell.runs.items():
         if any(key_of(run) in refused for run in runs):
             return "not run"
         results = [store.runs.get(key_of(run)) for run in runs]
@@ -64,7 +66,11 @@ def ours(cell: Cell, store: Store, refused: Mapping[str, str]) -> str:
             continue
         done = [item for item in results if item is not None]
         codes = [item["error"] for item in done if "error" in item]
-        each = [value_of(item, measure, run.last) for item, run in zip(done, runs, strict=True)]
+        bases = [store.runs.get(key_of(run), {}) for run in cell.base.get(seed, ())] or [{}] * len(runs)
+        each = [
+            value_of(item, measure, run.last, other)
+            for item, run, other in zip(done, runs, bases, strict=True)
+        ]
         known = [value for value in each if value is not None]
         if codes or len(known) < len(each):
             failed.append(codes[0] if codes else "none")
@@ -72,7 +78,7 @@ def ours(cell: Cell, store: Store, refused: Mapping[str, str]) -> str:
             values.append(statistics.fmean(known))
     if not values:
         return ", ".join(sorted(set(failed))) if failed else "…"
-    form = "{:.1f}" if measure in PERCENT else "{:.2f}" if measure == "spread" else "{:.3f}"
+    form = "{:.1f}" if measure in (*PERCENT, "reached") else "{:.2f}" if measure == "spread" else "{:.3f}"
     shown = form.format(statistics.fmean(values))
     if len(values) > 1:
         shown += " ± " + form.format(statistics.stdev(values))
@@ -213,6 +219,7 @@ def parser() -> argparse.ArgumentParser:
     what = command.add_mutually_exclusive_group(required=True)
     what.add_argument("--table", choices=list(TABLES))
     what.add_argument("--all", action="store_true", help="the queue of all tables, at the least priority")
+    what.add_argument("--effects", type=Path, metavar="FILE", help="write all measured comparisons as JSON")
     command.add_argument("--hours", type=float, help="with --all: begin no run after that time")
     command.add_argument("--scale", choices=("cpu", "paper"), default="cpu")
     command.add_argument(
@@ -285,6 +292,40 @@ def compared(table: Table, rows: Sequence[Sequence[Cell]], store: Store) -> tupl
     return titles, lines
 
 
+def measured(store: Store, roots: Mapping[str, Path]) -> list[dict[str, Any]]:
+    """Return the comparisons with a baseline, of at least three seeds, as ``presets.Effect`` has them."""
+    found = []
+    for name, make in EFFECTS.items():
+        table = make()
+        if table.first_seed >= FIRST_GRID_SEED:
+            continue
+        rows = cells_of(table, "cpu", roots, seeds_of(table, "cpu", None), {})
+        for place, column in enumerate(table.columns):
+            known = by_seed(rows[0][place], store)
+            for cells in rows[1:]:
+                values = by_seed(cells[place], store)
+                pairs = [value - known[seed] for seed, value in values.items() if seed in known]
+                if len(pairs) < 3:
+                    continue
+                title = cells[0].row.title
+                method, options = parse_method(cells[0].row.methods[""])
+                mean, low, high = (round(value, 4) for value in comparison.interval(pairs))
+                found.append(
+                    {
+                        "method": method,
+                        "options": comparison.described(options) if options else "",
+                        "setting": table.title,
+                        "measure": column.title,
+                        "baseline": table.baseline,
+                        **{"mean": mean, "low": low, "high": high, "seeds": len(pairs)},
+                        "command": f"python benchmarks/papers.py --table {name}"
+                        + (" --root mnist=FOLDER" if name == "fx_ilc" else "")
+                        + f" --rows {shlex.join([table.baseline, title])}",
+                    }
+                )
+    return found
+
+
 def by_seed(cell: Cell, store: Store) -> dict[int, float]:
     """Return a cell's values of the seeds that are done."""
     found = {}
@@ -312,6 +353,9 @@ def main(given: Sequence[str] | None = None) -> int:
     }
     store = Store(arguments.out or RESULTS / f"papers-{size}.json")
     roots = {**here, **dict(arguments.root)}
+    if arguments.effects:
+        write_json(arguments.effects, measured(store, roots))
+        return 0
     if arguments.all:
         queue(size, roots, changes, store, arguments, progress)
         return 0

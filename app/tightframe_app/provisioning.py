@@ -19,7 +19,7 @@ PLACES = (
 )
 """Where the files lie: in a wheel, in a checkout."""
 
-app = typer.Typer(help="Files to configure sites, servers and boards with.", no_args_is_help=True)
+app = typer.Typer(help="Files that configure sites, servers and boards.", no_args_is_help=True)
 out = lines()
 
 
@@ -65,7 +65,7 @@ def show(
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option("--out", "-o", help="Folder to write the file or folder into, under its own name."),
+        typer.Option("--out", "-o", help="Folder to write it into, under its own name."),
     ] = None,
     form: formats.Form = "text",
 ) -> None:

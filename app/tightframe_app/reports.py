@@ -109,13 +109,13 @@ def compare(
         ),
     ],
     form: Annotated[
-        Literal["table", "json"], typer.Option("--format", help="Of what is printed: table or json.")
+        Literal["table", "json"], typer.Option("--format", help="Format of the output: table or json.")
     ] = "table",
     out: Annotated[
         Path | None, typer.Option("--out", "-o", dir_okay=False, help="Also write a page, here.")
     ] = None,
 ) -> None:
-    """Compare runs of the same data: last values, curves, paired differences, what the jobs differ in.
+    """Compare runs of the same data: last values, curves, paired differences, and where their jobs differ.
 
     Settings that repeat with the seeds of the first run's setting get paired differences from it. Runs of
     different data sets, classes or test records are refused.

@@ -34,11 +34,11 @@ def predict(
     output: Annotated[Path, typer.Option("--output", "-o", help="CSV file to write.")],
     operating_point: Annotated[
         str | None,
-        typer.Option(help="CLASS=P: answer this class from probability P on, else the best of the others."),
+        typer.Option(help="CLASS=P: answer this class from probability P on, else the best other."),
     ] = None,
     originals: Annotated[
         bool,
-        typer.Option(help="Pictures are as the camera gave them: prepare them as training records were."),
+        typer.Option(help="Pictures come as the camera made them: prepare them like training records."),
     ] = False,
     name: Annotated[
         str | None, typer.Option(help="Column of a table that names a row in the output.")
@@ -47,10 +47,10 @@ def predict(
     device: Annotated[str, typer.Option(help="cpu, cuda or cuda:1.")] = "cpu",
     force: Annotated[bool, typer.Option(help="Replace the output.")] = False,
 ) -> None:
-    """Write what a trained model says of each input: a probability for each class, the answer, the model.
+    """Write a trained model's answer for each input, with the probability of each class and the model's hash.
 
     The form of all inputs is checked first. Inputs that cannot be read are listed at the end, with codes,
-    and the exit code is 1 then; all others are in the output. No medical device: for research only.
+    and then the exit code is 1; all others are in the output. No medical device: for research only.
     """
     from tightframe.inference import inputs as files
     from tightframe.inference.errors import ModelError
@@ -103,12 +103,12 @@ def predict(
 def export(
     model_dir: _Model,
     form: Annotated[str, typer.Option("--format", help="onnx, torchscript or monai-bundle.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="File to write, of a bundle the folder.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="File to write; for a bundle the folder.")],
     tolerance: Annotated[
         float, typer.Option(min=0, help="Largest difference of a probability from the model's.")
     ] = 1e-5,
 ) -> None:
-    """Write a trained model as ONNX, TorchScript or a MONAI bundle, and check that it gives the same.
+    """Write a trained model as ONNX, TorchScript or a MONAI bundle, and check that it gives the same answers.
 
     The export is run on generated records and compared with the model; one that differs is not written. It
     takes records as they are after the evaluation's transforms, and gives probabilities. Classes, card and

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tightframe.rounds.server.coordinator import Result
     from tightframe.rounds.setup import prepare
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = [
     "BackboneSpec",
     "DatasetSpec",

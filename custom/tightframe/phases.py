@@ -27,12 +27,17 @@ Tensors: TypeAlias = "Mapping[str, torch.Tensor]"
 """Tensors by name."""
 CLASS_COUNTS = "statistics/class_counts"
 """In ``ServerState.extra``: pooled training records of each class (C,); 0 where that is not known."""
+FINDING_COUNTS = "statistics/finding_counts"
+"""In ``ServerState.extra``: pooled training records with each finding and without it (K, 2); 0 where that is
+not known."""
 FEATURE_MEAN, FEATURE_STD = "statistics/feature_mean", "statistics/feature_std"
 """In ``ServerState.extra``: pooled moments of the inputs (D,)."""
 ADMITTED = "classes/admitted"
 """In what ``Phase.contribute`` receives under the class rules: classes to which this silo contributes, bool
 (C,). For sums over records without an axis of classes, out of which no rule could take a class later."""
-Statistic = Literal["class_counts", "feature_moments"]
+UNKNOWN = -1
+"""Label of a finding of which nobody knows whether the record has it."""
+Statistic = Literal["class_counts", "finding_counts", "feature_moments"]
 Fold = Literal["train", "validation", "test"]
 Group = Literal["update", "static"]
 Neighbours = Literal["record", "patient"]
@@ -250,6 +255,7 @@ class Setting:
         update_bound: bound of one coordinate of the update.
         privacy: what a method has to know of the job's differential privacy; None without it. With it every
             loss must be a mean of single records' losses.
+        findings: whether the classes are findings, of which a record may have several or none.
     """
 
     config: Any
@@ -260,6 +266,7 @@ class Setting:
     update_norm: float | None = None
     update_bound: float = 8.0
     privacy: PrivacySetting | None = None
+    findings: bool = False
 
 
 @dataclass(frozen=True)
@@ -341,7 +348,7 @@ class SiloView(Protocol):
     def batches(
         self, fold: Fold, *, augment: bool, shuffle: bool, epoch: int = 0, share: float = 1.0
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Yield mini-batches (inputs (B, ...), labels int64 (B,)) on the silo's device.
+        """Yield mini-batches (inputs (B, ...), labels int64 (B,), or findings (B, K)) on the silo's device.
 
         With ``share`` below 1 they hold that part of the fold, as the order has it, and one record at least.
         Once a model was loaded whose encoder is frozen, inputs may be its features, computed before; the
@@ -473,7 +480,7 @@ def logits(model: torch.nn.Module, inputs: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class OneSum:
-    """What a method whose model is a function of one sum tells people.
+    """Description of a method whose model is a function of one sum.
 
     Attributes:
         follows: how the head follows from the totals, in one sentence.
@@ -507,6 +514,8 @@ class Method:
         private: with which options it can be run with differential privacy: says why not, None if it can.
             A method without it cannot.
         network: what it needs of a network: its ``logits``, or also ``features`` and ``head``.
+        findings: with which options it takes records of several findings: says why not, None if it does. A
+            method without it needs the one class of each record.
         own_training: with which options an installed training loop (``learning.own_loop``) may stand in place
             of its local training: says why not, None if it may. A method without it trains in a way of its
             own, which no loop replaces.
@@ -559,6 +568,7 @@ class Method:
     rounded: bool = False
     needs_encoder: str = ""
     network: Literal["features", "logits"] = "features"
+    findings: Callable[[Any], str | None] | None = None
     own_training: Callable[[Any], str | None] | None = None
 
 

@@ -195,7 +195,7 @@ def test_an_exported_job_has_the_norm_that_production_requires(
 
 def test_check_finds_a_changed_job_and_restores_the_allow_list(tmp_path: Path, tightframe: Command) -> None:
     for recipe in recipes.RECIPES:
-        files = folders.job_files(recipe.job())
+        files = folders.committed_files(recipe.job())
         folders.write_job(files, tmp_path / "jobs" / recipe.name)
     for name in ("fedmr_isic", "fedavg_isic"):
         assert tightframe("jobs", "export", name, "--committed", cwd=tmp_path).returncode == 0

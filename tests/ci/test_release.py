@@ -159,7 +159,7 @@ def test_an_installed_file_that_was_changed_is_found(made: Path, tmp_path: Path)
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / ".venv"], check=True)
     pip = [sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-deps", "--no-index"]
     subprocess.run([*pip, wheel], check=True, capture_output=True)
-    shutil.copy(made / "tightframe-0.1.0.installed.sha256", tmp_path)
+    shutil.copy(made / "tightframe-0.2.0.installed.sha256", tmp_path)
     (compare,) = _commands("For a hospital: is what", slice(None))
     assert _bash(compare, tmp_path) == ""
     ask = (
@@ -170,7 +170,7 @@ def test_an_installed_file_that_was_changed_is_found(made: Path, tmp_path: Path)
     (changed,) = tmp_path.glob(".venv/lib/*/site-packages/tightframe/privacy/__init__.py")
     changed.write_bytes(changed.read_bytes() + b"\n")
     assert "tightframe/privacy/__init__.py: FAILED" in _bash(compare, tmp_path, code=1)
-    assert "problem tightframe 0.1.0: tightframe/privacy/__init__.py was changed" in _bash(look, tmp_path)
+    assert "problem tightframe 0.2.0: tightframe/privacy/__init__.py was changed" in _bash(look, tmp_path)
 
 
 def test_the_sbom_names_what_pip_installed_with_its_hash(release: Any) -> None:

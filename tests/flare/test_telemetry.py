@@ -19,6 +19,7 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import make_reply
 from nvflare.apis.utils.analytix_utils import create_analytic_dxo, send_analytic_dxo
 from nvflare.fuel.data_event.data_bus import DataBus
+from pydantic import ValidationError
 from tests.flare.test_guard import RESEARCH, SECRET, HandMade
 from tests.flare.test_monitor import Engine
 from tests.support.flare.boards import Daemon, expected_points, listening, read_events
@@ -96,7 +97,9 @@ def seen(folder: Path) -> Iterator[Daemon]:
         return handle(self, task, message)
 
     with listening() as daemon, pytest.MonkeyPatch.context() as patch:
-        entry = ServerEntry(tensorboard=True, statsd=StatsD(port=daemon.port))
+        entry = ServerEntry(
+            tensorboard=True, statsd=StatsD(port=daemon.port), mlflow=f"file://{folder}/mlruns"
+        )
         with told(folder, entry) as (made, _):
 
             def running(self: Coordinator, transport: Any) -> Any:
@@ -129,6 +132,30 @@ def test_the_events_are_those_of_the_metrics_file(watched: tuple[Path, Daemon]) 
     assert found == pytest.approx(expected, rel=1e-6, abs=6e-4)  # seconds are rounded in the file
     assert expected["tightframe/silos_dropped", 2] == 1 and ("tightframe/recall/9", 2) in expected
     assert [path.name for path in (folder / EVENTS).iterdir()] == ["server"], "nobody else writes any"
+
+
+def test_mlflow_has_one_run_with_the_same_points(watched: tuple[Path, Daemon]) -> None:
+    """As its own client reads them from its folder."""
+    from mlflow.tracking import MlflowClient
+
+    folder, _ = watched
+    client = MlflowClient(f"file://{folder}/mlruns")
+    (experiment,) = [one for one in client.search_experiments() if one.name == "tightframe"]
+    (run,) = client.search_runs([experiment.experiment_id])
+    assert run.info.status == "FINISHED" and run.data.tags["job_name"] == "a-job"
+    found = {
+        (name, point.step): point.value
+        for name in run.data.metrics
+        for point in client.get_metric_history(run.info.run_id, name)
+    }
+    expected = expected_points(_rows(folder))
+    assert found == pytest.approx(expected, rel=1e-6, abs=6e-4)
+
+
+@pytest.mark.parametrize("uri", ["sqlite:///x.db", "http://me:secret@host", "file://host/x", "/x", "http://"])
+def test_what_is_no_address_of_mlflow_is_refused(uri: str) -> None:
+    with pytest.raises(ValidationError, match="Expected"):
+        ServerEntry(mlflow=uri)
 
 
 def test_the_last_gauges_are_where_the_run_ended(watched: tuple[Path, Daemon]) -> None:
@@ -306,6 +333,7 @@ def test_what_cannot_be_written_or_sent_is_named(tmp_path: Path) -> None:
         for entry, named in (
             (ServerEntry(tensorboard=True), EVENTS),
             (ServerEntry(statsd=StatsD(host="no such host")), "'no such host'"),
+            (ServerEntry(mlflow="http://127.0.0.1:9"), "MLflow at http"),
         ):
             with pytest.raises(SiteConfigError, match=f"TF-202.*{named}"):
                 Telemetry(FederationController(), entry, "a-job", context)

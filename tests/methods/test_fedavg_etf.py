@@ -375,3 +375,33 @@ def test_a_silo_that_drops_out_costs_the_memory_a_round() -> None:
     assert [row.static_opened for row in rows] == [True, False, True]
     assert rows[2].training["margin"] == 0, "nothing was collected in round 2"
     assert result.state.extra[MEMORY_VALID].tolist() == [1, 1, 0, 0, 0, 0, 0, 0]
+
+
+# ---------------------------------------------------------------- memory with a classifier that trains
+
+
+def test_memory_alone_trains_the_heads_own_vectors_on_shifted_features(
+    make_setting: Any, make_silo: Any
+) -> None:
+    """One step on all records against autograd on the paper's form: logits = W (f + alpha mu_y) + b."""
+    config = FedAvgETFConfig(classifier="trained", alpha=0.5, warm_up=1)
+    setting = make_setting(config, batch_size=64, augment=False, momentum=0.0, weight_decay=0.0)
+    assert METHOD.head(config, 8, 3) is None  # type: ignore[misc]
+    state = METHOD.init_server(setting, 5)
+    memory = torch.randn(state.extra[MEMORY].shape, generator=torch.Generator().manual_seed(2))
+    valid = torch.tensor([1, 0, 1], dtype=torch.uint8)
+    state = state.evolve(extra={**state.extra, MEMORY: memory, MEMORY_VALID: valid})
+    (phase,) = METHOD.plan(setting, 2, 3)
+    broadcast = phase.broadcast(state)
+    assert OFFSETS not in broadcast and torch.equal(broadcast[fedavg_etf.VECTORS], memory)
+    silo = make_silo(setting, [0, 0, 1, 1, 2, 2, 2])
+    found = phase.contribute(silo, broadcast, {}).tensors
+    other: Any = silo.load(state.model)
+    shift = 0.5 * memory * valid[:, None]
+    logits = (other.features(silo.inputs) + shift[silo.labels]) @ other.head.weight.T + other.head.bias
+    loss = nn.functional.cross_entropy(logits, silo.labels)
+    loss.backward()
+    assert float(found["training/cross_entropy"]) == pytest.approx(float(loss.detach()), rel=1e-5)
+    rate = setting.local.learning_rate
+    for name, parameter in other.named_parameters():
+        torch.testing.assert_close(found[f"update/{name}"], -rate * parameter.grad, rtol=1e-4, atol=1e-7)

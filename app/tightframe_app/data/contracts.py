@@ -50,7 +50,7 @@ def init(
         ),
     ],
     label: Annotated[
-        str | None, typer.Option(help="The column to be learned; of several findings all, with commas.")
+        str | None, typer.Option(help="Column to learn; several findings separated by commas.")
     ] = None,
     record: Annotated[str | None, typer.Option(help="The column that names each record.")] = None,
     patient: Annotated[str | None, typer.Option(help="The column that tells the patient.")] = None,
@@ -117,13 +117,13 @@ def init(
 
 
 def check(contract: _Contract, site_config: _Config, site: _Site = None, form: formats.Form = "text") -> None:
-    """Hold a site's table or pictures against a contract: every finding at once, with the rows' numbers.
+    """Check a site's table or pictures against a contract: all findings at once, with row numbers.
 
-    Row numbers are lines of a text file, else places from 1; all pictures are read. Codes that the contract
-    does not have are shown, so that they can be mapped. `tightframe site check --job` includes this check,
-    and shows no codes.
+    Row numbers are lines of a text file, otherwise places from 1; all pictures are read. Codes that the
+    contract does not have are shown, so that they can be mapped. `tightframe site check --job` includes
+    this check, and shows no codes.
 
-    Exit code 0: the site can take part, if need be without the rows that it sets aside. 1: it cannot.
+    Exit code 0: the site can take part, possibly without rows that it sets aside. 1: it cannot.
     2: there is no such contract or entry.
     """
     bad = 0
@@ -272,7 +272,6 @@ def _found(contract: Contract, entry: TableSite) -> Iterator[tuple[State, str]]:
         classes = ", ".join(
             f"{title} {present} present, {absent} absent" for title, (present, absent) in pairs
         )
-        yield "note", "several findings for a record (multi-label): no job trains on this contract yet"
     else:
         classes = count_table(dict(zip(titles, class_counts(labels, len(titles)).tolist(), strict=True)))
     yield "ok", f"{len(rows.numbers) + len(rows.ragged)} rows, {sizes} records (training: {classes})"

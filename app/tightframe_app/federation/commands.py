@@ -87,12 +87,12 @@ def certify(
     key: Annotated[
         list[str] | None,
         typer.Option(
-            help="The code of a key that its sender has read out; repeat it. Else each is asked for."
+            help="The code of a key that its sender has read out; repeat it. Otherwise you are asked."
         ),
     ] = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder for NAME.signed.zip.")] = Path("."),
 ) -> None:
-    """Certify requests as the keeper of the root key, each after a call to who has sent it.
+    """Certify requests as the keeper of the root key, after calling each sender.
 
     Shows name, kind or role, organisation, and the code of the key of each, and certifies it if that code is
     the one that was read out: everything else in a request can be copied by whoever carries it. Exit code 1:

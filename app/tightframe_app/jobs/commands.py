@@ -160,9 +160,9 @@ def export(
 
     If --set names another method, dataset or model, the recipe's options of the old one are dropped, and
     the command lists them. With --resume the job is the stopped one, unchanged, and NAME is its name or
-    recipe; only --output, --force, --gpus and --gpu-memory can be combined with it. So it is with
-    --withdraw-from, where --set withdraw.min_withdrawn=N asks for more withdrawn records. With --evaluate
-    the job is the one that trained the model, without training; NAME is for a model from elsewhere. With
+    recipe; only --output, --force, --gpus and --gpu-memory can be combined with it. The same holds for
+    --withdraw-from, where --set withdraw.min_withdrawn=N asks for more withdrawn records. With --evaluate the
+    job is the one that trained the model, without training; NAME is for a model from elsewhere. With
     --statistics there is neither method nor model; --set statistics.bins=20 sets the bins of a number. A job
     gets an update_norm, as production sites require, unless --set names one or null.
     """

@@ -29,7 +29,7 @@ SERVER_FILE = "config/config_fed_server.json"
 APPS = ("app_server", "app")
 """Folders of the apps; the last one is the silos'."""
 SCRIPT = "job.py"
-"""In the committed folders only: runs the job as a recipe. The engine's parties never get it."""
+"""Script that runs the job as a recipe; only in committed folders, and never sent to the engine's parties."""
 CHECKPOINT_FILE = f"app_server/config/{CHECKPOINT}"
 """Path of the checkpoint of a job that continues a run: in the server's own app, unseen by silos."""
 

@@ -154,9 +154,9 @@ def setup_of(name: str, like: str) -> JobSetup:
     """Return the setup of a recipe's rehearsal with another method and its default options."""
     from tightframe.methods import get
     from tightframe.rounds.setup import prepare
-    from tightframe_app.jobs import pairs, recipes
+    from tightframe_app.jobs import presets, recipes
 
-    needs = {f"training.{key}": value for key, value in pairs.NEEDS.get(name, {}).items()}
+    needs = {f"training.{key}": value for key, value in presets.of(name).training.items()}
     changes: dict[str, Any] = {"method": name, "rounds": get(name).rounds or ROUNDS, **needs}
     return prepare(recipes.get(like).job(changes=changes))
 
@@ -217,6 +217,8 @@ def _table(sums: Sequence[Sums], like: str) -> Table:
 
 
 def _lines(item: Sums, like: str) -> list[str]:
+    from tightframe_app.jobs import presets
+
     each_round, once = ("; ".join(texts) or "nothing" for texts in (item.each_round, item.once))
     made = f"tightframe jobs export {like} --set method={item.name} --set job_name=NAME -o FOLDER"
     opened = "; ".join(f"{count:,} of {what}" for what, count in item.opened.items())
@@ -239,6 +241,7 @@ def _lines(item: Sums, like: str) -> list[str]:
         f"  record-level differential privacy: {_private(item)}",
         f"  a site's own training loop in place of ours: {'yes' if item.own_training else 'no'}",
         f"  needs of a network: {'logits' if item.logits_only else 'features and head'}",
+        *presets.lines(item.name),
         f"export a job:  {made}",
     ]
 

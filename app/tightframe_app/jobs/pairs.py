@@ -1,7 +1,7 @@
 """A job of any method on any data set: ``tightframe jobs export --method``, ``--data`` or ``--contract``.
 
-If there is a recipe for the pair, it is used. Otherwise the job has the data set's own setting, with the
-training options that the method requires; the job's validation refuses pairs that cannot be combined.
+If there is a recipe for the pair, it is used. Otherwise the job has the data set's own setting with the
+method's preset (``presets``); the job's validation refuses pairs that cannot be combined.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from tightframe.errors import JobError
 from tightframe_app.jobs import recipes
+from tightframe_app.jobs.presets import of
 from tightframe_app.jobs.recipes import Recipe
 
 if TYPE_CHECKING:
@@ -25,14 +26,6 @@ BASES: Mapping[str, str] = {
     "fed_heart_disease": "fedetf_heart",
 }
 """Data set -> the recipe whose data, model and training a pair uses."""
-
-NEEDS: Mapping[str, Mapping[str, Any]] = {
-    "scaffold": {"momentum": 0.0},
-    "feddc": {"momentum": 0.0},
-    "fedilc": {"epochs": 1},
-    "fedsgd": {"epochs": 1},
-}
-"""Method -> values of ``training`` that it requires."""
 
 
 def pair(method: str, dataset: str) -> Recipe:
@@ -154,7 +147,7 @@ def _on(base: Recipe, method: str, dataset: str) -> Recipe:
     """Return a data set's recipe with another method."""
     from tightframe import methods
 
-    chosen = methods.get(method)
+    chosen, preset = methods.get(method), of(method)
     values: dict[str, Any] = {key: value for key, value in base.values.items() if key != "method_options"}
     values |= {"method": method, "personalise": chosen.personalise is not None}
     presets = {name: dict(layer) for name, layer in base.presets.items()}
@@ -165,14 +158,16 @@ def _on(base: Recipe, method: str, dataset: str) -> Recipe:
         if chosen.rounds is not None and "rounds" in layer:
             layer["rounds"] = chosen.rounds
         if "training" in layer:
-            layer["training"] = {**layer["training"], **NEEDS.get(method, {})}
+            layer["training"] = {**layer["training"], **preset.training}
         if brings_head and "model_options" in layer:
             # Options of the backbone's own head, which the method replaces.
             layer["model_options"] = {
                 name: value for name, value in layer["model_options"].items() if name not in _head_options()
             }
-    if method in NEEDS and not any("training" in layer for layer in (values, *presets.values())):
-        values["training"] = dict(NEEDS[method])
+    if preset.training and not any("training" in layer for layer in (values, *presets.values())):
+        values["training"] = dict(preset.training)
+    if preset.options:
+        values["method_options"] = dict(preset.options)
     name = f"{method}_{base.name.partition('_')[2]}"
     return replace(base, name=name, title=f"{chosen.title} on {dataset}", values=values, presets=presets)
 

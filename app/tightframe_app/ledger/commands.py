@@ -127,7 +127,7 @@ def ledger_verify(
     ] = None,
     form: formats.Form = "text",
 ) -> None:
-    """Check every signature and the chain of a ledger, and report what that proves and what not.
+    """Check every signature and the chain of a ledger, and report what that proves and what it does not.
 
     Needs no key. Exit code 0: whole. 1: altered; the first wrong entry is named (TF-702). 2: it
     cannot be read at all. Write the printed head down, or send it to somebody: only such a head, given
@@ -272,7 +272,7 @@ def ledger_explain(
 
     For a data protection officer. With the site's file (--config), or --epsilon and --delta of its policy,
     it reports what is left of that cap, and how many releases or epochs still fit; --release-noise,
-    --sigma and --records describe other ones than the last.
+    --sigma and --records describe others than the last.
     """
     from tightframe.privacy.events import Gaussian, SubsampledGaussian
     from tightframe.privacy.ledger.summary import explain

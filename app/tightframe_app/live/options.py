@@ -1,4 +1,4 @@
-"""What commands with a live page share: their option, and the lines about its link."""
+"""Shared parts of commands with a live page: the option, and the lines about its link."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
-"""Of every answer, whatever it is."""
+"""Headers of every answer."""
 _OWN = (None, "none", "same-origin")
 """Where a browser may say that a request comes from: typed, or this very page."""
 _USED = "This link was used before: it opens the page once. Start the command again for a new one."

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tightframe_app.site.checks.findings import Finding
 
 app = typer.Typer(
-    help="Join, check, start, page, stop, serve, leave: a hospital's own site, and decisions on its sums.",
+    help="Run a hospital's own site: join, check, start, stop, leave; decide how its sums may be formed.",
     no_args_is_help=True,
 )
 app.add_typer(releases.cohort, name="cohort")

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 KIND = "Tightframe: a hospital's own page, for this machine only"
 DELTA = 1e-5
-"""Delta at which epsilon is told if the policy sets none."""
+"""Delta for epsilon if the policy sets none."""
 EVERY = 2.0
 """Seconds between two looks."""
 TAIL = 2**20
@@ -53,7 +53,7 @@ _GROUPS = {"update": "updates", "static": "counts and evaluation"}
 
 @dataclass(frozen=True)
 class Released:
-    """What left this site for one job, by its ledger.
+    """Sums to which this site contributed in one job, by its ledger.
 
     Attributes:
         job: id.

@@ -25,10 +25,10 @@ def watch(
         ),
     ] = None,
     every: Annotated[
-        float, typer.Option(min=0.5, max=600, help="Seconds between two questions to the server.")
+        float, typer.Option(min=0.5, max=600, help="Seconds between two requests to the server.")
     ] = 2.0,
     patience: Annotated[
-        float, typer.Option(min=0, help="Seconds without an answer after which the watch is given up.")
+        float, typer.Option(min=0, help="Seconds without an answer after which the watch gives up.")
     ] = 600.0,
     web: Annotated[bool, typer.Option("--web", help="Also as a page for a browser on this machine.")] = False,
     port: live.Port = None,

@@ -14,7 +14,7 @@ from tightframe_app.watch.status import meaning
 Silent = Mapping[str, float | None]
 """Sites of which the server hears nothing: when it heard of each last; None if it is not connected."""
 SILENCE = 30.0
-"""Seconds without a word from a site's engine after which that is told: it sends a heartbeat every ten."""
+"""Seconds of silence after which a site's engine is shown as silent; it sends a heartbeat every ten."""
 
 
 class Silences:

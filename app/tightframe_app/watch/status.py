@@ -22,7 +22,7 @@ WAITING: Mapping[str, str] = {
     "DISPATCHED": "being sent to its sites",
     "RUNNING": "starting",
 }
-"""The engine's words for a job of which no status is told yet, and ours."""
+"""The engine's words, and ours, for a job without a status."""
 ENDS: Mapping[str, tuple[str, str]] = {
     "FINISHED:ABORTED": ("ABORTED", "somebody, or the engine, ended it before it was done"),
     "FINISHED:EXECUTION_EXCEPTION": ("STOPPED", "it could not go on"),
@@ -108,7 +108,7 @@ class Verdict:
 
 
 def read_status(values: Mapping[str, Any]) -> Status:
-    """Read the status that the server told.
+    """Read the status that the server sent.
 
     Raises:
         WatchError: TF-815, if it is none that this version knows.

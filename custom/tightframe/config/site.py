@@ -30,6 +30,25 @@ MARKER = FILE_NAME + ".lent"
 SHA-256, its origin and the id of the process that copied it."""
 
 AbsolutePath = Annotated[str, AfterValidator(absolute)]
+
+
+def _tracking_uri(text: str) -> str:
+    """Refuse what is no tracking server or folder of MLflow, or has a secret in it."""
+    from urllib.parse import urlsplit
+
+    found = urlsplit(text)
+    if found.username is not None or found.password is not None:
+        raise ValueError(
+            "Expected no user or password in it: set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
+        )
+    if not (found.scheme in ("http", "https") and found.hostname) and not (
+        found.scheme == "file" and not found.netloc and found.path.startswith("/")
+    ):
+        raise ValueError("Expected http://HOST:PORT, https://HOST or file:///FOLDER")
+    return text
+
+
+TrackingUri = Annotated[str, AfterValidator(_tracking_uri)]
 _KEYS_WITHOUT_RECORDS = frozenset(
     (
         *("policy", "device", "loader_workers", "feature_cache", "offer_prototypes", "withdrawn"),
@@ -115,12 +134,15 @@ class ServerEntry(StrictModel):
             provisioning issues; for tests.
         tensorboard: write the run's measures as TensorBoard events next to its results.
         statsd: the daemon that receives the measures during a run; None sends nothing.
+        mlflow: tracking server (http, https) or folder (file) of MLflow that receives the measures, without
+            a user or password, which MLflow takes from its own environment variables.
     """
 
     initial_model: AbsolutePath | None = None
     central_provisioning: bool = False
     tensorboard: bool = False
     statsd: StatsD | None = None
+    mlflow: TrackingUri | None = None
 
 
 class SiteFile(StrictModel):

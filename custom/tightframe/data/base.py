@@ -19,7 +19,7 @@ from pydantic import AfterValidator, Field
 
 from tightframe.data.forms import RecordForm
 from tightframe.errors import DataError
-from tightframe.phases import Fold
+from tightframe.phases import UNKNOWN, Fold
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -50,7 +50,10 @@ class SiloData(Protocol):
         """True for generated records; reports never present them as real."""
 
     def labels(self, fold: Fold) -> NDArray[np.int64]:
-        """Return the labels of a fold in record order, (n,), without reading the records themselves."""
+        """Return the labels of a fold in record order, without reading the records themselves.
+
+        Classes (n,); or of a set with ``DatasetSpec.multi_label`` findings (n, K): 1, 0 or ``UNKNOWN``.
+        """
 
     def check(self, progress: Progress | None = None) -> None:
         """Read every record once, before anything trains.
@@ -89,7 +92,7 @@ class DatasetSpec:
         form: options -> how a record is made from a picture or a row of a table, for use of a trained model;
             None where there is no such form.
         augments: whether ``records`` differ from one ``augment_seed`` to another.
-        multi_label: whether a record has several findings in place of one class. No job takes that yet.
+        multi_label: whether a record has several findings, named by ``class_names``, in place of one class.
         by_options: (this, options) -> this with the title, classes and ``no_patients`` that a job's options
             give it; None if they are the same for all jobs. Use ``of``.
     """
@@ -181,12 +184,23 @@ def check_form(data: SiloData, spec: DatasetSpec, options: BaseModel) -> None:
     for fold in FOLDS:
         where = f"{data.source}, {fold} fold"
         labels = np.asarray(data.labels(fold))
-        if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
+        each = (spec.num_classes,) if spec.multi_label else ()
+        if labels.shape[1:] != each or not labels.ndim or not np.issubdtype(labels.dtype, np.integer):
+            wanted = f"{spec.num_classes} integers" if spec.multi_label else "one integer label"
             raise DataError(
-                f"Expected one integer label for each record of {where}, but got {labels.dtype} of shape "
+                f"Expected {wanted} for each record of {where}, but got {labels.dtype} of shape "
                 f"{labels.shape}.",
                 code="TF-213",
             )
+        if spec.multi_label:
+            if not np.isin(labels, (0, 1, UNKNOWN)).all():
+                raise DataError(
+                    f"Expected findings of 1, 0 or {UNKNOWN} (unknown) in {where}, but got others.",
+                    code="TF-213",
+                )
+            if len(labels):
+                _check_shape(data, fold, len(labels), expected, where)
+            continue
         invalid = np.flatnonzero((labels < 0) | (labels >= spec.num_classes))
         if len(invalid):
             raise DataError(
@@ -227,18 +241,19 @@ def _check_shape(data: SiloData, fold: Fold, count: int, expected: tuple[int, ..
 def finding_counts(labels: NDArray[np.int64]) -> NDArray[np.int64]:
     """Count the records with each finding and those without it, (K, 2) int64.
 
-    Each row adds up to the number of records. Both are cells: where nearly all have a finding, the few
-    without it are as identifying as the few with it elsewhere.
+    Both are cells: where nearly all have a finding, the few without it are as identifying as the few with it
+    elsewhere.
 
     Args:
-        labels: 1 where a record has a finding, else 0, (n, K).
+        labels: 1 where a record has a finding, 0 where it has not, (n, K).
     """
-    present = labels.sum(axis=0, dtype=np.int64)
-    return np.stack([present, len(labels) - present], axis=1)
+    return np.stack([(labels == there).sum(axis=0, dtype=np.int64) for there in (1, 0)], axis=1)
 
 
 def class_counts(labels: NDArray[np.int64], num_classes: int) -> NDArray[np.int64]:
-    """Count the records of each class, (C,) int64."""
+    """Count the records of each class, or with each finding, (C,) int64."""
+    if labels.ndim == 2:
+        return finding_counts(labels)[:, 0]
     return np.bincount(labels, minlength=num_classes).astype(np.int64)
 
 

@@ -173,12 +173,13 @@ class FindingColumn(StrictModel):
         column: of true and false (also yes, no, 1, 0).
         title: in reports; the column by default.
         missing: ``refuse``: a record without a value breaks the contract; ``absent``: it counts as false,
-            which is right only where nobody writes down what is not there. A value cannot be unknown.
+            which is right only where nobody writes down what is not there; ``unknown``: the record takes no
+            part in what is learned and measured of this finding.
     """
 
     column: Text
     title: Text | None = None
-    missing: Literal["refuse", "absent"] = "refuse"
+    missing: Literal["refuse", "absent", "unknown"] = "refuse"
 
 
 class MultiLabel(StrictModel):

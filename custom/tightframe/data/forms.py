@@ -1,4 +1,4 @@
-"""How a record for a trained model is made from what people have: a picture, or a row of a table.
+"""Make records for a trained model from files: a picture, or a row of a table.
 
 A data set says it of its records, so that a model trained on them can be used on others: the transforms are
 those of the evaluation. Torch-free at import.

@@ -36,7 +36,7 @@ _SHOWN = 5
 
 @dataclass(frozen=True)
 class Named:
-    """What a site's file names.
+    """Records and patients that a site's file names.
 
     Attributes:
         records, patients: their names.
@@ -152,7 +152,7 @@ class Remaining:
 
     @property
     def synthetic(self) -> bool:
-        """Whether the records are generated."""
+        """Return True if the records are generated."""
         return self._data.synthetic
 
     def places(self, fold: Fold) -> NDArray[np.int64]:

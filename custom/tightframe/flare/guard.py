@@ -213,7 +213,7 @@ def _refusals(refusals: object) -> list[list[str]]:
 
 
 def _policy(fl_ctx: FLContext) -> Policy:
-    """Return the site's policy, read anew for each result, because the site may change its file.
+    """Return the site's policy, read again for each result, because the site may change its file.
 
     Raises:
         SiteConfigError: if the site is not configured; then only codes pass.

@@ -31,6 +31,7 @@ from tightframe import __version__
 from tightframe.data.forms import RecordForm
 from tightframe.inference.errors import ModelError
 from tightframe.inference.model import TrainedModel
+from tightframe.learning import outputs
 from tightframe.models.frozen import unfrozen
 from tightframe.results.model_card import Card
 
@@ -58,16 +59,18 @@ class Probabilities(nn.Module):
         network = unfrozen(copy.deepcopy(model.module)).to("cpu")
         self.network = network.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
         self._predict = model.setup.method.predict
+        self._findings = model.findings
         self.eval()
 
     def forward(self, record: torch.Tensor) -> torch.Tensor:
-        """Return the softmax of the logits."""
-        return torch.softmax(self._predict(self.network, record).float(), dim=1)
+        """Return the softmax of the logits, or of findings their sigmoid."""
+        logits = self._predict(self.network, record).float()
+        return outputs.probabilities(logits, findings=self._findings)
 
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written.
+    """Files that were written.
 
     Attributes:
         path: file, or folder of a bundle.
@@ -138,6 +141,7 @@ def description(model: TrainedModel) -> dict[str, Any]:
         "format": 1,
         "model_sha256": model.hash,
         "class_names": list(model.class_names),
+        **({"findings": True} if model.findings else {}),
         "input": {
             "name": RECORD,
             "shape": ["n", *model.input_shape],

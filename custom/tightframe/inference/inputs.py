@@ -49,7 +49,7 @@ class Problem:
 
 
 class Inputs(Protocol):
-    """What is to be judged, in order."""
+    """Inputs to judge, in order."""
 
     problems: list[Problem]
     left: int

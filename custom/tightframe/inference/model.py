@@ -23,7 +23,7 @@ from torch import nn
 
 from tightframe.errors import JobError
 from tightframe.inference.errors import ModelError
-from tightframe.learning import loop
+from tightframe.learning import loop, outputs
 from tightframe.learning.model_update import build_template
 from tightframe.results.files import BEST, CARD, LOCAL, MODEL, OUTCOME, PERSONAL, read_bytes
 from tightframe.results.local_report import SiloReport
@@ -66,8 +66,13 @@ class TrainedModel:
 
     @cached_property
     def synthetic(self) -> bool:
-        """Whether it was trained on generated records, so that it says nothing about real ones."""
+        """True if it was trained on generated records, so that it says nothing about real ones."""
         return self.card.synthetic
+
+    @property
+    def findings(self) -> bool:
+        """Whether the classes are findings, of which a record may have several or none."""
+        return self.setup.dataset.multi_label
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
         """Return the logits (B, C) of a batch as it is, without gradients."""
@@ -78,7 +83,7 @@ class TrainedModel:
             return self.setup.method.predict(self.module, given).float()
 
     def predict_proba(self, x: ArrayLike | torch.Tensor) -> NDArray[np.float64]:
-        """Return the probability of each class, (n, C), rows summing to 1.
+        """Return the probability of each class, (n, C), rows summing to 1; of findings each its own.
 
         Args:
             x: records (n, *input_shape) as the model takes them, which is after the transforms that the
@@ -90,7 +95,8 @@ class TrainedModel:
         """
         records = self._checked(x)
         batches = loop.merge_single_tail(records, self.setup.job.evaluation.batch_size)
-        parts = [torch.softmax(self.logits(batch).double(), dim=1).cpu() for batch in batches]
+        logits = (self.logits(batch).double() for batch in batches)
+        parts = [outputs.probabilities(found, findings=self.findings).cpu() for found in logits]
         made = torch.cat(parts) if parts else torch.zeros(0, len(self.class_names), dtype=torch.float64)
         if not bool(torch.isfinite(made).all()):
             first = int((~torch.isfinite(made)).any(1).nonzero()[0])
@@ -104,9 +110,13 @@ class TrainedModel:
     def predict(self, x: ArrayLike | torch.Tensor) -> NDArray[np.int64]:
         """Return the most probable class of each record, (n,), as an index of ``class_names``.
 
+        Of findings: 1 for each with a probability of 0.5 or more, else 0, (n, K).
+
         Raises:
             ModelError: see ``predict_proba``.
         """
+        if self.findings:
+            return (self.predict_proba(x) >= outputs.LEAST).astype(np.int64)
         return self.predict_proba(x).argmax(1).astype(np.int64)
 
     def _checked(self, x: Any) -> torch.Tensor:

@@ -13,11 +13,14 @@ import torch
 from tightframe.inference.errors import ModelError
 from tightframe.inference.inputs import Inputs, Problem
 from tightframe.inference.model import TrainedModel
+from tightframe.learning import outputs
 
 
 @dataclass(frozen=True)
 class OperatingPoint:
     """The probability from which on one class is the answer; below it the most probable of the others is.
+
+    Of findings it is that one's alone, in place of 0.5.
 
     Attributes:
         of_class: its name.
@@ -60,6 +63,15 @@ class OperatingPoint:
         return int(others.argmax())
 
 
+def answer(model: TrainedModel, probabilities: np.ndarray, point: OperatingPoint | None) -> str:
+    """Return the class in words, or all findings, joined by semicolons, for probabilities (C,)."""
+    names = model.class_names
+    if not model.findings:
+        return names[int(probabilities.argmax()) if point is None else point.answer(probabilities, names)]
+    least = [point.least if point and name == point.of_class else outputs.LEAST for name in names]
+    return ";".join(name for name, p, at in zip(names, probabilities, least, strict=True) if p >= at)
+
+
 @dataclass(frozen=True)
 class Predicted:
     """One input, judged.
@@ -67,12 +79,12 @@ class Predicted:
     Attributes:
         name: of the input.
         probabilities: (C,).
-        answer: index of the class.
+        answer: the class, or all findings.
     """
 
     name: str
     probabilities: np.ndarray
-    answer: int
+    answer: str
 
 
 def predictions(
@@ -118,8 +130,7 @@ def _judged(
             yield from _judged(model, [item], point, problems)
         return
     for (name, _), row in zip(items, made, strict=True):
-        names = model.class_names
-        yield Predicted(name, row, int(row.argmax()) if point is None else point.answer(row, names))
+        yield Predicted(name, row, answer(model, row, point))
 
 
 def header(model: TrainedModel, point: OperatingPoint | None) -> str:
@@ -132,7 +143,7 @@ def line(model: TrainedModel, made: Predicted, point: OperatingPoint | None) -> 
     """Return the line of an input; probabilities as they are, to the last bit."""
     values = [repr(float(value)) for value in made.probabilities]
     shown = [] if point is None else [str(point)]
-    return _line([made.name, *values, model.class_names[made.answer], *shown, model.hash])
+    return _line([made.name, *values, made.answer, *shown, model.hash])
 
 
 def _line(cells: list[str]) -> str:

@@ -130,7 +130,7 @@ class ClassSums:
 def ratio_of_sums(
     previous: torch.Tensor, sums: torch.Tensor, shares: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return vectors of the classes as the ratio of two sums; a class that nobody has keeps its old one.
+    """Return class vectors as the ratio of two sums; a class without records keeps its old vector.
 
     Args:
         previous: (C, d).

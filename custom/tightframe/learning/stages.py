@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from tightframe.learning.optimizers import OptimizerSettings
+from tightframe.learning.outputs import loss
 
 Batch: TypeAlias = tuple[torch.Tensor, torch.Tensor]
 Batches: TypeAlias = Callable[[int], Iterable[Batch]]
@@ -26,7 +27,7 @@ class BatchView:
 
     Attributes:
         inputs: (B, ...); of a frozen encoder they may be features already.
-        labels: (B,) int64.
+        labels: int64, classes (B,) or findings (B, K), see ``learning.outputs``.
         features: (B, d), float32 (or the model's own wider type); ``NoFeatures`` of a network without them.
         logits: (B, C), likewise.
         model: the model in training.
@@ -163,11 +164,14 @@ class FitReport:
 
 
 def cross_entropy(weight: float = 1.0) -> Term:
-    """Return the cross-entropy of the logits, a batch mean, as the term ``cross_entropy``."""
+    """Return the cross-entropy of the logits, a batch mean, as the term ``cross_entropy``.
+
+    Of findings it is the binary one, see ``learning.outputs``.
+    """
     return Term(
         "cross_entropy",
         weight,
-        lambda view: nn.functional.cross_entropy(view.logits, view.labels),
+        lambda view: loss(view.logits, view.labels),
         per_record=True,
     )
 

@@ -218,6 +218,7 @@ METHOD = composed_method(
         "Non-IID Data, NeurIPS 2021"
     ),
     config=CcvrConfig,
+    findings=lambda config: "its head is trained on features drawn for single classes",
     parts=parts,
     after=after,
     init_server=init_server,

@@ -317,11 +317,23 @@ def balanced_training(options: BalancedSoftmaxOptions) -> LocalRule:
     return LocalRule(("balanced_softmax",), objective)
 
 
+def takes_findings(config: Choices) -> str | None:
+    """Refuse the parts that need the one class of each record."""
+    parts = {"head": config.head, "local": config.local, "loss": config.loss, "prototypes": config.prototypes}
+    wrong = [
+        f"{key} '{part}'"
+        for key, part in parts.items()
+        if part in ("etf", "normalised", "balanced_softmax", "fedrs", "fedmr")
+    ]
+    return f"of its parts {' and '.join(wrong)} need the one class of each record" if wrong else None
+
+
 METHOD = composed_method(
     name="combine",
     title="combination",
     paper="none: parts of other methods put together",
     config=CombineConfig,
+    findings=takes_findings,
     parts=parts,
     head=head,
 )

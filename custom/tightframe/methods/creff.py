@@ -314,6 +314,7 @@ METHOD = scheduled_method(
         "with Federated Features, IJCAI 2022"
     ),
     config=CreffConfig,
+    findings=lambda config: "its head is trained on features made for single classes",
     parts=parts,
     init_server=init_server,
     head=head,

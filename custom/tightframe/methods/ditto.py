@@ -102,6 +102,7 @@ METHOD = composed_method(
     title="Ditto",
     paper="Li et al., Ditto: Fair and Robust Federated Learning Through Personalization, ICML 2021",
     config=DittoConfig,
+    findings=lambda config: None,
     parts=parts,
     # One more round of the personal half: near the final model, from what the silo kept.
     personalise=train_personal,

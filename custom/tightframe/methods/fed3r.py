@@ -74,6 +74,7 @@ METHOD = one_sum_method(
         "Fani et al., Accelerating Heterogeneous Federated Learning with Closed-form Classifiers, ICML 2024"
     ),
     config=Fed3RConfig,
+    findings=lambda config: "its class rules take each record's sums out with its one class",
     solve=solve,
     intercepts=lambda config: config.priors,
     products=True,

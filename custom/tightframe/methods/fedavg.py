@@ -17,12 +17,22 @@ import torch
 from pydantic import Field
 from torch import nn
 
+from tightframe.learning import outputs
 from tightframe.learning.halves import LocalRule, Objective, ServerRule, averaging, composed_method
 from tightframe.learning.stages import Term, cross_entropy
 from tightframe.options import StrictModel
-from tightframe.phases import CLASS_COUNTS, ServerState, Setting, SiloView, Statistic, Tensors
+from tightframe.phases import (
+    CLASS_COUNTS,
+    FINDING_COUNTS,
+    ServerState,
+    Setting,
+    SiloView,
+    Statistic,
+    Tensors,
+)
 
-Loss = Literal["cross_entropy", "focal"]
+Loss = Literal["cross_entropy", "focal", "weighted"]
+LARGEST_WEIGHT = 100.0
 
 
 class FedAvgConfig(StrictModel):
@@ -30,7 +40,8 @@ class FedAvgConfig(StrictModel):
 
     Attributes:
         loss: ``cross_entropy``, or ``focal``, FLamby's baseline on Fed-ISIC2019: the focal loss with
-            classes weighted by their share of all silos' records, which the silos sum up first.
+            classes weighted by their share of all silos' records, which the silos sum up first; or, for
+            findings, ``weighted``: the binary cross-entropy with ``positive_weights`` of such sums.
         focal_gamma: its exponent.
     """
 
@@ -49,6 +60,17 @@ def class_weights(counts: torch.Tensor) -> torch.Tensor:
         return torch.ones(len(counts))
     weights = torch.where(known, counts.sum() / counts.clamp_min(1), 0.0)
     return torch.where(known, weights, weights.max()).float()
+
+
+def positive_weights(counts: torch.Tensor) -> torch.Tensor:
+    """Return the weight of each finding's positives: records without it over those with it, float32 (K,).
+
+    At most ``LARGEST_WEIGHT`` either way; one where the counts (K, 2) are not known.
+    """
+    present, absent = counts.clamp_min(0).unbind(1)
+    known = (present >= 0.5) & (absent >= 0.5)
+    ratio = absent / present.clamp_min(1)
+    return torch.where(known, ratio.clamp(1 / LARGEST_WEIGHT, LARGEST_WEIGHT), 1.0).float()
 
 
 def focal_loss(
@@ -75,25 +97,41 @@ def focal_loss(
 
 
 def statistics(setting: Setting) -> tuple[Statistic, ...]:
-    """Ask for pooled class counts where the focal loss is chosen."""
-    return ("class_counts",) if setting.config.loss == "focal" else ()
+    """Ask for the pooled counts of the chosen loss."""
+    needed: dict[str, tuple[Statistic, ...]] = {"focal": ("class_counts",), "weighted": ("finding_counts",)}
+    return needed.get(setting.config.loss, ())
 
 
 def parts(setting: Setting) -> tuple[LocalRule, ServerRule]:
-    """Return training by the chosen loss, and the mean of a server that sends the class counts it has."""
+    """Return training by the chosen loss, and the mean of a server that sends the counts it has.
+
+    Raises:
+        ValueError: for positive weights of records with one class each.
+    """
     config: FedAvgConfig = setting.config
+    if config.loss == "weighted" and not setting.findings:
+        raise ValueError("Expected records with findings for the loss 'weighted', but each has one class")
     return LocalRule((config.loss,), partial(objective, config)), replace(averaging(), broadcast=counts_of)
 
 
 def counts_of(state: ServerState) -> Tensors:
-    """Return pooled class counts, if the loss needs them."""
-    return {name: state.extra[name] for name in (CLASS_COUNTS,) if name in state.extra}
+    """Return pooled counts, if the loss needs them."""
+    return {name: state.extra[name] for name in (CLASS_COUNTS, FINDING_COUNTS) if name in state.extra}
 
 
 def objective(config: FedAvgConfig, silo: SiloView, broadcast: Tensors, state: Tensors) -> Objective:
     """Return the chosen loss; the silo keeps nothing."""
     if config.loss == "cross_entropy":
         return Objective((cross_entropy(),))
+    if config.loss == "weighted":
+        positive = positive_weights(broadcast[FINDING_COUNTS]).to(silo.device)
+        weighted = Term(
+            "weighted",
+            1.0,
+            lambda view: outputs.loss(view.logits, view.labels, positive),
+            per_record=True,
+        )
+        return Objective((weighted,))
     weights = class_weights(broadcast[CLASS_COUNTS]).to(silo.device)
     term = Term(
         "focal",
@@ -105,8 +143,18 @@ def objective(config: FedAvgConfig, silo: SiloView, broadcast: Tensors, state: T
 
 
 def private(config: FedAvgConfig) -> str | None:
-    """Refuse the focal loss: it needs pooled class counts, which are opened exactly."""
-    return "loss 'focal' sums exact class counts; take 'cross_entropy'" if config.loss == "focal" else None
+    """Refuse losses that need pooled counts, which are opened exactly."""
+    exact = config.loss != "cross_entropy"
+    return f"loss '{config.loss}' sums exact class counts; take 'cross_entropy'" if exact else None
+
+
+def takes_findings(config: FedAvgConfig) -> str | None:
+    """Refuse the focal loss, whose weights are of single classes."""
+    return (
+        "its focal loss is of the softmax; take 'cross_entropy' or 'weighted'"
+        if config.loss == "focal"
+        else None
+    )
 
 
 def own_training(config: FedAvgConfig) -> str | None:
@@ -126,6 +174,7 @@ METHOD = composed_method(
         "AISTATS 2017"
     ),
     config=FedAvgConfig,
+    findings=takes_findings,
     parts=parts,
     # The focal loss needs the class counts that the server sends.
     personalise=None,

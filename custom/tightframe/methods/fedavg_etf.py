@@ -12,12 +12,16 @@ over the silos::
 
 So a memory vector is a label-dependent offset of the logits, and silos receive A and which of its
 rows exist, never mu. Inference has no offsets: ``logits = f V``.
+
+With ``classifier: trained`` (table 4, "+ GMV") the backbone's own head trains on ``f + alpha mu_y``;
+its vectors change while a silo trains, so that silos receive mu.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from pydantic import Field
@@ -47,6 +51,7 @@ Collected = Literal["nothing", "flags", "means"]
 
 TERMS = ("cross_entropy", "margin")
 NUMERATOR, DENOMINATOR = "memory/numerator", "memory/denominator"
+VECTORS = "memory/vectors"
 OFFSETS, VALID = "memory/offsets", "memory/valid"
 MEMORY, MEMORY_VALID = "memory", "memory_valid"
 ETF = "head.etf"
@@ -66,6 +71,7 @@ class FedAvgETFConfig(StrictModel):
             from the round before on. None stands for the second half of the run; the paper's best
             runs start after 50 to 90 of 100 rounds. Under the class rules class sums are open from the
             second round on, so that the memory acts from round 3 at the earliest.
+        classifier: ``etf``, or the backbone's own head, ``trained`` (memory vectors alone).
         beta_etf: length of the frame's class vectors.
         mu_divisor: ``over_holders`` is the mean over silos that have the class, ``over_selected`` the
             paper's algorithm read literally (all silos of the round, so that rare classes shrink),
@@ -78,6 +84,7 @@ class FedAvgETFConfig(StrictModel):
 
     alpha: float = Field(default=0.5, ge=0, le=100)
     warm_up: int | None = Field(default=None, ge=1)
+    classifier: Literal["etf", "trained"] = "etf"
     beta_etf: float = Field(default=1.0, gt=0, le=1000)
     mu_divisor: Divisor = "over_holders"
     measure: Measure = "eval_pass"
@@ -166,8 +173,10 @@ def offset_margins(offsets: torch.Tensor) -> torch.Tensor:
     return offsets.diagonal() - offsets.masked_fill(own, -torch.inf).amax(1)
 
 
-def head(config: FedAvgETFConfig, width: int, classes: int) -> nn.Module:
-    """Return the frozen frame: ``logits = f V``."""
+def head(config: FedAvgETFConfig, width: int, classes: int) -> nn.Module | None:
+    """Return the frozen frame: ``logits = f V``; None keeps the backbone's head."""
+    if config.classifier == "trained":
+        return None
     return EtfHead(width, classes, scale=config.beta_etf)
 
 
@@ -185,7 +194,7 @@ def parts(setting: Setting, round: int, rounds: int) -> tuple[LocalRule, ServerR
         partial(update_fields, weighted=config.average == "weighted"),
         partial(update, config=config),
         initial=initial,
-        broadcast=partial(offsets_of, alpha=config.alpha) if uses else nothing,
+        broadcast=_told(config) if uses else nothing,
     )
     return local, server
 
@@ -202,6 +211,15 @@ def initial(setting: Setting) -> dict[str, torch.Tensor]:
 def nothing(state: ServerState) -> Tensors:
     """Return no offsets."""
     return {}
+
+
+def vectors_of(state: ServerState) -> Tensors:
+    """Return the memory, for a classifier that trains."""
+    return {VECTORS: state.extra[MEMORY], VALID: state.extra[MEMORY_VALID]}
+
+
+def _told(config: FedAvgETFConfig) -> Callable[[ServerState], Tensors]:
+    return vectors_of if config.classifier == "trained" else partial(offsets_of, alpha=config.alpha)
 
 
 def offsets_of(state: ServerState, *, alpha: float) -> Tensors:
@@ -240,14 +258,17 @@ def _memory_fields(setting: Setting, *, collect: Collected) -> tuple[phases.Fiel
 
 
 def objective(silo: SiloView, broadcast: Tensors, state: Tensors, *, collect: Collected) -> Objective:
-    """Train the backbone, with the offsets that were broadcast, if any; nothing is kept."""
+    """Train what trains, with the offsets or vectors that were broadcast, if any; nothing is kept."""
     setting = silo.setting
-    width, classes = broadcast[model_update.BROADCAST + ETF].shape
-    seen = ClassSums(classes, width)
+    seen = ClassSums(setting.num_classes, feature_width(model_update.shared_template(setting)))
     terms: tuple[Term, ...] = (cross_entropy(),)
     if OFFSETS in broadcast:
         rows = broadcast[VALID].to(torch.bool)[:, None]
         terms = offset_terms(torch.where(rows, broadcast[OFFSETS], 0).to(silo.device))
+    elif VECTORS in broadcast:
+        rows = broadcast[VALID].to(torch.bool)[:, None]
+        vectors = setting.config.alpha * torch.where(rows, broadcast[VECTORS], 0)
+        terms = vector_terms(vectors.to(silo.device))
     if collect == "means" and silo.offers_prototypes and setting.config.measure == "last_epoch":
         before = (setting.local.epochs - 1) * int(silo.class_counts("train").sum())
         terms = (*terms, _watch(seen, after=before))
@@ -280,6 +301,30 @@ def offset_terms(offsets: torch.Tensor) -> tuple[Term, Term]:
     return (
         Term("cross_entropy", 1.0, shifted, per_record=True),
         Term("margin", 0.0, lambda view: margins[view.labels].mean(), per_record=True),
+    )
+
+
+def vector_terms(vectors: torch.Tensor) -> tuple[Term, Term]:
+    """Return the cross-entropy of the head on shifted features, and the mean margin of the shifts alone.
+
+    Args:
+        vectors: alpha mu, (C, d); constant.
+    """
+
+    def shifted(view: BatchView) -> torch.Tensor:
+        own: Any = view.model
+        moved = view.features + vectors.to(view.features)[view.labels]
+        return nn.functional.cross_entropy(own.head(moved), view.labels)
+
+    def margin(view: BatchView) -> torch.Tensor:
+        own: Any = view.model
+        with torch.no_grad():
+            zero = own.head(torch.zeros_like(vectors[:1]))
+            return offset_margins(own.head(vectors) - zero)[view.labels].mean()
+
+    return (
+        Term("cross_entropy", 1.0, shifted, per_record=True),
+        Term("margin", 0.0, margin, per_record=True),
     )
 
 
@@ -332,6 +377,7 @@ METHOD = scheduled_method(
     title="FedAvg_ETF",
     paper="Huang et al., Neural Collapse Inspired Federated Learning with Non-iid Data (2023)",
     config=FedAvgETFConfig,
+    findings=lambda config: "its head is a simplex with a corner for each class",
     head=head,
     parts=parts,
     needs_encoder="trains nothing but the encoder",

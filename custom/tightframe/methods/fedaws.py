@@ -112,6 +112,7 @@ METHOD = composed_method(
     title="FedAwS",
     paper="Yu et al., Federated Learning with Only Positive Labels, ICML 2020",
     config=FedAwSConfig,
+    findings=lambda config: "it spreads the classes' own vectors apart",
     parts=parts,
     private=lambda config: None,
 )

@@ -89,6 +89,7 @@ METHOD = composed_method(
         "Oh et al., FedBABU: Toward Enhanced Representation for Federated Image Classification, ICLR 2022"
     ),
     config=FedBabuConfig,
+    findings=lambda config: None,
     parts=parts,
     head=head,
     private=lambda config: None,

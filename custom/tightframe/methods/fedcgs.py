@@ -48,6 +48,7 @@ METHOD = one_sum_method(
     title="FedCGS",
     paper="Guan et al., Capture Global Feature Statistics for One-Shot Federated Learning, AAAI 2025",
     config=FedCGSConfig,
+    findings=lambda config: "its discriminant is of classes of which a record has one",
     solve=solve,
     products=True,
     needs_bias=True,

@@ -32,7 +32,7 @@ from torch import nn
 
 from tightframe import phases
 from tightframe.errors import TrainingError
-from tightframe.learning import model_update
+from tightframe.learning import model_update, outputs
 from tightframe.learning.exact_updates import on_grid
 from tightframe.learning.halves import (
     LocalRule,
@@ -104,7 +104,7 @@ def diagonal_fisher(silo: SiloView, model: nn.Module) -> dict[str, torch.Tensor]
     for inputs, labels in silo.batches("train", augment=False, shuffle=False):
         for row in range(len(labels)):
             logits = at_least_float32(model(inputs[row : row + 1]))
-            loss = nn.functional.cross_entropy(logits, labels[row : row + 1])
+            loss = outputs.loss(logits, labels[row : row + 1])
             slopes = torch.autograd.grad(loss, list(trained.values()), materialize_grads=True)
             for total, slope in zip(sums.values(), slopes, strict=True):
                 total.add_(slope.double().square())
@@ -225,6 +225,7 @@ METHOD = composed_method(
     title="FedCurv",
     paper="Shoham et al., Overcoming Forgetting in Federated Learning on Non-IID Data, NeurIPS workshop 2019",
     config=FedCurvConfig,
+    findings=lambda config: None,
     parts=parts,
     network="logits",
 )

@@ -207,6 +207,7 @@ METHOD = composed_method(
         "CVPR 2022"
     ),
     config=FedDCConfig,
+    findings=lambda config: None,
     parts=parts,
     network="logits",
 )

@@ -142,6 +142,7 @@ METHOD = composed_method(
     title="FedDyn",
     paper="Acar et al., Federated Learning Based on Dynamic Regularization, ICLR 2021",
     config=FedDynConfig,
+    findings=lambda config: None,
     parts=parts,
     private=lambda config: None,
     network="logits",

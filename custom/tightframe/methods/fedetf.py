@@ -283,6 +283,7 @@ METHOD = composed_method(
         "Synthetic and Fixed Classifier, ICCV 2023"
     ),
     config=FedETFConfig,
+    findings=lambda config: "its head is a simplex with a corner for each class",
     head=head,
     parts=parts,
     personalise=personalise,

@@ -35,6 +35,7 @@ METHOD = one_sum_method(
     title="FedNCM",
     paper="Legate et al., Guiding The Last Layer in Federated Learning with Pre-Trained Models, NeurIPS 2023",
     config=FedNCMConfig,
+    findings=lambda config: "its head answers the nearest mean of a class",
     solve=solve,
     products=False,
     needs_bias=True,

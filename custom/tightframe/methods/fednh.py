@@ -319,6 +319,7 @@ METHOD = composed_method(
     title="FedNH",
     paper=("Dai et al., Tackling Data Heterogeneity in Federated Learning with Class Prototypes, AAAI 2023"),
     config=FedNHConfig,
+    findings=lambda config: "its head's prototypes are of single classes",
     head=head,
     parts=parts,
     personalise=None,

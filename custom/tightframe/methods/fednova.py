@@ -144,6 +144,7 @@ METHOD = composed_method(
         "NeurIPS 2020"
     ),
     config=FedNovaConfig,
+    findings=lambda config: None,
     parts=parts,
     network="logits",
 )

@@ -100,6 +100,7 @@ METHOD = composed_method(
     title="FedOpt",
     paper="Reddi et al., Adaptive Federated Optimization, ICLR 2021",
     config=FedOptConfig,
+    findings=lambda config: None,
     parts=parts,
     private=lambda config: None,
     rounded=True,

@@ -66,6 +66,7 @@ METHOD = composed_method(
     title="FedPer",
     paper="Arivazhagan et al., Federated Learning with Personalization Layers, arXiv 1912.00818",
     config=FedPerConfig,
+    findings=lambda config: None,
     parts=parts,
     personalise=personalise,
     needs_encoder="keeps each silo's head at home, so that nothing would be trained together",

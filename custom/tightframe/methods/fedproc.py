@@ -225,6 +225,7 @@ METHOD = scheduled_method(
     title="FedProc",
     paper="Mu et al., FedProc: Prototypical Contrastive Federated Learning on Non-IID Data, FGCS 2023",
     config=FedProcConfig,
+    findings=lambda config: "its prototypes are means of the records of one class",
     head=head,
     parts=parts,
 )

@@ -161,6 +161,7 @@ METHOD = Method(
     title="FedProto",
     paper="Tan et al., FedProto: Federated Prototype Learning across Heterogeneous Clients, AAAI 2022",
     config=FedProtoConfig,
+    findings=lambda config: "its prototypes are means of the records of one class",
     init_server=init_server,
     plan=plan,
     own_model=own_tensors,

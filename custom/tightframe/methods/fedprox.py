@@ -61,6 +61,7 @@ METHOD = composed_method(
     title="FedProx",
     paper="Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020",
     config=FedProxConfig,
+    findings=lambda config: None,
     parts=parts,
     private=lambda config: None,
     network="logits",

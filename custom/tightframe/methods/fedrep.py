@@ -75,6 +75,7 @@ METHOD = composed_method(
         "Collins et al., Exploiting Shared Representations for Personalized Federated Learning, ICML 2021"
     ),
     config=FedRepConfig,
+    findings=lambda config: None,
     parts=parts,
     personalise=personalise,
     needs_encoder="keeps each silo's head at home, so that nothing would be trained together",

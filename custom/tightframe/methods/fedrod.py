@@ -49,7 +49,7 @@ TERMS = ("balanced_softmax", "personal")
 PERSONAL = "personal_head"
 ABSENT_SHARE = 1e-12
 HYPER_WIDTH = 16
-"""Of the hyper-network's hidden layer, if the job names none."""
+"""Width of the hyper-network's hidden layer, if the job names none."""
 
 
 class FedRODConfig(StrictModel):
@@ -256,6 +256,7 @@ METHOD = composed_method(
         "ICLR 2022"
     ),
     config=FedRODConfig,
+    findings=lambda config: "it balances the softmax by numbers of single classes",
     parts=parts,
     head=head,
     personalise=personalise,

@@ -117,6 +117,7 @@ METHOD = composed_method(
         "KDD 2021"
     ),
     config=FedRSConfig,
+    findings=lambda config: "it restricts the softmax to a silo's classes",
     parts=parts,
     private=private,
     private_prior=lambda config: config.form == "soft",

@@ -100,6 +100,7 @@ METHOD = Method(
         "AISTATS 2017"
     ),
     config=FedSGDConfig,
+    findings=lambda config: None,
     init_server=init_server,
     plan=plan,
     private=lambda config: None,

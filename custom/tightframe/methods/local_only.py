@@ -68,6 +68,7 @@ METHOD = Method(
     title="local-only",
     paper="none: training without federation",
     config=LocalOnlyConfig,
+    findings=lambda config: None,
     init_server=init_server,
     plan=plan,
     own_model=own_tensors,

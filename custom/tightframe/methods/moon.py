@@ -118,5 +118,6 @@ METHOD = composed_method(
     title="MOON",
     paper="Li et al., Model-Contrastive Federated Learning, CVPR 2021",
     config=MoonConfig,
+    findings=lambda config: None,
     parts=parts,
 )

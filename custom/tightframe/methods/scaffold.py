@@ -204,6 +204,7 @@ METHOD = composed_method(
     title="SCAFFOLD",
     paper="Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging for Federated Learning, ICML 2020",
     config=ScaffoldConfig,
+    findings=lambda config: None,
     parts=parts,
     network="logits",
 )

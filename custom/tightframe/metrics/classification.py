@@ -53,12 +53,38 @@ def confusion_matrix(labels: NDArray[Any], predictions: NDArray[Any], num_classe
     return counts.reshape(num_classes, num_classes).astype(np.int64, copy=False)
 
 
+def finding_confusion(labels: NDArray[Any], answers: NDArray[Any]) -> NDArray[np.int64]:
+    """Count the records of each (true, answered) pair of each finding.
+
+    Args:
+        labels: 1 where a record has a finding, 0 where it has not, others where that is unknown, (n, K).
+        answers: whether the model says so, bool (n, K).
+
+    Returns:
+        Counts (K, 2, 2), rows true (absent, present), columns answered; without what is unknown.
+
+    Raises:
+        ValueError: if shapes differ.
+
+    >>> finding_confusion(np.array([[0], [1], [-1]]), np.array([[True], [True], [False]])).tolist()
+    [[[0, 1], [0, 1]]]
+    """
+    if labels.ndim != 2 or labels.shape != answers.shape:
+        raise ValueError(
+            "Expected arguments `labels` and `answers` of one shape (n, K), but got "
+            f"{labels.shape} and {answers.shape}."
+        )
+    truths, said = ((labels == 0, labels == 1), (~answers, answers))
+    rows = [[(truth & answer).sum(0) for answer in said] for truth in truths]
+    return np.moveaxis(np.array(rows, dtype=np.int64), 2, 0)
+
+
 def score_histogram(scores: NDArray[Any], labels: NDArray[Any], bins: int) -> NDArray[np.int64]:
     """Count the one-vs-rest scores of each class, apart for its own records and all others.
 
     Args:
-        scores: in [0, 1], (n, C); usually softmax probabilities.
-        labels: true classes, integers (n,).
+        scores: in [0, 1], (n, C); usually probabilities.
+        labels: true classes, integers (n,), or findings (n, C) as of ``finding_confusion``.
         bins: number of equal-width bins of [0, 1]; 1 belongs to the last.
 
     Returns:
@@ -70,7 +96,7 @@ def score_histogram(scores: NDArray[Any], labels: NDArray[Any], bins: int) -> ND
     >>> score_histogram(np.array([[0.9, 0.1], [0.3, 0.7]]), np.array([0, 0]), 2).tolist()
     [[[1, 1], [0, 0]], [[0, 0], [1, 1]]]
     """
-    if scores.ndim != 2 or labels.shape != scores.shape[:1]:
+    if scores.ndim != 2 or labels.shape not in (scores.shape[:1], scores.shape):
         raise ValueError(
             "Expected arguments `scores` of shape (n, C) and `labels` of shape (n,), but got "
             f"{scores.shape} and {labels.shape}."
@@ -78,13 +104,16 @@ def score_histogram(scores: NDArray[Any], labels: NDArray[Any], bins: int) -> ND
     if bins < 1:
         raise ValueError(f"Expected argument `bins` to be at least 1, but got {bins}.")
     num_classes = scores.shape[1]
-    _check_classes("labels", labels, num_classes)
+    if labels.ndim == 1:
+        _check_classes("labels", labels, num_classes)
     if not ((scores >= -_SCORE_TOLERANCE) & (scores <= 1 + _SCORE_TOLERANCE)).all():
         raise ValueError("Expected argument `scores` to be in [0, 1], but got values outside it or NaN.")
     place = np.clip((scores.astype(np.float64) * bins).astype(np.int64), 0, bins - 1)
     classes = np.arange(num_classes)
-    negative = labels[:, None] != classes
+    negative = labels[:, None] != classes if labels.ndim == 1 else labels != 1
     cells = (2 * classes + negative) * bins + place
+    if labels.ndim == 2:
+        cells = cells[(labels == 0) | (labels == 1)]
     counts = np.bincount(cells.reshape(-1), minlength=num_classes * 2 * bins)
     return counts.reshape(num_classes, 2, bins).astype(np.int64, copy=False)
 

@@ -21,7 +21,7 @@ Model = TypeVar("Model", bound=nn.Module)
 
 
 class FrozenEncoder(nn.Module):
-    """What ``freeze`` puts before the class of a model.
+    """Mixin that ``freeze`` puts before the class of a model.
 
     Attributes:
         takes_features: whether ``features`` is given what ``encode`` returned, and passes it on.

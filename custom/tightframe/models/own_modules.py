@@ -17,7 +17,7 @@ from tightframe.models.base import BackboneSpec, Options
 from tightframe.models.heads import feature_width, gives_features
 
 PROTOCOL = "`features(x) -> (B, d)` and a module `head`, with forward(x) = head(features(x))"
-"""What a network of any method has."""
+"""Parts that a network for any method has."""
 TO_CPU = "call `.to('cpu')` first: each silo takes its copy to its own device"
 
 

@@ -97,7 +97,7 @@ class _Filters:
 
 @dataclass(frozen=True)
 class _Bank:
-    """What is needed for pictures of one size.
+    """Filters for pictures of one size.
 
     Attributes:
         scales: J.

@@ -36,13 +36,13 @@ Kind: TypeAlias = tuple[float, float, int]
 """Noise multiplier, sampling rate, steps."""
 
 FINE, COARSE = 2e-4, 4e-3
-"""How much of epsilon the grid may add, about, for what is reported and for a search."""
+"""Approximate part of epsilon that the grid may add, for reports and for searches."""
 MAX_KINDS = 256
 MAX_POINTS = 2**21
 _MAX_WORK = 2**23
 """Points of the grids of all kinds together."""
 _LEAST_EPSILON, _MAX_EPSILON = 1e-6, 1000.0
-"""What is below the least need not be told from it; above the largest RDP is as good."""
+"""Epsilons below the least need not be distinguished; above the largest RDP is as good."""
 _UNIT = 2.0**-53
 _TAIL = 1e-5
 """Share of delta for each kind of cut tail."""

@@ -54,14 +54,14 @@ class Run:
 
     @property
     def arm(self) -> tuple[tuple[str, str], ...]:
-        """What the run has in common with its repeats: the job without name and seed."""
+        """Return the job without name and seed, which repeats of a run share."""
         return tuple(
             sorted((key, repr(value)) for key, value in self.values.items() if key not in _NOT_THE_ARM)
         )
 
     @property
     def epsilon(self) -> str:
-        """What the job promises, and what silos told last of what it has cost."""
+        """Return the job's promise, and the silos' last report of what it has cost."""
         privacy = self.found.outcome.privacy
         if privacy is None:
             return "none"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import Field
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from tightframe.results.files import LOCAL, ResultFile, Values
 from tightframe.results.parts.dropouts import Lost
@@ -12,11 +12,27 @@ from tightframe.results.parts.evaluation import Evaluation, OneAnswer
 
 
 class SiloRecords(Values):
-    """Records of each class in each fold."""
+    """Records of each class in each fold.
+
+    Attributes:
+        train, validation, test: of each class; or with each finding, of which a record may have several.
+        folds: of all records, where they have findings.
+    """
 
     train: dict[str, int]
     validation: dict[str, int]
     test: dict[str, int]
+    folds: dict[str, int] | None = None
+
+    @model_serializer(mode="wrap")
+    def _as_made(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out what records with one class do not have."""
+        return {key: value for key, value in handler(self).items() if value is not None}
+
+    def together(self, fold: str) -> int:
+        """Return the number of records of a fold."""
+        of_class: dict[str, int] = getattr(self, fold)
+        return sum(of_class.values()) if self.folds is None else self.folds[fold]
 
 
 class SiloModel(Values):

@@ -151,7 +151,7 @@ def write_rows(folder: Path, rows: Sequence[Row]) -> None:
 
 
 def last_spent(rows: Sequence[Row]) -> Spent | None:
-    """Return what silos told last of the epsilon that a job has cost them."""
+    """Return the silos' last report of the epsilon that a job has cost them."""
     return next((row.privacy for row in reversed(rows) if row.privacy is not None), None)
 
 

@@ -103,7 +103,7 @@ class SiloContext:
 
     @cached_property
     def withdrawn(self) -> Withdrawn:
-        """What this silo withdraws, in a job with ``withdraw``."""
+        """Records that this silo withdraws, in a job with ``withdraw``."""
         from tightframe.rounds.withdrawn import Withdrawn
 
         if self.records is None:
@@ -134,7 +134,7 @@ class SiloContext:
 
     @property
     def draws_batches(self) -> bool:
-        """Check whether each batch is drawn anew from all training records, at most half of them.
+        """Return True if each batch is drawn from all training records, at most half of them.
 
         Then no update is a function of the records and the model alone. An epoch that passes over every
         record once is nearly one, however small its batches: at small steps their gradients add up to the

@@ -27,12 +27,12 @@ PROBED = 4
 """Records of a fold whose stored features are compared with the encoder's."""
 
 
-class EncodedFold(Dataset[tuple[torch.Tensor, int]]):
+class EncodedFold(Dataset[tuple[torch.Tensor, int | torch.Tensor]]):
     """The records of one fold as the encoder sees them.
 
     Args:
         features: (n, d), on the CPU.
-        labels: (n,) int64.
+        labels: int64, classes (n,) or findings (n, K).
     """
 
     def __init__(self, features: torch.Tensor, labels: torch.Tensor) -> None:
@@ -41,8 +41,9 @@ class EncodedFold(Dataset[tuple[torch.Tensor, int]]):
     def __len__(self) -> int:
         return len(self.labels)
 
-    def __getitem__(self, place: int) -> tuple[torch.Tensor, int]:
-        return self.features[place], int(self.labels[place])
+    def __getitem__(self, place: int) -> tuple[torch.Tensor, int | torch.Tensor]:
+        label = self.labels[place]
+        return self.features[place], label if label.dim() else int(label)
 
     def batches(
         self, indices: list[int], size: int, device: torch.device

@@ -268,7 +268,8 @@ class RunPlan:
         private, bins = self._setup.privacy, self._job.evaluation.score_bins
         if private is not None and private.evaluation is not None:
             return private.evaluation.schema(evaluation.FOLDS, bins)
-        return evaluation.schema(self._setup.dataset.num_classes, bins)
+        dataset = self._setup.dataset
+        return evaluation.schema(dataset.num_classes, bins, findings=dataset.multi_label)
 
     @functools.cached_property
     def _closing(self) -> Exchange:

@@ -52,11 +52,6 @@ from tightframe.rounds.privacy_plan import PrivacyPlan
 STANDARDISE_MEAN, STANDARDISE_STD = "standardise.mean", "standardise.std"
 """Parameters of a model that standardises its inputs; they never train."""
 CEILINGS = Ceilings()
-_NO_MULTI_LABEL = (
-    "dataset_options.contract.label: Expected one class for each record, but got `findings` (multi-label), "
-    "which no method and no evaluation takes yet; start a job for each finding, with a label of its column "
-    "and two classes"
-)
 HEAD_OPTIONS = ("dropout", "head_bias", "single_logit")
 """Options of backbones that affect only the backbone's own head."""
 
@@ -167,7 +162,7 @@ class JobSetup:
 
     @property
     def rounded(self) -> bool:
-        """Whether silos on different processors agree on an update within rounding only."""
+        """True if silos on different processors agree on an update only within rounding."""
         return self.method.rounded or (self.start is not None and self.start.rounded)
 
     def first_phases(self) -> tuple[Phase, ...]:
@@ -213,6 +208,7 @@ def prepare(values: dict[str, Any] | JobConfig, ceilings: Ceilings = CEILINGS) -
     job = setup.job
     _check_evaluate_only(setup)
     _check_own_loop(setup)
+    _check_findings(setup)
     _ = setup.layout  # refuses a data set whose statistics nobody can sum
     _check_encoder(setup)
     _check_start(setup)
@@ -265,8 +261,6 @@ def _assemble(values: dict[str, Any] | JobConfig, ceilings: Ceilings) -> tuple[J
     if problems or job is None or not (method and dataset and backbone):
         raise JobError(problems)
     dataset = dataset.of(dataset_options)
-    if dataset.multi_label:
-        raise JobError([_NO_MULTI_LABEL])
     input_shape = dataset.input_shape(dataset_options)
 
     def build(backbone: models.BackboneSpec, options: BaseModel) -> torch.nn.Module:
@@ -290,6 +284,7 @@ def _assemble(values: dict[str, Any] | JobConfig, ceilings: Ceilings) -> tuple[J
         update_norm=job.update_norm,
         update_bound=job.update_bound,
         privacy=privacy_plan.public_setting(job),
+        findings=dataset.multi_label,
     )
     shared: dict[str, Setting] = {}  # one setting for all silos with the same model
     own = {
@@ -392,6 +387,45 @@ def _check_own_loop(setup: JobSetup) -> None:
         )
     if (reason := method.own_training(setup.setting.config)) is not None:
         raise JobError([f"training.loop: not possible with {method.name}: {reason}"])
+
+
+def _check_findings(setup: JobSetup) -> None:
+    """Refuse what needs the one class of each record where records have several findings.
+
+    Raises:
+        JobError: TF-101, naming each reason.
+    """
+    job, method = setup.job, setup.method
+    if not setup.dataset.multi_label or job.statistics is not None:
+        return
+    problems = []
+    if setup.trains:
+        reason = "it needs the one class of each record"
+        if method.findings is not None:
+            reason = method.findings(setup.setting.config) or ""
+        if reason:
+            able = ", ".join(
+                item.name
+                for item in methods.METHODS
+                if item.findings is not None and item.findings(item.config()) is None
+            )
+            problems.append(
+                f"method: {method.name} does not take records of several findings, because {reason}; these "
+                f"do: {able}"
+            )
+    if job.start is not None:
+        problems.append(f"start: {job.start} sums features by the one class of each record; leave it out")
+    if job.personalise:
+        problems.append("personalise: its accuracies are of one class for each record; set it to false")
+    if job.model_options.get("single_logit"):
+        problems.append("model_options.single_logit: findings have a logit each; leave it out")
+    if job.privacy is not None and job.privacy.evaluation == "noisy":
+        problems.append(
+            "privacy.evaluation: 'noisy' has noise for one class of each record, and with several findings "
+            "one record counts in more cells; set it to 'local'"
+        )
+    if problems:
+        raise JobError(problems)
 
 
 def _network_problems(

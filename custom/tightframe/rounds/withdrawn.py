@@ -1,4 +1,4 @@
-"""What a silo withdraws from an ended run: which records, and that no two withdrawals differ by a few.
+"""Withdraw a silo's records from an ended run, and refuse two withdrawals that differ by a few.
 
 Two totals from which this silo took out sets of records that differ by one tell that record. So a site has
 one list for a data set, which grows: a withdrawal takes out just what the last one did, in whatever run, or,

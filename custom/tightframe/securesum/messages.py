@@ -272,7 +272,7 @@ MAX_ADVERTISEMENT = (
 
 
 class AnyAdvertisement(Protocol):
-    """What is checked of an advertisement of any version: ``Advertisement``, ``transcript.format_1``."""
+    """Fields checked in an advertisement of any version: ``Advertisement``, ``transcript.format_1``."""
 
     @property
     def name(self) -> str:
@@ -591,7 +591,7 @@ _LINKS = reading.blob(0, len(GROUPS) * MAX_SITES * KEY_BYTES)
 
 
 NO_TOTAL = bytes(HASH_BYTES)
-"""What a receipt says of the total where an epoch has none yet."""
+"""Entry of a receipt for the total if an epoch has none yet."""
 MAX_COMBINATIONS = 128 * (4 + 8)
 """Most bytes of one group's combinations (``combinations``)."""
 
@@ -899,7 +899,7 @@ _AGREEMENT = reading.built(Agreement, Agreement.KEYS)
 
 @dataclass(frozen=True)
 class TermProof(reading.Record):
-    """What shows a site's term of an opened sum to everybody, up to the masks that cancel.
+    """Evidence that shows a site's term of an opened sum, up to the masks that cancel.
 
     Attributes:
         receipt: the site's, of that sum.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from typer.testing import CliRunner
 from tightframe.errors import JobError
 from tightframe.methods import METHODS
 from tightframe_app.cli import app
-from tightframe_app.jobs import pairs, recipes
+from tightframe_app.jobs import pairs, presets, recipes
 
 # What does not go together, and the reason.
 REFUSED = {
@@ -65,3 +66,41 @@ def test_the_command_writes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert all(name in told for name in pairs.BASES) and "NAME with --set dataset=digits" in told
     unknown = run.invoke(app, ["jobs", "export", "--method", "fednh", "--data", "mri"])
     assert unknown.exit_code and "fed_heart_disease" in str(unknown.exception)
+
+
+def test_a_pair_has_the_methods_preset_and_every_method_has_one() -> None:
+    assert set(presets.PRESETS) == {method.name for method in METHODS}
+    base = recipes.get("fedavg_eicu").job()
+    job = pairs.pair("fednh", "eicu").job()
+    assert job.method_options["lr_decay"] == 0.99
+    assert job.training == base.training.model_copy(update={"weight_decay": 1e-5, "momentum": 0.9})
+    assert pairs.pair("scaffold", "eicu").job().training.momentum == 0.0
+
+
+def test_an_effect_is_seen_only_where_five_seeds_leave_zero_out() -> None:
+    values = {"method": "fednh", "options": "", "setting": "s", "baseline": "FedAvg", "command": "c"}
+    cases = [
+        ("accuracy, %", 2.0, 0.5, 3.5, 5, True),
+        ("accuracy, %", 2.0, 0.5, 3.5, 4, False),
+        ("accuracy, %", 2.0, -0.5, 4.5, 5, False),
+        ("loss", -0.08, -0.13, -0.03, 5, True),
+        ("loss", 0.08, 0.03, 0.13, 5, False),
+    ]
+    for measure, mean, low, high, seeds, seen in cases:
+        effect = presets.Effect(**values, measure=measure, mean=mean, low=low, high=high, seeds=seeds)
+        assert effect.seen == seen and f"{seeds} seeds" in effect.line
+
+
+def test_the_command_shows_the_preset_and_what_was_measured() -> None:
+    measured = json.loads((Path(presets.__file__).parent / presets.FILE).read_text())
+    assert all(presets.Effect(**values).method in presets.PRESETS for values in measured)
+    shown = CliRunner().invoke(app, ["methods", "fednh"]).output
+    assert (
+        "preset (`tightframe jobs export --method fednh`)" in shown
+        and "method_options.lr_decay 0.99" in shown
+    )
+    for values in measured:
+        if values["method"] == "fednh":
+            assert f"{values['mean']:+.1f} [{values['low']:+.1f}, {values['high']:+.1f}]" in shown
+            assert values["command"] in shown
+    assert "not measured here" in CliRunner().invoke(app, ["methods", "fed3r"]).output

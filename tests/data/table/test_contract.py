@@ -17,7 +17,6 @@ from tightframe.config.job import BUILD_KEYS, parse_job
 from tightframe.config.site import SiteEntry
 from tightframe.data.contract import Contract
 from tightframe.errors import JobError
-from tightframe.methods import METHODS
 from tightframe.rounds.setup import prepare
 from tightframe.rounds.sums.release import release_profile
 
@@ -60,8 +59,8 @@ def test_title_and_classes_follow_from_the_job_and_from_nothing_else() -> None:
         (contract(label={"findings": [{"column": "a"}, {"column": "age"}]}), "'age' as label and not among"),
         (contract(label={"findings": [{"column": "a"}, {"column": "id"}]}), "one role for the column 'id'"),
         (
-            contract(label={"findings": [{"column": "a"}, {"column": "b", "missing": "unknown"}]}),
-            "contract.label.findings.1.missing: Input should be 'refuse' or 'absent'",
+            contract(label={"findings": [{"column": "a"}, {"column": "b", "missing": "maybe"}]}),
+            "contract.label.findings.1.missing: Input should be 'refuse', 'absent' or 'unknown'",
         ),
         (
             contract(label={"findings": [{"column": "a"}, {"column": "b", "titel": "B"}]}),
@@ -121,32 +120,6 @@ def test_one_class_keeps_the_hash_that_sites_have_pinned() -> None:
         '"column":"outcome"},"patient":null,"record":null,"shares":[0.7,0.15,0.15],"title":"My ward"}'
     )
     assert Contract.model_validate(small).sha256() == hashlib.sha256(text.encode()).hexdigest()
-
-
-@pytest.mark.parametrize("method", sorted(item.name for item in METHODS))
-@pytest.mark.parametrize("kind", ["training", "evaluation"])
-def test_no_job_takes_findings_yet(method: str, kind: str) -> None:
-    """The word on findings itself, and not on something else that the job lacks."""
-    values = job(contract(label={"findings": [{"column": "a"}, {"column": "b"}]}), method=method)
-    rounds = next(item.rounds for item in METHODS if item.name == method)
-    values |= {"rounds": rounds} if rounds is not None else {}
-    if kind == "evaluation":
-        values |= {"evaluate_only": {}, "rounds": 0, "initial_model_sha256": "0" * 64}
-    with pytest.raises(JobError, match=r"(?s)TF-101.*`findings` \(multi-label\), which no method"):
-        prepare(values)
-
-
-def test_no_statistics_of_findings_yet() -> None:
-    values = job(contract(label={"findings": [{"column": "a"}, {"column": "b"}]}))
-    values |= {
-        "statistics": {},
-        "rounds": 0,
-        "method": "statistics",
-        "model": "identity",
-        "weights": "uniform",
-    }
-    with pytest.raises(JobError, match=r"(?s)TF-101.*`findings` \(multi-label\), which no method"):
-        prepare(values)
 
 
 def test_a_record_may_be_a_patient() -> None:

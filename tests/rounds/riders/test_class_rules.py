@@ -92,9 +92,29 @@ def test_a_broadcast_without_a_proper_offer_is_refused(offer: torch.Tensor | Non
 def test_a_failed_silos_counts_are_under_the_rules_only_where_the_job_has_them() -> None:
     counts = torch.tensor([9, 4, 0, 7])
     silo: Any = SimpleNamespace(
-        class_counts=lambda fold, distinct=False: counts, min_class_count=5, offers_prototypes=True
+        class_counts=lambda fold, distinct=False: counts,
+        held_counts=lambda: counts,
+        min_class_count=5,
+        offers_prototypes=True,
+        setting=SimpleNamespace(findings=False),
     )
     off = class_rules.own_classes(silo, SCHEMA, {})
     assert off["counts"].tolist() == [9, 4, 0, 7], "as an honest term has them"
     on = class_rules.own_classes(silo, SCHEMA, {class_rules.OFFERED: torch.ones(4, dtype=torch.uint8)})
     assert on["counts"].tolist() == [9, 0, 0, 7]
+
+
+def test_a_failed_silos_counts_of_findings_are_those_of_both_kinds_of_records() -> None:
+    counts = torch.tensor([[9, 30], [35, 4]])
+    silo: Any = SimpleNamespace(
+        class_counts=lambda fold, distinct=False: counts[:, 0],
+        finding_counts=lambda: counts,
+        held_counts=lambda: counts.amin(1),
+        min_class_count=5,
+        offers_prototypes=True,
+        setting=SimpleNamespace(findings=True),
+    )
+    schema = Schema((Field("counts", (2, 2), static=True, per_class=True),))
+    offer = {class_rules.OFFERED: torch.ones(2, dtype=torch.uint8)}
+    assert class_rules.own_classes(silo, schema, {})["counts"].tolist() == counts.tolist()
+    assert class_rules.own_classes(silo, schema, offer)["counts"].tolist() == [[9, 30], [0, 0]]

@@ -36,11 +36,11 @@ def join(
     request: RequestFile,
     data: Annotated[
         list[str] | None,
-        typer.Option(help="DATASET=JSON, where the records lie, or `later`; else the first call asks."),
+        typer.Option(help="DATASET=JSON, where the records lie, or `later`; otherwise the first call asks."),
     ] = None,
     fingerprint: Annotated[
         str | None,
-        typer.Option(help="The root's fingerprint, as the keeper told it; else the second call asks."),
+        typer.Option(help="The root's fingerprint, as the keeper told it; otherwise the second call asks."),
     ] = None,
     policy: Annotated[
         str | None, typer.Option(help="strict, standard or research; standard by default.")
@@ -58,7 +58,7 @@ def join(
         Path | None, typer.Option("--output", "-o", help="Folder of the key and the request; ./NAME.")
     ] = None,
 ) -> None:
-    """Join a federation in two calls: ask for a certificate, then make the kit of the answer.
+    """Join a federation in two calls: ask for a certificate, then make the kit from the answer.
 
     The first takes the lead's NAME.yml, and makes a key, which stays here, and a request to send to the
     keeper of the root key. The second takes the answer, NAME.signed.zip: it compares the root's fingerprint,

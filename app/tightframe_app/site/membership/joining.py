@@ -56,13 +56,13 @@ class Settings(StrictModel):
 
     @property
     def said(self) -> bool:
-        """Whether anything was said."""
+        """Return True if anything was said."""
         return bool(self.model_dump(exclude_none=True))
 
 
 @dataclass(frozen=True)
 class Participant:
-    """Who a request file is for, or an answer.
+    """Participant whom a request file or an answer names.
 
     Attributes:
         project: the federation's name.
@@ -144,7 +144,7 @@ class Answer:
         return cls(path.resolve(), who, values["request_id"], version, fingerprint)
 
     def check_root(self, told: str) -> None:
-        """Refuse another root than the one whose fingerprint the keeper has told.
+        """Refuse a root whose fingerprint is not the keeper's.
 
         Raises:
             JoinError: TF-753.

@@ -24,7 +24,7 @@ PROOFS = frozenset({KEY, "client.crt", "rootCA.pem"})
 
 @dataclass(frozen=True)
 class Departure:
-    """What leaving removes, and what it leaves.
+    """Files that leaving removes, and files that stay.
 
     Attributes:
         files: files and folders that joining, or the engine for it, has made.

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from tightframe.data.contract import Bound, Column, Contract, Label, Text
+from tightframe.data.contract import Bound, Column, Contract, Text
 from tightframe.options import StrictModel
 
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -129,11 +129,9 @@ class PictureContract(Contract):
     """What a record is: a picture and its label; all else as in a table's contract.
 
     Attributes:
-        label: one class for each record.
         picture: from which the model learns.
     """
 
-    label: Label
     columns: Annotated[tuple[Column, ...], Field(strict=False, max_length=0)] = ()
     picture: Picture
 

@@ -25,7 +25,7 @@ MOST_BYTES = 2**30
 MOST_PIXELS = 2**26
 MOST_VOXELS = 2**27
 FORMATS = ("PNG", "JPEG", "TIFF")
-"""Of all that Pillow reads, these are tried."""
+"""Formats that are tried, of all that Pillow reads."""
 _GZIP, _NIFTI_PLACE = b"\x1f\x8b", 344
 _PLAIN = ("L", "RGB", "1", "P", "PA", "LA", "La", "RGBA", "RGBa", "RGBX")
 _DEEP = ("I;16", "I;16B", "I;16L", "I;16N", "I", "F")

@@ -21,7 +21,8 @@ from tightframe.data.table.proposal import (
     MISSING,
     Proposal,
     guessed,
-    label_classes,
+    label_columns,
+    label_of,
     outwards,
     require_columns,
 )
@@ -33,7 +34,7 @@ SAMPLE = 200
 """Pictures that are read, at even distances."""
 SIDES = (16, 32, 48, 64, 96, 128, 224)
 GENTLE = Augment(flips=(), rotate=10.0)
-"""What is proposed: no mirroring, which may change what is to be seen."""
+"""Proposed transforms, without mirroring, which can change the finding."""
 
 
 @dataclass(frozen=True)
@@ -72,10 +73,11 @@ def propose(
     site = ImagesSite.model_validate({**_without_decimal(entry), "missing": list(MISSING)})
     header, cells = read_all(site, MAX_COLUMNS)
     chosen = {role: name for role, name in roles.items() if name is not None}
-    require_columns(path, header, [*chosen.values(), column])
-    classes = label_classes(chosen["label"], cells[chosen["label"]])
+    labels = label_columns(chosen.pop("label"), header)
+    require_columns(path, header, [*labels, *chosen.values(), column])
+    label = label_of(labels, cells)
     named = title or path.name.partition(".")[0]
-    return _proposal(named, chosen, classes, column, cells[column], _without_decimal(entry), site.root, size)
+    return _proposal(named, chosen, label, column, cells[column], _without_decimal(entry), site.root, size)
 
 
 def propose_folders(root: Path, *, size: int | None = None, title: str | None = None) -> Proposal:
@@ -90,11 +92,11 @@ def propose_folders(root: Path, *, size: int | None = None, title: str | None = 
         raise DataError(
             f"Expected {root} to have a folder of pictures for each class, but there are none.", code="TF-208"
         )
-    classes = label_classes("folders", [path.parts[0] for path in files])
+    label = label_of(["class"], {"class": [path.parts[0] for path in files]})
     entry = {"root": str(root.absolute()), "layout": "folders"}
-    chosen = {"label": "class", "record": "record"}
+    chosen = {"record": "record"}
     return _proposal(
-        title or root.name, chosen, classes, "file", [str(path) for path in files], entry, root, size
+        title or root.name, chosen, label, "file", [str(path) for path in files], entry, root, size
     )
 
 
@@ -105,7 +107,7 @@ def _without_decimal(entry: Mapping[str, Any]) -> dict[str, Any]:
 def _proposal(
     title: str,
     chosen: Mapping[str, str],
-    classes: Sequence[str],
+    label: tuple[dict[str, Any], list[str]],
     column: str,
     paths: Cells,
     entry: dict[str, Any],
@@ -131,10 +133,7 @@ def _proposal(
     contract: dict[str, Any] = {
         "title": title,
         "picture": picture,
-        "label": {
-            "column": chosen["label"],
-            "classes": [{"code": code, "title": code} for code in classes],
-        },
+        "label": label[0],
         **{role: chosen[role] for role in ("record", "patient") if role in chosen},
         **({"fold": {"column": chosen["fold"]}} if "fold" in chosen else {}),
     }
@@ -145,10 +144,7 @@ def _proposal(
         raise DataError(
             f"Expected names and codes that a contract can have, but{problems_listed}", code="TF-204"
         ) from None
-    first = [
-        f"{chosen['label']}: the classes are {', '.join(classes)}, in this order; of two the second is the "
-        "positive one. Give them titles."
-    ]
+    first = list(label[1])
     if "patient" not in chosen:
         first.append(
             "No column tells the patient (--patient): pictures of one patient may then lie in different "

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tightframe.data.contract import MultiLabel
 from tightframe.data.images import ImagesOptions, ImagesSite
 from tightframe.data.images.contract import Picture, PictureContract
 from tightframe.data.images.files import Pixels, UnfitError, read
@@ -61,7 +62,7 @@ class ImageData(TableData):
         self._picture = picture
 
     def records(self, fold: Fold, *, augment_seed: int | None = None) -> Dataset[Any]:
-        """Return the fold's records: float32 (channels, *size), normalised, and int label."""
+        """Return the fold's records: float32 (channels, *size), normalised, and int label or findings."""
         # Torch costs seconds to import; enrolment counts labels without it.
         from tightframe.data.batch_records import BatchRecords
         from tightframe.data.images.views import Views
@@ -120,7 +121,8 @@ def folder_rows(contract: PictureContract, root: Path) -> Rows:
         DataError: TF-218 if the contract has columns that folders do not give.
     """
     fold = None if contract.fold is None else contract.fold.column
-    if wanted := [column for column in (contract.patient, fold) if column is not None]:
+    findings = contract.label.columns if isinstance(contract.label, MultiLabel) else ()
+    if wanted := [column for column in (*findings, contract.patient, fold) if column is not None]:
         raise DataError(
             f"Expected a contract that folders can keep, but it wants the columns {wanted}, which they "
             "do not tell: write a manifest.",
@@ -130,7 +132,7 @@ def folder_rows(contract: PictureContract, root: Path) -> Rows:
     names: Cells = [str(path) for path in files]
     cells: dict[str, Cells] = {
         contract.picture.column: names,
-        contract.label.column: [path.parts[0] for path in files],
+        contract.label.columns[0]: [path.parts[0] for path in files],
     }
     if contract.record is not None:
         cells[contract.record] = list(names)

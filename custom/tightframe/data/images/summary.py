@@ -1,4 +1,4 @@
-"""What a site would bring: sizes and light of its pictures, by class. It is the site's own, exact."""
+"""Summary of a site's pictures: sizes and light by class. Exact, so for the site alone."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tightframe.data.images.contract import PictureContract
 from tightframe.data.images.files import read
 from tightframe.data.images.silo import encoded_records, place_of, quiet
 from tightframe.data.table.encoding import check_mapping
-from tightframe.data.table.summary import Description, summary_of
+from tightframe.data.table.summary import Description, grouped, summary_of
 
 _AXES = ("depth", "height", "width")
 _CHANNELS = {1: ("brightness",), 3: ("red", "green", "blue")}
@@ -28,7 +28,8 @@ def describe(contract: PictureContract, site: ImagesSite) -> Description:
     check_mapping(contract, site)
     rows, encoded = encoded_records(contract, site)
     kept = np.flatnonzero(~encoded.broken)
-    labels, titles, picture = encoded.labels[kept], contract.label.titles, contract.picture
+    labels, titles, present = grouped(contract, encoded.labels[kept])
+    picture = contract.picture
     paths, root = rows.cells[picture.column], site.root.resolve()
     with quiet():
         sides = [read(place_of(str(paths[row]), root), picture).shape[:-1] for row in kept]
@@ -53,4 +54,5 @@ def describe(contract: PictureContract, site: ImagesSite) -> Description:
         encoded.findings,
         int(encoded.broken.sum()) + len(rows.ragged),
         tuple(summaries),
+        present,
     )

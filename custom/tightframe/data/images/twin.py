@@ -1,4 +1,4 @@
-"""The synthetic twin of a contract of pictures: gratings whose direction and width tell the class, in noise.
+"""The synthetic twin of a contract of pictures: gratings whose direction and width tell the label, in noise.
 
 The contract alone decides them, so that all silos have one task. No claim about any data can be made on it.
 """
@@ -10,10 +10,12 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
+from tightframe.data.contract import MultiLabel
 from tightframe.data.images import ImagesOptions
 from tightframe.data.images.contract import Picture
 from tightframe.data.images.silo import ImageData
 from tightframe.data.table.silo import fold_of
+from tightframe.data.table.twin import PREVALENCE
 
 RECORDS = 120
 
@@ -23,9 +25,14 @@ def open_twin(silo: int, options: ImagesOptions) -> ImageData:
     contract = options.contract
     seed = int(contract.sha256()[:16], 16)
     random = np.random.Generator(np.random.PCG64([seed, silo]))
-    classes = len(contract.label.classes)
-    labels = random.integers(0, classes, RECORDS)
-    pixels = np.stack([_picture(contract.picture, int(label), classes, random) for label in labels])
+    classes = len(contract.label.titles)
+    if isinstance(contract.label, MultiLabel):
+        labels = (random.random((RECORDS, classes)) < PREVALENCE).astype(np.int64)
+        shown = [np.flatnonzero(row).tolist() for row in labels]
+    else:
+        labels = random.integers(0, classes, RECORDS)
+        shown = [[int(label)] for label in labels]
+    pixels = np.stack([_picture(contract.picture, of_one, classes, random) for of_one in shown])
     keys = [f"{silo}-{row}" for row in range(RECORDS)]
     return ImageData(
         pixels,
@@ -39,14 +46,18 @@ def open_twin(silo: int, options: ImagesOptions) -> ImageData:
     )
 
 
-def _picture(picture: Picture, label: int, classes: int, random: np.random.Generator) -> NDArray[np.uint8]:
-    """Return pixels (channels, *size): stripes across the last two axes, at a random place."""
+def _picture(
+    picture: Picture, labels: list[int], classes: int, random: np.random.Generator
+) -> NDArray[np.uint8]:
+    """Return pixels (channels, *size): stripes of each label across the last two axes, at random places."""
     height, width = picture.size[-2:]
     down, right = np.mgrid[0:height, 0:width] / min(height, width)
-    angle = math.pi * label / classes
-    waves = 3 + label % 3
-    phase = 2 * math.pi * random.random()
-    stripes = np.sin(2 * math.pi * waves * (right * math.cos(angle) + down * math.sin(angle)) + phase)
+    stripes = np.zeros((height, width))
+    for label in labels:
+        angle = math.pi * label / classes
+        waves = 3 + label % 3
+        phase = 2 * math.pi * random.random()
+        stripes += np.sin(2 * math.pi * waves * (right * math.cos(angle) + down * math.sin(angle)) + phase)
     noise = random.normal(0, 0.5, picture.shape)
     made: NDArray[np.uint8] = np.rint(np.clip(128 + 50 * (stripes + noise), 0, 255)).astype(np.uint8)
     return made

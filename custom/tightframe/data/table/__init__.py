@@ -117,7 +117,7 @@ class TableSite(StrictModel):
 
     @property
     def is_text(self) -> bool:
-        """Whether the table is a text file."""
+        """Return True if the table is a text file."""
         return self.file is not None and self.file.name.lower().endswith(CSV_ENDINGS)
 
     @model_validator(mode="after")

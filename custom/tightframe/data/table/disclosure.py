@@ -36,7 +36,7 @@ VALUES_OF_A_BIN = 3
 
 @dataclass(frozen=True)
 class Term:
-    """What a silo tells, whole numbers, and what it withholds.
+    """Whole numbers that a silo discloses, and which ones it withholds.
 
     Attributes:
         records: of each class, (C,).
@@ -148,7 +148,7 @@ def _tell(
     width: int,
     least: int,
 ) -> None:
-    """Count records in cells, those that can be told, in place."""
+    """Count records in cells, in place; only those that can be disclosed."""
     if not len(rows):
         return
     counts = np.bincount(found, minlength=width)[:width]

@@ -18,6 +18,7 @@ from tightframe.data.table import TableSite, Unit
 from tightframe.data.table.findings import Finding
 from tightframe.data.table.sources.rows import Cells, Rows
 from tightframe.errors import DataError
+from tightframe.phases import UNKNOWN
 
 BOOLEANS: Mapping[str, float] = {
     **{"true": 1.0, "yes": 1.0, "1": 1.0},
@@ -39,7 +40,7 @@ class Encoded:
 
     Attributes:
         features: float32 (n, D).
-        labels: int64, classes (n,), or 1 where a record has a finding, (n, K).
+        labels: int64, classes (n,), or findings (n, K): 1, 0 or ``UNKNOWN``.
         folds: index of each row's fold in ``FOLD_CODES``, (n,); None if no column tells it.
         records, patients: names, (n,); None if no column tells them.
         broken: True for rows that break the contract, (n,).
@@ -200,7 +201,7 @@ def _labels(
     parts = []
     for item in label.findings:
         codes = site.codes.get(item.column, {})
-        empty = 0.0 if item.missing == "absent" else None
+        empty = {"refuse": None, "absent": 0.0, "unknown": float(UNKNOWN)}[item.missing]
         read, found[item.column] = _codes(
             cells[item.column], BOOLEANS, codes, "boolean", lower=True, empty=empty
         )

@@ -1,4 +1,4 @@
-"""What breaks a contract: which rule, in which column, in which rows. It holds no value of a record."""
+"""Findings: which rule of a contract is broken in which column and rows. They hold no value of a record."""
 
 from __future__ import annotations
 

@@ -61,13 +61,10 @@ def propose(path: Path, roles: Mapping[str, str | None], *, title: str | None = 
     site = TableSite.model_validate({**entry, "missing": list(MISSING)})
     header, cells = read_all(site, MAX_COLUMNS + len(_ROLES))
     chosen = {role: column for role, column in roles.items() if column is not None and role != "label"}
-    labels = _label_columns(roles["label"] or "", header)
+    labels = label_columns(roles["label"] or "", header)
     require_columns(path, header, (*labels, *chosen.values()))
     notes: list[str] = []
-    if len(labels) > 1:
-        made_label, about_label = _findings(labels, cells)
-    else:
-        made_label, about_label = _classes(labels[0], cells[labels[0]])
+    made_label, about_label = label_of(labels, cells)
     columns = []
     for column in header:
         if column in labels or column in chosen.values():
@@ -120,9 +117,18 @@ def require_columns(path: Path, header: Sequence[str], wanted: Iterable[str]) ->
         )
 
 
-def _label_columns(label: str, header: Sequence[str]) -> list[str]:
+def label_columns(label: str, header: Sequence[str]) -> list[str]:
     """Return the columns of a label; a column may have a comma in its own name."""
     return [label] if label in header else [name.strip() for name in label.split(",")]
+
+
+def label_of(labels: Sequence[str], cells: Mapping[str, Cells]) -> tuple[dict[str, Any], list[str]]:
+    """Return a label of the classes in one column, or of findings in several, and what is to be decided.
+
+    Raises:
+        DataError: TF-207.
+    """
+    return _findings(labels, cells) if len(labels) > 1 else _classes(labels[0], cells[labels[0]])
 
 
 def _classes(label: str, cells: Cells) -> tuple[dict[str, Any], list[str]]:
@@ -159,8 +165,7 @@ def _findings(labels: Sequence[str], cells: Mapping[str, Cells]) -> tuple[dict[s
     """
     notes = [
         f"{', '.join(labels)}: each is present or absent, whatever the others are (multi-label). Give them "
-        "titles, and see that no column tells one of them or comes after it in time. A contract with "
-        "findings can be checked and described; no job trains on it yet."
+        "titles, and see that no column tells one of them or comes after it in time."
     ]
     for label in labels:
         levels = _levels(cells[label])
@@ -174,7 +179,7 @@ def _findings(labels: Sequence[str], cells: Mapping[str, Cells]) -> tuple[dict[s
         if gone := sum(cell is None for cell in cells[label]):
             notes.append(
                 f"{label}: {gone} of {len(cells[label])} records have no value, and break the contract. Take "
-                "`missing`: `absent` only where a finding that is not there is not written down."
+                "`missing`: `unknown`, or `absent` only where what is not there is not written down."
             )
     return {"findings": [{"column": label, "title": label} for label in labels]}, notes
 

@@ -31,7 +31,7 @@ class TableData:
 
     Args:
         features: float32 (n, D).
-        labels: int64, classes (n,) or findings (n, K), which ``check_form`` refuses for a job.
+        labels: int64, classes (n,) or findings (n, K).
         folds: index of each record's fold in ``FOLDS``, (n,).
         records: name of each record.
         patients: of each record; None if unknown.
@@ -107,7 +107,7 @@ class TableData:
                 progress(f"set aside: {finding}")
 
     def records(self, fold: Fold, *, augment_seed: int | None = None) -> Dataset[Any]:
-        """Return the fold's records: float32 (D,), and int label; no transforms."""
+        """Return the fold's records: float32 (D,), and int label or findings (K,); no transforms."""
         # Torch costs seconds to import; enrolment counts labels without it.
         from tightframe.data.batch_records import BatchRecords
 
@@ -238,7 +238,7 @@ def _with_validation(
         )
     train = np.flatnonzero(folds == 0)
     # Records with several findings are stratified by how many: their combinations are too many.
-    strata = labels[train] if labels.ndim == 1 else labels[train].sum(axis=1)
+    strata = labels[train] if labels.ndim == 1 else (labels[train] == 1).sum(axis=1)
     held_out = validation_mask(strata, [keys[int(row)] for row in train], share)
     divided_folds = folds.copy()
     divided_folds[train[held_out]] = 1

@@ -1,4 +1,4 @@
-"""What a site would bring: each column of its table in numbers, by class. It is the site's own, exact."""
+"""Summary of a site's table: each column in numbers, by class. Exact, so for the site alone."""
 
 from __future__ import annotations
 
@@ -74,10 +74,7 @@ def describe(contract: Contract, site: TableSite) -> Description:
     encoded = encode(rows, contract, site)
     kept = np.flatnonzero(~encoded.broken)
     labels, features = encoded.labels[kept], encoded.features[kept].astype(np.float64)
-    titles, present = contract.label.titles, {}
-    if isinstance(contract.label, MultiLabel):
-        present = dict(zip(titles, finding_counts(labels)[:, 0].tolist(), strict=True))
-        labels, titles = np.asarray(labels.any(axis=1), dtype=np.int64), GROUPS
+    labels, titles, present = grouped(contract, labels)
     summaries, place = [], 0
     for column in contract.columns:
         width = len(column.features)
@@ -95,6 +92,20 @@ def describe(contract: Contract, site: TableSite) -> Description:
         tuple(summaries),
         present,
     )
+
+
+def grouped(
+    contract: Contract, labels: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], tuple[str, ...], dict[str, int]]:
+    """Return labels (n,) to group records by, the groups' names, and how many records have each finding.
+
+    Groups are the classes; records of several findings are grouped by whether they have any.
+    """
+    titles = contract.label.titles
+    if not isinstance(contract.label, MultiLabel):
+        return labels, titles, {}
+    present = dict(zip(titles, finding_counts(labels)[:, 0].tolist(), strict=True))
+    return np.asarray((labels == 1).any(axis=1), dtype=np.int64), GROUPS, present
 
 
 def summary_of(

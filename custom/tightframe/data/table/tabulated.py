@@ -1,5 +1,8 @@
 """Records of a table as cells: each column's bins or levels, by class, for statistics. Torch-free.
 
+Findings (multi-label) are columns of booleans here, and all records are one class: tables by several findings
+would overlap, and their differences would tell single records.
+
 The contract fixes all of it: a number's range is cut into bins of one width, a category has its levels, a
 boolean false and true, and each column has one more cell, the last, for records without a value.
 """
@@ -14,11 +17,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from tightframe.data.contract import Column, Contract
+from tightframe.data.contract import Column, Contract, MultiLabel
+from tightframe.phases import UNKNOWN
 
 if TYPE_CHECKING:
     from tightframe.data.table.silo import TableData
 
+ALL = ("all records",)
+"""The one class of records with findings."""
 SALT = "tightframe-untold-v1"
 _NEXT = 1e-5
 """Part of a bin's width below an edge from which on a value counts to the next bin: values are float32."""
@@ -58,10 +64,23 @@ class Layout:
     bins: int
 
     @cached_property
+    def columns(self) -> tuple[Column, ...]:
+        """The contract's columns, and one of booleans for each finding."""
+        label = self.contract.label
+        findings = label.titles if isinstance(label, MultiLabel) else ()
+        return (*self.contract.columns, *(Column(column=title, kind="boolean") for title in findings))
+
+    @property
+    def titles(self) -> tuple[str, ...]:
+        """Names of the classes."""
+        label = self.contract.label
+        return ALL if isinstance(label, MultiLabel) else label.titles
+
+    @cached_property
     def places(self) -> tuple[Place, ...]:
-        """The columns' cells, in the contract's order."""
+        """The columns' cells, in order."""
         made, start, numbers = [], 0, 0
-        for column in self.contract.columns:
+        for column in self.columns:
             end = start + len(self.names(column)) + 1
             made.append(Place(column, start, end, numbers if column.kind == "number" else None))
             start, numbers = end, numbers + (column.kind == "number")
@@ -92,7 +111,7 @@ class Layout:
     @property
     def classes(self) -> int:
         """C."""
-        return len(self.contract.label.titles)
+        return len(self.titles)
 
 
 @dataclass(frozen=True)
@@ -152,6 +171,11 @@ def tabulate(data: TableData, layout: Layout) -> Tabulated:
     """Return a silo's records of all folds as cells."""
     features, labels, told = data.everything()
     missing = _indicated(features, layout) if told is None else told
+    if labels.ndim == 2:
+        # Each finding as a column that is its own value.
+        features = np.concatenate([features, (labels == 1).astype(np.float32)], axis=1)
+        missing = np.concatenate([missing, labels == UNKNOWN], axis=1)
+        labels = np.zeros(len(labels), dtype=np.int64)
     cells = np.zeros((len(labels), len(layout.places)), dtype=np.int64)
     values = np.zeros((len(labels), layout.numbers), dtype=np.float64)
     first = 0
@@ -174,10 +198,10 @@ def tabulate(data: TableData, layout: Layout) -> Tabulated:
 
 def _indicated(features: NDArray[np.float32], layout: Layout) -> NDArray[np.bool_]:
     """Return where columns say themselves that a value is missing, (n, K): for generated records."""
-    missing = np.zeros((len(features), len(layout.places)), dtype=np.bool_)
+    missing = np.zeros((len(features), len(layout.contract.columns)), dtype=np.bool_)
     last = -1
-    for index, place in enumerate(layout.places):
-        last += len(place.column.features)
-        if place.column.missing == "indicator":
+    for index, column in enumerate(layout.contract.columns):
+        last += len(column.features)
+        if column.missing == "indicator":
             missing[:, index] = features[:, last] > 0
     return missing

@@ -11,29 +11,25 @@ import numpy as np
 from tightframe.data.contract import Contract, MultiLabel
 from tightframe.data.table import TableOptions
 from tightframe.data.table.silo import TableData, fold_of
-from tightframe.errors import DataError
 
 RECORDS = 240
+PREVALENCE = 0.3
+"""Of each finding."""
 _MISSING_SHARE = 0.05
 
 
 def open_twin(silo: int, options: TableOptions) -> TableData:
-    """Return the twin of a silo: 240 records, each of a patient of its own.
-
-    Raises:
-        DataError: TF-213 for a contract with several findings for a record.
-    """
+    """Return the twin of a silo: 240 records, each of a patient of its own."""
     contract = options.contract
-    if isinstance(contract.label, MultiLabel):
-        raise DataError(
-            "Expected a contract with one class for each record, but this one has findings (multi-label), "
-            "for which no records are generated.",
-            code="TF-213",
-        )
     seed = int(contract.sha256()[:16], 16)
     task = np.random.Generator(np.random.PCG64(seed))
     random = np.random.Generator(np.random.PCG64([seed, silo]))
-    labels = random.integers(0, len(contract.label.titles), RECORDS)
+    several = isinstance(contract.label, MultiLabel)
+    count = len(contract.label.titles)
+    if several:
+        labels = (random.random((RECORDS, count)) < PREVALENCE).astype(np.int64)
+    else:
+        labels = random.integers(0, count, RECORDS)
     features = np.concatenate(_columns(contract, labels, task, random), axis=1).astype(np.float32)
     keys = [f"{silo}-{row}" for row in range(RECORDS)]
     folds = np.array([fold_of(key, contract.shares) for key in keys], dtype=np.int64)
@@ -56,11 +52,15 @@ def _columns(
     for column in contract.columns:
         if column.kind == "number":
             centres = task.uniform(-0.5, 0.5, classes)
-            values = np.clip(random.normal(centres[labels], 0.4), -1.0, 1.0)[:, None]
+            # Of findings the centres of those that a record has add up.
+            centre = centres[labels] if labels.ndim == 1 else labels @ centres
+            values = np.clip(random.normal(centre, 0.4), -1.0, 1.0)[:, None]
         else:
             levels = 2 if column.kind == "boolean" else len(column.vocabulary)
             shares = task.dirichlet(np.ones(levels), classes).cumsum(axis=1)
-            drawn = (random.random(len(labels))[:, None] > shares[labels, :-1]).sum(axis=1)
+            # Of findings the first that a record has decides, or the last of all where it has none.
+            group = labels if labels.ndim == 1 else np.where(labels.any(1), labels.argmax(1), classes - 1)
+            drawn = (random.random(len(labels))[:, None] > shares[group, :-1]).sum(axis=1)
             values = (drawn[:, None] == np.arange(1, levels)).astype(np.float64)
         if column.missing == "indicator":
             gone = random.random(len(labels)) < _MISSING_SHARE

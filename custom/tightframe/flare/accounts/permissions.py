@@ -55,7 +55,7 @@ class Account:
         return cls(name, entry.pw_uid, frozenset(os.getgrouplist(name, entry.pw_gid)))
 
     def may(self, path: Path, want: int) -> bool:
-        """Check whether it has one of the rights in ``want`` to a path; nobody has any to an absent path.
+        """Return True if the account has a right in ``want`` to a path; never to an absent one.
 
         The modes of the path and of every folder above it count. Where a path has an access list, its widest
         rights count as this account's, because modes do not say who has them.

@@ -1,4 +1,4 @@
-"""Telemetry of a run: TensorBoard events by the engine's receiver, StatsD by the engine's reporter.
+"""Telemetry of a run: TensorBoard and MLflow by the engine's receivers, StatsD by the engine's reporter.
 
 The server's own ``local/tightframe.json`` turns them on, never a job. All values come from
 ``flare.monitoring.measures``: totals, and numbers of silos. Silos send nothing for it.
@@ -11,7 +11,7 @@ import logging
 import os
 import socket
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from nvflare.apis.analytix import ANALYTIC_EVENT_TYPE, AnalyticsDataType
@@ -32,7 +32,7 @@ from tightframe.rounds.server.record import RunRecord
 
 
 class Telemetry:
-    """Sends one run's measures to TensorBoard and StatsD, as the server's configuration asks for.
+    """Sends one run's measures to TensorBoard, MLflow and StatsD, as the server's configuration asks for.
 
     Args:
         sender: the controller, which fires the engine's events and hands all of them to ``handle_event``.
@@ -54,7 +54,11 @@ class Telemetry:
         self._rows = 0
         self._points: dict[tuple[Measure, int], float] = {}
         self._gauges: dict[Measure, float] = {}
-        self._receiver: Any = _receiver(fl_ctx) if entry.tensorboard else None
+        self._receivers: list[Any] = [_events(fl_ctx)] if entry.tensorboard else []
+        if entry.mlflow is not None:
+            own = "tightframe.flare.monitoring.experiments"
+            engine = _installed(own, "mlflow-skinny", key="server.mlflow", extra="mlflow")
+            self._receivers.append(engine.started(entry.mlflow, job_name, fl_ctx))
         self._reporter: Any = None if entry.statsd is None else _reporter(entry.statsd)
 
     def watch(self, record: RunRecord) -> None:
@@ -70,9 +74,9 @@ class Telemetry:
         record.watcher = tell
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        """Pass all events to the engine's receiver: it writes its own kind and closes at the run's end."""
-        if self._receiver is not None:
-            self._receiver.handle_event(event_type, fl_ctx)
+        """Pass all events to the engine's receivers: they write their own kind and close at the run's end."""
+        for receiver in self._receivers:
+            receiver.handle_event(event_type, fl_ctx)
 
     def end(self) -> None:
         """Unsubscribe the reporter at the run's end."""
@@ -88,7 +92,7 @@ class Telemetry:
             changed = {key: value for key, value in gauges.items() if self._gauges.get(key) != value}
             self._gauges = gauges
             self._publish(gauges if opened else changed)
-            if self._receiver is not None and opened:
+            if self._receivers and opened:
                 self._write(of_rounds(rows))
 
     def _publish(self, gauges: Mapping[Measure, float]) -> None:
@@ -103,7 +107,7 @@ class Telemetry:
             _publish(values, tags)
 
     def _write(self, points: Mapping[tuple[Measure, int], float]) -> None:
-        """Fire the engine's event for each new point, and flush the event file."""
+        """Fire the engine's event for each new point, and flush."""
         for key, value in points.items():
             if self._points.get(key) == value:
                 continue
@@ -113,8 +117,9 @@ class Telemetry:
             with self._engine.new_context() as fl_ctx:
                 send_analytic_dxo(self._sender, dxo, fl_ctx)
         self._points = dict(points)
-        for writer in self._receiver.writers_table.values():
-            writer.flush()  # by itself it waits two minutes, and a killed run would lose the points
+        for receiver in self._receivers:  # by themselves they wait, and a killed run would lose the points
+            for flush in _flushes(receiver):
+                flush()
 
 
 def _publish(values: Mapping[str, float], tags: Mapping[str, str]) -> None:
@@ -122,8 +127,15 @@ def _publish(values: Mapping[str, float], tags: Mapping[str, str]) -> None:
         publish_app_metrics({MetricKeys.type: MetricTypes.GAUGE, **values}, PREFIX, dict(tags), DataBus())
 
 
-def _receiver(fl_ctx: FLContext) -> Any:
-    """Return the engine's receiver, started, without the federated events that it would take from silos."""
+def _flushes(receiver: Any) -> list[Callable[[], None]]:
+    """Return what flushes a receiver: ours of MLflow, or the engine's of TensorBoard."""
+    if hasattr(receiver, "flush"):
+        return [receiver.flush]
+    return [writer.flush for writer in receiver.writers_table.values()]
+
+
+def _events(fl_ctx: FLContext) -> Any:
+    """Return the engine's receiver of events, started, without the federated ones that silos could send."""
     engine = _installed("nvflare.app_opt.tracking.tb.tb_receiver", "tensorboard", key="server.tensorboard")
     receiver = engine.TBAnalyticsReceiver(tb_folder=EVENTS, events=[ANALYTIC_EVENT_TYPE])
     receiver.handle_event(EventType.START_RUN, fl_ctx)
@@ -151,7 +163,7 @@ def _reporter(where: StatsD) -> Any:
     return engine.StatsDReporter(site="server", host=where.host, port=where.port)
 
 
-def _installed(module: str, package: str, *, key: str) -> Any:
+def _installed(module: str, package: str, *, key: str, extra: str = "monitoring") -> Any:
     """Import a module of the engine that needs a package which the engine does not install.
 
     Raises:
@@ -162,7 +174,7 @@ def _installed(module: str, package: str, *, key: str) -> Any:
     except ImportError as error:
         raise SiteConfigError(
             f"Expected the package {package} to be installed, because {key} needs it, but got: {error}. "
-            "Install tightframe with its extra `monitoring` at the server, or remove the key from "
+            f"Install tightframe with its extra `{extra}` at the server, or remove the key from "
             "local/tightframe.json.",
             code="TF-211",
         ) from None

@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from tightframe.errors import TrainingError
+from tightframe.learning import outputs
 from tightframe.learning.model_update import trained_parameters
 from tightframe.learning.stages import at_least_float32
 from tightframe.phases import SiloView
@@ -112,7 +113,7 @@ def fold_gradients(
     for inputs, labels in same_batches(silo, model, share=share):
         features = model.features(inputs)  # type: ignore[operator]
         logits = at_least_float32(model.head(features))  # type: ignore[operator]
-        entropy = nn.functional.cross_entropy(logits, labels, reduction="sum")
+        entropy = outputs.summed_loss(logits, labels)
         own = entropy / len(labels) if mini_batches else entropy
         slope = _slope(own, trained, keep_graph=penalty is not None)
         if penalty is not None:

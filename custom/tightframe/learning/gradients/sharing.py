@@ -42,7 +42,7 @@ TERMS = ("cross_entropy",)
 SCALE = 2.0**12
 BOUND = 2.0**19
 NOISY_BOUND = 2.0**28
-"""Of a noisy sum in units of the clipping norm: 2^24 records and noise; 250 silos cannot make it wrap."""
+"""Bound of a noisy sum, in clipping norms: 2^24 records and noise; 250 silos cannot make it wrap."""
 
 
 def gradient_fields(setting: Setting, template: nn.Module, *, weighted: bool = False) -> tuple[Field, ...]:

@@ -17,7 +17,7 @@ from tightframe.phases import Field, Totals
 
 PREFIX = "released/"
 BOUND = 2.0**21
-"""Of each number of a silo's term: 2^20 records or patients, and the noise."""
+"""Bound of each number of a silo's term: 2^20 records or patients, and the noise."""
 DEVIATIONS = "deviations"
 """Totals that ``rounds.riders.noisy_frozen_sums`` adds: ``PREFIX + part + "/deviations"``, ()."""
 TOLD = 3.0
@@ -26,7 +26,7 @@ TOLD = 3.0
 
 @dataclass(frozen=True)
 class NoisySums:
-    """What an opened release says.
+    """An opened release, read.
 
     Attributes:
         sums: G symmetric, B and n, as they are to be solved; zero rows of classes that are not known. Its

@@ -401,6 +401,7 @@ METHOD = phases.Method(
         "Learning on Non-IID Data, arXiv 2205.09305"
     ),
     config=FedILCConfig,
+    findings=lambda config: "its penalty is of the softmax",
     init_server=init_server,
     plan=plan,
     personalise=personalise,

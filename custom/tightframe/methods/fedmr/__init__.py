@@ -436,6 +436,7 @@ METHOD = scheduled_method(
     title="FedMR",
     paper="Fan et al., Federated Learning under Partially Class-Disjoint Data via Manifold Reshaping (TMLR)",
     config=FedMRConfig,
+    findings=lambda config: "its prototypes are means of the records of one class",
     parts=parts,
     private=private,
 )

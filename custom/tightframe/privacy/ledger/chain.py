@@ -167,7 +167,7 @@ def read_ledger(path: Path, *, check: Check | None, known: Sequence[tuple[int, s
 
 
 def renew_head_file(path: Path, *, check: Check, known: Sequence[tuple[int, str]] = ()) -> Verified:
-    """Check a ledger without its head file, and write that anew.
+    """Check a ledger without its head file, and write the head file again.
 
     Raises:
         LedgerError: TF-704.

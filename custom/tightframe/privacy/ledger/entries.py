@@ -198,7 +198,7 @@ class Remembered:
 
 @dataclass(frozen=True)
 class Begun:
-    """A person began this ledger, or what it remembers, anew, because what was before is lost.
+    """A person began this ledger, or what it remembers, again, because the old one is lost.
 
     Attributes:
         lost: what was missing, in words.

@@ -29,7 +29,7 @@ from tightframe.privacy.releases.noise import (
 GRID = 2**20
 """Units in one record, and in a number at the end of its range."""
 BOUND = 2.0**26
-"""Of each number in a silo's term, with its noise."""
+"""Bound of each number in a silo's term, with its noise."""
 MAX_COLUMNS = 2**16
 
 

@@ -32,7 +32,7 @@ Engine = Callable[[torch.Tensor, torch.Tensor], list[torch.Tensor]]
 """(inputs, labels) of b records -> for each trained parameter, a gradient a record, (b, *shape).
 
 Labels are (b,); or, with K views of each record, (b, K), and inputs (b, K, ...): then a record's gradient is
-the mean of its views' gradients."""
+the mean of its views' gradients. Findings have views always: (b, K, number of findings)."""
 
 MASK_SEED = 20240229
 TIMED = 8  # records by which the loop is timed
@@ -122,7 +122,7 @@ def _looped(loss: RecordLoss, trained: Sequence[nn.Parameter]) -> Engine:
 
 def _alone(inputs: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the inputs (b, K, ...) and labels (b, K) of b batches, each of one record's K views."""
-    return (inputs, labels) if labels.dim() == 2 else (inputs.unsqueeze(1), labels.unsqueeze(1))
+    return (inputs, labels) if labels.dim() >= 2 else (inputs.unsqueeze(1), labels.unsqueeze(1))
 
 
 def _vmapped(loss: RecordLoss, trained: Sequence[nn.Parameter]) -> Engine:
@@ -154,11 +154,13 @@ def _hooked(loss: RecordLoss, trained: Sequence[nn.Parameter]) -> Iterator[Engin
                 # The first layer's inputs need no gradient, which torch remarks on at each step.
                 warnings.filterwarnings("ignore", message="Full backward hook is firing")
                 views, of = _alone(inputs, labels)
-                loss(views.flatten(0, 1), of.flatten()).backward()
+                loss(views.flatten(0, 1), of.flatten(0, 1)).backward()
             samples = [getattr(parameter, "grad_sample", None) for parameter in trained]
-            if any(not isinstance(item, torch.Tensor) or len(item) != of.numel() for item in samples):
+            if any(
+                not isinstance(item, torch.Tensor) or len(item) != len(of) * of.shape[1] for item in samples
+            ):
                 raise NotImplementedError("hooks do not see every trained parameter of this model")
-            return [item.unflatten(0, of.shape).mean(1) for item in samples]  # type: ignore[union-attr]
+            return [item.unflatten(0, of.shape[:2]).mean(1) for item in samples]  # type: ignore[union-attr]
         finally:
             hooks.set_grad_sample_to_none()
             for parameter in trained:

@@ -148,7 +148,7 @@ def loaded(
     """Yield the batch of each step, None where nobody takes part.
 
     With K > 1 ``views`` a batch has K of each record, inputs (b, K, ...) and labels (b, K): those that the
-    steps K s to K s + K - 1 of ``records`` would see.
+    steps K s to K s + K - 1 of ``records`` would see. Records with findings always have this axis.
     """
     keys = [
         [(views * (first + step) + view, place) for view in range(views) for place in places]
@@ -172,4 +172,6 @@ def loaded(
                 item.unflatten(0, (views, len(places))).transpose(0, 1).contiguous()
                 for item in (inputs, labels)
             )
+        elif labels.dim() == 2:  # findings: one view each, said as such
+            inputs, labels = inputs.unsqueeze(1), labels.unsqueeze(1)
         yield inputs.to(device, non_blocking=True), labels.to(device, non_blocking=True)

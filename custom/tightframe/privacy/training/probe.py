@@ -103,6 +103,8 @@ def made_up(like: Batch, classes: int) -> Batch:
     made = torch.zeros(shape, dtype=inputs.dtype)
     if inputs.is_floating_point():
         made = torch.randn(shape, generator=torch.Generator().manual_seed(SEED)).to(inputs.dtype)
+    if labels.dim() == 2:
+        return made, ((torch.arange(ROWS)[:, None] + torch.arange(labels.shape[1])) % 2).to(labels.dtype)
     return made, (torch.arange(ROWS) % classes).to(labels.dtype)
 
 
@@ -234,9 +236,9 @@ class _Probe:
         model: Any = self.model
         with torch.no_grad(), same_masks():
             classes = model.head(model.features(self.inputs[:1])).shape[1]
-        one = self.labels[:1].expand(ROWS).clone()
+        one = self.labels[:1].expand(ROWS, *self.labels.shape[1:]).clone()
         two = one.clone()
-        two[-1] = (one[-1] + 1) % classes
+        two[-1] = (one[-1] + 1) % (classes if one.dim() == 1 else 2)
         return self.labels, one, two
 
     def _gradient(self, loss: RecordLoss, labels: torch.Tensor, start: int, end: int) -> Gradient:

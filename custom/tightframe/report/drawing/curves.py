@@ -20,7 +20,7 @@ from tightframe.report.drawing.plots import WIDTH, Series
 
 _HEIGHT, _TOP, _BOTTOM, _RIGHT = 290.0, 36.0, 44.0, 16.0
 Bin = tuple[float, float, float, float, float]
-"""Of a calibration curve: least and largest score, share of positives, and the limits of the share."""
+"""Point of a calibration curve: least and largest score, share of positives, and limits of the share."""
 Place = Callable[[float], float]
 
 

@@ -134,7 +134,7 @@ def figure(picture: Markup, caption: str, *parts: Part) -> Markup:
 
 
 def _scrolling(what: str) -> dict[str, str]:
-    """Return what a part needs that is scrolled by touch, by keys, and told by a screen reader."""
+    """Return attributes for a part that is scrolled by touch or keys and announced by a screen reader."""
     return {
         "class_": "scroll",
         "tabindex": "0",

@@ -87,7 +87,7 @@ KINDS = (
     ("idle", "", "not asked"),
     ("absent", ABSENT, "not enrolled"),
 )
-"""Of cells: class, sign, meaning."""
+"""Kinds of cells: class, sign, meaning."""
 
 
 def grid(

@@ -23,7 +23,7 @@ MOST_DRAWN = 24
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a reader sets.
+    """Values that a reader sets.
 
     Attributes:
         specificity, sensitivity: that an operating point must reach.

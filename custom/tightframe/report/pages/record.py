@@ -35,7 +35,7 @@ UNSET = {
 
 
 def privacy(found: ServerResults) -> Markup:
-    """Show which rules held and which were off, the promise, and what was spent as far as it may be told."""
+    """Show which rules held and which were off, the promise, and what was spent as far as it may be shown."""
     outcome = found.outcome
     parts: list[Part] = [tag("p", "Which rules held, and which were off:"), listed(outcome.rules)]
     promise = outcome.privacy

@@ -205,6 +205,22 @@ def confusion(
     )
 
 
+def findings(fold: FoldMetrics, whose: str, model: str = "the final model") -> Markup:
+    """Show each finding of a multi-label: its counts, and what follows from them."""
+    rows: list[list[Part]] = []
+    for name, found in (fold.findings or {}).items():
+        (absent, false), (missed, hits) = found.confusion
+        numbers = (found.sensitivity, found.specificity, found.auroc, found.average_precision)
+        counts = (str(hits), str(missed), str(false), str(absent))
+        rows.append([name, *counts, *map(value, numbers)])
+    head = ["finding", "found", "missed", "false alarms", "rightly absent", "sensitivity", "specificity"]
+    return section(
+        "Findings",
+        tag("p", f"Test records of {model}, {whose}, in which a finding is known; present from 0.5 on."),
+        table([*head, "AUROC", "average precision"], rows),
+    )
+
+
 def side_by_side(
     models: Mapping[str, FoldMetrics | None], by_class: Mapping[str, Mapping[str, float | None]]
 ) -> Markup:

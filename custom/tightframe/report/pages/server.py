@@ -40,6 +40,8 @@ def page(found: ServerResults, wanted: clinical.Wanted = clinical.DEFAULT) -> st
         parts.append(results.recall(final.test, whose, f"{model} {finds}"))
         if final.test.confusion is not None:
             parts.append(results.confusion(list(final.test.recall), final.test.confusion, whose, model))
+        if final.test.findings is not None:
+            parts.append(results.findings(final.test, whose, model))
         copies = len(outcome.evaluated_by) if _same(outcome) else 1
         parts.append(clinical.reading(final.test, f"the test records of {whose}", wanted, copies))
     parts += [

@@ -57,6 +57,8 @@ def page(found: SiloResults, wanted: clinical.Wanted = clinical.DEFAULT) -> str:
         if test.confusion is not None:
             model = _final_model(report)
             parts.append(results.confusion(list(test.recall), test.confusion, "this silo's own", model))
+        if test.findings is not None:
+            parts.append(results.findings(test, "this silo's own", _final_model(report)))
         parts.append(clinical.reading(test, "this silo's own test records", wanted))
     parts += [_disclosed(report), _privacy(report), _records(report), _hashes(report)]
     title = f"{report.silo}: its own report"
@@ -81,8 +83,8 @@ def in_words(report: SiloReport) -> str:
     """Compare the models on the silo's own test records in one paragraph."""
     test = report.final.test
     said = [
-        f"{report.silo} has {plural(sum(report.records.train.values()), 'training record')} "
-        f"and {plural(sum(report.records.test.values()), 'test record')}. Data: {report.data}."
+        f"{report.silo} has {plural(report.records.together('train'), 'training record')} "
+        f"and {plural(report.records.together('test'), 'test record')}. Data: {report.data}."
     ]
     if not test.records:
         said.append("Without test records there is nothing to compare.")
@@ -232,11 +234,11 @@ _TERMS = {
     "training": "training losses",
     "update": "changes of the model",
 }
-"""Meaning of fields by the first part of their names; the rest are a method's own, told by their name."""
+"""Meaning of fields by the first part of their names; others are a method's own and shown by name."""
 
 
 def _disclosed(report: SiloReport) -> Markup:
-    """Say what left the silo, to whom, and under which policy."""
+    """Show what left the silo, for whom, and under which policy."""
     title = "What left this silo"
     given = report.disclosed
     if given is None:
@@ -315,7 +317,7 @@ def _records(report: SiloReport) -> Markup:
     classes = list(dict.fromkeys([*records.train, *records.validation, *records.test]))
     folds = (records.train, records.validation, records.test)
     rows: list[list[Part]] = [[name, *(str(fold.get(name, 0)) for fold in folds)] for name in classes]
-    rows.append(["together", *(str(sum(fold.values())) for fold in folds)])
+    rows.append(["together", *(str(records.together(fold)) for fold in ("train", "validation", "test"))])
     return section(
         "This silo's records",
         results.kept(

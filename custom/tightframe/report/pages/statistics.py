@@ -37,7 +37,7 @@ def in_words(found: TableStatistics) -> str:
 
 
 def _table_1(found: TableStatistics) -> Markup:
-    names = list(found.records)
+    names = list(found.records) if len(found.records) > 1 else []  # one class is all records
     rows: list[list[Part]] = [
         [
             "records",

@@ -60,6 +60,22 @@ class ClassReading(Values):
     at_sensitivity: Rule | None = None
 
 
+class Finding(Values):
+    """A finding of a multi-label, at a probability of 0.5.
+
+    Attributes:
+        confusion: test records where it is known: rows absent and present, columns what the model said.
+        sensitivity, specificity: of these counts.
+        auroc, average_precision: from the score histogram.
+    """
+
+    confusion: tuple[tuple[int, int], tuple[int, int]]
+    sensitivity: float | None = None
+    specificity: float | None = None
+    auroc: float | None = None
+    average_precision: float | None = None
+
+
 Counts = tuple[list[int | float], list[int | float]]
 """Score histogram of a class: its own records, and all others, in equal bins of [0, 1]."""
 
@@ -75,6 +91,10 @@ class FoldMetrics(Values):
     ``scores`` has the score histogram of each class, with noise of ``scores_deviation`` in each count if
     noisy; ``reading`` what follows from it for a clinic, of the classes that have records of both kinds
     (with noise: enough of them).
+
+    Of a multi-label ``findings`` has each one, ``recall`` their sensitivities, ``class_records`` the records
+    that have them; ``accuracy`` and ``balanced_accuracy`` are means over findings, the latter over those with
+    records of both kinds.
     """
 
     noisy: bool = False
@@ -101,6 +121,7 @@ class FoldMetrics(Values):
     average_precision: float | None = None
     one_answer: OneAnswer | None = None
     confusion: list[list[int]] | None = None
+    findings: dict[str, Finding] | None = None
     scores: dict[str, Counts] | None = None
     scores_deviation: float | None = None
     read_at: float | None = None

@@ -1,4 +1,4 @@
-"""What a withdrawal took out of a run, what the new total tells of it, and which models it does not reach."""
+"""Result of a withdrawal: what it took out, what the new total reveals, which models it does not reach."""
 
 from __future__ import annotations
 

@@ -8,6 +8,7 @@ counts of classes with enough holders. A count that is withheld is unknown, not 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, cast
 
 import torch
 
@@ -15,6 +16,7 @@ from tightframe.phases import (
     CLASS_COUNTS,
     FEATURE_MEAN,
     FEATURE_STD,
+    FINDING_COUNTS,
     Cohort,
     Contribution,
     Field,
@@ -26,6 +28,9 @@ from tightframe.phases import (
     Tensors,
     Totals,
 )
+
+if TYPE_CHECKING:
+    from tightframe.rounds.silo.view import LocalSilo
 
 COUNTS = "statistics/counts"
 VALUES, SUMS, SQUARES = "statistics/values", "statistics/sums", "statistics/squares"
@@ -87,6 +92,20 @@ class _ClassCounts:
         return {CLASS_COUNTS: torch.as_tensor(totals[COUNTS])}
 
 
+class _FindingCounts:
+    """``FINDING_COUNTS``: training records with each finding and without it, float64 (K, 2)."""
+
+    def __init__(self, setting: Setting) -> None:
+        shape = (setting.num_classes, 2)
+        self.fields = (Field(COUNTS, shape, bound=COUNT_BOUND, static=True, per_class=True),)
+
+    def count(self, silo: SiloView) -> dict[str, torch.Tensor]:
+        return {COUNTS: cast("LocalSilo", silo).finding_counts().to(torch.float64)}
+
+    def conclude(self, totals: Totals) -> dict[str, torch.Tensor]:
+        return {FINDING_COUNTS: torch.as_tensor(totals[COUNTS])}
+
+
 class _FeatureMoments:
     """``FEATURE_MEAN`` and ``FEATURE_STD`` of the inputs over all silos, float64 (D,).
 
@@ -119,7 +138,8 @@ class _FeatureMoments:
         return {FEATURE_MEAN: mean, FEATURE_STD: variance.clamp_min(0).sqrt().clamp_min(SMALLEST_STD)}
 
 
-_PARTS: Mapping[str, Callable[[Setting], _ClassCounts | _FeatureMoments]] = {
+_PARTS: Mapping[str, Callable[[Setting], _ClassCounts | _FindingCounts | _FeatureMoments]] = {
     "class_counts": _ClassCounts,
+    "finding_counts": _FindingCounts,
     "feature_moments": _FeatureMoments,
 }

@@ -61,7 +61,7 @@ def layout_of(dataset: str, options: Any, bins: int) -> Layout:
         bins: of a number.
 
     Raises:
-        JobError: TF-101, if the data set has no contract of a table with one class for each record.
+        JobError: TF-101, if the data set has no contract of a table.
     """
     if dataset != TABLE:
         raise JobError(
@@ -70,15 +70,7 @@ def layout_of(dataset: str, options: Any, bins: int) -> Layout:
                 f"got {dataset!r}: of other data sets there are no statistics before training"
             ]
         )
-    contract = options.contract
-    if not hasattr(contract.label, "classes"):
-        raise JobError(
-            [
-                "statistics: Expected a contract with one class for each record: by several labels there are "
-                "no statistics yet; name one of them as `label`"
-            ]
-        )
-    return Layout(contract, bins)
+    return Layout(options.contract, bins)
 
 
 def phases(layout: Layout, *, private: bool) -> tuple[Phase, ...]:
@@ -259,4 +251,4 @@ METHOD = Method(
     plan=lambda setting, number, rounds: (),
     private=lambda options: None,
 )
-"""What stands for a method in a job with ``statistics``; in no registry."""
+"""Stands for a method in a job with ``statistics``; in no registry."""

@@ -1,4 +1,4 @@
-"""What people read, from the opened totals of ``table_statistics``."""
+"""Read the opened totals of ``table_statistics``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tightframe.rounds.phases.table_statistics import HOLDERS, KINDS, PREFIX, WI
 SHARES = (0.25, 0.5, 0.75)
 """Of the quantiles."""
 TOO_FEW = 3.0
-"""Deviations of the noise that a number of records must be above, for a mean to be told."""
+"""Deviations of the noise that a number of records must exceed for a mean to be shown."""
 _MISSED = 2 * (1 - NormalDist().cdf(noise_intervals.NORMAL))
 """Share of noise outside of limits, see ``noise_intervals.NORMAL``."""
 _JOINT = NormalDist().inv_cdf(1 - _MISSED / 6)
@@ -78,7 +78,7 @@ def exact(totals: Totals, layout: Layout) -> tuple[dict[str, Count], list[Column
     open_ = opened({kind: value.astype(np.float64) for kind, value in holders.items()})
     # That nobody has any is no secret where nobody withholds any.
     known = {kind: open_[kind] | ((holders[kind] == 0) & (hidden[kind] == 0)) for kind in KINDS}
-    titles = layout.contract.label.titles
+    titles = layout.titles
     records = {
         title: _count(told["records"][label], known["records"][label], hidden["records"][label])
         for label, title in enumerate(titles)
@@ -250,7 +250,7 @@ def noisy(
         deviation: standard deviation of the noise in each total, in records.
     """
     told = {kind: np.asarray(totals[f"{PREFIX}{kind}"], dtype=np.float64) for kind in KINDS}
-    titles = layout.contract.label.titles
+    titles = layout.titles
     records = {title: _near(told["records"][label], deviation) for label, title in enumerate(titles)}
     columns = [
         ColumnStatistics(

@@ -63,8 +63,8 @@ def attach(phase: Phase, num_classes: int) -> Phase:
 
     def contribute(silo: SiloView, received: Tensors, state: Tensors) -> Contribution:
         offer = received_offer(received, num_classes)
-        counts, active = silo.class_counts("train", distinct=True), silo.offers_prototypes
-        least = cast("LocalSilo", silo).min_class_count
+        view = cast("LocalSilo", silo)
+        counts, active, least = view.held_counts(), silo.offers_prototypes, view.min_class_count
         for_method = {name: item for name, item in received.items() if name != OFFERED}
         for_method[ADMITTED] = (counts >= least) & active & offer
         made = phase.contribute(silo, for_method, state)
@@ -95,19 +95,25 @@ def own_classes(silo: LocalSilo, schema: Schema, received: Tensors) -> dict[str,
     Args:
         silo: its view.
         schema: of the phase; of its per-class fields those of shape (C,) are numbers of records, or with a
-            bound of 1 flags. ``feature_sums.RECORDS`` is the sum of the former.
+            bound of 1 flags, and those of shape (K, 2) numbers of records with a finding and without it.
+            ``feature_sums.RECORDS`` is the sum of the first.
         received: the broadcast.
     """
-    counts = silo.class_counts("train", distinct=True)
+    counts = silo.held_counts()
+    shapes = {(len(counts),), (len(counts), 2)} if silo.setting.findings else {(len(counts),)}
     mine = Schema(
         tuple(
-            item
-            for item in schema.fields
-            if item.per_class and item.shape == tuple(counts.shape) and item.name != HOLDERS
+            item for item in schema.fields if item.per_class and item.shape in shapes and item.name != HOLDERS
         )
     )
     records = silo.class_counts("train").to(torch.float64)
-    told = {item.name: torch.ones_like(records) if item.bound == 1.0 else records for item in mine.fields}
+
+    def value(item: Field) -> torch.Tensor:
+        if len(item.shape) == 2:
+            return silo.finding_counts().to(torch.float64)
+        return torch.ones_like(records) if item.bound == 1.0 else records
+
+    told = {item.name: value(item) for item in mine.fields}
     ruled = OFFERED in received  # else the job is without class rules, and a term has all classes
     offer = received_offer(received, len(counts)) if ruled else torch.ones_like(counts).bool()
     own = withhold(

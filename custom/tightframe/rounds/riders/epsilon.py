@@ -49,7 +49,7 @@ BINS, SHOWN = "privacy/epsilon_bins", "privacy/epsilon_shown"
 EDGES = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, math.inf)
 """The upper ends of the ranges, the same for all jobs: an epsilon on an edge lies below it."""
 UNIT = 1000
-"""Exact numbers are told in thousandths, rounded up: whole numbers, which a sum keeps exactly."""
+"""Exact numbers travel in thousandths, rounded up: whole numbers, which a sum keeps exactly."""
 
 
 def fields(job: JobConfig) -> Schema:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from tightframe import metrics
 from tightframe.config.job import JobConfig
+from tightframe.learning import outputs
 from tightframe.learning.model_update import received_model
 from tightframe.phases import (
     Cohort,
@@ -31,7 +32,7 @@ from tightframe.phases import (
     Totals,
     taken_out,
 )
-from tightframe.results.parts.evaluation import Evaluation, FoldMetrics, OneAnswer
+from tightframe.results.parts.evaluation import Evaluation, Finding, FoldMetrics, OneAnswer
 from tightframe.rounds.riders import score_reading
 from tightframe.rounds.riders.class_rules import MIN_HOLDERS
 
@@ -102,19 +103,27 @@ def count_at(silo: LocalSilo, model: torch.nn.Module) -> dict[str, torch.Tensor]
             {fold: silo.batches(fold, augment=False, shuffle=False) for fold in FOLDS},
             num_classes=silo.setup.dataset.num_classes,
             score_bins=settings.score_bins,
+            findings=silo.setup.dataset.multi_label,
         )
 
 
-def schema(num_classes: int, score_bins: int) -> Schema:
-    """Return the evaluation's fields: confusion (C, C), scores (C, 2, bins) and loss () of each fold."""
+def schema(num_classes: int, score_bins: int, *, findings: bool = False) -> Schema:
+    """Return the evaluation's fields: confusion (C, C), scores (C, 2, bins) and loss () of each fold.
+
+    With findings the confusion is (K, 2, 2), and ``records`` () counts the records, of which each is in as
+    many cells as findings are known of it.
+    """
+    confusion = (num_classes, 2, 2) if findings else (num_classes, num_classes)
     fields: list[Field] = []
     for fold in FOLDS:
         common: dict[str, Any] = {"bound": _COUNT_BOUND, "static": True}
         fields += [
-            Field(f"evaluation/{fold}/confusion", (num_classes, num_classes), per_class=True, **common),
+            Field(f"evaluation/{fold}/confusion", confusion, per_class=True, **common),
             Field(f"evaluation/{fold}/scores", (num_classes, 2, score_bins), per_class=True, **common),
             Field(f"evaluation/{fold}/loss", (), **common),
         ]
+        if findings:
+            fields.append(Field(f"evaluation/{fold}/records", (), **common))
     return Schema(tuple(fields))
 
 
@@ -150,6 +159,7 @@ def count(
     *,
     num_classes: int,
     score_bins: int,
+    findings: bool = False,
 ) -> dict[str, torch.Tensor]:
     """Evaluate a model on a silo's own records.
 
@@ -158,7 +168,8 @@ def count(
         predict: logits (B, C) of a batch.
         batches: mini-batches of each fold.
         num_classes: C.
-        score_bins: bins of [0, 1] for the softmax score of each class.
+        score_bins: bins of [0, 1] for the score of each class.
+        findings: whether the classes are findings, of which a record may have several or none.
 
     Returns:
         The tensors of ``schema``, float64. The loss is the summed cross-entropy, at most 1e4 per
@@ -167,21 +178,27 @@ def count(
     model.eval()
     totals: dict[str, torch.Tensor] = {}
     for fold in FOLDS:
-        confusion = np.zeros((num_classes, num_classes), np.int64)
+        confusion = np.zeros((num_classes, 2, 2) if findings else (num_classes, num_classes), np.int64)
         scores = np.zeros((num_classes, 2, score_bins), np.int64)
-        loss = 0.0
+        loss, records = 0.0, 0
         for inputs, labels in batches[fold]:
             logits = predict(model, inputs).float()
-            each = torch.nn.functional.cross_entropy(logits, labels, reduction="none")
+            each = outputs.losses(logits, labels)
             loss += float(torch.nan_to_num(each.double(), nan=1e4, posinf=1e4).clamp(max=1e4).sum())
             # A diverged model predicts NaN, which counts as class 0 at score 0.
-            probabilities = torch.nan_to_num(torch.softmax(logits.double(), dim=1), nan=0.0)
-            truth = labels.cpu().numpy()
-            confusion += metrics.confusion_matrix(truth, probabilities.argmax(1).cpu().numpy(), num_classes)
-            scores += metrics.score_histogram(probabilities.cpu().numpy(), truth, score_bins)
+            likely = torch.nan_to_num(outputs.probabilities(logits.double(), findings=findings), nan=0.0)
+            probabilities, truth = likely.cpu().numpy(), labels.cpu().numpy()
+            if findings:
+                confusion += metrics.finding_confusion(truth, probabilities >= outputs.LEAST)
+            else:
+                confusion += metrics.confusion_matrix(truth, likely.argmax(1).cpu().numpy(), num_classes)
+            scores += metrics.score_histogram(probabilities, truth, score_bins)
+            records += len(truth)
         totals[f"evaluation/{fold}/confusion"] = torch.from_numpy(confusion).double()
         totals[f"evaluation/{fold}/scores"] = torch.from_numpy(scores).double()
         totals[f"evaluation/{fold}/loss"] = torch.tensor(loss, dtype=torch.float64)
+        if findings:
+            totals[f"evaluation/{fold}/records"] = torch.tensor(records, dtype=torch.float64)
     return totals
 
 
@@ -196,16 +213,18 @@ def summarise(totals: Totals, class_names: tuple[str, ...], *, copies: int = 1) 
         class_names: names of the C classes.
         copies: how often each test record is counted, where silos share them.
     """
-    folds = {
-        fold: _fold_metrics(
-            np.rint(totals[f"evaluation/{fold}/confusion"]).astype(np.int64),
-            np.rint(totals[f"evaluation/{fold}/scores"]).astype(np.int64),
-            float(totals[f"evaluation/{fold}/loss"]),
-            class_names,
-            copies if fold == "test" else None,
+    folds = {}
+    for fold in FOLDS:
+        confusion, scores = (
+            np.rint(totals[f"evaluation/{fold}/{name}"]).astype(np.int64) for name in ("confusion", "scores")
         )
-        for fold in FOLDS
-    }
+        records = totals.get(f"evaluation/{fold}/records")
+        loss, counted = float(totals[f"evaluation/{fold}/loss"]), copies if fold == "test" else None
+        folds[fold] = (
+            _fold_metrics(confusion, scores, loss, class_names, counted)
+            if records is None
+            else _finding_metrics(confusion, scores, loss, round(float(records)), class_names, counted)
+        )
     return Evaluation(validation=folds["validation"], test=folds["test"])
 
 
@@ -241,6 +260,43 @@ def _fold_metrics(
         confusion=confusion.tolist(),
         auroc=_number(metrics.macro_mean(metrics.auroc(scores))),
         average_precision=_number(metrics.macro_mean(metrics.average_precision(scores))),
+        **({} if copies is None else score_reading.reading(scores, class_names, copies=copies)),
+    )
+
+
+def _finding_metrics(
+    confusion: NDArray[np.int64],
+    scores: NDArray[np.int64],
+    loss: float,
+    records: int,
+    class_names: tuple[str, ...],
+    copies: int | None,
+) -> FoldMetrics:
+    """Compute the metrics of a fold whose records have findings, of confusion (K, 2, 2)."""
+    if records == 0:
+        return FoldMetrics(records=0)
+    recall = np.stack([metrics.per_class_recall(table) for table in confusion])
+    areas, precisions = metrics.auroc(scores), metrics.average_precision(scores)
+    found = {
+        name: Finding(
+            confusion=table.tolist(),
+            sensitivity=_number(recall[place, 1]),
+            specificity=_number(recall[place, 0]),
+            auroc=_number(areas[place]),
+            average_precision=_number(precisions[place]),
+        )
+        for place, (name, table) in enumerate(zip(class_names, confusion, strict=True))
+    }
+    return FoldMetrics(
+        records=records,
+        loss=loss / records,
+        accuracy=_number(metrics.macro_mean(np.array([metrics.accuracy(table) for table in confusion]))),
+        balanced_accuracy=_number(metrics.macro_mean(recall.mean(1))),
+        recall={name: item.sensitivity for name, item in found.items()},
+        class_records=dict(zip(class_names, confusion[:, 1].sum(1).tolist(), strict=True)),
+        findings=found,
+        auroc=_number(metrics.macro_mean(areas)),
+        average_precision=_number(metrics.macro_mean(precisions)),
         **({} if copies is None else score_reading.reading(scores, class_names, copies=copies)),
     )
 

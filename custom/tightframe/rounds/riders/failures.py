@@ -94,7 +94,7 @@ def attach(phase: Phase, job: JobConfig) -> Phase:
 
 
 def hidden(error: Exception) -> bool:
-    """Check whether an error must not be told to the server, because it can depend on records.
+    """Return True if an error must be hidden from the server, because it can depend on records.
 
     Errors of the privacy ledger (TF-7xx) depend on what was charged, and not on records.
     """

@@ -46,7 +46,7 @@ SILOS = "norms/silos"
 NOTE = "update_norms"
 """Name of the note: ``UpdateNorms``."""
 FACTOR = 4.0
-"""Of the ends of neighbouring ranges. Honest silos of unequal size differ by up to 5 (docs/decisions.md)."""
+"""Factor between ends of ranges. Honest silos of unequal size differ by up to 5 (docs/decisions.md)."""
 EDGES = tuple(FACTOR**power for power in range(-10, 1))
 """Upper ends of the ranges, over ``update_norm``; each belongs to its range. The last one has no end."""
 APART = 2

@@ -121,7 +121,7 @@ class RunRecord:
         self.status = self.status.enrolled(self.weights, self.absent)
 
     def failed(self, site: str, code: str, rules: Sequence[str]) -> None:
-        """A silo gave no answer that is of use; told as soon as it is known, by whatever carries messages."""
+        """Note a silo without a usable answer, as soon as the transport knows."""
         if rules:
             self.refused_rules[site] = list(rules)
         if self.status.state == "enrolling":

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from tightframe.data.base import FOLDS
 from tightframe.files import write_json
 from tightframe.phases import Schema, Tensors
 from tightframe.results.files import LOCAL, MODEL
@@ -36,7 +37,7 @@ SENT = "sent_terms.json"
 
 @dataclass(frozen=True)
 class Missing:
-    """Silos missing at the end of a run, as the server told this one, which cannot check it.
+    """Silos missing at the end of a run, by the server's word, which this silo cannot check.
 
     Attributes:
         lost: silo -> since when.
@@ -73,15 +74,13 @@ def close(
     """
     context, setup, missing = silo.context, silo.setup, missing_at(silo)
     run_dir, names = context.run_dir, setup.dataset.class_names
-    records = {
-        fold: dict(zip(names, silo.class_counts(fold).tolist(), strict=True))
-        for fold in ("train", "validation", "test")
-    }
+    records = {fold: dict(zip(names, silo.class_counts(fold).tolist(), strict=True)) for fold in FOLDS}
+    sizes: dict[str, int] = {fold: len(context.data.labels(fold)) for fold in FOLDS}
     report = SiloReport(
         silo=silo.name,
         data=context.data.source,
         synthetic=context.data.synthetic,
-        records=SiloRecords(**records),
+        records=SiloRecords(**records, folds=sizes if setup.dataset.multi_label else None),
         model_sha256=save_tensors(run_dir / MODEL, final, mode=0o600),
         final=evaluation.local_metrics(counted, names),
         own_model=setup.method.own_model is not None,

@@ -149,7 +149,7 @@ class FollowedState:
         return self._current
 
     def _start(self, message: Message) -> tuple[_Own, bytes] | None:
-        """Return the run's start, computed anew, and its bytes; None if resumed, or if its file is not sent.
+        """Return the run's start, computed again, and its bytes; None if resumed, or if its file is not sent.
 
         What a silo took over for its start is no measure for what comes next: the server could go on from
         there in steps that each look like rounding.

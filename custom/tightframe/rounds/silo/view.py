@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data import DataLoader
 
-from tightframe.data.base import class_counts, own_labels
+from tightframe.data.base import class_counts, finding_counts, own_labels
 from tightframe.data.withdrawn import record_ids
 from tightframe.errors import RunError, TrainingError
 from tightframe.learning import loop, own_loop
@@ -99,6 +99,19 @@ class LocalSilo:
         data = self.context.data
         labels = own_labels(data) if distinct and fold == "train" else data.labels(fold)
         return torch.from_numpy(class_counts(labels, self.setting.num_classes))
+
+    def finding_counts(self) -> torch.Tensor:
+        """Count distinct training records with each finding, and without it: int64 (K, 2)."""
+        return torch.from_numpy(finding_counts(own_labels(self.context.data)))
+
+    def held_counts(self) -> torch.Tensor:
+        """Count distinct training records of each class, by which the class rules go: int64 (C,).
+
+        Of a finding those with it or those without it, whichever are fewer.
+        """
+        if self.setting.findings:
+            return self.finding_counts().amin(1)
+        return self.class_counts("train", distinct=True)
 
     def charge(self, purpose: str, events: Sequence[Event], *, alone: Event | None = None) -> None:
         """Charge a release to the site's ledger, before its noise is drawn.

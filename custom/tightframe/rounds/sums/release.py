@@ -22,6 +22,7 @@ from tightframe.config.site import SiteEntry
 from tightframe.learning.model_update import UPDATE
 from tightframe.learning.one_sum.feature_sums import PREFIX
 from tightframe.phases import Phase
+from tightframe.rounds.phases.statistics import COUNTS
 from tightframe.rounds.setup import JobSetup
 from tightframe.securesum.site.journal import Profile
 
@@ -159,7 +160,7 @@ def _class_sums(setup: JobSetup, phases: Iterable[Phase]) -> str:
         item.name
         for phase in phases
         for item in phase.schema.fields
-        if item.per_class and len(item.shape) > 1
+        if item.per_class and len(item.shape) > 1 and item.name != COUNTS  # of findings: numbers of records
     }
     frozen = {name for name in names if name.startswith(PREFIX)}
     own = f"{setup.job.method} {_canonical(setup.setting.config.model_dump(mode='json'))}"

@@ -219,7 +219,7 @@ class SecureSite:
         return self._once("agree", raw, b"", make)
 
     def reveal(self, raw: Any) -> bytes:
-        """Verify the total told; reveal this site's shares of the masks in the survivors' sum."""
+        """Verify the last total; reveal this site's shares of the masks in the survivors' sum."""
 
         def make(key: bytes) -> bytes:
             request = messages.RevealRequest.from_bytes(raw)

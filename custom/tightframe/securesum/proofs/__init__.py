@@ -47,7 +47,7 @@ from tightframe.securesum.proofs import combinations
 
 @dataclass(frozen=True)
 class Ground:
-    """What a proof is checked against: the session, and the total without its integers.
+    """Data against which a proof is checked: the session, and the total without its integers.
 
     Attributes:
         session: T.

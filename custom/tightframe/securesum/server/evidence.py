@@ -1,4 +1,4 @@
-"""What the server keeps of an opened sum until its total is verified by the silos.
+"""Data of an opened sum that the server keeps until the silos have verified its total.
 
 A silo may be gone when its part in the proof of a total is asked for, or may send a false one. Then the
 server shows its term itself (``proofs``).
@@ -71,7 +71,7 @@ class Evidence:
 
     @cached_property
     def ground(self) -> Ground:
-        """What a proof of the total is checked against."""
+        """Return the data against which a proof of the total is checked."""
         session = self.session
         return Ground(session.session, session.params, session.peers, self.total.told())
 

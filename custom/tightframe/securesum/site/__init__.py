@@ -406,7 +406,7 @@ def _masked(layout: Layout, term: bytes, own: str, own_key: bytes, keys: Mapping
 
 
 def _still_needed(held: SlotState, slot: int, told: Told | None) -> bool:
-    """Return True for the slot of the total told, if this site gave its shares for it."""
+    """Return True for the slot of the last total, if this site gave its shares for it."""
     return told is not None and told.slot == slot and isinstance(held, Revealed)
 
 

@@ -25,10 +25,10 @@ from tightframe.securesum.primitives import Value
 Slot: TypeAlias = tuple[str, int, int]
 """Job, epoch, slot."""
 MAX_STARTS = 8
-"""How often a site begins to make the term of one slot: again only after its process died on the way."""
+"""Limit of starts of one slot's term; a start is repeated only if the process died on the way."""
 
 MAX_JOBS_OF_STATE = 4
-"""In how many jobs of one chain a site gives shares of sums of one round that rest on one state."""
+"""Limit of jobs in one chain for which a site gives shares of sums that rest on one state in one round."""
 
 Profile: TypeAlias = tuple[tuple[str, str], ...]
 """The release profile of sums over a data set: name and value of every setting that changes one site's term

@@ -288,7 +288,7 @@ def establish(state: Confirmed, raw: bytes) -> Established:
 
 
 def _left_behind(previous: Established | None, history: journal.History) -> dict[str, bytes | None]:
-    """Return what is erased of the epoch before, once its last total is told and verified.
+    """Return what is erased of the epoch before, once its last total is verified.
 
     In a new epoch nothing asks for it any more, although what this site computes from then on rests on it.
 

@@ -1,4 +1,4 @@
-"""What a site checks of the totals that it is told, and what it tells of its own term in them.
+"""Check the totals that a site receives, and combine its own term in them.
 
 A total is told with the request for the next term. The site sends combinations of its own term of that
 total in the receipt of the next, and reveals shares of the next sum only if everybody's add up to those of
@@ -123,7 +123,7 @@ class KeptTerm:
 
 @dataclass(frozen=True)
 class _Head(reading.Message):
-    """What stands before the integers in a kept term's stored form."""
+    """Header before the integers in a kept term's stored form."""
 
     sizes: Mapping[Group, int]
     own_keys: Mapping[Group, bytes] = field(repr=False)
@@ -313,7 +313,7 @@ def check_followers(receipts: Sequence[Receipt], params: Params) -> None:
 
 
 def check_total(ground: Ground, request: RevealRequest, expected: Mapping[Group, bytes]) -> None:
-    """Check that the total told is the sum of its terms.
+    """Check that the last total is the sum of its terms.
 
     Args:
         ground: of the total.

@@ -1,4 +1,4 @@
-"""What silos signed in version 1 of the protocol, as transcripts of format 1 have it.
+"""Messages that silos signed in version 1 of the protocol, in transcripts of format 1.
 
 Nothing writes this any more. An advertisement had an X25519 key for each slot and group, and no key of
 ML-KEM-768; a receipt named the broadcast, and no total; the survivors were signed only after a drop-out,

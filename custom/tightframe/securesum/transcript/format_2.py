@@ -1,4 +1,4 @@
-"""What silos signed in version 2 of the protocol, as transcripts of format 2 have it.
+"""Messages that silos signed in version 2 of the protocol, in transcripts of format 2.
 
 Nothing writes this any more. A receipt had fresh random bytes and no combinations; all survivors of each
 sum signed an agreement, on a challenge made from these bytes, with the combinations of their terms; and the

@@ -1,0 +1,187 @@
+"""A preset for every method: what its paper sets, and what was seen of it here.
+
+``tightframe jobs export --method`` applies it to a data set's setting. Rounds, epochs, batches and learning
+rate are the data set's, because the papers chose them for theirs. ``tightframe methods NAME`` shows it with
+the comparisons in ``effects.json``, which ``benchmarks/papers.py --effects`` writes from runs.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from importlib.resources import files
+from typing import Any
+
+FILE = "effects.json"
+_SGD = "SGD with momentum 0.9"
+
+
+@dataclass(frozen=True)
+class Preset:
+    """What a job of a method sets.
+
+    Attributes:
+        printed: the setting in print, as far as it is known to us.
+        source: where it stands.
+        training: values of the job's ``training``.
+        options: values of its ``method_options``.
+    """
+
+    printed: str
+    source: str
+    training: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def sets(self) -> str:
+        """Return ``training.momentum 0.0`` and the like; what stands for nothing."""
+        values = {f"training.{key}": value for key, value in self.training.items()}
+        values |= {f"method_options.{key}": value for key, value in self.options.items()}
+        return ", ".join(f"{key} {value}" for key, value in values.items()) or "nothing beyond its defaults"
+
+
+def _defaults(printed: str, source: str = "the paper") -> Preset:
+    return Preset(printed, source)
+
+
+PRESETS: Mapping[str, Preset] = {
+    "fedavg": _defaults("plain local training, mean weighted by records"),
+    "fedmr": Preset(
+        f"CIFAR-10: ResNet18, 100 rounds of 10 epochs, batch 128, {_SGD}, rate 0.01, weight decay 1e-5",
+        "the paper; its weights stand in an appendix that we have not seen",
+        {"weight_decay": 1e-5, "momentum": 0.9},
+    ),
+    "fedetf": Preset(
+        f"CIFAR-10: ResNet20, 20 silos, 200 rounds of 3 epochs, batch 128, {_SGD}, rate 0.04, decay 5e-4",
+        "the paper and its published code",
+        {"weight_decay": 5e-4, "momentum": 0.9},
+    ),
+    "fednh": Preset(
+        "Conv2Cifar (scale 1) or ResNet (scale 20), 100 silos, a tenth a round, 200 rounds of 5 epochs, "
+        f"batch 64, {_SGD}, rate 0.01 times 0.99 a round, decay 1e-5",
+        "the paper and its published code",
+        {"weight_decay": 1e-5, "momentum": 0.9},
+        {"lr_decay": 0.99},
+    ),
+    "fedavg_etf": Preset(
+        "VGG11, 100 silos, a tenth a round, 1,000 rounds of 2 or 5 epochs, "
+        f"batch 64, {_SGD}, rate 0.03, decay 5e-4",
+        "the paper, tables 1 and 3",
+        {"weight_decay": 5e-4, "momentum": 0.9},
+    ),
+    "fedilc": Preset(
+        "301 rounds; eICU: Adam 2e-4, decay 1e-3, lambda 0.1, batch 64",
+        "the paper, and its published code for the scale of lambda",
+        {"epochs": 1},
+    ),
+    "fedsgd": Preset("one gradient of all records and one step a round", "FedAvg's paper", {"epochs": 1}),
+    "fedrod": _defaults("balanced softmax, personal head linear or of a hyper-network"),
+    "fedprox": _defaults("mu of 0.001, 0.01, 0.1 and 1 tried; 0.01 here"),
+    "fednova": _defaults("any local optimiser; momentum enters its normaliser"),
+    "fedopt": _defaults(
+        "Adam with beta 0.9 and 0.99, tau 1e-3; server rates of 0.001 to 0.1 tried, 0.01 here"
+    ),
+    "scaffold": Preset(
+        "plain SGD: with momentum its control variates are no mean gradients",
+        "the paper, algorithm 1, option II",
+        {"momentum": 0.0},
+    ),
+    "moon": _defaults("mu of 0.1, 1, 5 and 10 tried, 1 here; temperature 0.5"),
+    "ditto": Preset("lambda 0.05 to 2; 0.75 here", "the paper; FedNH's comparison for 0.75"),
+    "fedper": _defaults("body and head train together, the body is averaged"),
+    "fedrep": Preset("ten epochs of the head, then the body's", "the paper; FedNH's comparison for ten"),
+    "fedbabu": Preset(
+        "the head stays as drawn; five epochs of fine-tuning at the end",
+        "the paper; FedNH's comparison for five",
+    ),
+    "ccvr": _defaults("100 to 2,000 virtual features of each class after FedAvg; 1,000 here"),
+    "creff": Preset(
+        "100 features of each class, 100 matching steps, 300 epochs of the head at 0.01",
+        "the paper and its published code; steps of 0.1 as in a published configuration",
+    ),
+    "fedproto": Preset("lambda 1; 0.1 here", "the paper; FedNH's and FedETF's comparisons for 0.1"),
+    "local_only": Preset("the same rounds and epochs, alone", "no paper"),
+    "fedrs": _defaults("logits of missing classes times 0.5"),
+    "feddyn": _defaults("alpha of 0.001, 0.01 and 0.1 tried; 0.01 here"),
+    "feddc": Preset("plain SGD, as for SCAFFOLD", "the paper, algorithm 1", {"momentum": 0.0}),
+    "fedproc": _defaults("a projection of two layers, temperature 0.5, alpha falling from 1 to 0"),
+    "fedmmd": _defaults("a mixture of five Gaussian kernels; weight 0.1 here"),
+    "fedaws": Preset(
+        "silos of one class", "the paper; cross-entropy and distance as in FedAvg_ETF's published code"
+    ),
+    "fedcurv": _defaults("a diagonal Fisher penalty; weight 0.01 here"),
+    "fed3r": _defaults("ridge regression on frozen features, from one sum"),
+    "fedcgs": _defaults("class-wise Gaussians of frozen features, from one sum"),
+    "fedncm": _defaults("class means of frozen features, from one sum"),
+    "combine": Preset("its parts' own", "the papers of its parts"),
+}
+"""By method."""
+
+
+def of(method: str) -> Preset:
+    """Return a method's preset; one that sets nothing for a method of another package."""
+    return PRESETS.get(method, Preset("not known here", "its own package"))
+
+
+@dataclass(frozen=True)
+class Effect:
+    """A measured comparison of a method with another.
+
+    Attributes:
+        method, options: what was compared.
+        setting: data, network and schedule.
+        measure: of the difference; a ``loss`` is better where it is lower.
+        baseline: title of the other.
+        mean, low, high: of the paired differences over seeds, with the 95 % t interval.
+        seeds: how many.
+        command: that repeats it.
+    """
+
+    method: str
+    options: str
+    setting: str
+    measure: str
+    baseline: str
+    mean: float
+    low: float
+    high: float
+    seeds: int
+    command: str
+
+    @property
+    def seen(self) -> bool:
+        """Whether five seeds or more show the method ahead, with an interval that leaves zero out."""
+        return self.seeds >= 5 and (self.high < 0 if self.measure == "loss" else self.low > 0)
+
+    @property
+    def line(self) -> str:
+        """Return the comparison in one line."""
+        digits = 3 if self.measure in ("loss", "accuracy") else 1
+        numbers = f"{self.mean:+.{digits}f} [{self.low:+.{digits}f}, {self.high:+.{digits}f}]"
+        named = f" ({self.options})" if self.options else ""
+        return f"{self.setting}{named}: {self.measure} {numbers} less {self.baseline}'s, {self.seeds} seeds"
+
+
+def effects(method: str) -> Iterator[Effect]:
+    """Yield the comparisons of a method, those that show it first."""
+    known = json.loads((files("tightframe_app.jobs") / FILE).read_text(encoding="utf-8"))
+    mine = [Effect(**values) for values in known if values["method"] == method]
+    yield from sorted(mine, key=lambda effect: not effect.seen)
+
+
+def lines(method: str) -> list[str]:
+    """Return a method's preset and what was seen of it, as ``tightframe methods NAME`` shows them."""
+    preset, compared = of(method), list(effects(method))
+    shown = [f"preset (`tightframe jobs export --method {method}`): {preset.sets}"]
+    shown += [f"  in print: {preset.printed}", f"  source: {preset.source}"]
+    if not compared:
+        return [*shown, "effect: not measured here against a baseline"]
+    if not any(effect.seen for effect in compared):
+        shown.append("effect: none found with five seeds; tried:")
+    else:
+        shown.append("effect:")
+    for effect in compared:
+        shown.append(f"  {'seen' if effect.seen else 'not seen'}: {effect.line}")
+        shown.append(f"    {effect.command}")
+    return shown
