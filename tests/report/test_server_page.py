@@ -196,7 +196,7 @@ def test_protocol_facts_are_those_of_the_verified_transcript(run: Path, page: Pa
     assert [row["round/phase/try"] for row in sums] == [str(item.sum_id) for item in report.sums]
     for row, item in zip(sums, report.sums, strict=True):
         assert row["survivors"] == f"{4 - len(item.missing)} of 4"
-        assert row["missing"] == (", ".join(item.missing) or "-") and row["result"] == "opened"
+        assert row["missing"] == (", ".join(item.missing) or "nobody") and row["result"] == "opened"
         assert row["threshold"] == "3"
     assert page.facts("Protocol")["sums"] == f"{len(report.opened)} opened, 0 not opened"
     proof = page.facts("Hashes and versions")

@@ -100,7 +100,9 @@ def fit(
         fork = torch.random.fork_rng(devices=[device] if device.type == "cuda" else [])
     with fork:
         if seed is not None:
-            torch.manual_seed(seed)
+            # On a machine without a GPU, torch.manual_seed takes three tracebacks.
+            on_gpu = device.type == "cuda"
+            (torch.manual_seed if on_gpu else torch.default_generator.manual_seed)(seed)
         loop = _Loop(model, device, amp, progress)
         flags = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
         try:

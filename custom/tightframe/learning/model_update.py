@@ -60,7 +60,8 @@ def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
 def initial_model(setting: Setting, seed: int) -> dict[str, torch.Tensor]:
     """Return parameters and buffers of the model that ``seed`` gives; other streams are left untouched."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        # On a machine without a GPU, torch.manual_seed takes three tracebacks.
+        torch.default_generator.manual_seed(seed)
         model = setting.build_model()
     return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
 

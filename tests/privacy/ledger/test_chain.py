@@ -330,3 +330,19 @@ def test_an_open_ledger_notices_at_the_next_charge(path: Path, keys: SiteKeys) -
         assert raised.value.entry == 2
     with raw(path) as sql:
         assert sql.execute("SELECT count(*) FROM entries").fetchone() == (5,)
+
+
+@pytest.mark.parametrize("name", ["ledger", "count", "hash", "time", "signer", "signature"])
+def test_an_open_ledger_notices_a_head_that_was_right_before(path: Path, keys: SiteKeys, name: str) -> None:
+    other = 3 if name == "count" else "ab" * 32
+    with open_ledger(path, keys) as ledger:
+        good = head_file(path).read_text()
+        ledger.verify()
+        head_file(path).write_text(json.dumps({**json.loads(good), name: other}))
+        with pytest.raises(TamperError):
+            ledger.verify()
+        head_file(path).write_text(good)
+        with raw(path) as sql:
+            sql.execute(f"UPDATE head SET {name} = ?", (other,))  # noqa: S608
+        with pytest.raises(TamperError):
+            ledger.verify()

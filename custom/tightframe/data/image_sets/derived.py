@@ -2,6 +2,18 @@
 
 They are made from MNIST's and CIFAR-10's training images as in the experiments of FedILC (Zhu et al.,
 arXiv 2205.09305). Every draw comes from the stated seed. Torch-free.
+
+Color-MNIST, five silos: the first 50,000 MNIST training images are shuffled; silo i trains on the places
+``i::5`` below 40,000 and validates on those from 40,000 on; the test fold is the last 10,000, out of
+distribution. Label: digit below five, flipped with probability 0.15 in the test fold only. Colour: the
+label, other with probability 0.15, 0.30, 0.45, 0.60, 0.75 at the five silos and 0.9 in the test fold.
+2 x 14 x 14, the channel of the other colour black.
+
+Rotated-CIFAR10, three silos of three sub-environments: the first 40,000 CIFAR-10 training images are
+shuffled; sub-environment i of nine trains on the places ``i::9`` below 30,000 and validates on the rest
+(in the authors' code six images are in both); the test fold is the last 10,000, turned by an angle uniform
+in [-90, 90] degrees. Angles: (10, 25, 40), (60, 75, 90), (-10, -40, -90), counter-clockwise. Every second
+pixel (16 x 16), then turned: nearest pixel, black outside.
 """
 
 from __future__ import annotations

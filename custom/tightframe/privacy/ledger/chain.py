@@ -8,6 +8,7 @@ somebody wrote down elsewhere shows that; ``verify`` takes such ones as ``known`
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -53,6 +54,7 @@ class Chain:
         self._rows: list[Row] = []
         self._entries: list[Entry] = []
         self._signers: dict[str, bytes] = {}
+        self._heads: deque[tuple[Head, bytes]] = deque(maxlen=2)  # record and file, with their certificates
 
     def verify(
         self, contents: Contents, published: Head | None, *, known: Sequence[tuple[int, str]] = ()
@@ -117,7 +119,10 @@ class Chain:
             signature, time = bytes.fromhex(head.signature), datetime.fromisoformat(head.time)
         except ValueError:
             raise TamperError(f"Expected {what} to have a signature and a time, but got others.") from None
-        self._check_signature(contents, head.signer, head.message, signature, time, what, None)
+        found = (head, contents.certificates.get(head.signer, b""))
+        if found not in self._heads:
+            self._check_signature(contents, head.signer, head.message, signature, time, what, None)
+            self._heads.append(found)
 
     def _check_signature(
         self,

@@ -11,7 +11,7 @@ import numpy as np
 from tightframe.metrics import clinical
 from tightframe.metrics.clinical import Point, Scores, Share
 from tightframe.report.drawing import curves
-from tightframe.report.drawing.markup import Markup, Part, figure, folded, section, table, tag
+from tightframe.report.drawing.markup import Markup, Part, figure, folded, section, table, tag, without
 from tightframe.report.drawing.plots import Series
 from tightframe.results.files import ResultsError
 from tightframe.results.parts.evaluation import FoldMetrics
@@ -164,7 +164,7 @@ def _calibration(name: str, scores: Scores) -> list[Part]:
 
 def _rule(name: str, scores: Scores, point: Point | None, wanted: Wanted) -> list[Part]:
     if point is None:
-        return [name, *["-"] * 7]
+        return [name, *[without("No threshold on these records reaches it.", "-")] * 7]
     prevalence = _prevalence(name, scores, wanted)
     values = clinical.predictive_values(scores, point.edge, prevalence) if 0 < prevalence < 1 else None
     ppv, npv = values or (None, None)

@@ -206,7 +206,7 @@ def _survivors(transcript: Transcript) -> list[Part]:
                 if item.survivors
                 else "not settled",
                 str(epoch.threshold) if epoch else "?",
-                ", ".join(gone) or "-",
+                ", ".join(gone) or ("nobody" if item.survivors else "not settled"),
                 "opened" if item.failure is None else f"not opened: {coded(item.failure)}",
             ]
         )

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from tightframe.report.drawing import matrix, plots
-from tightframe.report.drawing.markup import Markup, Part, figure, folded, section, table, tag
+from tightframe.report.drawing.markup import Markup, Part, figure, folded, section, table, tag, without
 from tightframe.report.drawing.plots import Series
 from tightframe.results.outcome import TOO_FEW
 from tightframe.results.parts.evaluation import Evaluation, FoldMetrics
 from tightframe.results.rows import Row
 from tightframe.results.words import metric, shown, with_interval
 
-MISSING = tag("span", "missing", class_="missing")
+MISSING = without("Nothing was told of it: it was not measured, or too few silos could tell.")
 NOISY = " that have enough noisy records to tell"
 LONG = 24
 """Rows from which a table is folded."""
@@ -113,7 +113,7 @@ def _in_numbers(
         body.append(
             [
                 str(x),
-                value(losses.get(x)) if x else "-",
+                value(losses.get(x)) if x else without("Nothing is trained before round 1.", "-"),
                 *(metric_cell(fold, name) for name in ("loss", "balanced_accuracy") for fold in folds),
                 metric_cell(None if found is None else found.test, "auroc"),
                 MISSING if judges is None else judges,

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 
 from tightframe.report.drawing import layout
-from tightframe.report.drawing.markup import Markup, Part, facts, section, table, tag
+from tightframe.report.drawing.markup import Markup, Part, facts, section, table, tag, without
 from tightframe.report.pages import clinical, results
 from tightframe.report.reading import SiloResults
 from tightframe.results.files import MODEL
@@ -204,9 +204,7 @@ def _own_row(own: SiloPersonal) -> list[Part]:
         str(records),
         results.value(balanced(own.confusion)),
         accuracy,
-        "-",
-        "-",
-        "-",
+        *[without("Of a personal model only counts of hits are kept.", "-")] * 3,
     ]
 
 

@@ -266,5 +266,6 @@ def seeded(seed: int, device: torch.device) -> Iterator[None]:
     """Seed torch's global random streams (dropout) for a block, and restore them after it."""
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
-        torch.manual_seed(seed)
+        # On a machine without a GPU, torch.manual_seed takes three tracebacks.
+        (torch.manual_seed if devices else torch.default_generator.manual_seed)(seed)
         yield

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import TypeAlias, TypeVar
 
 from cryptography import x509
@@ -63,23 +64,7 @@ class Certificate:
             IdentityError: TF-602, if any of these parts cannot be read.
         """
         try:
-            certificate = x509.load_der_x509_certificate(der)
-            # The signature is the last part, a BIT STRING. A count of unused bits other than 0 would be a
-            # second encoding of the same certificate, which the parser accepts.
-            if not der.endswith(b"\x00" + certificate.signature):
-                raise ValueError("the signature is not a whole number of bytes")
-            return cls(
-                public_key=certificate.public_key(),
-                subject=certificate.subject,
-                issuer=certificate.issuer,
-                not_before=certificate.not_valid_before_utc,
-                not_after=certificate.not_valid_after_utc,
-                extensions=certificate.extensions,
-                signed=certificate.tbs_certificate_bytes,
-                signed_how=certificate.signature_algorithm_parameters,
-                signed_hash=certificate.signature_hash_algorithm,
-                signature=certificate.signature,
-            )
+            return _read(der)
         except Exception:  # untrusted bytes: whatever the parser raises is the same refusal
             raise IdentityError(
                 what, expected="a well-formed X.509 certificate", found="something else", blamed=blamed
@@ -108,6 +93,28 @@ class Certificate:
                 found=f"valid from {self.not_before.isoformat()} to {self.not_after.isoformat()}",
                 blamed=blamed,
             )
+
+
+@lru_cache(maxsize=64)
+def _read(der: bytes) -> Certificate:
+    """Parse a certificate; a run reads the same few with every signature that it checks."""
+    certificate = x509.load_der_x509_certificate(der)
+    # The signature is the last part, a BIT STRING. A count of unused bits other than 0 would be a
+    # second encoding of the same certificate, which the parser accepts.
+    if not der.endswith(b"\x00" + certificate.signature):
+        raise ValueError("the signature is not a whole number of bytes")
+    return Certificate(
+        public_key=certificate.public_key(),
+        subject=certificate.subject,
+        issuer=certificate.issuer,
+        not_before=certificate.not_valid_before_utc,
+        not_after=certificate.not_valid_after_utc,
+        extensions=certificate.extensions,
+        signed=certificate.tbs_certificate_bytes,
+        signed_how=certificate.signature_algorithm_parameters,
+        signed_hash=certificate.signature_hash_algorithm,
+        signature=certificate.signature,
+    )
 
 
 def accepted_key(key: object, what: str, blamed: str | None = None) -> PublicKey:

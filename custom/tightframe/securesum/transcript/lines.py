@@ -3,6 +3,19 @@
 Every line is one JSON object in canonical form (sorted keys, no spaces, ASCII), so that equal
 content has an equal hash. It contains the SHA-256 of the line before it. Functions here make and
 read bytes; the caller writes the file.
+
+Every line has ``line``, its kind, and ``previous``, the SHA-256 (hex) of the line before without its
+newline. Hashes are lower-case hex, signatures and messages base64. Unknown keys are refused.
+
+- ``run`` (first): ``format``; ``view``: "server" or the silo's name; ``job``; ``version``; ``started`` (UTC)
+- ``session`` (one an epoch): ``params`` and ``advertisements``, the messages as they travelled, in roster
+  order; ``ready``: silo to signature over the session; ``time`` at which certificates were checked
+- ``sum``: ``epoch``, ``slot``, ``sum_id`` (round, phase, try), ``schema``, ``basis``; ``rests_on``: slot,
+  sum, schema, survivors and hashes of the last total and its receipts, or null; ``receipts``,
+  ``agreements`` (none if nobody is missing); ``survivors``; ``proved``; then either ``groups`` that were
+  opened, or ``failure`` with a ``code``; at the server also ``blamed``: silo to reason, and ``total``: group
+  to SHA-256 of the opened integers as bytes
+- ``end`` (last): ``reason`` why the run ended early, or null; ``sums``: the number of lines of sums
 """
 
 from __future__ import annotations
