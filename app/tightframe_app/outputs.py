@@ -1,4 +1,4 @@
-"""What commands print with ``--format json``: a model for each, from which its schema follows."""
+"""Output of commands with ``--format json``: a model for each, from which its schema follows."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Jobs(Output):
 
 
 class JobFolder(Part):
-    """A job folder; what silos send and who signed it is told of valid ones only."""
+    """A job folder; traffic of a silo and signature only if it is valid."""
 
     folder: str
     problems: tuple[str, ...]
@@ -141,7 +141,7 @@ class DataDescribed(Part):
 
 
 class DataDescription(Output):
-    """What sites would bring. Exact numbers of records: private to them."""
+    """Summary of sites' records. Exact numbers: private to the sites."""
 
     title: str
     sites: tuple[DataDescribed, ...]
@@ -237,7 +237,7 @@ class DatasetSpending(Part):
 
 
 class LedgerShown(Output):
-    """What was spent, by data set."""
+    """Spent privacy budget, by data set."""
 
     ledger: str
     entries: int
@@ -256,7 +256,7 @@ class DatasetExplained(Part):
 
 
 class LedgerExplained(Output):
-    """What was spent, in words."""
+    """Spent privacy budget, in words."""
 
     ledger: str
     signatures_checked: bool
@@ -264,7 +264,7 @@ class LedgerExplained(Output):
 
 
 class Signer(Part):
-    """Whose key signed how many entries."""
+    """Number of entries that a key signed."""
 
     name: str
     certificate: str
@@ -272,7 +272,7 @@ class Signer(Part):
 
 
 class LedgerVerified(Output):
-    """Whether a ledger is whole; what follows ``reason`` is told of whole ones."""
+    """Result for a ledger; fields after ``reason`` only if it is whole."""
 
     valid: bool
     ledger: str
@@ -304,7 +304,7 @@ class TranscriptSum(Part):
 
 
 class TranscriptVerified(Output):
-    """Whether a transcript is valid; what follows ``reason`` is told of valid ones."""
+    """Result for a transcript; fields after ``reason`` only if it is valid."""
 
     valid: bool
     file: str
@@ -404,7 +404,7 @@ class Compared(Output):
 
 
 class End(Part):
-    """How a watched run ended; ``code`` is the command's exit code."""
+    """End of a watched run; ``code`` is the command's exit code."""
 
     code: int
     title: str

@@ -103,7 +103,7 @@ class Field:
 
     @property
     def bytes(self) -> int:
-        """Of a silo's term."""
+        """Number of bytes of this field in a silo's term."""
         return self.size * self.ring // 8
 
     @property
@@ -271,7 +271,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Withdrawal:
-    """What a job that takes records out of an ended run says of it.
+    """Settings of a job that takes records out of an ended run.
 
     Attributes:
         start: SHA-256 (hex) of the state with the total.

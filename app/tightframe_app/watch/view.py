@@ -112,9 +112,7 @@ def privacy_words(status: Status) -> str:
         return shown(spent_words(status.privacy))
     if status.epsilon_promised is None:
         return "no differential privacy"
-    return (
-        f"at most epsilon {status.epsilon_promised:g} promised, delta {status.delta or 0:g}; nothing told yet"
-    )
+    return f"at most epsilon {status.epsilon_promised:g} promised, delta {status.delta or 0:g}; none yet"
 
 
 def spent_words(spent: Spent) -> str:

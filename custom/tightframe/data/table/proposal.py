@@ -165,7 +165,7 @@ def _findings(labels: Sequence[str], cells: Mapping[str, Cells]) -> tuple[dict[s
     """
     notes = [
         f"{', '.join(labels)}: each is present or absent, whatever the others are (multi-label). Give them "
-        "titles, and see that no column tells one of them or comes after it in time."
+        "titles, and make sure that no column gives one of them away or comes after it in time."
     ]
     for label in labels:
         levels = _levels(cells[label])

@@ -34,7 +34,7 @@ COUNTED: Mapping[str, str] = {
 }
 OF_SUM: Mapping[str, str] = {
     "loss": "Loss of local training",
-    "epsilon": "Upper end of the range in which all told epsilons lie",
+    "epsilon": "Upper end of the range of all reported epsilons",
     "silos_answered": "Silos whose terms have come",
     "silos_late": "Silos that were too late for the last sum",
     "silos_dropped": "Silos that are not in the last sum for another reason than being late",

@@ -148,7 +148,7 @@ def _notes(fold: FoldMetrics, silent: Sequence[str]) -> str:
     )
     if silent:
         few = "enough noisy records" if fold.noisy else "records of both kinds"
-        said += f" Not told, without {few}: {', '.join(silent)}."
+        said += f" Not known, without {few}: {', '.join(silent)}."
     return said
 
 

@@ -48,7 +48,7 @@ def page(found: SiloResults, wanted: clinical.Wanted = clinical.DEFAULT) -> str:
     if answers := _one_answers(report):
         parts.append(layout.notice("warn", tag("b", "One answer."), *answers))
     if report.notes:
-        parts.append(layout.notice("warn", tag("b", "As the server told this silo:"), *report.notes))
+        parts.append(layout.notice("warn", tag("b", "According to the server:"), *report.notes))
     parts += [tag("p", in_words(report)), _tiles(report), _models(report)]
     if test.records:
         by_class = recalls(report)

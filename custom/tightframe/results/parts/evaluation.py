@@ -45,7 +45,7 @@ class Rule(Values):
 
 
 class ClassReading(Values):
-    """What the score histogram of a class says of its scores, one-vs-rest.
+    """Scores of a class, one-vs-rest, read from its score histogram.
 
     Attributes:
         brier, calibration_error: lower and upper bound, wherever the scores lie in their bins (and, where

@@ -15,7 +15,7 @@ class Bin(Values):
 
 
 class Spent(Values):
-    """Epsilon that silos told in one round.
+    """Epsilon that silos reported in one round.
 
     Attributes:
         round: up to and including which the charges count.
@@ -50,5 +50,5 @@ class Spent(Values):
         return [f"{plural(item.silos, 'silo')} up to epsilon {item.up_to:g}" for item in self.histogram]
 
     def exact(self) -> list[str]:
-        """Name the silos that show their own epsilon, which they told in thousandths, rounded up."""
+        """Name the silos that show their own epsilon, in thousandths, rounded up."""
         return [f"{site} shows {value:.3f}" for site, value in sorted(self.shown.items())]

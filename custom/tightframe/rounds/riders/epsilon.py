@@ -178,7 +178,7 @@ def spent(
     bins: Sequence[int],
     shown: Mapping[str, float],
 ) -> Spent:
-    """Return what silos told in one round.
+    """Return the epsilon that silos reported in one round.
 
     Args:
         round_number: up to and including which the charges count.

@@ -315,6 +315,7 @@ class RunRecord:
             holders=MIN_HOLDERS,
             grid=1 / UNITS,
             synthetic=self.synthetic,
+            survival=None if privacy else table_summary.survival(layout, columns),
             **privacy,
         )
 

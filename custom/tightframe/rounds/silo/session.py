@@ -70,9 +70,7 @@ class SiloSession:
 
     def _wait(self, arrived: float) -> None:
         """Wait until a whole number of the job's ``answer_grid`` has passed since a request came."""
-        grid = self.context.job.answer_grid
-        if grid is None:
-            grid = 1.0 if self.context.production else 0.0
+        grid = self.context.answer_grid
         leave = arrived + grid * math.ceil((time.monotonic() - arrived) / grid) if grid else arrived
         while (left := leave - time.monotonic()) > 0 and not self.context.stopped():
             time.sleep(min(left, 0.1))
