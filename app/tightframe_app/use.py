@@ -119,7 +119,7 @@ def _entry(model: TrainedModel, config: Path, site: str | None) -> TableSite:
     """
     from tightframe.data.table.encoding import check_mapping
     from tightframe.inference.errors import ModelError
-    from tightframe_app.tables import entries
+    from tightframe_app.data.contracts import entries
 
     dataset = model.setup.dataset
     if dataset.name != "table":

@@ -143,7 +143,7 @@ class Class(StrictModel):
 
 
 class Label(StrictModel):
-    """What is learned: one class for each record.
+    """Label with one class for each record.
 
     Attributes:
         column: of the codes.
@@ -192,7 +192,7 @@ class FindingColumn(StrictModel):
 
 
 class MultiLabel(StrictModel):
-    """What is learned: findings, each of which a record has or has not, whatever the others are.
+    """Label with findings, each present or absent independently of the others.
 
     Attributes:
         findings: in label order.
@@ -265,7 +265,7 @@ class Folds(StrictModel):
 
 
 class Contract(StrictModel):
-    """What a record is.
+    """Contract of a table's records.
 
     Attributes:
         title: of the data, for reports.

@@ -14,7 +14,7 @@ import torch
 from tightframe.data.contract import Contract
 from tightframe.data.table import CSV_ENDINGS, PARQUET_ENDINGS, TableSite
 from tightframe.data.table.encoding import features_of
-from tightframe.data.table.rows import read
+from tightframe.data.table.sources.rows import read
 from tightframe.inference.errors import ModelError
 from tightframe.inference.inputs import Problem
 
@@ -30,7 +30,7 @@ class OwnRows:
 
     Raises:
         ModelError: TF-823 for another kind of file.
-        DataError: as ``data.table.rows.read``.
+        DataError: as ``data.table.sources.rows.read``.
     """
 
     left = 0

@@ -16,7 +16,7 @@ from tightframe.data.contract import FOLD_CODES, Column, Contract, MultiLabel
 from tightframe.data.forms import TableForm, named_columns
 from tightframe.data.table import TableSite, Unit
 from tightframe.data.table.findings import Finding
-from tightframe.data.table.rows import Cells, Rows
+from tightframe.data.table.sources.rows import Cells, Rows
 from tightframe.errors import DataError
 from tightframe.phases import UNKNOWN
 
