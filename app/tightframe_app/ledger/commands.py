@@ -135,8 +135,8 @@ def ledger_verify(
     """
     from tightframe.privacy.ledger.chain import read_ledger, renew_head_file
     from tightframe.privacy.ledger.entries import LostError, TamperError
-    from tightframe.rounds.ledger_keys import signature_check, signer_name
     from tightframe.rounds.site_ledger import LedgerPaths, check_not_lost, check_witness
+    from tightframe.rounds.site_ledger.keys import signature_check, signer_name
     from tightframe.rounds.sums.common import package_errors
     from tightframe.rounds.sums.vault import journal_of
 
@@ -316,7 +316,7 @@ def ledger_explain(
 def _read(query: Query, root: Sequence[Path] | None, missing_role: bool) -> tuple[Verified, list[Spending]]:
     from tightframe.privacy.ledger.chain import read_ledger
     from tightframe.privacy.ledger.summary import spendings
-    from tightframe.rounds.ledger_keys import signature_check
+    from tightframe.rounds.site_ledger.keys import signature_check
 
     check = signature_check([_anchor(item, missing_role) for item in root]) if root else None
     whole = read_ledger(query.path, check=check)
