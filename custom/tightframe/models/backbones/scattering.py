@@ -47,8 +47,8 @@ class ScatteringOptions(Options):
         J: scales; the largest wavelet covers about 2^J pixels.
         L: angles.
         keep: of each path, see above.
-        reference: ``noise`` takes the features of public pictures of noise from those of a record: most of what
-            moments of all pictures have in common, on which its length would be spent under privacy.
+        reference: ``noise`` takes the mean features of public pictures of noise from a record's: most of what
+            the moments of all pictures have in common, on which its length would be spent under privacy.
         colours: ``rgb`` takes the channels as they are; ``opponent`` turns three into opponent colours.
         length: of a record's features, before the projection. Closed forms shorten them to 1; a head that is
             trained by gradients learns faster from longer ones.
@@ -163,7 +163,7 @@ def build(options: ScatteringOptions, input_shape: tuple[int, ...], num_classes:
     image_channels("scattering", input_shape, 2**options.J)
     if options.reference == "noise" and options.keep == "maps":
         raise ValueError(
-            "Expected `reference` noise with `keep` moments only: maps have nothing in common with it."
+            "Expected `reference` none with `keep` maps, which have nothing in common with noise."
         )
     backbone = ScatteringFeatures(input_shape, options)
     return Classifier(backbone, backbone.feature_width, num_classes, options.dropout)
