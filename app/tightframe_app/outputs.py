@@ -63,6 +63,30 @@ class JobFolders(Output):
     folders: tuple[JobFolder, ...]
 
 
+class MethodPreset(Part):
+    """What a method's paper sets, and what ``jobs export --method`` takes of it."""
+
+    printed: str
+    source: str
+    training: Mapping[str, Any]
+    options: Mapping[str, Any]
+
+
+class MethodEffect(Part):
+    """A measured comparison: paired differences over seeds with their 95 % interval, and its command."""
+
+    options: str
+    setting: str
+    measure: str
+    baseline: str
+    mean: float
+    low: float
+    high: float
+    seeds: int
+    seen: bool
+    command: str
+
+
 class MethodSums(Part):
     """A method and its sums; ``private`` says why it has no form with differential privacy."""
 
@@ -80,6 +104,8 @@ class MethodSums(Part):
     follows: str
     own_training: bool
     logits_only: bool
+    preset: MethodPreset
+    effects: tuple[MethodEffect, ...]
 
 
 class Methods(Output):

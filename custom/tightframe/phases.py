@@ -541,7 +541,7 @@ class Method:
             meaning, to load one into; None where a personal model has the form of the global one.
         rounded: whether the server's half uses matrix products, powers or decompositions, whose last bits
             differ between processors; a silo then takes over the server's result, checked against its own
-            within rounding (``rounds.following``).
+            within rounding (``rounds.run_state``).
     """
 
     name: str

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from tightframe.privacy.events import Gaussian, SubsampledGaussian
     from tightframe.privacy.ledger.chain import Verified
     from tightframe.privacy.ledger.entries import Entry
-    from tightframe.privacy.ledger.report import Spending
+    from tightframe.privacy.ledger.summary import Spending
     from tightframe.securesum.identity import Anchor
 
 app = typer.Typer(help="Show and verify how this site's privacy budget was spent.", no_args_is_help=True)
@@ -59,7 +59,7 @@ class WhatIf:
     def fitting(self, spending: Spending, epsilon: float) -> list[str]:
         """Return sentences about what would still fit under a cap."""
         from tightframe.privacy.events import Gaussian, SubsampledGaussian
-        from tightframe.privacy.ledger.report import fits
+        from tightframe.privacy.ledger.summary import fits
 
         release = self.release or spending.last(Gaussian)
         training = self.training or spending.last(SubsampledGaussian)
@@ -77,7 +77,7 @@ def ledger_show(options: Options, form: formats.Form = "text") -> None:
     the events: by the closed form if every record took part in every release, otherwise by privacy-loss
     distributions (PLD), or by RDP where these are too expensive, with RDP and PRV for comparison.
     """
-    from tightframe.privacy.ledger.report import left_text, spent_text
+    from tightframe.privacy.ledger.summary import left_text, spent_text
 
     out = console(WIDTH)
     query = options.query(needed=form == "json")
@@ -135,8 +135,8 @@ def ledger_verify(
     """
     from tightframe.privacy.ledger.chain import read_ledger, renew_head_file
     from tightframe.privacy.ledger.entries import LostError, TamperError
-    from tightframe.rounds.ledger_keys import signature_check, signer_name
     from tightframe.rounds.site_ledger import LedgerPaths, check_not_lost, check_witness
+    from tightframe.rounds.site_ledger.keys import signature_check
     from tightframe.rounds.sums.common import package_errors
     from tightframe.rounds.sums.vault import journal_of
 
@@ -172,9 +172,16 @@ def ledger_verify(
     if form == "json":
         formats.show(verified_as_json(path, whole, len(remembered), len(heads)))
         return
+    _print_whole(out, path, whole, len(remembered), len(heads))
+
+
+def _print_whole(out: Console, path: Path, whole: Verified, remembered: int, heads: int) -> None:
+    """Print a ledger that is whole: what is in it, who signed it, and what that proves."""
+    from tightframe.rounds.site_ledger.keys import signer_name
+
     out.print(Text.assemble(("whole:", "bold green"), f" {shown(str(path))}"))
     facts = [("entries", str(len(whole.entries))), ("ledger", whole.head.ledger)]
-    facts.append(("secure sums", f"{len(remembered)} entries"))
+    facts.append(("secure sums", f"{remembered} entries"))
     if whole.entries:
         facts.append(("from, to", f"{_time(whole.entries[0].time)}, {_time(whole.entries[-1].time)}"))
     for name, certificate in sorted(whole.certificates.items()):
@@ -183,8 +190,8 @@ def ledger_verify(
         facts.append(("signed by", f"{shown(signer_name(certificate))}, certificate {name[:16]}: {many}"))
     facts.append(("head", f"{whole.head.count}:{whole.head.hash}"))
     _print_facts(out, facts)
-    print_list(out, "What this proves", proves(len(heads)))
-    print_list(out, "What this does not prove", does_not_prove(len(heads)))
+    print_list(out, "What this proves", proves(heads))
+    print_list(out, "What this does not prove", does_not_prove(heads))
 
 
 @app.command("begin")
@@ -275,7 +282,7 @@ def ledger_explain(
     --sigma and --records describe others than the last.
     """
     from tightframe.privacy.events import Gaussian, SubsampledGaussian
-    from tightframe.privacy.ledger.report import explain
+    from tightframe.privacy.ledger.summary import explain
 
     if (sigma is None) != (records is None):
         raise typer.BadParameter("expected --sigma and --records together", param_hint="--sigma")
@@ -315,8 +322,8 @@ def ledger_explain(
 
 def _read(query: Query, root: Sequence[Path] | None, missing_role: bool) -> tuple[Verified, list[Spending]]:
     from tightframe.privacy.ledger.chain import read_ledger
-    from tightframe.privacy.ledger.report import spendings
-    from tightframe.rounds.ledger_keys import signature_check
+    from tightframe.privacy.ledger.summary import spendings
+    from tightframe.rounds.site_ledger.keys import signature_check
 
     check = signature_check([_anchor(item, missing_role) for item in root]) if root else None
     whole = read_ledger(query.path, check=check)
@@ -353,7 +360,7 @@ def _known(text: str) -> tuple[int, str]:
 
 def _charges(spending: Spending) -> Table:
     from tightframe.privacy.ledger.entries import Charge
-    from tightframe.privacy.ledger.report import event_text
+    from tightframe.privacy.ledger.summary import event_text
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for name in ("entry", "time (UTC)", "job", "purpose", "retry", "event", "epsilon"):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tightframe_app.site.findings import Scope
+from tightframe_app.site.checks.findings import Scope
 
 if TYPE_CHECKING:
     from tightframe.config.site import SiteEntry
@@ -50,7 +50,7 @@ class Memory:
         Raises:
             SiteConfigError: TF-615 if the kit cannot be used.
         """
-        from tightframe.rounds.ledger_keys import signature_check, trusted_roots
+        from tightframe.rounds.site_ledger.keys import signature_check, trusted_roots
 
         if self.startup is None:
             return None

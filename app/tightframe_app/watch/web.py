@@ -25,7 +25,7 @@ from tightframe.report.drawing.markup import (
     without,
 )
 from tightframe.report.drawing.plots import Series
-from tightframe.results.dropouts import NOT_MEASURED
+from tightframe.results.parts.dropouts import NOT_MEASURED
 from tightframe.results.status import Moment, Status
 from tightframe.results.words import plural
 from tightframe.results.words import shown as number

@@ -15,7 +15,7 @@ from tightframe.data.contract import Contract
 from tightframe.data.table import TableOptions, TableSite
 from tightframe.data.table.encoding import Encoded, check_mapping, encode
 from tightframe.data.table.findings import Finding, rows_in_words
-from tightframe.data.table.rows import read
+from tightframe.data.table.sources.rows import read
 from tightframe.data.validation import validation_mask
 from tightframe.errors import DataError
 from tightframe.phases import Fold

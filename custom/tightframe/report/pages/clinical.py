@@ -13,8 +13,8 @@ from tightframe.metrics.clinical import Point, Scores, Share
 from tightframe.report.drawing import curves
 from tightframe.report.drawing.markup import Markup, Part, figure, folded, section, table, tag, without
 from tightframe.report.drawing.plots import Series
-from tightframe.results.evaluation import FoldMetrics
 from tightframe.results.files import ResultsError
+from tightframe.results.parts.evaluation import FoldMetrics
 
 TITLE = "The scores, read clinically"
 MOST_DRAWN = 24

@@ -11,8 +11,8 @@ from tightframe.report.drawing.plots import Series
 from tightframe.report.pages.results import MISSING, kept
 from tightframe.report.reading import ServerResults
 from tightframe.results.files import MODEL, SIMULATED_ROOT, TRANSCRIPT
+from tightframe.results.parts.spent import Spent
 from tightframe.results.rows import names
-from tightframe.results.spent import Spent
 from tightframe.results.words import dotted, megabytes
 
 UNSET = {

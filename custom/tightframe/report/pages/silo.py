@@ -9,10 +9,10 @@ from tightframe.report.drawing import layout
 from tightframe.report.drawing.markup import Markup, Part, facts, section, table, tag, without
 from tightframe.report.pages import clinical, results
 from tightframe.report.reading import SiloResults
-from tightframe.results.evaluation import FoldMetrics
 from tightframe.results.files import MODEL
 from tightframe.results.files import PERSONAL as PERSONAL_MODEL
 from tightframe.results.local_report import SiloModel, SiloPersonal, SiloReport
+from tightframe.results.parts.evaluation import FoldMetrics
 from tightframe.results.words import one_answer, plural, rounded_up, shown
 
 GLOBAL, OWN, LOCAL, PERSONAL = "global", "own", "local-only", "personal"

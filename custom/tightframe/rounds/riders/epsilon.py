@@ -39,7 +39,7 @@ from tightframe.phases import (
     Totals,
     taken_out,
 )
-from tightframe.results.spent import Bin, Spent
+from tightframe.results.parts.spent import Bin, Spent
 from tightframe.results.words import plural, rounded_up
 
 if TYPE_CHECKING:

@@ -1,0 +1,210 @@
+"""Features of a frozen encoder: computed once for each record, and kept in memory, or also on disk."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from tightframe.data.base import with_progress
+from tightframe.errors import RunError
+from tightframe.learning import loop
+from tightframe.models.frozen import FrozenEncoder, encoder_sha256
+from tightframe.models.heads import feature_width
+from tightframe.phases import Fold
+from tightframe.rounds.encoded.files import FeatureFiles, RecordsDigest, StoredFeatures
+
+if TYPE_CHECKING:
+    from tightframe.rounds.context import SiloContext
+
+
+PROBED = 4
+"""Records of a fold whose stored features are compared with the encoder's."""
+
+
+class EncodedFold(Dataset[tuple[torch.Tensor, int | torch.Tensor]]):
+    """The records of one fold as the encoder sees them.
+
+    Args:
+        features: (n, d), on the CPU.
+        labels: int64, classes (n,) or findings (n, K).
+    """
+
+    def __init__(self, features: torch.Tensor, labels: torch.Tensor) -> None:
+        self.features, self.labels = features, labels
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, place: int) -> tuple[torch.Tensor, int | torch.Tensor]:
+        label = self.labels[place]
+        return self.features[place], label if label.dim() else int(label)
+
+    def batches(
+        self, indices: list[int], size: int, device: torch.device
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Yield these records in batches: (B, d) and (B,)."""
+        for chosen in loop.merge_single_tail(indices, size):
+            yield self.features[chosen].to(device), self.labels[chosen].to(device)
+
+
+@dataclass(frozen=True)
+class LoadedEncoder:
+    """A model with a frozen encoder, and the hash by which features of it are known.
+
+    Attributes:
+        model: of which only the encoder is used.
+        sha256: see ``encoder_sha256``.
+    """
+
+    model: FrozenEncoder
+    sha256: str
+
+    @classmethod
+    def of(cls, model: FrozenEncoder) -> LoadedEncoder:
+        """Hash the encoder of a model."""
+        return cls(model, encoder_sha256(model.state_dict()))
+
+
+class FeatureCache:
+    """Features of a silo's folds, of one encoder at a time; part of its context."""
+
+    def __init__(self) -> None:
+        self._encoder = ""
+        self._folds: dict[tuple[Fold, bool], EncodedFold] = {}
+        self._told = False
+        self.seconds = 0.0  # that computing features has taken
+
+    def tell_once(self, tell: Callable[[], None]) -> None:
+        """Call ``tell`` the first time."""
+        if not self._told:
+            self._told = True
+            tell()
+
+    def fold(
+        self,
+        context: SiloContext,
+        encoder: LoadedEncoder,
+        fold: Fold,
+        device: torch.device,
+        *,
+        exact: bool = False,
+    ) -> EncodedFold:
+        """Return a fold's features by this model's encoder, computed if they are not here yet.
+
+        They are computed in the order of the records and in batches of one size, so that they are the same
+        to the bit in each process that computes them.
+
+        Args:
+            context: of the silo.
+            encoder: on ``device``.
+            fold: of the records.
+            device: on which features are computed.
+            exact: compute in float64.
+
+        Raises:
+            RunError: TF-504 if the run is aborted.
+        """
+        if encoder.sha256 != self._encoder:
+            self._encoder, self._folds = encoder.sha256, {}
+        if (fold, exact) not in self._folds:
+            started = time.monotonic()
+            model = copy.deepcopy(encoder.model).double() if exact else encoder.model
+            files = FeatureFiles.of(context, encoder.sha256, device, exact=exact)
+            made = _Encoding(context, model, fold, device, exact=exact)
+            found = made.computed() if files is None else _through(files, made, context.log)
+            self._folds[fold, exact] = EncodedFold(found.features, found.labels)
+            self.seconds += time.monotonic() - started
+        return self._folds[fold, exact]
+
+
+def _through(files: FeatureFiles, made: _Encoding, log: logging.Logger) -> StoredFeatures:
+    """Return a fold's features from its file if that is of these records, else computed and stored."""
+    kept = files.read(made.fold)
+    if kept is not None:
+        if made.confirms(kept):
+            return kept
+        log.info("the stored features of %s records are of others: deleted", made.fold)
+        files.forget(made.fold)
+    found = made.computed(digest=True)
+    files.write(made.fold, found)
+    return found
+
+
+@dataclass(frozen=True)
+class _Encoding:
+    """Passes over the records of one fold, in order.
+
+    Attributes:
+        context: of the silo.
+        model: the encoder, on ``device`` and of the type that is asked for.
+        fold: of the records.
+        device: on which features are computed.
+        exact: whether in float64.
+    """
+
+    context: SiloContext
+    model: FrozenEncoder
+    fold: Fold
+    device: torch.device
+    exact: bool
+
+    def computed(self, *, digest: bool = False) -> StoredFeatures:
+        """Return the features, and the digest of the records if it is asked for."""
+        features, labels, seen = [], [], RecordsDigest()
+        for inputs, classes in self._batches("computing features", "features"):
+            if digest:
+                seen.add(inputs, classes)
+            features.append(self._features(inputs))
+            labels.append(classes)
+        records = seen.hexdigest() if digest else ""
+        if not features:
+            empty = torch.zeros(0, feature_width(self.model))
+            return StoredFeatures(empty, torch.zeros(0, dtype=torch.int64), records)
+        return StoredFeatures(torch.cat(features), torch.cat(labels), records)
+
+    def confirms(self, kept: StoredFeatures) -> bool:
+        """Check that all records are those of the stored features, and that a few have these features.
+
+        Neither tensors nor versions show a change in the code of an encoder from another package.
+        """
+        seen, probed = RecordsDigest(), False
+        for inputs, classes in self._batches("reading records for stored features", "records of features"):
+            seen.add(inputs, classes)
+            if not probed:
+                probed, made = True, self._features(inputs[:PROBED])
+                few = kept.features[: len(made)]
+                if made.shape != few.shape or not torch.allclose(made, few, rtol=1e-3, atol=1e-5):
+                    return False
+        return seen.hexdigest() == kept.records
+
+    def _features(self, inputs: torch.Tensor) -> torch.Tensor:
+        if inputs.dim() == 4:
+            inputs = inputs.contiguous(memory_format=torch.channels_last)
+        given = inputs.to(self.device, torch.float64 if self.exact else inputs.dtype, non_blocking=True)
+        return self.model.encode(given).cpu()
+
+    def _batches(self, doing: str, short: str) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        context, fold = self.context, self.fold
+        count, log = len(context.data.labels(fold)), context.log
+        log.info("%s: %s of %d %s records, once", context.name, doing, count, fold)
+        batches = loop.merge_single_tail(list(range(count)), context.job.evaluation.batch_size)
+        loader: Any = DataLoader(
+            context.data.records(fold),
+            batch_sampler=batches,
+            num_workers=context.site.loader_workers,
+            pin_memory=self.device.type == "cuda",
+            generator=torch.Generator().manual_seed(0),  # keeps the loader off the global stream
+        )
+        line = f"{context.name}: {short} of {fold} records, batch {{done}} of {{total}}"
+        for done, batch in enumerate(with_progress(loader, log.info, line)):
+            if context.stopped():
+                raise RunError("the run was aborted while features were computed.", code="TF-504")
+            context.at_work(f"{short}, {fold} records", done, len(batches))
+            yield batch
