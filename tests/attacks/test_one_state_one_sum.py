@@ -18,9 +18,9 @@ from tests.support.attacks.malicious_server import Federation, Records, hearts
 
 from tightframe.errors import TightframeError
 from tightframe.phases import ServerState
-from tightframe.rounds.following import ABSOLUTE, RELATIVE, next_state, state_bytes
 from tightframe.rounds.pace import HEADROOM
-from tightframe.rounds.server.exchanges import SharedState
+from tightframe.rounds.run_state import ABSOLUTE, RELATIVE, next_state, state_bytes
+from tightframe.rounds.server.collecting import SharedState
 from tightframe.rounds.silo import contribute
 from tightframe.rounds.silo.rehearsal import rehearse
 from tightframe.rounds.sums.common import SEAL

@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 import torch
 from tests.support.attacks.malicious_server import Federation, Records, hearts
+from tightframe.rounds.following import next_state, state_bytes, state_sha256
+from tightframe.rounds.server.exchanges import SharedState
 
 from tightframe.phases import ServerState
 from tightframe.rounds.context import COMMITTED, TOLD
-from tightframe.rounds.following import next_state, state_bytes, state_sha256
-from tightframe.rounds.server.exchanges import SharedState
-from tightframe.rounds.silo.state import proposed_in
+from tightframe.rounds.silo.own_state import proposed_in
 from tightframe.rounds.sums.common import SEAL
 from tightframe.securesum import server
 from tightframe.securesum.messages import SumId, TermRequest, Total

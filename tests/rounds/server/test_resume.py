@@ -26,8 +26,8 @@ from tightframe.results.rows import Row
 from tightframe.rounds.context import PACE, SiloContext
 from tightframe.rounds.server import resume
 from tightframe.rounds.server.record import RunRecord
-from tightframe.rounds.silo import state
-from tightframe.rounds.silo.state import SiloStateStore
+from tightframe.rounds.silo import own_state as state
+from tightframe.rounds.silo.own_state import SiloStateStore
 from tightframe.rounds.sums.secure_server import SecureSums
 from tightframe.securesum import transcript
 from tightframe.securesum.identity import Anchor

@@ -16,8 +16,8 @@ from tightframe.learning.model_update import UPDATE
 from tightframe.learning.optimizers import OptimizerSettings
 from tightframe.learning.stages import Stage, cross_entropy
 from tightframe.phases import Contribution, Group, Phase, Schema, Tensors
-from tightframe.results import dropouts
 from tightframe.results.local_report import Baseline
+from tightframe.results.parts import dropouts
 from tightframe.rounds import codec
 from tightframe.rounds.checkpoint import save_tensors
 from tightframe.rounds.context import START, Message, SiloContext
@@ -26,10 +26,10 @@ from tightframe.rounds.privacy_plan import is_frozen_sum
 from tightframe.rounds.riders import evaluation, failures
 from tightframe.rounds.riders.evaluation import few_silo_folds
 from tightframe.rounds.setup import prepare, set_threads
-from tightframe.rounds.silo import report
-from tightframe.rounds.silo.followed import FollowedState
+from tightframe.rounds.silo import own_report
+from tightframe.rounds.silo.own_state import SiloStateStore
 from tightframe.rounds.silo.rehearsal import rehearse
-from tightframe.rounds.silo.state import SiloStateStore
+from tightframe.rounds.silo.run_state import FollowedState
 from tightframe.rounds.silo.view import LocalSilo, RequestedSum
 from tightframe.rounds.sums.common import SEAL
 from tightframe.rounds.sums.plain import Encoded
@@ -111,7 +111,7 @@ class Contributor:
             self._store.propose(sum_id, contribution.proposed_state, message["state"])
         specs = codec.specs(phase.schema, parties=len(weights))
         encoded = Encoded(sum_id, specs, term, bytes.fromhex(message["state"]), follows)
-        report.note_sent(self._context, phase.schema, encoded, at_end=exchange.reported)
+        own_report.note_sent(self._context, phase.schema, encoded, at_end=exchange.reported)
         return encoded
 
     def _term(
@@ -227,7 +227,7 @@ class Contributor:
             TightframeError: for what does not depend on records.
         """
         epochs = self._context.job.local_baseline_epochs
-        if not ((self._context.state_folder / START).is_file() and report.begun(self._context)):
+        if not ((self._context.state_folder / START).is_file() and own_report.begun(self._context)):
             raise RunError(
                 "this silo missed round 1 or the closing phase, so there is nothing to compare.",
                 code="TF-508",
@@ -248,7 +248,7 @@ class Contributor:
                 error,
             )
             return {}
-        report.add(self._context, local_only=alone)
+        own_report.add(self._context, local_only=alone)
         return {}
 
     def _alone(self, epochs: int) -> Baseline:

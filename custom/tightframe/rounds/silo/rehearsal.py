@@ -23,8 +23,8 @@ from tightframe.rounds.plan import BEFORE, STATISTICS, Exchange
 from tightframe.rounds.privacy_plan import is_frozen_sum
 from tightframe.rounds.setup import JobSetup, prepare
 from tightframe.rounds.silo.budget import Budget
+from tightframe.rounds.silo.own_state import SiloStateStore
 from tightframe.rounds.silo.private_view import PrivateSilo
-from tightframe.rounds.silo.state import SiloStateStore
 from tightframe.rounds.silo.view import LocalSilo, RequestedSum
 from tightframe.rounds.sums.plain import PlainServer
 from tightframe.securesum.messages import SumId

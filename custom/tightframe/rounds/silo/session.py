@@ -21,8 +21,8 @@ from tightframe.data.withdrawn import find, read_file
 from tightframe.errors import DataError, JobError, RunError, TightframeError, outside_code
 from tightframe.files import write_atomically
 from tightframe.rounds.context import DECLARATION, NEEDS_STATE, Message, SiloContext
-from tightframe.rounds.silo import requests, state
-from tightframe.rounds.silo.state import NeedsStateError
+from tightframe.rounds.silo import own_state, requests
+from tightframe.rounds.silo.own_state import NeedsStateError
 from tightframe.rounds.sums.common import SEAL, SECURE
 from tightframe.rounds.sums.declaration import Declaration, applied_weights, public_weight
 from tightframe.rounds.sums.plain import Encoded
@@ -51,7 +51,7 @@ class SiloSession:
         self.context = context
         self._contributor: Contributor | None = None
         secure = context.job.summation == "secure"
-        confirm = partial(state.confirm_told, context.state_folder)
+        confirm = partial(own_state.confirm_told, context.state_folder)
         self._secure = SecureSite(context, confirm) if secure else None
 
     def handle(self, task: str, message: Message) -> Message:
@@ -117,7 +117,7 @@ class SiloSession:
         stored = context.state_folder / DECLARATION
         if again and stored.is_file():
             return Declaration.from_bytes(stored.read_bytes(), context.name)
-        state.begin(context)
+        own_state.begin(context)
         if context.job.withdraw is not None and context.job.resume is None:
             context.withdrawn.begin()
         declared = self._read_records()
@@ -197,7 +197,7 @@ class SiloSession:
             return public_weight(records, context.job.weights)
         stored = context.previous_state / DECLARATION
         if not stored.is_file():
-            raise state.damaged(stored, FileNotFoundError())
+            raise own_state.damaged(stored, FileNotFoundError())
         return Declaration.from_bytes(stored.read_bytes(), context.name).weight
 
     def _contribute(self, message: Message) -> Message:
