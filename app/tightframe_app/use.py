@@ -77,7 +77,8 @@ def predict(
     point = None if operating_point is None else OperatingPoint.parsed(operating_point, model.class_names)
     entry = None if site_config is None else _entry(model, site_config, site)
     found = files.find(model, inputs, originals=originals, name_column=name, modality=modality, entry=entry)
-    err.print(f"model {model.hash[:12]}: {model.setup.method.title}, classes {', '.join(model.class_names)}")
+    kind = "findings" if model.findings else "classes"
+    err.print(f"model {model.hash[:12]}: {model.setup.method.title}, {kind} {', '.join(model.class_names)}")
     if model.synthetic:
         err.print("SYNTHETIC TWIN: the model was trained on generated records; its answers mean nothing")
     last = time.monotonic()
