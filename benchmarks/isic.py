@@ -29,7 +29,7 @@ from tightframe.config.job import JobConfig, parse_job
 from tightframe.data.base import SiloData
 from tightframe.learning.optimizers import OptimizerSettings
 from tightframe.learning.stages import Stage, cross_entropy
-from tightframe.results.evaluation import Evaluation
+from tightframe.results.parts.evaluation import Evaluation
 from tightframe.rounds.context import SiloContext
 from tightframe.rounds.riders import evaluation
 from tightframe.rounds.setup import prepare

@@ -11,8 +11,8 @@
 accuracy and loss by round. ``sensitivity``: the measure of each row, which are values of an option.
 ``cosines``: between the class means of the last model (FedNH). ``embedding``: test features of the last model
 in the plane, by t-SNE, or as they are where there are two (FedMR's toy figure). Lines are means over seeds,
-bands one standard deviation; pictures of one model are of the table's first seed. A row without runs is left
-out, and named on the standard error stream.
+bands one standard deviation; pictures of one model are of the first seed that has them. A row without runs is
+left out, and named on the standard error stream.
 """
 
 from __future__ import annotations
@@ -109,10 +109,16 @@ def sensitivity(pyplot: Any, cells: Sequence[Cell], store: Store) -> Any:
 
 
 def pictures(pyplot: Any, runs: Runs, key: str, draw: Callable[[Any, Any, Any], Any]) -> Any:
-    """Draw a picture of the first model of each row."""
-    shown = {title: drawn for title, items in runs.items() if key in (drawn := items[0].get("drawn") or {})}
+    """Draw a picture of each row's first model that has one."""
+    held = {
+        title: [run["drawn"] for run in items if key in (run.get("drawn") or {})]
+        for title, items in runs.items()
+    }
+    shown = {title: each[0] for title, each in held.items() if each}
     if not shown:
-        raise SystemExit(f"expected runs with {key}: repeat those of the first seed, which lack it")
+        raise SystemExit(
+            f"expected runs with {key}: points are kept of seeds 0, 10, 20, ... and of two features"
+        )
     wide = min(4, len(shown))
     high = -(-len(shown) // wide)
     figure, grid = pyplot.subplots(high, wide, figsize=(2.9 * wide, 2.8 * high), squeeze=False)

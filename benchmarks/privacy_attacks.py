@@ -34,7 +34,7 @@ from tightframe.learning.stages import Stage, cross_entropy
 from tightframe.privacy import accounting
 from tightframe.privacy.events import Gaussian
 from tightframe.privacy.releases.class_sums import class_sums, noise_for
-from tightframe.privacy.releases.plan import ClassSumsConfig
+from tightframe.privacy.releases.class_sums_plan import ClassSumsConfig
 from tightframe.rounds.setup import prepare
 
 Array = NDArray[Any]

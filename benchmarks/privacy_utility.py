@@ -24,8 +24,8 @@ from tightframe.data.arrays import ArrayData
 from tightframe.data.base import SiloData
 from tightframe.errors import TightframeError
 from tightframe.phases import Fold
-from tightframe.results.evaluation import FoldMetrics
 from tightframe.results.local_report import SiloReport
+from tightframe.results.parts.evaluation import FoldMetrics
 
 METHODS = ("fedavg", "fedetf", "fedmr")
 EPSILONS: tuple[float | None, ...] = (None, 8.0, 4.0, 2.0, 1.0)

@@ -42,8 +42,8 @@ import soak_verdict
 from soak_parts import PAUSES, SAMPLES
 from soak_verdict import Fault, Finding
 
-from tightframe.flare.simulator import ALLOW_LIST
-from tightframe.flare.workspace import RESULTS
+from tightframe.flare.simulation.simulator import ALLOW_LIST
+from tightframe.flare.simulation.workspace import RESULTS
 from tightframe.results.files import OUTCOME
 from tightframe.results.outcome import Outcome
 from tightframe.results.rows import read_rows
@@ -115,7 +115,7 @@ class Run:
         paths = [str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]
         environment = {MARK: self._mark, "TMPDIR": str(self.temporary), "PYTHONPATH": os.pathsep.join(paths)}
         environment |= {"MALLOC_ARENA_MAX": str(arenas)} if arenas else {}
-        command = [sys.executable, "-m", "tightframe.flare.simulator", str(job)]
+        command = [sys.executable, "-m", "tightframe.flare.simulation.simulator", str(job)]
         command += ["-w", str(self.workspace), "-t", str(len(SITES))]
         with (self._folder / "engine.log").open("wb") as log:
             self._engine = subprocess.Popen(

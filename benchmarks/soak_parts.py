@@ -25,8 +25,8 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 
+from tightframe.flare import MESSAGE
 from tightframe.flare.executor import SiloExecutor
-from tightframe.flare.wire import MESSAGE
 from tightframe.results.files import BEST, CARD, MODEL
 from tightframe.securesum.messages import AgreementRequest, Receipt, RevealRequest
 

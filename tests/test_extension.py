@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from tightframe.errors import JobError
-from tightframe.flare import simulator
+from tightframe.flare.simulation import simulator
 from tightframe.rounds.setup import prepare
 
 JOB: dict[str, Any] = {

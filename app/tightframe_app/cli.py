@@ -11,7 +11,8 @@ from rich.text import Text
 
 from tightframe import __version__
 from tightframe.errors import TightframeError
-from tightframe_app import data, formats, provisioning, reports, transcripts, use
+from tightframe_app import formats, provisioning, reports, transcripts, use
+from tightframe_app.data import commands as data
 from tightframe_app.federation import commands as federations
 from tightframe_app.jobs import commands as job_commands
 from tightframe_app.jobs import method_table
@@ -104,8 +105,8 @@ def simulate(
     all sites' records are opened before the engine starts, so that a wrong folder is reported at once.
     """
     from tightframe.config.site import parse_site_file, read_object
-    from tightframe.flare import simulator
-    from tightframe.flare.workspace import hold
+    from tightframe.flare.simulation import simulator
+    from tightframe.flare.simulation.workspace import hold
     from tightframe.rounds.setup import prepare
     from tightframe_app.jobs import at_work, simulation
     from tightframe_app.jobs import folders as job_folders
@@ -127,7 +128,16 @@ def simulate(
         parse_site_file(read_object(site_config), str(site_config))
     if threads is not None and threads > len(sites):
         out.print(f"threads: {len(sites)} instead of {threads}, because the job has only so many sites")
-    command = [sys.executable, "-m", "tightframe.flare.simulator", str(job), "-w", str(workspace), "-l", log]
+    command = [
+        sys.executable,
+        "-m",
+        simulator.__name__,
+        str(job),
+        "-w",
+        str(workspace),
+        "-l",
+        log,
+    ]
     command += ["-t", str(min(threads or len(sites), len(sites)))]
     if gpu is not None:
         command += ["--gpu", gpu]

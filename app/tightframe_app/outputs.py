@@ -1,4 +1,4 @@
-"""What commands print with ``--format json``: a model for each, from which its schema follows."""
+"""Output of commands with ``--format json``: a model for each, from which its schema follows."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Jobs(Output):
 
 
 class JobFolder(Part):
-    """A job folder; what silos send and who signed it is told of valid ones only."""
+    """A job folder; traffic of a silo and signature only if it is valid."""
 
     folder: str
     problems: tuple[str, ...]
@@ -61,6 +61,30 @@ class JobFolders(Output):
 
     valid: bool
     folders: tuple[JobFolder, ...]
+
+
+class MethodPreset(Part):
+    """What a method's paper sets, and what ``jobs export --method`` takes of it."""
+
+    printed: str
+    source: str
+    training: Mapping[str, Any]
+    options: Mapping[str, Any]
+
+
+class MethodEffect(Part):
+    """A measured comparison: paired differences over seeds with their 95 % interval, and its command."""
+
+    options: str
+    setting: str
+    measure: str
+    baseline: str
+    mean: float
+    low: float
+    high: float
+    seeds: int
+    seen: bool
+    command: str
 
 
 class MethodSums(Part):
@@ -80,6 +104,8 @@ class MethodSums(Part):
     follows: str
     own_training: bool
     logits_only: bool
+    preset: MethodPreset
+    effects: tuple[MethodEffect, ...]
 
 
 class Methods(Output):
@@ -141,7 +167,7 @@ class DataDescribed(Part):
 
 
 class DataDescription(Output):
-    """What sites would bring. Exact numbers of records: private to them."""
+    """Summary of sites' records. Exact numbers: private to the sites."""
 
     title: str
     sites: tuple[DataDescribed, ...]
@@ -237,7 +263,7 @@ class DatasetSpending(Part):
 
 
 class LedgerShown(Output):
-    """What was spent, by data set."""
+    """Spent privacy budget, by data set."""
 
     ledger: str
     entries: int
@@ -256,7 +282,7 @@ class DatasetExplained(Part):
 
 
 class LedgerExplained(Output):
-    """What was spent, in words."""
+    """Spent privacy budget, in words."""
 
     ledger: str
     signatures_checked: bool
@@ -264,7 +290,7 @@ class LedgerExplained(Output):
 
 
 class Signer(Part):
-    """Whose key signed how many entries."""
+    """Number of entries that a key signed."""
 
     name: str
     certificate: str
@@ -272,7 +298,7 @@ class Signer(Part):
 
 
 class LedgerVerified(Output):
-    """Whether a ledger is whole; what follows ``reason`` is told of whole ones."""
+    """Result for a ledger; fields after ``reason`` only if it is whole."""
 
     valid: bool
     ledger: str
@@ -304,7 +330,7 @@ class TranscriptSum(Part):
 
 
 class TranscriptVerified(Output):
-    """Whether a transcript is valid; what follows ``reason`` is told of valid ones."""
+    """Result for a transcript; fields after ``reason`` only if it is valid."""
 
     valid: bool
     file: str
@@ -404,7 +430,7 @@ class Compared(Output):
 
 
 class End(Part):
-    """How a watched run ended; ``code`` is the command's exit code."""
+    """End of a watched run; ``code`` is the command's exit code."""
 
     code: int
     title: str

@@ -38,7 +38,7 @@ def folder() -> Path:
         if (place / "README.md").is_file():
             return place
     raise FileNotFoundError(
-        f"Expected the files of provisioning/ in {PLACES[0]}, but they are not there: install the wheel anew."
+        f"Expected the files of provisioning/ in {PLACES[0]}, but they are not there: reinstall the wheel."
     )
 
 

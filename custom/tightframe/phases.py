@@ -103,7 +103,7 @@ class Field:
 
     @property
     def bytes(self) -> int:
-        """Of a silo's term."""
+        """Number of bytes of this field in a silo's term."""
         return self.size * self.ring // 8
 
     @property
@@ -271,7 +271,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Withdrawal:
-    """What a job that takes records out of an ended run says of it.
+    """Settings of a job that takes records out of an ended run.
 
     Attributes:
         start: SHA-256 (hex) of the state with the total.
@@ -541,7 +541,7 @@ class Method:
             meaning, to load one into; None where a personal model has the form of the global one.
         rounded: whether the server's half uses matrix products, powers or decompositions, whose last bits
             differ between processors; a silo then takes over the server's result, checked against its own
-            within rounding (``rounds.following``).
+            within rounding (``rounds.run_state``).
     """
 
     name: str

@@ -16,7 +16,7 @@ from tightframe.config.job import parse_job
 from tightframe.config.policy import PolicyBlock
 from tightframe.config.refusals import BelowPolicyError
 from tightframe.errors import JobError
-from tightframe.flare import simulator
+from tightframe.flare.simulation import simulator
 from tightframe.rounds.setup import prepare
 from tightframe_app import cli
 from tightframe_app.jobs import folders, recipes

@@ -52,5 +52,5 @@ def test_another_name_is_refused(name: str) -> None:
 
 def test_an_installation_without_them_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(provisioning, "PLACES", (tmp_path, tmp_path))
-    with pytest.raises(FileNotFoundError, match="install the wheel anew"):
+    with pytest.raises(FileNotFoundError, match="reinstall the wheel"):
         provisioning.folder()

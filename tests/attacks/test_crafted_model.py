@@ -19,9 +19,9 @@ from tests.support.attacks.malicious_server import Federation, Records, hearts
 from tightframe.config.policy import PolicyBlock
 from tightframe.errors import RunError, SecureSumError
 from tightframe.phases import ServerState
-from tightframe.rounds.following import state_sha256
-from tightframe.rounds.server.exchanges import SharedState
-from tightframe.rounds.silo import followed
+from tightframe.rounds.run_state import state_sha256
+from tightframe.rounds.server.collecting import SharedState
+from tightframe.rounds.silo import run_state as followed
 from tightframe.securesum import server
 
 UNITS = 1024

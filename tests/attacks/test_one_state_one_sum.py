@@ -7,16 +7,22 @@ many such differences. And whoever may move a state a little, as often as it lik
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.support.attacks.malicious_server import Federation, Records, hearts
 
 from tightframe.errors import TightframeError
-from tightframe.rounds.following import ABSOLUTE, RELATIVE, next_state, state_bytes
-from tightframe.rounds.server.exchanges import SharedState
+from tightframe.phases import ServerState
+from tightframe.rounds.pace import HEADROOM
+from tightframe.rounds.run_state import ABSOLUTE, RELATIVE, next_state, state_bytes
+from tightframe.rounds.server.collecting import SharedState
+from tightframe.rounds.silo import contribute
+from tightframe.rounds.silo.rehearsal import rehearse
 from tightframe.rounds.sums.common import SEAL
 from tightframe.securesum.messages import Masked, SumId, TermRequest
 from tightframe.securesum.site.journal import History
@@ -179,3 +185,54 @@ def test_what_is_left_of_it_a_false_total_told_to_one_hospital_that_is_then_left
     assert federation.evidence.total.survivors == tuple(sorted(others))
     federation.sum("train", 3)
     assert asked in federation.evidence.total.survivors
+
+
+def ask_by_time(federation: Federation, name: str, state: ServerState, number: int, slot: int) -> float:
+    """Send a hospital a state that it missed, behind a true total without it; return how long it answers."""
+    assert federation.evidence is not None
+    told, seeds = federation.evidence.total.to_bytes(), federation.evidence.seeds_of_survivors()
+    schema = federation.evidence.total.schema
+    setup = federation.session.setup_for(name).to_bytes()
+    message = {
+        "kind": "train",
+        "round": number,
+        "phase": 0,
+        "attempt": 0,
+        "opened": {},
+        **SharedState(state, before="0" * 64).named(),
+        "state_bytes": state_bytes(state),
+        "secure": TermRequest(slot, SumId.of("train", number, 0, 0), schema, setup, told, seeds).to_bytes(),
+    }
+    started = time.monotonic()
+    federation.sessions[name].handle("contribute", message)
+    return time.monotonic() - started
+
+
+@pytest.mark.parametrize("left_out", [{2}, {1, 2}])
+def test_a_training_that_fails_at_once_takes_as_long_as_a_whole_one(
+    hospitals: dict[str, Records], tmp_path: Path, left_out: set[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever state it is sent, whenever it is left out: it answers as late as after a whole training."""
+    values = {**VALUES, "answer_grid": 0.01, "training": {"epochs": 12}}
+    federation = Federation(values, hospitals, state=tmp_path).enroll()
+    name = "hospital-2"
+    for number in (1, 2):
+        federation.sum("train", number, unasked={name} if number in left_out else ())
+    pace = federation.sessions[name].context.pace
+    assert pace.lacks("0") == (1 in left_out)
+    state = federation.shared.state
+    crafted = state.evolve(model={key: value * float("nan") for key, value in state.model.items()})
+    rehearsals: list[float] = []
+
+    def timed(*args: Any) -> Mapping[str, float]:
+        started = time.monotonic()
+        found = rehearse(*args)
+        rehearsals.append(time.monotonic() - started)
+        return found
+
+    monkeypatch.setattr(contribute, "rehearse", timed)
+    seconds = ask_by_time(federation, name, crafted, 3, slot=2) - sum(rehearsals)
+    assert len(rehearsals) == (1 in left_out)
+    assert not pace.lacks("0")
+    assert pace.floor / HEADROOM > 0.02  # of a training, not of what failed at once
+    assert seconds >= pace.floor

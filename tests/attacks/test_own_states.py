@@ -12,7 +12,7 @@ import pytest
 from tests.support.attacks.malicious_server import Federation, Records, hearts
 
 from tightframe.rounds.context import COMMITTED
-from tightframe.rounds.silo.state import proposed_in
+from tightframe.rounds.silo.own_state import proposed_in
 from tightframe.rounds.sums.common import SEAL
 from tightframe.securesum import server
 from tightframe.securesum.messages import SumId

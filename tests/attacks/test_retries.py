@@ -14,7 +14,7 @@ import pytest
 from tests.support.attacks.malicious_server import Federation, Records, hearts
 
 from tightframe.errors import SecureSumError
-from tightframe.rounds.server.exchanges import SharedState
+from tightframe.rounds.server.collecting import SharedState
 from tightframe.rounds.sums.vault import read_journal
 from tightframe.securesum.errors import RecoveryError, ReplayError
 from tightframe.securesum.messages import SumId

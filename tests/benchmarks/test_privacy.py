@@ -17,7 +17,7 @@ from tightframe.data.image_sets import open_silos
 from tightframe.privacy.accounting import epsilons
 from tightframe.privacy.events import Gaussian
 from tightframe.privacy.training import portions
-from tightframe.results.evaluation import FoldMetrics
+from tightframe.results.parts.evaluation import FoldMetrics
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 

@@ -162,7 +162,9 @@ def test_an_installed_file_that_was_changed_is_found(made: Path, tmp_path: Path)
     shutil.copy(made / "tightframe-0.2.0.installed.sha256", tmp_path)
     (compare,) = _commands("For a hospital: is what", slice(None))
     assert _bash(compare, tmp_path) == ""
-    ask = "from tightframe_app.site.package import package; [print(one.state, one.text) for one in package()]"
+    ask = (
+        "from tightframe_app.site.checks.package import package; [print(a.state, a.text) for a in package()]"
+    )
     look = f"unset PYTHONPATH; {python} -c '{ask}'"
     assert " are unchanged since installation\n" in _bash(look, tmp_path)
     (changed,) = tmp_path.glob(".venv/lib/*/site-packages/tightframe/privacy/__init__.py")

@@ -18,7 +18,7 @@ from tightframe import methods, models
 from tightframe.phases import Method
 from tightframe.rounds.setup import prepare
 from tightframe_app.cli import app
-from tightframe_app.jobs import recipes
+from tightframe_app.jobs import presets, recipes
 
 ROOT = Path(__file__).resolve().parents[2]
 INDEX = ROOT / "docs" / "methods.md"
@@ -186,6 +186,17 @@ def test_the_pages_jobs_can_be_exported(tmp_path: Path, monkeypatch: pytest.Monk
     for words in mine:
         result = CliRunner().invoke(app, words)
         assert result.exit_code == 0, result.output
+
+
+def test_the_tables_page_has_every_comparison_that_was_measured() -> None:
+    """The same numbers as ``tightframe methods NAME`` shows, none left out."""
+    page = read(ROOT / "docs" / "tables.md")
+    for method in methods.METHODS:
+        for effect in presets.effects(method.name):
+            numbers = re.search(r"[-+][\d.]+ \[.*?\]", effect.line)
+            assert numbers is not None
+            mark = "**seen**" if effect.seen else "not seen"
+            assert f"| {effect.measure} | {numbers[0]} | {effect.seeds} | {mark} |" in page, effect.line
 
 
 def test_no_other_command_stands_on_the_pages() -> None:

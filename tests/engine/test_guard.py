@@ -20,7 +20,7 @@ from tests.support import ROOT
 from tests.support.engine.simulation import EXECUTORS
 
 from tightframe.errors import REASONS
-from tightframe.flare.simulator import ALLOW_LIST
+from tightframe.flare.simulation.simulator import ALLOW_LIST
 
 SITES = 4
 
@@ -45,7 +45,7 @@ def test_a_raw_tensor_is_stopped_and_the_run_goes_on(export: Callable[..., Path]
     allowed["class_allow_list"] = [*ALLOW_LIST["class_allow_list"], "leaky.LeakyExecutor"]
     (local / "resources.json").write_text(json.dumps(allowed))
     shutil.copy(ROOT / "provisioning" / "local" / "privacy.json", local)
-    command = [sys.executable, "-m", "tightframe.flare.simulator", str(_leaky_job(export))]
+    command = [sys.executable, "-m", "tightframe.flare.simulation.simulator", str(_leaky_job(export))]
     done = subprocess.run(
         [*command, "-w", str(workspace), "-t", str(SITES)],
         capture_output=True,

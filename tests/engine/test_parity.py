@@ -16,7 +16,7 @@ import pytest
 from tests.support.engine.simulation import MODELS, Run, assert_equal, export_job, run_alone
 from tests.support.flare.boards import Daemon, expected_points, listening, read_events
 
-from tightframe.flare.simulator import allow_list_text
+from tightframe.flare.simulation.simulator import allow_list_text
 
 SITES = 3
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tests.support.engine.simulation import assert_equal, export_job, run_alone, simulate_job
 
-from tightframe.flare.simulator import PREVIOUS_RUN
+from tightframe.flare.simulation.simulator import PREVIOUS_RUN
 from tightframe_app.jobs import folders, resuming
 
 # SCAFFOLD, because its silos keep state of their own.

@@ -19,10 +19,9 @@ from tests.support.made_isic import write_centre
 from tightframe import __version__
 from tightframe.config.job import parse_job
 from tightframe.errors import RunError
-from tightframe.flare import doors, executor
+from tightframe.flare import CODE, MESSAGE, doors, executor
 from tightframe.flare.executor import SiloExecutor
-from tightframe.flare.simulator import PREVIOUS_RUN
-from tightframe.flare.wire import CODE, MESSAGE
+from tightframe.flare.simulation.simulator import PREVIOUS_RUN
 from tightframe.rounds.context import Message
 from tightframe.rounds.server.coordinator import Coordinator
 from tightframe.rounds.setup import prepare

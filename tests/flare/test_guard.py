@@ -27,10 +27,9 @@ from tightframe.config.policy import Policy
 from tightframe.config.refusals import REFUSALS, Refusal
 from tightframe.config.site import SiteEntry
 from tightframe.errors import SiteConfigError
-from tightframe.flare import doors, guard
+from tightframe.flare import CODE, MESSAGE, doors, guard
 from tightframe.flare.executor import SiloExecutor
 from tightframe.flare.outgoing import looks_masked
-from tightframe.flare.wire import CODE, MESSAGE
 from tightframe.rounds.server.coordinator import Coordinator
 from tightframe.rounds.setup import prepare
 from tightframe.rounds.sums.common import SECURE

@@ -31,11 +31,10 @@ from tightframe import federation
 from tightframe.config.site import ServerEntry, StatsD
 from tightframe.data.image_sets import open_silos
 from tightframe.errors import RunError, SiteConfigError
-from tightframe.flare import doors
+from tightframe.flare import MESSAGE, doors
 from tightframe.flare.controller import FederationController
 from tightframe.flare.monitoring import boards as telemetry
 from tightframe.flare.monitoring.boards import Telemetry
-from tightframe.flare.wire import MESSAGE
 from tightframe.results.files import EVENTS
 from tightframe.results.rows import Row
 from tightframe.rounds.server.coordinator import Coordinator

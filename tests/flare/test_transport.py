@@ -20,9 +20,9 @@ from nvflare.apis.signal import Signal
 
 from tightframe.config.refusals import REFUSALS
 from tightframe.errors import ContributionError, RunError
+from tightframe.flare import CODE, MESSAGE
 from tightframe.flare import transport as module
 from tightframe.flare.transport import FlareTransport
-from tightframe.flare.wire import CODE, MESSAGE
 
 
 class _Controller:

@@ -37,9 +37,9 @@ from tightframe.config.site import (
 )
 from tightframe.errors import TightframeError
 from tightframe.files import file_sha256
-from tightframe.privacy.ledger import report as ledger_report
 from tightframe.privacy.ledger import rows as ledger_rows
 from tightframe.privacy.ledger import store as ledger_store
+from tightframe.privacy.ledger import summary as ledger_report
 from tightframe.privacy.ledger.chain import read_ledger
 from tightframe.report import writing
 from tightframe.results.files import CHECKPOINT
@@ -48,7 +48,7 @@ from tightframe.rounds.context import COMMITTED, EARLIER, PROPOSED, SiloContext
 from tightframe.rounds.server import resume
 from tightframe.rounds.server.record import RunRecord
 from tightframe.rounds.setup import prepare
-from tightframe.rounds.silo import state as takeover
+from tightframe.rounds.silo import own_state as takeover
 from tightframe.rounds.silo.session import TASKS
 from tightframe.securesum.messages import SumId
 from tightframe.securesum.primitives import encode_fields

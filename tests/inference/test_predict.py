@@ -18,8 +18,8 @@ from typer.testing import CliRunner
 
 import tightframe
 from tightframe import data, federation
-from tightframe.data import dicom
 from tightframe.data.heart import FEATURES
+from tightframe.data.images import dicom
 from tightframe.errors import DataError
 from tightframe.inference import inputs
 from tightframe.inference.errors import ModelError

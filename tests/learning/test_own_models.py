@@ -8,7 +8,7 @@ import pytest
 from tests.support.methods import lossy
 from tests.support.runs import FOUR
 
-from tightframe.rounds.silo.state import proposed_in
+from tightframe.rounds.silo.own_state import proposed_in
 
 
 @pytest.mark.whole

@@ -21,7 +21,8 @@ from tightframe import federation
 from tightframe.config.job import parse_job
 from tightframe.data.arrays import ArrayData
 from tightframe.errors import JobError, RunError
-from tightframe.learning.feature_sums import (
+from tightframe.learning.one_sum import with_head
+from tightframe.learning.one_sum.feature_sums import (
     COARSE,
     COUNTS,
     RECORDS,
@@ -29,8 +30,7 @@ from tightframe.learning.feature_sums import (
     contribute_sums,
     pooled,
 )
-from tightframe.learning.one_sum import with_head
-from tightframe.learning.temperature import GRID
+from tightframe.learning.one_sum.temperature import GRID
 from tightframe.methods import METHODS, fed3r, fedcgs, fedncm
 from tightframe.phases import ADMITTED
 from tightframe.rounds.riders import failures

@@ -25,8 +25,8 @@ from tightframe.methods.scaffold import METHOD, ScaffoldConfig, control_change, 
 from tightframe.models import Classifier
 from tightframe.phases import Cohort, Setting, Tensors
 from tightframe.rounds.setup import prepare
+from tightframe.rounds.silo.own_state import SiloStateStore
 from tightframe.rounds.silo.session import SiloSession
-from tightframe.rounds.silo.state import SiloStateStore
 from tightframe.securesum import encoding
 from tightframe.securesum.messages import SumId
 

@@ -19,13 +19,13 @@ from tightframe.config.job import JobConfig, parse_job
 from tightframe.config.site import SiteEntry
 from tightframe.data.arrays import ArrayData
 from tightframe.errors import JobError, RunError
-from tightframe.learning import withdrawal
-from tightframe.learning.withdrawal import records_in
+from tightframe.learning.one_sum import withdrawal
+from tightframe.learning.one_sum.withdrawal import records_in
 from tightframe.phases import Fold
 from tightframe.results.files import CHECKPOINT, MODEL
 from tightframe.results.rows import Row
 from tightframe.rounds import checkpoint
-from tightframe.rounds.following import state_sha256
+from tightframe.rounds.run_state import state_sha256
 from tightframe.rounds.server import resume
 from tightframe.rounds.server.coordinator import Result
 from tightframe.rounds.setup import prepare

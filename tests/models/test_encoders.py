@@ -103,6 +103,23 @@ def test_scattering_features_from_kymatios_paths() -> None:
     assert np.abs(projected.features(image)[0].numpy() - matrix @ expected).max() < 1e-3
 
 
+def test_maps_keep_where_a_path_is_strong_and_not_how_strong_paths_are() -> None:
+    """By kymatio's paths; twice the contrast changes no more than what is faint."""
+    image, paths = torch.from_numpy(GOLDEN["c0_x"]).float()[None], GOLDEN["c0_s"].astype(np.float64)
+    model = build("scattering", PICTURE, J=2, L=8, colours="rgb", width=None, keep="maps", length=8)
+    places = paths.shape[2] * paths.shape[3]
+    assert models.feature_width(model) == paths.size == 3 * 81 * places
+    flat = paths.reshape(3 * 81, places)
+    relative = (flat - flat.mean(1, keepdims=True)) / (np.sqrt((flat**2).mean(1, keepdims=True)) + 1e-3)
+    expected = 8 * relative.ravel() / np.linalg.norm(relative)
+    found = model.features(image)[0].numpy()
+    assert np.abs(found - expected).max() < 1e-3 * np.abs(expected).max()
+    assert float(found @ model.features(2 * image)[0].numpy()) > 0.98 * 8**2
+    wide = build("scattering", (1, 50, 37), J=3, L=4, width=None, keep="maps")
+    assert wide.features(torch.rand(2, 1, 50, 37)).shape == (2, models.feature_width(wide))
+    assert torch.isfinite(model.features(torch.zeros_like(image))).all()
+
+
 def test_opponent_colours() -> None:
     """A grey picture has none; one of another number of channels stays as it is."""
     model = build("scattering", PICTURE, J=2, L=4, width=None)

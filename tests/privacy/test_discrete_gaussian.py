@@ -145,7 +145,7 @@ def test_refused_variances(variance: float) -> None:
 
 def test_starts_without_torch(root: Path) -> None:
     code = (
-        "import sys, tightframe.privacy.discrete_gaussian, tightframe.privacy.releases.plan\n"
+        "import sys, tightframe.privacy.discrete_gaussian, tightframe.privacy.releases.class_sums_plan\n"
         "assert not {'torch', 'opacus', 'scipy'} & set(sys.modules)"
     )
     subprocess.run(

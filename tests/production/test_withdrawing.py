@@ -29,7 +29,7 @@ from tightframe.data.arrays import ArrayData
 from tightframe.data.base import FOLDS
 from tightframe.data.withdrawn import record_ids
 from tightframe.phases import Fold
-from tightframe.rounds.following import state_sha256
+from tightframe.rounds.run_state import state_sha256
 from tightframe.rounds.server import resume
 from tightframe.rounds.server.coordinator import Result
 

@@ -22,8 +22,8 @@ from tightframe.config.site import SiteEntry
 from tightframe.data.image_sets import open_silos
 from tightframe.errors import JobError, RunError, TightframeError
 from tightframe.results.files import MODEL
-from tightframe.rounds.following import state_bytes
 from tightframe.rounds.plan import CLOSING
+from tightframe.rounds.run_state import state_bytes
 from tightframe.rounds.server.coordinator import Coordinator
 from tightframe.rounds.setup import prepare
 from tightframe.rounds.silo.session import SiloSession

@@ -156,7 +156,7 @@ def test_for_the_run_only(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They are there while it runs, and gone after it, also after one that failed."""
-    from tightframe.rounds.silo import report
+    from tightframe.rounds.silo import own_report as report
 
     seen: list[int] = []
     close = report.close

@@ -38,8 +38,8 @@ from tightframe.methods import METHODS
 from tightframe.methods.fedavg import positive_weights
 from tightframe.phases import FINDING_COUNTS, UNKNOWN
 from tightframe.privacy.training.per_sample import ENGINES, RecordLoss, running
-from tightframe.results.evaluation import FoldMetrics
 from tightframe.results.local_report import SiloReport
+from tightframe.results.parts.evaluation import FoldMetrics
 from tightframe.results.statistics import Count
 from tightframe.rounds.setup import prepare
 from tightframe_app.cli import app

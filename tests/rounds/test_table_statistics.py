@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from scipy.stats import CensoredData, ecdf, logrank
 from sklearn.datasets import load_breast_cancer
 from tests.support import runs
 from tests.support.ledgers import charges_of
@@ -23,8 +24,11 @@ from typer.testing import CliRunner
 from tightframe import federation
 from tightframe.config.job import JobConfig, parse_job
 from tightframe.config.site import SiteEntry
+from tightframe.data.contract import Contract
+from tightframe.data.table import TableOptions, TableSite
+from tightframe.data.table.silo import open_site
 from tightframe.data.table.tabulated import Layout, tabulate
-from tightframe.errors import JobError, RunError, TightframeError
+from tightframe.errors import DataError, JobError, RunError, TightframeError
 from tightframe.results.statistics import Count, TableStatistics
 from tightframe.rounds.context import SiloContext
 from tightframe.rounds.phases import table_statistics, table_summary
@@ -555,3 +559,69 @@ def test_the_command_writes_a_job_that_checks(tmp_path: Path) -> None:
     assert of.privacy is not None and of.privacy.spare_rounds == 0 and of.whole_sums
     wrong = CliRunner().invoke(app, ["jobs", "export", *words, "--rounds", "3"])
     assert wrong.exit_code == 2 and "omit --rounds" in wrong.output
+
+
+SURVIVAL = {"time": "days", "event": "died", "high": 1000, "unit": "days"}
+
+
+def followed(frame: pd.DataFrame) -> pd.DataFrame:
+    """The table with times, longer for benign masses, and deaths."""
+    stream = np.random.default_rng(3)
+    benign = frame["diagnosis"] == "B"
+    times = np.clip(stream.exponential(np.where(benign, 700, 300)), 1, 1000).round()
+    died = (stream.random(len(frame)) < 0.7) & (times < 1000)
+    return frame.assign(days=times, died=np.where(died, "yes", "no"))
+
+
+def test_survival_is_scipys_on_all_records(tmp_path: Path) -> None:
+    """One site counts weeks; a class is withheld where one of its cells is."""
+    frame, bins = followed(FRAME), 4
+    parts = {site: followed(FRAME).loc[part.index] for site, part in PARTS.items()}
+    made = entries(tmp_path, parts, **LOOSE)
+    parts["site-2"].assign(days=lambda part: part["days"] / 7).to_csv(tmp_path / "site-2.csv", index=False)
+    table = {**made["site-2"].data["table"], "units": {"days": {"unit": "weeks", "factor": 7.0}}}
+    made["site-2"] = SiteEntry.model_validate({"data": {"table": table}, **LOOSE})
+    options = {"contract": {**CONTRACT, "survival": SURVIVAL}}
+    of_all = job(dataset_options=options, statistics={"bins": bins})
+    found = told(federation.run_job(of_all, entries=made, folder=tmp_path / "run")).survival
+    assert found is not None and found.ends == [250, 500, 750, 1000]
+    ended = np.ceil(frame["days"] / 250)
+    groups = []
+    for title, code in (("benign", "B"), ("malignant", "M")):
+        chosen, curve = frame["diagnosis"] == code, found.curves[title]
+        died = frame["died"] == "yes"
+        groups.append(CensoredData(uncensored=ended[chosen & died], right=ended[chosen & ~died]))
+        assert curve is not None
+        np.testing.assert_allclose(curve.survival, ecdf(groups[-1]).sf.evaluate([1, 2, 3, 4]))
+        assert curve.at_risk == [int((chosen & (ended >= end)).sum()) for end in (1, 2, 3, 4)]
+    wanted = logrank(*groups)
+    assert found.log_rank == pytest.approx(wanted.statistic**2) and found.degrees == 1
+    assert found.p == pytest.approx(wanted.pvalue, rel=1e-6)
+    assert "Log-rank test of equal curves" in (tmp_path / "run" / "server" / "report.html").read_text()
+    assert prepare(statistics_job(dataset_options=options)).layout is not None
+    assert TableStatistics.read(tmp_path / "run" / "server").survival == found
+
+    strict = entries(tmp_path, parts, policy={"min_class_count": 5})
+    few = job(dataset_options=options, statistics={"bins": 20})
+    withheld = told(federation.run_job(few, entries=strict, folder=tmp_path / "strict")).survival
+    assert withheld is not None and withheld.curves["malignant"] is None and withheld.p is None
+
+
+def test_times_break_the_contract_as_other_columns_do_and_have_no_curve_with_noise(tmp_path: Path) -> None:
+    frame = followed(FRAME)
+    frame.loc[0, "days"], frame.loc[1, "died"] = -3, "perhaps"
+    frame.to_csv(tmp_path / "table.csv", index=False)
+    contract = Contract.model_validate({**CONTRACT, "survival": SURVIVAL})
+    site = TableSite(file=tmp_path / "table.csv")
+    with pytest.raises(DataError, match="TF-215") as caught:
+        open_site(site, TableOptions(contract=contract))
+    assert "days: outside 0 to 1000 days: 1 row (2)" in str(caught.value)
+    assert "died: a code that is no boolean of the contract: 1 row (3)" in str(caught.value)
+    plain = Contract.model_validate(CONTRACT)
+    assert "survival" not in plain.model_dump() and contract.sha256() != plain.sha256()
+    with pytest.raises(ValueError, match="'radius' as time and not among `columns`"):
+        Contract.model_validate({**CONTRACT, "survival": {**SURVIVAL, "time": "radius"}})
+    noisy = job(dataset_options={"contract": contract.model_dump(mode="json")}, privacy={"epsilon": 4})
+    made = entries(tmp_path, {site: followed(FRAME).loc[part.index] for site, part in PARTS.items()})
+    found = told(federation.run_job(noisy, entries=made, folder=tmp_path / "run"))
+    assert found.survival is None and found.columns[-1].column == "days, died"

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.securesum import independent
 
-from tightframe.securesum import combinations
 from tightframe.securesum.errors import MessageError
 from tightframe.securesum.masks import Accumulator, Layout
+from tightframe.securesum.proofs import combinations
 
 CHALLENGE = bytes(range(32))
 RUNS = st.lists(st.tuples(st.sampled_from([32, 64]), st.integers(1, 90)), min_size=1, max_size=4)

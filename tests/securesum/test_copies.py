@@ -12,10 +12,11 @@ import pytest
 from tests.securesum.test_combinations import CHALLENGE
 from tests.support.securesum.protocol import BASIS, World, names
 
-from tightframe.securesum import combinations, reading
+from tightframe.securesum import reading
 from tightframe.securesum.errors import MessageError
 from tightframe.securesum.masks import Accumulator, Layout
 from tightframe.securesum.messages import FieldSpec, Masked, TermRequest
+from tightframe.securesum.proofs import combinations
 from tightframe.securesum.site import mask
 from tightframe.securesum.site.totals import KeptTerm
 

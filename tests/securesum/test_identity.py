@@ -38,7 +38,6 @@ from tests.support.securesum.certificates import (
     subject,
 )
 
-from tightframe.securesum.certificate import PublicKey
 from tightframe.securesum.errors import IdentityError, SignatureError
 from tightframe.securesum.identity import (
     Anchor,
@@ -48,6 +47,7 @@ from tightframe.securesum.identity import (
     verify_certificate,
     verify_signature,
 )
+from tightframe.securesum.identity.certificate import PublicKey
 from tightframe.securesum.messages import Advertisement
 from tightframe.securesum.primitives import PREFIX, encode_fields
 

@@ -26,7 +26,7 @@ from tests.support.securesum.protocol import JOB, MIXED, World, add_integers
 
 from tightframe.phases import Field, Schema
 from tightframe.rounds.riders import class_rules
-from tightframe.securesum import combinations, encoding, rules
+from tightframe.securesum import encoding, rules
 from tightframe.securesum.checks import group_layout, pair_secret
 from tightframe.securesum.errors import ReplayError, StaticCohortError
 from tightframe.securesum.masks import keystream, pair_key, self_key
@@ -40,6 +40,7 @@ from tightframe.securesum.messages import (
     SumId,
     challenge,
 )
+from tightframe.securesum.proofs import combinations
 from tightframe.securesum.rules import SiteRules
 from tightframe.securesum.site import journal
 from tightframe.securesum.site.state import slot_secret, slot_share

@@ -27,7 +27,7 @@ from tests.support.securesum.hostile import (
 )
 from tests.support.securesum.protocol import JOB, MIXED
 
-from tightframe.securesum import combinations, messages
+from tightframe.securesum import messages
 from tightframe.securesum.checks import group_layout
 from tightframe.securesum.errors import (
     FollowersError,
@@ -49,6 +49,7 @@ from tightframe.securesum.messages import (
     TermRequest,
     Total,
 )
+from tightframe.securesum.proofs import combinations
 from tightframe.securesum.server import Evidence, Sum
 from tightframe.securesum.site import journal
 from tightframe.securesum.site.state import slot_secret

@@ -21,10 +21,11 @@ from tests.support.securesum.certificates import AT
 from tests.support.securesum.protocol import add_integers
 from tests.support.securesum.replay import load, order, params_of, play
 
-from tightframe.securesum import combinations, encoding, errors, masks, messages, primitives, shamir
+from tightframe.securesum import encoding, errors, masks, messages, primitives, shamir
 from tightframe.securesum.checks import box_key, commitment, pair_secret
 from tightframe.securesum.errors import ProtocolError
 from tightframe.securesum.identity import Anchor, verify_certificate
+from tightframe.securesum.proofs import combinations
 
 RUN, REFUSED, PRIMITIVES = load("run"), load("refused"), load("primitives")
 CLASSES = {

@@ -21,8 +21,8 @@ from tightframe.errors import LATE
 from tightframe.phases import Fold, ServerState
 from tightframe.report import writing
 from tightframe.rounds.context import Message, SiloContext
-from tightframe.rounds.following import state_bytes, state_sha256
 from tightframe.rounds.plan import Exchange
+from tightframe.rounds.run_state import state_bytes, state_sha256
 from tightframe.rounds.server.coordinator import Coordinator, Result
 from tightframe.rounds.setup import JobSetup, prepare
 from tightframe.rounds.silo.session import SiloSession

@@ -78,7 +78,7 @@ def _component(name: str, path: str, **arguments: Any) -> dict[str, Any]:
 
 
 def _allowed() -> dict[str, Any]:
-    from tightframe.flare.simulator import ALLOW_LIST
+    from tightframe.flare.simulation.simulator import ALLOW_LIST
 
     return {
         "format_version": 2,
@@ -210,7 +210,7 @@ class Kit:
             SiteConfigError: TF-615, if it is not a kit of a site or of the server.
         """
         from tightframe.flare.identity import SERVER_FILE, SITE_FILE
-        from tightframe_app.site.engine import common_name
+        from tightframe_app.site.checks.engine import common_name
 
         startup = folder / "startup"
         for file, kind in ((SITE_FILE, "site"), (SERVER_FILE, "server")):

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from tightframe.flare.workspace import AT_WORK
+from tightframe.flare.simulation.workspace import AT_WORK
 
 POLL_SECONDS = 0.25
 PLAIN_SECONDS = 60.0

@@ -545,7 +545,7 @@ def submit(
 
 
 def _check_committed(root: Path, *, say: bool = True) -> list[str]:
-    from tightframe.flare import simulator
+    from tightframe.flare.simulation import simulator
     from tightframe_app.jobs import folders as job_folders
     from tightframe_app.jobs import recipes
 

@@ -88,7 +88,7 @@ def of_file(path: Path, job: JobConfig, changes: Mapping[str, Any]) -> Evaluatio
         JobError: if the file does not fit the network, listing every difference.
     """
     from tightframe.models.pretrained import read_weights
-    from tightframe.rounds.following import start_state
+    from tightframe.rounds.run_state import start_state
     from tightframe.rounds.setup import prepare
 
     content = read_weights(path)

@@ -84,9 +84,11 @@ def methods(
     """
     sums = kept() if name is None and like == LIKE else computed(name, like)
     if form == "json":
+        from tightframe_app.jobs import presets
         from tightframe_app.outputs import Methods, MethodSums
 
-        formats.show(Methods(like=like, methods=tuple(MethodSums.model_validate(item) for item in sums)))
+        told = [{**asdict(item), **presets.described(item.name)} for item in sums]
+        formats.show(Methods(like=like, methods=tuple(MethodSums.model_validate(item) for item in told)))
         return
     if name is None:
         console(140).print(_table(sums, like))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from importlib.resources import files
 from typing import Any
 
@@ -168,6 +168,14 @@ def effects(method: str) -> Iterator[Effect]:
     known = json.loads((files("tightframe_app.jobs") / FILE).read_text(encoding="utf-8"))
     mine = [Effect(**values) for values in known if values["method"] == method]
     yield from sorted(mine, key=lambda effect: not effect.seen)
+
+
+def described(method: str) -> dict[str, Any]:
+    """Return a method's preset and comparisons as plain values."""
+    compared = [asdict(effect) | {"seen": effect.seen} for effect in effects(method)]
+    for effect in compared:
+        del effect["method"]
+    return {"preset": asdict(of(method)), "effects": compared}
 
 
 def lines(method: str) -> list[str]:

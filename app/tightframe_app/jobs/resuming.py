@@ -105,7 +105,7 @@ def export_withdrawal(
         JobError: if the run is another job's, has not ended, or none from which records can be withdrawn.
         JobFolderError: TF-102; see ``folders.write_job``.
     """
-    from tightframe.results.withdrawal import not_covered
+    from tightframe.results.parts.withdrawal import not_covered
     from tightframe.results.words import plural
     from tightframe.rounds import checkpoint
     from tightframe.rounds.server import resume

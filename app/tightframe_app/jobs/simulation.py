@@ -16,8 +16,8 @@ from tightframe.config.job import JobConfig
 from tightframe.config.site import SiteEntry, dataset_of, open_data, site_entry
 from tightframe.data.base import SiloData, check_form
 from tightframe.errors import RunError, SiteConfigError, TightframeError
-from tightframe.flare import workspace as workspaces
-from tightframe.flare.simulator import PREVIOUS_RUN
+from tightframe.flare.simulation import workspace as workspaces
+from tightframe.flare.simulation.simulator import PREVIOUS_RUN
 from tightframe.results.files import CHECKPOINT, OUTCOME, PAGE, ResultsError
 from tightframe.results.outcome import Outcome
 

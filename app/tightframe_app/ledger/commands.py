@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from tightframe.privacy.events import Gaussian, SubsampledGaussian
     from tightframe.privacy.ledger.chain import Verified
     from tightframe.privacy.ledger.entries import Entry
-    from tightframe.privacy.ledger.report import Spending
+    from tightframe.privacy.ledger.summary import Spending
     from tightframe.securesum.identity import Anchor
 
 app = typer.Typer(help="Show and verify how this site's privacy budget was spent.", no_args_is_help=True)
@@ -59,7 +59,7 @@ class WhatIf:
     def fitting(self, spending: Spending, epsilon: float) -> list[str]:
         """Return sentences about what would still fit under a cap."""
         from tightframe.privacy.events import Gaussian, SubsampledGaussian
-        from tightframe.privacy.ledger.report import fits
+        from tightframe.privacy.ledger.summary import fits
 
         release = self.release or spending.last(Gaussian)
         training = self.training or spending.last(SubsampledGaussian)
@@ -77,7 +77,7 @@ def ledger_show(options: Options, form: formats.Form = "text") -> None:
     the events: by the closed form if every record took part in every release, otherwise by privacy-loss
     distributions (PLD), or by RDP where these are too expensive, with RDP and PRV for comparison.
     """
-    from tightframe.privacy.ledger.report import left_text, spent_text
+    from tightframe.privacy.ledger.summary import left_text, spent_text
 
     out = console(WIDTH)
     query = options.query(needed=form == "json")
@@ -275,7 +275,7 @@ def ledger_explain(
     --sigma and --records describe others than the last.
     """
     from tightframe.privacy.events import Gaussian, SubsampledGaussian
-    from tightframe.privacy.ledger.report import explain
+    from tightframe.privacy.ledger.summary import explain
 
     if (sigma is None) != (records is None):
         raise typer.BadParameter("expected --sigma and --records together", param_hint="--sigma")
@@ -315,7 +315,7 @@ def ledger_explain(
 
 def _read(query: Query, root: Sequence[Path] | None, missing_role: bool) -> tuple[Verified, list[Spending]]:
     from tightframe.privacy.ledger.chain import read_ledger
-    from tightframe.privacy.ledger.report import spendings
+    from tightframe.privacy.ledger.summary import spendings
     from tightframe.rounds.ledger_keys import signature_check
 
     check = signature_check([_anchor(item, missing_role) for item in root]) if root else None
@@ -353,7 +353,7 @@ def _known(text: str) -> tuple[int, str]:
 
 def _charges(spending: Spending) -> Table:
     from tightframe.privacy.ledger.entries import Charge
-    from tightframe.privacy.ledger.report import event_text
+    from tightframe.privacy.ledger.summary import event_text
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for name in ("entry", "time (UTC)", "job", "purpose", "retry", "event", "epsilon"):

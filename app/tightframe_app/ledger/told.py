@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from tightframe.privacy.ledger.chain import Verified
-    from tightframe.privacy.ledger.report import Spending
+    from tightframe.privacy.ledger.summary import Spending
     from tightframe_app.ledger.query import Query
     from tightframe_app.outputs import LedgerShown, LedgerVerified
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def shown_as_json(query: Query, whole: Verified, spent: list[Spending]) -> LedgerShown:
     """Return what was spent, by data set."""
     from tightframe.privacy.ledger.entries import Charge
-    from tightframe.privacy.ledger.report import event_text
+    from tightframe.privacy.ledger.summary import event_text
     from tightframe_app.outputs import ChargeLine, DatasetSpending, LedgerShown, Spent
 
     data_sets = []

@@ -13,11 +13,12 @@ from rich.text import Text
 from tightframe_app import formats
 from tightframe_app.federation.commands import TRAINING_SOCKET
 from tightframe_app.screens import console, lines
-from tightframe_app.site import membership, releases
+from tightframe_app.site import releases
 from tightframe_app.site.features import features
+from tightframe_app.site.membership import commands as membership
 
 if TYPE_CHECKING:
-    from tightframe_app.site.findings import Finding
+    from tightframe_app.site.checks.findings import Finding
 
 app = typer.Typer(
     help="Run a hospital's own site: join, check, start, stop, leave; decide how its sums may be formed.",
@@ -89,8 +90,8 @@ def check(
     site has one line, and its problems; --verbose shows the rest.
     """
     from tightframe_app.jobs import folders as job_folders
-    from tightframe_app.site.check import check_site
-    from tightframe_app.site.findings import Scope
+    from tightframe_app.site.checks.all_checks import check_site
+    from tightframe_app.site.checks.findings import Scope
 
     scope = Scope(
         config,
@@ -207,7 +208,7 @@ def serve(
 
 def in_blocks(findings: Sequence[Finding]) -> list[Finding]:
     """Return findings with one block for each site of a file for several: a summary, and the problems."""
-    from tightframe_app.site.findings import Finding, State
+    from tightframe_app.site.checks.findings import Finding, State
 
     shown: list[Finding] = []
     if len({one.site for one in findings} - {""}) < 2:

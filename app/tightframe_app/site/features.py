@@ -20,7 +20,7 @@ def features(
         typer.Option("--config", "-c", help="The site's own local/tightframe.json (with its `state_dir`)."),
     ],
     delete: Annotated[
-        bool, typer.Option("--delete", help="Delete them; the next job computes them anew.")
+        bool, typer.Option("--delete", help="Delete them; the next job computes them again.")
     ] = False,
     form: formats.Form = "text",
 ) -> None:

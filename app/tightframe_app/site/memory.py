@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tightframe_app.site.findings import Scope
+from tightframe_app.site.checks.findings import Scope
 
 if TYPE_CHECKING:
     from tightframe.config.site import SiteEntry

@@ -23,14 +23,14 @@ from tightframe.results.words import plural, rounded_down, rounded_up
 from tightframe_app.federation.kits import CONFIG_FILE, Kit
 from tightframe_app.live.server import Content
 from tightframe_app.site import stop
-from tightframe_app.site.findings import Finding, Scope
+from tightframe_app.site.checks.findings import Finding, Scope
 from tightframe_app.site.memory import memory_of
 
 if TYPE_CHECKING:
     from tightframe.config.policy import Policy
     from tightframe.config.site import SiteEntry
     from tightframe.privacy.ledger.entries import Entry
-    from tightframe.privacy.ledger.report import Spending
+    from tightframe.privacy.ledger.summary import Spending
 
 KIND = "Tightframe: a hospital's own page, for this machine only"
 DELTA = 1e-5
@@ -163,7 +163,7 @@ class Looker:
 
     def _read(self, known: Known) -> Known:
         from tightframe.config.site import parse_single, read_object
-        from tightframe.privacy.ledger.report import spendings
+        from tightframe.privacy.ledger.summary import spendings
         from tightframe.rounds.site_ledger import read_contents
 
         try:
@@ -183,7 +183,7 @@ class Looker:
             return replace(known, released=(), cohorts={}, spendings=(), problems=(str(error),))
 
     def _check(self) -> tuple[Finding, ...]:
-        from tightframe_app.site.check import check_site
+        from tightframe_app.site.checks.all_checks import check_site
 
         scope = Scope(self._config, production=True, kit=self._kit.startup, records=False)
         try:

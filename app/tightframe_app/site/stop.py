@@ -21,7 +21,7 @@ import psutil
 
 from tightframe.errors import SiteConfigError
 from tightframe_app.federation.kits import LAUNCHER, PERSON_FILE, Kit, persons_kit
-from tightframe_app.site.engine import common_name, components
+from tightframe_app.site.checks.engine import common_name, components
 
 ENGINE = "nvflare.private.fed.app.client."
 CLIENT, JOB = ENGINE + "client_train", ENGINE + "worker_process"

@@ -17,8 +17,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from tightframe.results.dropouts import NOT_MEASURED
 from tightframe.results.outcome import Outcome
+from tightframe.results.parts.dropouts import NOT_MEASURED
 from tightframe.results.status import Status
 from tightframe_app import formats
 from tightframe_app.screens import shown

@@ -18,6 +18,7 @@ from typing import Any
 from nvflare.apis.fl_exception import FLCommunicationError
 from nvflare.fuel.flare_api import api_spec
 from nvflare.fuel.flare_api.flare_api import new_secure_session
+from nvflare.fuel.hci.client import file_transfer
 from nvflare.tool.kit import kit_config
 
 from tightframe.flare.monitoring.consoles import GROUP
@@ -83,6 +84,40 @@ def find_kit(given: Path | None) -> Path:
         f"{len(found)}{listed}. Give its folder with --kit, or once and for all with `nvflare config add "
         "NAME KIT` and `nvflare config use NAME`.",
         code="TF-811",
+    )
+
+
+class HeldTransfers(file_transfer.FileTransferModule):
+    """The engine's download of a result, with the server's names of files held to the result's own folder.
+
+    The engine joins them to paths as they are: a server could have any file of this person written, renamed
+    or deleted.
+    """
+
+    def _tx_path(self, tx_id: str, folder_name: str) -> str:
+        """Return the folder of one download, which lies in that of all downloads."""
+        path = str(super()._tx_path(tx_id, folder_name))
+        if Path(os.path.abspath(path)).parent != Path(os.path.abspath(self.download_dir)):
+            raise _outside()
+        return path
+
+    def pull_binary_file(self, args: list[str], ctx: Any) -> Any:
+        """Fetch one file into the folder of its download."""
+        if len(args) > 5:
+            folder = Path(os.path.abspath(self._tx_path(args[2], args[4])))
+            if folder not in Path(os.path.abspath(folder / args[5])).parents:
+                raise _outside()
+        return super().pull_binary_file(args, ctx)
+
+
+file_transfer.FileTransferModule = HeldTransfers  # where the engine's sessions take it from
+
+
+def _outside() -> WatchError:
+    return WatchError(
+        "Expected the server to name files of the job's result, but it names a path outside of its folder: "
+        "nothing was written. The server is not to be trusted.",
+        code="TF-817",
     )
 
 

@@ -50,7 +50,7 @@ class WatchError(TightframeError):
     """A run cannot be watched.
 
     TF-811 no startup kit, TF-812 no connection, TF-813 no such job, TF-814 not allowed,
-    TF-815 not understood.
+    TF-815 not understood, TF-817 a result with paths outside of its folder.
     """
 
     code = "TF-812"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tightframe.results.spent import Spent
+from tightframe.results.parts.spent import Spent
 from tightframe.results.status import Status
 from tightframe.results.words import megabytes, one_answer, plural, with_interval
 from tightframe.results.words import shown as number
@@ -112,9 +112,7 @@ def privacy_words(status: Status) -> str:
         return shown(spent_words(status.privacy))
     if status.epsilon_promised is None:
         return "no differential privacy"
-    return (
-        f"at most epsilon {status.epsilon_promised:g} promised, delta {status.delta or 0:g}; nothing told yet"
-    )
+    return f"at most epsilon {status.epsilon_promised:g} promised, delta {status.delta or 0:g}; none yet"
 
 
 def spent_words(spent: Spent) -> str:

@@ -25,7 +25,7 @@ from tightframe.report.drawing.markup import (
     without,
 )
 from tightframe.report.drawing.plots import Series
-from tightframe.results.dropouts import NOT_MEASURED
+from tightframe.results.parts.dropouts import NOT_MEASURED
 from tightframe.results.status import Moment, Status
 from tightframe.results.words import plural
 from tightframe.results.words import shown as number
@@ -189,7 +189,7 @@ def _course(status: Status) -> Markup:
     if not course:
         return section(
             "Course of training",
-            tag("p", f"No round has told a number yet. Loss: {loss_words(status)}."),
+            tag("p", f"No round has reported a number yet. Loss: {loss_words(status)}."),
         )
     xs = [item.round for item in course]
     pictures: list[Part] = []
@@ -254,14 +254,14 @@ def _privacy(status: Status) -> Markup:
                     "Epsilon spent by round",
                     xs,
                     [
-                        Series("most of those told", [high for _, (_, high) in ranged], 0),
-                        Series("least of those told", [low for _, (low, _) in ranged], 1),
+                        Series("highest reported", [high for _, (_, high) in ranged], 0),
+                        Series("lowest reported", [low for _, (low, _) in ranged], 1),
                         Series("promised", [promised for _ in xs], 2),
                     ],
                     x_name="round",
                     low=0.0,
                 ),
-                "Ends of the ranges in which the told epsilons lie, up to each round.",
+                "Ends of the ranges of the reported epsilons, up to each round.",
             )
         )
         rows: list[list[Part]] = [[str(x), f"{low:g} to {high:g}"] for x, (low, high) in ranged]

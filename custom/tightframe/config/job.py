@@ -244,7 +244,7 @@ class Withdraw(StrictModel):
 
 
 class EvaluateOnly(StrictModel):
-    """What a job that trains nothing says of the finished model that it evaluates.
+    """Settings of a job that trains nothing and evaluates a finished model.
 
     Attributes:
         normalisation: what the network has in place of BatchNorm: ``batch``: nothing else; ``group`` or
@@ -255,7 +255,7 @@ class EvaluateOnly(StrictModel):
 
 
 class Statistics(StrictModel):
-    """What a job that trains nothing and sums statistics of its sites' tables says of them.
+    """Settings of a job that trains nothing and sums statistics of its sites' tables.
 
     Attributes:
         bins: of one width, into which a number's range is cut.

@@ -567,7 +567,7 @@ def _releases(rounds: int, privacy: Any) -> int | None:
         return None
     if not rounds:
         return 1  # the one evaluation, or the statistics, of a job that trains nothing
-    from tightframe.privacy.releases.plan import (
+    from tightframe.privacy.releases.class_sums_plan import (
         release_rounds,
     )  # tasks of jobs without privacy do not need it
 

@@ -15,7 +15,16 @@ import json
 import math
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Discriminator, Field, Tag, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    Discriminator,
+    Field,
+    SerializerFunctionWrapHandler,
+    Tag,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
 from tightframe.options import UNION_TAG, StrictModel
 
@@ -134,7 +143,7 @@ class Class(StrictModel):
 
 
 class Label(StrictModel):
-    """What is learned: one class for each record.
+    """Label with one class for each record.
 
     Attributes:
         column: of the codes.
@@ -183,7 +192,7 @@ class FindingColumn(StrictModel):
 
 
 class MultiLabel(StrictModel):
-    """What is learned: findings, each of which a record has or has not, whatever the others are.
+    """Label with findings, each present or absent independently of the others.
 
     Attributes:
         findings: in label order.
@@ -207,6 +216,28 @@ class MultiLabel(StrictModel):
     def titles(self) -> tuple[str, ...]:
         """Names of the findings in reports."""
         return tuple(item.title or item.column for item in self.findings)
+
+
+class Survival(StrictModel):
+    """Time to an event, for statistics alone: no model learns from these columns.
+
+    Attributes:
+        time: column of the time from the beginning to the event or to the end of what is known.
+        event: column of booleans: whether there was the event at that time.
+        high: the longest time that is possible; 0 is the shortest.
+        unit: of the time; a site with another one converts it.
+    """
+
+    time: Text
+    event: Text
+    high: Annotated[float, Field(gt=0, le=_LARGEST)]
+    unit: Text | None = None
+
+    @property
+    def columns(self) -> tuple[Column, Column]:
+        """Both as columns, neither of which may be missing."""
+        time = Column(column=self.time, kind="number", unit=self.unit, low=0.0, high=self.high)
+        return time, Column(column=self.event, kind="boolean")
 
 
 def _kind_of_label(value: Any) -> str:
@@ -234,7 +265,7 @@ class Folds(StrictModel):
 
 
 class Contract(StrictModel):
-    """What a record is.
+    """Contract of a table's records.
 
     Attributes:
         title: of the data, for reports.
@@ -244,6 +275,7 @@ class Contract(StrictModel):
         patient: column that tells whose record it is; all records of a patient are in one fold.
         fold: column of the folds; by default a fixed hash of patient, record or content decides.
         shares: of train, validation and test, where the hash decides.
+        survival: time to an event, for statistics.
     """
 
     title: Text
@@ -253,6 +285,12 @@ class Contract(StrictModel):
     patient: Text | None = None
     fold: Folds | None = None
     shares: Annotated[tuple[float, float, float], Field(strict=False)] = SHARES
+    survival: Survival | None = None
+
+    @model_serializer(mode="wrap")
+    def _as_made(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out a survival that there is not: contracts keep the hash that sites have pinned."""
+        return {key: item for key, item in handler(self).items() if key != "survival" or item is not None}
 
     @model_validator(mode="before")
     @classmethod
@@ -267,6 +305,8 @@ class Contract(StrictModel):
         problems = [f"column {twice!r} once" for twice in sorted(_repeated(measured))]
         roles = {"record": self.record, "patient": self.patient}
         roles["fold"] = None if self.fold is None else self.fold.column
+        if self.survival is not None:
+            roles |= {"time": self.survival.time, "event": self.survival.event}
         labels = self.label.columns
         for role, column in [*(("label", name) for name in labels), *roles.items()]:
             if column in measured:
@@ -294,7 +334,8 @@ class Contract(StrictModel):
     def wanted(self) -> tuple[str, ...]:
         """Every column that a site must have, by its name in the contract."""
         fold = None if self.fold is None else self.fold.column
-        others = (*self.label.columns, self.record, self.patient, fold)
+        timed = () if self.survival is None else (self.survival.time, self.survival.event)
+        others = (*self.label.columns, self.record, self.patient, fold, *timed)
         named = [item.column for item in self.columns] + [item for item in others if item is not None]
         return tuple(dict.fromkeys(named))
 

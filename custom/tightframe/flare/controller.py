@@ -14,11 +14,12 @@ from nvflare.apis.impl.controller import Controller
 from nvflare.apis.signal import Signal
 
 from tightframe.errors import TightframeError
-from tightframe.flare import doors, side_by_side, workspace
+from tightframe.flare import doors
 from tightframe.flare.monitoring import consoles as monitor
+from tightframe.flare.simulation import side_by_side, workspace
 from tightframe.flare.transport import FlareTransport
 
-WARM = ("NVFLARE_NVFLARE_DECOMPOSERS", "tightframe.flare.warm")
+WARM = ("NVFLARE_NVFLARE_DECOMPOSERS", "tightframe.flare.simulation.warm")
 """Environment variable that names a package for the engine to import early in a silo's process, and ours."""
 
 

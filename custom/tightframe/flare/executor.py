@@ -25,13 +25,12 @@ from tightframe.config.job import JobConfig, parse_job
 from tightframe.config.refusals import REFUSALS, BelowPolicyError
 from tightframe.config.site import SiteEntry, site_entry
 from tightframe.errors import JobError, TightframeError
-from tightframe.flare import guard
+from tightframe.flare import CODE, MESSAGE, guard
 from tightframe.flare.accounts import permissions
 from tightframe.flare.identity import site_identity
-from tightframe.flare.simulator import PREVIOUS_RUN
+from tightframe.flare.simulation.simulator import PREVIOUS_RUN
+from tightframe.flare.simulation.workspace import AtWork, check_run
 from tightframe.flare.submitter import job_submitter, signed_submitter
-from tightframe.flare.wire import CODE, MESSAGE
-from tightframe.flare.workspace import AtWork, check_run
 from tightframe.report import writing
 from tightframe.rounds.context import STATE, SiloContext
 from tightframe.rounds.silo.session import SiloSession, failure_code

@@ -26,9 +26,8 @@ from tightframe.config.policy import Policy
 from tightframe.config.refusals import BESIDE_RULES, MAX_TOLD, REFUSALS
 from tightframe.config.site import SiteEntry, site_entry
 from tightframe.errors import REASONS, PolicyError, SiteConfigError, TightframeError
-from tightframe.flare import doors
+from tightframe.flare import CODE, MESSAGE, doors
 from tightframe.flare.outgoing import OutgoingError, checked
-from tightframe.flare.wire import CODE, MESSAGE
 
 MAX_BYTES = 2**30
 """Default size of the largest answer that passes, in bytes."""

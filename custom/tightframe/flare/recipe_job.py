@@ -13,7 +13,7 @@ from nvflare.recipe import Run, SimEnv
 from nvflare.recipe.spec import ExecEnv, _peek_recipe_args
 
 from tightframe.errors import JobError
-from tightframe.flare import simulator
+from tightframe.flare.simulation import simulator
 
 
 class FolderJob(FedJob):
@@ -34,7 +34,12 @@ class FolderJob(FedJob):
         """Run the job as ``tightframe simulate`` does; return its exit code, 3 if nothing was trained."""
         with TemporaryDirectory(prefix="tightframe-") as folder:
             self.export_job(folder)
-            command = [sys.executable, "-m", "tightframe.flare.simulator", str(Path(folder, self.name))]
+            command = [
+                sys.executable,
+                "-m",
+                simulator.__name__,
+                str(Path(folder, self.name)),
+            ]
             command += ["-w", workspace, "-t", str(threads or len(self._sites))]
             command += ["--gpu", options["gpu"]] if options.get("gpu") else []
             command += ["-l", options["log_config"]] if options.get("log_config") else []

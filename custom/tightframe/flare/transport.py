@@ -24,7 +24,7 @@ from nvflare.apis.signal import Signal
 
 from tightframe.config.refusals import REFUSALS, in_words
 from tightframe.errors import LATE, REASONS, RunError, TightframeError, outside_code
-from tightframe.flare.wire import CODE, MESSAGE
+from tightframe.flare import CODE, MESSAGE
 from tightframe.rounds.context import Message
 from tightframe.rounds.silo.session import failure_code
 from tightframe.rounds.sums.plain import Accept, Failed
@@ -53,7 +53,7 @@ class _Waiting:
 
 
 @dataclass
-class _Exchange:
+class _Pending:
     accept: Accept
     lock: threading.Lock = field(default_factory=threading.Lock)
     progress: float = field(default_factory=lambda: time.monotonic())
@@ -106,7 +106,7 @@ class FlareTransport:
             RunError: TF-504 if the run is aborted while waiting; otherwise whatever ``check`` raises.
         """
         self._check()
-        state = _Exchange(accept)
+        state = _Pending(accept)
         for site, request in sorted(requests.items()):
             state.waiting[site] = _Waiting(self._make_task(task, site, request, state))
         for site, waiting in state.waiting.items():
@@ -126,7 +126,7 @@ class FlareTransport:
             self._absent |= {site for site, waiting in state.waiting.items() if waiting.fetched is None}
             return {site: waiting.code for site, waiting in state.waiting.items() if waiting.code is not None}
 
-    def _make_task(self, name: str, site: str, request: Message, state: _Exchange) -> Task:
+    def _make_task(self, name: str, site: str, request: Message, state: _Pending) -> Task:
         data = Shareable()
         data[MESSAGE] = request
 
@@ -140,7 +140,7 @@ class FlareTransport:
 
         return Task(name=name, data=data, after_task_sent_cb=fetched, result_received_cb=received)
 
-    def _receive(self, site: str, client_task: ClientTask, state: _Exchange) -> None:
+    def _receive(self, site: str, client_task: ClientTask, state: _Pending) -> None:
         result, client_task.result = client_task.result, None  # free each term once it is added
         with state.lock:
             waiting = state.waiting[site]
@@ -171,7 +171,7 @@ class FlareTransport:
         if self._failed is not None:
             self._failed(site, code, rules)
 
-    def _accept(self, site: str, result: Shareable | None, state: _Exchange) -> None:
+    def _accept(self, site: str, result: Shareable | None, state: _Pending) -> None:
         answer = Shareable() if result is None else result
         code, message = answer.get(CODE), answer.get(MESSAGE)
         if answer.get_return_code() == ReturnCode.TASK_RESULT_FILTER_ERROR:
@@ -187,7 +187,7 @@ class FlareTransport:
             )
         state.accept(site, message)
 
-    def _wait(self, state: _Exchange) -> None:
+    def _wait(self, state: _Pending) -> None:
         """Wait until every silo has answered or is finished as late."""
         while True:
             if self._abort_signal.triggered:
@@ -204,7 +204,7 @@ class FlareTransport:
                     return
             time.sleep(POLL_SECONDS)
 
-    def _still_expected(self, state: _Exchange, now: float) -> bool:
+    def _still_expected(self, state: _Pending, now: float) -> bool:
         """Finish the silos that are overdue; return whether to wait for any other."""
         working = False
         patience: float | None = None

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tightframe.data import dicom
 from tightframe.data.forms import PictureForm, Pixels, TableForm
+from tightframe.data.images import dicom
 from tightframe.errors import TightframeError
 from tightframe.inference.errors import ModelError
 from tightframe.inference.model import TrainedModel

@@ -21,7 +21,8 @@ from __future__ import annotations
 import torch
 from pydantic import Field
 
-from tightframe.learning.closed_form import (
+from tightframe.learning.one_sum import one_sum_method
+from tightframe.learning.one_sum.closed_form import (
     INTERCEPT,
     RIDGE_NOISE,
     Priors,
@@ -30,8 +31,7 @@ from tightframe.learning.closed_form import (
     target_weights,
     with_intercept,
 )
-from tightframe.learning.feature_sums import FrozenSums
-from tightframe.learning.one_sum import one_sum_method
+from tightframe.learning.one_sum.feature_sums import FrozenSums
 from tightframe.options import StrictModel
 
 

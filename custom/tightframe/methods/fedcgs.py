@@ -17,9 +17,9 @@ from __future__ import annotations
 import torch
 from pydantic import Field
 
-from tightframe.learning.closed_form import Priors, discriminant
-from tightframe.learning.feature_sums import FrozenSums
 from tightframe.learning.one_sum import one_sum_method
+from tightframe.learning.one_sum.closed_form import Priors, discriminant
+from tightframe.learning.one_sum.feature_sums import FrozenSums
 from tightframe.options import StrictModel
 
 

@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import torch
 
-from tightframe.learning.closed_form import class_means
-from tightframe.learning.feature_sums import FrozenSums
 from tightframe.learning.one_sum import one_sum_method
+from tightframe.learning.one_sum.closed_form import class_means
+from tightframe.learning.one_sum.feature_sums import FrozenSums
 from tightframe.options import StrictModel
 
 

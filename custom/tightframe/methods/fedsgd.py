@@ -22,9 +22,9 @@ from pydantic import Field
 from torch import nn
 
 from tightframe.learning import model_update
+from tightframe.learning.gradients.sharing import check_one_step, gradient_phase
 from tightframe.learning.halves import plain_training, train
 from tightframe.learning.server_optimizers import GradientDescent
-from tightframe.learning.shared_gradients import check_one_step, gradient_phase
 from tightframe.options import StrictModel
 from tightframe.phases import Method, Phase, ServerState, Setting, SiloView, Tensors
 

@@ -13,8 +13,8 @@ import numpy as np
 
 from tightframe.metrics import clinical, noise_intervals
 from tightframe.report.reading import ServerResults, only_run, read
-from tightframe.results.evaluation import FoldMetrics
 from tightframe.results.files import ResultsError
+from tightframe.results.parts.evaluation import FoldMetrics
 from tightframe.results.rows import Row, last_spent
 from tightframe.results.words import dotted
 

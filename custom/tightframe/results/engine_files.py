@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from tightframe.files import write_atomically
-from tightframe.results.evaluation import FoldMetrics
 from tightframe.results.files import MODEL
+from tightframe.results.parts.evaluation import FoldMetrics
 from tightframe.results.rows import Row
 
 ROUNDS, SUMMARY = "metrics/round_metrics.jsonl", "metrics/metrics_summary.json"

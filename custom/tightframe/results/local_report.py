@@ -6,9 +6,9 @@ from typing import Any
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
-from tightframe.results.dropouts import Lost
-from tightframe.results.evaluation import Evaluation, OneAnswer
 from tightframe.results.files import LOCAL, ResultFile, Values
+from tightframe.results.parts.dropouts import Lost
+from tightframe.results.parts.evaluation import Evaluation, OneAnswer
 
 
 class SiloRecords(Values):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from tightframe.results.evaluation import Evaluation
 from tightframe.results.files import CARD, ResultFile, Values
-from tightframe.results.spent import Spent
-from tightframe.results.withdrawal import WithdrawnRecords
+from tightframe.results.parts.evaluation import Evaluation
+from tightframe.results.parts.spent import Spent
+from tightframe.results.parts.withdrawal import WithdrawnRecords
 
 
 class MethodCard(Values):

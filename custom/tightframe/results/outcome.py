@@ -9,8 +9,6 @@ from typing import Any
 from pydantic import Field
 
 from tightframe.errors import REASONS
-from tightframe.results.dropouts import NOT_MEASURED, Lost
-from tightframe.results.evaluation import Evaluation, FoldMetrics
 from tightframe.results.files import (
     BEST,
     CARD,
@@ -25,10 +23,12 @@ from tightframe.results.files import (
     ResultFile,
     Values,
 )
+from tightframe.results.parts.dropouts import NOT_MEASURED, Lost
+from tightframe.results.parts.evaluation import Evaluation, FoldMetrics
+from tightframe.results.parts.spent import Spent
+from tightframe.results.parts.withdrawal import WithdrawnRecords
 from tightframe.results.rows import Row, final_row, noise_words
-from tightframe.results.spent import Spent
 from tightframe.results.statistics import STATISTICS, TableStatistics
-from tightframe.results.withdrawal import WithdrawnRecords
 from tightframe.results.words import count_in_words, metric, one_answer, plural, shown, with_interval
 
 _FILES = (MODEL, BEST, CARD, STATISTICS, METRICS, OUTCOME, PAGE, TRANSCRIPT, CHECKPOINT, EVENTS)

@@ -6,6 +6,10 @@ A number that is withheld is never written as zero: ``value`` is null where no t
 
 from __future__ import annotations
 
+from typing import Any
+
+from pydantic import SerializerFunctionWrapHandler, model_serializer
+
 from tightframe.results.files import ResultFile, Values
 
 STATISTICS = "statistics.json"
@@ -100,6 +104,41 @@ class ColumnStatistics(Values):
     overall: OfClass
 
 
+class Curve(Values):
+    """Survival of a class (Kaplan-Meier), after each bin of time.
+
+    Attributes:
+        at_risk: records at the beginning of each bin.
+        events: in it.
+        survival: None from where nobody is at risk.
+        low, high: 95 % limits; None where survival is 0 or 1.
+    """
+
+    at_risk: list[int]
+    events: list[int]
+    survival: list[float | None]
+    low: list[float | None]
+    high: list[float | None]
+
+
+class SurvivalStatistics(Values):
+    """Survival by class, of which no cell was withheld.
+
+    Attributes:
+        ends: of the bins of time, as all times in them count.
+        unit: of the time.
+        curves: class -> curve; None where one of its cells is not known.
+        log_rank, degrees, p: test of equal curves of all classes; None unless all are known.
+    """
+
+    ends: list[float]
+    unit: str | None = None
+    curves: dict[str, Curve | None]
+    log_rank: float | None = None
+    degrees: int | None = None
+    p: float | None = None
+
+
 class TableStatistics(ResultFile):
     """``statistics.json``.
 
@@ -119,6 +158,7 @@ class TableStatistics(ResultFile):
         noise_deviation: standard deviation of the noise in a number of records.
         level: of the intervals.
         synthetic: whether the records were generated.
+        survival: where the contract has time and event, and counts are exact.
     """
 
     NAME = STATISTICS
@@ -141,6 +181,12 @@ class TableStatistics(ResultFile):
     noise_deviation: float | None = None
     level: float | None = None
     synthetic: bool = False
+    survival: SurvivalStatistics | None = None
+
+    @model_serializer(mode="wrap")
+    def _as_made(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out a survival that there is not."""
+        return {key: item for key, item in handler(self).items() if key != "survival" or item is not None}
 
     @property
     def withheld(self) -> bool:

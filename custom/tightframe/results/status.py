@@ -9,11 +9,11 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Literal, Self
 
 from tightframe.errors import LATE
-from tightframe.results.dropouts import Lost
-from tightframe.results.evaluation import OneAnswer
 from tightframe.results.files import ResultFile, Values
+from tightframe.results.parts.dropouts import Lost
+from tightframe.results.parts.evaluation import OneAnswer
+from tightframe.results.parts.spent import Spent
 from tightframe.results.rows import Row
-from tightframe.results.spent import Spent
 
 State = Literal["starting", "enrolling", "summing", "trained", "stopped"]
 MOST_MOMENTS = 400

@@ -7,7 +7,7 @@ from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tightframe.results.evaluation import FoldMetrics, OneAnswer
+    from tightframe.results.parts.evaluation import FoldMetrics, OneAnswer
     from tightframe.results.statistics import Count
 
 
@@ -75,7 +75,7 @@ def count_in_words(count: Count) -> str:
 def metric(fold: FoldMetrics, name: str, digits: int = 3) -> str:
     """Return a metric of a fold; a noisy one never without its interval and classes.
 
-    >>> from tightframe.results.evaluation import FoldMetrics
+    >>> from tightframe.results.parts.evaluation import FoldMetrics
     >>> metric(FoldMetrics(records=2, accuracy=0.5), "accuracy")
     '0.500'
     """
@@ -88,7 +88,7 @@ def metric(fold: FoldMetrics, name: str, digits: int = 3) -> str:
 def one_answer(answer: OneAnswer | None) -> str | None:
     """Describe a model that gives one answer, whatever the record; None for any other.
 
-    >>> from tightframe.results.evaluation import OneAnswer
+    >>> from tightframe.results.parts.evaluation import OneAnswer
     >>> one_answer(OneAnswer(of_class="nv", share=1.0))
     'the model gives one answer: nv, for all records'
     """

@@ -19,6 +19,7 @@ from tightframe.errors import DataError
 from tightframe.files import append_durably, write_atomically
 from tightframe.privacy.ledger.ledger import ledger_path
 from tightframe.results.files import TRANSCRIPT, WritePage
+from tightframe.rounds.pace import Pace
 from tightframe.rounds.site_ledger import KIT_HEAD, LedgerPaths, SiteLedger
 from tightframe.securesum.identity import Anchor, Signer
 from tightframe.securesum.messages import SumId
@@ -33,6 +34,7 @@ START = "start.safetensors"
 FOLLOWED, VERIFIED = "followed", "verified"
 """Files of the run's state as this silo computed it, and of the states that it verified, with their sums."""
 DECLARATION = "declaration.json"
+PACE = "pace.json"
 SALT = "salt"
 FEATURES = "features"
 """Folder of features on the site's disk."""
@@ -205,6 +207,18 @@ class SiloContext:
             jobs,
             None if jobs is None or self.kit is None else self.kit / KIT_HEAD,
         )
+
+    @property
+    def answer_grid(self) -> float:
+        """Seconds, to whole multiples of which this silo's terms are held back; 0 for none."""
+        grid = self.job.answer_grid
+        return grid if grid is not None else 1.0 if self.production else 0.0
+
+    @cached_property
+    def pace(self) -> Pace:
+        """How long work on records lasts for others, in secure sums that leave on a time grid."""
+        on = self.answer_grid > 0 and self.job.summation == "secure"
+        return Pace(self.state_folder / PACE, on=on, limit=self.job.site_timeout, log=self.log)
 
     @property
     def feature_folder(self) -> Path | None:

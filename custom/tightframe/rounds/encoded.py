@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -78,6 +79,7 @@ class FeatureCache:
         self._encoder = ""
         self._folds: dict[tuple[Fold, bool], EncodedFold] = {}
         self._told = False
+        self.seconds = 0.0  # that computing features has taken
 
     def tell_once(self, tell: Callable[[], None]) -> None:
         """Call ``tell`` the first time."""
@@ -112,11 +114,13 @@ class FeatureCache:
         if encoder.sha256 != self._encoder:
             self._encoder, self._folds = encoder.sha256, {}
         if (fold, exact) not in self._folds:
+            started = time.monotonic()
             model = copy.deepcopy(encoder.model).double() if exact else encoder.model
             files = FeatureFiles.of(context, encoder.sha256, device, exact=exact)
             made = _Encoding(context, model, fold, device, exact=exact)
             found = made.computed() if files is None else _through(files, made, context.log)
             self._folds[fold, exact] = EncodedFold(found.features, found.labels)
+            self.seconds += time.monotonic() - started
         return self._folds[fold, exact]
 
 

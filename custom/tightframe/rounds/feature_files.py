@@ -121,7 +121,7 @@ class FeatureFiles:
         except FileNotFoundError:
             return None
         except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
-            self._log.warning("%s is damaged (%s): its features are computed anew", path, error)
+            self._log.warning("%s is damaged (%s): its features are computed again", path, error)
             return None
 
     def write(self, fold: Fold, stored: StoredFeatures) -> None:

@@ -13,12 +13,12 @@ from tightframe.config.job import JobConfig, Privacy
 from tightframe.phases import Field, Fold, Phase, PrivacySetting, Schema
 from tightframe.privacy import accounting
 from tightframe.privacy.events import Event, Gaussian, SubsampledGaussian
-from tightframe.privacy.releases import evaluation_totals, frozen_plan, gradient_sums
-from tightframe.privacy.releases import plan as release_plan
+from tightframe.privacy.releases import class_sums_plan as release_plan
+from tightframe.privacy.releases import evaluation_totals, frozen_sums_plan, gradient_sums
+from tightframe.privacy.releases.class_sums_plan import ClassSumsConfig, release_rounds
 from tightframe.privacy.releases.evaluation_totals import EvaluationConfig
-from tightframe.privacy.releases.frozen_plan import FrozenSumsConfig
+from tightframe.privacy.releases.frozen_sums_plan import FrozenSumsConfig
 from tightframe.privacy.releases.gradient_sums import GradientSumConfig
-from tightframe.privacy.releases.plan import ClassSumsConfig, release_rounds
 from tightframe.privacy.releases.table_statistics import StatisticsConfig, check_bound
 from tightframe.results.words import plural
 from tightframe.rounds.sums.common import minimum
@@ -440,5 +440,5 @@ def plan_frozen(job: JobConfig, plan: PrivacyPlan, fields: Sequence[Field]) -> F
         neighbours=privacy.neighbours,
     )
     for item in fields:
-        frozen_plan.check_bound(config, item.bound, len(job.sites))
+        frozen_sums_plan.check_bound(config, item.bound, len(job.sites))
     return FrozenRelease(config, privacy.spare_rounds)

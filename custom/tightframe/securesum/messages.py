@@ -296,7 +296,7 @@ class AnyAdvertisement(Protocol):
 
     @property
     def signature(self) -> bytes:
-        """By the provisioned key."""
+        """Signature by the provisioned key."""
 
     def signed(self, params_digest: bytes) -> bytes:
         """Return the bytes that the signature covers."""

@@ -28,8 +28,8 @@ from tightframe.config.site import parse_single
 from tightframe.errors import SiteConfigError
 from tightframe_app.cli import app
 from tightframe_app.federation import kits
-from tightframe_app.site import engine as site_engine
-from tightframe_app.site.findings import Scope
+from tightframe_app.site.checks import engine as site_engine
+from tightframe_app.site.checks.findings import Scope
 
 TEMPLATES = ROOT / "provisioning"
 NOW = datetime.now(UTC)

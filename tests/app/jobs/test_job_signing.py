@@ -18,8 +18,8 @@ from tightframe.errors import JobError, SiteConfigError
 from tightframe.flare.identity import person_identity
 from tightframe_app.cli import app
 from tightframe_app.jobs import folders, recipes
-from tightframe_app.site import job as site_job
-from tightframe_app.site.findings import Scope
+from tightframe_app.site.checks import job as site_job
+from tightframe_app.site.checks.findings import Scope
 
 NOW = datetime.now(UTC)
 DATES = {"start": NOW - timedelta(days=30), "end": NOW + timedelta(days=300)}

@@ -14,7 +14,7 @@ from tightframe import federation
 from tightframe.config.job import parse_job
 from tightframe.config.site import MARKER
 from tightframe.errors import JobError
-from tightframe.flare import simulator
+from tightframe.flare.simulation import simulator
 from tightframe.results.rows import Row
 from tightframe.rounds.server import resume
 from tightframe_app.jobs import folders, recipes

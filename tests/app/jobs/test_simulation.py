@@ -22,7 +22,7 @@ from tightframe import federation
 from tightframe.config.site import MARKER
 from tightframe.data.isic.folder import IMAGES, SPLIT
 from tightframe.errors import JobError, JobFolderError, SiteConfigError, WorkspaceError
-from tightframe.flare import simulator, workspace
+from tightframe.flare.simulation import simulator, workspace
 from tightframe_app.cli import app
 from tightframe_app.jobs import folders as job_folders
 from tightframe_app.jobs import recipes
@@ -121,7 +121,7 @@ def test_what_a_crash_left_behind_is_taken_back_first(
     simulate: Callable[..., Result], started: list[dict[str, Any]], given: Path, tmp_path: Path
 ) -> None:
     crash = (
-        "import os, sys\nfrom pathlib import Path\nfrom tightframe.flare import simulator\n"
+        "import os, sys\nfrom pathlib import Path\nfrom tightframe.flare.simulation import simulator\n"
         "with simulator.site_configuration(Path(sys.argv[1]), Path(sys.argv[2])):\n    os._exit(9)"
     )
     command = [sys.executable, "-c", crash, str(tmp_path / "ws"), str(given)]
@@ -297,7 +297,7 @@ def test_a_signal_ends_the_whole_group(
         "checked = types.SimpleNamespace(job=types.SimpleNamespace(roster=('site-1',), job_name='j'))\n"
         "setup = types.SimpleNamespace(prepare=lambda values: checked)\n"
         "sys.modules['tightframe.rounds.setup'] = setup\n"
-        "from tightframe.flare import simulator\nfrom tightframe_app import cli\n"
+        "from tightframe.flare.simulation import simulator\nfrom tightframe_app import cli\n"
         "from tightframe_app.jobs import simulation\n"
         "simulation.records = lambda *given: ''\n"
         "simulator._GRACE = 1.0\nreal, group = simulator.run_apart, sys.argv[1:4]\n"

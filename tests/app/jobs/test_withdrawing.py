@@ -15,8 +15,8 @@ from tightframe.config.site import SiteEntry
 from tightframe.rounds.context import STATE
 from tightframe.rounds.server import resume
 from tightframe_app.jobs import folders
-from tightframe_app.site.findings import Scope
-from tightframe_app.site.job import check_history
+from tightframe_app.site.checks.findings import Scope
+from tightframe_app.site.checks.job import check_history
 
 Typed = Callable[..., tuple[object, str, str]]
 JOB = {

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-from tests.app.site.test_check import _kit
+from tests.app.site.checks.test_all_checks import _kit
 from tests.support.outputs import checked
 from typer.testing import CliRunner, Result
 

@@ -20,7 +20,7 @@ import psutil
 import pytest
 import yaml
 from nvflare import lighter
-from tests.app.site.test_check import _kit
+from tests.app.site.checks.test_all_checks import _kit
 from tests.support import ROOT
 from typer.testing import CliRunner, Result
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 from nvflare.fuel.flare_api import api_spec
+from nvflare.fuel.hci.client import file_transfer
 from nvflare.tool.kit import kit_config
 from tests.support.live_pages import Visitor
 from tests.support.watched_jobs import JOB, OUTCOME, trained_so_far
@@ -354,3 +356,78 @@ def test_a_sites_kit_is_none_of_a_person(home: Path) -> None:
         monitoring.find_kit(site)
     with pytest.raises(WatchError, match=r"TF-811: .* path does not exist"):
         monitoring.find_kit(home / "nowhere")
+
+
+class Attacker:
+    """A server that answers the engine's download with names of its own."""
+
+    def __init__(self, folder: Path, tx_id: str, name: str) -> None:
+        self.module = file_transfer.FileTransferModule(upload_dir=str(folder), download_dir=str(folder))
+        self.meta = {"files": [[name, "ref"]], "tx_id": tx_id, "source_fqcn": "server"}
+        self.receiver: Any = None
+
+    def server_execute(self, command: str, cmd_ctx: Any = None) -> dict[str, Any]:
+        if self.receiver is None:
+            return {"status": "SUCCESS", "meta": self.meta}
+        self.receiver.send_request(self, None, self)
+        return {"status": "SUCCESS"}
+
+    def download_file(self, source: str, ref_id: str, path: str) -> int:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        return Path(path).write_bytes(b"of the server")
+
+    def do_command(self, command: str) -> Any:
+        return self.module.pull_binary_file(shlex.split(command), self)
+
+    def fetch(self) -> Any:
+        return self.module.pull_folder(["pull_folder", JOB], self)
+
+    def get_api(self) -> Attacker:
+        return self
+
+    def set_command_result(self, result: Any) -> None: ...
+
+    def set_requester(self, receiver: Any) -> None:
+        self.receiver = receiver
+
+    def get_command_entry(self) -> Any:
+        return self
+
+    def full_command_name(self) -> str:
+        return "download"
+
+    def get_command(self) -> str:
+        return "download"
+
+    def fire_session_event(self, *_: Any) -> None: ...
+
+    def debug(self, *_: Any) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("tx_id", "name"),
+    [
+        ("a", "../../../victim"),
+        ("a", "results/../../../../victim"),
+        ("a", "{victim}"),
+        ("x/../../..", "victim"),
+        ("a", ".."),
+    ],
+)
+def test_a_server_writes_nowhere_but_into_the_folder_of_a_result(
+    tx_id: str, name: str, tmp_path: Path
+) -> None:
+    """The engine itself would: with its own class each of these writes, moves or deletes."""
+    victim, downloads = tmp_path / "victim", tmp_path / "kit" / "transfer"
+    victim.write_text("mine")
+    downloads.mkdir(parents=True)
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(WatchError) as caught:
+        Attacker(downloads, tx_id, name.format(victim=victim)).fetch()
+    assert caught.value.code == "TF-817"
+    assert sorted(tmp_path.rglob("*")) == before and victim.read_text() == "mine"
+
+
+def test_an_honest_servers_result_is_fetched(tmp_path: Path) -> None:
+    reply = Attacker(tmp_path, "a", "workspace/outcome.json").fetch()
+    assert (Path(reply["meta"]["location"]) / "workspace" / "outcome.json").read_bytes() == b"of the server"

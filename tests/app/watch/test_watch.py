@@ -19,8 +19,8 @@ from tests.support.results.building import status as begun
 from tests.support.watched_jobs import JOB, OUTCOME, RUN, SPENT, status, trained_so_far
 
 from tightframe.errors import REASONS
-from tightframe.results.dropouts import Lost
 from tightframe.results.outcome import Outcome
+from tightframe.results.parts.dropouts import Lost
 from tightframe.results.status import Status
 from tightframe_app.watch import commands
 from tightframe_app.watch import view as words

@@ -17,8 +17,8 @@ from tests.support.watched_jobs import JOB, OUTCOME, RUN, status, trained_so_far
 
 from tightframe.report.drawing import layout
 from tightframe.report.drawing.markup import tag
-from tightframe.results.dropouts import Lost
 from tightframe.results.outcome import Outcome
+from tightframe.results.parts.dropouts import Lost
 from tightframe.results.status import Status
 from tightframe_app.live.server import Content
 from tightframe_app.watch import web

@@ -204,6 +204,8 @@ CLEAR = Image.fromarray(np.dstack([noise((20, 20, 3)), noise((20, 20), 5)]))
 CUBE = np.ones((18, 18, 18), np.float32)
 VOLUME = {"size": [16, 16, 16], "window": WINDOW}
 DAMAGED = "cannot be decoded"
+ENVELOPE = bytes.fromhex("308006092a864886f70d010703a080") + bytes(200)
+"""The beginning of a CMS enveloped-data object, as which DICOM Secure Media encrypts files."""
 BROKEN: list[tuple[str, Callable[[Path], Any], dict[str, Any], str]] = [
     ("nothing", lambda path: path.write_bytes(b""), {}, "an empty file"),
     ("missing", lambda path: None, {}, "no such file"),
@@ -251,6 +253,7 @@ BROKEN: list[tuple[str, Callable[[Path], Any], dict[str, Any], str]] = [
         {},
         "compressed in a way that cannot be decoded here, or damaged",
     ),
+    ("dicom encrypted", lambda path: path.write_bytes(ENVELOPE), {}, "another kind of file"),
     ("dicom deflated", stored(noise((20, 20)), syntax=DeflatedExplicitVRLittleEndian), {}, "deflated DICOM"),
     ("no volume", saved("PNG", GREY), VOLUME, "another kind of file than NIfTI"),
     ("nifti truncated", cut(nifti(CUBE), 0.5), VOLUME, DAMAGED),

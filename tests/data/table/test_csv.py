@@ -173,6 +173,9 @@ BROKEN: dict[str, tuple[int, str, str]] = {
     "no name": (0, "", "id: no name"),
     "a name twice": (0, "r0", "id: the name of an earlier row"),
     "too many cells": (6, "1,1", "another number of cells than the header"),
+    "text with a number": (1, "54 years", "age: no number"),
+    "a percentage": (1, "54%", "age: no number"),
+    "two values": (5, "70/71", "weight: no number"),
 }
 
 
@@ -191,6 +194,18 @@ def test_a_broken_record_is_refused_by_rule_and_row_or_counted(kind: str, tmp_pa
     told: list[str] = []
     data.check(told.append)
     assert len(told) == 1 and told[0].startswith("set aside:") and said in told[0] and "(9)" in told[0]
+
+
+def test_a_class_that_nobody_has_is_a_class_of_no_records(tmp_path: Path) -> None:
+    """Too few cells are a broken row, and every row with that class may be one."""
+    rows = ward_rows()
+    path = write(tmp_path / "ward.csv", [row[:-1] if row[6] == "1" else row for row in rows])
+    data = opened(path, invalid="set_aside")
+    assert sum(np.bincount(data.labels(fold), minlength=2)[1] for fold in FOLDS) == 0
+    assert sum(len(data.labels(fold)) for fold in FOLDS) == 30
+    told: list[str] = []
+    data.check(told.append)
+    assert "another number of cells than the header: 30 rows (3, 5" in told[0]
 
 
 def test_all_findings_are_told_at_once_and_no_value(tmp_path: Path) -> None:

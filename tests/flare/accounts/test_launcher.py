@@ -26,13 +26,12 @@ from tests.support.flare.client import Site
 from tests.support.jobs import SMALL
 
 from tightframe.config.job_manifest import PLACE
-from tightframe.flare import doors
+from tightframe.flare import CODE, doors
 from tightframe.flare.accounts import launcher, permissions
 from tightframe.flare.accounts.launcher import TrainingHandle, TrainingLauncher
 from tightframe.flare.accounts.permissions import ENTER, READ, Account
 from tightframe.flare.accounts.request import KILL, AccountError, Start, receive, send
 from tightframe.flare.executor import SiloExecutor
-from tightframe.flare.wire import CODE
 
 JOB = "0f8fad5b-d9cb-469f-a165-70867728950e"
 META = {"job_id": JOB, "job_clients": []}

@@ -29,7 +29,7 @@ from torch import nn
 
 from tightframe import federation
 from tightframe.errors import RunError
-from tightframe.learning.fold_gradients import same_batches
+from tightframe.learning.gradients.fold import same_batches
 from tightframe.methods import fedilc
 from tightframe.methods.fedilc import METHOD, FedILCConfig
 from tightframe.models import Classifier

@@ -24,7 +24,7 @@ from tests.support.methods.fedilc_by_hand import (
 from torch import nn
 
 from tightframe.errors import ContributionError, TrainingError
-from tightframe.learning.fold_gradients import FoldGradients
+from tightframe.learning.gradients.fold import FoldGradients
 from tightframe.methods import fedilc
 from tightframe.methods.fedilc import METHOD, FedILCConfig
 from tightframe.methods.fedilc.fishr import fishr_penalty

@@ -20,7 +20,7 @@ from tightframe.privacy.releases.class_sums import (
     noise_for,
     on_grid,
 )
-from tightframe.privacy.releases.plan import (
+from tightframe.privacy.releases.class_sums_plan import (
     ClassSumsConfig,
     largest_term,
     term_bound,

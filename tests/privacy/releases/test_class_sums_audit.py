@@ -27,7 +27,7 @@ from tests.support.audit import (
 from tightframe.privacy import accounting
 from tightframe.privacy.events import Gaussian
 from tightframe.privacy.releases import class_sums
-from tightframe.privacy.releases.plan import ClassSumsConfig
+from tightframe.privacy.releases.class_sums_plan import ClassSumsConfig
 
 TRIALS = 20_000
 DELTA = 0.01

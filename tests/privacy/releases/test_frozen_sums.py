@@ -18,7 +18,8 @@ from tests.support.audit import Bounds, gaussian_epsilon, lower_bounds
 from tightframe.errors import ContributionError
 from tightframe.privacy import accounting
 from tightframe.privacy.events import PrivacyValueError
-from tightframe.privacy.releases.frozen_plan import (
+from tightframe.privacy.releases.frozen_sums import FrozenTotals, whole_features
+from tightframe.privacy.releases.frozen_sums_plan import (
     GRID,
     MOST_RECORDS,
     PARTS,
@@ -27,7 +28,6 @@ from tightframe.privacy.releases.frozen_plan import (
     check_bound,
     checked_records,
 )
-from tightframe.privacy.releases.frozen_sums import FrozenTotals, whole_features
 
 CONFIG = FrozenSumsConfig(noise_multiplier=1.0, products=True)
 TRIALS, DELTA = 20_000, 0.01

@@ -20,13 +20,13 @@ from tests.support.ledgers import charges_of
 from tightframe import federation
 from tightframe.config.job import parse_job
 from tightframe.errors import JobError, RunError, TightframeError
-from tightframe.learning import noisy_sums
+from tightframe.learning.one_sum import noisy_sums
 from tightframe.methods import get
 from tightframe.privacy import accounting
 from tightframe.privacy.events import Gaussian
 from tightframe.privacy.ledger.ledger import Ledger
 from tightframe.privacy.releases import frozen_sums
-from tightframe.privacy.releases.frozen_plan import GRID, Part
+from tightframe.privacy.releases.frozen_sums_plan import GRID, Part
 from tightframe.rounds.setup import prepare
 from tightframe.rounds.silo.budget import Budget
 from tightframe.rounds.silo.private_view import PrivateSilo

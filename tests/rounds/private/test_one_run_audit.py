@@ -24,7 +24,7 @@ from tightframe import federation
 from tightframe.config.job import parse_job
 from tightframe.data.arrays import ArrayData
 from tightframe.phases import Schema
-from tightframe.privacy.releases.plan import ClassSumsConfig
+from tightframe.privacy.releases.class_sums_plan import ClassSumsConfig
 from tightframe.privacy.training import dp_sgd
 from tightframe.rounds import codec
 from tightframe.rounds.riders.noisy_class_sums import STATE

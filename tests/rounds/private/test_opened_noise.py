@@ -19,7 +19,7 @@ from tightframe.config.job import parse_job
 from tightframe.errors import RunError
 from tightframe.privacy import accounting
 from tightframe.privacy.releases import class_sums, evaluation_totals
-from tightframe.privacy.releases.plan import ClassSumsConfig
+from tightframe.privacy.releases.class_sums_plan import ClassSumsConfig
 from tightframe.privacy.training import portions
 from tightframe.rounds.riders.noisy_class_sums import STATE
 from tightframe.rounds.setup import prepare

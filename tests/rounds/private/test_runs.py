@@ -33,7 +33,7 @@ from tightframe.privacy import accounting
 from tightframe.privacy.accounting import BudgetError
 from tightframe.privacy.events import Gaussian, SubsampledGaussian
 from tightframe.privacy.ledger.entries import Charge, DatasetError, TamperError
-from tightframe.privacy.releases.plan import ClassSumsConfig
+from tightframe.privacy.releases.class_sums_plan import ClassSumsConfig
 from tightframe.privacy.training import portions
 from tightframe.rounds import site_ledger
 from tightframe.rounds.context import DECLARATION, SiloContext

@@ -23,7 +23,7 @@ from tightframe.config.refusals import BelowPolicyError
 from tightframe.data.eicu import EicuOptions
 from tightframe.data.eicu.twin import open_twin
 from tightframe.errors import JobError, RunError
-from tightframe.learning import shared_gradients
+from tightframe.learning.gradients import sharing as shared_gradients
 from tightframe.methods.fedsgd import FedSGDConfig
 from tightframe.phases import ServerState
 from tightframe.privacy import accounting

@@ -13,7 +13,7 @@ import torch
 from sklearn import metrics as oracle
 
 from tightframe import metrics
-from tightframe.results.evaluation import FoldMetrics
+from tightframe.results.parts.evaluation import FoldMetrics
 from tightframe.rounds.riders import evaluation
 
 CLASSES = 4

@@ -14,8 +14,8 @@ from sklearn.metrics import accuracy_score, balanced_accuracy_score
 from tightframe import metrics
 from tightframe.metrics import noise_intervals
 from tightframe.privacy.releases.evaluation_totals import GRID, EvaluationConfig, cell_deviation
-from tightframe.results.evaluation import FoldMetrics
 from tightframe.results.outcome import noisy_lines
+from tightframe.results.parts.evaluation import FoldMetrics
 from tightframe.results.rows import in_words
 from tightframe.rounds.riders import noisy_evaluation
 

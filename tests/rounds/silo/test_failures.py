@@ -17,8 +17,8 @@ from tightframe.phases import Cohort, Field, Phase, Schema, ServerState, advance
 from tightframe.privacy.accounting import BudgetError
 from tightframe.rounds import codec
 from tightframe.rounds.context import SiloContext
-from tightframe.rounds.following import state_sha256
 from tightframe.rounds.riders import evaluation, failures
+from tightframe.rounds.run_state import state_sha256
 from tightframe.rounds.setup import prepare
 from tightframe.rounds.silo.contribute import Contributor
 from tightframe.rounds.silo.private_view import PrivateSilo
@@ -164,7 +164,7 @@ def test_a_baseline_that_fails_is_told_by_no_code(
     """A server may ask for it after the run, of one hospital alone."""
     made = contributor(tmp_path, local_baseline_epochs=1)
     term(made)
-    monkeypatch.setattr("tightframe.rounds.silo.report.begun", lambda context: True)
+    monkeypatch.setattr("tightframe.rounds.silo.own_report.begun", lambda context: True)
 
     def fails(*_: Any, **__: Any) -> Any:
         raise error

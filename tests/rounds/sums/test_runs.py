@@ -21,7 +21,7 @@ from tightframe.config.site import SiteEntry
 from tightframe.errors import PolicyError, RunError, SecureSumError
 from tightframe.methods import fedmr
 from tightframe.rounds import codec
-from tightframe.rounds.following import state_bytes
+from tightframe.rounds.run_state import state_bytes
 from tightframe.rounds.setup import prepare
 from tightframe.rounds.silo.session import SiloSession
 from tightframe.rounds.silo.view import LocalSilo

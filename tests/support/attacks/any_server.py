@@ -45,7 +45,7 @@ from tightframe import __version__
 from tightframe.errors import TightframeError
 from tightframe.phases import ServerState
 from tightframe.rounds.context import Message
-from tightframe.rounds.following import differences, state_bytes
+from tightframe.rounds.run_state import differences, state_bytes
 from tightframe.rounds.sums.common import SEAL
 from tightframe.securesum import messages
 from tightframe.securesum.checks import dropped_masks, dropped_secrets, link

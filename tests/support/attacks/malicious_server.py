@@ -24,8 +24,8 @@ from tightframe.data.heart import HeartOptions
 from tightframe.data.heart.twin import open_twin
 from tightframe.rounds import codec
 from tightframe.rounds.context import NEEDS_STATE, SiloContext
-from tightframe.rounds.following import next_state, state_bytes
-from tightframe.rounds.server.exchanges import SharedState
+from tightframe.rounds.run_state import next_state, state_bytes
+from tightframe.rounds.server.collecting import SharedState
 from tightframe.rounds.setup import prepare
 from tightframe.rounds.silo.session import SiloSession
 from tightframe.rounds.site_ledger import journal_folder

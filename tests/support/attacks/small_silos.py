@@ -26,12 +26,13 @@ from tightframe.phases import Cohort, Field, Group, Phase, Schema, ServerState, 
 from tightframe.privacy.ledger.entries import Remembered
 from tightframe.rounds import codec
 from tightframe.rounds.context import FOLLOWED, NEEDS_STATE, Message
-from tightframe.rounds.following import next_state, state_sha256
+from tightframe.rounds.pace import Pace
+from tightframe.rounds.run_state import next_state, state_sha256
 from tightframe.rounds.silo import requests
 from tightframe.rounds.silo.contribute import Contributor
-from tightframe.rounds.silo.followed import FollowedState
+from tightframe.rounds.silo.own_state import SiloStateStore
+from tightframe.rounds.silo.run_state import FollowedState
 from tightframe.rounds.silo.session import SiloSession
-from tightframe.rounds.silo.state import SiloStateStore
 from tightframe.rounds.sums.common import SEAL, SECURE
 from tightframe.rounds.sums.declaration import Declaration
 from tightframe.rounds.sums.plain import Encoded
@@ -273,6 +274,7 @@ class SmallSilo(SiloSession):
             memory_only=True,
             production=False,
             identity=lambda: identity(name),
+            pace=Pace(folder / "pace.json", on=False, limit=0.0, log=LOG),
             log=LOG,
         )
         self.context = context

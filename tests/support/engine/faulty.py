@@ -13,8 +13,8 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 
+from tightframe.flare import MESSAGE
 from tightframe.flare.executor import SiloExecutor
-from tightframe.flare.wire import MESSAGE
 from tightframe.securesum.messages import AgreementRequest, Receipt, RevealRequest
 
 

@@ -11,8 +11,8 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 
+from tightframe.flare import MESSAGE
 from tightframe.flare.executor import SiloExecutor
-from tightframe.flare.wire import MESSAGE
 
 WEIGHTS = np.full(64, 4711.4711)
 

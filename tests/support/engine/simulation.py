@@ -13,7 +13,7 @@ from typing import Any
 
 from typer.testing import CliRunner
 
-from tightframe.flare.simulator import ALLOW_LIST
+from tightframe.flare.simulation.simulator import ALLOW_LIST
 from tightframe_app.cli import app
 
 EXECUTORS = Path(__file__).resolve().parent
@@ -96,7 +96,7 @@ def simulate_job(
     if threads is None or engine_command:
         command = [str(Path(sys.executable).with_name("nvflare")), "simulator"]
     else:
-        command = [sys.executable, "-m", "tightframe.flare.simulator"]
+        command = [sys.executable, "-m", "tightframe.flare.simulation.simulator"]
     command += [str(job), "-w", str(workspace), *([] if threads is None else ["-t", str(threads)])]
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join([str(EXECUTORS), os.environ.get("PYTHONPATH", "")])

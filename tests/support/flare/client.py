@@ -27,8 +27,8 @@ from nvflare.private.privacy_manager import PrivacyService
 from tests.support import ROOT
 
 from tightframe.errors import TightframeError
+from tightframe.flare import MESSAGE
 from tightframe.flare.transport import FlareTransport
-from tightframe.flare.wire import MESSAGE
 from tightframe.rounds.context import Message
 from tightframe.rounds.silo.session import failure_code
 from tightframe.rounds.sums.plain import Accept

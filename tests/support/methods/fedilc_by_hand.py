@@ -10,7 +10,7 @@ import torch
 from tests.support.methods.silo import FakeSilo
 from torch import nn
 
-from tightframe.learning.fold_gradients import same_batches
+from tightframe.learning.gradients.fold import same_batches
 from tightframe.methods import fedilc
 from tightframe.methods.fedilc import METHOD, FedILCConfig
 from tightframe.methods.fedilc.fishr import gradient_variance

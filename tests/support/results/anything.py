@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from tightframe.results.dropouts import Lost
+from tightframe.results.parts.dropouts import Lost
 
 Model = TypeVar("Model", bound=BaseModel)
 _JSON = st.recursive(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from tightframe.results.evaluation import Evaluation
+from tightframe.results.parts.evaluation import Evaluation
+from tightframe.results.parts.spent import Spent
 from tightframe.results.rows import Row
-from tightframe.results.spent import Spent
 from tightframe.results.status import Status
 from tightframe.rounds.riders import epsilon
 

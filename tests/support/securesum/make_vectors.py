@@ -25,8 +25,9 @@ from tests.support.securesum.bad_vectors import bad_messages, bad_steps
 from tests.support.securesum.protocol import MIXED, seeded
 from tests.support.securesum.replay import VECTORS, VERSION, play
 
-from tightframe.securesum import combinations, encoding, masks, messages, primitives, shamir
+from tightframe.securesum import encoding, masks, messages, primitives, shamir
 from tightframe.securesum.primitives import Random
+from tightframe.securesum.proofs import combinations
 
 ROSTER = ("clinic", "clinic-2", "klinikum-süd", "z")
 """One name begins another; one is not ASCII."""

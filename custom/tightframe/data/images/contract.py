@@ -34,7 +34,7 @@ class Window(StrictModel):
 
 
 class Augment(StrictModel):
-    """Random transforms of training records, drawn anew for each epoch; by default Fed-ISIC2019's ranges.
+    """Random transforms of training records, drawn for each epoch; by default Fed-ISIC2019's ranges.
 
     All are in the plane of the last two axes, the same for all slices of a volume. None of them may change
     what the class is: no flips where left and right matter.
@@ -126,7 +126,7 @@ class Picture(StrictModel):
 
 
 class PictureContract(Contract):
-    """What a record is: a picture and its label; all else as in a table's contract.
+    """Contract of pictures: a picture and its label; all else as in a table's contract.
 
     Attributes:
         picture: from which the model learns.

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tightframe.data import dicom
+from tightframe.data.images import dicom
 from tightframe.data.images.contract import Picture, Window
 from tightframe.errors import DataError
 

@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 from pydantic import ValidationError
 
-from tightframe.data import dicom
 from tightframe.data.contract import MAX_COLUMNS
-from tightframe.data.images import ImagesSite
+from tightframe.data.images import ImagesSite, dicom
 from tightframe.data.images.contract import Augment, Picture, PictureContract, Window
 from tightframe.data.images.files import UnfitError, head_of, read, volume_values
 from tightframe.data.images.silo import folder_files, place_of
@@ -27,7 +26,7 @@ from tightframe.data.table.proposal import (
     outwards,
     require_columns,
 )
-from tightframe.data.table.rows import Cells, read_all
+from tightframe.data.table.sources.rows import Cells, read_all
 from tightframe.errors import DataError
 from tightframe.options import listed
 

@@ -22,9 +22,9 @@ from tightframe.data.images.files import Pixels, UnfitError, read
 from tightframe.data.images.fit import fitted
 from tightframe.data.table.encoding import Encoded, Faults, check_mapping, encode
 from tightframe.data.table.findings import Finding
-from tightframe.data.table.rows import Cells, Rows
-from tightframe.data.table.rows import read as read_manifest
 from tightframe.data.table.silo import TableData, divided, refuse_broken
+from tightframe.data.table.sources.rows import Cells, Rows
+from tightframe.data.table.sources.rows import read as read_manifest
 from tightframe.errors import DataError
 from tightframe.phases import Fold
 

@@ -16,7 +16,7 @@ from tightframe.data.contract import FOLD_CODES, Column, Contract, MultiLabel
 from tightframe.data.forms import TableForm, named_columns
 from tightframe.data.table import TableSite, Unit
 from tightframe.data.table.findings import Finding
-from tightframe.data.table.rows import Cells, Rows
+from tightframe.data.table.sources.rows import Cells, Rows
 from tightframe.errors import DataError
 from tightframe.phases import UNKNOWN
 
@@ -48,6 +48,7 @@ class Encoded:
         numbers: of the rows in their table, (n,).
         where: what they were read from.
         missing: True where a row has no value of a column, (n, K).
+        survival: time as a part of the longest, and 1 where there was the event, (n, 2); None without.
     """
 
     features: NDArray[np.float32]
@@ -60,6 +61,7 @@ class Encoded:
     numbers: NDArray[np.int64]
     where: str
     missing: NDArray[np.bool_]
+    survival: NDArray[np.float64] | None = None
 
 
 def check_mapping(contract: Contract, site: TableSite) -> None:
@@ -84,7 +86,8 @@ def check_mapping(contract: Contract, site: TableSite) -> None:
         if column in levels and (unknown := sorted(set(codes.values()) - levels[column])):
             known = sorted(levels[column])
             problems.append(f"`codes`: {column!r} has {known[:20]}, but codes are mapped to {unknown[:20]}")
-    numbers = {item.column for item in contract.columns if item.kind == "number"}
+    timed = () if contract.survival is None else contract.survival.columns
+    numbers = {item.column for item in (*contract.columns, *timed) if item.kind == "number"}
     for column in sorted(site.units.keys() - numbers):
         problems.append(f"`units`: the contract has no number {column!r}")
     if problems:
@@ -115,7 +118,8 @@ def other_mark(rows: Rows, contract: Contract, site: TableSite) -> list[str]:
 
 def unknown_codes(rows: Rows, contract: Contract, site: TableSite) -> dict[str, list[str]]:
     """Return each column with codes -> its codes that the contract does not have, for the site's own eyes."""
-    booleans = {item.column for item in contract.columns if item.kind == "boolean"}
+    timed = () if contract.survival is None else contract.survival.columns
+    booleans = {item.column for item in (*contract.columns, *timed) if item.kind == "boolean"}
     if isinstance(contract.label, MultiLabel):
         booleans |= set(contract.label.columns)
     found = {}
@@ -133,6 +137,8 @@ def _levels(contract: Contract) -> dict[str, set[str]]:
     """Return each column with codes -> its codes."""
     levels = {item.column: set(item.vocabulary) for item in contract.columns if item.kind == "category"}
     levels |= {item.column: set(BOOLEANS) for item in contract.columns if item.kind == "boolean"}
+    if contract.survival is not None:
+        levels[contract.survival.event] = set(BOOLEANS)
     label = contract.label
     if isinstance(label, MultiLabel):
         levels |= {column: set(BOOLEANS) for column in label.columns}
@@ -163,6 +169,14 @@ def encode(rows: Rows, contract: Contract, site: TableSite) -> Encoded:
     labels, of_labels = _labels(rows.cells, contract, site)
     for name, faults in of_labels.items():
         note(name, faults)
+    survival = None
+    if contract.survival is not None:
+        parts = []
+        for column in contract.survival.columns:
+            values, of_column = _column(rows.cells[column.column], column, site)
+            note(column.column, of_column)
+            parts.append(values[:, 0])
+        survival = np.stack([(parts[0] + 1) / 2, parts[1]], axis=1)
     folds = None
     if contract.fold is not None:
         known = {code: float(place) for place, code in enumerate(FOLD_CODES)}
@@ -185,6 +199,7 @@ def encode(rows: Rows, contract: Contract, site: TableSite) -> Encoded:
         numbers=numbers,
         where=rows.where,
         missing=_missing(rows.cells, count, contract),
+        survival=survival,
     )
 
 

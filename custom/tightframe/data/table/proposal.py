@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from tightframe.data.contract import MAX_COLUMNS, Contract
 from tightframe.data.table import CSV_ENDINGS, PARQUET_ENDINGS, TableSite
 from tightframe.data.table.encoding import BOOLEANS, is_number
-from tightframe.data.table.rows import Cells, read_all, text_header
+from tightframe.data.table.sources.rows import Cells, read_all, text_header
 from tightframe.errors import DataError
 from tightframe.options import listed
 
@@ -165,7 +165,7 @@ def _findings(labels: Sequence[str], cells: Mapping[str, Cells]) -> tuple[dict[s
     """
     notes = [
         f"{', '.join(labels)}: each is present or absent, whatever the others are (multi-label). Give them "
-        "titles, and see that no column tells one of them or comes after it in time."
+        "titles, and make sure that no column gives one of them away or comes after it in time."
     ]
     for label in labels:
         levels = _levels(cells[label])

@@ -15,7 +15,7 @@ from tightframe.data.contract import Contract
 from tightframe.data.table import TableOptions, TableSite
 from tightframe.data.table.encoding import Encoded, check_mapping, encode
 from tightframe.data.table.findings import Finding, rows_in_words
-from tightframe.data.table.rows import read
+from tightframe.data.table.sources.rows import read
 from tightframe.data.validation import validation_mask
 from tightframe.errors import DataError
 from tightframe.phases import Fold
@@ -39,6 +39,7 @@ class TableData:
         synthetic: whether the records are generated.
         aside: what was left out, and why.
         missing: True where a record has no value of a column, (n, K); None if every one has.
+        survival: as of ``Encoded``, (n, 2).
     """
 
     def __init__(
@@ -53,7 +54,9 @@ class TableData:
         synthetic: bool = False,
         aside: Sequence[Finding] = (),
         missing: NDArray[np.bool_] | None = None,
+        survival: NDArray[np.float64] | None = None,
     ) -> None:
+        self.survival = survival
         self.source = source
         self.synthetic = synthetic
         self.aside = tuple(aside)
@@ -193,6 +196,7 @@ def divided(encoded: Encoded, contract: Contract, make: Callable[..., TableData]
         source=source,
         aside=encoded.findings,
         missing=encoded.missing[kept],
+        survival=None if encoded.survival is None else encoded.survival[kept],
     )
 
 

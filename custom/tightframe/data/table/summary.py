@@ -13,7 +13,7 @@ from tightframe.data.contract import Column, Contract, MultiLabel
 from tightframe.data.table import TableSite
 from tightframe.data.table.encoding import check_mapping, encode
 from tightframe.data.table.findings import Finding
-from tightframe.data.table.rows import read
+from tightframe.data.table.sources.rows import read
 
 BINS = 12
 GROUPS = ("no finding", "findings")

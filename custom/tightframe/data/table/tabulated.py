@@ -65,10 +65,19 @@ class Layout:
 
     @cached_property
     def columns(self) -> tuple[Column, ...]:
-        """The contract's columns, and one of booleans for each finding."""
+        """The contract's columns, one for each finding, and one of times with and without event."""
         label = self.contract.label
         findings = label.titles if isinstance(label, MultiLabel) else ()
-        return (*self.contract.columns, *(Column(column=title, kind="boolean") for title in findings))
+        booleans = (Column(column=title, kind="boolean") for title in findings)
+        return (*self.contract.columns, *booleans, *self._times())
+
+    def _times(self) -> tuple[Column, ...]:
+        """Return one column with a level for each bin of time with the event, then for each without."""
+        if (timed := self.contract.survival) is None:
+            return ()
+        ends = [f"{timed.high * (place + 1) / self.bins:.6g}" for place in range(self.bins)]
+        levels = [f"{what} by {end}" for what in (timed.event, "censored") for end in ends]
+        return (Column(column=f"{timed.time}, {timed.event}", kind="category", vocabulary=tuple(levels)),)
 
     @property
     def titles(self) -> tuple[str, ...]:
@@ -176,6 +185,14 @@ def tabulate(data: TableData, layout: Layout) -> Tabulated:
         features = np.concatenate([features, (labels == 1).astype(np.float32)], axis=1)
         missing = np.concatenate([missing, labels == UNKNOWN], axis=1)
         labels = np.zeros(len(labels), dtype=np.int64)
+    if data.survival is not None:
+        times, events = data.survival.T
+        # A time at an edge lies in the bin that ends there: all of a bin count as its end.
+        places = np.clip(np.ceil(times * layout.bins - _NEXT), 1, layout.bins).astype(np.int64) - 1
+        levels = places + np.where(events > 0, 0, layout.bins)
+        of_times = (levels[:, None] == np.arange(1, 2 * layout.bins)).astype(np.float32)
+        features = np.concatenate([features, of_times], axis=1)
+        missing = np.concatenate([missing, np.zeros((len(missing), 1), np.bool_)], axis=1)
     cells = np.zeros((len(labels), len(layout.places)), dtype=np.int64)
     values = np.zeros((len(labels), layout.numbers), dtype=np.float64)
     first = 0

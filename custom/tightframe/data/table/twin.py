@@ -33,6 +33,9 @@ def open_twin(silo: int, options: TableOptions) -> TableData:
     features = np.concatenate(_columns(contract, labels, task, random), axis=1).astype(np.float32)
     keys = [f"{silo}-{row}" for row in range(RECORDS)]
     folds = np.array([fold_of(key, contract.shares) for key in keys], dtype=np.int64)
+    survival = None
+    if contract.survival is not None:
+        survival = np.stack([random.beta(1, 3, RECORDS), random.random(RECORDS) < 0.6], axis=1)
     return TableData(
         features,
         labels.astype(np.int64),
@@ -41,6 +44,7 @@ def open_twin(silo: int, options: TableOptions) -> TableData:
         keys if contract.patient else None,
         source=f"synthetic twin of {contract.title}, silo {silo}",
         synthetic=True,
+        survival=survival,
     )
 
 

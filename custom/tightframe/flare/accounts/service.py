@@ -209,7 +209,7 @@ class TrainingService:
                 if run.exists() or run.is_symlink():
                     raise AccountError(
                         f"Expected a job that has not run here, but {request.job} has: each job starts once. "
-                        "Submit it anew."
+                        "Submit it again."
                     )
                 made.rename(run)
         return run

@@ -1,7 +1,7 @@
 """Telemetry of a run: TensorBoard and MLflow by the engine's receivers, StatsD by the engine's reporter.
 
 The server's own ``local/tightframe.json`` turns them on, never a job. All values come from
-``results.measures``: totals, and numbers of silos. Silos send nothing for it.
+``flare.monitoring.measures``: totals, and numbers of silos. Silos send nothing for it.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from nvflare.metrics.metrics_publisher import publish_app_metrics
 
 from tightframe.config.site import ServerEntry, StatsD
 from tightframe.errors import SiteConfigError
+from tightframe.flare.monitoring.measures import PREFIX, Measure, of_rounds, of_run
 from tightframe.results.files import EVENTS
-from tightframe.results.measures import PREFIX, Measure, of_rounds, of_run
 from tightframe.rounds.server.record import RunRecord
 
 

@@ -8,7 +8,7 @@ gradient over all records of silo k, gB_kj that over its mini-batch j, WGM the w
 (``tightframe.methods.fedilc.geometric_mean``) and L_F the penalty on the silos' gradient variances
 (``tightframe.methods.fedilc.fishr``), the direction of the step is::
 
-    fedsgd                  mean_k gA_k                   (FedSGD; ``learning.shared_gradients``)
+    fedsgd                  mean_k gA_k                   (FedSGD; ``learning.gradients.sharing``)
     geometric               WGM_k gA_k                    (Geometric)
     fishr_arith_fullbatch   mean_k gA_k + grad L_F        (the row that the paper calls FedCurv)
     inter_geo               WGM_k gA_k + grad L_F         (Fishr+Inter-Geo)
@@ -41,11 +41,8 @@ from torch import nn
 from tightframe import phases
 from tightframe.errors import RunError
 from tightframe.learning import model_update
-from tightframe.learning.fold_gradients import FoldGradients, by_name, fold_gradients
-from tightframe.learning.model_update import trained_parameters
-from tightframe.learning.optimizers import OptimizerSettings
-from tightframe.learning.server_optimizers import GradientDescent
-from tightframe.learning.shared_gradients import (
+from tightframe.learning.gradients.fold import FoldGradients, by_name, fold_gradients
+from tightframe.learning.gradients.sharing import (
     BOUND,
     GRADIENT,
     SCALE,
@@ -56,6 +53,9 @@ from tightframe.learning.shared_gradients import (
     gradient_terms,
     mean_gradients,
 )
+from tightframe.learning.model_update import trained_parameters
+from tightframe.learning.optimizers import OptimizerSettings
+from tightframe.learning.server_optimizers import GradientDescent
 from tightframe.learning.stages import FitReport, Stage, cross_entropy
 from tightframe.methods.fedilc import geometric_mean, gradients
 from tightframe.methods.fedilc.fishr import GradientMoments, SiloPenalty
@@ -265,7 +265,7 @@ def contribute_gradient(round: int, silo: SiloView, broadcast: Tensors, state: T
 
     Raises:
         RunError: TF-505 if this round's vbar is needed and the server has sent none.
-        TrainingError, ContributionError: see ``learning.fold_gradients``.
+        TrainingError, ContributionError: see ``learning.gradients.fold``.
     """
     config: FedILCConfig = silo.setting.config
     received = model_update.received_model(broadcast)

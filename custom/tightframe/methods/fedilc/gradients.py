@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from tightframe.learning.fold_gradients import no_records, same_batches
+from tightframe.learning.gradients.fold import no_records, same_batches
 from tightframe.methods.fedilc.fishr import GradientMoments, gradient_moments
 from tightframe.phases import SiloView
 

@@ -1,8 +1,11 @@
-"""Scattering features: moments over space of wavelet moduli, for pictures without a pretrained network.
+"""Scattering features: wavelet moduli, for pictures without a pretrained network.
 
-Each channel's paths (``models.scattering``), their mean and standard deviation over space, compressed by
-``sign(x) log(1 + 300 |x|)``; each record centred and scaled to length 1; and, by default, a random projection
-of fixed width. Nothing of it depends on other records.
+Of each channel's paths (``models.scattering``) either their ``moments``: mean and standard deviation over
+space, compressed by ``sign(x) log(1 + 300 |x|)``, each record centred; for textures, wherever they are. Or
+their ``maps``: each path less its mean over space, over its root mean square; for shapes and where they are,
+without what all pictures have in common, on which a record's length would be spent under privacy. Each record
+is scaled to one length, and by default a random projection has a fixed width. Nothing of it depends on other
+records.
 
 Sources: Bruna and Mallat, Invariant Scattering Convolution Networks, PAMI 2013; Tramer and Boneh,
 Differentially Private Learning Needs Better Features (or Much More Data), ICLR 2021, who train linear models
@@ -25,6 +28,8 @@ from tightframe.models.scattering import MAX_SCALE, paths, scattering2d
 
 COMPRESSION = 300.0
 GUARD = 1e-12
+FAINT = 1e-3
+"""Root mean square of a path that counts as little: pictures have values about 1."""
 OPPONENT = (
     (1 / math.sqrt(2), -1 / math.sqrt(2), 0.0),
     (1 / math.sqrt(6), 1 / math.sqrt(6), -2 / math.sqrt(6)),
@@ -39,7 +44,10 @@ class ScatteringOptions(Options):
     Attributes:
         J: scales; the largest wavelet covers about 2^J pixels.
         L: angles.
+        keep: of each path, see above.
         colours: ``rgb`` takes the channels as they are; ``opponent`` turns three into opponent colours.
+        length: of a record's features, before the projection. Closed forms shorten them to 1; a head that is
+            trained by gradients learns faster from longer ones.
         width: of the random projection, the feature width; None leaves it out.
         seed: of the projection, which is public.
         dropout: of the head's input.
@@ -47,7 +55,9 @@ class ScatteringOptions(Options):
 
     J: int = Field(default=4, ge=1, le=MAX_SCALE)
     L: int = Field(default=8, ge=1, le=32)
+    keep: Literal["moments", "maps"] = "moments"
     colours: Literal["rgb", "opponent"] = "opponent"
+    length: float = Field(default=1.0, gt=0, le=1000)
     width: int | None = Field(default=256, ge=1, le=65536)
     seed: int = Field(default=0, ge=0, lt=2**31)
     dropout: float = Field(default=0.0, ge=0, lt=1)
@@ -57,19 +67,22 @@ class ScatteringFeatures(nn.Module):
     """The features of pictures; without parameters, and nothing of it is part of the model's state.
 
     Args:
-        channels: of the pictures.
+        input_shape: of a picture, (C, H, W).
         options: of the backbone; opponent colours need three channels.
     """
 
     colours: torch.Tensor | None
     projection: torch.Tensor | None
 
-    def __init__(self, channels: int, options: ScatteringOptions) -> None:
+    def __init__(self, input_shape: tuple[int, ...], options: ScatteringOptions) -> None:
         super().__init__()
+        channels, height, side = input_shape
         self.scales, self.angles = options.J, options.L
+        self.keep, self.length = options.keep, options.length
         colours = torch.tensor(OPPONENT) if options.colours == "opponent" and channels == 3 else None
         self.register_buffer("colours", colours, persistent=False)
-        whole = 2 * channels * paths(options.J, options.L)
+        of_path = 2 if options.keep == "moments" else (height >> options.J) * (side >> options.J)
+        whole = of_path * channels * paths(options.J, options.L)
         projection = None
         if options.width is not None:
             stream = torch.Generator().manual_seed(options.seed)
@@ -83,11 +96,23 @@ class ScatteringFeatures(nn.Module):
         if self.colours is not None:
             x = torch.einsum("oc,bchw->bohw", self.colours.to(x.dtype), x)
         maps = scattering2d(x.flatten(0, 1).contiguous(), self.scales, self.angles).flatten(2)
-        moments = torch.cat([maps.mean(2), maps.std(2, correction=0)], dim=1).view(len(x), -1)
-        compressed = moments.sign() * torch.log1p(COMPRESSION * moments.abs())
-        centred = compressed - compressed.mean(1, keepdim=True)
+        centred = self._moments(maps, len(x)) if self.keep == "moments" else _relative(maps).view(len(x), -1)
         unit = centred / torch.linalg.vector_norm(centred, dim=1, keepdim=True).clamp_min(GUARD)
+        if self.length != 1:
+            unit = unit * self.length
         return unit if self.projection is None else nn.functional.linear(unit, self.projection.to(unit.dtype))
+
+    @staticmethod
+    def _moments(maps: torch.Tensor, records: int) -> torch.Tensor:
+        moments = torch.cat([maps.mean(2), maps.std(2, correction=0)], dim=1).view(records, -1)
+        compressed = moments.sign() * torch.log1p(COMPRESSION * moments.abs())
+        return compressed - compressed.mean(1, keepdim=True)
+
+
+def _relative(maps: torch.Tensor) -> torch.Tensor:
+    """Return paths (B, K, P) less their mean over space, over their root mean square."""
+    size = maps.square().mean(2, keepdim=True).sqrt()
+    return (maps - maps.mean(2, keepdim=True)) / (size + FAINT)
 
 
 def build(options: ScatteringOptions, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
@@ -96,8 +121,8 @@ def build(options: ScatteringOptions, input_shape: tuple[int, ...], num_classes:
     Raises:
         ValueError: if the input is not an image of at least 2^J x 2^J pixels.
     """
-    channels = image_channels("scattering", input_shape, 2**options.J)
-    backbone = ScatteringFeatures(channels, options)
+    image_channels("scattering", input_shape, 2**options.J)
+    backbone = ScatteringFeatures(input_shape, options)
     return Classifier(backbone, backbone.feature_width, num_classes, options.dropout)
 
 

@@ -79,7 +79,7 @@ class Chain:
         if published is None and head.count:
             raise TamperError(
                 "Expected the head file beside the ledger, but there is none: it was removed, or the ledger "
-                "was copied without it. If it is lost, `tightframe ledger verify --renew-head` makes it anew."
+                "was copied without it. If it is lost, `tightframe ledger verify --renew-head` writes one."
             )
         if published is not None:
             if published.ledger != head.ledger:

@@ -2,12 +2,12 @@
 
 The order at a silo is fixed: clip every record's feature vector to norm B, put it on the integer grid,
 add in int64, then add the silo's share of the noise. Whatever a record holds, its part of the sums
-is within the sensitivity of ``releases.plan``; nothing here depends on a record in any other way, and
+is within the sensitivity of ``class_sums_plan``; nothing here depends on a record in any other way, and
 nothing refuses because of one, since a refusal would tell of it as well. Every class is offered: the
 floor under the *noisy* counts takes the place of all thresholds on true ones.
 
 A class *mean* is never what noise is added to: one record of a small class moves all of it, so that its
-sensitivity has no useful bound. Means are read from noisy sums, by ``releases.reading``.
+sensitivity has no useful bound. Means are read from noisy sums, by ``class_sums_reading``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 
 from tightframe.errors import TightframeError
 from tightframe.privacy.events import PrivacyValueError
-from tightframe.privacy.releases.plan import ClassSumsConfig
+from tightframe.privacy.releases.class_sums_plan import ClassSumsConfig
 
 _MARGIN = 1 - 2.0**-32
 """A float64 norm of up to a million numbers is right to ``2**-33`` in whatever order they are added, so what

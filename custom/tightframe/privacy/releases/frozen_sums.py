@@ -2,7 +2,7 @@
 
 Each record's features are shortened to the unit ball and cut towards zero to multiples of ``2**-12``, so that
 no vector gets longer. From there on everything is integers: products of two such numbers are multiples of
-``2**-24``, the grid of ``releases.frozen_plan``, where it is proved how far one record, or one patient, can
+``2**-24``, the grid of ``frozen_sums_plan``, where it is proved how far one record, or one patient, can
 move the sums. Nothing here refuses because of a record, since a refusal would tell of it: features that are
 not finite count as zero. There are no class rules: every class is in, however small.
 """
@@ -14,7 +14,7 @@ from torch import nn
 
 from tightframe.privacy.events import PrivacyValueError
 from tightframe.privacy.releases.class_sums import clip_features, on_grid
-from tightframe.privacy.releases.frozen_plan import FEATURE_BITS
+from tightframe.privacy.releases.frozen_sums_plan import FEATURE_BITS
 
 
 def whole_features(features: torch.Tensor, radius: float = 1.0) -> torch.Tensor:

@@ -13,8 +13,8 @@ from tightframe.metrics.clinical import Point, Scores, Share
 from tightframe.report.drawing import curves
 from tightframe.report.drawing.markup import Markup, Part, figure, folded, section, table, tag, without
 from tightframe.report.drawing.plots import Series
-from tightframe.results.evaluation import FoldMetrics
 from tightframe.results.files import ResultsError
+from tightframe.results.parts.evaluation import FoldMetrics
 
 TITLE = "The scores, read clinically"
 MOST_DRAWN = 24
@@ -148,7 +148,7 @@ def _notes(fold: FoldMetrics, silent: Sequence[str]) -> str:
     )
     if silent:
         few = "enough noisy records" if fold.noisy else "records of both kinds"
-        said += f" Not told, without {few}: {', '.join(silent)}."
+        said += f" Not known, without {few}: {', '.join(silent)}."
     return said
 
 

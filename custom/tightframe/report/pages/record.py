@@ -11,8 +11,8 @@ from tightframe.report.drawing.plots import Series
 from tightframe.report.pages.results import MISSING, kept
 from tightframe.report.reading import ServerResults
 from tightframe.results.files import MODEL, SIMULATED_ROOT, TRANSCRIPT
+from tightframe.results.parts.spent import Spent
 from tightframe.results.rows import names
-from tightframe.results.spent import Spent
 from tightframe.results.words import dotted, megabytes
 
 UNSET = {
@@ -25,7 +25,7 @@ UNSET = {
     "initial_model_sha256": "none: the start is from the seed",
     "privacy": "none",
     "privacy.noise_multiplier": "as each silo solves it",
-    "resume": "none: it began anew",
+    "resume": "none: it began again",
     "withdraw": "none",
     "evaluate_only": "none: the job trains",
     "statistics": "none: the job trains",
@@ -77,8 +77,8 @@ def _spent(told: list[tuple[int, Spent]]) -> list[Part]:
             "Epsilon spent by round",
             xs,
             [
-                Series("most of those told", [ranged[x][1] if x in ranged else None for x in xs], 0),
-                Series("least of those told", [ranged[x][0] if x in ranged else None for x in xs], 1),
+                Series("highest reported", [ranged[x][1] if x in ranged else None for x in xs], 0),
+                Series("lowest reported", [ranged[x][0] if x in ranged else None for x in xs], 1),
                 Series("promised", [promised.get(x) for x in xs], 2),
             ],
             x_name="round",

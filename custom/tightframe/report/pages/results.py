@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from tightframe.report.drawing import matrix, plots
 from tightframe.report.drawing.markup import Markup, Part, figure, folded, section, table, tag, without
 from tightframe.report.drawing.plots import Series
-from tightframe.results.evaluation import Evaluation, FoldMetrics
 from tightframe.results.outcome import TOO_FEW
+from tightframe.results.parts.evaluation import Evaluation, FoldMetrics
 from tightframe.results.rows import Row
 from tightframe.results.words import metric, shown, with_interval
 

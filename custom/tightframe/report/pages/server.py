@@ -9,8 +9,8 @@ from tightframe.report.drawing import layout
 from tightframe.report.drawing.markup import Markup, Part, facts, section, table, tag
 from tightframe.report.pages import clinical, participation, record, results, statistics
 from tightframe.report.reading import ServerResults
-from tightframe.results.evaluation import Evaluation, FoldMetrics
 from tightframe.results.outcome import OpenedSum, Outcome
+from tightframe.results.parts.evaluation import Evaluation, FoldMetrics
 from tightframe.results.words import count_in_words, metric, one_answer, plural, sentence, shown
 
 

@@ -9,10 +9,10 @@ from tightframe.report.drawing import layout
 from tightframe.report.drawing.markup import Markup, Part, facts, section, table, tag, without
 from tightframe.report.pages import clinical, results
 from tightframe.report.reading import SiloResults
-from tightframe.results.evaluation import FoldMetrics
 from tightframe.results.files import MODEL
 from tightframe.results.files import PERSONAL as PERSONAL_MODEL
 from tightframe.results.local_report import SiloModel, SiloPersonal, SiloReport
+from tightframe.results.parts.evaluation import FoldMetrics
 from tightframe.results.words import one_answer, plural, rounded_up, shown
 
 GLOBAL, OWN, LOCAL, PERSONAL = "global", "own", "local-only", "personal"
@@ -48,7 +48,7 @@ def page(found: SiloResults, wanted: clinical.Wanted = clinical.DEFAULT) -> str:
     if answers := _one_answers(report):
         parts.append(layout.notice("warn", tag("b", "One answer."), *answers))
     if report.notes:
-        parts.append(layout.notice("warn", tag("b", "As the server told this silo:"), *report.notes))
+        parts.append(layout.notice("warn", tag("b", "According to the server:"), *report.notes))
     parts += [tag("p", in_words(report)), _tiles(report), _models(report)]
     if test.records:
         by_class = recalls(report)

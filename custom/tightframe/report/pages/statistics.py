@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from tightframe.report.drawing import plots
 from tightframe.report.drawing.markup import Markup, Part, figure, folded, section, table, tag
-from tightframe.results.statistics import ColumnStatistics, Count, Moments, OfClass, TableStatistics
+from tightframe.results.statistics import (
+    ColumnStatistics,
+    Count,
+    Moments,
+    OfClass,
+    SurvivalStatistics,
+    TableStatistics,
+)
 from tightframe.results.words import count_in_words, plural
 
 MOST_SERIES = 4
@@ -14,7 +21,8 @@ WITHHELD = "withheld"
 
 def sections(found: TableStatistics) -> list[Part]:
     """Return Table 1, and the columns' histograms with all of their numbers."""
-    return [_table_1(found), _columns(found)]
+    timed = [] if found.survival is None else [_survival(found.survival)]
+    return [_table_1(found), *timed, _columns(found)]
 
 
 def in_words(found: TableStatistics) -> str:
@@ -73,6 +81,46 @@ def _table_1(found: TableStatistics) -> Markup:
             "were summed.",
         ),
     )
+
+
+def _survival(found: SurvivalStatistics) -> Markup:
+    """Show the curves that are known, and the test of whether they are the same."""
+    ends = [f"{end:g}" for end in found.ends]
+    known = {name: curve for name, curve in found.curves.items() if curve is not None}
+    hidden = [name for name in found.curves if name not in known]
+    said = (
+        "Kaplan-Meier estimates by class; all times of a bin count as its end, and 95 % limits are "
+        "Greenwood's."
+    )
+    if hidden:
+        said += f" Withheld of {', '.join(hidden)}: a cell has too few records; take fewer bins."
+    if found.log_rank is not None:
+        degrees = plural(found.degrees or 0, "degree")
+        said += (
+            f" Log-rank test of equal curves: {found.log_rank:.4g}, {degrees} of freedom, p = {found.p:.3g}."
+        )
+    head = [f"by{f' ({found.unit})' if found.unit else ''}"]
+    head += [f"{name}: {what}" for name in known for what in ("at risk", "events", "survival")]
+    rows: list[list[Part]] = []
+    for place, end in enumerate(ends):
+        row: list[Part] = [end]
+        for curve in known.values():
+            limits = (curve.low[place], curve.high[place])
+            low, high = limits
+            at = curve.survival[place]
+            told = "-" if at is None else f"{at:.3f}"
+            if low is not None and high is not None:
+                told += f" [{low:.3f}, {high:.3f}]"
+            row += [str(curve.at_risk[place]), str(curve.events[place]), told]
+        rows.append(row)
+    lines = [
+        plots.Series(name, curve.survival, place)
+        for place, (name, curve) in enumerate(list(known.items())[:MOST_SERIES])
+    ]
+    bins = range(1, len(ends) + 1)
+    picture = plots.lines("Survival", bins, lines, x_name="bin of time", low=0.0, high=1.0)
+    shown = [figure(picture, "Share without the event after each bin.")] if lines else []
+    return section("Survival", tag("p", said), *shown, table(head, rows) if known else None)
 
 
 def _columns(found: TableStatistics) -> Markup:

@@ -9,13 +9,23 @@ from statistics import NormalDist
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from tightframe.data.table.disclosure import UNIT_BITS, UNITS
 from tightframe.data.table.tabulated import Layout, Place
 from tightframe.metrics import noise_intervals
+from tightframe.metrics import survival as metrics_of_survival
 from tightframe.phases import Totals
-from tightframe.results.statistics import ColumnStatistics, Count, Moments, OfClass, Quantile
+from tightframe.results.statistics import (
+    ColumnStatistics,
+    Count,
+    Curve,
+    Moments,
+    OfClass,
+    Quantile,
+    SurvivalStatistics,
+)
 from tightframe.rounds.phases.table_statistics import HOLDERS, KINDS, PREFIX, WITHHELD, opened
 
 SHARES = (0.25, 0.5, 0.75)
@@ -364,3 +374,49 @@ def _near_quantiles(edges: Sequence[float], bins: NDArray[np.float64], deviation
         high = edges[int(beyond[0])] if len(beyond) else edges[-1]
         made.append(Quantile(share=share, low=low, high=high))
     return made
+
+
+def survival(layout: Layout, columns: Sequence[ColumnStatistics]) -> SurvivalStatistics | None:
+    """Return survival by class from exact counts, as far as no cell is withheld; None without times.
+
+    Args:
+        layout: of the cells.
+        columns: in the layout's order; the last one has the times.
+    """
+    timed, bins = layout.contract.survival, layout.bins
+    if timed is None:
+        return None
+    told: dict[str, NDArray[np.int64]] = {}
+    curves: dict[str, Curve | None] = {}
+    for title, part in columns[-1].classes.items():
+        curves[title] = None
+        if all(count.complete for count in part.counts):
+            told[title] = np.array([count.value or 0 for count in part.counts], np.int64).reshape(2, bins)
+            curves[title] = _curve(*told[title])
+    made = SurvivalStatistics(
+        ends=[timed.high * (place + 1) / bins for place in range(bins)], unit=timed.unit, curves=curves
+    )
+    if len(told) < len(curves) or len(told) < 2:
+        return made
+    groups = np.stack([told[title] for title in curves])
+    statistic, degrees = metrics_of_survival.log_rank(groups[:, 0], groups[:, 1])
+    if degrees < 1:
+        return made
+    half = torch.tensor([degrees / 2, statistic / 2], dtype=torch.float64)
+    p = float(torch.special.gammaincc(half[0], half[1]))  # of chi squared
+    return made.model_copy(update={"log_rank": statistic, "degrees": degrees, "p": p})
+
+
+def _curve(events: NDArray[np.int64], censored: NDArray[np.int64]) -> Curve:
+    found = metrics_of_survival.kaplan_meier(events, censored)
+
+    def listed(values: NDArray[np.float64]) -> list[float | None]:
+        return [float(value) if math.isfinite(value) else None for value in values]
+
+    return Curve(
+        at_risk=found.at_risk.astype(int).tolist(),
+        events=events.tolist(),
+        survival=listed(found.survival),
+        low=listed(found.low),
+        high=listed(found.high),
+    )

@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 
 from tightframe.errors import ContributionError
-from tightframe.learning.feature_sums import COUNTS, RECORDS
+from tightframe.learning.one_sum.feature_sums import COUNTS, RECORDS
 from tightframe.phases import (
     ADMITTED,
     RIDERS,

@@ -39,7 +39,7 @@ from tightframe.phases import (
     Totals,
     taken_out,
 )
-from tightframe.results.spent import Bin, Spent
+from tightframe.results.parts.spent import Bin, Spent
 from tightframe.results.words import plural, rounded_up
 
 if TYPE_CHECKING:
@@ -178,7 +178,7 @@ def spent(
     bins: Sequence[int],
     shown: Mapping[str, float],
 ) -> Spent:
-    """Return what silos told in one round.
+    """Return the epsilon that silos reported in one round.
 
     Args:
         round_number: up to and including which the charges count.

@@ -32,7 +32,7 @@ from tightframe.phases import (
     Totals,
     taken_out,
 )
-from tightframe.results.evaluation import Evaluation, Finding, FoldMetrics, OneAnswer
+from tightframe.results.parts.evaluation import Evaluation, Finding, FoldMetrics, OneAnswer
 from tightframe.rounds.riders import score_reading
 from tightframe.rounds.riders.class_rules import MIN_HOLDERS
 

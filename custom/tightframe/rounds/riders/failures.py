@@ -19,8 +19,8 @@ import torch
 
 from tightframe.config.job import JobConfig
 from tightframe.errors import REASONS, TightframeError
-from tightframe.learning.feature_sums import RECORDS
 from tightframe.learning.model_update import BROADCAST, BUFFER
+from tightframe.learning.one_sum.feature_sums import RECORDS
 from tightframe.phases import (
     Cohort,
     Contribution,

@@ -13,7 +13,7 @@ import torch
 
 from tightframe.config.job import JobConfig
 from tightframe.phases import Cohort, Field, Phase, Reading, ServerState, Totals
-from tightframe.privacy.releases.reading import ReleaseAverage
+from tightframe.privacy.releases.class_sums_reading import ReleaseAverage
 from tightframe.rounds.privacy_plan import PrivacyPlan, honest_silos, is_class_sum
 
 STATE = "privacy/releases/"

@@ -15,7 +15,7 @@ from tightframe.metrics.clinical import COUNT_FLOOR, DEVIATIONS
 from tightframe.phases import Tensors, Totals
 from tightframe.privacy.releases import evaluation_totals
 from tightframe.privacy.releases.evaluation_totals import EvaluationConfig
-from tightframe.results.evaluation import Evaluation, FoldMetrics, OneAnswer
+from tightframe.results.parts.evaluation import Evaluation, FoldMetrics, OneAnswer
 from tightframe.rounds.privacy_plan import PrivacyPlan
 from tightframe.rounds.riders import evaluation, score_reading
 from tightframe.rounds.riders.evaluation import FOLDS

@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 from tightframe.config.job import JobConfig
-from tightframe.learning.noisy_sums import DEVIATIONS
+from tightframe.learning.one_sum.noisy_sums import DEVIATIONS
 from tightframe.phases import Cohort, Phase, Reading, ServerState, Totals
 from tightframe.rounds.privacy_plan import PrivacyPlan, honest_silos, is_frozen_sum
 

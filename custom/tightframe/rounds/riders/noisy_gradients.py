@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from tightframe.config.job import JobConfig
-from tightframe.learning.shared_gradients import RECORDS
+from tightframe.learning.gradients.sharing import RECORDS
 from tightframe.phases import Cohort, Phase, Reading, ServerState, Totals
 from tightframe.rounds.privacy_plan import PrivacyPlan, honest_silos, is_gradient_sum
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tightframe.metrics import clinical
-from tightframe.results.evaluation import ClassReading, Rule
+from tightframe.results.parts.evaluation import ClassReading, Rule
 
 READ_AT = 0.9
 """Specificity and sensitivity at which files have the other one; pages can be made for any."""

@@ -35,7 +35,7 @@ from tightframe.phases import (
     Totals,
     taken_out,
 )
-from tightframe.results.update_norms import NormBin, UpdateNorms
+from tightframe.results.parts.update_norms import NormBin, UpdateNorms
 from tightframe.results.words import plural
 
 if TYPE_CHECKING:

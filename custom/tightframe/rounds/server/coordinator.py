@@ -17,21 +17,21 @@ from pathlib import Path
 from tightframe import __version__
 from tightframe.errors import REASONS, REPLACED, RunError, TightframeError
 from tightframe.learning.model_update import mean_losses, received_model
-from tightframe.learning.withdrawal import MIN_SILOS
+from tightframe.learning.one_sum.withdrawal import MIN_SILOS
 from tightframe.models.pretrained import read_weights
 from tightframe.phases import Cohort, ServerState, advance
 from tightframe.results.files import MODEL, WritePage
 from tightframe.results.model_card import InitialModel
 from tightframe.results.outcome import Ended
+from tightframe.results.parts.withdrawal import WithdrawnRecords, not_covered
 from tightframe.results.rows import Row
-from tightframe.results.withdrawal import WithdrawnRecords, not_covered
 from tightframe.results.words import plural
 from tightframe.rounds import checkpoint
 from tightframe.rounds.context import Message
-from tightframe.rounds.following import start_state
 from tightframe.rounds.plan import AFTER, CLOSING, PERSONAL, Exchange
-from tightframe.rounds.server import exchanges, resume
-from tightframe.rounds.server.exchanges import Exchanges, SharedState
+from tightframe.rounds.run_state import start_state
+from tightframe.rounds.server import collecting, resume
+from tightframe.rounds.server.collecting import Collector, SharedState
 from tightframe.rounds.server.record import RunRecord
 from tightframe.rounds.setup import JobSetup
 from tightframe.rounds.sums.declaration import WEIGHTS
@@ -97,7 +97,7 @@ class Coordinator:
         self._transcript: ServerRecord | None = None
         self._unverified: Callable[[], None] | None = None  # writes the checkpoint of the last round
         self._sums = self._choose_sums(identity)
-        self._exchanges = Exchanges(setup.job, self._sums, self.record, self.log)
+        self._collector = Collector(setup.job, self._sums, self.record, self.log)
 
     def _choose_sums(self, identity: ServerIdentity | None) -> Sums:
         job = self.setup.job
@@ -155,7 +155,7 @@ class Coordinator:
             shared = self._resume(transport, *previous)
         if job.statistics is not None:  # that was all
             self.record.trained = True
-            self._exchanges.seal(transport, shared)
+            self._collector.seal(transport, shared)
             return shared.state
         for number in range(job.done + 1, job.rounds + 1):
             among: list[str] | None = None
@@ -171,7 +171,7 @@ class Coordinator:
         self.record.trained = True
         shared = self._close(transport, shared)
         shared = self._personal(transport, shared)
-        self._exchanges.seal(transport, shared)
+        self._collector.seal(transport, shared)
         self.record.write_card(sha256)
         return state
 
@@ -187,7 +187,7 @@ class Coordinator:
             number,
             job_id=self._job_id,
             static_cohort=self._sums.static_cohort,
-            opened=self._exchanges.opened,
+            opened=self._collector.opened,
         )
         if self._sums.verified:
             self._unverified = write
@@ -260,7 +260,7 @@ class Coordinator:
     ) -> SharedState:
         """Enrol the silos, and return the state of the checkpoint that the job resumes from."""
         resume.restore(self.record, stored, saved, self.log)
-        self._exchanges.opened = [*saved.opened]
+        self._collector.opened = [*saved.opened]
         self._sums.static_cohort = saved.static_cohort
         self._enroll(transport, saved)
         if changed := resume.changed_weights(saved, self.record.declared):
@@ -318,7 +318,7 @@ class Coordinator:
         job, started = self.setup.job, time.monotonic()
         roster = list(job.roster) if saved is None else sorted(saved.weights)
         request = {"job_sha256": job.sha256(), "version": __version__, "roster": roster}
-        enrolled = exchanges.enroll(self._sums, transport, request, roster, self.record)
+        enrolled = collecting.enroll(self._sums, transport, request, roster, self.record)
         if saved is not None:
             enrolled.absent = {**saved.absent, **enrolled.absent}
         self.record.enrolled(enrolled)
@@ -372,11 +372,11 @@ class Coordinator:
         broadcast = dict(exchange.phase.broadcast(state))
         phase = exchange.carrying(exchange.evaluates(broadcast))
         if exchange.counts_only:
-            row, totals = self._exchanges.collect_counts(transport, exchange, phase, shared)
+            row, totals = self._collector.collect_counts(transport, exchange, phase, shared)
             if not row.static_opened:
                 self._handle_unopened(exchange, row)
         else:
-            row, totals = self._exchanges.collect(transport, exchange, phase, shared, among=among)
+            row, totals = self._collector.collect(transport, exchange, phase, shared, among=among)
         weights = {site: self.weights[site] for site in row.silos}
         cohort = Cohort(exchange.round, weights, max(self.weights.values()), enrolled=len(self.weights))
         if totals and self._unverified is not None:  # this sum was opened, so silos have verified the last

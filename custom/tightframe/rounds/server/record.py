@@ -16,15 +16,16 @@ from tightframe import __version__, models
 from tightframe.data.table.disclosure import UNITS
 from tightframe.metrics import noise_intervals
 from tightframe.phases import Tensors, Totals
-from tightframe.results import dropouts, engine_files
-from tightframe.results.evaluation import Evaluation
+from tightframe.results import engine_files
 from tightframe.results.files import BEST, WritePage
 from tightframe.results.model_card import Card, InitialModel, MethodCard
 from tightframe.results.outcome import Ended, LeftOut, OpenedSum, Personal, ending, is_measured
+from tightframe.results.parts import dropouts
+from tightframe.results.parts.evaluation import Evaluation
+from tightframe.results.parts.withdrawal import WithdrawnRecords
 from tightframe.results.rows import Row, final_row, last_spent, round_line, write_rows
 from tightframe.results.statistics import TableStatistics
 from tightframe.results.status import Status
-from tightframe.results.withdrawal import WithdrawnRecords
 from tightframe.rounds.checkpoint import save_tensors
 from tightframe.rounds.phases import personal, table_statistics, table_summary
 from tightframe.rounds.privacy_plan import honest_silos
@@ -314,6 +315,7 @@ class RunRecord:
             holders=MIN_HOLDERS,
             grid=1 / UNITS,
             synthetic=self.synthetic,
+            survival=None if privacy else table_summary.survival(layout, columns),
             **privacy,
         )
 

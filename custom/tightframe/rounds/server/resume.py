@@ -21,15 +21,15 @@ from tightframe import __version__
 from tightframe.config.job import JobConfig, Resume, parse_job
 from tightframe.errors import JobError, RunError
 from tightframe.files import file_sha256
-from tightframe.learning.withdrawal import records_in
+from tightframe.learning.one_sum.withdrawal import records_in
 from tightframe.phases import ServerState
 from tightframe.results.files import BEST
 from tightframe.results.model_card import InitialModel
 from tightframe.results.rows import Row, write_rows
 from tightframe.rounds import checkpoint
 from tightframe.rounds.checkpoint import Checkpoint
-from tightframe.rounds.following import state_sha256
 from tightframe.rounds.riders import class_rules, epsilon
+from tightframe.rounds.run_state import state_sha256
 from tightframe.rounds.server.record import RunRecord
 from tightframe.rounds.sums.declaration import Declaration
 

@@ -16,8 +16,8 @@ from tightframe.learning.model_update import UPDATE
 from tightframe.learning.optimizers import OptimizerSettings
 from tightframe.learning.stages import Stage, cross_entropy
 from tightframe.phases import Contribution, Group, Phase, Schema, Tensors
-from tightframe.results import dropouts
 from tightframe.results.local_report import Baseline
+from tightframe.results.parts import dropouts
 from tightframe.rounds import codec
 from tightframe.rounds.checkpoint import save_tensors
 from tightframe.rounds.context import START, Message, SiloContext
@@ -26,9 +26,10 @@ from tightframe.rounds.privacy_plan import is_frozen_sum
 from tightframe.rounds.riders import evaluation, failures
 from tightframe.rounds.riders.evaluation import few_silo_folds
 from tightframe.rounds.setup import prepare, set_threads
-from tightframe.rounds.silo import report
-from tightframe.rounds.silo.followed import FollowedState
-from tightframe.rounds.silo.state import SiloStateStore
+from tightframe.rounds.silo import own_report
+from tightframe.rounds.silo.own_state import SiloStateStore
+from tightframe.rounds.silo.rehearsal import rehearse
+from tightframe.rounds.silo.run_state import FollowedState
 from tightframe.rounds.silo.view import LocalSilo, RequestedSum
 from tightframe.rounds.sums.common import SEAL
 from tightframe.rounds.sums.plain import Encoded
@@ -95,18 +96,29 @@ class Contributor:
         job = self._context.job
         if job.local_baseline_epochs and job.withdraw is None and self._setup.plan.starts(exchange):
             save_tensors(self._context.state_folder / START, state.model, mode=0o600)
-        contribution, term = self._term(silo, phase, received, weights)
+        chosen = total is not None or not follows  # a server could have chosen the state
+        part = str(exchange.index) if exchange.training else None
+        if chosen:
+            self._rehearse(exchange, part, weights, honest)
+        pace, aside = self._context.pace, lambda: self._context.features.seconds
+        with (
+            pace.working(str(sum_id), part, known=not chosen, aside=aside) as work,
+            _without_subnormals(self._context),
+        ):
+            contribution, term, work.whole = self._term(silo, phase, received, weights)
         if contribution.proposed_state is not None:
             self._store.propose(sum_id, contribution.proposed_state)
         specs = codec.specs(phase.schema, parties=len(weights))
         encoded = Encoded(sum_id, specs, term, bytes.fromhex(message["state"]), follows)
-        report.note_sent(self._context, phase.schema, encoded, at_end=exchange.reported)
+        own_report.note_sent(self._context, phase.schema, encoded, at_end=exchange.reported)
         return encoded
 
     def _term(
         self, silo: LocalSilo, phase: Phase, received: Tensors, weights: Mapping[str, float]
-    ) -> tuple[Contribution, dict[Group, bytes]]:
-        """Return the contribution and its integers; after a failure one that changes nothing, and a flag.
+    ) -> tuple[Contribution, dict[Group, bytes], bool]:
+        """Return the contribution, its integers, and whether all of it was made.
+
+        After a failure it is one that changes nothing, with a flag.
 
         Raises:
             TightframeError: for what does not depend on records (``failures.hidden``).
@@ -119,7 +131,9 @@ class Contributor:
                 silo.memory_named("training.batch_size", batch_size),
             ):
                 made = phase.contribute(silo, received, self._store.committed())
-            return made, _encoded(silo, phase.schema, made.tensors, weights)
+            failed = made.tensors.get(failures.FAILED)
+            whole = failed is None or not bool(failed)
+            return made, _encoded(silo, phase.schema, made.tensors, weights), whole
         except Exception as error:
             # What noise has covered may be told, whatever becomes of it: the bound, above all.
             covered = self._setup.privacy is not None and isinstance(error, ContributionError)
@@ -130,7 +144,30 @@ class Contributor:
         made = failures.without_update(phase.schema, received, {} if private is not None else made.tensors)
         if private is not None:
             made = failures.with_noise(made, phase.schema, private, silo.honest)
-        return made, _encoded(silo, phase.schema, made.tensors, weights)
+        return made, _encoded(silo, phase.schema, made.tensors, weights), False
+
+    def _rehearse(
+        self,
+        exchange: Exchange,
+        part: str | None,
+        weights: Mapping[str, float],
+        honest: int,
+    ) -> None:
+        """Train a first round for oneself before the first training on a state that a server could choose.
+
+        Without it such a training would be the measure of those after it (``pace``).
+        """
+        context = self._context
+        if exchange.before or context.job.withdraw is not None or not context.pace.lacks(part):
+            return
+        context.log.info("%s: times a first round by itself, of which nothing leaves", context.name)
+        try:
+            with _without_subnormals(context):
+                context.pace.rehearsed(rehearse(context, self._setup, self._device, sorted(weights), honest))
+        except Exception as error:  # what training meets as well, and answers in the form of any other term
+            context.log.warning(
+                "%s: a first round fails by itself: %s: %s", context.name, failures.reason(error), error
+            )
 
     def _silo(
         self,
@@ -189,13 +226,17 @@ class Contributor:
             TightframeError: for what does not depend on records.
         """
         epochs = self._context.job.local_baseline_epochs
-        if not ((self._context.state_folder / START).is_file() and report.begun(self._context)):
+        if not ((self._context.state_folder / START).is_file() and own_report.begun(self._context)):
             raise RunError(
                 "this silo missed round 1 or the closing phase, so there is nothing to compare.",
                 code="TF-508",
             )
         try:
-            alone = self._alone(epochs)
+            with (
+                self._context.pace.working("baseline", None, known=False),
+                _without_subnormals(self._context),
+            ):
+                alone = self._alone(epochs)
         except Exception as error:
             if not failures.hidden(error):
                 raise
@@ -206,7 +247,7 @@ class Contributor:
                 error,
             )
             return {}
-        report.add(self._context, local_only=alone)
+        own_report.add(self._context, local_only=alone)
         return {}
 
     def _alone(self, epochs: int) -> Baseline:
@@ -259,6 +300,23 @@ def choose_device(wanted: str) -> torch.device:
                 code="TF-303",
             )
     return device
+
+
+@contextmanager
+def _without_subnormals(context: SiloContext) -> Iterator[None]:
+    """Count numbers next to zero as zero for a block, where others see how long it takes.
+
+    Some processors need a hundred times as long for them, and a model could make them of chosen records. With
+    privacy they stay: the accounting is done in the same block.
+    """
+    flush = context.pace.on and context.job.privacy is None
+    if flush:
+        torch.set_flush_denormal(True)
+    try:
+        yield
+    finally:
+        if flush:
+            torch.set_flush_denormal(False)
 
 
 @contextmanager

@@ -25,7 +25,7 @@ from tightframe.phases import Fold, Tensors
 from tightframe.privacy.events import Event, Gaussian, PrivacyValueError, SubsampledGaussian
 from tightframe.privacy.ledger.entries import Entry
 from tightframe.privacy.releases import class_counts, class_sums, frozen_sums
-from tightframe.privacy.releases.frozen_plan import checked_records
+from tightframe.privacy.releases.frozen_sums_plan import checked_records
 from tightframe.privacy.training.dp_sgd import PrivateSettings, private_fit
 from tightframe.privacy.training.gradient_sum import clipped_gradient_sum
 from tightframe.rounds.checkpoint import save_tensors

@@ -20,8 +20,8 @@ from tightframe.data.withdrawn import find, read_file
 from tightframe.errors import DataError, JobError, RunError, TightframeError, outside_code
 from tightframe.files import write_atomically
 from tightframe.rounds.context import DECLARATION, NEEDS_STATE, Message, SiloContext
-from tightframe.rounds.silo import requests, state
-from tightframe.rounds.silo.state import NeedsStateError
+from tightframe.rounds.silo import own_state, requests
+from tightframe.rounds.silo.own_state import NeedsStateError
 from tightframe.rounds.sums.common import SEAL, SECURE
 from tightframe.rounds.sums.declaration import Declaration, applied_weights, public_weight
 from tightframe.rounds.sums.plain import Encoded
@@ -70,9 +70,7 @@ class SiloSession:
 
     def _wait(self, arrived: float) -> None:
         """Wait until a whole number of the job's ``answer_grid`` has passed since a request came."""
-        grid = self.context.job.answer_grid
-        if grid is None:
-            grid = 1.0 if self.context.production else 0.0
+        grid = self.context.answer_grid
         leave = arrived + grid * math.ceil((time.monotonic() - arrived) / grid) if grid else arrived
         while (left := leave - time.monotonic()) > 0 and not self.context.stopped():
             time.sleep(min(left, 0.1))
@@ -116,7 +114,7 @@ class SiloSession:
         stored = context.state_folder / DECLARATION
         if again and stored.is_file():
             return Declaration.from_bytes(stored.read_bytes(), context.name)
-        state.begin(context)
+        own_state.begin(context)
         if context.job.withdraw is not None and context.job.resume is None:
             context.withdrawn.begin()
         declared = self._read_records()
@@ -196,7 +194,7 @@ class SiloSession:
             return public_weight(records, context.job.weights)
         stored = context.previous_state / DECLARATION
         if not stored.is_file():
-            raise state.damaged(stored, FileNotFoundError())
+            raise own_state.damaged(stored, FileNotFoundError())
         return Declaration.from_bytes(stored.read_bytes(), context.name).weight
 
     def _contribute(self, message: Message) -> Message:

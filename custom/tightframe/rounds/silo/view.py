@@ -20,8 +20,8 @@ from tightframe.learning.model_update import build_template
 from tightframe.learning.stages import FitReport, Stage, Term
 from tightframe.models.frozen import FrozenEncoder
 from tightframe.phases import Fold, Setting, Tensors, stream_seed
-from tightframe.results.dropouts import Lost
 from tightframe.results.local_report import SiloPersonal
+from tightframe.results.parts.dropouts import Lost
 from tightframe.rounds.context import SiloContext
 from tightframe.rounds.encoded import LoadedEncoder
 
@@ -133,16 +133,16 @@ class LocalSilo:
 
     def keep_model(self, final: Tensors, counted: Tensors) -> None:
         """Store the last model at this silo, and begin the silo's own report."""
-        from tightframe.rounds.silo import report
+        from tightframe.rounds.silo import own_report
 
-        report.close(self, final, counted)
+        own_report.close(self, final, counted)
 
     def add_to_report(self, *, personal: SiloPersonal) -> None:
         """Add the personal model to this silo's own report, unless it missed the closing and has none."""
-        from tightframe.rounds.silo import report
+        from tightframe.rounds.silo import own_report
 
-        if report.begun(self.context):
-            report.add(self.context, personal=personal)
+        if own_report.begun(self.context):
+            own_report.add(self.context, personal=personal)
 
     @property
     def min_class_count(self) -> int:

@@ -19,8 +19,8 @@ from typing import Any
 
 from tightframe.config.job import Training
 from tightframe.config.site import SiteEntry
-from tightframe.learning.feature_sums import PREFIX
 from tightframe.learning.model_update import UPDATE
+from tightframe.learning.one_sum.feature_sums import PREFIX
 from tightframe.phases import Phase
 from tightframe.rounds.phases.statistics import COUNTS
 from tightframe.rounds.setup import JobSetup

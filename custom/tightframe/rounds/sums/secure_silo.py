@@ -230,6 +230,7 @@ class SecureSite:
             slot = state.slots[request.slot]
             assert isinstance(slot, Masked | Agreed)  # noqa: S101 - nothing else is revealed
             note_verified(self._context.state_folder, slot.receipt.basis, slot.receipt.sum_id)
+            self._context.pace.verified(str(slot.receipt.sum_id))
             self._record.sum(state.epoch.params, slot, state.told, request, step.reply)
             return reply
 

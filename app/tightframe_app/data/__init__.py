@@ -1,0 +1,1 @@
+"""`tightframe data`: contracts, a site's records described, downloaded data sets prepared."""

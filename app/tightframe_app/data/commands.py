@@ -1,0 +1,230 @@
+"""``tightframe data``: a site's own tables, and downloaded data sets in the form that the readers expect."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal, cast
+
+import typer
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
+from rich.text import Text
+
+from tightframe_app.data import contracts as tables
+from tightframe_app.data import described
+from tightframe_app.screens import lines
+
+if TYPE_CHECKING:
+    from tightframe.data.isic.prepare import Report
+
+INTERRUPTED = 130
+
+app = typer.Typer(help="A site's own tables, and downloaded data sets.", no_args_is_help=True)
+prepare = typer.Typer(
+    help="Convert a download into the form that a data set's reader expects, checked by counts and hashes.",
+    no_args_is_help=True,
+)
+app.add_typer(prepare, name="prepare")
+out = lines()
+err = lines(stderr=True)
+
+
+app.command("init")(tables.init)
+app.command("check")(tables.check)
+app.command("describe")(described.describe)
+
+
+@prepare.command("isic2019")
+def prepare_isic2019(
+    images: Annotated[
+        Path,
+        typer.Option(
+            "--images", "-i", help="The originals: ISIC_2019_Training_Input, or the folder that contains it."
+        ),
+    ],
+    split: Annotated[
+        Path,
+        typer.Option(
+            help="FLamby's train_test_split (flamby/datasets/fed_isic2019/dataset_creation_scripts)."
+        ),
+    ],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="Folder to write: the `root` of fed_isic2019 at a site.")
+    ],
+    center: Annotated[
+        int | None, typer.Option(min=0, max=5, help="Prepare only this centre's images; all six by default.")
+    ] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option("--workers", "-w", min=1, help="Number of processes; one per core by default."),
+    ] = None,
+) -> None:
+    """Preprocess the images of ISIC 2019 as FLamby does, and compare them with its split.
+
+    The shorter side becomes 224 pixels; colours are normalised by shades of grey, and clipped where
+    FLamby's wrap around; the names stay. The originals are only read. If the command is interrupted, run
+    it again: it continues where it stopped, and verifies finished images by their hashes.
+
+    Exit code 0: complete. 1: images are missing or broken, or counts differ from FLamby's split; all of
+    these are listed, and all other images are done. 2: nothing could be done. 130: interrupted.
+    """
+    from tightframe.data.isic.prepare import prepare as prepare_isic
+
+    with _resumable(), _bar("images") as advance:
+        report = prepare_isic(
+            images, split, output, center=center, workers=workers or os.cpu_count() or 1, advance=advance
+        )
+    _summary(report)
+    for name, why in sorted(report.broken.items()):
+        err.print(f"{name}: {why}")
+    if report.problems:
+        for problem in report.problems:
+            err.print(Text.assemble(("incomplete:", "bold red"), " ", problem))
+        raise typer.Exit(1)
+    site = {"data": {"fed_isic2019": {"root": str(output.resolve()), "center": center or 0}}}
+    out.print(f"complete; for a site's configuration (with its own centre): {json.dumps(site)}")
+
+
+@prepare.command("eicu")
+def prepare_eicu(
+    tables: Annotated[
+        Path,
+        typer.Option(
+            "--tables",
+            "-t",
+            help="Folder with PhysioNet's tables patient, hospital and medication (.csv or .csv.gz).",
+        ),
+    ],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="Folder to write: the `root` of eicu at a site.")
+    ],
+    window: Annotated[
+        str, typer.Option(help="Drugs of the first 48 hours (48h), of the whole stay (stay), or both.")
+    ] = "both",
+) -> None:
+    """Convert eICU's tables, demo or full release, into stay x drug matrices.
+
+    The tables are only read. If the command is interrupted, run it again: it keeps finished matrices that
+    were made from the same tables, by their SHA-256.
+
+    Exit code 0: complete. 2: tables are missing, truncated or malformed; no partial file is written.
+    130: interrupted.
+    """
+    from tightframe.data.base import count_table
+    from tightframe.data.eicu import WINDOWS
+    from tightframe.data.eicu.prepare import prepare as prepare_tables
+
+    if window not in (*WINDOWS, "both"):
+        raise typer.BadParameter(
+            f"expected one of {[*WINDOWS, 'both']}, got {window!r}", param_hint="--window"
+        )
+    with _resumable(), _spinner("tables") as report:
+        done = prepare_tables(
+            tables, output, window=cast(Literal["48h", "stay", "both"], window), progress=report
+        )
+    for item in done:
+        how = "written" if item.made else "existed, verified"
+        out.print(f"{item.window}: {how}; {count_table(item.counts)}")
+        out.print(f"{item.window}: SHA-256 of the drug vocabulary {item.vocabulary}")
+    site = {"data": {"eicu": {"root": str(output.resolve()), "region": "Midwest"}}}
+    out.print(f"complete; for a site's configuration (with its own region): {json.dumps(site)}")
+
+
+def _summary(report: Report) -> None:
+    """Print the images by centre, fold and class, marked where FLamby's number differs, and the totals."""
+    from tightframe.data.isic import CLASS_NAMES
+    from tightframe.data.isic.prepare import REPORT, expected_counts
+    from tightframe.data.manifest import sha256
+
+    expected = expected_counts(report.centers)
+    table = Table("centre", "fold", *CLASS_NAMES, "total", box=None, pad_edge=False)
+    for center in report.centers:
+        for fold, name in enumerate(("train", "test")):
+            counts, wanted = report.prepared[fold, center], expected[fold, center]
+            cells = [_cell(*pair) for pair in zip(counts, wanted, strict=True)]
+            table.add_row(str(center), name, *cells, f"{counts.sum()}/{wanted.sum()}")
+    Console(highlight=False, markup=False, emoji=False).print(table)
+    if (report.prepared != expected).any():
+        out.print("* differs from FLamby's number")
+    done = int(report.prepared.sum())
+    out.print(
+        f"images: {done} of {expected.sum()} (written now {report.made}, done before {report.kept}, "
+        f"missing {len(report.missing)}, broken {len(report.broken)})"
+    )
+    out.print(f"originals outside the split: {len(report.ignored)}")
+    out.print(f"images clipped where FLamby's cast would wrap: {report.wrapped}")
+    out.print(f"all file names: {report.manifest.with_name(REPORT)}")
+    out.print(f"manifest: {report.manifest}  SHA-256 {sha256(report.manifest.read_bytes())}")
+
+
+def _cell(count: int, wanted: int) -> Text:
+    return Text(f"{count}") if count == wanted else Text(f"{count}*", style="red")
+
+
+@contextmanager
+def _bar(what: str) -> Iterator[Callable[[int, int], None]]:
+    """Show a temporary progress bar on the error stream; yield the function that moves it, (done, total).
+
+    Without a terminal, print a line for every tenth instead.
+    """
+    if not err.is_terminal:
+        yield _tenths(what)
+        return
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=err, transient=True) as progress:
+        task = progress.add_task(what, total=None)
+        yield lambda done, total: progress.update(task, completed=done, total=total)
+
+
+@contextmanager
+def _spinner(what: str) -> Iterator[Callable[[str], None]]:
+    """Show a temporary spinner on the error stream; yield the function that sets its text.
+
+    Without a terminal, print each text as a line instead.
+    """
+    if not err.is_terminal:
+        yield lambda text: err.print(text)
+        return
+    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False))
+    with Progress(*columns, console=err, transient=True) as progress:
+        task = progress.add_task(what, total=None)
+        yield lambda text: progress.update(task, description=text)
+
+
+def _tenths(what: str) -> Callable[[int, int], None]:
+    printed = -1
+
+    def advance(done: int, total: int) -> None:
+        nonlocal printed
+        if total and (tenth := 10 * done // total) > printed:
+            printed = tenth
+            err.print(f"{what}: {done} of {total}")
+
+    return advance
+
+
+@contextmanager
+def _resumable() -> Iterator[None]:
+    """Print, if the command is interrupted, that it can be continued."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        err.print("interrupted: finished files are kept; the same command continues with the rest")
+        raise typer.Exit(INTERRUPTED) from None

@@ -1,0 +1,277 @@
+"""``tightframe data init`` and ``check``: a contract for a table or pictures, and these against it.
+
+All of it is for the eyes of whoever runs it at a site; nothing is sent anywhere.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from tightframe_app import formats
+from tightframe_app.screens import console, lines, print_list, shown
+
+if TYPE_CHECKING:
+    from tightframe.data.contract import Contract
+    from tightframe.data.table import TableSite
+    from tightframe_app.site.checks.findings import State
+
+WIDTH = 120
+out = lines()
+err = lines(stderr=True)
+
+_Contract = Annotated[
+    Path,
+    typer.Option("--contract", help="The job's data contract (JSON), as `tightframe data init` writes it."),
+]
+_Config = Annotated[
+    Path,
+    typer.Option(
+        "--site-config",
+        "-s",
+        help="The site's configuration, or the simulator's with an entry for each site.",
+    ),
+]
+_Site = Annotated[str | None, typer.Option(help="Only this site of a file for several.")]
+
+
+def init(
+    file: Annotated[
+        Path,
+        typer.Argument(
+            help="A table with a header: .csv, .tsv, .txt (also .gz), .parquet; or a folder of pictures "
+            "with a folder for each class."
+        ),
+    ],
+    label: Annotated[
+        str | None, typer.Option(help="Column to learn; several findings separated by commas.")
+    ] = None,
+    record: Annotated[str | None, typer.Option(help="The column that names each record.")] = None,
+    patient: Annotated[str | None, typer.Option(help="The column that tells the patient.")] = None,
+    fold: Annotated[str | None, typer.Option(help="The column with train, validation, test.")] = None,
+    picture: Annotated[str | None, typer.Option(help="The column with the paths of pictures.")] = None,
+    size: Annotated[int | None, typer.Option(min=8, help="Side of the pictures for the model.")] = None,
+    root: Annotated[
+        Path | None, typer.Option(help="The folder that these paths start in; the table's by default.")
+    ] = None,
+    title: Annotated[str | None, typer.Option(help="Name of the data; the file's by default.")] = None,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="Contract to write; notes are written beside it.")
+    ] = Path("contract.json"),
+) -> None:
+    """Propose a data contract from a table or a manifest of pictures: kinds, ranges, vocabularies, sizes.
+
+    Writes the contract, and beside it NAME.notes.md with what a person must decide, before anybody else sees
+    it: units, ranges, levels, classes. Prints the entry for the site's configuration. Without --label it
+    lists the columns that could be one. Nothing is overwritten.
+
+    Exit code 0: written. 2: the file cannot be read, or --label is missing or no class.
+    """
+    from tightframe.data.images import proposal as of_pictures
+    from tightframe.data.table import proposal
+    from tightframe.errors import DataError
+
+    folder = file.is_dir()
+    if folder and any((label, record, patient, fold, picture, root)):
+        raise DataError(
+            f"Expected a table at {file}, whose columns are named, but it is a folder: name none, if its "
+            "folders are classes of pictures.",
+            code="TF-206",
+        )
+    if label is None and not folder:
+        known = ", ".join(proposal.candidates(file)) or "none"
+        raise typer.BadParameter(
+            f"expected the column to be learned; possible are: {known}", param_hint="--label"
+        )
+    notes = output.with_name(f"{output.name.removesuffix('.json')}.notes.md")
+    if there := [path for path in (output, notes) if path.exists()]:
+        raise FileExistsError(f"{there[0]} exists already: choose another --output, or move it away.")
+    roles = {"label": label, "record": record, "patient": patient, "fold": fold}
+    if folder:
+        made = of_pictures.propose_folders(file, size=size, title=title)
+    elif picture is not None:
+        made = of_pictures.propose(file, roles, picture, size=size, root=root, title=title)
+    else:
+        made = proposal.propose(file, roles, title=title)
+    output.write_text(json.dumps(made.contract, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    notes.write_text(proposal.notes_text(made, file), encoding="utf-8")
+    if "picture" in made.contract:
+        found, key = made.contract["picture"], "images"
+        what = f"{found['colour']} pictures of {' x '.join(map(str, found['size']))} pixels (height first)"
+    else:
+        what, key = f"{len(made.contract['columns'])} columns", "table"
+    target = made.contract["label"]
+    named = target.get("column") or ", ".join(item["column"] for item in target["findings"])
+    out.print(f"{output}: {what}, label {shown(named)}")
+    print_list(out, f"To decide ({notes}):", [shown(note) for note in made.notes])
+    out.print()
+    out.print("For a site's configuration:")
+    out.print(shown(json.dumps({"data": {key: made.site}}, ensure_ascii=False)))
+    out.print(f"then: tightframe data check --contract {output} --site-config FILE")
+
+
+def check(contract: _Contract, site_config: _Config, site: _Site = None, form: formats.Form = "text") -> None:
+    """Check a site's table or pictures against a contract: all findings at once, with row numbers.
+
+    Row numbers are lines of a text file, otherwise places from 1; all pictures are read. Codes that the
+    contract does not have are shown, so that they can be mapped. `tightframe site check --job` includes
+    this check, and shows no codes.
+
+    Exit code 0: the site can take part, possibly without rows that it sets aside. 1: it cannot.
+    2: there is no such contract or entry.
+    """
+    bad = 0
+    agreed = read_contract(contract)
+    tables = entries(site_config, site, agreed)
+    if form == "json":
+        _check_as_json(agreed, tables)
+    for name, entry in tables:
+        bad += not _checked(name, agreed, entry)
+    if bad:
+        of = f"{bad} of {len(tables)} sites" if len(tables) > 1 else "the data"
+        out.print(f"{of} cannot take part so")
+        raise typer.Exit(1)
+    out.print("no problem was found")
+
+
+def _check_as_json(contract: Contract, tables: list[tuple[str, TableSite]]) -> NoReturn:
+    """Check tables, print the result as JSON, and end the command."""
+    from tightframe_app.outputs import DataCheck, DataChecked, Finding
+
+    sites = []
+    for name, entry in tables:
+        findings = tuple(Finding(state=state, text=text) for state, text in _told(contract, entry))
+        sites.append(DataChecked(site=name or None, place=str(entry.place), findings=findings))
+    valid = not any(item.state == "problem" for one in sites for item in one.findings)
+    formats.show(DataCheck(valid=valid, sites=tuple(sites)))
+    raise typer.Exit(0 if valid else 1)
+
+
+def read_contract(path: Path) -> Contract:
+    """Return the contract of a file.
+
+    Raises:
+        JobError: TF-101, listing what is wrong.
+    """
+    from tightframe_app.jobs import pairs
+
+    values = pairs.read_contract(path)
+    return pairs.form_of(values).model_validate(values)
+
+
+def entries(config: Path, site: str | None, contract: Contract) -> list[tuple[str, TableSite]]:
+    """Return the entries for a contract's data in a site's configuration, or in several sites'.
+
+    Raises:
+        FileNotFoundError, SiteConfigError: if there is no file, no such site, or no such entry in it.
+    """
+    from tightframe.config.site import parse_single, parse_site_file, read_object
+    from tightframe.data.images import ImagesSite
+    from tightframe.data.images.contract import PictureContract
+    from tightframe.data.table import TableSite
+    from tightframe.errors import SiteConfigError
+
+    pictures = isinstance(contract, PictureContract)
+    key, model = ("images", ImagesSite) if pictures else ("table", TableSite)
+
+    if not config.is_file():
+        raise FileNotFoundError(f"Expected the site's configuration at {config}, but there is no such file.")
+    values = read_object(config)
+    if "sites" in values:
+        several = parse_site_file(values, str(config)).sites
+    else:
+        several = {site or "": parse_single(values, str(config))[0]}
+    chosen = {name: entry for name, entry in several.items() if site in (None, name)}
+    tables = [
+        (name, model.model_validate(entry.data[key])) for name, entry in chosen.items() if key in entry.data
+    ]
+    if not tables:
+        raise SiteConfigError(
+            f"Expected {config} to have an entry `{key}` in `data`{f' of {site}' if site else ''}, but has "
+            "none.",
+            code="TF-201",
+        )
+    return tables
+
+
+def _checked(name: str, contract: Contract, entry: TableSite) -> bool:
+    """Print what is found at one site; return whether it can take part."""
+    out.print(Text(f"{name}: {entry.place}" if name else entry.place, style="bold"))
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 2), show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    good = True
+    for state, text in _told(contract, entry):
+        good = good and state != "problem"
+        style = {"ok": "green", "note": "yellow", "problem": "bold red"}[state]
+        table.add_row(Text(state, style=style), _by_line(text))
+    console(WIDTH).print(table)
+    return good
+
+
+def _by_line(text: str) -> str:
+    return "\n".join(map(shown, text.splitlines()))
+
+
+def _told(contract: Contract, entry: TableSite) -> Iterator[tuple[State, str]]:
+    """Yield what is found; data that cannot be read is the last finding."""
+    from tightframe.errors import DataError
+
+    try:
+        yield from _found(contract, entry)
+    except DataError as error:
+        yield "problem", str(error)
+
+
+def _found(contract: Contract, entry: TableSite) -> Iterator[tuple[State, str]]:
+    """Yield what is found, each with its state; the last is how many records there are, if any."""
+    from tightframe.data.base import FOLDS, class_counts, count_table, finding_counts
+    from tightframe.data.contract import MultiLabel
+    from tightframe.data.images import ImagesSite
+    from tightframe.data.images.contract import PictureContract
+    from tightframe.data.images.silo import divided_pictures, encoded_records
+    from tightframe.data.table.encoding import check_mapping, encode, other_mark, unknown_codes
+    from tightframe.data.table.silo import divided, read
+    from tightframe.errors import DataError
+
+    try:
+        check_mapping(contract, entry)
+    except DataError as error:
+        yield "problem", str(error)
+    if isinstance(contract, PictureContract):
+        assert isinstance(entry, ImagesSite)  # noqa: S101 - `entries` took the contract's kind
+        rows, encoded = encoded_records(contract, entry)
+    else:
+        rows = read(contract, entry)
+        encoded = encode(rows, contract, entry)
+    aside = entry.invalid == "set_aside"
+    for finding in encoded.findings:
+        yield ("note" if aside else "problem"), f"{finding}{'; set aside' if aside else ''}"
+    if marked := other_mark(rows, contract, entry):
+        mark = "." if entry.decimal == "," else ","
+        yield "note", f"most values of {', '.join(marked)} are numbers with {mark!r}: is that the `decimal`?"
+    for column, codes in unknown_codes(rows, contract, entry).items():
+        some = ", ".join(repr(code) for code in codes[:20]) + (", ..." if len(codes) > 20 else "")
+        yield "note", f"{column}: not in the contract: {some}; map them in `codes`, if they mean what it has"
+    if encoded.findings and not aside:
+        return
+    if isinstance(contract, PictureContract):
+        data = divided_pictures(encoded, contract)
+    else:
+        data = divided(encoded, contract)
+    sizes = ", ".join(f"{len(data.labels(fold))} {fold}" for fold in FOLDS)
+    labels, titles = data.labels("train"), contract.label.titles
+    if isinstance(contract.label, MultiLabel):
+        pairs = zip(titles, finding_counts(labels).tolist(), strict=True)
+        classes = ", ".join(
+            f"{title} {present} present, {absent} absent" for title, (present, absent) in pairs
+        )
+    else:
+        classes = count_table(dict(zip(titles, class_counts(labels, len(titles)).tolist(), strict=True)))
+    yield "ok", f"{len(rows.numbers) + len(rows.ragged)} rows, {sizes} records (training: {classes})"

@@ -1,0 +1,164 @@
+"""``tightframe data describe``: a site's records as they would enter a job, in the terminal and as a page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.table import Table
+
+from tightframe_app import formats
+from tightframe_app.data import contracts as tables
+from tightframe_app.screens import console, shown
+
+if TYPE_CHECKING:
+    from tightframe.data.contract import Contract
+    from tightframe.data.table import TableSite
+    from tightframe.data.table.summary import Description, Summary
+
+MOST_SERIES = 4
+HEAD = ("column", "missing", "mean (deviation)", "least", "median", "largest", "counts")
+
+
+def describe(
+    contract: tables._Contract,
+    site_config: tables._Config,
+    site: tables._Site = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", dir_okay=False, help="Page to write, with plots (HTML).")
+    ] = None,
+    form: formats.Form = "text",
+) -> None:
+    """Show what a site would bring: its table's columns, or its pictures' sizes and light, by class.
+
+    Rows that break the contract are counted and left out. With --output a page with plots by class is
+    written, one file that opens offline, readable by its owner only: it has exact numbers about the site's
+    own records, so do not pass it on.
+
+    Exit code 0: shown. 2: a table cannot be read, or does not fit the contract.
+    """
+    agreed = tables.read_contract(contract)
+    found_entries = tables.entries(site_config, site, agreed)
+    described = [(name, _of(agreed, entry)) for name, entry in found_entries]
+    if output is not None:
+        output.touch(mode=0o600)
+        output.chmod(0o600)
+        output.write_text(_page(agreed.title, described), encoding="utf-8")
+    if form == "json":
+        _show_json(agreed.title, described)
+        return
+    for name, found in described:
+        counts = ", ".join(f"{shown(title)} {count}" for title, count in found.records.items())
+        tables.out.print(f"{name}: {found.where}" if name else found.where, style="bold")
+        tables.out.print(f"{sum(found.records.values())} records ({counts}); {found.broken} rows broken")
+        if found.present:
+            present = ", ".join(f"{shown(title)} {count}" for title, count in found.present.items())
+            tables.out.print(f"records with a finding, of which they may have several: {present}")
+        table = Table(*HEAD, box=None, pad_edge=False, padding=(0, 2, 0, 0))
+        for summary in found.columns:
+            table.add_row(*(shown(cell) for cell in _cells(summary)))
+        console(tables.WIDTH).print(table)
+    if output is not None:
+        tables.out.print(f"page: {output}")
+
+
+def _show_json(title: str, described: list[tuple[str, Description]]) -> None:
+    from tightframe_app.outputs import Column, DataDescribed, DataDescription
+
+    sites = []
+    for name, found in described:
+        columns = [
+            Column(
+                name=item.column.column,
+                kind=item.column.kind,
+                unit=item.column.unit,
+                missing=item.missing,
+                mean=item.mean,
+                deviation=item.deviation,
+                quantiles=item.quantiles,
+                names=item.names,
+                counts={key: tuple(map(int, values)) for key, values in item.counts.items()},
+            )
+            for item in found.columns
+        ]
+        told = DataDescribed(
+            site=name or None,
+            place=str(found.where),
+            records=found.records,
+            broken=found.broken,
+            present=found.present,
+            findings=tuple(map(str, found.findings)),
+            columns=tuple(columns),
+        )
+        sites.append(told)
+    formats.show(DataDescription(title=title, sites=tuple(sites)))
+
+
+def _of(contract: Contract, entry: TableSite) -> Description:
+    from tightframe.data.images import ImagesSite
+    from tightframe.data.images.contract import PictureContract
+    from tightframe.data.images.summary import describe as of_pictures
+    from tightframe.data.table.summary import describe as of_table
+
+    if isinstance(contract, PictureContract) and isinstance(entry, ImagesSite):
+        return of_pictures(contract, entry)
+    return of_table(contract, entry)
+
+
+def _cells(summary: Summary) -> list[str]:
+    """Return a column's cells of the table."""
+    unit = f" ({summary.column.unit})" if summary.column.unit else ""
+    name = [summary.column.column + unit, str(summary.missing)]
+    if summary.column.kind != "number":
+        totals = [sum(counts) for counts in zip(*summary.counts.values(), strict=True)]
+        counted = ", ".join(f"{level} {total}" for level, total in zip(summary.names, totals, strict=True))
+        return [*name, "", "", "", "", counted]
+    spread = "" if summary.deviation is None else f" ({summary.deviation:.4g})"
+    mean = "" if summary.mean is None else f"{summary.mean:.4g}{spread}"
+    low, _, median, _, high = [f"{value:.4g}" for value in summary.quantiles] or [""] * 5
+    return [*name, mean, low, median, high, ""]
+
+
+def _page(title: str, described: list[tuple[str, Description]]) -> str:
+    """Return the page."""
+    from tightframe.report.drawing import layout, plots
+    from tightframe.report.drawing.markup import Part, figure, listed, section, table, tag
+
+    parts: list[Part] = [
+        layout.notice(
+            "bad",
+            tag("b", "Private to this site."),
+            "This page has exact numbers about this site's own records. Nothing of it is sent anywhere; do "
+            "not pass it on.",
+        )
+    ]
+    for name, found in described:
+        tiles = [(str(count), name_of_class) for name_of_class, count in found.records.items()]
+        inner: list[Part] = [
+            tag("p", found.where),
+            layout.tiles([*tiles, (str(found.broken), "rows broken")]),
+        ]
+        if found.present:
+            total = sum(found.records.values())
+            rows = [(title, str(count), str(total - count)) for title, count in found.present.items()]
+            inner.append(table(("finding", "present", "absent"), rows))
+        if found.findings:
+            inner.append(listed([str(finding) for finding in found.findings]))
+        inner.append(table(HEAD, [_cells(summary) for summary in found.columns]))
+        for summary in found.columns:
+            unit = f", {summary.column.unit}" if summary.column.unit else ""
+            series = _series(summary)
+            picture = plots.columns(
+                summary.column.column, summary.names, series, x_name=f"{summary.column.column}{unit}"
+            )
+            inner.append(figure(picture, f"{summary.column.column}: records by class"))
+        parts.append(section(name or "Records", *inner))
+    return layout.page(title, "Tightframe: a site's own records, private to it", *parts)
+
+
+def _series(summary: Summary) -> dict[str, tuple[int, ...]]:
+    """Return the counts by class; of more classes than there are colours, all of them together."""
+    if len(summary.counts) <= MOST_SERIES:
+        return summary.counts
+    return {"all classes": tuple(map(sum, zip(*summary.counts.values(), strict=True)))}

@@ -1,0 +1,1 @@
+"""Checks of `tightframe site check`: one file each, and all of them in order."""

@@ -1,0 +1,194 @@
+"""Checks of ``tightframe site check``: everything that a site needs before its first job.
+
+Each check is a function that yields findings and raises no user error, so that all problems are
+reported at once. It writes nothing except for a probe in the state folder, which it removes.
+"""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from tightframe_app.site.checks import accounts, engine, machine, package
+from tightframe_app.site.checks import job as site_job
+from tightframe_app.site.checks import ledger as site_ledger
+from tightframe_app.site.checks.findings import Finding, Scope, area_of
+
+if TYPE_CHECKING:
+    from tightframe.config.job import JobConfig
+    from tightframe.config.policy import Policy
+    from tightframe.config.site import SiteEntry
+
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+
+
+def check_site(scope: Scope) -> Iterator[Finding]:
+    """Yield the findings, area by area.
+
+    Raises:
+        FileNotFoundError: if there is no such configuration.
+    """
+    from tightframe.errors import JobError
+
+    if not scope.config.is_file():
+        raise FileNotFoundError(
+            f"Expected the site's configuration at {scope.config}, but there is no such file."
+        )
+    name, identity = engine.identity(scope)
+    entries, findings = _configuration(scope)
+    yield from findings
+    job: JobConfig | None = None
+    if scope.job is not None:
+        from tightframe.config.job import parse_job
+
+        try:
+            job = parse_job(dict(scope.job))
+        except JobError as error:
+            yield from (Finding("job", "problem", problem, of_job=True) for problem in error.problems)
+    for label, entry in entries.items():
+        policy = entry.policy.resolve(production=scope.production)
+        yield from _policy(policy, label, scope.production)
+        yield from _data(entry, label, job, scope)
+        if job is not None:
+            yield from site_job.check_policy(job, label or name, entry, policy, scope)
+            if name is not None and scope.production:
+                yield from site_job.signature(job, name, policy, scope)
+        yield from machine.device(entry, label)
+    yield from identity
+    single = entries.get("")
+    if single is not None:
+        yield from machine.disk(single)
+        if scope.production:
+            yield from accounts.check_accounts(single, scope)
+        ledger = site_ledger.check_ledger(single, name, scope)
+        yield from ledger.findings
+        if job is not None and name is not None:
+            yield from site_job.check_history(job, name, single, ledger.entries, scope)
+    if job is not None and (single is None or name is None):
+        what = "cohort and privacy budget" if job.privacy is not None else "cohort"
+        why = "name its site with --site" if single is not None else "this file is for several sites"
+        yield Finding("job", "note", f"not compared with {what}: {why}")
+    guarded = single is not None and single.policy.resolve(production=scope.production).egress_guard
+    yield from engine.files(scope, guarded=guarded)
+    yield from package.package()
+    yield from machine.clock()
+
+
+def _configuration(scope: Scope) -> tuple[dict[str, SiteEntry], list[Finding]]:
+    """Return the entries by site, with an empty name if the file is one site's own, and the findings."""
+    from tightframe.config.site import parse_single, parse_site_file, read_object
+    from tightframe.errors import SiteConfigError
+
+    area = "configuration"
+    mode = scope.config.stat().st_mode
+    findings = []
+    if mode & _OTHERS_WRITE:
+        findings.append(
+            Finding(
+                area,
+                "problem",
+                f"others can change {scope.config} (mode {stat.S_IMODE(mode):04o}), and with it the "
+                f"policy: chmod go-w {scope.config}",
+            )
+        )
+    try:
+        values = read_object(scope.config)
+        if "sites" in values:
+            entries = dict(parse_site_file(values, str(scope.config)).sites)
+            if scope.site is not None and scope.site not in entries:
+                text = (
+                    f"TF-201: the file has no entry for {scope.site}; it has {', '.join(entries) or 'none'}"
+                )
+                return {}, [*findings, Finding(area, "problem", text)]
+            if scope.site is not None:
+                entries = {scope.site: entries[scope.site]}
+        else:
+            entries = {"": parse_single(values, str(scope.config))[0]}
+    except SiteConfigError as error:
+        listed = [f"TF-202: {line.strip(' -')}" for line in str(error).splitlines()[1:]]
+        return {}, findings + [Finding(area, "problem", problem) for problem in listed or [str(error)]]
+    if scope.production and "" not in entries:
+        text = (
+            "the file is for several sites, which only the simulator accepts; in production each site has "
+            "its own file"
+        )
+        findings.append(Finding(area, "problem", text))
+    if scope.production and (single := entries.get("")) is not None:
+        if single.state_dir is None:
+            findings.append(
+                Finding(area, "problem", "TF-201: no `state_dir`, the folder for what must outlive a job")
+            )
+        if not single.data:
+            findings.append(
+                Finding(area, "problem", "TF-201: no `data`, without which this site can take part in no job")
+            )
+    findings.append(Finding(area, "ok", f"{scope.config} is valid"))
+    return entries, findings
+
+
+def _policy(policy: Policy, label: str, production: bool) -> Iterator[Finding]:
+    area = area_of("policy", label)
+    differences = policy.differences()
+    yield Finding(area, "ok", f"profile {policy.profile}")
+    for rule, value in differences.items():
+        yield Finding(area, "note", f"{rule}: {value} (differs from standard)")
+    if policy.pinned_only and not policy.pins:
+        yield Finding(
+            area,
+            "problem" if production else "note",
+            "pinned_only without any pin refuses every peer: write each silo's pin into `pins`",
+        )
+    if production and policy.central_provisioning:
+        text = "central_provisioning accepts certificates without a role, which only tests should need"
+        yield Finding(area, "problem", text)
+    if policy.required_privacy and policy.epsilon_cap is None:
+        yield Finding(area, "note", "privacy is required, but no epsilon_cap limits what jobs spend together")
+
+
+def _data(entry: SiteEntry, label: str, job: JobConfig | None, scope: Scope) -> Iterator[Finding]:
+    from pydantic import ValidationError
+
+    from tightframe import data
+    from tightframe.data.base import check_form, class_counts, count_table
+    from tightframe.errors import DataError, TightframeError
+
+    area = area_of("data", label)
+    rehearses = entry.rehearses and not scope.production
+    if job is not None and job.dataset not in entry.data and not rehearses:
+        yield Finding(area, "problem", f"TF-201: the job asks for {job.dataset}, which `data` does not name")
+    for name, values in entry.data.items():
+        spec = data.get(name)
+        asks = job is not None and job.dataset == name
+        if not asks and any(item.is_required() for item in spec.options.model_fields.values()):
+            yield Finding(area, "note", f"{name}: not opened: what its records are, a job says (--job)")
+            continue
+        try:
+            options = spec.options.model_validate(dict(job.dataset_options) if asks and job else {})
+            spec = spec.of(options)
+            records = spec.open(spec.site.model_validate(values), options)
+            if scope.records:
+                records.check(scope.progress)
+            if asks:
+                check_form(records, spec, options)
+            sizes = {fold: len(records.labels(fold)) for fold in ("train", "validation", "test")}
+            counts = class_counts(records.labels("train"), spec.num_classes)
+        except ValidationError as error:
+            yield Finding(area, "problem", f"{name}: the job's dataset_options: {error.error_count()} wrong")
+        except DataError as error:
+            # The default vocabulary has the paper's length; a site's own may have another.
+            foreign = error.code == "TF-209" and not asks
+            hint = " (with default options; give --job to check with a job's)" if foreign else ""
+            yield Finding(area, "note" if foreign else "problem", f"{name}: {error}{hint}")
+        except TightframeError as error:
+            yield Finding(area, "problem", f"{name}: {error}")
+        else:
+            how = "all read" if scope.records else "not read"
+            folds = ", ".join(f"{number} {fold}" for fold, number in sizes.items())
+            table = count_table(dict(zip(spec.class_names, counts.tolist(), strict=True)))
+            text = f"{name}: {records.source}: {folds} records, {how} (training: {table})"
+            yield Finding(area, "ok", text)
+    if rehearses:
+        yield Finding(area, "note", "no records are configured: simulations use generated ones")
+    elif not entry.data and not scope.production:
+        yield Finding(area, "note", "no records are configured: simulations with this file are also refused")

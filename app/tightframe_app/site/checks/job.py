@@ -1,0 +1,240 @@
+"""Prediction of a site's refusals of a job: by its policy, and by its records of earlier jobs.
+
+Both use the code that decides when the site enrols. Ledger and journal are read; nothing is written.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tightframe_app.site.checks.findings import Finding, Scope, State, area_of
+
+if TYPE_CHECKING:
+    from tightframe.config.job import JobConfig
+    from tightframe.config.policy import Policy
+    from tightframe.config.site import SiteEntry
+    from tightframe.privacy.ledger.entries import Entry
+    from tightframe.rounds.context import SiloContext
+    from tightframe.rounds.setup import JobSetup
+
+ACCEPT = {
+    "TF-612": (
+        " This site decides whether the new cohort's counts may be opened as well: `tightframe site cohort "
+        "accept` shows what that reveals."
+    ),
+}
+NEWCOMER = (
+    "{job}: this is the first job in which counts of {dataset} are opened at this site. If the others "
+    "({others}) have run jobs without this site before, totals without it exist: whoever has both can "
+    "subtract them from this job's and obtain exactly this site's own values (records of each class, class "
+    "sums, test results). The others are asked for their consent to the larger cohort (`tightframe site "
+    "cohort accept`); this site is not, so ask them before you take part. Only noise (differential privacy) "
+    "prevents it"
+)
+"""Note for a site before its first job, equivalent to what the earlier sites are shown."""
+
+
+def check_policy(
+    job: JobConfig, name: str | None, entry: SiteEntry, policy: Policy, scope: Scope
+) -> Iterator[Finding]:
+    """Check a job against the site's policy, and yield the refusals that the lead would get."""
+    from tightframe.config.refusals import BelowPolicyError
+    from tightframe.config.site import check_record_options, check_training_loop
+    from tightframe.errors import JobError
+    from tightframe.rounds.setup import prepare
+
+    area = area_of("job", name or "")
+    refused = False
+    if name is not None and name not in job.sites:
+        text = f"the job is for {', '.join(job.roster)}, not for {name}: ask the lead"
+        yield Finding(area, "problem", text, of_job=True)
+    if policy.allowed_submitters is not None and scope.submitter is None:
+        yield Finding(area, "note", "allowed_submitters: name the job's submitter with --submitter")
+    submitter = scope.submitter or next(iter(policy.allowed_submitters or ()), None)
+
+    def check_built() -> None:
+        with policy.refuse_oversized():
+            setup = prepare(job, policy.ceilings)
+        policy.check_method(setup.setting.config, job)
+
+    checks: tuple[Callable[[], None], ...] = (
+        lambda: policy.check(job, submitter=submitter),
+        lambda: check_record_options(job, entry, policy),
+        lambda: check_training_loop(job, entry, policy),
+        check_built,
+    )
+    for check in checks:
+        try:
+            check()
+        except BelowPolicyError as error:
+            refused = True
+            for refusal in error.refusals:
+                yield Finding(area, "problem", f"TF-614: {refusal}", of_job=True)
+        except JobError as error:
+            refused = True
+            for problem in error.problems:
+                yield Finding(area, "problem", f"TF-101: {problem}", of_job=True)
+    if not refused:
+        yield Finding(area, "ok", f"{job.job_name}: the policy accepts it")
+    if not refused and job.training.loop is not None:
+        text = f"training.loop {job.training.loop}: here that is {_where(job.training.loop)}"
+        yield Finding(area, "note", text, of_job=True)
+
+
+def _where(loop: str) -> str:
+    """Return module, package and version of an installed training loop."""
+    from importlib.metadata import entry_points
+
+    from tightframe.learning.own_loop import ENTRY_POINTS
+
+    (entry,) = {item.value: item for item in entry_points(group=ENTRY_POINTS, name=loop)}.values()
+    return f"{entry.value}" + (f" of {entry.dist.name} {entry.dist.version}" if entry.dist else "")
+
+
+def signature(job: JobConfig, name: str, policy: Policy, scope: Scope) -> Iterator[Finding]:
+    """Check that the job's folder is signed as this site requires, and report until when."""
+    from tightframe.config import job_manifest
+    from tightframe.errors import ManifestError, SiteConfigError
+    from tightframe.flare.identity import site_identity
+
+    area = area_of("job", name)
+    if scope.folder is None or scope.startup is None:
+        return
+    app, central = scope.folder / "app", policy.central_provisioning
+    try:
+        _, anchor = site_identity(scope.startup, name, production=scope.production, missing_role=central)
+        made = job_manifest.verify(app, job, name, anchor, now=datetime.now(UTC))
+    except SiteConfigError:
+        return  # reported with the identity
+    except ManifestError as error:
+        if error.code != "TF-633":
+            yield Finding(area, "problem", str(error), of_job=True)
+        elif policy.signed_jobs:
+            text = "not signed yet, and this site accepts signed jobs only: the lead must sign it at the end"
+            yield Finding(area, "note", text)
+        return
+    state: State = "ok" if datetime.now(UTC) < made.until else "problem"
+    text = f"signed by {made.signer}, valid from {made.created} until {made.expires}"
+    yield Finding(area, state, text, of_job=True)
+
+
+def check_history(
+    job: JobConfig, name: str, entry: SiteEntry, entries: Sequence[Entry] | None, scope: Scope
+) -> Iterator[Finding]:
+    """Check a job against the cohorts and the privacy budget that earlier jobs leave.
+
+    Args:
+        job: to check; there are no findings if it is not for this site.
+        name: of the site.
+        entry: the site's only configuration.
+        entries: of its ledger; None if they are unknown.
+        scope: of the check.
+    """
+    from tightframe.errors import JobError
+    from tightframe.rounds.context import SiloContext
+    from tightframe.rounds.setup import prepare
+    from tightframe.rounds.silo.enrolment_check import UNKNOWN
+
+    if name not in job.sites:
+        return
+    try:
+        setup = prepare(job, entry.policy.resolve(production=scope.production).ceilings)
+    except JobError:
+        return  # reported by ``check_policy``
+    area = area_of("job", name)
+    with tempfile.TemporaryDirectory() as folder:
+        context = SiloContext(name, job, entry, Path(folder), job_id=UNKNOWN, production=scope.production)
+        if job.summation == "secure":
+            yield from _cohort(context, setup, area, scope)
+        if job.privacy is not None:
+            yield _budget(context, setup, entries, area)
+        if job.withdraw is not None and entry.data:
+            yield _withdrawal(context, area)
+
+
+def _withdrawal(context: SiloContext, area: str) -> Finding:
+    """Check that this site can name the records that it withdraws, and has withdrawn no others."""
+    from tightframe.errors import TightframeError
+    from tightframe.rounds.context import STATE
+    from tightframe.rounds.site_ledger import journal_folder
+
+    job, outliving = context.job, context.site.state_dir
+    assert job.withdraw is not None  # noqa: S101  (the caller has checked)
+    if outliving is not None:
+        context.previous_state = Path(outliving) / job.withdraw.previous / context.name / STATE
+        context.journal_dir = journal_folder(Path(outliving), context.name)
+    try:
+        stays, before = context.withdrawn.remaining, context.withdrawn.before
+    except TightframeError as error:
+        return Finding(area, "problem", str(error))
+    left = len(before.labels("train")) - len(stays.labels("train"))
+    text = f"{job.job_name}: withdraws {left} training records from job {job.withdraw.previous}"
+    if context.previous_state is None or not context.previous_state.is_dir():
+        return Finding(area, "problem", f"{text}, of which this site has no state here (TF-522)")
+    return Finding(area, "ok", text)
+
+
+def _cohort(context: SiloContext, setup: JobSetup, area: str, scope: Scope) -> Iterator[Finding]:
+    """Check that this site takes part in the sums of these silos, formed as in this job."""
+    from tightframe.errors import SecureSumError, TightframeError
+    from tightframe.privacy.ledger.entries import LedgerError, TamperError
+    from tightframe.rounds.silo.enrolment_check import check_sums
+    from tightframe.rounds.site_ledger import LedgerPaths
+    from tightframe.rounds.sums.common import package_errors
+    from tightframe.rounds.sums.vault import read_journal
+    from tightframe.securesum.site.journal import CohortAccepted, StaticMasked, StaticOpened
+
+    state_dir, job = context.site.state_dir, context.job
+    try:
+        with package_errors():
+            kept = []
+            if state_dir is not None:
+                places = LedgerPaths.of_site(Path(state_dir), context.name, scope.kit_root)
+                kept = read_journal(places, check=None)
+        check_sums(context, setup, kept)
+    except SecureSumError as error:
+        hint = ACCEPT.get(error.code, "")
+        yield Finding(area, "problem", f"{error}{hint}", of_job=error.code in ("TF-601", "TF-612", "TF-617"))
+        return
+    except (LedgerError, TamperError):
+        yield Finding(area, "note", f"{job.job_name}: cohorts not checked, because of the ledger's problem")
+        return
+    except (OSError, TightframeError) as error:
+        yield Finding(area, "problem", f"the journal of its cohorts cannot be read: {error}")
+        return
+    which = "" if state_dir is not None else "; earlier cohorts unknown without `state_dir`"
+    yield Finding(
+        area, "ok", f"{job.job_name}: this site takes part in sums over {', '.join(job.roster)}{which}"
+    )
+    dataset = context.site.records_id(job.dataset)
+    known = any(
+        isinstance(entry, StaticMasked | StaticOpened | CohortAccepted) and entry.dataset == dataset
+        for entry in kept
+    )
+    if state_dir is not None and job.privacy is None and not known:
+        others = ", ".join(site for site in job.roster if site != context.name)
+        yield Finding(area, "note", NEWCOMER.format(job=job.job_name, dataset=dataset, others=others))
+
+
+def _budget(context: SiloContext, setup: JobSetup, entries: Sequence[Entry] | None, area: str) -> Finding:
+    """Check that the job's planned charges fit into what is left of the budget."""
+    from tightframe.errors import TightframeError
+    from tightframe.rounds.silo.enrolment_check import check_budget
+
+    name = context.job.job_name
+    if entries is None or not context.site.data:
+        what = "its ledger" if entries is None else "its records"
+        text = f"{name}: privacy budget not checked, because that needs this site and {what}"
+        return Finding(area, "note", text)
+    try:
+        checked = check_budget(context, setup, entries)
+    except TightframeError as error:
+        return Finding(area, "problem", str(error), of_job=error.code in ("TF-701", "TF-706"))
+    if not checked:
+        text = f"{name}: it continues a run that was charged here: each charge is checked when it is made"
+        return Finding(area, "note", text)
+    return Finding(area, "ok", f"{name}: its planned charges fit into the privacy budget")

@@ -1,0 +1,116 @@
+"""Check of a site's privacy ledger: its permissions, chain and signatures."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tightframe_app.ledger.query import DELTA
+from tightframe_app.site.checks.findings import Finding, Scope, State
+
+if TYPE_CHECKING:
+    from tightframe.config.site import SiteEntry
+    from tightframe.privacy.ledger.entries import Entry
+    from tightframe.rounds.site_ledger import LedgerPaths
+
+AREA = "ledger"
+BEGIN = "`tightframe ledger begin` lists what is forgotten, and begins a new one"
+_OTHERS = stat.S_IRWXG | stat.S_IRWXO
+
+
+@dataclass(frozen=True)
+class LedgerFindings:
+    """Findings about a site's ledger.
+
+    Attributes:
+        findings: problems that would stop a job with differential privacy.
+        entries: all entries of a whole ledger; none if there is no ledger yet; None if they are unknown.
+    """
+
+    findings: tuple[Finding, ...] = ()
+    entries: tuple[Entry, ...] | None = None
+
+
+def check_ledger(entry: SiteEntry, name: str | None, scope: Scope) -> LedgerFindings:
+    """Check a site's ledger without writing anything."""
+    from tightframe.privacy.ledger.ledger import ledger_expected
+    from tightframe.rounds.site_ledger import LedgerPaths, describe_loss
+
+    if entry.state_dir is None or not Path(entry.state_dir).is_dir():
+        return LedgerFindings()
+    if name is None:
+        return _one("note", "not checked: name the site with --site")
+    places = LedgerPaths.of_site(Path(entry.state_dir), name, scope.kit_root)
+    path = places.ledger
+    if not path.exists() and (gone := describe_loss(places, None)) is not None:
+        return _one("problem", f"TF-620: {gone}: restore the newest backup; if there is none, {BEGIN}")
+    if not ledger_expected(path):
+        old = f"; it takes over {places.old_journal}" if places.old_journal.exists() else ""
+        text = f"{path}: none yet; the first job with secure sums or differential privacy creates it{old}"
+        return LedgerFindings((Finding(AREA, "ok", text),), ())
+    if not path.exists():
+        return _one(
+            "problem", f"TF-704: {path} is missing, and the files beside it are not: restore it from a backup"
+        )
+    mode = stat.S_IMODE(path.stat().st_mode)
+    if mode & _OTHERS:
+        return _one("problem", f"{path} is open to others (mode {mode:04o}): chmod 0600 {path}")
+    if not os.access(path, os.R_OK | os.W_OK):
+        return _one("problem", f"this account cannot write {path}: run the check as the client's account")
+    return _whole(places, entry, name, scope)
+
+
+def _one(state: State, text: str) -> LedgerFindings:
+    return LedgerFindings((Finding(AREA, state, text),))
+
+
+def _whole(places: LedgerPaths, entry: SiteEntry, name: str, scope: Scope) -> LedgerFindings:
+    """Check the chain, and the signatures if there is a kit to verify them with."""
+    from tightframe.errors import SiteConfigError, TightframeError
+    from tightframe.flare.identity import site_identity
+    from tightframe.privacy.ledger.entries import TamperError
+    from tightframe.rounds.ledger_keys import signature_check, trusted_roots
+    from tightframe.rounds.site_ledger import read_contents
+
+    check, path = None, places.ledger
+    try:
+        if scope.startup is not None:
+            central = entry.policy.resolve(production=scope.production).central_provisioning
+            _, anchor = site_identity(scope.startup, name, production=scope.production, missing_role=central)
+            check = signature_check(trusted_roots(entry, anchor), name=name)
+        ledger = read_contents(places, check=check).whole
+        assert ledger is not None  # noqa: S101 - it exists
+    except TamperError as error:
+        hint = " If its first entries were signed in another project, add that root to `ledger_roots`."
+        return _one("problem", f"{path}: {error}{hint}")
+    except SiteConfigError as error:
+        return _one("problem", f"{path} was not checked: {error}")
+    except TightframeError as error:
+        return _one("problem", str(error))
+    how = "whole" if ledger.signatures else "whole by its hashes; signatures not checked without a kit"
+    text = f"{path}: {len(ledger.entries)} entries, {how}; {left(ledger.entries, entry, scope)}"
+    return LedgerFindings(
+        (Finding(AREA, "ok", f"{text}see `tightframe ledger show -c {scope.config}`"),), ledger.entries
+    )
+
+
+def left(entries: Sequence[Entry], entry: SiteEntry, scope: Scope) -> str:
+    """Return what is left of the policy's cap for the site's records; empty if there is no cap."""
+    from tightframe.privacy.accounting import guaranteed
+    from tightframe.privacy.ledger.rules import events_of
+    from tightframe.results.words import rounded_down
+
+    policy = entry.policy.resolve(production=scope.production)
+    cap, delta = policy.epsilon_cap, policy.delta_cap or DELTA
+    if cap is None:
+        return ""
+    names = dict.fromkeys(entry.records_id(dataset) for dataset in entry.data)
+    budgets = []
+    for name in names:
+        number = rounded_down(max(0.0, cap - guaranteed(events_of(entries, name), delta)))
+        budgets.append(f"epsilon {number} of {cap:g}" + (f" for {name}" if len(names) > 1 else ""))
+    return f"left: {', '.join(budgets)} (delta {delta:g}); " if budgets else ""

@@ -1,0 +1,1 @@
+"""`tightframe site join`, `start` and `leave`: taking part in a federation, and ending it."""

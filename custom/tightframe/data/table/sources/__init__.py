@@ -1,0 +1,1 @@
+"""Sources of a site's rows: text files, Parquet files, databases."""

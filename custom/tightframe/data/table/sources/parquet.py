@@ -1,0 +1,50 @@
+"""Rows of a Parquet file, by pyarrow, which is imported here only."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+from tightframe.data.table.sources.cells import as_text, missing_package
+from tightframe.errors import DataError
+
+
+def open_parquet(
+    path: Path, wanted: Collection[str] | None
+) -> tuple[list[str], Iterator[tuple[int, list[str | None]]]]:
+    """Return a file's columns, and its rows as text with their places from 1.
+
+    Args:
+        path: of the file.
+        wanted: columns to read; the others' cells are None. None reads all.
+
+    Raises:
+        DataError: TF-205 without the file, TF-206 if it cannot be read, TF-219 without pyarrow.
+    """
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError:
+        raise missing_package("pyarrow", "parquet") from None
+    if not path.exists():
+        raise DataError(f"Expected a table at {path}, but there is no such file.", code="TF-205")
+    try:
+        # One file as it is: no folder of parts, and no columns from the names of folders.
+        stored = pq.ParquetFile(path)
+        header = list(stored.schema_arrow.names)
+        chosen = [name for name in dict.fromkeys(header) if wanted is None or name in wanted]
+        table = stored.read(columns=chosen, use_threads=False)
+        columns = {name: table.column(place).to_pylist() for place, name in enumerate(table.column_names)}
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise DataError(
+            f"Expected {path} to be a Parquet file, but got {type(error).__name__}: write it again.",
+            code="TF-206",
+        ) from None
+    return header, _rows(header, columns, table.num_rows)
+
+
+def _rows(
+    header: list[str], columns: dict[str, list[object]], count: int
+) -> Iterator[tuple[int, list[str | None]]]:
+    for place in range(count):
+        yield place + 1, [as_text(columns[name][place]) if name in columns else None for name in header]

@@ -1,0 +1,231 @@
+"""Rows of a site's table as text, whatever they come from. Torch-free, pandas-free.
+
+A message of this module tells no cell: of a file without a header the first row would be its header.
+"""
+
+from __future__ import annotations
+
+import csv
+import difflib
+import gzip
+import io
+import zlib
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+from tightframe.data.contract import Contract
+from tightframe.data.table import TableSite
+from tightframe.errors import DataError
+
+Cells = list[str | None]
+Line = tuple[int, Sequence[str | None]]
+_FIELD_LIMIT = 1 << 20
+_UTF8 = frozenset({"utf-8", "utf8", "utf_8"})
+
+
+@dataclass
+class Rows:
+    """The columns that a contract wants, as text.
+
+    Attributes:
+        cells: the contract's column -> text of each row, None where there is no value.
+        numbers: number of each row: the line of a text file, else its place from 1.
+        ragged: numbers of rows with more or fewer cells than the header, which are not among the others.
+        where: what it was read from, for messages.
+    """
+
+    cells: dict[str, Cells]
+    numbers: list[int]
+    where: str
+    ragged: list[int] = field(default_factory=list)
+
+
+def own_names(contract: Contract, site: TableSite) -> dict[str, str]:
+    """Return the contract's columns -> the site's names of them."""
+    renamed = {theirs: own for own, theirs in site.columns.items()}
+    return {column: renamed.get(column, column) for column in contract.wanted}
+
+
+def places(header: Sequence[str], names: Mapping[str, str], where: str, hint: str = "") -> dict[str, int]:
+    """Return the contract's columns -> their places in the header.
+
+    Args:
+        header: of the table.
+        names: the contract's columns -> the site's names.
+        where: for messages.
+        hint: what else may be wrong if columns are missing.
+
+    Raises:
+        DataError: TF-204 if columns are missing or there twice, listing all.
+    """
+    at: dict[str, list[int]] = {}
+    for place, name in enumerate(header):
+        at.setdefault(name, []).append(place)
+    problems = []
+    for column, own in names.items():
+        if len(at.get(own, ())) > 1:
+            problems.append(f"the column {own!r} is there {len(at[own])} times")
+        elif own not in at:
+            near = difflib.get_close_matches(own, list(at)[:1000], n=1)
+            meant = [
+                f", did you mean {name!r}? Write {{{name!r}: {column!r}}} into `columns`" for name in near
+            ]
+            problems.append(f"there is no column {own!r}{''.join(meant)}")
+    if problems:
+        listed = "".join(f"\n  - {problem}" for problem in problems)
+        raise DataError(
+            f"Expected {where} to have the contract's columns once each, but it has {len(header)} columns and"
+            f"{listed}\nName the site's own columns in `columns` of its entry.{hint}",
+            code="TF-204",
+        )
+    return {column: at[own][0] for column, own in names.items()}
+
+
+def read(contract: Contract, site: TableSite) -> Rows:
+    """Read the columns of a site's table that a contract wants.
+
+    Rows of a database are put in the order of their records' names, or of all their cells, because a database
+    promises none: folds and runs repeat.
+
+    Raises:
+        DataError: TF-205 without the file, TF-206 if it cannot be read, TF-204 for its header, TF-217 for a
+            database, TF-219 without a package that it takes.
+    """
+    names, missing = own_names(contract, site), frozenset(site.missing)
+    header, lines = opened(site, names.values())
+    hint = _delimiter_hint(header, site.delimiter) if site.is_text else ""
+    found = places(header, names, site.place, hint)
+    taken = list(found.items())
+    columns: dict[str, Cells] = {column: [] for column in found}
+    rows = Rows(columns, [], site.place)
+    if site.database is not None:
+        first = [found[column] for column in (contract.record,) if column is not None]
+        order = [*first, *(place for _, place in taken)]
+        sorted_lines = sorted(
+            (cells for _, cells in lines), key=lambda cells: [cells[i] or "" for i in order]
+        )
+        lines = enumerate(sorted_lines, start=1)
+    for number, cells in lines:
+        if len(cells) != len(header):
+            rows.ragged.append(number)
+            continue
+        rows.numbers.append(number)
+        for column, place in taken:
+            text = cells[place]
+            columns[column].append(None if text is None or text in missing else text)
+    return rows
+
+
+def opened(site: TableSite, wanted: Collection[str] | None) -> tuple[list[str], Iterator[Line]]:
+    """Return the header of a site's table, and its rows with their numbers, as text.
+
+    Args:
+        site: the entry.
+        wanted: the site's names of the columns that are needed; None for all.
+
+    Raises:
+        DataError: as ``read``.
+    """
+    if site.database is not None:
+        from tightframe.data.table.sources.sql import open_query
+
+        return open_query(site.database)
+    assert site.file is not None  # noqa: S101 - the entry has checked
+    if not site.is_text:
+        from tightframe.data.table.sources.parquet import open_parquet
+
+        return open_parquet(site.file, wanted)
+    lines = text_lines(site.file, site)
+    first = next(lines, None)
+    if first is None:
+        raise DataError(f"Expected {site.file} to have a header and rows, but it is empty.", code="TF-208")
+    return first[1], ((number, [cell.strip() for cell in cells]) for number, cells in lines)
+
+
+def read_all(site: TableSite, most: int) -> tuple[list[str], dict[str, Cells]]:
+    """Return a file's header, and the cells of each of its columns, for a proposal.
+
+    Args:
+        site: an entry with the file.
+        most: number of columns.
+
+    Raises:
+        DataError: TF-204 with more columns, or one twice; TF-206; TF-208 without rows.
+    """
+    header, lines = opened(site, None)
+    if len(header) > most or len(set(header)) < len(header):
+        twice = sorted({name for name in header if header.count(name) > 1})[:5] if len(header) <= most else []
+        what = f"{twice} twice" if twice else f"{len(header)}"
+        raise DataError(
+            f"Expected {site.place} to have {most} columns at most, but got {what}.", code="TF-204"
+        )
+    missing, rows = frozenset(site.missing), [cells for _, cells in lines if len(cells) == len(header)]
+    if not rows:
+        raise DataError(f"Expected {site.place} to have rows, but it has none.", code="TF-208")
+    return header, {
+        name: [None if (cell := cells[place]) is None or cell in missing else cell for cells in rows]
+        for place, name in enumerate(header)
+    }
+
+
+def text_header(site: TableSite) -> str:
+    """Return the first line of a text file that can be decoded to its end.
+
+    Raises:
+        DataError: as ``text_lines``.
+    """
+    assert site.file is not None  # noqa: S101 - a text file
+    first, *_ = [cells[0] for _, cells in text_lines(site.file, site)] or [""]
+    return first
+
+
+def text_lines(path: Path, site: TableSite) -> Iterator[tuple[int, list[str]]]:
+    """Yield the rows of a text file, the header first, each with the line that it begins in; no empty ones.
+
+    Raises:
+        DataError: TF-205, TF-206.
+    """
+    encoding = "utf-8-sig" if site.encoding.lower() in _UTF8 else site.encoding
+    try:
+        csv.field_size_limit(_FIELD_LIMIT)
+        with _opened(path) as raw, io.TextIOWrapper(raw, encoding=encoding, newline="") as stream:
+            reader = csv.reader(stream, delimiter=site.delimiter, strict=True)
+            begins = 1
+            for cells in reader:
+                if any(cells):
+                    if any("\0" in cell for cell in cells):
+                        raise _unreadable(path, f"line {begins} holds zero bytes", "is its `encoding` right?")
+                    stripped = [cell.strip() for cell in cells] if begins == 1 else cells
+                    yield begins, stripped
+                begins = reader.line_num + 1
+    except FileNotFoundError:
+        raise DataError(f"Expected a table at {path}, but there is no such file.", code="TF-205") from None
+    except UnicodeError as error:
+        place = f" at byte {error.start}" if isinstance(error, UnicodeDecodeError) else ""
+        what = f"it is not in {site.encoding}{place}"
+        raise _unreadable(path, what, "name its `encoding`, often cp1252 or utf-16") from None
+    except csv.Error as error:
+        raise _unreadable(path, f"line {begins}: {error}", "quotes must be doubled inside quotes") from None
+    except (OSError, EOFError, zlib.error) as error:
+        raise _unreadable(path, type(error).__name__, "is it whole, and may this process read it?") from None
+
+
+def _opened(path: Path) -> IO[bytes]:
+    return gzip.open(path, "rb") if path.name.lower().endswith(".gz") else path.open("rb")  # type: ignore[return-value]
+
+
+def _unreadable(path: Path, what: str, do: str) -> DataError:
+    return DataError(f"Expected to read the table {path}, but {what}: {do}", code="TF-206")
+
+
+def _delimiter_hint(header: Sequence[str], delimiter: str) -> str:
+    """Return what to say of a header that another character divides."""
+    if len(header) != 1:
+        return ""
+    counts = {other: header[0].count(other) for other in ",;\t|" if other != delimiter}
+    likely = max(counts, key=lambda other: counts[other])
+    if not counts[likely]:
+        return ""
+    return f" Its header has {likely!r} {counts[likely]} times: is that the `delimiter`?"

@@ -1,0 +1,1 @@
+"""The engine's simulator: started without its command line, its workspace, its processes."""

@@ -1,0 +1,181 @@
+"""A temperature for a linear head: one number, from sums of the validation records' losses on a grid.
+
+Scores of a ridge regression or distances to class means are no logarithms of probabilities. Divided by the
+temperature with the least cross-entropy over all silos' validation records they are the best of that kind
+(Guo, Pleiss, Sun and Weinberger, On Calibration of Modern Neural Networks, ICML 2017). It is folded into
+weights and bias, so that whoever uses the model needs to know nothing of it.
+
+The histograms of scores that an evaluation opens do not serve here: at temperature 1 a ridge regression's
+probabilities all lie in two or three of their bins.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+
+from tightframe.learning import model_update
+from tightframe.learning.one_sum.closed_form import Priors
+from tightframe.learning.one_sum.feature_sums import frozen
+from tightframe.learning.one_sum.noisy_sums import NoisySums
+from tightframe.phases import Contribution, Field, ServerState, SiloView, Tensors, Totals
+
+LOSSES = "temperature/losses"
+KNOWN = "frozen/known"
+"""In ``ServerState.extra`` and in broadcasts: classes that the head knows, uint8 (C,)."""
+GRID = tuple(2.0 ** (step / 2) for step in range(-24, 13))
+MOST = 64.0
+"""Largest loss of a record that is counted."""
+DRAWS, ALL_DRAWS, TAIL = 400, 10_000, 5
+"""Half the number of points for a class in ``of_gaussians``, and for all where classes are many; degrees of
+freedom of their distribution."""
+PASSES, STEPS = 3, 100
+"""Turns of intercepts and temperature, and steps of each search for intercepts."""
+HIDDEN = 0.7
+"""Up to this share of the spectral norm of G's noise an eigenvalue counts as noise there."""
+UNIT = 2.0**-16
+"""Each record's loss is rounded to it, so that a total does not depend on how records are spread."""
+WEIGHT, BIAS = "head.weight", "head.bias"
+
+
+def field() -> Field:
+    """Return the field of the summed losses, one a temperature; static, as an evaluation's loss."""
+    return Field(LOSSES, (len(GRID),), bound=2.0**24 * MOST, static=True)
+
+
+def losses(scores: torch.Tensor, labels: torch.Tensor, known: torch.Tensor) -> torch.Tensor:
+    """Return the summed cross-entropy at each temperature of ``GRID``, float64, in multiples of ``UNIT``.
+
+    Args:
+        scores: (B, C) float64.
+        labels: (B,).
+        known: classes that compete, (C,) bool; records of others are left out.
+
+    >>> low, high = losses(torch.tensor([[1.0, 0.0]]), torch.tensor([0]), torch.tensor([True, True]))[[0, -1]]
+    >>> float(low), round(float(high), 2)
+    (0.0, 0.69)
+    """
+    kept = known[labels]
+    scores, labels = scores[kept].masked_fill(~known, float("-inf")), labels[kept]
+    totals = []
+    for temperature in GRID:
+        each = torch.nn.functional.cross_entropy(scores / temperature, labels, reduction="none")
+        each = each.nan_to_num(nan=MOST, posinf=MOST).clamp(max=MOST)
+        totals.append((each / UNIT).round().sum() * UNIT)
+    return torch.stack(totals)
+
+
+def of_gaussians(
+    weight: torch.Tensor, bias: torch.Tensor, found: NoisySums, *, intercepts: Priors | None = None
+) -> tuple[float, torch.Tensor]:
+    """Return a temperature, and a bias (C,), for a head that was solved from noisy sums, from these alone.
+
+    Under differential privacy no silo tells of its losses. Points of each class are drawn around its mean
+    with the covariance within classes, and with the tails of a t-distribution, since those of real features
+    are heavier than a Gaussian's. Of the features only the scores are drawn. The temperature is the one with
+    the least cross-entropy on these points.
+
+    Eigenvalues of the covariance that noise alone could make are replaced by their mean, which noise leaves
+    as it is. Without G the points are Gaussian, and the covariance is what unit length leaves,
+    ``1 - mean |m_c|^2``: for the share of the means' spread that is signal over sqrt(d) directions, because
+    features that tell classes apart vary together, for the rest over all d.
+
+    Args:
+        weight: (C, d).
+        bias: (C,).
+        found: of the release.
+        intercepts: shift the bias so that on these points the mean probability of each class is its share
+            of the records (or 1 / K): the condition that the best intercepts meet. A ridge regression with a
+            large penalty needs it, whose scores grow with the number of a class's records. None leaves them.
+    """
+    known = found.sums.known
+    observed = found.sums.counts[known] / found.sums.records
+    means, used = found.sums.sums[known] / found.sums.counts[known][:, None], weight[known]
+    values, vectors = torch.linalg.eigh(used @ _within(found, means, observed) @ used.T)
+    stream = torch.Generator().manual_seed(0)
+    number = max(10, min(DRAWS, ALL_DRAWS // len(values)))
+    drawn = torch.randn(number, len(values), generator=stream, dtype=torch.float64)
+    if found.sums.gram is not None:
+        squares = torch.randn(number, TAIL, generator=stream, dtype=torch.float64).square().mean(1)
+        drawn = drawn / squares.sqrt()[:, None]
+    spread = (torch.cat([drawn, -drawn]) * values.clamp_min(0).sqrt()) @ vectors.T
+    points = (means @ used.T + bias[known])[:, None] + spread
+    scale = _least_loss(points, observed)
+    if intercepts is not None:
+        shares = observed if intercepts == "observed" else torch.full_like(observed, 1 / len(observed))
+        shift = torch.zeros_like(shares)
+        for _ in range(PASSES):  # a poor bias makes for a poor temperature
+            shift = shift + _intercepts((points + shift) / scale, shares) * scale
+            scale = _least_loss(points + shift, observed)
+        bias = bias.clone()
+        bias[known] += shift
+    return scale, bias
+
+
+def _least_loss(points: torch.Tensor, shares: torch.Tensor) -> float:
+    """Return the best temperature for points (C, n, C) of each class, with the classes' shares (C,)."""
+    competing, total = torch.ones(len(shares), dtype=torch.bool), torch.zeros(len(GRID), dtype=torch.float64)
+    for place, share in enumerate(shares):
+        total += share * losses(points[place], torch.full((points.shape[1],), place), competing)
+    return GRID[int(total.argmin())]
+
+
+def _intercepts(points: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:
+    """Return the shift (C,) of scores with which mean probabilities are the shares, by scaling in turn."""
+    shift = torch.zeros_like(shares)
+    for _ in range(STEPS):
+        mean = ((points + shift).softmax(2).mean(1) * shares[:, None]).sum(0)
+        shift = shift + (shares / mean.clamp_min(1e-12)).log()
+    return shift
+
+
+def _within(found: NoisySums, means: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:
+    """Return the covariance within classes (d, d) that ``of_gaussians`` assumes."""
+    sums, width = found.sums, means.shape[1]
+    if sums.gram is None:
+        left = (1 - shares @ means.square().sum(1)).clamp_min(0)
+        each = left * (found.kept / math.sqrt(width) + (1 - found.kept) / width)
+        return each * torch.eye(width, dtype=torch.float64)
+    values, vectors = torch.linalg.eigh(sums.gram / sums.records - (means * shares[:, None]).T @ means)
+    hidden = values <= HIDDEN * sums.noise / sums.records
+    if bool(hidden.any()):
+        values = torch.where(hidden, values[hidden].mean().clamp_min(0), values)
+    return (vectors * values) @ vectors.T
+
+
+def broadcast(state: ServerState) -> Tensors:
+    """Return the model, and the classes that its head knows."""
+    return {**model_update.broadcast_model(state.model), KNOWN: state.extra[KNOWN]}
+
+
+def contribute(silo: SiloView, received: Tensors, state: Tensors) -> Contribution:
+    """Sum the losses of this silo's validation records; zeros where they must not enter a total."""
+    total = torch.zeros(len(GRID), dtype=torch.float64)
+    if silo.may_sum("validation"):
+        model, known = frozen(silo, received), received[KNOWN].bool().to(silo.device)
+        with torch.no_grad():
+            for features, labels in silo.encoded(model, "validation", exact=True):
+                scores = model.head(features)  # type: ignore[operator]
+                total += losses(scores, labels, known).cpu()
+    return Contribution({LOSSES: total}, None)
+
+
+def update(state: ServerState, totals: Totals) -> ServerState:
+    """Divide the head by the best temperature; without validation records, or losses, it stays.
+
+    The score of a class that the head does not know is not a score, and stays.
+    """
+    if LOSSES not in totals or not np.any(totals[LOSSES] > 0):
+        return state
+    temperature = GRID[int(np.argmin(totals[LOSSES]))]
+    model = dict(state.model)
+    model[WEIGHT] = (model[WEIGHT].double() / temperature).to(model[WEIGHT].dtype)
+    if BIAS in model:
+        bias, known = model[BIAS].double(), state.extra[KNOWN].bool()
+        scaled = (
+            bias / temperature if len(bias) != len(known) else torch.where(known, bias / temperature, bias)
+        )
+        model[BIAS] = scaled.to(model[BIAS].dtype)
+    return state.evolve(model=model)

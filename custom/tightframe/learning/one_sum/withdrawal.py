@@ -1,0 +1,309 @@
+"""Taking records out of an ended run of one sum: the exchanges that do it.
+
+The model of such a run is a function of G, B and n (``feature_sums``), which are sums of integers.
+So the stored total plus each silo's ``sums without the records - sums of the run`` is, bit for bit, the total
+of a run without them, and so is all that is computed from it::
+
+    asked      how many records are withdrawn, at how many silos, each class at how many; who holds which
+    withdraw   the differences of G, B and n -> the total, and the head in closed form
+
+A silo first computes the sums of the run again and compares them with what it gave then, of which it has
+kept the SHA-256: what it takes out is what is in the total. Sums without the records follow the class rules
+anew: a class that a silo now has too few records of leaves the total with all of that silo's records, as it
+would in a run without them.
+
+What the difference of both totals tells is the sum of the records that left, class by class. So it is opened
+only if enough records are withdrawn, at three silos or more, and of each class at none or at three or more.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+
+from tightframe.errors import RunError
+from tightframe.learning import model_update
+from tightframe.learning.one_sum.feature_sums import (
+    BITS,
+    COUNTS,
+    RECORD_BOUND,
+    RECORDS,
+    FeatureSums,
+    admitted_classes,
+    counts_field,
+    frozen,
+    sum_fields,
+)
+from tightframe.models import feature_width
+from tightframe.phases import (
+    Cohort,
+    Contribution,
+    Field,
+    Phase,
+    Schema,
+    ServerState,
+    SiloView,
+    Tensors,
+    Totals,
+    Withdrawal,
+)
+
+TOTAL = "total/"
+"""Start of the names in ``ServerState.extra`` of the opened total, int64 in multiples of 2^-24."""
+OWN_SHA256, OWN_ADMITTED = "sums/sha256", "sums/admitted"
+"""In a silo's own state: SHA-256 of its term of the total (32,), and the classes in it (C,); uint8."""
+ASKED = "withdrawn/asked"
+"""In ``ServerState.extra`` between both exchanges: the state that the withdrawal began with, uint8 (32,)."""
+NAMED, SILOS, CLASSES = "withdrawn/named", "withdrawn/silos", "withdrawn/classes"
+LEFT = "withdrawn/"
+MIN_SILOS = 3
+"""Least number of silos among whose records the withdrawn ones are, as of holders of a class."""
+REFUSED = "TF-523"
+Solved = Callable[[ServerState, Totals], ServerState]
+
+
+@dataclass(frozen=True)
+class _Terms:
+    """A silo's sums before and after, and what leaves.
+
+    Attributes:
+        before, after: tensors of ``feature_sums.sum_fields``.
+        leaving: withdrawn records of each class that are in the total, (C,).
+    """
+
+    before: Tensors
+    after: Tensors
+    leaving: torch.Tensor
+
+
+def kept_total(totals: Totals) -> dict[str, torch.Tensor]:
+    """Return what the state keeps of an opened total: integers, which are the same on every machine."""
+    return {
+        TOTAL + name: (torch.as_tensor(total, dtype=torch.float64) * 2.0**BITS).round().to(torch.int64)
+        for name, total in totals.items()
+    }
+
+
+def stored_total(state: ServerState) -> dict[str, torch.Tensor]:
+    """Return the total that a state keeps, by field name, float64; empty if it keeps none."""
+    return {
+        name.removeprefix(TOTAL): item.to(torch.float64) / 2.0**BITS
+        for name, item in state.extra.items()
+        if name.startswith(TOTAL)
+    }
+
+
+def records_in(state: ServerState) -> int | None:
+    """Return the number of records in the total that a state keeps; None if it keeps none."""
+    total = stored_total(state)
+    return round(float(total[RECORDS])) if RECORDS in total else None
+
+
+def own_state(sums: Tensors, admitted: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Return what a silo keeps of its term, for a later withdrawal.
+
+    Args:
+        sums: of ``sum_fields``.
+        admitted: classes in it, bool (C,).
+    """
+    digest = hashlib.sha256()
+    for name in sorted(sums):
+        digest.update(name.encode() + b"\0" + sums[name].detach().cpu().double().numpy().tobytes())
+    return {
+        OWN_SHA256: torch.tensor(list(digest.digest()), dtype=torch.uint8),
+        OWN_ADMITTED: admitted.detach().cpu().to(torch.uint8),
+    }
+
+
+def phases(
+    classes: int, width: int, withdrawal: Withdrawal, solved: Solved, *, products: bool
+) -> tuple[Phase, Phase]:
+    """Return both exchanges.
+
+    Args:
+        classes: C.
+        width: feature width d.
+        withdrawal: what the job says of it.
+        solved: (state, total) -> the state with the closed form's head, and the total kept.
+        products: whether G is summed.
+    """
+    return (
+        _asked(classes, withdrawal, products=products),
+        _withdraw(classes, width, withdrawal, solved, products=products),
+    )
+
+
+def _asked(classes: int, withdrawal: Withdrawal, *, products: bool) -> Phase:
+    # Of the class rules' field only the flags count, which say who holds a class now.
+    fields = (
+        counts_field(classes),
+        Field(NAMED, (), bound=float(withdrawal.least), static=True, bits=0),
+        Field(SILOS, (), bound=1.0, static=True, bits=0),
+        Field(CLASSES, (classes,), bound=1.0, static=True, bits=0),
+    )
+
+    def contribute(silo: SiloView, received: Tensors, state: Tensors) -> Contribution:
+        leaving = _terms(silo, received, state, products=products).leaving
+        # No larger than the rule needs: a refused withdrawal tells no silo's whole number.
+        count = leaving.sum().clamp(max=withdrawal.least)
+        tensors = {
+            COUNTS: torch.zeros(classes, dtype=torch.float64),
+            NAMED: count,
+            SILOS: (count > 0).double(),
+            CLASSES: (leaving > 0).double(),
+        }
+        return Contribution(tensors, None)
+
+    def update(state: ServerState, totals: Totals, cohort: Cohort) -> ServerState:
+        _check_all(cohort)
+        check_rule(totals, withdrawal)
+        return state.evolve(extra={**state.extra, ASKED: _as_bytes(withdrawal.start)})
+
+    def broadcast(state: ServerState) -> Tensors:
+        return model_update.broadcast_model(state.model)
+
+    return Phase("asked", Schema(fields), broadcast, contribute, update)
+
+
+def _withdraw(classes: int, width: int, withdrawal: Withdrawal, solved: Solved, *, products: bool) -> Phase:
+    # Differences of a class are sent for every class: where a silo's class has become too small, as where it
+    # is still summed. What the class rules look at are the numbers of records that stay.
+    differences = tuple(
+        replace(item, name=LEFT + item.name, per_class=False)
+        for item in sum_fields(classes, width, products=products)
+    )
+    schema = Schema((counts_field(classes), *differences))
+
+    def broadcast(state: ServerState) -> Tensors:
+        asked = {ASKED: state.extra[ASKED]} if ASKED in state.extra else {}
+        known = (stored_total(state)[COUNTS] > 0).to(torch.uint8)
+        return {**model_update.broadcast_model(state.model), **asked, TOTAL + COUNTS: known}
+
+    def contribute(silo: SiloView, received: Tensors, state: Tensors) -> Contribution:
+        if not torch.equal(received.get(ASKED, torch.zeros(0)), _as_bytes(withdrawal.start)):
+            raise RunError(
+                "Expected the number of withdrawn records to be asked first, from the state that the job "
+                "names, but it was not: nothing is taken out.",
+                code=REFUSED,
+            )
+        found = _terms(silo, received, state, products=products)
+        left = {LEFT + name: found.after[name] - found.before[name] for name in found.before}
+        admitted = _admitted_now(silo, received)
+        return Contribution({COUNTS: found.after[COUNTS], **left}, own_state(found.after, admitted))
+
+    def update(state: ServerState, totals: Totals, cohort: Cohort) -> ServerState:
+        _check_all(cohort)
+        before = stored_total(state)
+        after = {name: (item + torch.as_tensor(totals[LEFT + name])).numpy() for name, item in before.items()}
+        if not bool((torch.as_tensor(after[COUNTS]) == torch.as_tensor(totals[COUNTS])).all()):
+            raise RunError(
+                "Expected the records that stay to be those of the total less the withdrawn ones, but a "
+                "class lost a holder while they were summed: start the job again.",
+                code=REFUSED,
+            )
+        if float(before[RECORDS]) > RECORD_BOUND:
+            raise RunError(
+                f"Expected a total of at most {RECORD_BOUND:.0f} records, which is exact, but it is of "
+                f"{float(before[RECORDS]):.0f}: start a new job without these records.",
+                code=REFUSED,
+            )
+        extra = {name: item for name, item in state.extra.items() if name != ASKED}
+        return solved(state.evolve(extra=extra), after)
+
+    return Phase("withdraw", schema, broadcast, contribute, update)
+
+
+def check_rule(totals: Totals, withdrawal: Withdrawal) -> None:
+    """Refuse a withdrawal whose difference would tell too much.
+
+    Args:
+        totals: of the first exchange.
+        withdrawal: what the job says of it.
+
+    Raises:
+        RunError: TF-523; nothing but these numbers has been opened.
+    """
+    named, silos = round(float(totals[NAMED])), round(float(totals[SILOS]))
+    found = str(named) if named < withdrawal.least else "enough"
+    if named < withdrawal.least or silos < MIN_SILOS:
+        raise RunError(
+            f"Expected at least {withdrawal.least} withdrawn records at {MIN_SILOS} silos or more, because "
+            f"the new total tells their sum, but got {found} at {silos}: wait until more are to be "
+            "withdrawn. Nothing was taken out.",
+            code=REFUSED,
+        )
+    few = [place for place, held in enumerate(totals[CLASSES]) if 0.5 < held < MIN_SILOS - 0.5]
+    if few and withdrawal.by_class:
+        raise RunError(
+            f"Expected each class to lose records at {MIN_SILOS} silos or more, or at none, because the new "
+            f"total tells their sum by class, but classes {few} lose some at fewer: wait until more are to "
+            "be withdrawn. Nothing was taken out.",
+            code=REFUSED,
+        )
+
+
+def _check_all(cohort: Cohort) -> None:
+    """Refuse a sum that is not of all silos of the run.
+
+    Raises:
+        RunError: TF-523.
+    """
+    if cohort.failed or cohort.size < cohort.enrolled:
+        missing = cohort.failed + cohort.enrolled - cohort.size
+        raise RunError(
+            f"Expected all {cohort.enrolled} silos of the run in each sum of a withdrawal, but {missing} "
+            "could not contribute; which and why is in their own logs. Nothing more is opened.",
+            code=REFUSED,
+        )
+
+
+def _terms(silo: SiloView, received: Tensors, state: Tensors, *, products: bool) -> _Terms:
+    """Compute a silo's sums with and without the withdrawn records.
+
+    Raises:
+        RunError: TF-522 if this silo kept nothing of its term, or computes another one by now.
+    """
+    model, classes = frozen(silo, received), silo.setting.num_classes
+    width = feature_width(model)
+    if OWN_SHA256 not in state or OWN_ADMITTED not in state:
+        raise RunError(
+            "Expected this silo's own state of the run to say what its term of the total was, but it does "
+            "not: start a new job without the withdrawn records.",
+            code="TF-522",
+        )
+    then, now = state[OWN_ADMITTED].bool().to(silo.device), _admitted_now(silo, received).to(silo.device)
+    before, after = (
+        FeatureSums(classes, width, products=products, device=silo.device) for _ in ("before", "after")
+    )
+    leaving = torch.zeros(classes, dtype=torch.float64)
+    for features, labels, stay in silo.encoded_before(model):
+        was, stays = then[labels], now[labels] & stay
+        before.add(features[was], labels[was])
+        after.add(features[stays], labels[stays])
+        leaving += torch.bincount(labels[was & ~stay].cpu(), minlength=classes)
+    sums = before.tensors()
+    if not torch.equal(own_state(sums, then)[OWN_SHA256], state[OWN_SHA256]):
+        raise RunError(
+            "Expected the records of the run, of which this silo's term was computed, but its sums are other "
+            "ones by now: records, their folds or the machine have changed. Restore them, or start a new job "
+            "without the withdrawn records.",
+            code="TF-522",
+        )
+    return _Terms(sums, after.tensors(), leaving)
+
+
+def _admitted_now(silo: SiloView, received: Tensors) -> torch.Tensor:
+    """Return the classes that this silo contributes to without the withdrawn records, bool (C,).
+
+    Of a class that the total has none of nothing was summed, and nothing is now.
+    """
+    admitted = admitted_classes(silo, received).cpu()
+    known = received.get(TOTAL + COUNTS)
+    return admitted if known is None else admitted & known.bool()
+
+
+def _as_bytes(sha256: str) -> torch.Tensor:
+    return torch.tensor(list(bytes.fromhex(sha256)), dtype=torch.uint8)

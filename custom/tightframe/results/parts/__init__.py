@@ -1,0 +1,1 @@
+"""Parts that several result files share: metrics, silos lost, budgets, update norms, withdrawals."""

@@ -1,0 +1,202 @@
+"""How long a silo's work on its records takes, as others see it: as long as the longest of this run.
+
+From a first batch that fails to a whole training, the time of an answer can tell of a single record, and a
+server can name a state of its own choice to one silo (``docs/threat-model.md``). So work on records ends not
+before a *floor*: the longest training of this silo in this run with some head-room. The floor rests on
+trainings whose state no server has chosen: on the job's own start, behind verified totals, and on a rehearsal
+before the first training on any other state. Work that takes longer all the same raises it for good, so that
+few answers of a run can.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from tightframe.files import write_atomically
+
+HEADROOM = 1.25
+"""The floor is so many times the longest training: as much as trainings of one silo vary."""
+
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class _Pending(BaseModel):
+    """The last work, which no sum's verification has confirmed yet.
+
+    Attributes:
+        sum: that it was for.
+        part: phase of a round, if it was a whole training.
+        seconds: that it took.
+        unverified: ``_Times.unverified`` before it.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    sum: str
+    part: str | None
+    seconds: Seconds
+    unverified: Seconds
+
+
+class _Times(BaseModel):
+    """What a silo remembers of its trainings.
+
+    Attributes:
+        first: phase of a round -> seconds of its first training on a state that is the run's own.
+        later: the longest of those after it. Once there is one, the first counts no more: it has read records
+            from a cold disk.
+        unverified: the longest work that has raised the floor, and whose state was not verified.
+        pending: the last work.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    first: dict[str, Seconds] = {}
+    later: dict[str, Seconds] = {}
+    unverified: Seconds = 0.0
+    pending: _Pending | None = None
+
+    @property
+    def longest(self) -> float:
+        # Work that has not raised the floor is left out: the next answer would tell how long it took.
+        return max([self.unverified, *{**self.first, **self.later}.values()])
+
+    def noting(self, part: str, seconds: float) -> _Times:
+        """Return the times after a training on a state that is the run's own."""
+        if part not in self.first:
+            return self.model_copy(update={"first": {**self.first, part: seconds}})
+        longest = max(seconds, self.later.get(part, 0.0))
+        return self.model_copy(update={"later": {**self.later, part: longest}})
+
+
+@dataclass
+class Work:
+    """Work on records for one answer; whoever does it says whether it was a whole training."""
+
+    whole: bool = False
+
+
+class Pace:
+    """The floor of one silo's answers in one run, in a file: a new process goes on with it.
+
+    Args:
+        path: of the file.
+        on: whether answers are held back; only for a term that others see, and not in a simulation.
+        limit: seconds after which the server gives a silo up (``site_timeout``), for a warning.
+        log: of the silo.
+        clock, sleep: of the operating system.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        on: bool,
+        limit: float,
+        log: logging.Logger,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._path, self.on, self._limit, self._log = path, on, limit, log
+        self._clock, self._sleep = clock, sleep
+
+    @property
+    def floor(self) -> float:
+        """Seconds that work on records lasts at least."""
+        return HEADROOM * self._times().longest
+
+    def lacks(self, part: str | None) -> bool:
+        """Check whether work is to be preceded by a rehearsal.
+
+        Args:
+            part: phase of a training round; None for other work, to which any training is a measure.
+        """
+        first = self._times().first
+        return self.on and (not first if part is None else part not in first)
+
+    def rehearsed(self, seconds: Mapping[str, float]) -> None:
+        """Note the phases of a round that was rehearsed, with their seconds."""
+        times = self._times()
+        for part in sorted(set(seconds) - set(times.first)):
+            times = times.noting(part, seconds[part])
+        self._keep(times)
+
+    @contextmanager
+    def working(
+        self, sum_id: str, part: str | None, *, known: bool, aside: Callable[[], float] = lambda: 0.0
+    ) -> Iterator[Work]:
+        """Hold work on records back until the floor, whether it succeeds or not.
+
+        Args:
+            sum_id: that it is for.
+            part: phase of a training round; None for other work.
+            known: its state is the job's start, or was verified before: no server has chosen it.
+            aside: seconds spent so far on what is done once and does not depend on the state.
+        """
+        work = Work()
+        if not self.on:
+            yield work
+            return
+        started, before = self._clock(), aside()
+        try:
+            yield work
+        finally:
+            extra = aside() - before
+            seconds = self._clock() - started - extra
+            floor = self._note(sum_id, part if work.whole else None, seconds, known=known)
+            while (left := started + extra + floor - self._clock()) > 0:
+                self._sleep(left)
+
+    def verified(self, sum_id: str) -> None:
+        """Note that this silo has revealed its shares of a sum, so that the sum's state is the run's own."""
+        if not self.on:
+            return
+        times = self._times()
+        if (pending := times.pending) is None or pending.sum != sum_id:
+            return
+        times = times.model_copy(update={"pending": None, "unverified": pending.unverified})
+        self._keep(times if pending.part is None else times.noting(pending.part, pending.seconds))
+
+    def _note(self, sum_id: str, part: str | None, seconds: float, *, known: bool) -> float:
+        """Note work that is done; return how long it lasts for others, in seconds."""
+        times = self._times()
+        if known:
+            if part is not None:
+                self._keep(times.noting(part, seconds))
+            return HEADROOM * times.longest
+        floor, raised = HEADROOM * times.longest, HEADROOM * seconds
+        pending = _Pending(sum=sum_id, part=part, seconds=seconds, unverified=times.unverified)
+        longer = seconds if seconds > floor else times.unverified
+        # On disk before anything is sent: a new process must not fall behind what others have seen.
+        self._keep(times.model_copy(update={"unverified": longer, "pending": pending}))
+        if seconds <= floor:
+            return floor
+        self._log.info("work on records took %.1f s: from now on at least %.1f s", seconds, raised)
+        if raised > self._limit:
+            self._log.warning(
+                "work on records lasts %.0f s for others, but the server gives a silo up after %.0f s: raise "
+                "the job's `site_timeout`",
+                raised,
+                self._limit,
+            )
+        return raised
+
+    def _times(self) -> _Times:
+        try:
+            return _Times.model_validate_json(self._path.read_bytes())
+        except FileNotFoundError:
+            return _Times()
+        except ValidationError:
+            self._log.warning("%s is damaged: trainings are timed anew, after a rehearsal", self._path)
+            return _Times()
+
+    def _keep(self, times: _Times) -> None:
+        write_atomically(self._path, times.model_dump_json().encode(), mode=0o600)

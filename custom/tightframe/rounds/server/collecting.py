@@ -1,0 +1,300 @@
+"""One sum at the server: requests to the silos, cohort, totals, and the row for the record."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from tightframe.config.job import JobConfig
+from tightframe.phases import Phase, ServerState, Totals, stream_seed
+from tightframe.results.rows import Row
+from tightframe.rounds import codec
+from tightframe.rounds.context import NEEDS_STATE, Message
+from tightframe.rounds.plan import TRAIN, Exchange
+from tightframe.rounds.run_state import state_bytes, state_sha256
+from tightframe.rounds.server.record import RunRecord
+from tightframe.rounds.sums.common import minimum
+from tightframe.rounds.sums.plain import (
+    Accept,
+    Collected,
+    Enrolled,
+    RefusedError,
+    Sums,
+    TooFewError,
+    Transport,
+    describe_codes,
+)
+from tightframe.securesum.messages import SumId
+
+
+@dataclass(frozen=True)
+class SharedState:
+    """The state of a run as requests name it: silos compute it from the last total, or ask for it.
+
+    Attributes:
+        state: that the next exchange rests on.
+        before: SHA-256 (hex) of the state before the last opened total; empty if there is none.
+        start: weights of a pretrained start, until a sum has been opened; None without one.
+    """
+
+    state: ServerState
+    before: str = ""
+    start: bytes | None = None
+
+    @functools.cached_property
+    def sha256(self) -> str:
+        """The SHA-256 (hex) of the state."""
+        return state_sha256(self.state)
+
+    def after(self, state: ServerState) -> SharedState:
+        """Return the same after a total was opened."""
+        return SharedState(state, self.sha256)
+
+    def named(self) -> Message:
+        """Return what every request says of it."""
+        start = {} if self.start is None else {"start": self.start}
+        return {"state": self.sha256, "before": self.before, **start}
+
+
+class Collector:
+    """The sums of one run.
+
+    Args:
+        job: validated.
+        sums: plain or secure.
+        record: of the run.
+        log: of the server.
+
+    Attributes:
+        opened: (sum, cohort) of each sum opened so far. A silo that missed a request must still learn whether
+            its last term was opened, so each request lists all sums that the silo may not know of.
+    """
+
+    def __init__(self, job: JobConfig, sums: Sums, record: RunRecord, log: logging.Logger) -> None:
+        self._job, self._sums, self._record, self._log = job, sums, record, log
+        self.opened: list[tuple[str, list[str]]] = []
+        self._known: dict[str, int] = {}  # silo -> how many of `opened` it knows of for certain
+
+    def collect(
+        self,
+        transport: Transport,
+        exchange: Exchange,
+        phase: Phase,
+        shared: SharedState,
+        *,
+        among: Sequence[str] | None = None,
+        attempt: int = 0,
+    ) -> tuple[Row, Totals]:
+        """Ask silos for their terms, add them as they arrive, open the sum.
+
+        Args:
+            transport: to the silos.
+            exchange: of the plan.
+            phase: of the exchange, with its evaluation if it has one.
+            shared: the state of the run, which silos compute too.
+            among: silos to ask; by default those drawn for the round.
+            attempt: 1 if the sum is repeated.
+
+        Returns:
+            The row for the record, and the totals by field name.
+
+        Raises:
+            TooFewError: TF-501; nothing was opened.
+        """
+        started = time.monotonic()
+        schema = phase.schema
+        sum_id = SumId.of(exchange.kind, exchange.round, exchange.index, attempt)
+        common: Message = {
+            "kind": exchange.kind,
+            "round": exchange.round,
+            "phase": exchange.index,
+            "attempt": attempt,
+            **shared.named(),
+        }
+        drawn = self._drawn(exchange)
+        requests = self._requests(exchange, common, drawn if among is None else among)
+        left_out = {site: "TF-511" for site in drawn if site not in requests}
+
+        self._record.status = self._record.status.summing(
+            exchange.kind, exchange.round, exchange.index, exchange.of
+        )
+
+        def accepted(site: str) -> None:
+            self._known[site] = len(self.opened)
+            self._record.answered(site)
+
+        try:
+            following = _FollowingTransport(transport, shared)
+            collected: Collected = self._sums.collect(following, sum_id, schema, requests, accepted)
+        except TooFewError as error:
+            self._record.dropped(exchange.kind, exchange.round, error.cohort, {**left_out, **error.failed})
+            raise
+        self._record.weights = dict(self._sums.weights)
+        totals = codec.decode(schema, collected.totals, parties=len(self._record.weights))
+        if collected.totals:
+            self.opened.append((str(sum_id), collected.cohort))
+        seconds = time.monotonic() - started
+        row = Row(
+            round=exchange.round,
+            kind=exchange.kind,
+            phase=exchange.index,
+            phases=exchange.of,
+            silos=collected.cohort,
+            dropped={**left_out, **collected.failed},
+            seconds=round(seconds, 3),
+            bytes_down=collected.bytes_down,
+            bytes_up=collected.bytes_up,
+            static_opened=not collected.shut,
+        )
+        return row, totals
+
+    def seal(self, transport: Transport, shared: SharedState) -> None:
+        """Let the silos verify the last total, which no other exchange rests on."""
+        self._sums.seal(_FollowingTransport(transport, shared), {"opened": {}, **shared.named()})
+
+    def _requests(self, exchange: Exchange, common: Message, silos: Sequence[str]) -> dict[str, Message]:
+        """Return each silo's request: the common part, and the sums opened that it may not know of."""
+        if exchange.closing:  # for the silos' own reports, which list the silos that dropped out
+            lost = {site: item.as_json() for site, item in self._record.lost.items()}
+            common = {**common, "lost": lost}
+        return {site: {**common, "opened": dict(self.opened[self._known.get(site, 0) :])} for site in silos}
+
+    def collect_counts(
+        self,
+        transport: Transport,
+        exchange: Exchange,
+        phase: Phase,
+        shared: SharedState,
+    ) -> tuple[Row, Totals]:
+        """Collect a sum of counts only, which is opened for the whole roster only, in up to two attempts.
+
+        After the rounds there is a second attempt even after too few answers, so that a trained model does
+        not depend on a single one.
+
+        Raises:
+            TooFewError: TF-501; see ``collect``.
+        """
+        try:
+            row, totals = self.collect(transport, exchange, phase, shared)
+        except TooFewError as error:
+            row = Row(
+                round=exchange.round,
+                kind=exchange.kind,
+                silos=error.cohort,
+                dropped=error.failed,
+                static_opened=False,
+            )
+            totals = {}
+            if self._job.summation == "plain" or exchange.before or self._long_gone(exchange, row):
+                raise
+        if not row.static_opened and row.dropped and not self._long_gone(exchange, row):
+            self._note_repeat(row)
+            row, totals = self.collect(transport, exchange, phase, shared, attempt=1)
+        return row, totals
+
+    def _note_repeat(self, row: Row) -> None:
+        """Log and record that a sum of counts is repeated because a silo had dropped out."""
+        self._log.warning(
+            "%s: counts are opened for all silos only, but %s; asking all once more",
+            row.kind,
+            describe_codes(row.dropped),
+        )
+        if row.bytes_up:  # an exchange with too few silos is recorded already
+            self._record.dropped(row.kind, row.round, row.silos, row.dropped)
+
+    def _long_gone(self, exchange: Exchange, row: Row) -> bool:
+        """Check whether all silos missing at the closing were lost before the last training round."""
+        losses = [self._record.lost.get(site) for site in row.dropped]
+        return exchange.closing and all(
+            item is not None and item.kind == TRAIN and item.round < row.round for item in losses
+        )
+
+    def _drawn(self, exchange: Exchange) -> Sequence[str]:
+        """Return the silos to ask: all enrolled, or those drawn for the round."""
+        silos, number = sorted(self._record.weights), self._job.sites_per_round
+        if number is None or not exchange.training:
+            return silos
+        seed = self._job.seed
+        order = sorted(silos, key=lambda site: stream_seed(seed, "server", "draw", exchange.round, site))
+        return sorted(order[:number])
+
+
+class _FollowingTransport:
+    """A transport that sends the state of the run to silos that cannot compute it, and asks them again."""
+
+    def __init__(self, transport: Transport, shared: SharedState) -> None:
+        self._transport = transport
+        self._shared = shared
+
+    def exchange(self, task: str, requests: Mapping[str, Message], accept: Accept) -> Mapping[str, str]:
+        """Carry a task as ``rounds.sums.plain.Transport`` says."""
+        again: dict[str, Message] = {}
+
+        def answered(site: str, answer: Message) -> None:
+            if answer.get(NEEDS_STATE) is True and site not in again:
+                again[site] = {**requests[site], "state_bytes": state_bytes(self._shared.state)}
+            else:
+                accept(site, answer)
+
+        failed = dict(self._transport.exchange(task, requests, answered))
+        if again:
+            failed |= self._transport.exchange(task, again, accept)
+        return failed
+
+
+class _RecordingTransport:
+    """A transport that records which silos have answered the enrolment.
+
+    Sums shrink their roster while silos do not answer. If that ends in an error, only the transport knows all
+    silos that were lost on the way.
+
+    Attributes:
+        lost: silo -> code of all silos without an accepted answer so far.
+    """
+
+    def __init__(self, transport: Transport, record: RunRecord) -> None:
+        self._transport = transport
+        self._record = record
+        self.lost: dict[str, str] = {}
+
+    def exchange(self, task: str, requests: Mapping[str, Message], accept: Accept) -> Mapping[str, str]:
+        """Carry a task as ``rounds.sums.plain.Transport`` says, and record the answers."""
+        record = self._record
+        record.status = record.status.enrolling(requests)
+
+        def answered(site: str, answer: Message) -> None:
+            accept(site, answer)
+            if record.status.state == "enrolling":  # the run may have ended meanwhile
+                record.status = record.status.heard(site)
+
+        failed = self._transport.exchange(task, requests, answered)
+        self.lost |= failed
+        for site, code in failed.items():
+            record.status = record.status.heard(site, code)
+        return failed
+
+
+def enroll(
+    sums: Sums, transport: Transport, request: Message, roster: Sequence[str], record: RunRecord
+) -> Enrolled:
+    """Enrol a roster. On failure the record gets every silo that did not enrol, with its code.
+
+    Raises:
+        RefusedError: TF-509, naming also the silos that did not answer before others refused.
+        TooFewError: TF-501.
+    """
+    recording = _RecordingTransport(transport, record)
+    try:
+        return sums.enroll(recording, request, roster)
+    except RefusedError as error:
+        record.not_enrolled(recording.lost)
+        absent = {site: code for site, code in recording.lost.items() if site not in error.refused}
+        job, left = record.job, len(roster) - len(recording.lost)
+        spare = left >= (minimum(job, left) if job.summation == "secure" else job.min_sites)
+        raise RefusedError(error.refused, absent, record.refused_rules, spare=spare) from None
+    except TooFewError:
+        record.not_enrolled(recording.lost)
+        raise

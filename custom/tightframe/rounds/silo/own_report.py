@@ -1,0 +1,206 @@
+"""A silo's own report, ``local_report.json``: exact results on its own records, which stay with it."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tightframe.data.base import FOLDS
+from tightframe.files import write_json
+from tightframe.phases import Schema, Tensors
+from tightframe.results.files import LOCAL, MODEL
+from tightframe.results.local_report import (
+    Baseline,
+    Disclosure,
+    SentTerms,
+    SiloModel,
+    SiloPersonal,
+    SiloPrivacy,
+    SiloRecords,
+    SiloReport,
+)
+from tightframe.results.parts.dropouts import Lost, rule
+from tightframe.results.words import rounded_up
+from tightframe.rounds.checkpoint import save_tensors
+from tightframe.rounds.context import SiloContext
+from tightframe.rounds.privacy_plan import PrivacyPlan
+from tightframe.rounds.riders import evaluation
+from tightframe.rounds.silo.own_state import damaged
+from tightframe.rounds.silo.view import LocalSilo
+from tightframe.rounds.sums.plain import Encoded
+
+SENT = "sent_terms.json"
+"""File of the terms that this silo has made so far, in its state folder."""
+
+
+@dataclass(frozen=True)
+class Missing:
+    """Silos missing at the end of a run, by the server's word, which this silo cannot check.
+
+    Attributes:
+        lost: silo -> since when.
+        enrolled: silos that the run began with.
+        shut: whether counts stay shut for it, by this silo's own policy.
+    """
+
+    lost: Mapping[str, Lost]
+    enrolled: int
+    shut: bool
+
+    def notes(self) -> list[str]:
+        """Say in sentences who is missing and what that means for the final model's metrics."""
+        said = [item.words(silo) for silo, item in sorted(self.lost.items())]
+        if said and self.shut:
+            said.append(
+                f"So the final model is not measured over all silos: {rule(self.enrolled)}. What this report "
+                "has are its results on this silo's own records."
+            )
+        return said
+
+
+def close(
+    silo: LocalSilo,
+    final: Tensors,
+    counted: Tensors,
+) -> None:
+    """Keep the final model and begin the report.
+
+    Args:
+        silo: this silo's view.
+        final: the last model: the global one, or the silo's own where there is none.
+        counted: its evaluation on this silo's records, as ``evaluation.count`` has it.
+    """
+    context, setup, missing = silo.context, silo.setup, missing_at(silo)
+    run_dir, names = context.run_dir, setup.dataset.class_names
+    records = {fold: dict(zip(names, silo.class_counts(fold).tolist(), strict=True)) for fold in FOLDS}
+    sizes: dict[str, int] = {fold: len(context.data.labels(fold)) for fold in FOLDS}
+    report = SiloReport(
+        silo=silo.name,
+        data=context.data.source,
+        synthetic=context.data.synthetic,
+        records=SiloRecords(**records, folds=sizes if setup.dataset.multi_label else None),
+        model_sha256=save_tensors(run_dir / MODEL, final, mode=0o600),
+        final=evaluation.local_metrics(counted, names),
+        own_model=setup.method.own_model is not None,
+        model=SiloModel(**context.job.model_at(silo.name).model_dump(mode="json")),
+        lost=dict(missing.lost),
+        notes=tuple(missing.notes()),
+        privacy=None if setup.privacy is None else _spent(context, setup.privacy),
+        disclosed=Disclosure(
+            masked=context.job.summation == "secure",
+            silos=tuple(silo.cohort),
+            policy=context.policy.describe(),
+            weights=context.job.weights,
+            sent=_sent(context),
+        ),
+        job=context.job.model_dump(mode="json"),
+        classes=list(names),
+    )
+    report.write(context.run_dir, mode=0o600)  # its page follows with what the closing itself sends
+    context.log.info("%s: final model and report (this silo's own): %s", silo.name, run_dir / LOCAL)
+
+
+def missing_at(silo: LocalSilo) -> Missing:
+    """Return the silos missing at the end, and whether the final model can be measured without them."""
+    job = silo.setup.job
+    shut = job.summation == "secure" and job.privacy is None and silo.context.policy.static_cohort != "any"
+    return Missing(silo.lost, len(silo.cohort), shut)
+
+
+def note_sent(context: SiloContext, schema: Schema, encoded: Encoded, *, at_end: bool) -> None:
+    """Record that this silo made a term of a sum, for what its report says of what left it.
+
+    Args:
+        context: of the silo.
+        schema: of the sum.
+        encoded: the term.
+        at_end: whether it belongs to the closing or comes after it, so that the report has begun.
+
+    Raises:
+        RunError: TF-522 if the record of the earlier terms is damaged.
+    """
+    numbers: Counter[str] = Counter()
+    for item in schema.fields:
+        numbers[item.name.split("/")[0]] += item.size
+    kind = encoded.sum_id.phase.rpartition("-")[0]
+    by_kind = {item.kind: item for item in _sent(context)}
+    earlier = by_kind.get(kind)
+    by_kind[kind] = SentTerms(
+        kind=kind,
+        times=1 if earlier is None else earlier.times + 1,
+        # A run's first sum may have fewer fields than the later ones.
+        numbers=dict(numbers | Counter({} if earlier is None else earlier.numbers)),
+        bytes=sum(map(len, encoded.term.values())) + (0 if earlier is None else earlier.bytes),
+    )
+    sent = tuple(by_kind.values())
+    write_json(context.state_folder / SENT, [item.as_json() for item in sent], mode=0o600)
+    if at_end and begun(context):
+        add(context, sent=sent)
+
+
+def _sent(context: SiloContext) -> tuple[SentTerms, ...]:
+    """Return the terms that this silo has made so far.
+
+    Raises:
+        RunError: TF-522 if their file is damaged.
+    """
+    path = context.state_folder / SENT
+    if not path.is_file():
+        return ()
+    try:
+        return tuple(SentTerms.model_validate(item) for item in json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError, RecursionError) as error:
+        raise damaged(path, error) from None
+
+
+def begun(context: SiloContext) -> bool:
+    """Check whether there is a report; a silo that missed the closing has none."""
+    return (context.run_dir / LOCAL).is_file()
+
+
+def add(
+    context: SiloContext,
+    *,
+    local_only: Baseline | None = None,
+    personal: SiloPersonal | None = None,
+    sent: tuple[SentTerms, ...] | None = None,
+) -> None:
+    """Put another model's results, or all terms sent so far, into the report that ``close`` began."""
+    report = SiloReport.read(context.run_dir)
+    disclosed = report.disclosed
+    if disclosed is not None and sent is not None:
+        disclosed = disclosed.model_copy(update={"sent": sent})
+    added = {"local_only": local_only, "personal": personal, "disclosed": disclosed}
+    _keep(context, report.model_copy(update={key: item for key, item in added.items() if item is not None}))
+
+
+def _keep(context: SiloContext, report: SiloReport) -> None:
+    """Write the report, for programs and for people."""
+    report.write(context.run_dir, mode=0o600)
+    if context.write_page is not None:
+        context.write_page(context.run_dir, context.log)
+
+
+def _spent(context: SiloContext, plan: PrivacyPlan) -> SiloPrivacy:
+    """Return what this job has cost the silo's records, exactly."""
+    from tightframe.rounds.silo.budget import Budget
+
+    spent = Budget(context, plan, (context.name,)).spent_by_job()
+    context.log.info(
+        "%s: this job cost epsilon %s of the %g that it promised, at delta %g (this silo's own number)",
+        context.name,
+        rounded_up(spent.guaranteed),
+        plan.privacy.epsilon,
+        plan.privacy.delta,
+    )
+    return SiloPrivacy(
+        epsilon=spent.guaranteed,
+        rdp=spent.rdp,
+        pld=spent.pld,
+        prv=spent.prv,
+        exact=spent.exact,
+        delta=plan.privacy.delta,
+        promised=plan.privacy.epsilon,
+    )

@@ -1,0 +1,125 @@
+"""A first round that one silo trains by itself, to know how long that takes before a server has a say in it.
+
+All silos are taken to have this silo's records, and the state is the one that the job starts with. Nothing of
+it is kept or sent, and nothing is charged: its folder, salt and noise are its own.
+"""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from tightframe.phases import Cohort, ServerState, advance
+from tightframe.privacy.events import Event
+from tightframe.rounds import codec
+from tightframe.rounds.context import SiloContext
+from tightframe.rounds.plan import BEFORE, STATISTICS, Exchange
+from tightframe.rounds.privacy_plan import is_frozen_sum
+from tightframe.rounds.setup import JobSetup, prepare
+from tightframe.rounds.silo.budget import Budget
+from tightframe.rounds.silo.own_state import SiloStateStore
+from tightframe.rounds.silo.private_view import PrivateSilo
+from tightframe.rounds.silo.view import LocalSilo, RequestedSum
+from tightframe.rounds.sums.plain import PlainServer
+from tightframe.securesum.messages import SumId
+
+
+class _FreeBudget(Budget):
+    def charge(self, purpose: str, events: Sequence[Event], *, alone: Event | None = None) -> None:
+        """Charge nothing: what is drawn leaves this process in no form."""
+
+
+class _RehearsingSilo(PrivateSilo):
+    def __init__(
+        self,
+        context: SiloContext,
+        setup: JobSetup,
+        device: torch.device,
+        round_number: int,
+        requested: RequestedSum,
+    ) -> None:
+        super().__init__(context, setup, device, round_number, requested)
+        assert setup.privacy is not None  # noqa: S101 - of ``PrivateSilo``
+        self._budget = _FreeBudget(context, setup.privacy, self.cohort)
+
+    def charge(self, purpose: str, events: Sequence[Event], *, alone: Event | None = None) -> None:
+        """Charge nothing."""
+
+
+def rehearse(
+    context: SiloContext, setup: JobSetup, device: torch.device, cohort: Sequence[str], honest: int
+) -> Mapping[str, float]:
+    """Return the seconds that each phase of a first round takes this silo, by the phase's index.
+
+    Args:
+        context: of the silo.
+        setup: of its job.
+        device: on which it trains.
+        cohort: the silos enrolled.
+        honest: as ``RequestedSum.honest``.
+
+    Raises:
+        Exception: whatever keeps this silo from training on the job's own start.
+    """
+    job = context.job.origin
+    setup = setup if job == context.job else prepare(job, context.policy.ceilings)
+    with tempfile.TemporaryDirectory(dir=context.state_folder, prefix="rehearsal-") as folder:
+        own = replace(context, job=job, state_dir=Path(folder), run_dir=Path(folder), log=_silent())
+        own.features = context.features  # of the frozen encoder, if the job has one: computed once
+        silo = _Rehearsal(own, setup, device, RequestedSum(tuple(cohort), honest, context.small_folds()))
+        for exchange in (*setup.plan.at(STATISTICS, 0), *setup.plan.at(BEFORE, 0), *setup.plan.round(1)):
+            silo.take_part(exchange)
+    return silo.seconds
+
+
+class _Rehearsal:
+    """One silo in a federation of copies of itself."""
+
+    def __init__(
+        self, context: SiloContext, setup: JobSetup, device: torch.device, requested: RequestedSum
+    ) -> None:
+        self._context, self._setup, self._device, self._requested = context, setup, device, requested
+        self._store = SiloStateStore(context.state_folder, context.name)
+        self._state: ServerState = setup.initial_state()
+        self.seconds: dict[str, float] = {}
+
+    def take_part(self, exchange: Exchange) -> None:
+        """Make the term of one exchange, and go on with the sum of as many of them as there are silos."""
+        state, cohort = self._state, self._requested.cohort
+        received = {name: item.clone() for name, item in exchange.phase.broadcast(state).items()}
+        phase = exchange.carrying(exchange.evaluates(received))
+        silo = self._silo(exchange)
+        started, before = time.monotonic(), self._context.features.seconds
+        made = phase.contribute(silo, received, self._store.committed())
+        term = codec.encode(phase.schema, made.tensors, share=1.0, parties=len(cohort))
+        if exchange.training:
+            extra = self._context.features.seconds - before
+            self.seconds[str(exchange.index)] = time.monotonic() - started - extra
+        sum_id = SumId.of(exchange.kind, exchange.round, exchange.index, 0)
+        if made.proposed_state is not None:
+            self._store.propose(sum_id, made.proposed_state)
+            self._store.commit(str(sum_id), cohort)
+        copies = PlainServer(phase.schema)
+        for name in cohort:
+            copies.add(name, term)
+        totals = codec.decode(phase.schema, copies.open(), parties=len(cohort))
+        everyone = Cohort(exchange.round, dict.fromkeys(cohort, 1.0), 1.0)
+        self._state = advance(phase, state, totals, everyone).state
+
+    def _silo(self, exchange: Exchange) -> LocalSilo:
+        view = (self._context, self._setup, self._device, exchange.stream, self._requested)
+        released = any(map(is_frozen_sum, exchange.phase.schema.fields))
+        private = self._setup.privacy is not None and (exchange.training or released)
+        return _RehearsingSilo(*view) if private else LocalSilo(*view)
+
+
+def _silent() -> logging.Logger:
+    log = logging.getLogger("tightframe.rehearsal")
+    log.setLevel(logging.CRITICAL + 1)
+    return log

@@ -1,0 +1,239 @@
+"""The run's state as this silo has computed it, kept between tasks."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from tightframe.errors import RunError, TightframeError
+from tightframe.files import write_atomically
+from tightframe.phases import ServerState
+from tightframe.rounds.context import FOLLOWED, VERIFIED, Message, verified_sum
+from tightframe.rounds.run_state import (
+    differences,
+    next_state,
+    read_state,
+    start_state,
+    state_bytes,
+)
+from tightframe.rounds.setup import JobSetup
+from tightframe.rounds.silo.own_state import NeedsStateError
+from tightframe.securesum.messages import Total
+
+
+@dataclass(frozen=True)
+class _Own:
+    """A state with what this silo knows of it.
+
+    Attributes:
+        state: of the run.
+        sha256: hex.
+        total: digest (hex) of the total that it was computed from; empty if there is none.
+        computed: whether this silo computed it and vouches for it.
+    """
+
+    state: ServerState
+    sha256: str
+    total: str
+    computed: bool
+
+
+class FollowedState:
+    """A silo's own copy of the run's state.
+
+    Args:
+        folder: of the silo's state.
+        setup: of the job.
+        name: of the silo.
+        log: of the silo.
+    """
+
+    def __init__(self, folder: Path, setup: JobSetup, name: str, log: logging.Logger) -> None:
+        self._path, self._verified = folder / FOLLOWED, folder / VERIFIED
+        self._setup, self._name, self._log = setup, name, log
+        self._current: _Own | None = None
+
+    def advance(
+        self, message: Message, total: Total | None, weights: Mapping[str, float]
+    ) -> tuple[ServerState, bool]:
+        """Return the state that an exchange rests on, computed here.
+
+        Args:
+            message: of the task: ``state`` and ``before`` are the SHA-256 of the state that the exchange
+                rests on, and of the one before the last opened total; ``start`` the weights of a pretrained
+                start; ``state_bytes`` the state itself, if the server sends it again.
+            total: the last one opened, which this exchange verifies; None if there is none.
+            weights: public weights of all enrolled silos.
+
+        Returns:
+            The state, and whether this silo vouches for it: it is the start, or was verified in an epoch or
+            job before, or this silo has computed it from the state on which it gave its shares of the total
+            that this exchange verifies.
+
+        Raises:
+            NeedsStateError: if it cannot compute that state, and the server did not send it.
+            RunError: TF-518 if the server's state is not the one that it names, or another than this silo's,
+                or if this silo missed nothing, or was sent another state behind this total.
+                TF-604 if it is no state of this job.
+        """
+        wanted, sent = message["state"], message.get("state_bytes")
+        verified = self._verified_before()
+        own = self._own(message)
+        if self._setup.job.evaluate_only is not None and total is None:
+            self._check_named(own, wanted)
+        digest = "" if total is None else total.digest().hex()
+        # A state that does not include the total told is not the run's: one model is not summed twice.
+        # That a state was verified counts without a total alone: with one, an older state would come back.
+        before = total is None and wanted in verified
+        if own is not None and own.sha256 == wanted and (total is None or own.total == digest):
+            return own.state, before or (own.computed and own.total == digest)
+        computed = None
+        if own is not None and not own.total and total is None and not message["before"]:
+            # Not `own`: small steps away from the start would add up.
+            computed = start[0] if (start := self._start(message)) is not None else None
+        if own is not None and total is not None and own.sha256 == message["before"]:
+            # Of another sum's total nobody has told this silo which state it rests on.
+            sound = verified_sum(own.sha256, total.sum_id) in verified
+            computed, data = self._made(next_state(self._setup, own.state, total, weights), digest, sound)
+            if computed.sha256 == wanted:
+                return self._keep(computed, data).state, sound
+        if sent is None:
+            raise NeedsStateError
+        if hashlib.sha256(sent).hexdigest() != wanted:
+            raise RunError(
+                f"Expected the state with SHA-256 {wanted}, but the server sent another.", code="TF-518"
+            )
+        received = read_state(sent)
+        if computed is None:
+            self._check_missed(own, total, digest)
+            self._check_form(received)
+            self._log.info("%s: took the run's state from the server", self._name)
+            taken = _Own(received, wanted, digest, computed=False)
+        else:
+            self._compare(computed.state, received, rounded=total is None or self._setup.rounded)
+            taken = _Own(received, wanted, computed.total, computed.computed)
+        # A resumed run begins with a verified state; later one would be an earlier state once more.
+        resumed = own is None and total is None and wanted in verified
+        return self._keep(taken, sent).state, taken.computed or resumed
+
+    @staticmethod
+    def _check_named(own: _Own | None, wanted: str) -> None:
+        """Refuse to evaluate any model but the one that the job names by its hash.
+
+        Raises:
+            RunError: TF-505 if its file was not sent, TF-518 if another state is named.
+        """
+        if own is None:
+            raise RunError(
+                "Expected the model that the job names (`initial_model_sha256`) with the request, but none "
+                "came: a job that evaluates only takes no other state from the server.",
+                code="TF-505",
+            )
+        if own.sha256 != wanted:
+            raise RunError(
+                "Expected the state of the model that the job names (`initial_model_sha256`), but the server "
+                "names another: nothing was evaluated.",
+                code="TF-518",
+            )
+
+    def _own(self, message: Message) -> _Own | None:
+        """Return this silo's state: the stored one, or the start; None after a resumption."""
+        if self._current is None:
+            self._current = self._stored()
+        if self._current is None and (start := self._start(message)) is not None:
+            self._keep(*start)
+        return self._current
+
+    def _start(self, message: Message) -> tuple[_Own, bytes] | None:
+        """Return the run's start, computed again, and its bytes; None if resumed, or if its file is not sent.
+
+        What a silo took over for its start is no measure for what comes next: the server could go on from
+        there in steps that each look like rounding.
+        """
+        weights = message.get("start")
+        if self._setup.job.continues is not None:
+            return None
+        if weights is None and self._setup.job.initial_model_sha256 is not None:
+            return None  # this silo missed the first exchanges
+        state, _ = start_state(self._setup, weights)
+        return self._made(state, "", sound=True)
+
+    @staticmethod
+    def _made(state: ServerState, total: str, sound: bool) -> tuple[_Own, bytes]:
+        """Return a state that this silo computed, and its bytes."""
+        data = state_bytes(state)
+        return _Own(state, hashlib.sha256(data).hexdigest(), total, sound), data
+
+    def _stored(self) -> _Own | None:
+        if not self._path.is_file():
+            return None
+        raw = self._path.read_bytes()
+        try:
+            line, _, data = raw.partition(b"\n")
+            described = json.loads(line)
+            own = _Own(read_state(data), described["sha256"], described["total"], described["computed"])
+            if hashlib.sha256(data).hexdigest() != own.sha256:
+                raise ValueError("another SHA-256")
+        except (TightframeError, ValueError, TypeError, KeyError) as error:
+            self._log.warning("%s: the stored state of the run is damaged: %s", self._name, error)
+            return None
+        return own
+
+    def _keep(self, own: _Own, data: bytes) -> _Own:
+        described = {"sha256": own.sha256, "total": own.total, "computed": own.computed}
+        line = json.dumps(described).encode() + b"\n"
+        write_atomically(self._path, line + data, mode=0o600)
+        self._current = own
+        return own
+
+    def _compare(self, computed: ServerState, received: ServerState, *, rounded: bool) -> None:
+        if not rounded or (problems := differences(computed, received)):
+            how = (
+                f"by more than rounding: {', '.join(problems[:5])}" if rounded else "where no bit may differ"
+            )
+            raise RunError(
+                "Expected the state that follows from the job and the totals, but the server's differs from "
+                f"this silo's {how}. The server has another version of tightframe, or is not to be trusted; "
+                "or a method of your own rounds (`Method.rounded`). Nothing was trained on it.",
+                code="TF-518",
+            )
+        self._log.info("%s: the server's state differs from this silo's by rounding only", self._name)
+
+    def _check_missed(self, own: _Own | None, total: Total | None, digest: str) -> None:
+        """Refuse a state that this silo has no use for, before it trains on it.
+
+        How long it trains can depend on a single record. So it takes a state over that it cannot compute only
+        once behind a total, and only if it has no term in this total.
+        """
+        if own is None:
+            return
+        if own.total == digest or (total is not None and self._name in total.survivors):
+            raise RunError(
+                "Expected the state that follows from this silo's own, because it missed nothing, or the one "
+                "that the server sent behind this total before, but got another: nothing was trained on it.",
+                code="TF-518",
+            )
+
+    def _check_form(self, received: ServerState) -> None:
+        """Refuse a state whose model is not of this job's form."""
+        own = self._setup.initial_state().model
+        problems = sorted(set(own) ^ set(received.model))
+        problems += [
+            name
+            for name in sorted(set(own) & set(received.model))
+            if own[name].shape != received.model[name].shape or own[name].dtype != received.model[name].dtype
+        ]
+        if problems:
+            raise RunError(
+                f"Expected a state with this job's model, but {problems[:5]} are missing, unknown or of "
+                "another form: the server runs another job or version.",
+                code="TF-604",
+            )
+
+    def _verified_before(self) -> frozenset[str]:
+        """Return what ``note_verified`` has noted, in this job or those before it."""
+        return frozenset(self._verified.read_text().split()) if self._verified.is_file() else frozenset()

@@ -1,0 +1,392 @@
+"""``tightframe data init`` and ``check``, and a contract's way into a job, as people type them."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import pandas as pd
+import pytest
+from sklearn.datasets import (
+    load_breast_cancer,
+    load_diabetes,
+    load_wine,
+    make_multilabel_classification,
+)
+from tests.support.tables import WARD, contract, ward_rows, write
+from typer.testing import CliRunner, Result
+
+from tightframe.data.base import FOLDS
+from tightframe.data.contract import Contract
+from tightframe.data.table import TableOptions, TableSite
+from tightframe.data.table.encoding import encode
+from tightframe.data.table.proposal import propose
+from tightframe.data.table.silo import open_site
+from tightframe.data.table.sources.rows import read
+from tightframe.data.table.summary import describe
+from tightframe.errors import DataError
+from tightframe_app.cli import app
+
+
+def typed(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(app, [str(part) for part in arguments])
+
+
+def told(result: Result) -> str:
+    return " ".join((result.output + str(result.exception or "")).split())
+
+
+def kinds(values: dict[str, Any]) -> dict[str, str]:
+    return {item["column"]: item["kind"] for item in values["columns"]}
+
+
+@pytest.mark.parametrize("load", [load_breast_cancer, load_wine, load_diabetes])
+def test_a_proposal_is_a_contract_that_its_own_file_keeps(load: Any, tmp_path: Path) -> None:
+    """Also as a German spreadsheet writes it: semicolons, decimal commas, cp1252."""
+    bunch = load(as_frame=True)
+    frame = bunch.frame.rename(columns={bunch.frame.columns[0]: "Größe"})
+    if load is load_diabetes:
+        frame["target"] = (frame["target"] > 140).map({True: "high", False: "low"})
+    frame["note"] = [f"text {place}" for place in range(len(frame))]
+    file = tmp_path / "table.csv"
+    frame.to_csv(file, index=False, sep=";", decimal=",", encoding="cp1252")
+    output = tmp_path / "contract.json"
+    done = typed("data", "init", file, "--label", "target", "-o", output)
+    assert done.exit_code == 0, told(done)
+    values = json.loads(output.read_text())
+    made = Contract.model_validate(values)
+    assert set(kinds(values)) == set(frame.columns) - {"target", "note"}
+    for item in made.columns:
+        if item.kind == "number":
+            column = frame[item.column]
+            assert item.low is not None and item.high is not None
+            assert item.low < column.min() or item.low == 0, "rounded outwards"
+            assert item.high > column.max()
+    assert "note: left out" in (tmp_path / "contract.notes.md").read_text()
+    (line,) = [line for line in done.output.splitlines() if line.startswith('{"data"')]
+    entry = json.loads(line)
+    table = entry["data"]["table"]
+    assert (table["delimiter"], table["decimal"], table["encoding"]) == (";", ",", "cp1252")
+    config = tmp_path / "site.json"
+    config.write_text(json.dumps(entry))
+    checked = typed("data", "check", "--contract", output, "-s", config)
+    assert checked.exit_code == 0, told(checked)
+    assert f"{len(frame)} rows" in checked.output
+
+
+def test_a_proposal_tells_kinds_and_what_to_decide(tmp_path: Path) -> None:
+    frame = pd.DataFrame(
+        {
+            "age": [30.5 + place for place in range(40)],
+            "smoker": ["yes", "no"] * 20,
+            "pain": ["none", "mild", "strong", None] * 10,
+            "cp": [1, 2, 3, 4] * 10,
+            "born": ["1954-03-02"] * 20 + ["1960-01-01"] * 20,
+            "same": [1] * 40,
+            "empty": [None] * 40,
+            "mixed": [*range(30), *["high"] * 10],
+            "who": [f"p{place}" for place in range(40)],
+            "ill": [0, 1] * 20,
+        }
+    )
+    frame.to_csv(tmp_path / "ward.csv", index=False)
+    made = propose(tmp_path / "ward.csv", {"label": "ill", "patient": "who"})
+    assert kinds(made.contract) == {"age": "number", "smoker": "boolean", "pain": "category", "cp": "number"}
+    pain = next(item for item in made.contract["columns"] if item["column"] == "pain")
+    assert pain["vocabulary"] == ["mild", "none", "strong"] and pain["missing"] == "indicator"
+    assert made.contract["patient"] == "who" and "record" not in made.contract
+    said = " ".join(made.notes)
+    for words in ("pain: 10 of 40 values are missing", "cp: only 4 whole numbers", "born: left out: dates"):
+        assert words in said
+    for words in ("same: left out", "empty: left out", "mixed: left out: 10 of 40", "age: which `unit`"):
+        assert words in said
+    frame["mixed"] = frame["mixed"].astype(str)
+    frame.to_parquet(tmp_path / "ward.parquet")
+    again = propose(tmp_path / "ward.parquet", {"label": "ill", "patient": "who"})
+    assert kinds(again.contract) == kinds(made.contract)
+
+
+def test_init_without_a_label_lists_what_could_be_one_and_overwrites_nothing(tmp_path: Path) -> None:
+    file, output = write(tmp_path / "ward.csv", ward_rows()), tmp_path / "c.json"
+    asked = typed("data", "init", file, "-o", output)
+    assert asked.exit_code == 2 and "outcome" in told(asked) and not output.exists()
+    output.write_text("mine")
+    refused = typed("data", "init", file, "--label", "outcome", "-o", output)
+    assert refused.exit_code != 0 and "exists already" in told(refused)
+    assert output.read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("roles", "said"),
+    [
+        ({"label": "no"}, "TF-204"),
+        ({"label": "id"}, "TF-207"),
+        ({"label": "outcome", "patient": "no"}, "TF-204"),
+    ],
+)
+def test_init_names_roles_that_cannot_be(roles: dict[str, str], said: str, tmp_path: Path) -> None:
+    file = write(tmp_path / "ward.csv", ward_rows())
+    options = [part for role, column in roles.items() for part in (f"--{role}", column)]
+    done = typed("data", "init", file, *options, "-o", tmp_path / "c.json")
+    assert done.exit_code != 0 and said in told(done)
+
+
+BROKEN = [b"", b"a\n", b"a,a\n1,2\n", b"\xff\xfe\x00", b"x" * (1 << 21), b"a,b{c\n0,1\n1,2\n0,3\n"]
+
+
+@pytest.mark.parametrize("content", BROKEN)
+def test_init_names_a_broken_file(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "ward.csv").write_bytes(content)
+    done = typed("data", "init", tmp_path / "ward.csv", "--label", "a", "-o", tmp_path / "c.json")
+    assert done.exit_code != 0 and "TF-20" in told(done)
+
+
+@pytest.mark.parametrize("name", ["ward", "ward.xlsx", "ward.csv"])
+def test_init_names_what_is_no_table(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).mkdir()
+    for more in ([], ["--label", "a"]):
+        done = typed("data", "init", tmp_path / name, *more, "-o", tmp_path / "c.json")
+        assert done.exit_code != 0 and "TF-20" in told(done)
+
+
+@pytest.fixture
+def agreed(tmp_path: Path) -> Path:
+    path = tmp_path / "contract.json"
+    path.write_text(json.dumps(WARD))
+    return path
+
+
+def sites(folder: Path, **entries: Any) -> Path:
+    path = folder / "sites.json"
+    path.write_text(
+        json.dumps({"sites": {name: {"data": {"table": entry}} for name, entry in entries.items()}})
+    )
+    return path
+
+
+def test_check_shows_all_findings_of_all_sites_with_codes_to_map(agreed: Path, tmp_path: Path) -> None:
+    rows = ward_rows()
+    for row in rows:
+        row[2] = row[2][0].upper()
+    rows[3][1], rows[4][1], rows[9][5] = "-1", "x", "999"
+    first = str(write(tmp_path / "a.csv", rows))
+    second = str(write(tmp_path / "b.csv", [["z" + row[0], *row[1:]] for row in ward_rows()]))
+    codes = {"sex": {"F": "female", "M": "male"}}
+    config = sites(tmp_path, a={"file": first}, b={"file": second})
+    done = typed("data", "check", "--contract", agreed, "-s", config)
+    assert done.exit_code == 1
+    for words in ("age: outside 0 to 100 years: 1 row (5)", "age: no number: 1 row (6)", "weight: outside"):
+        assert words in told(done)
+    assert "sex: not in the contract: 'F', 'M'" in told(done) and "60 rows" in told(done)
+    assert typed("data", "check", "--contract", agreed, "-s", config, "--site", "b").exit_code == 0
+    config = sites(tmp_path, a={"file": first, "codes": codes, "invalid": "set_aside"})
+    done = typed("data", "check", "--contract", agreed, "-s", config)
+    assert done.exit_code == 0 and told(done).count("set aside") == 3 and "60 rows" in told(done)
+
+
+def test_check_lists_a_wrong_mapping_line_by_line_and_asks_for_the_decimal_mark(
+    agreed: Path, tmp_path: Path
+) -> None:
+    rows = [[row[0], f"{row[1]},5", *(cell.replace(".", ",") for cell in row[2:])] for row in ward_rows()]
+    entry = {"file": str(write(tmp_path / "a.csv", rows, delimiter=";")), "delimiter": ";"}
+    good = {"file": str(write(tmp_path / "b.csv", ward_rows()))}
+    wrong = {**entry, "codes": {"colour": {"a": "b"}}}
+    done = typed("data", "check", "--contract", agreed, "-s", sites(tmp_path, a=wrong, b=good))
+    assert done.exit_code == 1 and "1 of 2 sites cannot take part so" in told(done)
+    assert "\\n" not in done.output and "`codes`: the contract has no codes" in told(done)
+    assert "most values of age, weight are numbers with ',': is that the `decimal`?" in told(done)
+    done = typed("data", "check", "--contract", agreed, "-s", sites(tmp_path, a={**entry, "decimal": ","}))
+    assert done.exit_code == 0 and "the `decimal`" not in told(done)
+
+
+def test_a_wrong_contract_and_a_site_without_a_table_are_named(agreed: Path, tmp_path: Path) -> None:
+    agreed.write_text(json.dumps(contract(title=None, colour=1)))
+    done = typed("data", "check", "--contract", agreed, "-s", sites(tmp_path, a={"file": "/x/a.csv"}))
+    assert done.exit_code != 0 and "contract.title" in told(done) and "contract.colour" in told(done)
+    agreed.write_text(json.dumps(WARD))
+    config = tmp_path / "site.json"
+    config.write_text("{}")
+    assert "TF-201" in told(typed("data", "check", "--contract", agreed, "-s", config))
+
+
+def test_a_contract_becomes_a_job_and_the_site_check_finds_what_breaks_it(
+    agreed: Path, tmp_path: Path
+) -> None:
+    export = ["jobs", "export", "--contract", agreed, "--sites", "a,b,c"]
+    for method in ("fedavg", "fedncm", "scaffold"):
+        job = tmp_path / method
+        done = typed(*export, "-o", job, "--method", method)
+        assert done.exit_code == 0, told(done)
+        values = json.loads((job / "app/config/config_fed_server.json").read_text())["workflows"][0]["args"]
+        assert values["dataset_options"] == {"contract": WARD} and values["method"] == method
+        assert typed("jobs", "check", job).exit_code == 0
+    for wrong in (["--data", "eicu", "--method", "fedavg"], ["fedavg_isic"], []):
+        assert typed(*export, *wrong).exit_code == 2
+    rows = ward_rows()
+    entry = {"file": str(write(tmp_path / "a.csv", rows))}
+    config = tmp_path / "site.json"
+    config.write_text(json.dumps({"data": {"table": entry}}))
+    checked = typed("site", "check", "-c", config, "--job", job)
+    assert "60 train" not in checked.output and "My ward" in told(checked), told(checked)
+    assert checked.exit_code == 0
+    assert "(--job)" in told(typed("site", "check", "-c", config))
+    rows[3][1] = "-1"
+    write(tmp_path / "a.csv", rows)
+    checked = typed("site", "check", "-c", config, "--job", job)
+    assert checked.exit_code == 1 and "TF-215" in told(checked) and "(5)" in told(checked)
+
+
+def test_describe_has_the_numbers_of_pandas(tmp_path: Path) -> None:
+    rows = ward_rows()
+    rows[5][3], rows[6][4], rows[7][5], rows[8][1] = "", "", "", "-3"
+    file = write(tmp_path / "a.csv", rows)
+    site = TableSite.model_validate({"file": str(file), "invalid": "set_aside"})
+    found = describe(Contract.model_validate(WARD), site)
+    frame = pd.read_csv(file, keep_default_na=False, na_values=[""]).drop(index=8)
+    assert found.broken == 1 and found.records == {"well": 29, "ill": 30}
+    by_name = {item.column.column: item for item in found.columns}
+    for name in ("age", "weight"):
+        expected, item = frame[name].describe(), by_name[name]
+        assert item.missing == int(frame[name].isna().sum())
+        values = [item.mean, item.deviation, *item.quantiles]
+        keys = ["mean", "std", "min", "25%", "50%", "75%", "max"]
+        assert values == pytest.approx([expected[key] for key in keys], rel=1e-5)
+        assert sum(sum(counts) for counts in item.counts.values()) == int(expected["count"])
+    crossed = pd.crosstab(frame["outcome"], frame["pain"])
+    for label, title in enumerate(("well", "ill")):
+        assert by_name["pain"].counts[title] == tuple(crossed.loc[label, ["none", "mild", "strong"]])
+    smokers = pd.crosstab(frame["outcome"], frame["smoker"])
+    assert by_name["smoker"].counts["ill"] == tuple(smokers.loc[1, ["no", "yes"]])
+
+
+def test_describe_shows_a_table_and_writes_a_page_of_its_own(agreed: Path, tmp_path: Path) -> None:
+    file, page = write(tmp_path / "a.csv", ward_rows()), tmp_path / "page.html"
+    config = sites(tmp_path, a={"file": str(file)})
+    done = typed("data", "describe", "--contract", agreed, "-s", config, "-o", page)
+    assert done.exit_code == 0, told(done)
+    assert "60 records (well 30, ill 30)" in told(done) and "female 30, male 30" in told(done)
+    assert page.stat().st_mode & 0o077 == 0
+    text = page.read_text()
+    tree = ElementTree.fromstring(text.removeprefix("<!DOCTYPE html>"))  # noqa: S314
+    assert len([item for item in tree.iter() if item.tag.endswith("svg")]) == 5
+    assert "default-src 'none'" in html.unescape(text)
+    assert "Private to this site." in text and "<script" not in text
+
+
+FINDINGS = ["edema", "effusion", "nodule"]
+
+
+def findings_table(path: Path) -> pd.DataFrame:
+    """A table with three findings that records have together, written as booleans in words."""
+    values, labels = make_multilabel_classification(200, 5, n_classes=3, random_state=0)
+    frame = pd.DataFrame(values, columns=[f"v{place}" for place in range(5)])
+    for name, column in zip(FINDINGS, labels.T, strict=True):
+        frame[name] = pd.Series(column).map({1: "Yes", 0: "no"})
+    frame["id"] = [f"r{row}" for row in range(len(frame))]
+    frame.to_csv(path, index=False)
+    return frame
+
+
+def findings_site(tmp_path: Path, file: Path, **entry: Any) -> Path:
+    config = tmp_path / "site.json"
+    config.write_text(json.dumps({"data": {"table": {"file": str(file), **entry}}}))
+    return config
+
+
+def test_findings_go_from_a_file_to_a_description(tmp_path: Path) -> None:
+    """Against pandas."""
+    file, output, page = tmp_path / "table.csv", tmp_path / "contract.json", tmp_path / "page.html"
+    frame = findings_table(file)
+    done = typed("data", "init", file, "--label", ",".join(FINDINGS), "--record", "id", "-o", output)
+    assert done.exit_code == 0, told(done)
+    values = json.loads(output.read_text())
+    assert values["label"] == {"findings": [{"column": name, "title": name} for name in FINDINGS]}
+    assert list(kinds(values)) == [f"v{place}" for place in range(5)]
+    config = findings_site(tmp_path, file)
+    there = frame[FINDINGS] == "Yes"
+
+    done = typed("data", "check", "--contract", output, "--site-config", config)
+    assert done.exit_code == 0, told(done)
+    made = Contract.model_validate(values)
+    data = open_site(TableSite(file=file), TableOptions(contract=made))
+    for fold in FOLDS:
+        rows = [int(name[1:]) for name in data.record_ids(fold)]
+        np.testing.assert_array_equal(data.labels(fold), there.to_numpy()[rows].astype(int))
+    train = there.iloc[[int(name[1:]) for name in data.record_ids("train")]]
+    for name in FINDINGS:
+        assert f"{name} {train[name].sum()} present, {(~train[name]).sum()} absent" in told(done)
+
+    done = typed("data", "describe", "--contract", output, "--site-config", config, "--output", page)
+    assert done.exit_code == 0, told(done)
+    some = int(there.any(axis=1).sum())
+    assert f"200 records (no finding {200 - some}, findings {some}); 0 rows broken" in told(done)
+    for name in FINDINGS:
+        assert f"{name} {there[name].sum()}" in told(done)
+        row = f"|{name}||{there[name].sum()}||{200 - there[name].sum()}|"
+        assert row in re.sub(r"</?t[hd]\b[^>]*>", "|", page.read_text())
+    (first, *_) = describe(made, TableSite(file=file)).columns
+    assert sum(map(sum, first.counts.values())) == 200, "each record once, however many findings it has"
+
+    where = ("--sites", "site-1,site-2,site-3", "-o", tmp_path / "job")
+    done = typed("jobs", "export", "--method", "fedavg", "--contract", output, *where)
+    assert done.exit_code == 0, told(done)
+
+
+def test_a_finding_without_a_value_breaks_the_contract_or_is_absent(tmp_path: Path) -> None:
+    file, output = tmp_path / "table.csv", tmp_path / "contract.json"
+    frame = findings_table(file)
+    frame.loc[[3, 7], "edema"] = None
+    frame.loc[5, "nodule"] = "perhaps"
+    frame.loc[9, "nodule"] = "ja"
+    frame.to_csv(file, index=False)
+    label = {"findings": [{"column": "edema"}, {"column": "nodule"}]}
+    values = contract(columns=[{"column": "v0", "kind": "number", "low": -1, "high": 99}], label=label)
+    output.write_text(json.dumps(values))
+    config = findings_site(tmp_path, file, codes={"nodule": {"ja": "yes"}})
+    done = typed("data", "check", "--contract", output, "--site-config", config)
+    assert done.exit_code == 1
+    assert "edema: no value" in told(done) and "nodule: a code that is no boolean" in told(done)
+    assert "nodule: not in the contract: 'perhaps'" in told(done)
+
+    label["findings"][0]["missing"] = "absent"
+    made = Contract.model_validate({**values, "label": label})
+    site = TableSite(file=file, codes={"nodule": {"ja": "yes"}})
+    encoded = encode(read(made, site), made, site)
+    expected = (frame[["edema", "nodule"]].replace("ja", "Yes") == "Yes").to_numpy()
+    assert encoded.broken.nonzero()[0].tolist() == [5]
+    np.testing.assert_array_equal(encoded.labels, expected.astype(int))
+
+
+def test_a_column_of_classes_is_no_finding(tmp_path: Path) -> None:
+    file = tmp_path / "table.csv"
+    findings_table(file)
+    done = typed("data", "init", file, "--label", "edema,v1", "-o", tmp_path / "contract.json")
+    assert isinstance(done.exception, DataError) and done.exception.code == "TF-207"
+    assert "'v1', as one of several findings" in told(done)
+    done = typed("data", "init", file, "--label", "edema,efusion", "-o", tmp_path / "contract.json")
+    assert isinstance(done.exception, DataError) and done.exception.code == "TF-204"
+    assert not (tmp_path / "contract.json").exists()
+
+
+def test_part_of_the_training_fold_is_held_out_from_records_with_findings(tmp_path: Path) -> None:
+    file = tmp_path / "table.csv"
+    frame = findings_table(file)
+    frame["split"] = ["test" if row % 5 == 0 else "train" for row in range(len(frame))]
+    frame.to_csv(file, index=False)
+    values = contract(
+        columns=[{"column": "v0", "kind": "number", "low": -1, "high": 99}],
+        label={"findings": [{"column": name} for name in FINDINGS]},
+        fold={"column": "split", "validation": 0.25},
+    )
+    made = Contract.model_validate(values)
+    data = open_site(TableSite(file=file), TableOptions(contract=made))
+    assert len(data.labels("test")) == 40
+    assert len(data.labels("train")) + len(data.labels("validation")) == 160
+    held = np.bincount(data.labels("validation").sum(axis=1), minlength=4)
+    total = held + np.bincount(data.labels("train").sum(axis=1), minlength=4)
+    assert np.all(abs(held - total / 4) <= 1)

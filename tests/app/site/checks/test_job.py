@@ -1,0 +1,385 @@
+"""``tightframe site check --job``: what the site will refuse of a job, by the code that will refuse it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from scipy.optimize import brentq
+from scipy.special import ndtr
+from tests.app.site.checks import test_all_checks as test_site_check
+from tests.app.site.checks.test_all_checks import NOW, PROJECT, SITE, _change, _found, _problems
+from tests.support.jobs import SMALL
+from tests.support.ledgers import SiteKeys, charge, open_ledger
+from typer.testing import CliRunner
+
+from tightframe.config.job import parse_job
+from tightframe.config.site import parse_single, read_object
+from tightframe.privacy.accounting import BudgetError
+from tightframe.privacy.events import Gaussian
+from tightframe.privacy.ledger.entries import Cap
+from tightframe.privacy.ledger.ledger import ledger_path
+from tightframe.rounds.context import SiloContext
+from tightframe.rounds.setup import prepare
+from tightframe.rounds.silo.enrolment_check import UNKNOWN
+from tightframe.rounds.silo.private_view import PrivateSilo
+from tightframe.rounds.silo.view import RequestedSum
+from tightframe.rounds.sums.release import release_profile
+from tightframe.rounds.sums.vault import locked_ledger, remember
+from tightframe.securesum.site.journal import CohortAccepted, Entry, ProfileUsed, StaticOpened
+from tightframe_app.cli import app
+from tightframe_app.jobs import folders
+from tightframe_app.site.checks.findings import Finding
+from tightframe_app.site.memory import memory_of
+
+hospital = test_site_check.hospital
+SITES = ("hospital-a", "hospital-b", "hospital-c")
+DELTA = 1e-5
+
+
+@pytest.fixture
+def job_folder(tmp_path: Path) -> Callable[..., Path]:
+    def write(**changes: Any) -> Path:
+        values = {
+            **SMALL,
+            "sites": ["hospital-a", "hospital-b", "hospital-c"],
+            "update_norm": 100.0,
+            **changes,
+        }
+        folders.write_job(folders.job_files(parse_job(values)), tmp_path / "job")
+        return tmp_path / "job"
+
+    return write
+
+
+def test_what_the_policy_refuses_of_a_job(hospital: Path, job_folder: Callable[..., Path]) -> None:
+    """For the lead, who has the site's policy but not its records or its kit."""
+    folder = job_folder(summation="plain", class_rules="off", min_sites=2)
+    line = ["site", "check", "-c", str(hospital), "-j", str(folder)]
+    done = CliRunner().invoke(app, line, env={"COLUMNS": "300"})
+    assert done.exit_code == 1
+    for rule in ("require_secure_sum", "clear_metrics", "class_rules_off", "minimum_cohort"):
+        assert f"TF-614: {rule}: the job asks for" in done.output
+    (text,) = _refused(hospital, job_folder(update_norm=None))
+    assert text.startswith(
+        "TF-614: max_update_norm: the job asks for no update_norm, at most 1000 is allowed"
+    )
+    (text,) = _refused(hospital, job_folder(max_weight_share=0.7))
+    assert text == "TF-614: max_weight_share: the job asks for 0.7, at most 0.6 is allowed"
+    job = folders.read_job(job_folder())
+    assert _problems(hospital, job=job) == []
+    assert any(item.area.startswith("job") and item.state == "ok" for item in _found(hospital, job=job))
+
+
+def test_a_job_for_others_of_other_records_or_that_cannot_be(hospital: Path, job_folder: Any) -> None:
+    job = folders.read_job(job_folder())
+    problems = _problems(hospital, job={**job, "sites": ["x", "y", "z"]})
+    assert any("the job is for x, y, z, not for hospital-a" in text for text in problems)
+    other = {
+        **job,
+        "dataset": "fed_heart_disease",
+        "dataset_options": {},
+        "model": "mlp",
+        "model_options": {},
+    }
+    assert any(
+        "TF-201: the job asks for fed_heart_disease" in text for text in _problems(hospital, job=other)
+    )
+    assert any(text.startswith("job: rounds") for text in _problems(hospital, job={**job, "rounds": 0}))
+    unknown = _problems(hospital, job={**job, "method": "nothing"})
+    assert any("TF-101: method: " in text for text in unknown)
+
+
+def test_who_may_submit(hospital: Path, job_folder: Any) -> None:
+    job = folders.read_job(job_folder())
+    _change(hospital, policy__allowed_submitters=["lead@hospital"])
+    assert _problems(hospital, job=job, submitter="lead@hospital", records=False) == []
+    (problem,) = _problems(hospital, job=job, submitter="mallory@elsewhere", records=False)
+    assert "TF-614: allowed_submitters: the job asks for mallory@elsewhere" in problem
+    found = _found(hospital, job=job, records=False)
+    assert any(item.state == "note" and "--submitter" in item.text for item in found)
+
+
+def _check(hospital: Path, folder: Path) -> tuple[int, str]:
+    """Exit code, and what is printed without its line breaks."""
+    line = ["site", "check", "-c", str(hospital), "--production", "--no-records", "--job", str(folder)]
+    done = CliRunner().invoke(app, line)
+    return done.exit_code, " ".join(done.output.split())
+
+
+def _looked(hospital: Path, folder: Path) -> list[Finding]:
+    return _found(hospital, job=folders.read_job(folder), records=False)
+
+
+def _refused(hospital: Path, folder: Path) -> list[str]:
+    return [item.text for item in _looked(hospital, folder) if item.state == "problem" and item.of_job]
+
+
+def _state(hospital: Path) -> dict[str, str]:
+    """All that the site remembers: files with the SHA-256 of what is in them.
+
+    Empty ones and ``-shm`` aside: SQLite lays them beside a file that it reads, and they hold nothing.
+    """
+    found = [path for path in (hospital.parents[1] / "state").rglob("*") if path.is_file()]
+    files = [path for path in found if path.stat().st_size and not path.name.endswith("-shm")]
+    return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def _write(hospital: Path, *entries: Entry) -> None:
+    """Add to what the site remembers."""
+    with locked_ledger(memory_of(hospital, "hospital-a", None).site_ledger()) as ledger:
+        remember(ledger, entries)
+
+
+def _old_journal(hospital: Path) -> Path:
+    path = hospital.parents[1] / "state" / "secure_sum" / "hospital-a" / "journal.jsonl"
+    path.parent.mkdir(parents=True)
+    return path
+
+
+def _keys() -> SiteKeys:
+    keys = SiteKeys()
+    keys.root, keys.signer = PROJECT, SITE.signer()
+    return keys
+
+
+@pytest.fixture
+def ledger(hospital: Path) -> Path:
+    """The site's ledger after a job that spent most of a cap of epsilon 4: eight releases."""
+    _change(hospital, dataset_id="skin", policy__epsilon_cap=4.0, policy__delta_cap=DELTA)
+    path = ledger_path(hospital.parents[1] / "state", "hospital-a")
+    with open_ledger(path, _keys(), create=True, clock=lambda: NOW) as opened:
+        for number in range(8):
+            opened.charge(
+                charge(f"round {number} class sums", dataset_id="skin", event=Gaussian(4.5)),
+                cap=Cap(4.0, DELTA, 0),
+            )
+    return path
+
+
+def exact(mu: float) -> float:
+    """Epsilon of one Gaussian at ``DELTA``, by scipy."""
+    return float(
+        brentq(
+            lambda e: ndtr(mu / 2 - e / mu) - math.exp(e) * ndtr(-mu / 2 - e / mu) - DELTA, 0, 50, xtol=1e-12
+        )
+    )
+
+
+def _enrolment(hospital: Path, folder: Path, state: Path) -> BudgetError | None:
+    """What the silo itself says when it enrols; it notes its records in the ledger."""
+    entry, _ = parse_single(read_object(hospital))
+    job, keys = parse_job(folders.read_job(folder)), _keys()
+    context = SiloContext(
+        "hospital-a",
+        job,
+        entry,
+        state,
+        job_id="a-job-of-its-own",
+        production=True,
+        ledger_dir=hospital.parents[1] / "state",
+        identity=lambda: (keys.signer, keys.root.anchor()),
+    )
+    silo = PrivateSilo(context, prepare(job), torch.device("cpu"), 0, RequestedSum(SITES, 1))
+    try:
+        silo.check_budget()
+    except BudgetError as error:
+        return error
+    return None
+
+
+@pytest.mark.parametrize(("epsilon", "fits"), [(3.0, False), (0.5, True)])
+def test_a_job_is_held_against_what_is_left_of_the_cap(
+    hospital: Path, ledger: Path, job_folder: Callable[..., Path], tmp_path: Path, epsilon: float, fits: bool
+) -> None:
+    """It says what the silo says at its enrolment, and leaves ledger and journal as they were."""
+    folder = job_folder(weights="uniform", privacy={"epsilon": epsilon, "delta": DELTA})
+    before = _state(hospital)
+    code, said = _check(hospital, folder)
+    told = _refused(hospital, folder)
+    assert _state(hospital) == before, "looking charges nothing and notes nothing"
+    left = math.floor((4.0 - exact(math.sqrt(8) / 4.5)) * 1000) / 1000
+    assert f"8 entries, whole; left: epsilon {left:.3f} of 4 (delta 1e-05); see" in said
+    refused = _enrolment(hospital, folder, tmp_path / "enrolment")
+    assert (refused is None) == fits
+    if refused is None:
+        assert code == 0 and told == [] and "fit into the privacy budget" in said
+    else:
+        assert code == 1 and f"Left: {left:.3f}." in str(refused)
+        assert told == [str(refused)] and str(refused).startswith("TF-701: ")
+        assert (
+            "this site will refuse this job as it is: inform the lead" in said
+            and "before this site takes part" not in said
+        )
+    assert _state(hospital) != before, "the enrolment itself does write"
+
+
+def test_what_jobs_with_privacy_need_of_the_site_is_the_sites_to_mend(
+    hospital: Path, job_folder: Callable[..., Path]
+) -> None:
+    """No `dataset_id`: no export could help. No ledger: nothing to hold it against but the cap."""
+    folder = job_folder(weights="uniform", privacy={"epsilon": 3.0})
+    code, said = _check(hospital, folder)
+    assert code == 1 and "TF-201: Expected `dataset_id`" in said and "1 problem: correct it before" in said
+    assert "inform the lead" not in said
+    _change(hospital, dataset_id="skin")
+    assert _check(hospital, folder)[0] == 0
+    ledger = ledger_path(hospital.parents[1] / "state", "hospital-a")
+    ledger.parent.mkdir(parents=True)
+    ledger.with_name(ledger.name + ".head").touch()
+    code, said = _check(hospital, folder)
+    assert code == 1 and "TF-620: " in said and "privacy budget not checked" in said
+
+
+def test_a_job_that_goes_on_is_not_said_to_fit(
+    hospital: Path, ledger: Path, job_folder: Callable[..., Path]
+) -> None:
+    """Its site has charged for it: what it may still charge is looked at with each charge, and not here."""
+    with open_ledger(ledger, _keys(), clock=lambda: NOW) as opened:
+        mine = charge("round 1 training", dataset_id="skin", event=Gaussian(40.0))
+        opened.charge(replace(mine, job_id=UNKNOWN), cap=Cap(4.0, DELTA, 0))
+    folder = job_folder(weights="uniform", privacy={"epsilon": 3.0, "delta": DELTA})
+    code, said = _check(hospital, folder)
+    assert code == 0 and "each charge is checked when it is made" in said
+    assert "fit into the privacy budget" not in said
+
+
+def test_a_site_whose_name_is_not_known_is_told_what_was_not_looked_at(
+    hospital: Path, job_folder: Callable[..., Path]
+) -> None:
+    folder, config = job_folder(), hospital.parents[1] / "copied.json"
+    config.write_text(hospital.read_text())
+    _, said = _check(config, folder)
+    assert "not compared with cohort: name its site with --site" in said
+    assert "not compared with cohort" not in _check(hospital, folder)[1]
+
+
+@pytest.mark.parametrize("old", [False, True])
+def test_a_job_is_held_against_the_cohort_that_counts_are_open_for(
+    hospital: Path, job_folder: Callable[..., Path], old: bool
+) -> None:
+    _change(hospital, dataset_id="skin")
+    opened = (StaticOpened("skin", SITES, "job-1"), StaticOpened("else", ("x", "y"), "job-2"))
+    if old:  # of an earlier version, which a crash has cut off
+        journal = _old_journal(hospital)
+        lines = b"".join(json.dumps(entry.as_value()).encode() + b"\n" for entry in opened)
+        journal.write_bytes(lines + b'{"entry": "static_op')
+    else:
+        _write(hospital, *opened)
+    before = _state(hospital)
+    assert _refused(hospital, job_folder()) == []
+    four = job_folder(sites=[*SITES, "hospital-d"], min_sites=3)
+    (told,) = _refused(hospital, four)
+    assert told.startswith("TF-612: ") and "the one that it is open for" in told
+    assert "`tightframe site cohort accept`" in told
+    code, said = _check(hospital, four)
+    assert code == 1 and "this site will refuse this job" in said
+    assert _state(hospital) == before, "no lock, no cut: a job may be writing"
+    if not old:
+        _write(hospital, CohortAccepted("skin", (*SITES, "hospital-d")))
+        assert _refused(hospital, four) == []
+        assert [text[:6] for text in _refused(hospital, job_folder())] == ["TF-612"]
+        _change(hospital, policy__static_cohort="any")
+        assert _refused(hospital, job_folder()) == []
+
+
+def test_a_newcomer_is_told_that_older_totals_tell_its_counts(
+    hospital: Path, job_folder: Callable[..., Path]
+) -> None:
+    """As its peers are told by `site cohort accept`: they subtract, and it is what is left."""
+    _change(hospital, dataset_id="skin")
+
+    def told(**changes: Any) -> list[str]:
+        folder = job_folder(**changes)
+        return [
+            item.text for item in _looked(hospital, folder) if "subtract them from this job's" in item.text
+        ]
+
+    (text,) = told()
+    assert "hospital-b, hospital-c" in text and "of skin" in text and "ask them before you take part" in text
+    private = {"weights": "uniform", "privacy": {"epsilon": 8.0, "delta": DELTA}}
+    assert told(**private) == [], "its totals carry noise"
+    assert told(summation="plain") == []
+    _write(hospital, StaticOpened("skin", SITES, "job-1"))
+    assert told() == [], "it is no newcomer any more"
+
+
+def test_a_job_is_held_against_the_way_in_which_sums_were_formed(
+    hospital: Path, job_folder: Callable[..., Path]
+) -> None:
+    _change(hospital, dataset_id="skin")
+    entry, _ = parse_single(read_object(hospital))
+    profile = release_profile(prepare(parse_job(folders.read_job(job_folder()))), entry)
+    assert profile is not None
+    _write(hospital, ProfileUsed("skin", profile, "job-1"))
+    assert _refused(hospital, job_folder()) == []
+    (text,) = _refused(hospital, job_folder(update_norm=1.0))
+    assert text.startswith("TF-617: ") and "`tightframe site release accept`" in text
+
+
+def test_a_journal_that_cannot_be_read_is_the_sites_to_mend(
+    hospital: Path, job_folder: Callable[..., Path]
+) -> None:
+    journal = _old_journal(hospital)
+    journal.write_text("no journal\n")
+    (problem,) = _problems(hospital, job=folders.read_job(job_folder()), records=False)
+    assert "TF-604" in problem and _refused(hospital, job_folder()) == []
+    journal.unlink()
+    journal.mkdir()
+    (problem,) = _problems(hospital, job=folders.read_job(job_folder()), records=False)
+    assert "the journal of its cohorts cannot be read" in problem
+
+
+def test_rules_that_only_the_protocol_knows_are_held_against_too(
+    hospital: Path, job_folder: Callable[..., Path]
+) -> None:
+    _change(hospital, policy__minimum_cohort=5)
+    (problem,) = _problems(hospital, job=folders.read_job(job_folder()), records=False)
+    assert "TF-601" in problem and "from 5 to" in problem
+    foreign = {**folders.read_job(job_folder()), "sites": ["x", "y", "z"]}
+    (problem,) = _problems(hospital, job=foreign, records=False)
+    assert "x, y, z, not for hospital-a" in problem
+
+
+def test_an_upper_bound_is_allowed_and_a_policy_is_no_fault(
+    hospital: Path, job_folder: Callable[..., Path]
+) -> None:
+    _change(hospital, dataset_id="skin", policy__epsilon_cap=4.0, policy__minimum_cohort=3)
+    code, said = _check(hospital, job_folder(weights="uniform", privacy={"epsilon": 8.0}))
+    assert "TF-614: epsilon_cap: the job asks for 8, at most 4 is allowed" in said
+    assert code == 1 and "before this site takes part" not in said
+    assert "this site will refuse this job as it is: inform the lead." in said
+    _change(hospital, device="cuda:7")
+    code, said = _check(hospital, job_folder(weights="uniform", privacy={"epsilon": 8.0}))
+    assert "1 problem: correct it before this site takes part" in said, "its own, and no other"
+    assert "this site will refuse this job as it is: inform the lead" in said
+
+
+def test_an_own_training_loop_is_shown_by_its_package_or_refused(
+    hospital: Path, job_folder: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packages = tmp_path / "packages"
+    (packages / "clinic_loop-3.1.dist-info").mkdir(parents=True)
+    (packages / "clinic_loop.py").write_text(
+        "from tightframe.learning.own_loop import TrainingLoop\n"
+        "LOOP = TrainingLoop('careful', lambda training: 0.0)\n"
+    )
+    (packages / "clinic_loop-3.1.dist-info" / "METADATA").write_text("Name: clinic_loop\nVersion: 3.1\n")
+    (packages / "clinic_loop-3.1.dist-info" / "entry_points.txt").write_text(
+        "[tightframe.training]\ncareful = clinic_loop:LOOP\n"
+    )
+    monkeypatch.syspath_prepend(packages)
+    job = folders.read_job(job_folder(training={"loop": "careful"}))
+    (text,) = _problems(hospital, job=job)
+    assert "TF-614: training_loops: the job asks for training.loop 'careful'" in text
+    _change(hospital, training_loops=["careful"])
+    assert _problems(hospital, job=job) == []
+    told = [item.text for item in _found(hospital, job=job)]
+    assert "training.loop careful: here that is clinic_loop:LOOP of clinic_loop 3.1" in told

@@ -1,0 +1,54 @@
+"""Survival from bins of time, against scipy on the records themselves."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy.stats import CensoredData, chi2, ecdf, logrank
+
+from tightframe.metrics.survival import kaplan_meier, log_rank
+
+
+def drawn(seed: int, records: int, bins: int, scale: float) -> tuple[np.ndarray, np.ndarray]:
+    stream = np.random.default_rng(seed)
+    times = np.clip(np.ceil(stream.exponential(scale, records)), 1, bins).astype(int)
+    return times, stream.random(records) < 0.6
+
+
+def counts(times: np.ndarray, events: np.ndarray, bins: int) -> tuple[np.ndarray, np.ndarray]:
+    made = [np.bincount(times[chosen] - 1, minlength=bins) for chosen in (events, ~events)]
+    return made[0], made[1]
+
+
+def censored(times: np.ndarray, events: np.ndarray) -> CensoredData:
+    return CensoredData(uncensored=times[events], right=times[~events])
+
+
+def test_the_curve_is_scipys() -> None:
+    times, events = drawn(1, 200, 12, 6.0)
+    found = kaplan_meier(*counts(times, events, 12))
+    sf = ecdf(censored(times, events)).sf
+    at = np.arange(1, 13)
+    np.testing.assert_allclose(found.survival, sf.evaluate(at))
+    limits = sf.confidence_interval(method="log-log")
+    told = np.isin(at, sf.quantiles) & ~np.isnan(found.low)
+    places = np.searchsorted(sf.quantiles, at[told])
+    np.testing.assert_allclose(found.low[told], limits.low.probabilities[places])
+    np.testing.assert_allclose(found.high[told], limits.high.probabilities[places])
+    np.testing.assert_array_equal(found.at_risk, [(times >= time).sum() for time in at])
+
+
+@pytest.mark.parametrize("scale", [4.0, 7.0])
+def test_the_test_of_equal_curves_is_scipys(scale: float) -> None:
+    one, two = drawn(2, 150, 12, 6.0), drawn(3, 90, 12, scale)
+    groups = [np.stack(part) for part in zip(counts(*one, 12), counts(*two, 12), strict=True)]
+    statistic, degrees = log_rank(groups[0], groups[1])
+    wanted = logrank(censored(*one), censored(*two))
+    assert degrees == 1 and statistic == pytest.approx(wanted.statistic**2)
+    assert chi2.sf(statistic, 1) == pytest.approx(wanted.pvalue)
+
+
+def test_more_groups_that_are_the_same_do_not_differ() -> None:
+    same = np.stack([counts(*drawn(4, 80, 6, 3.0), 6)] * 3)
+    statistic, degrees = log_rank(same[:, 0], same[:, 1])
+    assert statistic == pytest.approx(0, abs=1e-9) and degrees == 2

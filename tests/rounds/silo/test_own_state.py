@@ -1,0 +1,187 @@
+"""A silo's own state through whole runs: committed only when its term was in the opened sum."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pydantic import BaseModel, ConfigDict
+
+from tightframe import methods
+from tightframe.config.job import JobConfig, parse_job
+from tightframe.federation import LocalTransport
+from tightframe.learning.model_update import initial_model
+from tightframe.phases import Cohort, Contribution, Field, Method, Phase, Schema, ServerState
+from tightframe.rounds.context import Message, SiloContext
+from tightframe.rounds.server.coordinator import Coordinator
+from tightframe.rounds.setup import prepare
+from tightframe.rounds.silo.own_state import SiloStateStore
+from tightframe.rounds.silo.session import SiloSession
+from tightframe.rounds.sums.simulated_identity import simulated_anchor, simulated_identity
+from tightframe.rounds.sums.transcripts import ServerIdentity
+from tightframe.securesum.messages import SumId
+
+
+class NoOptions(BaseModel):
+    """The counting method has none."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+def _contribute(silo: Any, broadcast: Any, state: Any) -> Contribution:
+    """Send how often this silo's term was summed so far, by its own account."""
+    mine = float(state["summed"]) if state else 0.0
+    return Contribution({"summed": torch.tensor(mine)}, {"summed": torch.tensor(mine + 1)})
+
+
+def _update(state: ServerState, totals: Any, cohort: Cohort) -> ServerState:
+    return state.evolve(extra={**state.extra, f"round-{cohort.round}": torch.tensor(float(totals["summed"]))})
+
+
+COUNTING = Method(
+    name="counting",
+    title="Counting",
+    paper="none: a test of silo state",
+    config=NoOptions,
+    init_server=lambda setting, seed: ServerState(initial_model(setting, seed)),
+    plan=lambda setting, number, rounds: (
+        Phase(
+            "count",
+            Schema((Field("summed", ()),)),
+            lambda state: {"nothing": torch.zeros(1)},
+            _contribute,
+            _update,
+        ),
+    ),
+    predict=lambda model, inputs: model(inputs),
+)
+
+
+class _Loses(LocalTransport):
+    """In some rounds one silo's request, or its answer, never arrives; round -> silo."""
+
+    def __init__(
+        self,
+        sessions: Mapping[str, SiloSession],
+        *,
+        requests: Mapping[int, str] | None = None,
+        answers: Mapping[int, str] | None = None,
+    ) -> None:
+        super().__init__(sessions, logging.getLogger("test"))
+        self._requests, self._answers = requests or {}, answers or {}
+
+    def exchange(self, task: str, requests: Mapping[str, Message], accept: Any) -> Mapping[str, str]:
+        number = next(iter(requests.values())).get("round", 0) if task == "contribute" else None
+        unheard, unanswered = self._requests.get(number), self._answers.get(number)
+        kept = {site: request for site, request in requests.items() if site != unheard}
+
+        def maybe(site: str, answer: Message) -> None:
+            if site != unanswered:
+                accept(site, answer)
+
+        lost = {site: "TF-502" for site in (unheard, unanswered) if site is not None}
+        return {**super().exchange(task, kept, maybe), **lost}
+
+
+def _context(site: str, job: JobConfig, folder: Path, job_id: str = "a-run", **changes: Any) -> SiloContext:
+    return SiloContext(
+        site,
+        job,
+        None,
+        run_dir=folder / site,
+        job_id=job_id,
+        identity=partial(simulated_identity, job_id, site, production=False),
+        **changes,
+    )
+
+
+def _run(job: JobConfig, folder: Path, transport: _Loses, job_id: str = "a-run") -> list[float]:
+    """What the silos said in each round, summed."""
+    identity = ServerIdentity(job_id, simulated_anchor(job_id, production=False), simulated=True)
+    state = Coordinator(prepare(job), folder / "server", identity=identity).run(transport).state
+    return [float(state.extra[f"round-{number}"]) for number in range(1, job.rounds + 1)]
+
+
+@pytest.fixture
+def counting(
+    small: dict[str, Any], request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> JobConfig:
+    """Four rounds of the counting method; of four silos, three are enough for either kind of sums."""
+    monkeypatch.setattr(methods, "METHODS", [*methods.METHODS, COUNTING])
+    four = [f"site-{number}" for number in (1, 2, 3, 4)]
+    changes = {"method": "counting", "rounds": 4, "sites": four, "min_sites": 3, "summation": request.param}
+    return parse_job(small | changes)
+
+
+BOTH_SUMS = pytest.mark.parametrize("counting", ["plain", "secure"], indirect=True)
+
+
+@pytest.mark.whole
+@BOTH_SUMS
+@pytest.mark.parametrize("fresh_processes", [False, True])
+def test_state_counts_opened_sums_only(counting: JobConfig, tmp_path: Path, fresh_processes: bool) -> None:
+    class Sessions(dict[str, SiloSession]):
+        def __missing__(self, site: str) -> SiloSession:
+            session = SiloSession(_context(site, counting, tmp_path, memory_only=not fresh_processes))
+            if not fresh_processes:
+                self[site] = session
+            return session
+
+    transport = _Loses(Sessions(), answers={2: "site-1"})
+    # Round 1: nobody was summed. 2: the three others once each, site-1's answer is lost.
+    # 3: site-1 once (not twice: its proposal of round 2 was dropped), the others twice. 4: 2 + 3 * 3.
+    assert _run(counting, tmp_path, transport) == [0.0, 3.0, 7.0, 11.0]
+
+
+@BOTH_SUMS
+def test_a_silo_that_misses_a_request_still_learns_that_it_was_summed(
+    counting: JobConfig, tmp_path: Path
+) -> None:
+    sessions = {site: SiloSession(_context(site, counting, tmp_path)) for site in counting.roster}
+    # site-2 was summed in round 1 and hears of it in round 3: 1 + 3 * 2, not 0 + 3 * 2.
+    assert _run(counting, tmp_path, _Loses(sessions, requests={2: "site-2"})) == [0.0, 3.0, 7.0, 11.0]
+
+
+@pytest.mark.whole
+@BOTH_SUMS
+def test_a_second_run_of_the_same_job_starts_without_state(counting: JobConfig, tmp_path: Path) -> None:
+    for run in ("first", "second"):
+        sessions = {
+            site: SiloSession(
+                _context(site, counting, tmp_path, job_id=run, state_dir=tmp_path / "state" / site)
+            )
+            for site in counting.roster
+        }
+        assert _run(counting, tmp_path, _Loses(sessions), job_id=run) == [0.0, 4.0, 8.0, 12.0]
+
+
+def test_silo_state_is_committed_only_when_its_term_was_opened(tmp_path: Path) -> None:
+    store = SiloStateStore(tmp_path, "a")
+    store.settle({})
+    assert store.committed() == {}
+
+    store.propose(SumId(1, "train-0"), {"c": torch.tensor([1.0])})
+    assert store.committed() == {}, "a proposal is not a state"
+    store.settle({"1/train-0/0": ["a", "b"]})
+    assert store.committed()["c"].tolist() == [1.0]
+
+    store.propose(SumId(2, "train-0"), {"c": torch.tensor([2.0])})
+    store.settle({"2/train-0/0": ["b"]})
+    assert store.committed()["c"].tolist() == [1.0], "opened without this silo: dropped"
+
+    store.propose(SumId(3, "train-0"), {"c": torch.tensor([3.0])})
+    store.settle({"2/train-0/0": ["a"]})
+    assert store.committed()["c"].tolist() == [1.0], "another sum is no evidence"
+    store.settle({"3/train-0/0": ["a"]})
+    assert store.committed()["c"].tolist() == [1.0], "what was dropped stays dropped"
+
+
+def test_silo_state_is_private(tmp_path: Path) -> None:
+    store = SiloStateStore(tmp_path / "state", "a")
+    store.propose(SumId(1, "train-0"), {"c": torch.tensor([1.0])})
+    assert (tmp_path / "state" / "proposed.safetensors").stat().st_mode & 0o077 == 0

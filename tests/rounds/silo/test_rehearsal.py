@@ -1,0 +1,77 @@
+"""A first round that a silo trains by itself: of every method, with privacy too, and without a trace."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.support.attacks.malicious_server import HEART, Records, hearts, identity
+from tests.support.ledgers import charges_in
+
+from tightframe import methods
+from tightframe.config.job import JobConfig, parse_job
+from tightframe.config.site import SiteEntry
+from tightframe.privacy.ledger.ledger import ledger_path
+from tightframe.rounds.context import SiloContext
+from tightframe.rounds.riders import failures
+from tightframe.rounds.setup import prepare
+from tightframe.rounds.silo.rehearsal import rehearse
+
+NAMES = ("hospital-1", "hospital-2", "hospital-3", "hospital-4")
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def data() -> dict[str, Records]:
+    return hearts(4)
+
+
+def rehearsed(job: JobConfig, data: dict[str, Records], folder: Path) -> tuple[dict[str, float], SiloContext]:
+    name = NAMES[0]
+    context = SiloContext(
+        name,
+        job,
+        SiteEntry(),
+        folder,
+        records=data[name],
+        job_id="a",
+        identity=lambda: identity(name),
+        ledger_dir=folder / "l",
+    )
+    context.state_folder.mkdir(parents=True)
+    return dict(rehearse(context, prepare(job), CPU, NAMES, 2)), context
+
+
+def job_of(method: str, **values: Any) -> JobConfig:
+    own = {
+        "method": method,
+        "rounds": methods.get(method).rounds or 2,
+        "training": {"epochs": 1, "momentum": 0.0},
+    }
+    return parse_job(
+        {**HEART, "sites": list(NAMES), "min_sites": 4, "model_options": {"widths": [8]}, **own, **values}
+    )
+
+
+@pytest.mark.parametrize("method", [item.name for item in methods.METHODS])
+def test_every_phase_of_a_first_round_is_timed_and_nothing_is_left(
+    method: str, data: dict[str, Records], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(failures, "note", lambda context, error: pytest.fail(str(error)))
+    job = job_of(method)
+    seconds, context = rehearsed(job, data, tmp_path)
+    assert set(seconds) == {str(index) for index in range(len(prepare(job).plan.round(1)))}
+    assert all(value > 0 for value in seconds.values())
+    assert not list(context.state_folder.iterdir())
+
+
+@pytest.mark.parametrize("method", ["fedmr", "fedcgs"])
+def test_with_privacy_nothing_is_charged(method: str, data: dict[str, Records], tmp_path: Path) -> None:
+    private = {"epsilon": 60.0, "noise_multiplier": 2.0}
+    job = job_of(method, privacy=private, weights="uniform", update_norm=None)
+    seconds, context = rehearsed(job, data, tmp_path)
+    assert len(seconds) == len(prepare(job).plan.round(1))
+    assert not list(context.state_folder.iterdir())
+    assert charges_in(ledger_path(tmp_path / "l", context.name)) == []

@@ -1,0 +1,369 @@
+"""A silo's own copy of the run's state: computed, asked for, compared, and never taken over unseen."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save
+from tests.rounds.test_run_state import WEIGHTS, job, made_total
+
+from tightframe.errors import RunError
+from tightframe.phases import ServerState
+from tightframe.rounds.context import FOLLOWED, note_verified
+from tightframe.rounds.run_state import next_state, start_state, state_bytes, state_sha256
+from tightframe.rounds.setup import JobSetup
+from tightframe.rounds.silo.own_state import NeedsStateError
+from tightframe.rounds.silo.run_state import FollowedState
+from tightframe.securesum.messages import SumId, Total
+
+
+class Run:
+    """A run's states and totals, and requests that rest on them."""
+
+    def __init__(self, setup: JobSetup) -> None:
+        self.setup = setup
+        self.states = [start_state(setup, None)[0]]
+        self.totals: list[Total] = []
+        for number, exchange in enumerate(setup.plan):
+            self.totals.append(made_total(setup, exchange, self.states[-1], number))
+            self.states.append(next_state(setup, self.states[-1], self.totals[-1], WEIGHTS))
+
+    def request(self, step: int, **values: Any) -> tuple[dict[str, Any], Total | None]:
+        before = "" if step == 0 else state_sha256(self.states[step - 1])
+        message = {"state": state_sha256(self.states[step]), "before": before}
+        return message | values, None if step == 0 else self.totals[step - 1]
+
+    def sent(self, step: int) -> dict[str, Any]:
+        return {"state_bytes": state_bytes(self.states[step])}
+
+
+@pytest.fixture(scope="module")
+def run() -> Run:
+    return Run(job())
+
+
+def silo(folder: Path, run: Run, name: str = "a") -> FollowedState:
+    """A silo; ``a`` is in every total, and another one in none."""
+    return FollowedState(folder, run.setup, name, logging.getLogger("test"))
+
+
+def gave(folder: Path, run: Run, step: int) -> None:
+    """The silo gave its shares of the sum that rests on a state."""
+    note_verified(folder, bytes.fromhex(state_sha256(run.states[step])), sum_of(run, step))
+
+
+def sum_of(run: Run, step: int) -> SumId:
+    """The sum that rests on a state; after the last one a seal."""
+    return run.totals[step].sum_id if step < len(run.totals) else SumId(9, "seal-0")
+
+
+def same(one: ServerState, other: ServerState) -> bool:
+    return state_bytes(one) == state_bytes(other)
+
+
+def test_a_silo_computes_each_state_in_one_process_or_in_many(tmp_path: Path, run: Run) -> None:
+    lasting = silo(tmp_path / "one", run)
+    for step in range(len(run.states)):
+        for followed, folder in (
+            (lasting, tmp_path / "one"),
+            (silo(tmp_path / "many", run), tmp_path / "many"),
+        ):
+            message, total = run.request(step)
+            state, follows = followed.advance(message, total, WEIGHTS)
+            assert follows and same(state, run.states[step])
+            gave(folder, run, step)
+    assert (tmp_path / "one" / FOLLOWED).stat().st_mode & 0o777 == 0o600
+
+
+def test_a_silo_vouches_for_no_state_behind_an_unverified_total(tmp_path: Path, run: Run) -> None:
+    """Whatever the server leaves out or brings again: no second total rests on an unverified one."""
+    followed = silo(tmp_path, run)
+    assert followed.advance(*run.request(0), WEIGHTS)[1]  # the start rests on no total
+    gave(tmp_path, run, 0)
+    message, total = run.request(1)
+    assert total is not None
+    for _ in range(2):  # asked again, because the exchange failed
+        assert followed.advance(message, total, WEIGHTS)[1]
+    other = replace(total, survivors=("a", "b"))
+    for one in (followed, silo(tmp_path, run)):  # the same state, but not what it rests on
+        assert not one.advance(message, None, WEIGHTS)[1]
+        with pytest.raises(NeedsStateError):
+            one.advance(message, other, WEIGHTS)
+    with pytest.raises(RunError, match="it missed nothing"):
+        followed.advance(message | run.sent(1), other, WEIGHTS)
+    state, follows = followed.advance(*run.request(2), WEIGHTS)
+    assert same(state, run.states[2]) and not follows
+    gave(tmp_path, run, 2)
+    assert followed.advance(run.request(2)[0], None, WEIGHTS)[1]  # verified: as in the next epoch
+    assert followed.advance(*run.request(3), WEIGHTS)[1]
+
+
+def test_one_state_is_not_summed_twice(tmp_path: Path, run: Run) -> None:
+    """The state before a total that is told is refused, or, by a silo that is not in it, not vouched for."""
+    followed = silo(tmp_path, run)
+    followed.advance(*run.request(0), WEIGHTS)
+    _, total = run.request(1)
+    again = {"state": state_sha256(run.states[0]), **run.sent(0)}
+    with pytest.raises(RunError, match="TF-518"):
+        followed.advance(again | {"before": state_sha256(run.states[0])}, total, WEIGHTS)
+    with pytest.raises(RunError, match="it missed nothing"):
+        followed.advance(again | {"before": "0" * 64}, total, WEIGHTS)
+    late = silo(tmp_path / "late", run, "late")
+    assert not late.advance(again | {"before": "0" * 64}, total, WEIGHTS)[1]
+
+
+def test_a_silo_trains_on_one_state_that_it_cannot_check_behind_a_total(tmp_path: Path, run: Run) -> None:
+    """How long it trains may tell of a record: many states would be as many questions."""
+    late = silo(tmp_path, run, "late")
+    message, total = run.request(2)
+    for _ in range(2):
+        assert not late.advance(message | run.sent(2), total, WEIGHTS)[1]
+    crafted = run.states[2].evolve(model={name: value + 1 for name, value in run.states[2].model.items()})
+    sent = {"state": state_sha256(crafted), "state_bytes": state_bytes(crafted)}
+    for one in (late, silo(tmp_path, run, "late")):
+        with pytest.raises(RunError, match="before, but got another"):
+            one.advance(message | sent, total, WEIGHTS)
+
+
+@pytest.mark.parametrize("before", ["", "0" * 64, "the state itself"])
+def test_nor_is_one_that_was_verified(tmp_path: Path, run: Run, before: str) -> None:
+    """A silo that gave its shares for a state does not vouch for it behind a total, nor when asked twice."""
+    followed = silo(tmp_path, run)
+    followed.advance(*run.request(0), WEIGHTS)
+    gave(tmp_path, run, 0)
+    _, total = run.request(1)
+    own = state_sha256(run.states[0])
+    again = {"state": own, "before": own if before == "the state itself" else before, **run.sent(0)}
+    for _ in range(2):
+        try:
+            assert not followed.advance(again, total, WEIGHTS)[1]
+        except RunError as error:
+            assert error.code == "TF-518"
+
+
+def test_a_silo_does_not_vouch_for_what_follows_from_a_sum_that_it_was_not_in(
+    tmp_path: Path, run: Run
+) -> None:
+    """Nobody has told it which state the terms of that sum rest on: the total could be another state's."""
+    followed = silo(tmp_path, run)
+    followed.advance(*run.request(0), WEIGHTS)
+    gave(tmp_path, run, 0)
+    later = run.totals[1]
+    state = next_state(run.setup, run.states[0], later, WEIGHTS)  # without the first total
+    message = {"state": state_sha256(state), "before": state_sha256(run.states[0])}
+    found, follows = followed.advance(message, later, WEIGHTS)
+    assert same(found, state) and not follows
+    assert not followed.advance(message, later, WEIGHTS)[1]
+
+
+def test_rounding_does_not_add_up(tmp_path: Path, run: Run) -> None:
+    """A server that asks again and again moves the start no further than two machines can differ."""
+    followed = silo(tmp_path, run)
+    state = run.states[0]
+    for step in range(3):
+        state = state.evolve(model={name: value * (1 + 6e-5) for name, value in state.model.items()})
+        message, total = run.request(0, state=state_sha256(state), state_bytes=state_bytes(state))
+        if step == 0:
+            assert followed.advance(message, total, WEIGHTS)[1]
+            continue
+        with pytest.raises(RunError, match="TF-518"):
+            followed.advance(message, total, WEIGHTS)
+
+
+def test_who_missed_an_exchange_before_an_epoch_asks_for_the_state(tmp_path: Path, run: Run) -> None:
+    """The first exchange of an epoch tells no total: there is nothing to compute the state from."""
+    followed = silo(tmp_path, run)
+    for step in (0, 1):
+        followed.advance(*run.request(step), WEIGHTS)
+    message, _ = run.request(2)
+    with pytest.raises(NeedsStateError):
+        followed.advance(message, None, WEIGHTS)
+    state, follows = followed.advance(message | run.sent(2), None, WEIGHTS)
+    assert same(state, run.states[2]) and not follows
+
+
+def test_who_is_past_the_start_does_not_go_back_to_one_of_the_servers(tmp_path: Path, run: Run) -> None:
+    followed = silo(tmp_path, run)
+    for step in (0, 1):
+        followed.advance(*run.request(step), WEIGHTS)
+        gave(tmp_path, run, step)
+    rounded = run.states[0].evolve(
+        model={name: value * (1 + 1e-6) for name, value in run.states[0].model.items()}
+    )
+    message = {"state": state_sha256(rounded), "before": "", "state_bytes": state_bytes(rounded)}
+    assert not followed.advance(message, None, WEIGHTS)[1]
+
+
+def test_a_pretrained_start_is_made_while_the_server_sends_it(tmp_path: Path, run: Run) -> None:
+    weights = save({name: value + 1 for name, value in run.states[0].model.items()})
+    named = job(initial_model_sha256=hashlib.sha256(weights).hexdigest())
+    start = start_state(named, weights)[0]
+    message = {"state": state_sha256(start), "before": ""}
+
+    def asked(folder: str, **more: Any) -> tuple[ServerState, bool]:
+        return FollowedState(tmp_path / folder, named, "a", logging.getLogger("test")).advance(
+            message | more, None, WEIGHTS
+        )
+
+    state, follows = asked("first", start=weights)
+    assert same(state, start) and follows
+    with pytest.raises(NeedsStateError):
+        asked("late")
+    state, follows = asked("late", state_bytes=state_bytes(start))
+    assert same(state, start) and not follows
+
+
+def test_a_total_that_changes_nothing_is_followed(tmp_path: Path, run: Run) -> None:
+    last, unchanged = len(run.states) - 1, state_sha256(run.states[-1])
+    assert state_sha256(run.states[last - 1]) == unchanged, "the closing"
+    followed = silo(tmp_path, run)
+    for step in range(last):
+        message, total = run.request(step)
+        followed.advance(message, total, WEIGHTS)
+        gave(tmp_path, run, step)
+    assert followed.advance(*run.request(last), WEIGHTS)[1]
+
+
+def test_a_silo_that_missed_exchanges_asks_and_does_not_vouch(tmp_path: Path, run: Run) -> None:
+    followed = silo(tmp_path, run, "late")
+    followed.advance(*run.request(0), WEIGHTS)
+    message, total = run.request(2)
+    with pytest.raises(NeedsStateError):
+        followed.advance(message, total, WEIGHTS)
+    state, follows = followed.advance(message | run.sent(2), total, WEIGHTS)
+    assert same(state, run.states[2]) and not follows
+    assert not followed.advance(message, total, WEIGHTS)[1]  # nor when asked again
+    gave(tmp_path, run, 2)
+    state, follows = followed.advance(*run.request(3), WEIGHTS)
+    assert follows and same(state, run.states[3])  # it computes again from here on
+
+
+@pytest.mark.parametrize("step", [0, 1])
+def test_another_start_or_step_than_its_own_is_refused(tmp_path: Path, run: Run, step: int) -> None:
+    followed = silo(tmp_path, run)
+    for before in range(step):
+        followed.advance(*run.request(before), WEIGHTS)
+        gave(tmp_path, run, before)
+    crafted = run.states[step].evolve(
+        model={name: value * 1.01 for name, value in run.states[step].model.items()}
+    )
+    message, total = run.request(step)
+    message |= {"state": state_sha256(crafted)}
+    with pytest.raises(NeedsStateError):
+        followed.advance(message, total, WEIGHTS)
+    with pytest.raises(RunError) as caught:
+        followed.advance(message | {"state_bytes": state_bytes(crafted)}, total, WEIGHTS)
+    assert caught.value.code == "TF-518"
+    state, follows = followed.advance(*run.request(step), WEIGHTS)
+    assert follows and same(state, run.states[step])  # the refusal changed nothing
+
+
+@pytest.mark.parametrize("method", ["fedopt", "fedavg"])
+def test_a_state_that_differs_by_rounding_is_taken_over_where_processors_round(
+    tmp_path: Path, method: str
+) -> None:
+    """Where all have the same bits, a server would steer by steps that look like rounding."""
+    run = Run(job(method=method))
+    followed = silo(tmp_path, run)
+    followed.advance(*run.request(0), WEIGHTS)
+    gave(tmp_path, run, 0)
+    rounded = run.states[1].evolve(
+        model={name: value * (1 + 1e-6) for name, value in run.states[1].model.items()}
+    )
+    message, total = run.request(1, state=state_sha256(rounded), state_bytes=state_bytes(rounded))
+    if method == "fedavg":
+        with pytest.raises(RunError, match="no bit may") as caught:
+            followed.advance(message, total, WEIGHTS)
+        assert caught.value.code == "TF-518"
+        return
+    state, follows = followed.advance(message, total, WEIGHTS)
+    assert follows and same(state, rounded)
+
+
+def test_a_false_total_gives_another_state_than_the_servers(tmp_path: Path, run: Run) -> None:
+    followed = silo(tmp_path, run)
+    followed.advance(*run.request(0), WEIGHTS)
+    message, total = run.request(1)
+    assert total is not None
+    altered = bytearray(total.groups["update"])
+    altered[3] ^= 64
+    false = replace(total, groups={**total.groups, "update": bytes(altered)})
+    with pytest.raises(NeedsStateError):
+        followed.advance(message, false, WEIGHTS)
+    with pytest.raises(RunError, match="TF-518"):
+        followed.advance(message | run.sent(1), false, WEIGHTS)
+
+
+def test_what_is_sent_is_what_was_named_and_of_this_jobs_form(tmp_path: Path, run: Run) -> None:
+    followed = silo(tmp_path, run, "late")
+    message, total = run.request(2)
+    with pytest.raises(RunError, match="TF-518"):
+        followed.advance(message | run.sent(1), total, WEIGHTS)
+    model = dict(run.states[2].model)
+    for other in (
+        {name: value for name, value in model.items() if name != "head.bias"},
+        {**model, "more": torch.zeros(1)},
+        {**model, "head.bias": torch.zeros(2)},
+        {**model, "head.bias": model["head.bias"].double()},
+    ):
+        state = run.states[2].evolve(model=other)
+        sent = {"state": state_sha256(state), "state_bytes": state_bytes(state)}
+        with pytest.raises(RunError, match="TF-604"):
+            followed.advance(message | sent, total, WEIGHTS)
+
+
+def test_a_damaged_file_is_asked_for_again(tmp_path: Path, run: Run) -> None:
+    for step in (0, 1):
+        silo(tmp_path, run, "late").advance(*run.request(step), WEIGHTS)
+    path = tmp_path / FOLLOWED
+    whole = path.read_bytes()
+    message, total = run.request(2)
+    for damaged in (whole[:-7], whole[:-1] + bytes([whole[-1] ^ 1])):
+        path.write_bytes(damaged)
+        with pytest.raises(NeedsStateError):
+            silo(tmp_path, run, "late").advance(message, total, WEIGHTS)
+        path.write_bytes(damaged)
+    assert not silo(tmp_path, run, "late").advance(message | run.sent(2), total, WEIGHTS)[1]
+
+
+def test_a_resumed_run_goes_on_from_a_verified_state_alone(tmp_path: Path, run: Run) -> None:
+    resume = {"lineage": "j", "previous": "j", "after_round": 1, "checkpoint_sha256": "0" * 64}
+    later = job(resume=resume)
+    message = {"state": state_sha256(run.states[1]), "before": ""} | run.sent(1)
+
+    def resumed(folder: Path) -> bool:
+        followed = FollowedState(folder, later, "a", logging.getLogger("test"))
+        with pytest.raises(NeedsStateError):  # it has no start
+            followed.advance(*run.request(2), WEIGHTS)
+        return followed.advance(message, None, WEIGHTS)[1]
+
+    assert not resumed(tmp_path / "fresh")
+    gave(tmp_path / "other", run, 2)
+    assert not resumed(tmp_path / "other")
+    gave(tmp_path / "own", run, 1)
+    assert resumed(tmp_path / "own")
+
+
+def test_a_state_is_serialised_once(tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[ServerState] = []
+    monkeypatch.setattr(
+        f"{FollowedState.__module__}.state_bytes", lambda state: calls.append(state) or state_bytes(state)
+    )
+    own = silo(tmp_path, run)
+    for step in range(3):
+        message, total = run.request(step)
+        own.advance(message, total, WEIGHTS)
+        assert len(calls) == step + 1
+
+
+def test_a_state_that_the_server_sent_is_stored_as_it_came(tmp_path: Path, run: Run) -> None:
+    message, total = run.request(1, **run.sent(1))
+    message["before"] = "0" * 64
+    silo(tmp_path, run, "late").advance(message, total, WEIGHTS)
+    assert (tmp_path / FOLLOWED).read_bytes().partition(b"\n")[2] == run.sent(1)["state_bytes"]
