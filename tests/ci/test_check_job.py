@@ -22,6 +22,7 @@ SCRIPT = ROOT / ".ci" / "check_job"
 def script() -> ModuleType:
     """The script, as a module."""
     module = ModuleType("check_job")
+    module.__file__ = str(SCRIPT)
     exec(compile(SCRIPT.read_text(), SCRIPT, "exec"), vars(module))  # noqa: S102
     return module
 
