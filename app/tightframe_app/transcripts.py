@@ -345,7 +345,7 @@ def _root_certificate(path: Path) -> bytes:
     """Return the only certificate in a PEM file, in DER; it must be a CA's, to rule out a site's."""
     from cryptography.hazmat.primitives.serialization import Encoding
 
-    from tightframe.rounds.ledger_keys import read_root
+    from tightframe.rounds.site_ledger.keys import read_root
 
     try:
         return read_root(path).public_bytes(Encoding.DER)

@@ -5,11 +5,15 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tightframe_app.screens import lines, shown
+
+if TYPE_CHECKING:
+    from tightframe.data.table import TableSite
+    from tightframe.inference.model import TrainedModel
 
 SHOWN = 200
 EVERY = 2.0
@@ -44,6 +48,11 @@ def predict(
         str | None, typer.Option(help="Column of a table that names a row in the output.")
     ] = None,
     modality: Annotated[str | None, typer.Option(help="The only modality that DICOM files may have.")] = None,
+    site_config: Annotated[
+        Path | None,
+        typer.Option(help="A table has the names, codes and units of the entry in this configuration."),
+    ] = None,
+    site: Annotated[str | None, typer.Option(help="The site, where the configuration has several.")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda or cuda:1.")] = "cpu",
     force: Annotated[bool, typer.Option(help="Replace the output.")] = False,
 ) -> None:
@@ -66,8 +75,10 @@ def predict(
     except RuntimeError as error:
         raise ModelError(f"Expected a device that torch has, but {device!r} gives: {error}.") from None
     point = None if operating_point is None else OperatingPoint.parsed(operating_point, model.class_names)
-    found = files.find(model, inputs, originals=originals, name_column=name, modality=modality)
-    err.print(f"model {model.hash[:12]}: {model.setup.method.title}, classes {', '.join(model.class_names)}")
+    entry = None if site_config is None else _entry(model, site_config, site)
+    found = files.find(model, inputs, originals=originals, name_column=name, modality=modality, entry=entry)
+    kind = "findings" if model.findings else "classes"
+    err.print(f"model {model.hash[:12]}: {model.setup.method.title}, {kind} {', '.join(model.class_names)}")
     if model.synthetic:
         err.print("SYNTHETIC TWIN: the model was trained on generated records; its answers mean nothing")
     last = time.monotonic()
@@ -98,6 +109,31 @@ def predict(
         if (more := len(found.problems) - SHOWN) > 0:
             err.print(f"  and {more} more")
         raise typer.Exit(1)
+
+
+def _entry(model: TrainedModel, config: Path, site: str | None) -> TableSite:
+    """Return a site's entry for the table that a model judges.
+
+    Raises:
+        ModelError: TF-823 for a model of other data, and several sites to choose from.
+        SiteConfigError: if there is no such site or entry.
+    """
+    from tightframe.data.table.encoding import check_mapping
+    from tightframe.inference.errors import ModelError
+    from tightframe_app.data.contracts import entries
+
+    dataset = model.setup.dataset
+    if dataset.name != "table":
+        raise ModelError(
+            f"--site-config is for own tables, but the model is of {dataset.title}.", code="TF-823"
+        )
+    contract = dataset.options.model_validate(model.setup.job.dataset_options).contract  # type: ignore[attr-defined]
+    found = entries(config, site, contract)
+    if len(found) != 1:
+        names = ", ".join(name for name, _ in found)
+        raise ModelError(f"Expected one site, but {config} has {names}: name it with --site.", code="TF-823")
+    check_mapping(contract, found[0][1])
+    return found[0][1]
 
 
 def export(

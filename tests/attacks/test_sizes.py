@@ -15,8 +15,8 @@ from tests.support.attacks.malicious_server import HEART, Federation, hearts
 from tightframe.config.job import parse_job
 from tightframe.config.policy import PolicyBlock
 from tightframe.errors import JobError, PolicyError, TooLargeError
+from tightframe.models.build_limit import build_within
 from tightframe.rounds import setup
-from tightframe.rounds.setup import build_within
 
 SITES = {"sites": ["s0", "s1", "s2", "s3"], "min_sites": 3}
 STANDARD = PolicyBlock(profile="standard").resolve(production=True)

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 
+import pandas as pd
 import pytest
+import sqlalchemy
 from sklearn.datasets import load_breast_cancer
-from tests.support import ROOT
+from tests.support import ROOT, postgres
 from typer.testing import CliRunner
 
 from tightframe import federation
@@ -46,12 +49,23 @@ def test_it_names_every_key_of_contract_and_entry() -> None:
             assert f"`{name}`" in PAGE or f'"{name}"' in PAGE, name
 
 
+@pytest.fixture
+def database(tmp_path: Path) -> Iterator[str]:
+    """The address of a PostgreSQL; of an SQLite file where there is no such server."""
+    if postgres.missing():
+        yield f"sqlite:///{tmp_path / 'masses.db'}"
+        return
+    with postgres.cluster() as address:
+        yield address
+
+
 @pytest.mark.whole
-def test_its_commands_lead_from_four_files_to_a_model(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_its_commands_lead_from_three_files_and_a_database_to_answers(
+    tmp_path: Path, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With another name, code and unit at each site; the simulation in one process, its sums secure."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TABLE_DB_URL", database)
     bunch = load_breast_cancer(as_frame=True)
     frame = bunch.data.iloc[:, :5].rename(columns=lambda name: name.removeprefix("mean "))
     frame.insert(0, "id", [f"r{row}" for row in frame.index])
@@ -60,29 +74,43 @@ def test_its_commands_lead_from_four_files_to_a_model(
     parts = [frame[frame.index // 2 % 4 == site] for site in range(4)]
     parts[0].to_csv("masses.csv", index=False)
     parts[1].rename(columns={"radius": "Radius"}).to_csv("b.csv", index=False, sep=";", decimal=",")
-    parts[2].assign(area=parts[2]["area"] / 100).to_csv("c.csv", index=False)
+    parts[2].assign(area=parts[2]["area"] / 100).to_parquet("c.parquet")
     own = parts[3].assign(diagnosis=parts[3]["diagnosis"].map({"M": "boesartig", "B": "gutartig"}))
-    own.to_parquet("d.parquet")
+    own.to_sql("masses", sqlalchemy.create_engine(database), index=False)
+    query = {"url_env": "TABLE_DB_URL", "query": "SELECT * FROM masses"}
     tables = [
         {"file": "masses.csv"},
         {"file": "b.csv", "columns": {"Radius": "radius"}, "delimiter": ";", "decimal": ","},
-        {"file": "c.csv", "units": {"area": {"unit": "cm2", "factor": 100.0}}},
-        {"file": "d.parquet", "codes": {"diagnosis": {"boesartig": "M", "gutartig": "B"}}},
+        {"file": "c.parquet", "units": {"area": {"unit": "cm2", "factor": 100.0}}},
+        {"database": query, "codes": {"diagnosis": {"boesartig": "M", "gutartig": "B"}}},
     ]
     for entry in tables:
         # Wider than what one file proposes: another site's largest value is set aside.
-        entry |= {"file": str(tmp_path / str(entry["file"])), "invalid": "set_aside"}
+        entry |= {"file": str(tmp_path / str(entry["file"]))} if "file" in entry else {}
+        entry |= {"invalid": "set_aside"}
     sites = {f"site-{number}": {"data": {"table": entry}} for number, entry in enumerate(tables, start=1)}
     Path("sites.json").write_text(json.dumps({"sites": sites}))
     commands = [line for block in blocks("sh") for line in block.splitlines()]
-    assert [line.split()[1] for line in commands] == ["data", "data", "data", "jobs", "site", "simulate"]
-    for line in commands[:-1]:
+    wanted = ["data", "data", "data", "jobs", "site", "simulate", "predict"]
+    assert [line.split()[1] for line in commands] == wanted
+    for line in commands:
+        if line.split()[1] == "simulate":
+            job = parse_job(read_job(Path(shlex.split(line)[2])))
+            entries = parse_site_file(json.loads(Path("sites.json").read_text())).sites
+            result = federation.run_job(job, entries=entries, folder=Path("simulator_workspace"))
+            continue
         done = CliRunner().invoke(app, shlex.split(line)[1:])
         assert done.exit_code == 0, f"{line}\n{done.output}{done.exception}"
     assert Path("described.html").is_file() and Path("contract.notes.md").is_file()
-    job = parse_job(read_job(Path(shlex.split(commands[-1])[2])))
-    entries = parse_site_file(json.loads(Path("sites.json").read_text())).sites
-    result = federation.run_job(job, entries=entries)
+    assert Path("simulator_workspace", "server", "report.html").is_file()
+    own_words = ["--site-config", "sites.json", "--site", "site-2", "--name", "id", "-o", "b-answers.csv"]
+    done = CliRunner().invoke(app, ["predict", "simulator_workspace", "b.csv", *own_words])
+    assert done.exit_code == 0, f"{done.output}{done.exception}"
+    answers = pd.read_csv("b-answers.csv", dtype=str).set_index("input")["answer"]
+    assert (answers == parts[1].set_index("id")["diagnosis"]).mean() > 0.85
+    answers = pd.read_csv("answers.csv", dtype=str).set_index("input")["answer"]
+    truth = parts[0].set_index("id")["diagnosis"]
+    assert answers.index.equals(truth.index) and (answers == truth).mean() > 0.85
     assert job.summation == "secure" and result.outcome.trained and not result.outcome.synthetic
     test = result.outcome.final().test
     assert test.records is not None and test.records > 50

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from pydantic import ValidationError
+from sklearn.datasets import load_digits
 from sklearn.kernel_approximation import RBFSampler
 from sklearn.metrics.pairwise import rbf_kernel
 
@@ -118,6 +119,22 @@ def test_maps_keep_where_a_path_is_strong_and_not_how_strong_paths_are() -> None
     wide = build("scattering", (1, 50, 37), J=3, L=4, width=None, keep="maps")
     assert wide.features(torch.rand(2, 1, 50, 37)).shape == (2, models.feature_width(wide))
     assert torch.isfinite(model.features(torch.zeros_like(image))).all()
+
+
+def test_what_pictures_have_in_common_with_public_noise_is_taken_away() -> None:
+    """From digits, which are not noise: their features point in more directions than before."""
+    pictures = torch.from_numpy(load_digits().images[:200] / 8 - 1).float()[:, None]
+    found = {}
+    for reference in ("none", "noise"):
+        model = build("scattering", (1, 8, 8), J=2, L=4, width=None, reference=reference)
+        features = model.features(pictures)
+        assert torch.allclose(features.norm(dim=1), torch.ones(200), atol=1e-5)
+        found[reference] = float(features.mean(0).norm())
+    assert found["noise"] < found["none"] - 0.05, found
+    again = build("scattering", (1, 8, 8), J=2, L=4, width=None, reference="noise")
+    assert torch.equal(again.features(pictures), features)
+    with pytest.raises(ValueError, match="nothing in common"):
+        build("scattering", PICTURE, J=2, keep="maps", reference="noise")
 
 
 def test_opponent_colours() -> None:

@@ -42,6 +42,7 @@ from tightframe.results.local_report import SiloReport
 from tightframe.results.parts.evaluation import FoldMetrics
 from tightframe.results.statistics import Count
 from tightframe.rounds.setup import prepare
+from tightframe.rounds.sums.release import release_profile
 from tightframe_app.cli import app
 
 NAMES = ["edema", "effusion", "nodule"]
@@ -400,3 +401,30 @@ def test_a_silos_own_report_counts_records_once(result: federation.Result, place
     assert report.records.test == {
         title: int((column == 1).sum()) for title, column in zip(TITLES, truths(own).T, strict=True)
     }
+
+
+def test_findings_are_handed_over_as_arrays_too(tmp_path: Path) -> None:
+    """The same records in the same folds as from the sites' files give the same model, bit for bit."""
+    silos: dict[str, dict[str, Any]] = {}
+    for place, site in enumerate(FOUR):
+        own = FRAME[FRAME.index % 4 == place]
+        parts = {fold: own[own["fold"] == fold] for fold in FOLDS}
+        silos[site] = {fold: (inputs(part), truths(part)) for fold, part in parts.items()}
+    values = {key: item for key, item in job().items() if key not in ("dataset", "dataset_options", "sites")}
+    training = {"model": "mlp", "model_options": {"widths": [8]}, "min_sites": 3, "seed": 3}
+    training |= {"summation": "plain", "training": values["training"], "class_names": TITLES}
+    made = federation.run("fedavg", silos, 1, folder=tmp_path / "arrays", **training)
+    of_files = federation.run_job(parse_job(job()), entries=entries(tmp_path), folder=tmp_path / "files")
+    assert made.outcome.final().test == of_files.outcome.final().test
+    silos["site-2"]["test"] = (inputs(TEST)[:2], truths(TEST)[:2, :2])
+    with pytest.raises(DataError, match="TF-213"):
+        federation.run("fedavg", silos, 1, folder=tmp_path / "other", **training)
+
+
+def test_weights_of_positives_leave_the_release_profile_as_it_is() -> None:
+    """Counts are no class sums: a job without weights needs no consent after one with them."""
+    profiles = [
+        dict(release_profile(prepare(job(**more)), SiteEntry()) or ())
+        for more in ({}, {"method_options": {"loss": "weighted"}})
+    ]
+    assert profiles[0] == profiles[1] and "class_sums" not in profiles[0]

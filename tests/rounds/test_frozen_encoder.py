@@ -169,8 +169,8 @@ def test_a_backbone_without_parameters_needs_no_start(name: str) -> None:
     options = {"J": 2, "L": 4} if name == "scattering" else {}
     for encoder in ("trained", "frozen"):
         setup = prepare(values(model=name, model_options=options, encoder=encoder))
-        assert model_update.encoder_is_frozen(setup.setting)
-    assert not model_update.encoder_is_frozen(prepare(values(encoder="trained")).setting)
+        assert is_frozen(model_update.shared_template(setup.setting))
+    assert not is_frozen(model_update.shared_template(prepare(values(encoder="trained")).setting))
 
 
 def test_older_jobs_keep_their_hashes() -> None:

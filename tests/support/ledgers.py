@@ -15,7 +15,7 @@ from tightframe.privacy.ledger.chain import read_ledger
 from tightframe.privacy.ledger.entries import Cap, Charge
 from tightframe.privacy.ledger.ledger import Ledger
 from tightframe.privacy.ledger.rows import Check
-from tightframe.rounds.ledger_keys import signature_check
+from tightframe.rounds.site_ledger.keys import signature_check
 from tightframe.securesum.identity import KeySigner
 
 DELTA = 1e-5

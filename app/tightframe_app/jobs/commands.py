@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -268,10 +269,7 @@ def _evaluate(
         made = evaluating.of_file(place, job, changes)
     folder = output or Path("exported", made.job.job_name)
     files = job_folders.job_files(made.job, gpus=gpus, gpu_memory=gpu_memory)
-    if replaced := job_folders.write_job(files, folder, force=force):
-        err.print(replaced)
-    for line in made.lines(folder):
-        out.print(line)
+    _print_written(job_folders.write_job(files, folder, force=force), made.lines(folder))
 
 
 def _statistics(
@@ -290,9 +288,14 @@ def _statistics(
     job = statistics.of_contract(contract, sites, changes)
     folder = output or Path("exported", job.job_name)
     files = job_folders.job_files(job, gpus=gpus, gpu_memory=gpu_memory)
-    if replaced := job_folders.write_job(files, folder, force=force):
+    _print_written(job_folders.write_job(files, folder, force=force), statistics.lines(job, folder))
+
+
+def _print_written(replaced: str, lines: Iterable[str]) -> None:
+    """Print which folder was replaced, if any, and a summary of the exported job."""
+    if replaced:
         err.print(replaced)
-    for line in statistics.lines(job, folder):
+    for line in lines:
         out.print(line)
 
 
@@ -355,11 +358,7 @@ def _resume(
             param_hint="--resume",
         )
     folder = output or Path("exported", f"{name}-resumed")
-    replaced, lines = resuming.export(name, stopped, folder, gpus=gpus, gpu_memory=gpu_memory, force=force)
-    if replaced:
-        err.print(replaced)
-    for line in lines:
-        out.print(line)
+    _print_written(*resuming.export(name, stopped, folder, gpus=gpus, gpu_memory=gpu_memory, force=force))
 
 
 def _withdraw(
@@ -388,13 +387,11 @@ def _withdraw(
             param_hint=hint,
         )
     folder = output or Path("exported", f"{name}-withdrawn")
-    replaced, lines = resuming.export_withdrawal(
-        name, ended, folder, least=least, gpus=gpus, gpu_memory=gpu_memory, force=force
+    _print_written(
+        *resuming.export_withdrawal(
+            name, ended, folder, least=least, gpus=gpus, gpu_memory=gpu_memory, force=force
+        )
     )
-    if replaced:
-        err.print(replaced)
-    for line in lines:
-        out.print(line)
 
 
 @app.command()

@@ -135,8 +135,8 @@ def ledger_verify(
     """
     from tightframe.privacy.ledger.chain import read_ledger, renew_head_file
     from tightframe.privacy.ledger.entries import LostError, TamperError
-    from tightframe.rounds.ledger_keys import signature_check, signer_name
     from tightframe.rounds.site_ledger import LedgerPaths, check_not_lost, check_witness
+    from tightframe.rounds.site_ledger.keys import signature_check
     from tightframe.rounds.sums.common import package_errors
     from tightframe.rounds.sums.vault import journal_of
 
@@ -172,9 +172,16 @@ def ledger_verify(
     if form == "json":
         formats.show(verified_as_json(path, whole, len(remembered), len(heads)))
         return
+    _print_whole(out, path, whole, len(remembered), len(heads))
+
+
+def _print_whole(out: Console, path: Path, whole: Verified, remembered: int, heads: int) -> None:
+    """Print a ledger that is whole: what is in it, who signed it, and what that proves."""
+    from tightframe.rounds.site_ledger.keys import signer_name
+
     out.print(Text.assemble(("whole:", "bold green"), f" {shown(str(path))}"))
     facts = [("entries", str(len(whole.entries))), ("ledger", whole.head.ledger)]
-    facts.append(("secure sums", f"{len(remembered)} entries"))
+    facts.append(("secure sums", f"{remembered} entries"))
     if whole.entries:
         facts.append(("from, to", f"{_time(whole.entries[0].time)}, {_time(whole.entries[-1].time)}"))
     for name, certificate in sorted(whole.certificates.items()):
@@ -183,8 +190,8 @@ def ledger_verify(
         facts.append(("signed by", f"{shown(signer_name(certificate))}, certificate {name[:16]}: {many}"))
     facts.append(("head", f"{whole.head.count}:{whole.head.hash}"))
     _print_facts(out, facts)
-    print_list(out, "What this proves", proves(len(heads)))
-    print_list(out, "What this does not prove", does_not_prove(len(heads)))
+    print_list(out, "What this proves", proves(heads))
+    print_list(out, "What this does not prove", does_not_prove(heads))
 
 
 @app.command("begin")
@@ -316,7 +323,7 @@ def ledger_explain(
 def _read(query: Query, root: Sequence[Path] | None, missing_role: bool) -> tuple[Verified, list[Spending]]:
     from tightframe.privacy.ledger.chain import read_ledger
     from tightframe.privacy.ledger.summary import spendings
-    from tightframe.rounds.ledger_keys import signature_check
+    from tightframe.rounds.site_ledger.keys import signature_check
 
     check = signature_check([_anchor(item, missing_role) for item in root]) if root else None
     whole = read_ledger(query.path, check=check)

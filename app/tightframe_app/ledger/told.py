@@ -63,7 +63,7 @@ def verified_as_json(path: Path, whole: Verified, secure_sums: int, known: int) 
         secure_sums: number of its entries that are about secure sums.
         known: number of heads that it continues.
     """
-    from tightframe.rounds.ledger_keys import signer_name
+    from tightframe.rounds.site_ledger.keys import signer_name
     from tightframe_app.ledger.commands import does_not_prove, proves
     from tightframe_app.outputs import LedgerVerified, Signer
 

@@ -26,7 +26,7 @@ def features(
 ) -> None:
     """Show the features of records that this site keeps on disk (`feature_cache`), or delete them all."""
     from tightframe.config.site import parse_single, read_object
-    from tightframe.rounds import feature_files
+    from tightframe.rounds.encoded import files as feature_files
 
     entry, _ = parse_single(read_object(config), str(config))
     if entry.state_dir is None:

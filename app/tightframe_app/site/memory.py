@@ -50,7 +50,7 @@ class Memory:
         Raises:
             SiteConfigError: TF-615 if the kit cannot be used.
         """
-        from tightframe.rounds.ledger_keys import signature_check, trusted_roots
+        from tightframe.rounds.site_ledger.keys import signature_check, trusted_roots
 
         if self.startup is None:
             return None

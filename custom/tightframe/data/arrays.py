@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from tightframe.data.base import FOLDS, Progress
 from tightframe.errors import DataError
-from tightframe.phases import Fold
+from tightframe.phases import UNKNOWN, Fold
 
 if TYPE_CHECKING:
     from torch.utils.data import Dataset
@@ -29,6 +29,7 @@ class ArrayData:
         folds: values (n, ...) and labels (n,) of each of the three folds.
         source: one line for reports.
         num_classes: C; labels are 0..C-1.
+        findings: labels are findings (n, C) in place of classes: 1, 0 or ``UNKNOWN``.
         synthetic: whether the records are generated.
         patients: patient of each record, integers (n,) for each fold, the same for a patient in all folds and
             negative if unknown; None if no patient is known.
@@ -40,12 +41,14 @@ class ArrayData:
         *,
         source: str,
         num_classes: int,
+        findings: bool = False,
         synthetic: bool = False,
         patients: Mapping[Fold, NDArray[Any]] | None = None,
     ) -> None:
         self.source = source
         self.synthetic = synthetic
         self._num_classes = num_classes
+        self._each = (num_classes,) if findings else ()
         self._folds = {fold: folds[fold] for fold in FOLDS}
         self._patients = None if patients is None else {fold: patients[fold] for fold in FOLDS}
 
@@ -107,7 +110,7 @@ class ArrayData:
                 unknown classes, TF-208 for a training or test fold without records.
         """
         for fold, (values, labels) in self._folds.items():
-            if values.ndim < 1 or labels.ndim != 1 or len(values) != len(labels):
+            if values.ndim < 1 or labels.shape != (len(values), *self._each):
                 shapes = f"{labels.shape} (y_{fold}) for {values.shape} (x_{fold})"
                 raise self._error(fold, f"one label for each record, but got {shapes}", "TF-206")
             if not np.issubdtype(values.dtype, np.number) or np.iscomplexobj(values):
@@ -118,9 +121,11 @@ class ArrayData:
                 raise self._error(fold, f"{first} ({np.count_nonzero(~finite)} records)", "TF-206")
             if not np.issubdtype(labels.dtype, np.integer):
                 raise self._error(fold, f"integer labels, but y_{fold} is {labels.dtype}", "TF-207")
-            invalid = np.flatnonzero((labels < 0) | (labels >= self._num_classes))
+            least, most = (UNKNOWN, 1) if self._each else (0, self._num_classes - 1)
+            wrong = (labels < least) | (labels > most)
+            invalid = np.flatnonzero(wrong.any(axis=1) if self._each else wrong)
             if len(invalid):
-                first = f"labels 0..{self._num_classes - 1}, but record {invalid[0]} of y_{fold} has"
+                first = f"labels {least}..{most}, but record {invalid[0]} of y_{fold} has"
                 raise self._error(fold, f"{first} {labels[invalid[0]]} ({len(invalid)} records)", "TF-207")
             self._check_patients(fold, len(labels))
             if fold != "validation" and not len(labels):

@@ -16,7 +16,7 @@ from tightframe.data.base import FOLDS, DatasetSpec, SiloData
 from tightframe.data.contract import SHARES
 from tightframe.errors import DataError
 from tightframe.options import StrictModel
-from tightframe.phases import Fold
+from tightframe.phases import UNKNOWN, Fold
 
 Arrays = tuple[NDArray[np.float32], NDArray[Any]]
 
@@ -36,10 +36,10 @@ def from_objects(
     """Make a data set of the records that silos hand over.
 
     Args:
-        silos: name -> ``(X, y)`` with values (n, ...) and labels (n,), or a map-style torch data set of
-            (record, label), whose items are read once; or a mapping of the folds ``train``, ``test`` and, if
-            wanted, ``validation`` to one of these. What is no mapping is split 70:15:15 by a hash of each
-            record's values and label, the same at every silo and in every run.
+        silos: name -> ``(X, y)`` with values (n, ...) and labels (n,), or findings (n, K); or a map-style
+            torch data set of (record, label), whose items are read once; or a mapping of the folds ``train``,
+            ``test`` and, if wanted, ``validation`` to one of these. What is no mapping is split 70:15:15 by a
+            hash of each record's values and label, the same at every silo and in every run.
         name: of the data set in the job.
         class_names: in label order; by default the numbers of the labels that silos have.
         input_shape: of one record; by default that of the first silo.
@@ -60,14 +60,25 @@ def from_objects(
                     f"but got {values.shape[1:]}: all silos train one model, so bring them into one shape.",
                     code="TF-212",
                 )
-    classes = tuple(class_names) if class_names is not None else _numbered(given)
-    _check_labels(given, len(classes))
+    several = _findings(given)
+    if class_names is not None:
+        classes = tuple(class_names)
+    else:
+        classes = _numbered(given) if several is None else tuple(map(str, range(several)))
+    if several is None:
+        _check_labels(given, len(classes))
+    elif several != len(classes):
+        raise DataError(
+            f"Expected {len(classes)} findings of each record, as there are names, but got {several}.",
+            code="TF-213",
+        )
     opened: dict[str, SiloData] = {}
     for site, folds in given.items():
         data = ArrayData(
             {fold: (values, labels.astype(np.int64)) for fold, (values, labels) in folds.items()},
             source=f"records of {site}, handed over as objects",
             num_classes=len(classes),
+            findings=several is not None,
         )
         data.check()
         opened[site] = data
@@ -86,9 +97,27 @@ def from_objects(
         open=nowhere,
         twin=None,
         num_centers=len(opened),
+        multi_label=several is not None,
         no_patients="records handed over as objects do not name them",
     )
     return spec, opened
+
+
+def _findings(given: Mapping[str, Mapping[Fold, Arrays]]) -> int | None:
+    """Return the number of findings of each record; None where each has one class.
+
+    Raises:
+        DataError: TF-213 if silos differ in it.
+    """
+    shapes = {labels.shape[1:]: site for site, folds in given.items() for _, labels in folds.values()}
+    if len(shapes) > 1:
+        raise DataError(
+            f"Expected labels of one form at all silos, but {' and '.join(sorted(set(shapes.values())))} "
+            "have other numbers of findings for a record than other folds or silos.",
+            code="TF-213",
+        )
+    (shape,) = shapes or {(): ""}
+    return shape[0] if shape else None
 
 
 def _folds(records: Any, site: str) -> dict[Fold, Arrays]:
@@ -117,7 +146,7 @@ def _split(values: NDArray[np.float32], labels: NDArray[Any]) -> dict[Fold, Arra
 
 
 def _arrays(records: Any, where: str) -> Arrays:
-    """Return values (n, ...) as float32 and integer labels (n,)."""
+    """Return values (n, ...) as float32 and integer labels (n,), or findings (n, K)."""
     if not (isinstance(records, tuple | list) and len(records) == 2):
         records = _read(records, where)
     values, labels = (_array(item, where) for item in records)
@@ -127,13 +156,22 @@ def _arrays(records: Any, where: str) -> Arrays:
             f"shape {values.shape}.",
             code="TF-212",
         )
-    if labels.dtype.kind not in "biu" or labels.ndim != 1 or len(labels) != len(values):
+    if labels.dtype.kind not in "biu" or labels.ndim not in (1, 2) or len(labels) != len(values):
         raise DataError(
-            f"Expected one integer label for each of the {len(values)} records of {where}, but got "
-            f"{labels.dtype} of shape {labels.shape}.",
+            f"Expected one integer label, or a row of findings, for each of the {len(values)} records of "
+            f"{where}, but got {labels.dtype} of shape {labels.shape}.",
             code="TF-213",
         )
-    if labels.dtype.kind != "b" and len(labels) and (labels.min() < 0 or labels.max() > 2**31 - 1):
+    if labels.ndim == 2 and not np.isin(labels, (0, 1, UNKNOWN)).all():
+        raise DataError(
+            f"Expected findings of 1, 0 or {UNKNOWN} (unknown) in {where}, but got others.", code="TF-213"
+        )
+    if (
+        labels.ndim == 1
+        and labels.dtype.kind != "b"
+        and len(labels)
+        and (labels.min() < 0 or labels.max() > 2**31 - 1)
+    ):
         raise DataError(
             f"Expected labels that count from 0 in {where}, but got {labels.min()} to {labels.max()}.",
             code="TF-213",
@@ -183,8 +221,10 @@ def _read(records: Any, where: str) -> tuple[Any, Any]:
         labels.append(label)
     if not values:
         raise DataError(f"Expected {where} to have records, but got none.", code="TF-208")
-    if any(label.ndim for label in labels):
-        raise DataError(f"Expected one integer label for each record of {where}.", code="TF-213")
+    if len({label.shape for label in labels}) > 1 or labels[0].ndim > 1:
+        raise DataError(
+            f"Expected one integer label, or as many findings, for each record of {where}.", code="TF-213"
+        )
     return np.stack(values), np.stack(labels)
 
 

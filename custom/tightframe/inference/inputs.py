@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from tightframe.data.forms import PictureForm, Pixels, TableForm
 from tightframe.data.images import dicom
+from tightframe.data.table import TableSite
 from tightframe.errors import TightframeError
 from tightframe.inference.errors import ModelError
 from tightframe.inference.model import TrainedModel
@@ -68,6 +69,7 @@ def find(
     originals: bool = False,
     name_column: str | None = None,
     modality: str | None = None,
+    entry: TableSite | None = None,
 ) -> Inputs:
     """Find what is to be judged, and hold its form against the model's, before anything is computed.
 
@@ -77,12 +79,13 @@ def find(
         originals: pictures are as the camera gave them, and are prepared as training records were.
         name_column: of a table: the column that names a row in the output.
         modality: the only one that DICOM files may have.
+        entry: of a site, for a table with its own names, codes and units; by default it has the contract's.
 
     Raises:
         ModelError: TF-823 listing all that is wrong at once.
     """
     spec = model.setup.dataset
-    options = spec.options.model_validate(model.setup.job.dataset_options)
+    options: Any = spec.options.model_validate(model.setup.job.dataset_options)
     form = None if spec.form is None else spec.form(options)
     if form is None:
         raise ModelError(
@@ -96,6 +99,11 @@ def find(
     if isinstance(form, TableForm):
         problems += _wrong_options(originals=originals, modality=modality)
         problems += [f"Expected one CSV file, but got {len(places)}"] if len(places) != 1 else []
+        if entry is not None:
+            _refuse(problems)
+            from tightframe.inference.own_rows import OwnRows
+
+            return OwnRows(places[0], options.contract, entry, name_column)
         problems += [
             f"Expected a table (.csv) with {form.said}, but got {place}"
             for place in places

@@ -15,6 +15,7 @@ from dataclasses import replace
 import torch
 
 from tightframe.learning import model_update
+from tightframe.learning.halves import Trained, trained_parameters
 from tightframe.learning.model_update import UPDATE
 from tightframe.phases import Cohort, Field, Setting, Tensors
 
@@ -32,6 +33,14 @@ def exact_update_fields(setting: Setting) -> tuple[Field, ...]:
     if setting.update_norm is not None:
         _longest(setting.update_norm, sum(item.size for item in fields if item.name.startswith(UPDATE)))
     return fields
+
+
+def change_fields(setting: Setting, prefix: str, bound: float) -> tuple[Field, ...]:
+    """Return ``prefix + <parameter>``: exact changes of what a silo keeps beside the model, not weighted."""
+    return tuple(
+        Field(prefix + name, tuple(item.shape), ring=64, bound=bound)
+        for name, item in trained_parameters(setting).items()
+    )
 
 
 def on_grid(values: torch.Tensor) -> torch.Tensor:
@@ -68,6 +77,12 @@ def as_summed(terms: Tensors, *, norm: float | None, bound: float) -> dict[str, 
         if factor < 1.0:
             updates = {name: item * factor for name, item in updates.items()}
     return {**terms, **{name: on_grid(item) for name, item in updates.items()}}
+
+
+def summed_terms(trained: Trained) -> dict[str, torch.Tensor]:
+    """Return the update and buffers of a silo that has trained, the update as the sum will hold it."""
+    setting = trained.silo.setting
+    return as_summed(trained.terms, norm=setting.update_norm, bound=setting.update_bound)
 
 
 def _longest(norm: float, size: int) -> float:

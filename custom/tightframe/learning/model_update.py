@@ -47,9 +47,9 @@ def _shared_template(build_model: Callable[[], nn.Module]) -> nn.Module:
         return build_model()
 
 
-def encoder_is_frozen(setting: Setting) -> bool:
-    """Return whether a job trains the head of its model only; then features stay the same in all rounds."""
-    return is_frozen(shared_template(setting))
+def copied(tensors: Tensors, prefix: str = "") -> dict[str, torch.Tensor]:
+    """Return copies on the CPU of tensors that go on to change, by their names after ``prefix``."""
+    return {prefix + name: item.detach().cpu().clone() for name, item in tensors.items()}
 
 
 def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tightframe.learning.halves import ServerRule, Trained, averaging
-from tightframe.learning.model_update import BUFFER, UPDATE, model_fields
+from tightframe.learning.model_update import BUFFER, UPDATE, copied, model_fields
 from tightframe.phases import Contribution, Field, Setting, Tensors
 
 HEAD = "head."
@@ -35,9 +35,7 @@ def averaging_body() -> ServerRule:
 def keep_head(trained: Trained) -> Contribution:
     """Keep the trained head as the silo's state; send nothing more."""
     state = trained.model.state_dict()
-    return Contribution(
-        {}, {name: item.detach().cpu().clone() for name, item in state.items() if in_head(name)}
-    )
+    return Contribution({}, copied({name: item for name, item in state.items() if in_head(name)}))
 
 
 def _body_fields(setting: Setting) -> tuple[Field, ...]:

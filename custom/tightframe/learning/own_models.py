@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from tightframe.learning.model_update import initial_model
+from tightframe.learning.model_update import copied, initial_model
 from tightframe.phases import Field, SiloView, Tensors
 
 OWN = "own/"
@@ -31,7 +31,7 @@ def own_tensors(silo: SiloView, state: Tensors) -> dict[str, torch.Tensor]:
 
 def kept_model(model: nn.Module) -> dict[str, torch.Tensor]:
     """Return the state of a silo that keeps this model: ``own/<name>``, copies on the CPU."""
-    return {OWN + name: item.detach().cpu().clone() for name, item in model.state_dict().items()}
+    return copied(model.state_dict(), OWN)
 
 
 def own_trained(silo: SiloView, _model: Tensors, state: Tensors) -> nn.Module:

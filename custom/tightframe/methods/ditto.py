@@ -29,7 +29,7 @@ from tightframe.learning.halves import (
     trained_parameters,
 )
 from tightframe.learning.losses import half_squared_distance
-from tightframe.learning.model_update import received_model
+from tightframe.learning.model_update import copied, received_model
 from tightframe.learning.optimizers import OptimizerSettings
 from tightframe.learning.stages import ParameterTerm, Stage, cross_entropy
 from tightframe.options import StrictModel
@@ -85,8 +85,7 @@ def train_personal(silo: SiloView, received: Tensors, state: Tensors) -> nn.Modu
 def finish(trained: Trained) -> Contribution:
     """Keep the personal model as the silo's state; send nothing more."""
     model = train_personal(trained.silo, received_model(trained.broadcast), trained.state)
-    kept = {PERSONAL + name: item.detach().cpu().clone() for name, item in model.state_dict().items()}
-    return Contribution({}, kept)
+    return Contribution({}, copied(model.state_dict(), PERSONAL))
 
 
 def parts(setting: Setting) -> tuple[LocalRule, ServerRule]:

@@ -26,8 +26,13 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from tightframe import phases
-from tightframe.learning.exact_updates import as_summed, exact_update_fields, on_grid, silos_ever
+from tightframe.learning.exact_updates import (
+    change_fields,
+    exact_update_fields,
+    on_grid,
+    silos_ever,
+    summed_terms,
+)
 from tightframe.learning.halves import (
     LocalRule,
     Objective,
@@ -132,20 +137,11 @@ def local_rule(config: FedDCConfig, setting: Setting) -> LocalRule:
             kept[name] = trained.state.get(name, torch.zeros_like(item)) + item
         return Contribution(changes, kept)
 
-    return LocalRule(("cross_entropy", "drift", "gradient"), objective, fields=gradient_fields, finish=finish)
-
-
-def summed_terms(trained: Trained) -> dict[str, torch.Tensor]:
-    """Return the silo's update and buffers, the update as the sum will hold it."""
-    setting = trained.silo.setting
-    return as_summed(trained.terms, norm=setting.update_norm, bound=setting.update_bound)
-
-
-def gradient_fields(setting: Setting) -> tuple[phases.Field, ...]:
-    """Return ``gradient/<parameter>``: the change of g_k, not weighted."""
-    return tuple(
-        phases.Field(GRADIENT + name, tuple(item.shape), ring=64, bound=GRADIENT_BOUND)
-        for name, item in trained_parameters(setting).items()
+    return LocalRule(
+        ("cross_entropy", "drift", "gradient"),
+        objective,
+        fields=lambda setting: change_fields(setting, GRADIENT, GRADIENT_BOUND),
+        finish=finish,
     )
 
 

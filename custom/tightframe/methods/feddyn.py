@@ -25,7 +25,7 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from tightframe.learning.exact_updates import as_summed, exact_update_fields, silos_ever
+from tightframe.learning.exact_updates import exact_update_fields, silos_ever, summed_terms
 from tightframe.learning.halves import (
     LocalRule,
     Objective,
@@ -98,12 +98,6 @@ def local_rule(config: FedDynConfig) -> LocalRule:
         return Contribution({}, kept)
 
     return LocalRule(("cross_entropy", "dynamic"), objective, finish=finish)
-
-
-def summed_terms(trained: Trained) -> dict[str, torch.Tensor]:
-    """Return the silo's update and buffers, the update as the sum will hold it."""
-    setting = trained.silo.setting
-    return as_summed(trained.terms, norm=setting.update_norm, bound=setting.update_bound)
 
 
 def server_rule() -> ServerRule:

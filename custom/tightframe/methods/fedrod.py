@@ -39,7 +39,7 @@ from tightframe.learning.halves import (
     train,
 )
 from tightframe.learning.losses import balanced_softmax_loss
-from tightframe.learning.model_update import broadcast_model, shared_template
+from tightframe.learning.model_update import broadcast_model, copied, shared_template
 from tightframe.learning.stages import BatchView, Term
 from tightframe.models import feature_width
 from tightframe.options import StrictModel
@@ -183,9 +183,7 @@ def class_shares(silo: SiloView) -> torch.Tensor:
 def keep_personal_head(trained: Trained) -> Contribution:
     """Keep the personal head as the silo's state; it goes nowhere else."""
     head = trained.objective.beside[PERSONAL].state_dict()
-    return Contribution(
-        {}, {f"{PERSONAL}.{name}": item.detach().cpu().clone() for name, item in head.items()}
-    )
+    return Contribution({}, copied(head, f"{PERSONAL}."))
 
 
 def personalise(silo: SiloView, model: Tensors, state: Tensors) -> nn.Module:

@@ -31,7 +31,7 @@ from tightframe.learning.halves import (
     averaging,
     composed_method,
 )
-from tightframe.learning.model_update import received_model
+from tightframe.learning.model_update import copied, received_model
 from tightframe.learning.stages import BatchView, Term, at_least_float32, cross_entropy
 from tightframe.models.geometry_heads import unit_features
 from tightframe.options import StrictModel
@@ -100,8 +100,7 @@ def local_rule(config: MoonConfig) -> LocalRule:
 
 def keep_model(trained: Trained) -> Contribution:
     """Propose the model just trained as the one that the next round's features stay away from."""
-    state = trained.model.state_dict()
-    return Contribution({}, {PREVIOUS + name: item.detach().cpu().clone() for name, item in state.items()})
+    return Contribution({}, copied(trained.model.state_dict(), PREVIOUS))
 
 
 def _frozen(silo: SiloView, tensors: Tensors) -> nn.Module:

@@ -26,8 +26,7 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from tightframe import phases
-from tightframe.learning.exact_updates import on_grid, silos_ever
+from tightframe.learning.exact_updates import change_fields, on_grid, silos_ever
 from tightframe.learning.halves import (
     LocalRule,
     Objective,
@@ -139,14 +138,11 @@ def local_rule(config: ScaffoldConfig, setting: Setting) -> LocalRule:
             kept[CONTROL + name] = trained.state.get(CONTROL + name, torch.zeros_like(change)) + change
         return Contribution(changes, kept)
 
-    return LocalRule(("cross_entropy",), objective, fields=control_fields, finish=finish)
-
-
-def control_fields(setting: Setting) -> tuple[phases.Field, ...]:
-    """Return ``control/<parameter>``: the change of c_k, not weighted."""
-    return tuple(
-        phases.Field(CONTROL + name, tuple(item.shape), ring=64, bound=CONTROL_BOUND)
-        for name, item in trained_parameters(setting).items()
+    return LocalRule(
+        ("cross_entropy",),
+        objective,
+        fields=lambda setting: change_fields(setting, CONTROL, CONTROL_BOUND),
+        finish=finish,
     )
 
 

@@ -19,7 +19,7 @@ from tightframe.privacy.events import Gaussian, SubsampledGaussian
 from tightframe.privacy.ledger.entries import Cap, LedgerError, TamperError
 from tightframe.privacy.ledger.ledger import ledger_path
 from tightframe.privacy.ledger.store import head_file
-from tightframe.rounds.ledger_keys import signature_check
+from tightframe.rounds.site_ledger.keys import signature_check
 from tightframe_app.ledger import commands
 
 JSON = ("--format", "json")

@@ -328,7 +328,7 @@ def test_it_outlives_processes_and_keys(path: Path, keys: SiteKeys) -> None:
 
 
 def test_a_site_of_two_projects(path: Path, keys: SiteKeys) -> None:
-    from tightframe.rounds.ledger_keys import signature_check
+    from tightframe.rounds.site_ledger.keys import signature_check
 
     other = make_root("another project")
     with open_ledger(path, keys, create=True) as ledger:

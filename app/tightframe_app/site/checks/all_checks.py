@@ -168,7 +168,7 @@ def _data(entry: SiteEntry, label: str, job: JobConfig | None, scope: Scope) -> 
             spec = spec.of(options)
             records = spec.open(spec.site.model_validate(values), options)
             if scope.records:
-                records.check(scope.progress)
+                records.check(lambda text: scope.progress(f"{label}: {text}" if label else text))
             if asks:
                 check_form(records, spec, options)
             sizes = {fold: len(records.labels(fold)) for fold in ("train", "validation", "test")}

@@ -73,8 +73,8 @@ def _whole(places: LedgerPaths, entry: SiteEntry, name: str, scope: Scope) -> Le
     from tightframe.errors import SiteConfigError, TightframeError
     from tightframe.flare.identity import site_identity
     from tightframe.privacy.ledger.entries import TamperError
-    from tightframe.rounds.ledger_keys import signature_check, trusted_roots
     from tightframe.rounds.site_ledger import read_contents
+    from tightframe.rounds.site_ledger.keys import signature_check, trusted_roots
 
     check, path = None, places.ledger
     try:

@@ -80,24 +80,11 @@ def term(table: Tabulated, least: int) -> Term:
         made.records[label] = len(rows)
         for index, place in enumerate(layout.places):
             if place.number is None:
-                _levels(made, label, table, rows, index, place, least)
+                levels, width = slice(place.start, place.end), place.end - place.start
+                _tell(made, label, levels, table, rows, table.cells[rows, index], width, least)
             elif len(rows):
                 _number(made, label, table, rows, index, place, least)
     return made
-
-
-def _levels(
-    made: Term,
-    label: int,
-    table: Tabulated,
-    rows: NDArray[np.int64],
-    index: int,
-    place: Place,
-    least: int,
-) -> None:
-    """Count the levels of a column, missing values among them, in place."""
-    width = place.end - place.start
-    _tell(made, label, slice(place.start, place.end), table, rows, table.cells[rows, index], width, least)
 
 
 def _number(

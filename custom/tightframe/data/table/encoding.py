@@ -163,7 +163,7 @@ def encode(rows: Rows, contract: Contract, site: TableSite) -> Encoded:
             broken[places] = True
             found.append(Finding(column, rule, tuple(numbers[places].tolist())))
 
-    features, of_columns = _features(rows.cells, count, contract, site)
+    features, of_columns = features_of(rows.cells, count, contract, site)
     for name, faults in of_columns.items():
         note(name, faults)
     labels, of_labels = _labels(rows.cells, contract, site)
@@ -230,10 +230,10 @@ def _missing(cells: Mapping[str, Cells], count: int, contract: Contract) -> NDAr
     return np.array(columns, dtype=np.bool_).reshape(len(columns), count).T
 
 
-def _features(
+def features_of(
     cells: Mapping[str, Cells], count: int, contract: Contract, site: TableSite
 ) -> tuple[NDArray[np.float32], dict[str, Faults]]:
-    """Return the values of rows, (n, D), and the faults of each column."""
+    """Return the values of rows, (n, D), and the places of the rows that break each rule of a column."""
     parts, found = [np.zeros((count, 0), np.float32)], {}
     for column in contract.columns:
         values, found[column.column] = _column(cells[column.column], column, site)
@@ -250,7 +250,7 @@ def form(options: Any) -> TableForm:
         cells: dict[str, Cells] = {
             column: [value or None] for column, value in zip(columns, values, strict=True)
         }
-        features, found = _features(cells, 1, contract, _AS_IT_IS)
+        features, found = features_of(cells, 1, contract, _AS_IT_IS)
         return features[0], [f"{name}: {rule}" for name, faults in found.items() for rule in faults]
 
     said = f"the columns {', '.join(names)} of the contract ({contract.title}), by its names, codes and units"

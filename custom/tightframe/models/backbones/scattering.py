@@ -16,6 +16,7 @@ Color Descriptors for Object and Scene Recognition, PAMI 2010, equation 1.
 from __future__ import annotations
 
 import math
+from functools import cache
 from typing import Literal
 
 import torch
@@ -28,6 +29,7 @@ from tightframe.models.scattering import MAX_SCALE, paths, scattering2d
 
 COMPRESSION = 300.0
 GUARD = 1e-12
+NOISE_COUNT, NOISE_SIDE, NOISE_SEED = 32, 32, 20240229
 FAINT = 1e-3
 """Root mean square of a path that counts as little: pictures have values about 1."""
 OPPONENT = (
@@ -45,6 +47,8 @@ class ScatteringOptions(Options):
         J: scales; the largest wavelet covers about 2^J pixels.
         L: angles.
         keep: of each path, see above.
+        reference: ``noise`` takes the mean features of public pictures of noise from a record's: most of what
+            the moments of all pictures have in common, on which its length would be spent under privacy.
         colours: ``rgb`` takes the channels as they are; ``opponent`` turns three into opponent colours.
         length: of a record's features, before the projection. Closed forms shorten them to 1; a head that is
             trained by gradients learns faster from longer ones.
@@ -56,6 +60,7 @@ class ScatteringOptions(Options):
     J: int = Field(default=4, ge=1, le=MAX_SCALE)
     L: int = Field(default=8, ge=1, le=32)
     keep: Literal["moments", "maps"] = "moments"
+    reference: Literal["none", "noise"] = "none"
     colours: Literal["rgb", "opponent"] = "opponent"
     length: float = Field(default=1.0, gt=0, le=1000)
     width: int | None = Field(default=256, ge=1, le=65536)
@@ -72,6 +77,7 @@ class ScatteringFeatures(nn.Module):
     """
 
     colours: torch.Tensor | None
+    reference: torch.Tensor | None
     projection: torch.Tensor | None
 
     def __init__(self, input_shape: tuple[int, ...], options: ScatteringOptions) -> None:
@@ -89,24 +95,57 @@ class ScatteringFeatures(nn.Module):
             projection = torch.randn(options.width, whole, generator=stream, dtype=torch.float64)
             projection = projection.div(math.sqrt(options.width)).float()
         self.register_buffer("projection", projection, persistent=False)
+        self.register_buffer("reference", None, persistent=False)
+        if options.reference == "noise":
+            side = max(NOISE_SIDE, 2 << options.J)
+            self.reference = _unit(self._whole(noise_pictures(channels, side)).mean(0)).float()
         self.feature_width = whole if options.width is None else options.width
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return the features (B, d) of pictures (B, C, H, W)."""
-        if self.colours is not None:
-            x = torch.einsum("oc,bchw->bohw", self.colours.to(x.dtype), x)
-        maps = scattering2d(x.flatten(0, 1).contiguous(), self.scales, self.angles).flatten(2)
-        centred = self._moments(maps, len(x)) if self.keep == "moments" else _relative(maps).view(len(x), -1)
-        unit = centred / torch.linalg.vector_norm(centred, dim=1, keepdim=True).clamp_min(GUARD)
+        unit = _unit(self._whole(x))
+        if self.reference is not None:
+            unit = _unit(unit - self.reference.to(unit.dtype))
         if self.length != 1:
             unit = unit * self.length
         return unit if self.projection is None else nn.functional.linear(unit, self.projection.to(unit.dtype))
+
+    def _whole(self, x: torch.Tensor) -> torch.Tensor:
+        """Return what is kept of all paths, (B, w), of any length."""
+        if self.colours is not None:
+            x = torch.einsum("oc,bchw->bohw", self.colours.to(x.dtype), x)
+        maps = scattering2d(x.flatten(0, 1).contiguous(), self.scales, self.angles).flatten(2)
+        return self._moments(maps, len(x)) if self.keep == "moments" else _relative(maps).view(len(x), -1)
 
     @staticmethod
     def _moments(maps: torch.Tensor, records: int) -> torch.Tensor:
         moments = torch.cat([maps.mean(2), maps.std(2, correction=0)], dim=1).view(records, -1)
         compressed = moments.sign() * torch.log1p(COMPRESSION * moments.abs())
         return compressed - compressed.mean(1, keepdim=True)
+
+
+def _unit(features: torch.Tensor) -> torch.Tensor:
+    return features / torch.linalg.vector_norm(features, dim=-1, keepdim=True).clamp_min(GUARD)
+
+
+@cache
+def noise_pictures(channels: int, side: int) -> torch.Tensor:
+    """Return public pictures (B, C, side, side), the same in every job: noise with the spectrum of pictures.
+
+    Their amplitudes fall with the frequency to the power 1.5, channels are alike but for a part, and each has
+    an offset.
+    """
+    stream = torch.Generator().manual_seed(NOISE_SEED)
+
+    def drawn(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=stream, dtype=torch.float64)
+
+    white = 1.5 * drawn(NOISE_COUNT, 1, side, side) + 0.7 * drawn(NOISE_COUNT, channels, side, side)
+    axis = torch.fft.fftfreq(side, dtype=torch.float64)
+    frequency = (axis[:, None] ** 2 + axis**2).sqrt().clamp_min(1 / side)
+    pictures = torch.fft.ifft2(torch.fft.fft2(white) / frequency**1.5).real
+    pictures = pictures / pictures.flatten(1).std(1)[:, None, None, None]
+    return pictures + 0.5 * drawn(NOISE_COUNT, channels, 1, 1)
 
 
 def _relative(maps: torch.Tensor) -> torch.Tensor:
@@ -122,6 +161,10 @@ def build(options: ScatteringOptions, input_shape: tuple[int, ...], num_classes:
         ValueError: if the input is not an image of at least 2^J x 2^J pixels.
     """
     image_channels("scattering", input_shape, 2**options.J)
+    if options.reference == "noise" and options.keep == "maps":
+        raise ValueError(
+            "Expected `reference` none with `keep` maps, which have nothing in common with noise."
+        )
     backbone = ScatteringFeatures(input_shape, options)
     return Classifier(backbone, backbone.feature_width, num_classes, options.dropout)
 

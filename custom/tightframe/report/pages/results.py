@@ -69,16 +69,8 @@ def curves(rows: Sequence[Row], roster: Sequence[str], done: int, *, own_models:
     ]
     noisy = any(item.test.noisy for item in models.values() if item is not None)
     if noisy:
-        ends = [
-            None if item is None else item.test.balanced_accuracy_interval for item in map(models.get, xs)
-        ]
         # Without validation, whose own limits there is no room for here; the table has them.
-        good = good[:1] + [
-            Series(
-                f"{which} end of the interval, test", [None if end is None else end[i] for end in ends], 2 + i
-            )
-            for i, which in enumerate(("lower", "upper"))
-        ]
+        good = [good[0], *_ends([models[x] for x in xs])]
     hollow = " Hollow points were counted by some of the silos only." if any(partly) else ""
     start = " Round 0 is the model before training." if 0 in models else ""
     whose = "the silos' own models" if own_models else "each round's model"
@@ -101,6 +93,15 @@ def curves(rows: Sequence[Row], roster: Sequence[str], done: int, *, own_models:
         else None,
         _in_numbers(models, losses, by),
     )
+
+
+def _ends(models: Sequence[Evaluation | None]) -> list[Series]:
+    """Return both ends of the interval of each model's balanced accuracy."""
+    ends = [None if item is None else item.test.balanced_accuracy_interval for item in models]
+    return [
+        Series(f"{which} end of the interval, test", [None if end is None else end[i] for end in ends], 2 + i)
+        for i, which in enumerate(("lower", "upper"))
+    ]
 
 
 def _in_numbers(

@@ -66,7 +66,7 @@ def attach(phase: Phase, num_classes: int) -> Phase:
         view = cast("LocalSilo", silo)
         counts, active, least = view.held_counts(), silo.offers_prototypes, view.min_class_count
         for_method = {name: item for name, item in received.items() if name != OFFERED}
-        for_method[ADMITTED] = (counts >= least) & active & offer
+        for_method[ADMITTED] = held_classes(counts, least, active) & offer
         made = phase.contribute(silo, for_method, state)
         tensors = withhold(
             phase.schema, made.tensors, offer=offer, counts=counts, min_count=least, active=active
@@ -166,6 +166,11 @@ def received_offer(received: Tensors, num_classes: int) -> torch.Tensor:
     return offer.bool()
 
 
+def held_classes(counts: torch.Tensor, min_count: int, active: bool) -> torch.Tensor:
+    """Return the classes that a silo reports to hold, bool (C,); see ``withhold``."""
+    return (counts >= min_count) & active
+
+
 def withhold(
     schema: Schema,
     tensors: Tensors,
@@ -185,7 +190,7 @@ def withhold(
         min_count: ``min_class_count`` of the site.
         active: whether this silo contributes class sums at all.
     """
-    held = (counts >= min_count) & active
+    held = held_classes(counts, min_count, active)
     allowed = held & offer
     result = dict(tensors)
     for item in schema.fields:

@@ -42,10 +42,10 @@ class Rows:
     ragged: list[int] = field(default_factory=list)
 
 
-def own_names(contract: Contract, site: TableSite) -> dict[str, str]:
-    """Return the contract's columns -> the site's names of them."""
+def own_names(columns: Sequence[str], site: TableSite) -> dict[str, str]:
+    """Return columns of a contract -> the site's names of them."""
     renamed = {theirs: own for own, theirs in site.columns.items()}
-    return {column: renamed.get(column, column) for column in contract.wanted}
+    return {column: renamed.get(column, column) for column in columns}
 
 
 def places(header: Sequence[str], names: Mapping[str, str], where: str, hint: str = "") -> dict[str, int]:
@@ -75,16 +75,17 @@ def places(header: Sequence[str], names: Mapping[str, str], where: str, hint: st
             problems.append(f"there is no column {own!r}{''.join(meant)}")
     if problems:
         listed = "".join(f"\n  - {problem}" for problem in problems)
+        number = f"{len(header)} column{'s' if len(header) != 1 else ''}"
         raise DataError(
-            f"Expected {where} to have the contract's columns once each, but it has {len(header)} columns and"
-            f"{listed}\nName the site's own columns in `columns` of its entry.{hint}",
+            f"Expected {where} to have the contract's columns once each, but it has {number} and{listed}\n"
+            f"Name the site's own columns in `columns` of its entry.{hint}",
             code="TF-204",
         )
     return {column: at[own][0] for column, own in names.items()}
 
 
-def read(contract: Contract, site: TableSite) -> Rows:
-    """Read the columns of a site's table that a contract wants.
+def read(contract: Contract, site: TableSite, wanted: Sequence[str] | None = None) -> Rows:
+    """Read the columns of a site's table that a contract wants, or ``wanted`` of them.
 
     Rows of a database are put in the order of their records' names, or of all their cells, because a database
     promises none: folds and runs repeat.
@@ -93,7 +94,8 @@ def read(contract: Contract, site: TableSite) -> Rows:
         DataError: TF-205 without the file, TF-206 if it cannot be read, TF-204 for its header, TF-217 for a
             database, TF-219 without a package that it takes.
     """
-    names, missing = own_names(contract, site), frozenset(site.missing)
+    names = own_names(contract.wanted if wanted is None else wanted, site)
+    missing = frozenset(site.missing)
     header, lines = opened(site, names.values())
     hint = _delimiter_hint(header, site.delimiter) if site.is_text else ""
     found = places(header, names, site.place, hint)

@@ -18,7 +18,7 @@ from tightframe.learning import loop
 from tightframe.models.frozen import FrozenEncoder, encoder_sha256
 from tightframe.models.heads import feature_width
 from tightframe.phases import Fold
-from tightframe.rounds.feature_files import FeatureFiles, RecordsDigest, StoredFeatures
+from tightframe.rounds.encoded.files import FeatureFiles, RecordsDigest, StoredFeatures
 
 if TYPE_CHECKING:
     from tightframe.rounds.context import SiloContext

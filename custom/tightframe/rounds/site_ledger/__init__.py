@@ -26,7 +26,7 @@ from tightframe.privacy.ledger.ledger import Ledger, ledger_expected, ledger_pat
 from tightframe.privacy.ledger.rows import Check
 from tightframe.privacy.ledger.store import head_file, read_head_file
 from tightframe.results.files import TRANSCRIPT
-from tightframe.rounds.ledger_keys import signature_check, trusted_roots
+from tightframe.rounds.site_ledger.keys import signature_check, trusted_roots
 from tightframe.securesum.identity import Anchor, Signer
 
 LOCK = "sums.lock"
