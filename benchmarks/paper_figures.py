@@ -32,13 +32,13 @@ from methods import RESULTS, ROOTS
 Runs = dict[str, list[dict[str, Any]]]
 COLOURS = ("#000000", "#d55e00", "#0072b2", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#999933", "#882255")
 """Okabe and Ito's, and two of Tol's, which colour-blind readers tell apart."""
-PANELS: Mapping[str, tuple[tuple[str, str, bool], ...]] = {
+PANELS: Mapping[str, tuple[tuple[str, str], ...]] = {
     "collapse": (
-        ("nc1", "NC1: within over between classes", True),
-        ("nc2", "NC2: distance from a simplex", False),
-        ("cosine", "mean cosine of class means", False),
+        ("nc1", "NC1: within over between classes"),
+        ("nc2", "NC2: distance from a simplex"),
+        ("cosine", "mean cosine of class means"),
     ),
-    "curves": (("course", "test accuracy", False), ("losses", "test loss", False)),
+    "curves": (("course", "test accuracy"), ("losses", "test loss")),
 }
 
 
@@ -68,7 +68,7 @@ def lines(pyplot: Any, runs: Runs, kind: str) -> Any:
     """Draw measures by round, a panel each."""
     panels = PANELS[kind]
     figure, all_axes = pyplot.subplots(1, len(panels), figsize=(3.6 * len(panels), 3.2))
-    for axes, (what, title, logarithmic) in zip(all_axes, panels, strict=True):
+    for axes, (what, title) in zip(all_axes, panels, strict=True):
         for colour, (row, items) in zip(COLOURS, runs.items(), strict=False):
             each = [values for run in items if (values := by_round(run, what))]
             if not each:
@@ -80,11 +80,9 @@ def lines(pyplot: Any, runs: Runs, kind: str) -> Any:
             axes.plot(rounds, means, color=colour, linewidth=1.4, label=f"{row} ({len(each)})")
             low = [mean - spread for mean, spread in zip(means, spreads, strict=True)]
             high = [mean + spread for mean, spread in zip(means, spreads, strict=True)]
-            if not logarithmic:
-                axes.fill_between(rounds, low, high, color=colour, alpha=0.12, linewidth=0)
+            axes.fill_between(rounds, low, high, color=colour, alpha=0.12, linewidth=0)
         axes.set_title(title, fontsize=9)
         axes.set_xlabel("round")
-        axes.set_yscale("log" if logarithmic else "linear")
         axes.grid(alpha=0.3)
     all_axes[0].legend(frameon=False, fontsize=7)
     return figure

@@ -131,7 +131,7 @@ class Effect:
     Attributes:
         method, options: what was compared.
         setting: data, network and schedule.
-        measure: of the difference; a ``loss`` is better where it is lower.
+        measure: of the difference; a ``loss`` and a ``spread`` are better where they are lower.
         baseline: title of the other.
         mean, low, high: of the paired differences over seeds, with the 95 % t interval.
         seeds: how many.
@@ -152,12 +152,12 @@ class Effect:
     @property
     def seen(self) -> bool:
         """Whether five seeds or more show the method ahead, with an interval that leaves zero out."""
-        return self.seeds >= 5 and (self.high < 0 if self.measure == "loss" else self.low > 0)
+        return self.seeds >= 5 and (self.high < 0 if self.measure in ("loss", "spread") else self.low > 0)
 
     @property
     def line(self) -> str:
         """Return the comparison in one line."""
-        digits = 3 if self.measure in ("loss", "accuracy") else 1
+        digits = {"loss": 3, "accuracy": 3, "spread": 2}.get(self.measure, 1)
         numbers = f"{self.mean:+.{digits}f} [{self.low:+.{digits}f}, {self.high:+.{digits}f}]"
         named = f" ({self.options})" if self.options else ""
         return f"{self.setting}{named}: {self.measure} {numbers} less {self.baseline}'s, {self.seeds} seeds"
