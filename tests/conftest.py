@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import functools
 import gc
 import os
 import sys
 import tempfile
 from collections.abc import Generator, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from hypothesis import settings
 from numpy.typing import NDArray
 from tests.support import ROOT
 from tests.support.jobs import SMALL
+from tests.support.pages import where_wanted, written
 from tests.support.randomness import drawn_by_name
 
 WHOLE = [
@@ -39,8 +42,9 @@ WAITING = [
     for name in (
         "production/test_production.py",
         "engine/test_faults.py",
-        "engine/test_privacy.py",
+        "production/test_withdrawing.py",
         "production/test_accounts.py",
+        "engine/test_privacy.py",
         "engine/test_jobs.py",
         "engine/test_secure.py",
         "engine/test_resume.py",
@@ -55,6 +59,25 @@ WAITING = [
 ]
 """Files that run the engine, the longest first."""
 
+PAGELESS = [
+    ROOT / "tests" / name
+    for name in (
+        "attacks/test_repeated_fields.py",
+        "attacks/test_resumed_states.py",
+        "benchmarks",
+        "inference",
+        "learning",
+        "methods",
+        "rounds/private",
+        "rounds/server/test_resume.py",
+        "rounds/sums",
+        "rounds/test_frozen_encoder.py",
+        "rounds/test_plan.py",
+        "rounds/test_setup.py",
+    )
+]
+"""Where runs in this process write no page: none is read there, but by tests that ask for ``pages``."""
+
 
 # Two cores are shared by everything that the tests start. Here and not in a hook, because the
 # `conftest` of a folder imports torch before hooks run.
@@ -67,6 +90,29 @@ if "TMPDIR" not in os.environ and MEMORY.is_dir() and os.access(MEMORY, os.W_OK 
         os.environ["TMPDIR"] = str(MEMORY)
         tempfile.tempdir = None
 
+
+def _compiled() -> bool:
+    """Check whether tests were collected here before, or leave nothing compiled."""
+    kept = sys.pycache_prefix is None and not sys.dont_write_bytecode and os.access(ROOT / "tests", os.W_OK)
+    return not kept or any((ROOT / "tests" / "__pycache__").glob("test_*-pytest-*.pyc"))
+
+
+def _lead() -> int | None:
+    """Return a lock that the other processes of tests wait for, if this one is to compile everything.
+
+    In a new environment each of them would compile the same modules at the same moment.
+    """
+    if "PYTEST_XDIST_WORKER" not in os.environ or _compiled():
+        return None
+    lock = os.open(ROOT / "tests", os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    if not _compiled():
+        return lock
+    os.close(lock)
+    return None
+
+
+_leading = _lead()
 # How long an example takes depends on what else runs; tests time nothing. The same examples in each run.
 settings.register_profile("steady", deadline=None, derandomize=True)
 settings.register_profile("drawn anew", deadline=None)
@@ -128,6 +174,20 @@ def images() -> Path | None:
     return path if path.is_dir() else None
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _pages_where_read() -> Iterator[None]:
+    from tightframe.report import writing
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(writing, "leave", where_wanted(writing.leave))
+        yield
+
+
+@pytest.fixture
+def pages() -> None:
+    """Runs of this test write their pages."""
+
+
 @pytest.fixture
 def small() -> dict[str, Any]:
     """Values of a small valid job; a fresh copy for each test."""
@@ -146,6 +206,8 @@ def pytest_collection() -> Generator[None, object, object]:
     try:
         return (yield)
     finally:
+        if _leading is not None:
+            os.close(_leading)
         gc.freeze()
         gc.enable()
 
@@ -168,10 +230,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Draw by the test's name, in its fixtures, too."""
-    if item.config.getoption("--drawn-anew", False):
-        return (yield)
-    with drawn_by_name(item.nodeid):
+    """Draw by the test's name, in its fixtures, too, and write pages where somebody reads them."""
+    asked = "pages" in getattr(item, "fixturenames", ())
+    told = written(asked or not any(item.path.is_relative_to(place) for place in PAGELESS))
+    drawn = nullcontext() if item.config.getoption("--drawn-anew", False) else drawn_by_name(item.nodeid)
+    with told, drawn:
         return (yield)
 
 

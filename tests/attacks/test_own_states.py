@@ -6,16 +6,22 @@ counts follows from the totals that it is told, not from the server's list of op
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from tests.support.attacks.malicious_server import Federation, Records, hearts
 
-from tightframe.rounds.context import COMMITTED
+from tightframe.phases import ServerState
+from tightframe.rounds.context import COMMITTED, TOLD
+from tightframe.rounds.run_state import next_state, state_bytes, state_sha256
+from tightframe.rounds.server.collecting import SharedState
 from tightframe.rounds.silo.own_state import proposed_in
 from tightframe.rounds.sums.common import SEAL
 from tightframe.securesum import server
-from tightframe.securesum.messages import SumId
+from tightframe.securesum.messages import SumId, TermRequest, Total
 
 GONE = "hospital-2"
 
@@ -60,3 +66,67 @@ def test_what_a_silo_trained_counts_whatever_the_server_says_was_opened(
     ask_for_a_seal(federation)
     others = set(hospitals) - {GONE}
     assert kept(federation) == {GONE: "1/train-0/0", **dict.fromkeys(others, "2/train-0/0")}
+
+
+def ask(
+    federation: Federation,
+    number: int,
+    slot: int,
+    total: Total,
+    state: ServerState,
+    opened: Mapping[str, list[str]],
+    before: str = "0" * 64,
+) -> None:
+    """Ask the hospital that was left out for a term on a state that it missed, behind a total."""
+    assert federation.evidence is not None
+    message = {
+        "kind": "train",
+        "round": number,
+        "phase": 0,
+        "attempt": 0,
+        "opened": dict(opened),
+        **SharedState(state, before=before).named(),
+        "state_bytes": state_bytes(state),
+        "secure": TermRequest(
+            slot,
+            SumId.of("train", number, 0, 0),
+            total.schema,
+            federation.session.setup_for(GONE).to_bytes(),
+            total.to_bytes(),
+            federation.evidence.seeds_of_survivors(),
+        ).to_bytes(),
+    }
+    federation.sessions[GONE].handle("contribute", message)
+
+
+@pytest.mark.parametrize("how", ["listed", "told"])
+def test_what_it_trained_on_a_crafted_state_never_counts(
+    hospitals: dict[str, Records], tmp_path: Path, how: str
+) -> None:
+    """A hospital is sent a crafted state, and the server says that the sum of its term was opened.
+
+    What it trained would be its control variate, say, and with the next true sum its gradients on the crafted
+    model would be in a total that is opened.
+    """
+    federation = Federation(
+        {"method": "local_only", "rounds": 9, "answer_grid": 0.0}, hospitals, state=tmp_path
+    )
+    federation.enroll().sum("train", 1)
+    federation.sum("train", 2, unasked={GONE})
+    before = federation.evidence
+    assert before is not None
+    crafted = federation.shared.state.evolve(extra={"crafted": torch.ones(1)})
+    ask(federation, 3, 2, before.total, crafted, {"1/train-0/0": [*sorted(hospitals)]})
+    federation.sum("train", 3, unasked={GONE})
+    true, claimed = federation.evidence, {"3/train-0/0": [*sorted(hospitals)]}
+    assert true is not None
+    if how == "told":
+        false = replace(true.total, survivors=tuple(sorted(hospitals)))
+        follows = next_state(federation.setup, crafted, false, federation.applied())
+        ask(federation, 4, 3, false, follows, claimed, before=state_sha256(crafted))
+        assert kept(federation)[GONE] == "1/train-0/0"
+    federation.sum("train", 4, unasked={GONE})
+    assert federation.evidence is not None
+    ask(federation, 5, 4, federation.evidence.total, federation.shared.state, claimed)
+    assert kept(federation)[GONE] == "1/train-0/0"
+    assert not (federation.sessions[GONE].context.state_folder / TOLD).exists()

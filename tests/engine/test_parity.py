@@ -44,7 +44,7 @@ def _assert_equal(run: Run, expected: Path) -> None:
 def test_our_command_equals_in_process_with_two_classes_and_boards(
     export: Callable[..., Path], alone: Path, tmp_path: Path
 ) -> None:
-    """As people type it, with a file for one run; `test_secure` has six silos at a time."""
+    """As people type it, with a file for one run; `.ci/run` has six silos at a time."""
     job = export(sites=SITES)
     with listening() as daemon:
         # Boards are asked for, and nothing else of the run may change.

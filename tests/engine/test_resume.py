@@ -1,4 +1,4 @@
-"""A run that stopped in NVFlare goes on there as a new job, and ends as the unbroken one, bit for bit."""
+"""A run that too few silos ended in NVFlare goes on there as a new job, and ends as the unbroken one does."""
 
 from __future__ import annotations
 
@@ -17,8 +17,11 @@ CHANGES = {"method": "scaffold", "training.momentum": 0.0, "rounds": 3}
 def test_a_stopped_job_goes_on_in_nvflare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fault = {"site": ["site-2"], "round": 2, "kind": "raise"}
     broken = export_job(tmp_path / "broken", sites=3, changes=CHANGES, fault=fault)
-    first = simulate_job(broken, tmp_path / "broken", threads=3)
+    first = simulate_job(broken, tmp_path / "broken", threads=3, engine_command=True)
     assert first.code != 0 and first.outcome["rounds_done"] == 1, first.output
+    assert "TF-513: 1 of 3 silos in round 2 could not contribute, so that fewer than 3 did" in first.output
+    assert first.output.count("nothing can be contributed to this sum: TF-503") == 1, "at the silo"
+    assert "NOT TRAINED" in first.output and first.outcome["trained"] is False
 
     folder = tmp_path / "resumed" / "job"
     told, lines = resuming.export("fedmr_isic", first.workspace, folder)

@@ -43,6 +43,7 @@ def test_only_losses_are_told() -> None:
 
 
 @pytest.mark.whole
+@pytest.mark.usefixtures("pages")
 def test_a_whole_run_keeps_each_model_at_its_silo(tmp_path: Path) -> None:
     result = by_hand.whole_run("local_only", personalise=True, folder=tmp_path)
     assert result.outcome.trained and result.outcome.own_models

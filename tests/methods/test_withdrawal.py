@@ -29,6 +29,7 @@ from tightframe.rounds.run_state import state_sha256
 from tightframe.rounds.server import resume
 from tightframe.rounds.server.coordinator import Result
 from tightframe.rounds.setup import prepare
+from tightframe.rounds.withdrawn import LIST
 
 SILOS = ("a", "b", "c", "d")
 FOLDS: tuple[Fold, ...] = ("train", "validation", "test")
@@ -187,6 +188,7 @@ def test_the_model_is_that_of_a_run_without_the_records_to_the_bit(
     assert records_in(found.result.state) == 788
 
 
+@pytest.mark.usefixtures("pages")
 def test_patients_leave_with_all_records_and_nobody_tells_who_named_none(
     first: Ended, tmp_path: Path
 ) -> None:
@@ -263,6 +265,11 @@ def test_too_few_records_or_silos_open_nothing_but_their_number(
     names: Mapping[str, int], least: int, match: str, first: Ended, tmp_path: Path
 ) -> None:
     lines = {site: of_class(first.data[site], 3, count) for site, count in names.items()}
+
+    def lists() -> dict[Path, bytes]:
+        return {path: path.read_bytes() for path in first.folder.rglob(LIST)}
+
+    before = lists()
     with pytest.raises(RunError, match=match) as caught:
         first.withdraw(lines, tmp_path, least=least)
     assert caught.value.code == "TF-523"
@@ -270,6 +277,7 @@ def test_too_few_records_or_silos_open_nothing_but_their_number(
     assert not opened["trained"] and not (tmp_path / "server" / MODEL).exists()
     asked = [json.loads(line) for line in (tmp_path / "server" / "transcript.jsonl").read_text().splitlines()]
     assert "before-1" not in json.dumps(asked), "no other sum was asked for"
+    assert lists() == before, "no silo's list has begun"
 
 
 def test_the_number_that_a_refusal_tells_is_no_larger_than_the_rule_needs(

@@ -209,7 +209,13 @@ def test_features_feed_monais_own_last_layer(network: str, last: str, shape: tup
         assert torch.allclose(layer(features), logits, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("network", get_args(Network))
+QUICK = ("ResNet10", "ViT")
+
+
+@pytest.mark.parametrize(
+    "network",
+    [pytest.param(name, marks=() if name in QUICK else pytest.mark.whole) for name in get_args(Network)],
+)
 def test_every_network_of_the_list(network: str) -> None:
     """Built without memory: its head fits its features, and its momentum is the option's."""
     if network == "ViT":

@@ -18,6 +18,7 @@ from tests.support.processes import gone
 from tests.support.production.federation import ACCOUNTS, LEAD, SERVER, SITES
 from tests.support.production.private import every_file
 from tests.support.production.two_accounts import SERVICE, SITE, TwoAccounts, running
+from tests.support.production.watching import process_of
 
 from tightframe_app.site.stop import running as processes_of
 
@@ -192,10 +193,13 @@ def test_the_engine_reads_no_key_that_signs_and_the_check_says_so(
 
 
 def test_an_aborted_job_ends_in_the_other_account(federation: TwoAccounts, done: Path) -> None:
+    """And at a hospital with one account."""
     with _lead(federation) as session:
         job, process = _running(federation, session)
+        other = process_of(federation, next(name for name in SITES if name != SITE), job)
         session.abort_job(job)
         assert gone(process, 40), federation.said(SERVICE)[-2000:]
+        assert gone(other, 60), "the lead's abort did not reach the hospital"
         assert str(_ended(session, job)["status"]).startswith("FINISHED:ABORTED")
 
 

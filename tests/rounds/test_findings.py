@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 import torch
 from PIL import Image
+from scipy.stats import binomtest
 from sklearn.datasets import make_multilabel_classification
 from sklearn.metrics import average_precision_score, multilabel_confusion_matrix, roc_auc_score
 from tests.support.tables import FOUR, statistics_job
@@ -38,6 +39,7 @@ from tightframe.methods import METHODS
 from tightframe.methods.fedavg import positive_weights
 from tightframe.phases import FINDING_COUNTS, UNKNOWN
 from tightframe.privacy.training.per_sample import ENGINES, RecordLoss, running
+from tightframe.report.comparing import read_runs
 from tightframe.results.local_report import SiloReport
 from tightframe.results.parts.evaluation import FoldMetrics
 from tightframe.results.statistics import Count
@@ -428,3 +430,20 @@ def test_weights_of_positives_leave_the_release_profile_as_it_is() -> None:
         for more in ({}, {"method_options": {"loss": "weighted"}})
     ]
     assert profiles[0] == profiles[1] and "class_sums" not in profiles[0]
+
+
+def test_a_comparison_has_limits_of_sensitivities_and_specificities(
+    result: federation.Result, place: Path
+) -> None:
+    """Against scipy's limits of each: those of the mean of proportions of the same records."""
+    (run,) = read_runs([place / "run" / "server"])
+    test = result.outcome.final().test
+    limits = []
+    for one in (test.findings or {}).values():
+        (absent, false), (missed, hits) = one.confusion
+        for right, wrong in ((absent, false), (hits, missed)):
+            limits.append(binomtest(right, right + wrong).proportion_ci(method="wilson"))
+    expected = np.mean([item.low for item in limits]), np.mean([item.high for item in limits])
+    assert run.interval("balanced_accuracy") == pytest.approx(expected)
+    assert test.balanced_accuracy is not None and expected[0] < test.balanced_accuracy < expected[1]
+    assert "sensitivity and specificity over the findings" in (place / "run/server/report.html").read_text()

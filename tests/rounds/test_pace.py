@@ -124,6 +124,13 @@ def test_no_measure_is_a_training_that_failed(silo: Silo) -> None:
     assert silo.pace.lacks("1")
 
 
+def test_nor_is_work_that_trains_nothing(silo: Silo) -> None:
+    silo.work(3.0, "a", part=None, known=True)
+    silo.work(3.0, "b", whole=False)
+    silo.pace.verified("b")
+    assert silo.pace.lacks(None) and silo.pace.floor == 0.0
+
+
 def test_a_rehearsal_is_a_measure_for_each_phase(silo: Silo) -> None:
     assert silo.pace.lacks("0") and silo.pace.lacks(None)
     silo.pace.rehearsed({"0": 4.0, "1": 20.0})
@@ -158,11 +165,11 @@ def test_a_damaged_file_asks_for_a_rehearsal(silo: Silo, caplog: pytest.LogCaptu
 
 
 def test_it_says_when_the_server_will_not_wait(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    silo = Silo(tmp_path, limit=15.0)
+    silo = Silo(tmp_path, limit=20.0)
     silo.begin()
-    silo.work(9.0)
-    assert not caplog.records
     silo.work(13.0)
+    assert not caplog.records
+    silo.work(17.0)
     assert "site_timeout" in caplog.text
 
 

@@ -1,8 +1,11 @@
-"""Pages of reports as a reader of XML and a browser's parser see them."""
+"""Pages of reports as a reader of XML and a browser's parser see them, and which runs write them."""
 
 from __future__ import annotations
 
 import json
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from html.parser import HTMLParser
 from pathlib import Path
@@ -11,6 +14,30 @@ from xml.etree import ElementTree
 
 Element = ElementTree.Element
 SVG = "{http://www.w3.org/2000/svg}"
+
+
+_written = True
+
+
+@contextmanager
+def written(wanted: bool) -> Iterator[None]:
+    """Let runs in this process write their pages or not, which is a sixth of a small run's time."""
+    global _written
+    before, _written = _written, wanted
+    try:
+        yield
+    finally:
+        _written = before
+
+
+def where_wanted(leave: Callable[[Path, logging.Logger], None]) -> Callable[[Path, logging.Logger], None]:
+    """``writing.leave``, or nothing where pages are not wanted."""
+
+    def maybe(folder: Path, log: logging.Logger) -> None:
+        if _written:
+            leave(folder, log)
+
+    return maybe
 
 
 def values(path: Path) -> Any:

@@ -73,7 +73,8 @@ class Run:
         """Return the 95 % limits of a measure: of its noise, or of few test records where they are known.
 
         Accuracy has Wilson's limits, balanced accuracy those of the mean of the classes' (MOVER); areas have
-        none without noise.
+        none without noise. Findings are of the same records, so limits of their mean are the mean of their
+        limits, which hold however they go together.
         """
         test = self.test
         if test is None or getattr(test, measure) is None:
@@ -88,6 +89,16 @@ class Run:
             return share.low, share.high
         if measure != "balanced_accuracy":
             return None
+        if test.findings is not None:
+            rows = [
+                row
+                for item in test.findings.values()
+                if all(map(any, item.confusion))
+                for row in (item.confusion[0], item.confusion[1][::-1])
+            ]
+            limits = [clinical.wilson(right / copies, (right + wrong) / copies) for right, wrong in rows]
+            count = max(1, len(limits))
+            return sum(item.low for item in limits) / count, sum(item.high for item in limits) / count
         shares = [
             clinical.wilson(recall * test.class_records[name] / copies, test.class_records[name] / copies)
             for name, recall in test.recall.items()

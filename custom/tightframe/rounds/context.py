@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 STATE = "silo_state"
 COMMITTED, EARLIER, PROPOSED = "committed.safetensors", "earlier.safetensors", "proposed.safetensors"
+TOLD = "told.safetensors"
 START = "start.safetensors"
 FOLLOWED, VERIFIED = "followed", "verified"
 """Files of the run's state as this silo computed it, and of the states that it verified, with their sums."""
@@ -267,6 +268,6 @@ def note_verified(folder: Path, basis: bytes, sum_id: SumId) -> None:
     append_durably(folder / VERIFIED, f"{state} {verified_sum(state, sum_id)}\n".encode(), mode=0o600)
 
 
-def verified_sum(state: str, sum_id: SumId) -> str:
+def verified_sum(state: str, sum_id: SumId | str) -> str:
     """Return how the silo's file names a sum and the state (SHA-256, hex) that it rests on."""
     return f"{state}:{sum_id}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -49,6 +50,17 @@ def private(method: str, folder: Path | None = None, *, privacy: dict[str, Any],
     return federation.run(method, partition("4 silos"), 1, folder=folder, **BASE, privacy=privacy, **changes)
 
 
+def options_of(method: str) -> dict[str, Any]:
+    return {"method_options": {"ridge": 0.5}} if method == "fed3r" else {}
+
+
+@functools.cache
+def exact_run(method: str) -> federation.Result:
+    """With plain exact sums."""
+    values = {**BASE, "class_rules": "off", "summation": "plain", **options_of(method)}
+    return federation.run(method, partition("4 silos"), 1, **values)
+
+
 def noiseless(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Part, "share", lambda part, shape, honest: np.zeros(shape, np.int64))
     monkeypatch.setattr(Part, "deviation", lambda part, **_: 0.0)
@@ -62,11 +74,8 @@ def test_without_noise_the_head_is_that_of_the_exact_sums(
 ) -> None:
     """But for its temperature, and what cutting features to 2^-12 changes."""
     noiseless(monkeypatch)
-    options = {"method_options": {"ridge": 0.5}} if method == "fed3r" else {}
-    exact = federation.run(
-        method, partition("4 silos"), 1, **{**BASE, "class_rules": "off", "summation": "plain"}, **options
-    )
-    found = private(method, privacy={"epsilon": 90.0}, summation=summation, **options)
+    exact = exact_run(method)
+    found = private(method, privacy={"epsilon": 90.0}, summation=summation, **options_of(method))
     images = digits()["test"][0]
     told, made = (head_scores(result.state.model, images) for result in (exact, found))
     if method == "fed3r":  # its intercepts are set anew: the slopes are the ridge regression's

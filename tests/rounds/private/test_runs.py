@@ -19,6 +19,7 @@ from opacus.accountants import PRVAccountant
 from tests.support.audit import gaussian_epsilon
 from tests.support.jobs import SMALL
 from tests.support.ledgers import charges_in, charges_of
+from tests.support.pages import written
 from tests.support.runs import asked
 from tests.support.securesum.certificates import issue, make_root
 
@@ -103,7 +104,8 @@ def _epsilon(charges: list[Charge], delta: float) -> float:
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[federation.Result, Path]:
     folder = tmp_path_factory.mktemp("run")
-    return federation.run_job(parse_job(JOB), folder=folder), folder
+    with written(True):
+        return federation.run_job(parse_job(JOB), folder=folder), folder
 
 
 def test_every_silo_charges_each_round_once_and_keeps_the_promise(

@@ -17,10 +17,10 @@ from tightframe.config.job import JobConfig, parse_job
 from tightframe.federation import LocalTransport
 from tightframe.learning.model_update import initial_model
 from tightframe.phases import Cohort, Contribution, Field, Method, Phase, Schema, ServerState
-from tightframe.rounds.context import Message, SiloContext
+from tightframe.rounds.context import TOLD, Message, SiloContext, note_verified
 from tightframe.rounds.server.coordinator import Coordinator
 from tightframe.rounds.setup import prepare
-from tightframe.rounds.silo.own_state import SiloStateStore
+from tightframe.rounds.silo.own_state import SiloStateStore, confirm_told
 from tightframe.rounds.silo.session import SiloSession
 from tightframe.rounds.sums.simulated_identity import simulated_anchor, simulated_identity
 from tightframe.rounds.sums.transcripts import ServerIdentity
@@ -179,6 +179,36 @@ def test_silo_state_is_committed_only_when_its_term_was_opened(tmp_path: Path) -
     assert store.committed()["c"].tolist() == [1.0], "another sum is no evidence"
     store.settle({"3/train-0/0": ["a"]})
     assert store.committed()["c"].tolist() == [1.0], "what was dropped stays dropped"
+
+
+def test_in_secure_sums_a_silo_commits_what_it_gave_its_shares_for(tmp_path: Path) -> None:
+    store, basis = SiloStateStore(tmp_path, "a", secure=True), "b" * 64
+    first, second = SumId(1, "train-0"), SumId(2, "train-0")
+
+    store.propose(first, {"c": torch.tensor([1.0])}, basis)
+    note_verified(tmp_path, bytes(32), first)  # of another state: in the job that this one resumes, say
+    store.settle({str(first): ["a"]})
+    assert store.committed() == {}, "the server's word alone"
+
+    store.propose(first, {"c": torch.tensor([1.0])}, basis)
+    store.settle({str(first): ["a"]}, str(first))
+    assert store.committed()["c"].tolist() == [1.0], "it is in the total told"
+    store.settle({str(first): ["a"]}, str(first))
+    assert store.committed()["c"].tolist() == [1.0], "which is told again"
+    store.settle({}, str(second))
+    assert store.committed() == {}, "and was not verified before another was told"
+
+    store.propose(first, {"c": torch.tensor([1.0])}, basis)
+    store.settle({str(first): ["a"]}, str(first))
+    confirm_told(tmp_path)
+    store.propose(second, {"c": torch.tensor([2.0])}, basis)
+    note_verified(tmp_path, bytes.fromhex(basis), second)
+    store.settle({}, str(second))
+    assert store.committed()["c"].tolist() == [1.0], "verified, and the next one is not opened with it"
+    store.propose(second, {"c": torch.tensor([2.0])}, basis)
+    store.settle({str(second): ["a"]})
+    assert store.committed()["c"].tolist() == [2.0]
+    assert not (tmp_path / TOLD).exists()
 
 
 def test_silo_state_is_private(tmp_path: Path) -> None:

@@ -127,11 +127,17 @@ def assert_is_fedavg(method: Method, config: Any, open_sum: Callable[..., Any], 
     assert all(torch.equal(found.model[name], expected.model[name]) for name in expected.model)
 
 
-def whole_run(method: str, *, training: Mapping[str, Any] | None = None, **changes: Any) -> federation.Result:
-    """Two whole rounds of four silos in this process."""
+def whole_run(
+    method: str,
+    *,
+    training: Mapping[str, Any] | None = None,
+    sites: Sequence[str] = FOUR,
+    **changes: Any,
+) -> federation.Result:
+    """Two whole rounds of four silos, or others, in this process."""
     return federation.run(
         method,
-        {site: twin(site) for site in FOUR},
+        {site: twin(site) for site in sites},
         2,
         dataset="fed_isic2019",
         dataset_options={"image_size": 16},

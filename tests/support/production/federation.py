@@ -380,18 +380,25 @@ def expire(certificate: Path, root_key: Path) -> None:
     certificate.write_bytes(new.sign(key, hashes.SHA256()).public_bytes(Encoding.PEM))
 
 
-def set_up(folder: Path) -> Federation:
-    """Everything before the first process: keys, certificates, kits, records, policies."""
+def set_up(folder: Path, *, later: bool) -> Federation:
+    """Everything before the first process: keys, certificates, kits, records, policies.
+
+    Args:
+        folder: of the federation.
+        later: with a member, and those that come later: a hospital that joins, one whose certificate ends,
+            one of another root.
+    """
     made = Federation(folder, free_port())
     (folder / "home").mkdir()
     made.state(SERVER).parent.mkdir()
-    made.follow(made.operations, "1. Lead", more=MEMBERS)
+    made.follow(made.operations, "1. Lead", more=MEMBERS if later else "")
     made.follow(made.operations, "2. Keeper")
     made.fingerprint = made.root_fingerprint("ca")
     with ThreadPoolExecutor(2) as pool:
-        list(pool.map(made.provision, (SERVER, *SITES, LEAD, MEMBER)))
+        list(pool.map(made.provision, (SERVER, *SITES, LEAD, *([MEMBER] if later else []))))
+    if not later:
+        return made
     made.packaged = made.kit_hashes()
-    # These come later.
     told = made.follow(
         made.operations, "A hospital joins", more=f"{MEMBERS} --site {EXPIRED} --site {STRANGER}"
     )
@@ -404,9 +411,9 @@ def set_up(folder: Path) -> Federation:
 
 
 @contextmanager
-def running(folder: Path) -> Iterator[Federation]:
+def running(folder: Path, *, later: bool = False) -> Iterator[Federation]:
     """The federation, with its server and three hospitals up; all ended afterwards."""
-    made = set_up(folder)
+    made = set_up(folder, later=later)
     try:
         made.start(SERVER)
         for name in SITES:

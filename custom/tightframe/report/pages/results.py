@@ -71,6 +71,9 @@ def curves(rows: Sequence[Row], roster: Sequence[str], done: int, *, own_models:
     if noisy:
         # Without validation, whose own limits there is no room for here; the table has them.
         good = [good[0], *_ends([models[x] for x in xs])]
+    findings = any(item.test.findings is not None for item in models.values() if item is not None)
+    what = f"mean recall of the classes{NOISY if noisy else ''}"
+    what = "mean of sensitivity and specificity over the findings" if findings else what
     hollow = " Hollow points were counted by some of the silos only." if any(partly) else ""
     start = " Round 0 is the model before training." if 0 in models else ""
     whose = "the silos' own models" if own_models else "each round's model"
@@ -82,8 +85,7 @@ def curves(rows: Sequence[Row], roster: Sequence[str], done: int, *, own_models:
         "Course of training",
         figure(
             plots.lines("Balanced accuracy by round", xs, good, x_name="round", low=0.0, high=1.0),
-            f"Balanced accuracy (mean recall of the classes{NOISY if noisy else ''}) of "
-            f"{whose}{when}{hollow}",
+            f"Balanced accuracy ({what}) of {whose}{when}{hollow}",
         ),
         figure(
             plots.lines("Loss by round", xs, loss, x_name="round"),

@@ -57,7 +57,8 @@ class Contributor:
         context.policy.check_method(self._setup.setting.config, context.job)
         set_threads(context.job.threads)
         self._device = choose_device(context.site.device)
-        self._store = SiloStateStore(context.state_folder, context.name)
+        secure = context.job.summation == "secure"
+        self._store = SiloStateStore(context.state_folder, context.name, secure=secure)
         self._followed = FollowedState(context.state_folder, self._setup, context.name, context.log)
 
     def contribute(
@@ -91,7 +92,7 @@ class Contributor:
         phase = exchange.carrying(exchange.evaluates(received))
         # Of the total told a silo knows by itself whether it is in it: the server does not choose its state.
         known = {} if total is None else {str(total.sum_id): list(total.survivors)}
-        self._store.settle({**message["opened"], **known})
+        self._store.settle({**message["opened"], **known}, next(iter(known), None))
         silo = self._silo(exchange, message, sorted(weights), honest, fold_silos)
         job = self._context.job
         if job.local_baseline_epochs and job.withdraw is None and self._setup.plan.starts(exchange):
@@ -107,7 +108,7 @@ class Contributor:
         ):
             contribution, term, work.whole = self._term(silo, phase, received, weights)
         if contribution.proposed_state is not None:
-            self._store.propose(sum_id, contribution.proposed_state)
+            self._store.propose(sum_id, contribution.proposed_state, message["state"])
         specs = codec.specs(phase.schema, parties=len(weights))
         encoded = Encoded(sum_id, specs, term, bytes.fromhex(message["state"]), follows)
         own_report.note_sent(self._context, phase.schema, encoded, at_end=exchange.reported)

@@ -26,7 +26,10 @@ from tightframe.rounds.context import (
     PROPOSED,
     SALT,
     START,
+    TOLD,
+    VERIFIED,
     SiloContext,
+    verified_sum,
 )
 from tightframe.rounds.withdrawn import LIST, NAMES
 from tightframe.securesum.messages import SumId
@@ -57,7 +60,7 @@ def begin(context: SiloContext) -> None:
             _check(context, previous)
             # The salt is not copied, so that no two jobs repeat a silo's updates bit for bit.
             again = () if job.resume is not None else (NAMES, PROPOSED, START)
-            left_out = shutil.ignore_patterns(SALT, DECLARATION, RUN, FOLLOWED, LIST, *again)
+            left_out = shutil.ignore_patterns(SALT, DECLARATION, RUN, FOLLOWED, LIST, TOLD, *again)
             shutil.copytree(previous, partial, ignore=left_out, dirs_exist_ok=True)
             _rewind(partial, job.rounds if job.resume is None else job.resume.after_round)
             context.log.info(
@@ -117,6 +120,27 @@ def proposed_in(path: Path) -> str:
     except (SafetensorError, OSError, ValueError, IndexError) as error:
         raise damaged(path, error) from None
     return sum_id
+
+
+def confirm_told(folder: Path) -> None:
+    """Commit the state that counts if the total told is true: this silo has verified the total.
+
+    Args:
+        folder: of the silo's state.
+
+    Raises:
+        RunError: TF-522 if a file is damaged.
+    """
+    if (folder / TOLD).is_file():
+        _commit(folder, folder / TOLD)
+
+
+def _commit(folder: Path, path: Path) -> None:
+    """Make a stored state the committed one, and keep that of the round before."""
+    committed = folder / COMMITTED
+    if committed.is_file() and checkpoint_round(proposed_in(committed)) < checkpoint_round(proposed_in(path)):
+        os.replace(committed, folder / EARLIER)
+    os.replace(path, committed)
 
 
 def damaged(path: Path, error: Exception) -> RunError:
@@ -181,22 +205,34 @@ class SiloStateStore:
     The state that ``contribute`` returns is only *proposed*. The next message lists the sums opened since
     and their cohorts; the proposal is committed only if this silo's term was in its sum. The state of the
     round before is kept beside it, for a server that lost the last round (``begin``).
+
+    In secure sums a silo commits what it trained for a sum for which it gave its shares: else a server could
+    have it train on a state of its own choice, and say that the sum was opened. If it gave none, but is in
+    the total told, the proposal counts until that total turns out to be false (``confirm_told``).
+
+    Args:
+        folder: of the silo's state.
+        silo: its name.
+        secure: whether sums are secure.
     """
 
-    def __init__(self, folder: Path, silo: str) -> None:
+    def __init__(self, folder: Path, silo: str, *, secure: bool = False) -> None:
         self._folder = folder
         self._silo = silo
+        self._secure = secure
         self._lost = folder / LOST
 
     def committed(self) -> Tensors:
-        """Return the committed state; empty before the first.
+        """Return the committed state, or the one that counts with the total told; empty before the first.
 
         Raises:
             RunError: TF-522 if its file is damaged.
         """
         from safetensors.torch import load_file
 
-        path = self._folder / COMMITTED
+        path = self._folder / TOLD
+        if not path.is_file():
+            path = self._folder / COMMITTED
         if not path.is_file():
             return {}
         try:
@@ -204,8 +240,13 @@ class SiloStateStore:
         except (SafetensorError, OSError, ValueError) as error:
             raise damaged(path, error) from None
 
-    def propose(self, sum_id: SumId, state: Tensors) -> None:
+    def propose(self, sum_id: SumId, state: Tensors, basis: str = "") -> None:
         """Store a proposed state beside the committed one; an empty one is not stored.
+
+        Args:
+            sum_id: of the sum.
+            state: proposed.
+            basis: SHA-256 (hex) of the run's state that the sum rests on.
 
         Raises:
             RunError: TF-522 if this silo's state of the rounds before is lost.
@@ -221,34 +262,48 @@ class SiloStateStore:
         from tightframe.rounds.checkpoint import tensor_bytes
 
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        data = tensor_bytes(state, {"sum_id": str(sum_id)})
+        data = tensor_bytes(state, {"sum_id": str(sum_id), "basis": basis})
         write_atomically(self._folder / PROPOSED, data, mode=0o600)
 
-    def settle(self, opened: Mapping[str, list[str]]) -> None:
+    def settle(self, opened: Mapping[str, Sequence[str]], told: str | None = None) -> None:
         """Commit or drop the proposed state.
 
         Args:
             opened: sum id -> cohort of the sums opened since the last message. A proposal whose sum is not
                 among them is dropped.
+            told: id of the sum whose total is told.
         """
         if self._lost.is_file() and self._lost.stat().st_size == 0:
             self._check_participation(opened)
         path = self._folder / PROPOSED
         if path.is_file():
             sum_id = proposed_in(path)
-            self.commit(sum_id, opened.get(sum_id, []))
+            if self._silo in opened.get(sum_id, []):
+                if self._gave_shares(path, sum_id):
+                    _commit(self._folder, path)
+                elif sum_id == told:
+                    os.replace(path, self._folder / TOLD)
             path.unlink(missing_ok=True)
+        kept = self._folder / TOLD
+        if kept.is_file() and proposed_in(kept) != told:
+            kept.unlink()
 
     def commit(self, sum_id: str, cohort: Sequence[str]) -> None:
         """Commit the proposed state if it was made for this sum, and this silo is in it."""
-        path, committed = self._folder / PROPOSED, self._folder / COMMITTED
-        if self._silo not in cohort or not path.is_file() or proposed_in(path) != sum_id:
-            return
-        if committed.is_file() and checkpoint_round(proposed_in(committed)) < checkpoint_round(sum_id):
-            os.replace(committed, self._folder / EARLIER)
-        os.replace(path, committed)
+        path = self._folder / PROPOSED
+        if self._silo in cohort and path.is_file() and proposed_in(path) == sum_id:
+            self.settle({sum_id: cohort}, sum_id)
 
-    def _check_participation(self, opened: Mapping[str, list[str]]) -> None:
+    def _gave_shares(self, path: Path, sum_id: str) -> bool:
+        """Check whether this silo gave its shares of the sum for which a state was proposed."""
+        if not self._secure:
+            return True
+        noted = self._folder / VERIFIED
+        with safe_open(path, "numpy") as stream:
+            basis = str((stream.metadata() or {}).get("basis"))
+        return noted.is_file() and verified_sum(basis, sum_id) in noted.read_text().split()
+
+    def _check_participation(self, opened: Mapping[str, Sequence[str]]) -> None:
         """Note from a resumed job's first message whether this silo took part in the jobs before."""
         if any(is_training(sum_id) and self._silo in cohort for sum_id, cohort in opened.items()):
             write_atomically(self._lost, b"took part", mode=0o600)

@@ -10,6 +10,7 @@ import errno
 import math
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -49,7 +50,9 @@ class SiloSession:
             raise JobError([f"this silo is {context.name}, but the job is for {list(context.job.roster)}"])
         self.context = context
         self._contributor: Contributor | None = None
-        self._secure = SecureSite(context) if context.job.summation == "secure" else None
+        secure = context.job.summation == "secure"
+        confirm = partial(own_state.confirm_told, context.state_folder)
+        self._secure = SecureSite(context, confirm) if secure else None
 
     def handle(self, task: str, message: Message) -> Message:
         """Answer one task.

@@ -54,10 +54,11 @@ class SecureSite:
 
     Args:
         context: of the silo.
+        confirm: called once this silo has verified the total told, and given its shares.
     """
 
-    def __init__(self, context: SiloContext) -> None:
-        self._context = context
+    def __init__(self, context: SiloContext, confirm: Callable[[], None] = lambda: None) -> None:
+        self._context, self._confirm = context, confirm
         self._vault = Vault(context.secure_folder, context.site_ledger, on_disk=not context.memory_only)
         self._record = SiteRecord(context)
         self._cached_profile: tuple[journal.Profile | None] | None = None
@@ -231,6 +232,7 @@ class SecureSite:
             assert isinstance(slot, Masked | Agreed)  # noqa: S101 - nothing else is revealed
             note_verified(self._context.state_folder, slot.receipt.basis, slot.receipt.sum_id)
             self._context.pace.verified(str(slot.receipt.sum_id))
+            self._confirm()
             self._record.sum(state.epoch.params, slot, state.told, request, step.reply)
             return reply
 
