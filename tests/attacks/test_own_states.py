@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 import torch
 from tests.support.attacks.malicious_server import Federation, Records, hearts
-from tightframe.rounds.following import next_state, state_bytes, state_sha256
-from tightframe.rounds.server.exchanges import SharedState
 
 from tightframe.phases import ServerState
 from tightframe.rounds.context import COMMITTED, TOLD
+from tightframe.rounds.run_state import next_state, state_bytes, state_sha256
+from tightframe.rounds.server.collecting import SharedState
 from tightframe.rounds.silo.own_state import proposed_in
 from tightframe.rounds.sums.common import SEAL
 from tightframe.securesum import server
