@@ -241,6 +241,7 @@ def test_a_term_of_another_profile_is_not_masked_where_both_jobs_were_set_up_bef
         ReleaseProfileError,
         lambda site: site.mask(later.request(site.name, total), MIXED, later.term(site.name)),
     )
+    closed(world, 1)
     used = [entry for entry in world.sites[ONE].entries if isinstance(entry, journal.ProfileUsed)]
     assert used == [journal.ProfileUsed(DATASET, PROFILE, JOB)], "once a data set and profile"
 
