@@ -7,9 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support.jobs import SMALL
 from tests.support.methods import by_hand
 
+from tightframe.errors import JobError
 from tightframe.methods.fedper import METHOD, FedPerConfig
+from tightframe.rounds.setup import prepare
 
 
 def test_rounds_are_those_of_a_loop_by_hand(open_sum: Callable[..., Any]) -> None:
@@ -61,3 +64,16 @@ def test_a_personal_model_is_the_final_body_under_the_own_head(
     by_hand.assert_models_agree(own.state_dict(), expected.state_dict())
     assert not own.training
     assert METHOD.personalise(silo, state.model, {}) is not None, "a silo that was part of no round"
+
+
+@pytest.mark.parametrize("method", ["fedper", "fedrep", "fedbabu"])
+def test_a_network_without_a_body_is_refused_before_the_run(method: str) -> None:
+    regression = {
+        "dataset": "eicu",
+        "dataset_options": {},
+        "model": "mlp",
+        "model_options": {"widths": []},
+    }
+    prepare({**SMALL, **regression})  # FedAvg takes it
+    with pytest.raises(JobError, match="parameters before its head"):
+        prepare({**SMALL, **regression, "method": method})

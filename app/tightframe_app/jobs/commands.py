@@ -334,7 +334,7 @@ def _print_export(recipe: Recipe, job: JobConfig, preset: str, changes: dict[str
     quoted = shlex.quote(str(folder))
     out.print(f"run it here:  tightframe simulate {quoted}")
     out.print("  (on generated records; on the sites' own with --site-config FILE)")
-    out.print(f"or at a federation:  tightframe jobs sign {quoted} && nvflare job submit -j {quoted}")
+    out.print(f"or at a federation:  tightframe jobs submit {quoted}")
 
 
 def _resume(

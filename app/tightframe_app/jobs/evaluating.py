@@ -49,7 +49,7 @@ class Evaluation:
             f"the model: SHA-256 {job.initial_model_sha256}",
             f"name its file at the server, in local/tightframe.json or --site-config:  {entry}",
             f"run it here:  tightframe simulate {quoted} --site-config FILE",
-            f"or at a federation:  tightframe jobs sign {quoted} && nvflare job submit -j {quoted}",
+            f"or at a federation:  tightframe jobs submit {quoted}",
         ]
 
 

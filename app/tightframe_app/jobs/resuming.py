@@ -71,7 +71,7 @@ def export(
         f"{plural(job.done, 'round')} done, {plural(left, 'round')} left, then the closing phase",
         f"continues job {job.resume.previous}; the first of its chain is {job.resume.lineage}",
         f"run it here:  tightframe simulate {quoted} --previous-run {previous}{also}",
-        f"or at the consortium's server:  tightframe jobs sign {quoted} && nvflare job submit -j {quoted}",
+        f"or at the consortium's server:  tightframe jobs submit {quoted}",
     ]
 
 
@@ -130,7 +130,7 @@ def export_withdrawal(
         f"at least {job.withdraw.min_withdrawn} must be withdrawn, at three silos or more",
         *(f"will NOT be covered: {item.job_name} in {item.folder} ({item.how})" for item in others),
         f"run it here:  tightframe simulate {quoted} --previous-run {previous} --site-config FILE",
-        f"or at the consortium's server:  tightframe jobs sign {quoted} && nvflare job submit -j {quoted}",
+        f"or at the consortium's server:  tightframe jobs submit {quoted}",
     ]
 
 

@@ -68,5 +68,5 @@ def lines(job: JobConfig, folder: Path) -> list[str]:
         f"{folder}: statistics of {title}, {noise}, over {', '.join(job.roster)}; no training",
         f"run it here:  tightframe simulate {quoted} --site-config FILE",
         "  (without --site-config on generated records)",
-        f"or at a federation:  tightframe jobs sign {quoted} && nvflare job submit -j {quoted}",
+        f"or at a federation:  tightframe jobs submit {quoted}",
     ]

@@ -39,7 +39,13 @@ def keep_head(trained: Trained) -> Contribution:
 
 
 def _body_fields(setting: Setting) -> tuple[Field, ...]:
-    return tuple(item for item in model_fields(setting) if not item.name.startswith(_OWN))
+    fields = tuple(item for item in model_fields(setting) if not item.name.startswith(_OWN))
+    if not any(item.name.startswith(UPDATE) for item in fields):
+        raise ValueError(
+            "Expected a network with trainable parameters before its head, which are what silos average, but "
+            "it has none; give it a hidden layer, or choose a method that averages the head"
+        )
+    return fields
 
 
 def _sent(terms: Tensors) -> Tensors:

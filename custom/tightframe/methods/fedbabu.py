@@ -22,12 +22,11 @@ from torch import nn
 from tightframe.learning.halves import (
     LocalRule,
     ServerRule,
-    averaging,
     composed_method,
     plain_training,
 )
 from tightframe.learning.optimizers import OptimizerSettings
-from tightframe.learning.own_heads import in_body, in_head
+from tightframe.learning.own_heads import averaging_body, in_body, in_head
 from tightframe.learning.stages import Stage, cross_entropy
 from tightframe.options import StrictModel
 from tightframe.phases import Setting, SiloView, Tensors
@@ -55,7 +54,7 @@ def head(config: FedBabuConfig, feature_width: int, num_classes: int) -> nn.Modu
 
 def parts(setting: Setting) -> tuple[LocalRule, ServerRule]:
     """Return FedAvg's training and mean, of the parameters that train."""
-    return plain_training(), averaging()
+    return plain_training(), averaging_body()
 
 
 def personalise(silo: SiloView, model: Tensors, state: Tensors) -> nn.Module:
