@@ -9,6 +9,7 @@ import contextlib
 import io
 import logging
 import os
+import shutil
 import tempfile
 import time
 from collections.abc import Iterator
@@ -113,6 +114,21 @@ class HeldTransfers(file_transfer.FileTransferModule):
 file_transfer.FileTransferModule = HeldTransfers  # where the engine's sessions take it from
 
 
+def _fetched(session: Any, job_id: str, into: Path) -> Path:
+    """Fetch a job's result, move it into a folder, and return where it is.
+
+    Where it lies is in the answer, which may be all the server's own: the engine would move any folder of
+    this person.
+    """
+    location = session.download_job_result(job_id)
+    if not location:
+        return into
+    made = Path(os.path.abspath(location))
+    if made.parent != Path(os.path.abspath(session.download_dir)) or made.is_symlink():
+        raise _outside()
+    return Path(shutil.move(made, into / made.name))
+
+
 def _outside() -> WatchError:
     return WatchError(
         "Expected the server to name files of the job's result, but it names a path outside of its folder: "
@@ -198,12 +214,12 @@ class Server:
         with tempfile.TemporaryDirectory() as folder:
             with self._asking(job_id) as session:
                 try:
-                    location = session.download_job_result(job_id, folder)
+                    made = _fetched(session, job_id, Path(folder))
                 except _REFUSED:
                     raise NoOutcomeError(f"{self.user} may not download it", allowed=False) from None
                 except (*_NOT_YET, api_spec.JobNotDone) as error:
                     raise NoOutcomeError(f"it cannot be downloaded: {shown(str(error))}") from None
-            results = Path(location or folder) / RESULTS
+            results = made / RESULTS
             if not (results / OUTCOME).is_file():
                 raise NoOutcomeError(
                     f"there is no {OUTCOME} in its result: it did not get as far as Tightframe"
@@ -229,7 +245,7 @@ class Server:
         """
         into.mkdir(parents=True, exist_ok=True)
         with self._asking(job_id, right="download this job") as session:
-            return Path(session.download_job_result(job_id, str(into.resolve())))
+            return _fetched(session, job_id, into.resolve())
 
     def close(self) -> None:
         """Take leave of the server, if there is a connection."""

@@ -60,10 +60,14 @@ class Session:
         sites = [api_spec.ClientInfo(name, last) for name, last in self.heard.items()]
         return api_spec.SystemInfo(api_spec.ServerInfo("started", 0), sites, [])
 
-    def download_job_result(self, job_id: str, destination: str) -> str:
+    @property
+    def download_dir(self) -> str:
+        return str(Path("kits/consortium/prod_00/lead@example.org/transfer").resolve())
+
+    def download_job_result(self, job_id: str) -> str:
         if isinstance(self.result, BaseException):
             raise self.result
-        folder = Path(destination) / job_id
+        folder = Path(self.download_dir) / job_id
         (folder / "workspace").mkdir(parents=True)
         if self.result is not None:
             (folder / "workspace" / "outcome.json").write_text(json.dumps(self.result))
@@ -426,6 +430,24 @@ def test_a_server_writes_nowhere_but_into_the_folder_of_a_result(
         Attacker(downloads, tx_id, name.format(victim=victim)).fetch()
     assert caught.value.code == "TF-817"
     assert sorted(tmp_path.rglob("*")) == before and victim.read_text() == "mine"
+
+
+@pytest.mark.parametrize("named", ["victim", "kits", "kits/consortium/prod_00/lead@example.org/transfer"])
+def test_a_server_moves_no_folder_but_that_of_a_result(
+    connect: Connect, tmp_path: Path, named: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the comparison the folder is moved into one that is then deleted."""
+    session = connect(Session(OVER))
+    (tmp_path / "victim").mkdir()
+    (tmp_path / "victim" / "file").write_text("mine")
+    Path(session.download_dir).mkdir(parents=True)
+    monkeypatch.setattr(session, "download_job_result", lambda job_id: str(tmp_path / named))
+    before = sorted(tmp_path.rglob("*"))
+    server = monitoring.Server(monitoring.find_kit(None))
+    for fetch in (lambda: server.outcome(JOB), lambda: server.download(JOB, tmp_path / "victim")):
+        with pytest.raises(WatchError, match="TF-817"):
+            fetch()
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_an_honest_servers_result_is_fetched(tmp_path: Path) -> None:
