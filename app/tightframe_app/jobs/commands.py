@@ -1,9 +1,10 @@
-"""``tightframe jobs``: list, export, check, sign and submit job folders."""
+"""``tightframe jobs``: list, export, check, sign and submit job folders, and fetch results."""
 
 from __future__ import annotations
 
 import json
 import shlex
+import uuid
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
@@ -13,13 +14,14 @@ from rich.console import Console
 from rich.table import Table
 
 from tightframe_app import formats
-from tightframe_app.screens import lines
+from tightframe_app.screens import lines, shown
 
 if TYPE_CHECKING:
     from tightframe.config.job import JobConfig
     from tightframe_app.jobs.recipes import Recipe
+    from tightframe_app.watch.monitoring import Server
 
-app = typer.Typer(help="List, export, check, sign and submit job folders.", no_args_is_help=True)
+app = typer.Typer(help="List, export, check, sign, submit and fetch jobs.", no_args_is_help=True)
 out = lines()
 err = lines(stderr=True)
 
@@ -504,6 +506,7 @@ def submit(
     its transcript is not valid. 2: not submitted, or the connection was lost. 3: over, but whether it
     trained is not known here. 130: Ctrl-C.
     """
+    from tightframe.results.files import TRANSCRIPT
     from tightframe_app.transcripts import transcript_verify
     from tightframe_app.watch import commands as watch
     from tightframe_app.watch import monitoring
@@ -526,19 +529,63 @@ def submit(
         verdict = watch.until_over(server, job_id)
         if verdict.code not in (watch.TRAINED, 1):
             raise typer.Exit(verdict.code)
-        try:
-            place = server.download(job_id, results) / monitoring.RESULTS
-        except LostError as error:
-            raise WatchError(
-                f"Expected the server to send the results, but: {error}. The job is over. Fetch them by "
-                f"`nvflare job download {job_id} -o {shlex.quote(str(results))}`."
-            ) from None
+        place = _fetched(server, job_id, results)
     finally:
         server.close()
-    out.print(f"results: {place}", soft_wrap=True)
     if verdict.code != watch.TRAINED:
         raise typer.Exit(verdict.code)
-    transcript_verify(place / "transcript.jsonl", startup / "rootCA.pem")
+    transcript_verify(place / TRANSCRIPT, startup / "rootCA.pem")
+
+
+@app.command()
+def fetch(
+    job: Annotated[str, typer.Argument(metavar="JOB", help="The job's id, as `jobs submit` printed it.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the results.")] = Path("results"),
+    kit: LeadKit = None,
+) -> None:
+    """Fetch the results of a job that is over, and verify its transcript.
+
+    Nothing is written outside of the folder, whatever the server says (`nvflare job download` writes where
+    the server says). The transcript is verified against the root certificate in the lead's kit.
+
+    Exit code 0: fetched and valid; 1: there is no valid transcript; 2: not fetched.
+    """
+    from tightframe.results.files import TRANSCRIPT
+    from tightframe_app.transcripts import transcript_verify
+    from tightframe_app.watch import monitoring
+
+    try:
+        job_id = str(uuid.UUID(job.strip()))
+    except ValueError:
+        raise typer.BadParameter(
+            f"expected the id of a job, as `nvflare job list` shows it, got {shown(job)!r}", param_hint="JOB"
+        ) from None
+    server = monitoring.Server(monitoring.find_kit(kit))
+    try:
+        place = _fetched(server, job_id, output)
+    finally:
+        server.close()
+    startup = server.kit if server.kit.name == "startup" else server.kit / "startup"
+    if not (transcript := place / TRANSCRIPT).is_file():
+        err.print("no transcript: its sums were plain, it ended before the first one, or it was left out")
+        raise typer.Exit(1)
+    transcript_verify(transcript, startup / "rootCA.pem")
+
+
+def _fetched(server: Server, job_id: str, into: Path) -> Path:
+    """Fetch a job's results into a folder, and return where they are."""
+    from tightframe_app.watch import monitoring
+    from tightframe_app.watch.status import LostError, WatchError
+
+    try:
+        place = server.download(job_id, into) / monitoring.RESULTS
+    except LostError as error:
+        raise WatchError(
+            f"Expected the server to send the results, but: {error}. If the job is over, fetch them by "
+            f"`tightframe jobs fetch {job_id} -o {shlex.quote(str(into))}`."
+        ) from None
+    out.print(f"results: {place}", soft_wrap=True)
+    return place
 
 
 def _check_committed(root: Path, *, say: bool = True) -> list[str]:

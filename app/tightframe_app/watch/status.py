@@ -157,7 +157,7 @@ def judge(job_id: str, seen: Seen, last: Status | None, found: Outcome | NoOutco
     """
     outcome = found if isinstance(found, Outcome) else None
     allowed = isinstance(found, Outcome) or found.allowed
-    fetch = (f"its result: nvflare job download {job_id}",) if allowed else ()
+    fetch = (f"its result: tightframe jobs fetch {job_id}",) if allowed else ()
     if outcome is not None and outcome.trained:
         done = f"{outcome.length} in {outcome.seconds:.0f} s"
         title = outcome.ended.upper()

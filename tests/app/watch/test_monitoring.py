@@ -159,7 +159,7 @@ def test_as_it_is_typed_without_a_terminal_a_line_for_each_change(connect: Conne
     assert done.stdout.splitlines()[-3:] == [
         "TRAINED, 4 of 4 rounds in 53 s",
         "  balanced accuracy on the test records: 0.412",
-        f"  its result: nvflare job download {JOB}",
+        f"  its result: tightframe jobs fetch {JOB}",
     ]
     assert "Connecting" not in done.output and session.closed == 1
 
@@ -443,11 +443,18 @@ def test_a_server_moves_no_folder_but_that_of_a_result(
     Path(session.download_dir).mkdir(parents=True)
     monkeypatch.setattr(session, "download_job_result", lambda job_id: str(tmp_path / named))
     before = sorted(tmp_path.rglob("*"))
-    server = monitoring.Server(monitoring.find_kit(None))
-    for fetch in (lambda: server.outcome(JOB), lambda: server.download(JOB, tmp_path / "victim")):
+    held = monitoring.Server(monitoring.find_kit(None))
+    for fetch in (lambda: held.outcome(JOB), lambda: held.download(JOB, tmp_path / "victim")):
         with pytest.raises(WatchError, match="TF-817"):
             fetch()
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_result_is_fetched_and_its_transcript_asked_for(connect: Connect, tmp_path: Path) -> None:
+    connect(Session(OVER, result=OUTCOME))
+    result = CliRunner().invoke(cli.app, ["jobs", "fetch", JOB, "-o", "results"])
+    assert result.exit_code == 1 and "no transcript" in result.stderr
+    assert (tmp_path / "results" / JOB / "workspace" / "outcome.json").is_file()
 
 
 def test_an_honest_servers_result_is_fetched(tmp_path: Path) -> None:

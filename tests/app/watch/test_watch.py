@@ -179,7 +179,7 @@ def test_a_status_of_another_version_is_named() -> None:
 
 COMPLETED, NOTHING = "FINISHED:COMPLETED", NoOutcomeError("nobody knows")
 FORBIDDEN = NoOutcomeError("member may not download it", allowed=False)
-FETCH = f"its result: nvflare job download {JOB}"
+FETCH = f"its result: tightframe jobs fetch {JOB}"
 
 
 @pytest.mark.parametrize(
