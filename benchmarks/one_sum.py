@@ -68,16 +68,17 @@ def scored(result: Result, job: JobConfig, records: Mapping[str, SiloData]) -> d
     return {name: value for name, value in found.items() if value is not None}
 
 
-def run(job: JobConfig, records: Mapping[str, SiloData], features: Path) -> dict[str, Any]:
+def run(job: JobConfig, records: Mapping[str, SiloData], features: Path | None = None) -> dict[str, Any]:
     """Run a job; return its measures and seconds, or the code of a failure.
 
     Args:
         job: of the run.
         records: by silo.
-        features: folder for features of frozen encoders, which runs of the same seed share.
+        features: folder for features of frozen encoders, which runs of the same seed share; None keeps them in
+            memory.
     """
     started = time.monotonic()
-    site = SiteEntry(feature_cache="kept", state_dir=str(features))
+    site = SiteEntry() if features is None else SiteEntry(feature_cache="kept", state_dir=str(features))
     try:
         result = federation.run_job(job, data=records, entries=dict.fromkeys(records, site))
     except TightframeError as error:

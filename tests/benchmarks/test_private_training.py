@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tightframe.privacy.training import portions
 from tightframe.rounds.setup import prepare
 
 pytestmark = pytest.mark.whole
@@ -19,6 +20,7 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
     import private_training
 
+    monkeypatch.setattr(portions, "CHOSEN_ON_CPU", portions.CHOSEN_ON_CPU)  # the command sets it
     return private_training
 
 

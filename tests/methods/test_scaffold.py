@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
 from tests.support.methods import by_hand, quadratic
 from tests.support.methods.lossy import LosesAnswers
 from tests.support.runs import FOUR, contexts, coordinator, job
@@ -83,9 +82,9 @@ def test_c_is_the_mean_of_all_silos_control_variates_whoever_is_lost(
     proposed: dict[tuple[str, str], Tensors] = {}
     propose = SiloStateStore.propose
 
-    def watched(self: SiloStateStore, sum_id: Any, state: Tensors) -> None:
+    def watched(self: SiloStateStore, sum_id: Any, state: Tensors, start: Any) -> None:
         proposed[self._silo, str(sum_id)] = state
-        propose(self, sum_id, state)
+        propose(self, sum_id, state, start)
 
     monkeypatch.setattr(SiloStateStore, "propose", watched)
     training = {"epochs": 1, "batch_size": 32, "learning_rate": 0.05, "momentum": 0.0}
@@ -94,8 +93,8 @@ def test_c_is_the_mean_of_all_silos_control_variates_whoever_is_lost(
     line = LosesAnswers({site: SiloSession(context) for site, context in silos.items()}, **LOSSES[losses])
     state = coordinator(of, tmp_path).run(line).state
 
-    files = {site: context.state_folder / "committed.safetensors" for site, context in silos.items()}
-    kept = {site: load_file(path) for site, path in files.items() if path.is_file()}
+    counts = {site: SiloStateStore(item.state_folder, site).committed() for site, item in silos.items()}
+    kept = {site: state for site, state in counts.items() if state}
     assert set(kept) == set(FOUR) - ({"site-3"} if losses == "never-there" else set())
     for name, total in _summed(kept).items():
         assert torch.equal(state.extra[name], total), name  # to the last bit

@@ -164,7 +164,10 @@ def test_the_command_serves_it_until_ctrl_c_and_changes_nothing(kit: kits.Kit, t
         with opener.open(link, timeout=10) as answer:
             body = answer.read().decode()
         process.send_signal(signal.SIGINT)
-        rest = process.communicate(timeout=30)[0]
+        try:
+            rest = process.communicate(timeout=30)[0]
+        finally:
+            process.kill()  # else a page that goes on is waited for without end
     assert process.returncode == 0 and "the page is closed" in rest, rest
     assert "What left in sums" in body and "<script" in body
     after = {path: path.read_bytes() for path in sorted(tmp_path.rglob("*")) if path.is_file()}
