@@ -74,8 +74,7 @@ def run(job: JobConfig, records: Mapping[str, SiloData], features: Path | None =
     Args:
         job: of the run.
         records: by silo.
-        features: folder for features of frozen encoders, which runs of the same seed share; None keeps them in
-            memory.
+        features: folder for features of frozen encoders, which runs of the same seed share; None: in memory.
     """
     started = time.monotonic()
     site = SiteEntry() if features is None else SiteEntry(feature_cache="kept", state_dir=str(features))
