@@ -66,7 +66,8 @@ DEFAULT_DATA = Path(__file__).resolve().parent.parent / ".." / "shared" / "data"
 
 def job_of(case: Case, method: str, options: Mapping[str, Any], names: Sequence[str], seed: int) -> JobConfig:
     """Return a method's job: the case's, with personal models where training makes them."""
-    values = case.job(method, options, names, "natural", seed, None, None, "plain").model_dump()
+    summation = "secure" if "personal_head" in options else "plain"  # as the hyper-network needs it
+    values = case.job(method, options, names, "natural", seed, None, None, summation).model_dump()
     if method not in ONE_SUM:
         values["personalise"] = True
         if case.name == "eicu":  # with 17 deaths a trained model needs them repeated; see eicu.py

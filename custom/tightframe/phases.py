@@ -298,6 +298,10 @@ class SiloView(Protocol):
         With differential privacy those of the training fold are noisy, float64, and 1 at least.
         """
 
+    @property
+    def min_class_count(self) -> int:
+        """Least number of distinct training records of a class with which the silo tells of that class."""
+
     def private_class_sums(
         self, features: Callable[[torch.Tensor], torch.Tensor], width: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -519,6 +523,7 @@ class Method:
         own_training: with which options an installed training loop (``learning.own_loop``) may stand in place
             of its local training: says why not, None if it may. A method without it trains in a way of its
             own, which no loop replaces.
+        needs_secure_sums: why a job cannot use plain sums with these options; None if it can.
         needs_encoder: why a job cannot freeze the encoder with it; empty if it can.
         gradient_rate: where a round is one sum of records' gradients, the probability with which a record
             takes part in it; under privacy that sum is bounded by record, so that silos can share its noise.
@@ -566,6 +571,7 @@ class Method:
     personalise: Callable[[SiloView, Tensors, Tensors], torch.nn.Module] | None = None
     personal_form: Callable[[Setting, torch.nn.Module], torch.nn.Module] | None = None
     rounded: bool = False
+    needs_secure_sums: Callable[[Any], str | None] | None = None
     needs_encoder: str = ""
     network: Literal["features", "logits"] = "features"
     findings: Callable[[Any], str | None] | None = None

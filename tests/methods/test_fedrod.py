@@ -11,9 +11,11 @@ import pytest
 import torch
 from torch import nn
 
+from tightframe.errors import JobError
 from tightframe.methods import fedrod
 from tightframe.methods.fedrod import METHOD, FedRODConfig
 from tightframe.phases import ServerState
+from tightframe.rounds.setup import prepare
 
 STATE = {"personal_head.weight", "personal_head.bias"}
 PERSONAL_REPORTS = {"training/loss", "training/personal"}
@@ -346,6 +348,28 @@ def test_the_hyper_network_learns_the_rest_and_is_summed(make_setting: Any, make
     for name in model:
         if "hyper" not in name:
             assert torch.equal(found.tensors[f"update/{name}"], plain.tensors[f"update/{name}"])
+
+
+def test_the_hyper_network_is_not_fed_with_classes_of_few_records(make_setting: Any, make_silo: Any) -> None:
+    """Else the update of H's first layer, a multiple of the shares, tells of a class of one record."""
+    setting = _hyper_setting(make_setting, augment=False, weight_decay=0.0)
+    model = _stirred(METHOD.init_server(setting, 5).model)
+    found = _contribute(setting, make_silo(setting, [0] * 9 + [1] * 5 + [2], least=5), model).tensors
+    told, bias = found["update/head.hyper.0.weight"], found["update/head.hyper.0.bias"]
+    assert bias.abs().max() > 0
+    for place, share in enumerate((9 / 14, 5 / 14, 0.0)):
+        torch.testing.assert_close(told[:, place], share * bias, rtol=1e-3, atol=1e-7)
+
+
+def test_the_hyper_network_needs_secure_sums() -> None:
+    job = {
+        **{"job_name": "plain", "method": "fedrod", "rounds": 1, "sites": ["a", "b", "c"], "min_sites": 3},
+        **{"dataset": "fed_heart_disease", "model": "mlp", "summation": "plain"},
+    }
+    prepare(job)
+    with pytest.raises(JobError, match="summation: Expected 'secure', got 'plain'"):
+        prepare({**job, "method_options": HYPER})
+    prepare({**job, "method_options": HYPER, "summation": "secure"})
 
 
 def test_a_hidden_width_without_a_hyper_network_is_refused() -> None:

@@ -17,6 +17,9 @@ hyper-network H, which all silos share, makes P from the silo's class shares a::
 
     P(h) = W h + b,  (W, b) = H(a),  a_c = n_c / sum_j n_j
 
+Of records that are repeated n counts one, and it is 0 below the silo's ``min_class_count``: but for weight
+decay the update of H's first layer is a multiple of a, so a plain sum would show a and is refused.
+
 H trains on l_personal and is averaged with the model, so that a silo that never trained has a personal head,
 too. Its last layer starts from zeros, as P does.
 """
@@ -134,6 +137,13 @@ def head(config: FedRODConfig, feature_width: int, num_classes: int) -> nn.Modul
     return HyperHead(feature_width, num_classes, config.hyper_width or HYPER_WIDTH)
 
 
+def needs_secure_sums(config: FedRODConfig) -> str | None:
+    """Say why the hyper-network cannot be trained in plain sums."""
+    if config.personal_head == "linear":
+        return None
+    return "an update of FedROD's hyper-network shows a silo's class shares; or use `personal_head: linear`"
+
+
 def parts(setting: Setting) -> tuple[LocalRule, ServerRule]:
     """Return training of both heads; the mean of backbone and generic head, and of a hyper-network."""
     if setting.config.personal_head == "hyper_network":
@@ -175,8 +185,9 @@ def objective(silo: SiloView, broadcast: Tensors, state: Tensors) -> Objective:
 
 
 def class_shares(silo: SiloView) -> torch.Tensor:
-    """Return a: the share of each class in the silo's training records, (C,) float32."""
-    counts = silo.class_counts("train").double()
+    """Return a: the share of each class that the silo may tell of, (C,) float32."""
+    counts = silo.class_counts("train", distinct=True).double()
+    counts[counts < silo.min_class_count] = 0
     return (counts / counts.sum().clamp_min(1)).float().to(silo.device)
 
 
@@ -254,6 +265,7 @@ METHOD = composed_method(
         "ICLR 2022"
     ),
     config=FedRODConfig,
+    needs_secure_sums=needs_secure_sums,
     findings=lambda config: "it balances the softmax by numbers of single classes",
     parts=parts,
     head=head,

@@ -206,6 +206,7 @@ def prepare(values: dict[str, Any] | JobConfig, ceilings: Ceilings = CEILINGS) -
     job = setup.job
     _check_evaluate_only(setup)
     _check_own_loop(setup)
+    _check_plain_sums(setup)
     _check_findings(setup)
     _ = setup.layout  # refuses a data set whose statistics nobody can sum
     _check_encoder(setup)
@@ -385,6 +386,19 @@ def _check_own_loop(setup: JobSetup) -> None:
         )
     if (reason := method.own_training(setup.setting.config)) is not None:
         raise JobError([f"training.loop: not possible with {method.name}: {reason}"])
+
+
+def _check_plain_sums(setup: JobSetup) -> None:
+    """Refuse plain sums of what tells of a silo what the class rules withhold.
+
+    Raises:
+        JobError: TF-101.
+    """
+    method = setup.method
+    if setup.job.summation != "plain" or method.needs_secure_sums is None:
+        return
+    if (reason := method.needs_secure_sums(setup.setting.config)) is not None:
+        raise JobError([f"summation: Expected 'secure', got 'plain': {reason}"])
 
 
 def _check_findings(setup: JobSetup) -> None:

@@ -27,6 +27,7 @@ class FakeSilo:
     offers_prototypes: bool = True
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     asked: list[dict[str, Any]] = field(default_factory=list)
+    least: int = 1
 
     def may_sum(self, fold: Fold) -> bool:
         return True
@@ -34,6 +35,10 @@ class FakeSilo:
     def class_counts(self, fold: Fold, *, distinct: bool = False) -> torch.Tensor:
         """No record is repeated, so that ``distinct`` changes nothing."""
         return torch.bincount(self.labels, minlength=self.setting.num_classes)
+
+    @property
+    def min_class_count(self) -> int:
+        return self.least
 
     def private_class_sums(
         self, features: Callable[[torch.Tensor], torch.Tensor], width: int
