@@ -162,6 +162,7 @@ X, Y = np.random.default_rng(0).normal(size=(60, 4)), np.arange(60) % 3
         ((X, Y[:-1]), "TF-213", r"60 records of c, but got int64 of shape \(59,\)"),
         ((X, Y.astype(float)), "TF-213", "got float64"),
         ((X, Y - 1), "TF-213", "count from 0 in c, but got -1"),
+        ((X, Y[:, None]), "TF-213", r"shape \(60, 1\).*`y.ravel\(\)`"),
         ((X, Y * 2), "TF-213", "got 0, 1, 2, 4"),
         ((np.where(X > 2, np.nan, X), Y), "TF-206", "records of c.*finite"),
         ((X * 1e300, Y), "TF-206", "finite"),

@@ -52,3 +52,34 @@ def test_more_groups_that_are_the_same_do_not_differ() -> None:
     same = np.stack([counts(*drawn(4, 80, 6, 3.0), 6)] * 3)
     statistic, degrees = log_rank(same[:, 0], same[:, 1])
     assert statistic == pytest.approx(0, abs=1e-9) and degrees == 2
+
+
+def test_of_ninety_nine_and_one_it_is_scipys_with_one_degree() -> None:
+    one, two = drawn(5, 990, 12, 6.0), drawn(6, 10, 12, 6.0)
+    groups = np.stack([counts(*one, 12), counts(*two, 12)])
+    statistic, degrees = log_rank(groups[:, 0], groups[:, 1])
+    wanted = logrank(censored(*one), censored(*two))
+    assert degrees == 1 and statistic == pytest.approx(wanted.statistic**2)
+
+
+def test_a_tiny_third_group_has_its_degree_and_an_empty_one_has_none() -> None:
+    """By two groups and their 2 x 2 covariance, summed bin by bin."""
+    parts = [drawn(7, 300_000, 8, 4.0), drawn(8, 200_000, 8, 4.0), (np.array([2]), np.array([True]))]
+    groups = np.stack([counts(*part, 8) for part in parts] + [np.zeros((2, 8), int)])
+    gaps, spread = np.zeros(2), np.zeros((2, 2))
+    for time in range(8):
+        risk = groups[:, :, time:].sum((1, 2)).astype(float)
+        dead = groups[:, 0, time].astype(float)
+        n, d = risk.sum(), dead.sum()
+        gaps += dead[1:3] - d * risk[1:3] / n
+        scale = d * (n - d) / (n - 1) / n**2
+        spread += scale * (n * np.diag(risk[1:3]) - np.outer(risk[1:3], risk[1:3]))
+    (a, b), (_, c) = spread
+    wanted = (c * gaps[0] ** 2 - 2 * b * gaps[0] * gaps[1] + a * gaps[1] ** 2) / (a * c - b * b)
+    statistic, degrees = log_rank(groups[:, 0], groups[:, 1])
+    assert degrees == 2 and statistic == pytest.approx(wanted)
+
+
+def test_nothing_to_compare_has_no_degree() -> None:
+    alone = np.stack([counts(*drawn(9, 20, 6, 3.0), 6), np.zeros((2, 6), int)])
+    assert log_rank(alone[:, 0], alone[:, 1]) == (0.0, 0)

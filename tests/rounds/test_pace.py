@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tightframe.rounds import pace
 from tightframe.rounds.pace import HEADROOM, Pace
 
 
@@ -69,6 +70,27 @@ def test_what_fails_outright_takes_as_long_too(silo: Silo) -> None:
     with pytest.raises(MemoryError), silo.pace.working("a", "0", known=False):
         raise MemoryError
     assert silo.clock.now - started == 10.0 * HEADROOM
+
+
+def test_a_full_disk_makes_no_answer_earlier(silo: Silo, monkeypatch: pytest.MonkeyPatch) -> None:
+    silo.begin()
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(pace, "write_atomically", full)
+    started = silo.clock.now
+    with pytest.raises(OSError, match="No space"):
+        silo.work(0.5)
+    assert silo.clock.now - started == 10.0 * HEADROOM
+
+
+def test_what_was_pending_before_a_resumed_job_is_not_verified_by_its_sums(silo: Silo) -> None:
+    silo.begin()
+    assert silo.work(100.0, "2/train-0/0", whole=False) == 100.0 * HEADROOM
+    silo.work(9.0, "2/train-0/0", known=True)
+    silo.pace.verified("2/train-0/0")
+    assert silo.pace.floor == 100.0 * HEADROOM
 
 
 def test_nor_does_the_next_answer_tell_how_long_one_took(silo: Silo) -> None:

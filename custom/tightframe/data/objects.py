@@ -162,6 +162,12 @@ def _arrays(records: Any, where: str) -> Arrays:
             f"{where}, but got {labels.dtype} of shape {labels.shape}.",
             code="TF-213",
         )
+    if labels.ndim == 2 and labels.shape[1] < 2:
+        raise DataError(
+            f"Expected one label a record, or a row of two findings or more, in {where}, but got labels of "
+            f"shape {labels.shape}: pass classes as a flat array (`y.ravel()`).",
+            code="TF-213",
+        )
     if labels.ndim == 2 and not np.isin(labels, (0, 1, UNKNOWN)).all():
         raise DataError(
             f"Expected findings of 1, 0 or {UNKNOWN} (unknown) in {where}, but got others.", code="TF-213"

@@ -55,8 +55,9 @@ def kaplan_meier(events: NDArray[np.int64], censored: NDArray[np.int64]) -> Curv
 
 
 def log_rank(events: NDArray[np.int64], censored: NDArray[np.int64]) -> tuple[float, int]:
-    """Return the log-rank statistic of G groups and its degrees of freedom, at most G - 1.
+    """Return the log-rank statistic of G groups and its degrees of freedom.
 
+    Those are one less than the groups that share a bin of events with others; 0 if there are none.
     It is the squared distance of the observed from the expected events, by their hypergeometric covariance.
     Source: Peto and Peto, Asymptotically Efficient Rank Invariant Test Procedures, JRSS A 135, 1972.
 
@@ -70,9 +71,16 @@ def log_rank(events: NDArray[np.int64], censored: NDArray[np.int64]) -> tuple[fl
     gaps = (events - share * all_events).sum(1)
     rest = np.divide(all_risk - all_events, all_risk - 1, out=np.zeros(all_risk.shape), where=all_risk > 1)
     weight = all_events * rest
+    variance = (share * (1 - share) * weight).sum(1)
+    compared = np.flatnonzero(variance > 0)
+    if not len(compared):
+        return 0.0, 0
+    others = compared[
+        compared != np.argmax(variance)
+    ]  # the gaps sum to 0: one of them follows from the others
     covariance = np.diag((share * weight).sum(1)) - (share * weight) @ share.T
-    statistic = float(gaps @ np.linalg.pinv(covariance, hermitian=True) @ gaps)
-    return statistic, int(np.linalg.matrix_rank(covariance, hermitian=True))
+    inner = np.linalg.solve(covariance[np.ix_(others, others)], gaps[others])
+    return max(float(gaps[others] @ inner), 0.0), len(others)
 
 
 def _from_end(counts: NDArray[np.int64]) -> Floats:

@@ -151,9 +151,12 @@ class Pace:
         finally:
             extra = aside() - before
             seconds = self._clock() - started - extra
-            floor = self._note(sum_id, part if work.whole else None, seconds, known=known)
-            while (left := started + extra + floor - self._clock()) > 0:
-                self._sleep(left)
+            floor = self.floor
+            try:
+                floor = self._note(sum_id, part if work.whole else None, seconds, known=known)
+            finally:  # also if it cannot be noted, on a full disk
+                while (left := started + extra + floor - self._clock()) > 0:
+                    self._sleep(left)
 
     def verified(self, sum_id: str) -> None:
         """Note that this silo has revealed its shares of a sum, so that the sum's state is the run's own."""
@@ -169,8 +172,9 @@ class Pace:
         """Note work that is done; return how long it lasts for others, in seconds."""
         times = self._times()
         if known:
-            if part is not None:
-                self._keep(times.noting(part, seconds))
+            # What was pending is of work before, perhaps of a job that this one resumes with the same sums.
+            times = times.model_copy(update={"pending": None})
+            self._keep(times if part is None else times.noting(part, seconds))
             return HEADROOM * times.longest
         floor, raised = HEADROOM * times.longest, HEADROOM * seconds
         pending = _Pending(sum=sum_id, part=part, seconds=seconds, unverified=times.unverified)

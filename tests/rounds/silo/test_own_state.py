@@ -191,16 +191,17 @@ def test_in_secure_sums_a_silo_commits_what_it_gave_its_shares_for(tmp_path: Pat
     assert store.committed() == {}, "the server's word alone"
 
     store.propose(first, {"c": torch.tensor([1.0])}, basis)
-    store.settle({str(first): ["a"]}, str(first))
+    one, other = "1" * 64, "2" * 64
+    store.settle({str(first): ["a"]}, str(first), one)
     assert store.committed()["c"].tolist() == [1.0], "it is in the total told"
-    store.settle({str(first): ["a"]}, str(first))
+    store.settle({str(first): ["a"]}, str(first), one)
     assert store.committed()["c"].tolist() == [1.0], "which is told again"
-    store.settle({}, str(second))
+    store.settle({}, str(second), other)
     assert store.committed() == {}, "and was not verified before another was told"
 
     store.propose(first, {"c": torch.tensor([1.0])}, basis)
-    store.settle({str(first): ["a"]}, str(first))
-    confirm_told(tmp_path)
+    store.settle({str(first): ["a"]}, str(first), one)
+    confirm_told(tmp_path, one)
     store.propose(second, {"c": torch.tensor([2.0])}, basis)
     note_verified(tmp_path, bytes.fromhex(basis), second)
     store.settle({}, str(second))
@@ -215,3 +216,32 @@ def test_silo_state_is_private(tmp_path: Path) -> None:
     store = SiloStateStore(tmp_path / "state", "a")
     store.propose(SumId(1, "train-0"), {"c": torch.tensor([1.0])})
     assert (tmp_path / "state" / "proposed.safetensors").stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.parametrize(
+    "then", ["another total of that sum", "a seal behind another", "an epoch without one"]
+)
+def test_a_state_counts_with_one_total_alone_whatever_the_sums_id(tmp_path: Path, then: str) -> None:
+    """A sum can be asked for in two slots: its false total is told to this silo, the true one verified."""
+    store, first = SiloStateStore(tmp_path, "a", secure=True), "3/train-0/0"
+    false, true = "1" * 64, "2" * 64
+    store.propose(SumId(3, "train-0"), {"c": torch.tensor([1.0])}, "b" * 64)
+    store.settle({first: ["a"]}, first, false)
+    assert store.committed()["c"].tolist() == [1.0]
+    if then == "another total of that sum":
+        store.settle({first: ["b", "c"]}, first, true)
+    elif then == "a seal behind another":
+        store.commit(first, ["b", "c"], true)
+    else:
+        store.commit("", ())
+    assert store.committed() == {}
+    confirm_told(tmp_path, true)
+    assert store.committed() == {}
+
+
+def test_only_the_total_that_is_verified_makes_its_state_count(tmp_path: Path) -> None:
+    store, first = SiloStateStore(tmp_path, "a", secure=True), "3/train-0/0"
+    store.propose(SumId(3, "train-0"), {"c": torch.tensor([1.0])}, "b" * 64)
+    store.settle({first: ["a"]}, first, "1" * 64)
+    confirm_told(tmp_path, "2" * 64)
+    assert store.committed() == {}

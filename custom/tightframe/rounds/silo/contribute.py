@@ -92,7 +92,8 @@ class Contributor:
         phase = exchange.carrying(exchange.evaluates(received))
         # Of the total told a silo knows by itself whether it is in it: the server does not choose its state.
         known = {} if total is None else {str(total.sum_id): list(total.survivors)}
-        self._store.settle({**message["opened"], **known}, next(iter(known), None))
+        digest = None if total is None else total.digest().hex()
+        self._store.settle({**message["opened"], **known}, next(iter(known), None), digest)
         silo = self._silo(exchange, message, sorted(weights), honest, fold_silos)
         job = self._context.job
         if job.local_baseline_epochs and job.withdraw is None and self._setup.plan.starts(exchange):
@@ -107,8 +108,8 @@ class Contributor:
             _without_subnormals(self._context),
         ):
             contribution, term, work.whole = self._term(silo, phase, received, weights)
-        if contribution.proposed_state is not None:
-            self._store.propose(sum_id, contribution.proposed_state, message["state"])
+            if contribution.proposed_state is not None:  # within: a failed training writes nothing
+                self._store.propose(sum_id, contribution.proposed_state, message["state"])
         specs = codec.specs(phase.schema, parties=len(weights))
         encoded = Encoded(sum_id, specs, term, bytes.fromhex(message["state"]), follows)
         own_report.note_sent(self._context, phase.schema, encoded, at_end=exchange.reported)
@@ -211,8 +212,10 @@ class Contributor:
             total: the last one opened.
         """
         _, follows = self._followed.advance(message, total, weights)
-        if total is not None:
-            self._store.commit(str(total.sum_id), total.survivors)
+        if total is None:
+            self._store.commit("", ())
+        else:
+            self._store.commit(str(total.sum_id), total.survivors, total.digest().hex())
         sum_id = SumId.of(SEAL, message["round"], message["phase"], message["attempt"])
         return Encoded(sum_id, (), {}, bytes.fromhex(message["state"]), follows)
 

@@ -36,6 +36,7 @@ from tightframe.securesum.messages import SumId
 
 RUN = "run.json"
 """File that names the job of a state folder."""
+_TOTAL = "total"
 LOST = "lost"
 """File that marks a resumed run without the earlier state; empty until the server says who took part."""
 
@@ -122,17 +123,30 @@ def proposed_in(path: Path) -> str:
     return sum_id
 
 
-def confirm_told(folder: Path) -> None:
-    """Commit the state that counts if the total told is true: this silo has verified the total.
+def confirm_told(folder: Path, digest: str | None) -> None:
+    """Commit the state that counts if a total told is true: this silo has verified that total.
 
     Args:
         folder: of the silo's state.
+        digest: hex digits of the total that is verified; None if none is. A state that counts with another
+            total is dropped.
 
     Raises:
         RunError: TF-522 if a file is damaged.
     """
-    if (folder / TOLD).is_file():
-        _commit(folder, folder / TOLD)
+    path = folder / TOLD
+    if path.is_file() and _counts_with(path) == digest:
+        _commit(folder, path)
+    path.unlink(missing_ok=True)
+
+
+def _counts_with(path: Path) -> str | None:
+    """Return the digest of the total with which a stored state counts."""
+    try:
+        with safe_open(path, "numpy") as stream:
+            return (stream.metadata() or {}).get(_TOTAL)
+    except (SafetensorError, OSError, ValueError) as error:
+        raise damaged(path, error) from None
 
 
 def _commit(folder: Path, path: Path) -> None:
@@ -208,7 +222,8 @@ class SiloStateStore:
 
     In secure sums a silo commits what it trained for a sum for which it gave its shares: else a server could
     have it train on a state of its own choice, and say that the sum was opened. If it gave none, but is in
-    the total told, the proposal counts until that total turns out to be false (``confirm_told``).
+    the total told, the proposal counts as long as exactly that total is told, and is committed once
+    it is verified (``confirm_told``).
 
     Args:
         folder: of the silo's state.
@@ -265,13 +280,16 @@ class SiloStateStore:
         data = tensor_bytes(state, {"sum_id": str(sum_id), "basis": basis})
         write_atomically(self._folder / PROPOSED, data, mode=0o600)
 
-    def settle(self, opened: Mapping[str, Sequence[str]], told: str | None = None) -> None:
+    def settle(
+        self, opened: Mapping[str, Sequence[str]], told: str | None = None, digest: str | None = None
+    ) -> None:
         """Commit or drop the proposed state.
 
         Args:
             opened: sum id -> cohort of the sums opened since the last message. A proposal whose sum is not
                 among them is dropped.
             told: id of the sum whose total is told.
+            digest: hex digits of that total.
         """
         if self._lost.is_file() and self._lost.stat().st_size == 0:
             self._check_participation(opened)
@@ -281,18 +299,39 @@ class SiloStateStore:
             if self._silo in opened.get(sum_id, []):
                 if self._gave_shares(path, sum_id):
                     _commit(self._folder, path)
-                elif sum_id == told:
-                    os.replace(path, self._folder / TOLD)
+                elif sum_id == told and digest is not None:
+                    self._count_with(digest, path, sum_id)
             path.unlink(missing_ok=True)
-        kept = self._folder / TOLD
-        if kept.is_file() and proposed_in(kept) != told:
-            kept.unlink()
+        self._drop_others(digest)
 
-    def commit(self, sum_id: str, cohort: Sequence[str]) -> None:
-        """Commit the proposed state if it was made for this sum, and this silo is in it."""
+    def commit(self, sum_id: str, cohort: Sequence[str], digest: str | None = None) -> None:
+        """Commit the proposed state if it was made for this sum, and this silo is in it.
+
+        Args:
+            sum_id: of the sum whose total is told.
+            cohort: of that sum.
+            digest: hex digits of that total.
+        """
         path = self._folder / PROPOSED
         if self._silo in cohort and path.is_file() and proposed_in(path) == sum_id:
-            self.settle({sum_id: cohort}, sum_id)
+            self.settle({sum_id: cohort}, sum_id, digest)
+        else:
+            self._drop_others(digest)
+
+    def _count_with(self, digest: str, path: Path, sum_id: str) -> None:
+        """Let a proposed state count as long as this total is told: its sum's id can be another's as well."""
+        from safetensors.torch import load_file
+
+        from tightframe.rounds.checkpoint import tensor_bytes
+
+        data = tensor_bytes(load_file(path), {"sum_id": sum_id, _TOTAL: digest})
+        write_atomically(self._folder / TOLD, data, mode=0o600)
+
+    def _drop_others(self, digest: str | None) -> None:
+        """Drop a state that counts with another total than the one told."""
+        kept = self._folder / TOLD
+        if kept.is_file() and (digest is None or _counts_with(kept) != digest):
+            kept.unlink()
 
     def _gave_shares(self, path: Path, sum_id: str) -> bool:
         """Check whether this silo gave its shares of the sum for which a state was proposed."""

@@ -54,10 +54,11 @@ class SecureSite:
 
     Args:
         context: of the silo.
-        confirm: called once this silo has verified the total told, and given its shares.
+        confirm: called with the digest (hex) of the total told once this silo has verified it, and given its
+            shares; with None if none was told.
     """
 
-    def __init__(self, context: SiloContext, confirm: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, context: SiloContext, confirm: Callable[[str | None], None] = lambda _: None) -> None:
         self._context, self._confirm = context, confirm
         self._vault = Vault(context.secure_folder, context.site_ledger, on_disk=not context.memory_only)
         self._record = SiteRecord(context)
@@ -231,8 +232,8 @@ class SecureSite:
             slot = state.slots[request.slot]
             assert isinstance(slot, Masked | Agreed)  # noqa: S101 - nothing else is revealed
             note_verified(self._context.state_folder, slot.receipt.basis, slot.receipt.sum_id)
+            self._confirm(None if state.told is None else state.told.digest().hex())
             self._context.pace.verified(str(slot.receipt.sum_id))
-            self._confirm()
             self._record.sum(state.epoch.params, slot, state.told, request, step.reply)
             return reply
 
