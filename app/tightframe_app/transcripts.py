@@ -74,11 +74,42 @@ def transcript_verify(
     used at all.
     """
     from tightframe.securesum.identity import Anchor
-    from tightframe.securesum.transcript import TranscriptError, verify
 
     anchor = Anchor(_root_certificate(root), missing_role=missing_role)
+    report = _verified(file, anchor, any_static_cohort, form)
+    if form == "json":
+        _show_json(file, report, anchor)
+        return
+    _print(file, report, anchor)
+
+
+def verify_of_job(file: Path, root: Path, job_id: str) -> None:
+    """Check a transcript as ``transcript verify`` does, and that it is of one job.
+
+    Raises:
+        typer.Exit: 1, if it is invalid or of another job; the reason is printed.
+    """
+    from tightframe.securesum.identity import Anchor
+
+    anchor = Anchor(_root_certificate(root))
+    report = _verified(file, anchor)
+    if report.job != job_id:
+        reason = (
+            f" {shown(str(file))}: expected a transcript of job {job_id}, but it is of {shown(report.job)}"
+        )
+        console(WIDTH, stderr=True).print(Text.assemble(("another job's:", "bold red"), reason))
+        raise typer.Exit(1)
+    _print(file, report, anchor)
+
+
+def _verified(
+    file: Path, anchor: Anchor, any_static_cohort: bool = False, form: formats.Form = "text"
+) -> Report:
+    """Return the report on a valid transcript; print why it is invalid, and end with exit code 1."""
+    from tightframe.securesum.transcript import TranscriptError, verify
+
     try:
-        report = verify(_lines(file), anchor, any_static_cohort=any_static_cohort)
+        return verify(_lines(file), anchor, any_static_cohort=any_static_cohort)
     except TranscriptError as error:
         if form == "json":
             from tightframe_app.outputs import TranscriptVerified
@@ -88,9 +119,9 @@ def transcript_verify(
         reason = f" {shown(str(file))}: {error.code}: {shown(str(error))}"
         console(WIDTH, stderr=True).print(Text.assemble(("invalid:", "bold red"), reason))
         raise typer.Exit(1) from None
-    if form == "json":
-        _show_json(file, report, anchor)
-        return
+
+
+def _print(file: Path, report: Report, anchor: Anchor) -> None:
     out = console(WIDTH)
     out.print(Text.assemble(("valid:", "bold green"), f" {shown(str(file))}"))
     _print_summary(out, report)

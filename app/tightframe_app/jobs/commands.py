@@ -503,11 +503,9 @@ def submit(
     job goes on. The transcript is verified against the root certificate in the lead's kit.
 
     Exit code 0: submitted; with --results, trained and verified. 1: it stopped, failed or was aborted, or
-    its transcript is not valid. 2: not submitted, or the connection was lost. 3: over, but whether it
-    trained is not known here. 130: Ctrl-C.
+    it has no valid transcript of this job. 2: not submitted, or the connection was lost. 3: over, but
+    whether it trained is not known here. 130: Ctrl-C.
     """
-    from tightframe.results.files import TRANSCRIPT
-    from tightframe_app.transcripts import transcript_verify
     from tightframe_app.watch import commands as watch
     from tightframe_app.watch import monitoring
     from tightframe_app.watch.status import LostError, WatchError
@@ -534,7 +532,7 @@ def submit(
         server.close()
     if verdict.code != watch.TRAINED:
         raise typer.Exit(verdict.code)
-    transcript_verify(place / TRANSCRIPT, startup / "rootCA.pem")
+    _verify(place, startup, job_id)
 
 
 @app.command()
@@ -548,10 +546,8 @@ def fetch(
     Nothing is written outside of the folder, whatever the server says (`nvflare job download` writes where
     the server says). The transcript is verified against the root certificate in the lead's kit.
 
-    Exit code 0: fetched and valid; 1: there is no valid transcript; 2: not fetched.
+    Exit code 0: fetched and valid; 1: there is no valid transcript of this job; 2: not fetched.
     """
-    from tightframe.results.files import TRANSCRIPT
-    from tightframe_app.transcripts import transcript_verify
     from tightframe_app.watch import monitoring
 
     try:
@@ -566,10 +562,18 @@ def fetch(
     finally:
         server.close()
     startup = server.kit if server.kit.name == "startup" else server.kit / "startup"
+    _verify(place, startup, job_id)
+
+
+def _verify(place: Path, startup: Path, job_id: str) -> None:
+    """Verify the transcript in a job's results, which has to be of that job; without one exit with 1."""
+    from tightframe.results.files import TRANSCRIPT
+    from tightframe_app.transcripts import verify_of_job
+
     if not (transcript := place / TRANSCRIPT).is_file():
         err.print("no transcript: its sums were plain, it ended before the first one, or it was left out")
         raise typer.Exit(1)
-    transcript_verify(transcript, startup / "rootCA.pem")
+    verify_of_job(transcript, startup / "rootCA.pem", job_id)
 
 
 def _fetched(server: Server, job_id: str, into: Path) -> Path:

@@ -12,6 +12,7 @@ import os
 import shutil
 import tempfile
 import time
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -95,12 +96,17 @@ class HeldTransfers(file_transfer.FileTransferModule):
     or deleted.
     """
 
+    def pull_folder(self, args: list[str], ctx: Any) -> Any:
+        """Fetch a result into the folder named after its job; the engine takes a third word as another."""
+        if len(args) > 2 or not all(_is_name(name) for name in args[1:]):
+            raise _outside()
+        return super().pull_folder(args, ctx)
+
     def _tx_path(self, tx_id: str, folder_name: str) -> str:
         """Return the folder of one download, which lies in that of all downloads."""
-        path = str(super()._tx_path(tx_id, folder_name))
-        if Path(os.path.abspath(path)).parent != Path(os.path.abspath(self.download_dir)):
+        if not (_is_name(tx_id) and _is_name(folder_name)):
             raise _outside()
-        return path
+        return str(super()._tx_path(tx_id, folder_name))
 
     def pull_binary_file(self, args: list[str], ctx: Any) -> Any:
         """Fetch one file into the folder of its download."""
@@ -115,18 +121,42 @@ file_transfer.FileTransferModule = HeldTransfers  # where the engine's sessions 
 
 
 def _fetched(session: Any, job_id: str, into: Path) -> Path:
-    """Fetch a job's result, move it into a folder, and return where it is.
+    """Fetch a job's result, move it into a folder, and return where it is: in a folder named after the job.
 
     Where it lies is in the answer, which may be all the server's own: the engine would move any folder of
     this person.
     """
+    place = into / job_id
     location = session.download_job_result(job_id)
     if not location:
-        return into
+        return place
     made = Path(os.path.abspath(location))
     if made.parent != Path(os.path.abspath(session.download_dir)) or made.is_symlink():
         raise _outside()
-    return Path(shutil.move(made, into / made.name))
+    if made.name != job_id and not made.name.startswith(f"{job_id}__"):  # a number, if it was there already
+        raise _outside()
+    return Path(shutil.move(made, place))
+
+
+def _is_name(name: Any) -> bool:
+    """Return whether a name is that of one file or folder, without a path."""
+    return isinstance(name, str) and name not in ("", ".") and not any(p in name for p in ("/", "\\", ".."))
+
+
+def _job_id(given: Any) -> str:
+    """Return a job's id as the engine's commands may contain it: they are one line, split at blanks.
+
+    Raises:
+        WatchError: TF-815, if it is no UUID.
+    """
+    try:
+        return str(uuid.UUID(str(given)))
+    except ValueError:
+        raise WatchError(
+            f"Expected the id of a job, a UUID, but got {shown(str(given))!r}: it is not sent to the server. "
+            "If it came from the server, the server is not to be trusted. `nvflare job list` shows its jobs.",
+            code="TF-815",
+        ) from None
 
 
 def _outside() -> WatchError:
@@ -164,6 +194,7 @@ class Server:
             LostError: if the server did not answer.
             WatchError: if asking again will not help: TF-812, TF-813, TF-814, TF-815.
         """
+        job_id = _job_id(job_id)
         with self._asking(job_id) as session:
             meta = session.get_job_meta(job_id)
         engine = str(meta.get("status"))
@@ -210,7 +241,9 @@ class Server:
         Raises:
             LostError: if the server did not answer.
             NoOutcomeError: if this person may not fetch it, or there is no outcome in it.
+            WatchError: TF-815, if the id is none.
         """
+        job_id = _job_id(job_id)
         with tempfile.TemporaryDirectory() as folder:
             with self._asking(job_id) as session:
                 try:
@@ -231,18 +264,26 @@ class Server:
 
         Raises:
             LostError: if the server did not answer; whether it has taken the job is not known then.
-            WatchError: TF-812, if it does not accept this person; TF-814, if this person may not submit.
+            WatchError: TF-812, if it does not accept this person; TF-814, if this person may not submit;
+                TF-815, if what it answers is no id.
         """
         with self._asking("the job", right="submit jobs") as session:
-            return str(session.submit_job(str(folder.resolve())))
+            return _job_id(session.submit_job(str(folder.resolve())))
 
     def download(self, job_id: str, into: Path) -> Path:
         """Fetch a job's result into a folder, and return its own folder there.
 
         Raises:
             LostError: if the server did not answer.
-            WatchError: TF-814, if this person may not fetch it.
+            WatchError: TF-814, if this person may not fetch it; TF-815, if the id is none.
+            FileExistsError: if the result's own folder is there already.
         """
+        job_id = _job_id(job_id)
+        if os.path.lexists(into / job_id):
+            raise FileExistsError(
+                f"Expected a folder without results of this job, but {into / job_id} is there already: name "
+                "another folder, or delete it, and fetch again."
+            )
         into.mkdir(parents=True, exist_ok=True)
         with self._asking(job_id, right="download this job") as session:
             return _fetched(session, job_id, into.resolve())

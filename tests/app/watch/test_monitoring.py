@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import shlex
@@ -11,14 +12,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives.serialization import Encoding
 from nvflare.fuel.flare_api import api_spec
 from nvflare.fuel.hci.client import file_transfer
 from nvflare.tool.kit import kit_config
 from tests.support.live_pages import Visitor
+from tests.support.securesum import transcripts
 from tests.support.watched_jobs import JOB, OUTCOME, trained_so_far
 from typer.testing import CliRunner
 
+from tightframe.securesum.messages import GROUPS
 from tightframe_app import cli
+from tightframe_app.jobs import commands as jobs
 from tightframe_app.live import server
 from tightframe_app.watch import commands, monitoring, web
 from tightframe_app.watch.status import WatchError
@@ -42,6 +47,10 @@ class Session:
         self.heard = {f"hospital-{number}": HEARD for number in (1, 2, 3)} if heard is None else heard
         self.api = self
         self.closed = 0
+        self.submitted, self.transcript = JOB, b""
+
+    def submit_job(self, folder: str) -> str:
+        return self.submitted
 
     def get_job_meta(self, job_id: str) -> dict[str, Any]:
         print("Connecting to FLARE ...")  # as the engine does
@@ -71,6 +80,8 @@ class Session:
         (folder / "workspace").mkdir(parents=True)
         if self.result is not None:
             (folder / "workspace" / "outcome.json").write_text(json.dumps(self.result))
+        if self.transcript:
+            (folder / "workspace" / "transcript.jsonl").write_bytes(self.transcript)
         return str(folder)
 
     def close(self) -> None:
@@ -415,6 +426,7 @@ class Attacker:
         ("a", "results/../../../../victim"),
         ("a", "{victim}"),
         ("x/../../..", "victim"),
+        ("x/../OTHER", "victim"),  # a sibling in the folder of all downloads
         ("a", ".."),
     ],
 )
@@ -432,7 +444,12 @@ def test_a_server_writes_nowhere_but_into_the_folder_of_a_result(
     assert sorted(tmp_path.rglob("*")) == before and victim.read_text() == "mine"
 
 
-@pytest.mark.parametrize("named", ["victim", "kits", "kits/consortium/prod_00/lead@example.org/transfer"])
+TRANSFER = "kits/consortium/prod_00/lead@example.org/transfer"
+
+
+@pytest.mark.parametrize(
+    "named", ["victim", "kits", TRANSFER, f"{TRANSFER}/another-job", f"{TRANSFER}/{JOB}-mine"]
+)
 def test_a_server_moves_no_folder_but_that_of_a_result(
     connect: Connect, tmp_path: Path, named: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -441,6 +458,7 @@ def test_a_server_moves_no_folder_but_that_of_a_result(
     (tmp_path / "victim").mkdir()
     (tmp_path / "victim" / "file").write_text("mine")
     Path(session.download_dir).mkdir(parents=True)
+    (tmp_path / named).mkdir(exist_ok=True)
     monkeypatch.setattr(session, "download_job_result", lambda job_id: str(tmp_path / named))
     before = sorted(tmp_path.rglob("*"))
     held = monitoring.Server(monitoring.find_kit(None))
@@ -455,6 +473,63 @@ def test_a_result_is_fetched_and_its_transcript_asked_for(connect: Connect, tmp_
     result = CliRunner().invoke(cli.app, ["jobs", "fetch", JOB, "-o", "results"])
     assert result.exit_code == 1 and "no transcript" in result.stderr
     assert (tmp_path / "results" / JOB / "workspace" / "outcome.json").is_file()
+
+
+def test_a_second_fetch_into_the_same_folder_is_refused(connect: Connect, tmp_path: Path) -> None:
+    connect(Session(OVER, result=OUTCOME))
+    held = monitoring.Server(monitoring.find_kit(None))
+    held.download(JOB, tmp_path / "results")
+    before = sorted((tmp_path / "results").rglob("*"))
+    with pytest.raises(FileExistsError, match="name another folder, or delete it"):
+        held.download(JOB, tmp_path / "results")
+    assert sorted((tmp_path / "results").rglob("*")) == before
+
+
+def test_a_servers_job_id_is_no_command(connect: Connect, tmp_path: Path) -> None:
+    """The engine puts it into command lines, split at blanks: a second word was a path to write to."""
+    session = connect(Session(OVER, result=OUTCOME))
+    session.submitted = f"{JOB} ../../victim"
+    held = monitoring.Server(monitoring.find_kit(None))
+    with pytest.raises(WatchError, match="TF-815"):
+        held.submit(tmp_path)
+    for ask in (held.look, held.outcome, lambda job: held.download(job, tmp_path / "results")):
+        with pytest.raises(WatchError, match="TF-815"):
+            ask(session.submitted)
+    session.submitted = JOB
+    assert held.submit(tmp_path) == JOB
+
+
+@pytest.mark.parametrize("words", [[JOB, "../victim"], [JOB, "mine"], ["../victim"], [".."], ["a\\b"]])
+def test_a_result_is_fetched_under_its_own_name_only(words: list[str], tmp_path: Path) -> None:
+    (tmp_path / "transfer").mkdir()
+    attacker = Attacker(tmp_path / "transfer", "a", "outcome.json")
+    with pytest.raises(WatchError, match="TF-817"):
+        attacker.module.pull_folder(["pull_folder", *words], attacker)
+    assert sorted(tmp_path.rglob("*")) == [tmp_path / "transfer"]
+
+
+@pytest.mark.parametrize("command", ["fetch", "submit"])
+def test_a_valid_transcript_of_another_job_is_refused(
+    connect: Connect, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = connect(Session(OVER, result=OUTCOME))
+    startup = tmp_path / "kits/consortium/prod_00/lead@example.org/startup"
+    monkeypatch.setattr(jobs, "_sign", lambda folder, kit, days: startup)
+    (tmp_path / "job").mkdir()
+    typed = ["fetch", JOB, "-o"] if command == "fetch" else ["submit", "job", "--results"]
+    ours = dataclasses.replace(transcripts.PARAMS, job=JOB, lineage=JOB)
+    for params, code in ((transcripts.PARAMS, 1), (ours, 0)):
+        monkeypatch.setattr(transcripts, "PARAMS", params)
+        run = transcripts.Run()
+        run.opened(run.record(run.epoch(params), 0), GROUPS)
+        run.end("too few silos")
+        session.transcript = b"".join(run.lines)
+        (startup / "rootCA.pem").write_bytes(run.root.x509.public_bytes(Encoding.PEM))
+        done = CliRunner().invoke(cli.app, ["jobs", *typed, f"results-{code}"], env={"COLUMNS": "100"})
+        assert done.exit_code == code, done.output
+        assert ("valid:" in done.stdout) == (code == 0)
+        said = f"expected a transcript of job {JOB}, but it is of {transcripts.PARAMS.job}"
+        assert (said in flat(done.stderr)) == (code == 1)
 
 
 def test_an_honest_servers_result_is_fetched(tmp_path: Path) -> None:
