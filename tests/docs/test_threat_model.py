@@ -52,6 +52,16 @@ def test_every_attack_has_its_tests_or_says_that_there_is_none() -> None:
     assert sum(tests == "none" for _, tests in under) <= 5, "these rest on reading the code alone"
 
 
+def findings_job() -> dict[str, Any]:
+    column = {"column": "age", "kind": "number", "low": 0, "high": 100}
+    contract = {
+        **{"title": "Chests", "columns": [column], "record": "id", "fold": {"column": "fold"}},
+        "label": {"findings": [{"column": "edema"}, {"column": "nodule", "missing": "unknown"}]},
+    }
+    table = {"dataset": "table", "dataset_options": {"contract": contract}, "model": "mlp"}
+    return {**_values("fedavg"), **table, "model_options": {}}
+
+
 def jobs() -> Iterator[dict[str, Any]]:
     """Jobs of every method, with each choice among names, with personal models, and with noise."""
     for method in methods.METHODS:
@@ -62,6 +72,7 @@ def jobs() -> Iterator[dict[str, Any]]:
     yield {**_values("fedavg"), "update_norm": 1.0}
     yield {**_values("combine"), "method_options": {"prototypes": "fedmr"}}
     yield {**_values("fedavg"), **HEART, "model_options": {"standardise": True}}
+    yield findings_job()
     yield statistics_job()
     yield {**statistics_job(), "privacy": {}}
 
