@@ -212,9 +212,7 @@ class Contributor:
             total: the last one opened.
         """
         _, follows = self._followed.advance(message, total, weights)
-        if total is None:
-            self._store.commit("", ())
-        else:
+        if total is not None:
             self._store.commit(str(total.sum_id), total.survivors, total.digest().hex())
         sum_id = SumId.of(SEAL, message["round"], message["phase"], message["attempt"])
         return Encoded(sum_id, (), {}, bytes.fromhex(message["state"]), follows)

@@ -129,7 +129,7 @@ def confirm_told(folder: Path, digest: str | None) -> None:
     Args:
         folder: of the silo's state.
         digest: hex digits of the total that is verified; None if none is. A state that counts with another
-            total is dropped.
+            total is left as it is, and dropped with the next total told.
 
     Raises:
         RunError: TF-522 if a file is damaged.
@@ -137,7 +137,6 @@ def confirm_told(folder: Path, digest: str | None) -> None:
     path = folder / TOLD
     if path.is_file() and _counts_with(path) == digest:
         _commit(folder, path)
-    path.unlink(missing_ok=True)
 
 
 def _counts_with(path: Path) -> str | None:
@@ -315,8 +314,6 @@ class SiloStateStore:
         path = self._folder / PROPOSED
         if self._silo in cohort and path.is_file() and proposed_in(path) == sum_id:
             self.settle({sum_id: cohort}, sum_id, digest)
-        else:
-            self._drop_others(digest)
 
     def _count_with(self, digest: str, path: Path, sum_id: str) -> None:
         """Let a proposed state count as long as this total is told: its sum's id can be another's as well."""
