@@ -475,12 +475,17 @@ def sign(
     out.print(f"submit it, once:  nvflare job submit -j {shlex.quote(str(folder))}")
 
 
+def _startup(kit: Path) -> Path:
+    """Return the ``startup`` of a kit, which may be named by itself."""
+    return kit if kit.name == "startup" else kit / "startup"
+
+
 def _sign(folder: Path, kit: Path, days: int) -> Path:
     """Sign a job; return the ``startup`` of the lead's kit."""
     from tightframe.flare.identity import person_identity
     from tightframe_app.jobs import folders as job_folders
 
-    startup = kit if kit.name == "startup" else kit / "startup"
+    startup = _startup(kit)
     signer, _ = person_identity(startup)
     made = job_folders.sign(folder, signer, days=days)
     out.print(f"{folder}: signed by {made.signer} for {', '.join(made.sites)}, valid until {made.expires}")
@@ -561,7 +566,7 @@ def fetch(
         place = _fetched(server, job_id, output)
     finally:
         server.close()
-    startup = server.kit if server.kit.name == "startup" else server.kit / "startup"
+    startup = _startup(server.kit)
     _verify(place, startup, job_id)
 
 

@@ -20,6 +20,7 @@ verified, and keys between sites came from X25519 alone. Transcripts of both are
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
@@ -660,6 +661,10 @@ class Total(reading.Message):
 
     def told(self) -> Told:
         """Return all of it but its integers."""
+        return self._told
+
+    @functools.cached_property
+    def _told(self) -> Told:  # its integers are hashed once, however often it is named
         hashes: dict[Group, bytes] = {
             group: hashlib.sha256(data).digest() for group, data in self.groups.items()
         }

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import safetensors.torch
@@ -49,6 +49,9 @@ class PrivateSilo(LocalSilo):
         ValueError: if the job has no privacy.
     """
 
+    _budget_of: ClassVar[type[Budget]] = Budget
+    """What its releases are charged to."""
+
     def __init__(
         self,
         context: SiloContext,
@@ -61,7 +64,7 @@ class PrivateSilo(LocalSilo):
         if setup.privacy is None:
             raise ValueError("Expected a job with `privacy`, but it has none.")
         self._plan = setup.privacy
-        self._budget = Budget(context, setup.privacy, self.cohort)
+        self._budget = self._budget_of(context, setup.privacy, self.cohort)
 
     def fit(self, model: torch.nn.Module, stages: Sequence[Stage]) -> FitReport:
         """Train by DP-SGD; the report has no losses, which are exact statistics of the records.

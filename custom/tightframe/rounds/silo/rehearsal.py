@@ -36,17 +36,7 @@ class _FreeBudget(Budget):
 
 
 class _RehearsingSilo(PrivateSilo):
-    def __init__(
-        self,
-        context: SiloContext,
-        setup: JobSetup,
-        device: torch.device,
-        round_number: int,
-        requested: RequestedSum,
-    ) -> None:
-        super().__init__(context, setup, device, round_number, requested)
-        assert setup.privacy is not None  # noqa: S101 - of ``PrivateSilo``
-        self._budget = _FreeBudget(context, setup.privacy, self.cohort)
+    _budget_of = _FreeBudget
 
     def charge(self, purpose: str, events: Sequence[Event], *, alone: Event | None = None) -> None:
         """Charge nothing."""
