@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-import uuid
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
@@ -14,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tightframe_app import formats
-from tightframe_app.screens import lines, shown
+from tightframe_app.screens import lines
 
 if TYPE_CHECKING:
     from tightframe.config.job import JobConfig
@@ -554,20 +553,15 @@ def fetch(
     Exit code 0: fetched and valid; 1: there is no valid transcript of this job; 2: not fetched.
     """
     from tightframe_app.watch import monitoring
+    from tightframe_app.watch.command import id_of
 
-    try:
-        job_id = str(uuid.UUID(job.strip()))
-    except ValueError:
-        raise typer.BadParameter(
-            f"expected the id of a job, as `nvflare job list` shows it, got {shown(job)!r}", param_hint="JOB"
-        ) from None
+    job_id = id_of(job)
     server = monitoring.Server(monitoring.find_kit(kit))
     try:
         place = _fetched(server, job_id, output)
     finally:
         server.close()
-    startup = _startup(server.kit)
-    _verify(place, startup, job_id)
+    _verify(place, _startup(server.kit), job_id)
 
 
 def _verify(place: Path, startup: Path, job_id: str) -> None:

@@ -13,6 +13,20 @@ from tightframe_app.live import options as live
 from tightframe_app.screens import shown
 
 
+def id_of(job: str) -> str:
+    """Return the id of a job as the engine writes it.
+
+    Raises:
+        typer.BadParameter: if it is none.
+    """
+    try:
+        return str(uuid.UUID(job.strip()))
+    except ValueError:
+        raise typer.BadParameter(
+            f"expected the id of a job, as `nvflare job list` shows it, got {shown(job)!r}", param_hint="JOB"
+        ) from None
+
+
 def watch(
     job: Annotated[
         str, typer.Argument(metavar="JOB", help="The job's id, as `nvflare job submit` printed it.")
@@ -51,12 +65,7 @@ def watch(
     arguments, no connection, no such job. 3: over, but whether it trained is not
     known here (to whoever may not download the job). 130: Ctrl-C.
     """
-    try:
-        job_id = str(uuid.UUID(job.strip()))
-    except ValueError:
-        raise typer.BadParameter(
-            f"expected the id of a job, as `nvflare job list` shows it, got {shown(job)!r}", param_hint="JOB"
-        ) from None
+    job_id = id_of(job)
     live.check_port(port, web=web)
     if web and (once or form == "json"):
         raise typer.BadParameter("expected neither --once nor --format json with it", param_hint="--web")
