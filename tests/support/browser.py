@@ -12,7 +12,6 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 CHROMIUM = shutil.which("chromium")
@@ -111,8 +110,8 @@ def opened(profile: Path) -> Iterator[Browser]:
     options = "--headless --no-sandbox --disable-gpu --no-first-run --hide-scrollbars --remote-debugging-pipe"
     script = f'exec "$@" 3<&{to_browser} 4>&{from_browser}'
     command = ["bash", "-c", script, "bash", CHROMIUM, *options.split(), f"--user-data-dir={profile}"]
-    quiet = MappingProxyType({"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL})
-    process = subprocess.Popen(command, pass_fds=(to_browser, from_browser), **quiet)
+    quiet = subprocess.DEVNULL
+    process = subprocess.Popen(command, pass_fds=(to_browser, from_browser), stdout=quiet, stderr=quiet)
     os.close(to_browser)
     os.close(from_browser)
     try:
