@@ -528,7 +528,7 @@ def submit(
         if results is None:
             out.print(f"watch it:  tightframe watch {job_id}", soft_wrap=True)
             return
-        verdict = watch.until_over(server, job_id)
+        verdict = watch.until_over(server, job_id, results=results)
         if verdict.code not in (watch.TRAINED, 1):
             raise typer.Exit(verdict.code)
         place = _fetched(server, job_id, results)
