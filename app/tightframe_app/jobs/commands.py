@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tightframe_app.jobs.recipes import Recipe
     from tightframe_app.watch.monitoring import Server
 
-app = typer.Typer(help="List, export, check, sign, submit and fetch jobs.", no_args_is_help=True)
+app = typer.Typer(no_args_is_help=True)
 out = lines()
 err = lines(stderr=True)
 
