@@ -22,6 +22,7 @@ from typer.testing import CliRunner
 import tightframe
 from tightframe import federation, metrics
 from tightframe.config.job import parse_job
+from tightframe.config.policy import PolicyBlock
 from tightframe.config.site import SiteEntry
 from tightframe.data import get
 from tightframe.data.base import FOLDS, check_form
@@ -249,7 +250,11 @@ def test_a_secure_run_has_scikit_learns_metrics_and_its_model_answers(
 def test_weights_come_from_summed_counts(result: federation.Result) -> None:
     train = truths(FRAME[FRAME["fold"] == "train"])
     expected = torch.tensor([[int((column == there).sum()) for there in (1, 0)] for column in train.T])
-    torch.testing.assert_close(result.state.extra[FINDING_COUNTS], expected.double())
+    counts = result.state.extra[FINDING_COUNTS]
+    torch.testing.assert_close(counts[:2], expected[:2].double())
+    # Each of the four silos has 8 or 9 records whose nodule is unknown, and tells 10 (``min_class_count``).
+    assert len(train) - int(expected[2].sum()) == 33 and len(train) - int(counts[2].sum()) == 40
+    assert bool((counts[2] <= expected[2]).all())
     torch.testing.assert_close(positive_weights(expected.double()), (expected[:, 1] / expected[:, 0]).float())
     unknown = torch.zeros(1, 2, dtype=torch.float64)
     assert positive_weights(unknown).tolist() == [1.0]
@@ -264,6 +269,47 @@ def test_a_finding_that_too_few_silos_have_enough_of_is_not_counted(tmp_path: Pa
     made = federation.run_job(parse_job(values), entries=entries(tmp_path, frame), folder=tmp_path / "run")
     counts = made.state.extra[FINDING_COUNTS]
     assert counts[0].tolist() == [0, 0] and bool((counts[1:] > 0).all())
+
+
+def test_what_one_or_two_silos_know_and_a_single_unknown_value_are_not_in_the_totals(tmp_path: Path) -> None:
+    """Each silo has 30 test records, and by its policy tells nothing of fewer than 10."""
+    frame = FRAME.copy()
+    frame[NAMES] = frame[NAMES].astype(object)
+    known = truths(FRAME)
+    frame["nodule"] = pd.Series(np.where(known[:, 2] == UNKNOWN, 0, known[:, 2]), dtype=object)
+    frame.loc[frame.index % 4 > 0, "edema"] = None
+    frame.loc[frame.index % 4 > 1, "effusion"] = None
+    frame.loc[TEST.index[TEST.index % 4 == 0][7], "nodule"] = None
+    label = {"findings": [{"column": name, "missing": "unknown"} for name in NAMES]}
+    values = job(
+        summation="secure", rounds=1, dataset_options={"contract": {**CONTRACT, "label": label}}
+    )
+    policy = PolicyBlock(profile="research", min_test_count=10)
+    made = federation.run_job(
+        parse_job(values),
+        entries={
+            site: item.model_copy(update={"policy": policy})
+            for site, item in entries(tmp_path, frame).items()
+        },
+        folder=tmp_path / "run",
+    )
+    outcome = json.loads((tmp_path / "run" / "server" / "outcome.json").read_text())
+    test = outcome["evaluation"]["test"]
+    for name in ("edema", "effusion"):
+        assert set(test["findings"][name].values()) == {None} and test["recall"][name] is None
+        assert name not in test["scores"] and name not in test["class_records"] and name not in test["reading"]
+        rule = f"test records with {name} known of fewer than 3 silos could be counted: none are"
+        assert rule in outcome["rules"]
+    assert "too few test records with effusion known to be counted (min_test_count): site-3, site-4" in (
+        outcome["rules"]
+    )
+    counted = np.array(test["findings"]["nodule"]["confusion"])
+    assert test["records"] == len(TEST) and counted.sum() == len(TEST) - 10
+    assert counted.sum() == np.sum(test["scores"]["nodule"])
+    own = SiloReport.read(tmp_path / "run" / "site-1").final.test.findings or {}
+    assert np.sum(own["nodule"].confusion) == 29 and np.sum(own["edema"].confusion) == 30
+    (run,) = read_runs([tmp_path / "run" / "server"])
+    assert run.interval("accuracy") is not None and made.outcome.trained
 
 
 def test_answers_exports_and_an_evaluation_of_the_finished_model(
@@ -446,4 +492,11 @@ def test_a_comparison_has_limits_of_sensitivities_and_specificities(
     expected = np.mean([item.low for item in limits]), np.mean([item.high for item in limits])
     assert run.interval("balanced_accuracy") == pytest.approx(expected)
     assert test.balanced_accuracy is not None and expected[0] < test.balanced_accuracy < expected[1]
+    known = [one.confusion for one in (test.findings or {}).values()]
+    limits = [
+        binomtest(right, sum(map(sum, table))).proportion_ci(method="wilson")
+        for table in known
+        for right in [table[0][0] + table[1][1]]
+    ]
+    assert run.interval("accuracy") == pytest.approx([np.mean(ends) for ends in zip(*limits, strict=True)])
     assert "sensitivity and specificity over the findings" in (place / "run/server/report.html").read_text()

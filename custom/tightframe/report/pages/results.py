@@ -212,9 +212,11 @@ def findings(fold: FoldMetrics, whose: str, model: str = "the final model") -> M
     """Show each finding of a multi-label: its counts, and what follows from them."""
     rows: list[list[Part]] = []
     for name, found in (fold.findings or {}).items():
-        (absent, false), (missed, hits) = found.confusion
         numbers = (found.sensitivity, found.specificity, found.auroc, found.average_precision)
-        counts = (str(hits), str(missed), str(false), str(absent))
+        counts: tuple[Part, ...] = (MISSING,) * 4
+        if found.confusion is not None:
+            (absent, false), (missed, hits) = found.confusion
+            counts = (str(hits), str(missed), str(false), str(absent))
         rows.append([name, *counts, *map(value, numbers)])
     head = ["finding", "found", "missed", "false alarms", "rightly absent", "sensitivity", "specificity"]
     return section(

@@ -64,12 +64,13 @@ class Finding(Values):
     """A finding of a multi-label, at a probability of 0.5.
 
     Attributes:
-        confusion: test records where it is known: rows absent and present, columns what the model said.
+        confusion: test records where it is known: rows absent and present, columns what the model said; None
+            if too few silos know it of enough records, as all that follows from it.
         sensitivity, specificity: of these counts.
         auroc, average_precision: from the score histogram.
     """
 
-    confusion: tuple[tuple[int, int], tuple[int, int]]
+    confusion: tuple[tuple[int, int], tuple[int, int]] | None
     sensitivity: float | None = None
     specificity: float | None = None
     auroc: float | None = None
@@ -93,7 +94,7 @@ class FoldMetrics(Values):
     (with noise: enough of them).
 
     Of a multi-label ``findings`` has each one, ``recall`` their sensitivities, ``class_records`` the records
-    that have them; ``accuracy`` and ``balanced_accuracy`` are means over findings, the latter over those with
+    that have them, of those that are told; ``accuracy`` and ``balanced_accuracy`` are means over findings, the latter over those with
     records of both kinds.
     """
 
