@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,8 @@ from tightframe.data.images import ImagesOptions, ImagesSite
 from tightframe.data.images.contract import PictureContract
 from tightframe.data.images.proposal import propose
 from tightframe.data.images.silo import open_site
-from tightframe.data.table import TableOptions
+from tightframe.data.table import TableOptions, TableSite
+from tightframe.data.table.summary import describe
 from tightframe.errors import DataError, JobError
 from tightframe.learning.model_update import build_template
 from tightframe.learning.outputs import loss, losses
@@ -326,6 +328,14 @@ def test_answers_exports_and_an_evaluation_of_the_finished_model(
         assert [float(row[f"p_{name}"]) for name in TITLES] == pytest.approx(p.tolist(), abs=1e-6)
         said = [name for name, q, least in zip(TITLES, p, (0.5, 0.5, 0.9), strict=True) if q >= least]
         assert row["answer"] == ";".join(said)
+    pins = {"own": Contract.model_validate(CONTRACT).sha256(), "others": "0" * 64}
+    for whose, pin in pins.items():
+        entry = {"data": {"table": {"file": str(tmp_path / "test.csv"), "contract": pin}}}
+        (tmp_path / "site.json").write_text(json.dumps(entry))
+        more = ["--site-config", str(tmp_path / "site.json"), "-o", str(tmp_path / f"{whose}.csv")]
+        done = typed(app, ["predict", run, str(tmp_path / "test.csv"), *more])
+        assert (done.exit_code == 0) == (whose == "own") == (tmp_path / f"{whose}.csv").is_file()
+    assert isinstance(done.exception, DataError) and done.exception.code == "TF-218"
     script = tmp_path / "model.ts"
     assert typed(app, ["export", run, "--format", "torchscript", "-o", str(script)]).exit_code == 0
     traced = torch.jit.load(script)(inputs(TEST)).detach().numpy()
@@ -391,6 +401,27 @@ def test_a_private_run_trains_and_is_charged(neighbours: str, tmp_path: Path) ->
     made = federation.run_job(parse_job(values), entries=entries(tmp_path), folder=tmp_path / "run")
     assert made.outcome.trained and made.outcome.privacy is not None
     assert made.outcome.evaluation is None, "exact counts stay at the silos"
+
+
+def test_a_description_tells_the_unknown_from_the_absent(tmp_path: Path) -> None:
+    contract = Contract.model_validate(CONTRACT)
+    FRAME.to_csv(tmp_path / "chests.csv", index=False)
+    found = describe(contract, TableSite(file=tmp_path / "chests.csv"))
+    truth = truths(FRAME)
+    assert list(found.present.values()) == (truth == 1).sum(0).tolist()
+    assert list(found.unknown.values()) == [0, 0, int(FRAME["nodule"].isna().sum())]
+    some, open_ones = (truth == 1).any(1), (truth != 1).all(1) & (truth == UNKNOWN).any(1)
+    assert list(found.records.values()) == [(~some & ~open_ones).sum(), some.sum(), open_ones.sum()]
+    (tmp_path / "contract.json").write_text(json.dumps(CONTRACT))
+    site = {"data": {"table": {"file": str(tmp_path / "chests.csv")}}}
+    (tmp_path / "site.json").write_text(json.dumps(site))
+    command = ["data", "describe", "--contract", str(tmp_path / "contract.json")]
+    command += ["--site-config", str(tmp_path / "site.json"), "--output", str(tmp_path / "page.html")]
+    told = CliRunner().invoke(app, command)
+    assert f"Nodule {(truth[:, 2] == 1).sum()} ({(truth[:, 2] == UNKNOWN).sum()} unknown)" in told.output
+    cells = [str((truth[:, 2] == there).sum()) for there in (1, 0, UNKNOWN)]
+    page = re.sub(r"<[^>]+>", " ", (tmp_path / "page.html").read_text())
+    assert re.search(r"Nodule\s+" + r"\s+".join(cells), page)
 
 
 def test_statistics_have_each_findings_prevalence(tmp_path: Path) -> None:

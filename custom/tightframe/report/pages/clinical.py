@@ -99,7 +99,7 @@ def reading(fold: FoldMetrics, whose: str, wanted: Wanted = DEFAULT, copies: int
     if len(told) <= MOST_DRAWN:
         parts.append(tag("h3", "Calibration and decision curves"))
         # Of two classes one is the other, mirrored.
-        first = list(told)[-1] if len(found) == 2 else None
+        first = list(told)[-1] if len(found) == 2 and fold.findings is None else None
         for name, scores in told.items():
             pictures = list(_pictures(name, scores, noisy=fold.noisy))
             if name == first:

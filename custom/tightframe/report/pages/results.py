@@ -150,6 +150,7 @@ def recall(fold: FoldMetrics, whose: str, finds: str = "the final model finds") 
         for name, count in zip(classes, counts, strict=True)
     ]
     head = "test records (noisy)" if fold.noisy else "test records"
+    dash = "no records, or too few silos could tell" if None in counts else "no records"
     return section(
         "Recall by class",
         figure(
@@ -159,7 +160,7 @@ def recall(fold: FoldMetrics, whose: str, finds: str = "the final model finds") 
                 bars,
             ),
             f"Share of each class's test records that {finds}, {whose}; a dash: "
-            f"{'too few noisy records to tell' if fold.noisy else 'no records'}.",
+            f"{'too few noisy records to tell' if fold.noisy else dash}.",
         ),
         kept(len(rows), "All classes in numbers", table(["class", "recall", head], rows)),
     )
