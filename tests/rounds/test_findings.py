@@ -156,7 +156,6 @@ def test_a_method_takes_findings_or_says_why_not(method: str) -> None:
             {"method": "combine", "method_options": {"loss": "fedrs", "head": "etf"}},
             "head 'etf' and loss 'fedrs'",
         ),
-        ({"personalise": True}, "personalise"),
         ({"start": "fed3r"}, "start: fed3r sums"),
         ({"privacy": {"epsilon": 4, "evaluation": "noisy"}, "weights": "uniform"}, "in more cells"),
     ],
@@ -283,9 +282,7 @@ def test_what_one_or_two_silos_know_and_a_single_unknown_value_are_not_in_the_to
     frame.loc[frame.index % 4 > 1, "effusion"] = None
     frame.loc[TEST.index[TEST.index % 4 == 0][7], "nodule"] = None
     label = {"findings": [{"column": name, "missing": "unknown"} for name in NAMES]}
-    values = job(
-        summation="secure", rounds=1, dataset_options={"contract": {**CONTRACT, "label": label}}
-    )
+    values = job(summation="secure", rounds=1, dataset_options={"contract": {**CONTRACT, "label": label}})
     policy = PolicyBlock(profile="research", min_test_count=10)
     made = federation.run_job(
         parse_job(values),
@@ -299,11 +296,14 @@ def test_what_one_or_two_silos_know_and_a_single_unknown_value_are_not_in_the_to
     test = outcome["evaluation"]["test"]
     for name in ("edema", "effusion"):
         assert set(test["findings"][name].values()) == {None} and test["recall"][name] is None
-        assert name not in test["scores"] and name not in test["class_records"] and name not in test["reading"]
+        assert (
+            name not in test["scores"] and name not in test["class_records"] and name not in test["reading"]
+        )
         rule = f"test records with {name} known of fewer than 3 silos could be counted: none are"
         assert rule in outcome["rules"]
-    assert "too few test records with effusion known to be counted (min_test_count): site-3, site-4" in (
-        outcome["rules"]
+    assert (
+        "too few test records with effusion known to be counted (min_test_count): site-3, site-4"
+        in (outcome["rules"])
     )
     counted = np.array(test["findings"]["nodule"]["confusion"])
     assert test["records"] == len(TEST) and counted.sum() == len(TEST) - 10
@@ -480,6 +480,44 @@ def test_a_silos_own_report_counts_records_once(result: federation.Result, place
     assert report.records.test == {
         title: int((column == 1).sum()) for title, column in zip(TITLES, truths(own).T, strict=True)
     }
+
+
+def test_personal_models_have_an_accuracy_for_each_finding(tmp_path: Path) -> None:
+    """At the first silo fewer test values of the nodule are known than its policy tells of."""
+    frame = FRAME.copy()
+    test = frame.index[(frame.index % 4 == 0) & (frame["fold"] == "test")]
+    frame.loc[test[5:], "nodule"] = None
+    policy = PolicyBlock(profile="research", min_test_count=10)
+    made = federation.run_job(
+        parse_job(job(personalise=True)),
+        entries={
+            site: item.model_copy(update={"policy": policy})
+            for site, item in entries(tmp_path, frame).items()
+        },
+        folder=tmp_path / "run",
+    )
+    told = []
+    for place, site in enumerate(FOUR):
+        own = frame[(frame.index % 4 == place) & (frame["fold"] == "test")]
+        truth = truths(own)
+        said = tightframe.load_model(tmp_path / "run" / site / "personal_model.safetensors").predict(
+            inputs(own)
+        )
+        tables = [
+            multilabel_confusion_matrix(y[y != UNKNOWN], a[y != UNKNOWN], labels=[1])[0]
+            for y, a in zip(truth.T, said.T, strict=True)
+        ]
+        personal = SiloReport.read(tmp_path / "run" / site).personal
+        assert personal is not None and personal.confusion is None and personal.judged == 0
+        np.testing.assert_array_equal(personal.findings, tables)
+        right = [np.trace(table) / table.sum() for table in tables]
+        assert personal.accuracy == pytest.approx(np.mean(right))
+        told.append(np.rint(32 * np.mean(right[:2] if place == 0 else right)) / 32)
+        rates = [(table[0, 0] / table[0].sum() + table[1, 1] / table[1].sum()) / 2 for table in tables]
+        assert personal.balanced_accuracy == pytest.approx(np.mean(rates))
+    found = made.outcome.personal
+    assert found is not None and found.silos == 4 and found.valid_classes is None
+    assert found.accuracy == pytest.approx(np.mean(told))
 
 
 def test_findings_are_handed_over_as_arrays_too(tmp_path: Path) -> None:

@@ -267,7 +267,10 @@ def test_under_privacy_the_head_trains_on_kept_features(seen: Counter[str]) -> N
 
 def test_memory_vectors_alone_train_the_head_on_fixed_features() -> None:
     """Without the frame, whose vectors nobody trains."""
-    changes: dict[str, Any] = {"method": "fedavg_etf", "method_options": {"classifier": "trained", "warm_up": 3}}
+    changes: dict[str, Any] = {
+        "method": "fedavg_etf",
+        "method_options": {"classifier": "trained", "warm_up": 3},
+    }
     changes |= {"rounds": 3, "model": "small_cnn", "model_options": {"widths": [8, 8]}}
     changes |= {"training": {"batch_size": 8, "augment": False, "momentum": 0.0}}
     before = prepare(values(**changes)).initial_state().model

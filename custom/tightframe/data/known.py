@@ -13,7 +13,7 @@ from tightframe.phases import UNKNOWN
 
 
 def in_steps(labels: NDArray[np.int64], step: int) -> NDArray[np.int64]:
-    """Return findings of which 0, ``step``, 2 ``step``, ... are unknown: known ones count as unknown up to that.
+    """Return findings of which 0, ``step``, 2 ``step``, ... are unknown: known ones fill up to the next step.
 
     These are spread evenly over the records, so that no kind of them is lost.
 

@@ -427,8 +427,6 @@ def _check_findings(setup: JobSetup) -> None:
             )
     if job.start is not None:
         problems.append(f"start: {job.start} sums features by the one class of each record; leave it out")
-    if job.personalise:
-        problems.append("personalise: its accuracies are of one class for each record; set it to false")
     if job.model_options.get("single_logit"):
         problems.append("model_options.single_logit: findings have a logit each; leave it out")
     if job.privacy is not None and job.privacy.evaluation == "noisy":

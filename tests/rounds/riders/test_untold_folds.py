@@ -114,9 +114,7 @@ def test_only_the_named_folds_become_zero() -> None:
         "evaluation/test/scores",
         "evaluation/test/loss",
     }
-    assert all(
-        torch.equal(value, counted[name]) for name, value in evaluation.told(counted, []).items()
-    )
+    assert all(torch.equal(value, counted[name]) for name, value in evaluation.told(counted, []).items())
 
 
 def test_finer_score_bins_than_the_policy_allows_are_refused(small: dict[str, Any]) -> None:

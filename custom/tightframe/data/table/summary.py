@@ -17,8 +17,10 @@ from tightframe.data.table.sources.rows import read
 
 BINS = 12
 GROUPS = ("no finding", "findings", "unknown")
-"""Groups of records in place of classes, where a record may have several findings; the last: none is known to be
-there, and of some nobody knows."""
+"""Groups of records in place of classes, where a record may have several findings.
+
+Of the last none is known to be there, and of some nobody knows.
+"""
 
 
 @dataclass(frozen=True)

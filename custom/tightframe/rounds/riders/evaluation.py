@@ -200,8 +200,8 @@ def count(
         told: findings of each fold (n, K) that leave the silo, if not all do.
 
     Returns:
-        The tensors of ``schema``, float64, and with ``told`` those counts, named ``TOLD``. The loss is the summed cross-entropy, at most 1e4 per
-        record so that a diverged model stays within the field's bound.
+        The tensors of ``schema``, float64, and with ``told`` those counts, named ``TOLD``. The loss is the
+        summed cross-entropy, at most 1e4 per record so that a diverged model stays within the field's bound.
     """
     model.eval()
     totals: dict[str, torch.Tensor] = {}

@@ -225,7 +225,9 @@ class RunRecord:
                     f"{fold} records{known} of fewer than {MIN_HOLDERS} silos could be counted: none are"
                 )
             if few := sorted(site for site, item in self.declared.items() if part in item.untold):
-                lines.append(f"too few {fold} records{known} to be counted (min_test_count): {', '.join(few)}")
+                lines.append(
+                    f"too few {fold} records{known} to be counted (min_test_count): {', '.join(few)}"
+                )
         if self.privacy is None:
             lines.append("no differential privacy: a total itself is exact")
         else:
