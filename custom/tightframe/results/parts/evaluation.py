@@ -94,7 +94,7 @@ class FoldMetrics(Values):
     (with noise: enough of them).
 
     Of a multi-label ``findings`` has each one, ``recall`` their sensitivities, ``class_records`` the records
-    that have them, of those that are told; ``accuracy`` and ``balanced_accuracy`` are means over findings, the
+    that have them, of those told; ``accuracy`` and ``balanced_accuracy`` are means over findings, the
     latter over those with records of both kinds.
     """
 
