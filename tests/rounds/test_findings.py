@@ -16,6 +16,7 @@ from PIL import Image
 from scipy.stats import binomtest
 from sklearn.datasets import make_multilabel_classification
 from sklearn.metrics import average_precision_score, multilabel_confusion_matrix, roc_auc_score
+from tests.support.ledgers import charges_of
 from tests.support.tables import FOUR, statistics_job
 from torch import nn
 from typer.testing import CliRunner
@@ -46,6 +47,7 @@ from tightframe.report.comparing import read_runs
 from tightframe.results.local_report import SiloReport
 from tightframe.results.parts.evaluation import FoldMetrics
 from tightframe.results.statistics import Count
+from tightframe.rounds.privacy_plan import honest_silos
 from tightframe.rounds.setup import prepare
 from tightframe.rounds.sums.release import release_profile
 from tightframe_app.cli import app
@@ -157,7 +159,6 @@ def test_a_method_takes_findings_or_says_why_not(method: str) -> None:
             "head 'etf' and loss 'fedrs'",
         ),
         ({"start": "fed3r"}, "start: fed3r sums"),
-        ({"privacy": {"epsilon": 4, "evaluation": "noisy"}, "weights": "uniform"}, "in more cells"),
     ],
 )
 def test_what_counts_a_record_in_one_class_is_refused(wrong: dict[str, Any], said: str) -> None:
@@ -387,7 +388,9 @@ def test_gradients_of_single_records_are_torchs(engine: Any) -> None:
 
 @pytest.mark.parametrize("neighbours", ["record", "patient"])
 def test_a_private_run_trains_and_is_charged(neighbours: str, tmp_path: Path) -> None:
-    privacy = {"epsilon": 8, "neighbours": neighbours}
+    privacy: dict[str, Any] = {"epsilon": 8, "neighbours": neighbours}
+    if neighbours == "record":
+        privacy |= {"evaluation": "noisy", "epsilon": 100}
     contract = {**CONTRACT, "patient": "id"} if neighbours == "patient" else CONTRACT
     values = job(
         privacy=privacy,
@@ -400,7 +403,25 @@ def test_a_private_run_trains_and_is_charged(neighbours: str, tmp_path: Path) ->
     )
     made = federation.run_job(parse_job(values), entries=entries(tmp_path), folder=tmp_path / "run")
     assert made.outcome.trained and made.outcome.privacy is not None
-    assert made.outcome.evaluation is None, "exact counts stay at the silos"
+    if neighbours == "patient":
+        assert made.outcome.evaluation is None, "exact counts stay at the silos"
+        return
+    plan = prepare(values).privacy
+    assert plan is not None and plan.evaluation is not None
+    test = made.outcome.final().test
+    # A record is in 3 cells, 3 bins and the number of records: sqrt(7), of 4 silos where 3 carry the promise.
+    carried = 4 / honest_silos(parse_job(values), 4)
+    expected = plan.evaluation.config.noise_multiplier * np.sqrt(7 * carried)
+    assert test.noise_deviation == pytest.approx(expected, rel=1e-6)
+    own = [SiloReport.read(tmp_path / "run" / site).final.test for site in FOUR]
+    for name in TITLES:
+        exact = np.sum([(one.findings or {})[name].confusion for one in own], axis=0)
+        noisy = np.array((test.findings or {})[name].confusion)
+        assert exact.sum() > 100 and (abs(noisy - exact) < 6 * expected + 1).all() and expected < 4
+    assert test.records is not None and abs(test.records - len(TEST)) < 6 * expected + 1
+    assert "All numbers are noisy" in (tmp_path / "run" / "server" / "report.html").read_text()
+    purposes = [item.purpose for item in charges_of(tmp_path / "run", "site-1")]
+    assert purposes[-1] == "closing evaluation"
 
 
 def test_a_description_tells_the_unknown_from_the_absent(tmp_path: Path) -> None:

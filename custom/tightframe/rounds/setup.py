@@ -429,11 +429,6 @@ def _check_findings(setup: JobSetup) -> None:
         problems.append(f"start: {job.start} sums features by the one class of each record; leave it out")
     if job.model_options.get("single_logit"):
         problems.append("model_options.single_logit: findings have a logit each; leave it out")
-    if job.privacy is not None and job.privacy.evaluation == "noisy":
-        problems.append(
-            "privacy.evaluation: 'noisy' has noise for one class of each record, and with several findings "
-            "one record counts in more cells; set it to 'local'"
-        )
     if problems:
         raise JobError(problems)
 
@@ -560,7 +555,12 @@ def _with_privacy(setup: JobSetup) -> JobSetup:
     try:
         rounds = [(0, before), *rounds]
         plan = privacy_plan.make_plan(
-            job, rounds, prior=prior, num_classes=setup.dataset.num_classes, gradient_rate=rate
+            job,
+            rounds,
+            prior=prior,
+            num_classes=setup.dataset.num_classes,
+            findings=setup.dataset.multi_label,
+            gradient_rate=rate,
         )
         if setup.layout is not None:
             plan = privacy_plan.with_statistics(

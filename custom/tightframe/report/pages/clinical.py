@@ -113,7 +113,8 @@ def _scores(fold: FoldMetrics, name: str, copies: int) -> Scores:
     positives, negatives = (np.asarray(counts, np.float64) / copies for counts in (fold.scores or {})[name])
     limits = None
     if fold.noisy:
-        limits = (0.0, math.inf) if fold.records_interval is None else fold.records_interval
+        found = fold.findings[name].records_interval if fold.findings else fold.records_interval
+        limits = (0.0, math.inf) if found is None else found
     return Scores(positives, negatives, fold.scores_deviation if fold.noisy else None, limits)
 
 

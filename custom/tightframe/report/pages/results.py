@@ -24,6 +24,10 @@ def value(found: float | None, digits: int = 3) -> Part:
     return MISSING if found is None else shown(found, digits)
 
 
+def _limited(found: float | None, limits: tuple[float, float] | None) -> Part:
+    return MISSING if found is None else with_interval(found, limits)
+
+
 def metric_cell(fold: FoldMetrics | None, name: str) -> Part:
     """Return a metric of a fold for a table; a noisy one with its interval and its classes."""
     found = None if fold is None else getattr(fold, name, None)
@@ -218,11 +222,16 @@ def findings(fold: FoldMetrics, whose: str, model: str = "the final model") -> M
         if found.confusion is not None:
             (absent, false), (missed, hits) = found.confusion
             counts = (str(hits), str(missed), str(false), str(absent))
-        rows.append([name, *counts, *map(value, numbers)])
+        limits = (found.sensitivity_interval, found.specificity_interval, None, None)
+        rows.append([name, *counts, *map(_limited, numbers, limits)])
     head = ["finding", "found", "missed", "false alarms", "rightly absent", "sensitivity", "specificity"]
     return section(
         "Findings",
-        tag("p", f"Test records of {model}, {whose}, in which a finding is known; present from 0.5 on."),
+        tag(
+            "p",
+            f"Test records of {model}, {whose}, in which a finding is known; present from 0.5 on."
+            + (" All numbers are noisy." if fold.noisy else ""),
+        ),
         table([*head, "AUROC", "average precision"], rows),
     )
 

@@ -68,6 +68,8 @@ class Finding(Values):
             if too few silos know it of enough records, as all that follows from it.
         sensitivity, specificity: of these counts.
         auroc, average_precision: from the score histogram.
+        sensitivity_interval, specificity_interval: limits without the noise; None where counts are exact.
+        records_interval: limits of the number of records where it is known, where counts are noisy.
     """
 
     confusion: tuple[tuple[int, int], tuple[int, int]] | None
@@ -75,6 +77,9 @@ class Finding(Values):
     specificity: float | None = None
     auroc: float | None = None
     average_precision: float | None = None
+    sensitivity_interval: tuple[float, float] | None = None
+    specificity_interval: tuple[float, float] | None = None
+    records_interval: tuple[int, int] | None = None
 
 
 Counts = tuple[list[int | float], list[int | float]]
