@@ -13,8 +13,8 @@ exactly, whatever the record, the model and the number of bins. A cell then carr
 records at most, a bin of ``z sqrt(2 C)``.
 
 A record with K findings is in a cell of each finding's own 2 x 2 table, in a bin of each histogram, and among
-the records, which are counted apart because findings may be unknown. Without weights, with K cells, K bins and
-one, all of ``u_c``,
+the records, which are counted apart because findings may be unknown. Without weights, with K cells, K bins
+and one, all of ``u_c``,
 
     D**2 <= (2 K + 1) u_c**2,
 
