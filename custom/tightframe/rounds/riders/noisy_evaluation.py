@@ -185,17 +185,17 @@ def _finding_fold(
     cell, bin_deviation = noise
     rows, known = tables.sum(2), tables.sum((1, 2))
     floor = max(COUNT_FLOOR, DEVIATIONS * cell * math.sqrt(2))
-    enough: NDArray[np.bool_] = rows >= floor
+    enough: NDArray[np.bool_] = np.asarray(rows >= floor)
     hits = np.stack([tables[:, 0, 0], tables[:, 1, 1]], 1)
     shares = np.where(enough, hits / np.where(enough, rows, 1.0), np.nan)
     low, high = noise_intervals.share(hits, rows - hits, cell, cell)
-    whole: NDArray[np.bool_] = known >= max(COUNT_FLOOR, DEVIATIONS * cell * 2)
+    whole: NDArray[np.bool_] = np.asarray(known >= max(COUNT_FLOOR, DEVIATIONS * cell * 2))
     right, spread = hits.sum(1), cell * math.sqrt(2)
     right_low, right_high = noise_intervals.share(right, known - right, spread, spread)
-    both: NDArray[np.bool_] = enough.all(1)
+    both: NDArray[np.bool_] = np.asarray(enough.all(1))
     deviations = cell / rows[both] * np.sqrt((1 - shares[both]) ** 2 + shares[both] ** 2)
     least = max(COUNT_FLOOR, DEVIATIONS * bin_deviation * math.sqrt(scores.shape[2]))
-    drawn: NDArray[np.bool_] = (rows >= least).all(1)
+    drawn: NDArray[np.bool_] = np.asarray((rows >= least).all(1))
     kinds = rows[:, ::-1]  # present and absent, as in a histogram
     numbers = np.where(drawn[:, None], kinds, 1.0)
     areas = np.where(drawn, np.clip(noise_intervals.area(scores, numbers), 0.0, 1.0), np.nan)
@@ -219,10 +219,8 @@ def _finding_fold(
             specificity_interval=absent_ends,
             records_interval=limits[place],
         )
-    values = {
-        "accuracy": _mean(right[whole] / known[whole], right_low[whole], right_high[whole]),
-        "balanced_accuracy": _mean(shares[both].ravel(), low[both].ravel(), high[both].ravel()),
-    }
+    accuracy = _mean(right[whole] / known[whole], right_low[whole], right_high[whole])
+    balanced = _mean(shares[both].ravel(), low[both].ravel(), high[both].ravel())
     area_limits = None
     if drawn.any():
         area_limits = noise_intervals.mean_finding_area(scores, kinds, drawn, spread, bin_deviation)
@@ -234,8 +232,10 @@ def _finding_fold(
         records=max(0, round(records)),
         records_interval=_records(records, cell),
         loss=None,
-        **{name: value for name, (value, _) in values.items()},
-        **{f"{name}_interval": ends for name, (_, ends) in values.items()},
+        accuracy=accuracy[0],
+        accuracy_interval=accuracy[1],
+        balanced_accuracy=balanced[0],
+        balanced_accuracy_interval=balanced[1],
         balanced_accuracy_deviation=math.sqrt(float((deviations**2).sum())) / deviations.size
         if both.any()
         else None,
