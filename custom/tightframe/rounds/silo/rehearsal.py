@@ -62,7 +62,7 @@ def rehearse(
     with tempfile.TemporaryDirectory(dir=context.state_folder, prefix="rehearsal-") as folder:
         own = replace(context, job=job, state_dir=Path(folder), run_dir=Path(folder), log=_silent())
         own.features = context.features  # of the frozen encoder, if the job has one: computed once
-        silo = _Rehearsal(own, setup, device, RequestedSum(tuple(cohort), honest, context.small_folds()))
+        silo = _Rehearsal(own, setup, device, RequestedSum(tuple(cohort), honest, context.untold()))
         for exchange in (*setup.plan.at(STATISTICS, 0), *setup.plan.at(BEFORE, 0), *setup.plan.round(1)):
             silo.take_part(exchange)
     return silo.seconds
