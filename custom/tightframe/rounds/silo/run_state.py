@@ -15,6 +15,7 @@ from tightframe.learning.model_update import shared_template
 from tightframe.models.frozen import HEAD, is_frozen
 from tightframe.phases import ServerState
 from tightframe.rounds.context import FOLLOWED, PRETRAINED, VERIFIED, Message, verified_sum
+from tightframe.rounds.job_checks import STANDARDISE_MEAN, STANDARDISE_STD
 from tightframe.rounds.run_state import (
     differences,
     next_state,
@@ -22,7 +23,7 @@ from tightframe.rounds.run_state import (
     start_state,
     state_bytes,
 )
-from tightframe.rounds.setup import STANDARDISE_MEAN, STANDARDISE_STD, JobSetup
+from tightframe.rounds.setup import JobSetup
 from tightframe.rounds.silo.own_state import NeedsStateError
 from tightframe.securesum.messages import Total
 
