@@ -27,7 +27,7 @@ from tightframe.rounds.encoded import LoadedEncoder, used_parts
 from tightframe.rounds.plan import BEFORE, STATISTICS, Exchange
 from tightframe.rounds.privacy_plan import is_frozen_sum
 from tightframe.rounds.riders import evaluation, failures
-from tightframe.rounds.riders.evaluation import few_silo_folds
+from tightframe.rounds.riders.evaluation import told_by_few
 from tightframe.rounds.setup import prepare, set_threads
 from tightframe.rounds.silo import own_report, subnormals
 from tightframe.rounds.silo.own_state import SiloStateStore
@@ -74,7 +74,7 @@ class Contributor:
         *,
         total: Total | None = None,
         honest: int = 1,
-        fold_silos: Mapping[str, int] | None = None,
+        tellers: Mapping[str, int] | None = None,
     ) -> Encoded:
         """Answer a request with a term of its sum, computed on this silo's own state of the run.
 
@@ -84,8 +84,8 @@ class Contributor:
             total: the last one opened; None before the first.
             honest: s - c, the least number of honest silos in a sum that can be opened; each adds 1/honest
                 of the noise's variance.
-            fold_silos: number of silos that evaluate each fold, in a secure sum; None in a plain one, where
-                the server sees each term.
+            tellers: number of silos that tell each part of an evaluation, in a secure sum; None in a plain
+                one, where the server sees each term.
 
         Raises:
             NeedsStateError, RunError: as ``FollowedState.advance``.
@@ -101,7 +101,7 @@ class Contributor:
         known = {} if total is None else {str(total.sum_id): list(total.survivors)}
         digest = None if total is None else total.digest().hex()
         self._store.settle({**message["opened"], **known}, next(iter(known), None), digest)
-        silo = self._silo(exchange, message, sorted(weights), honest, fold_silos)
+        silo = self._silo(exchange, message, sorted(weights), honest, tellers)
         if job.local_baseline_epochs and job.withdraw is None and self._setup.plan.starts(exchange):
             save_tensors(context.state_folder / START, state.model, mode=0o600)
         # A server could have chosen the state: it is neither the job's own nor verified.
@@ -228,11 +228,11 @@ class Contributor:
         message: Message,
         cohort: Sequence[str],
         honest: int,
-        fold_silos: Mapping[str, int] | None,
+        tellers: Mapping[str, int] | None,
     ) -> LocalSilo:
         """Return this silo's view for an exchange; under privacy, training uses one that charges releases."""
         context, job = self._context, self._context.job
-        left_out = (*context.small_folds(), *few_silo_folds(job, fold_silos))
+        left_out = (*context.untold(), *told_by_few(job, tellers))
         lost = dropouts.read(message.get("lost"), cohort, job.rounds)
         requested = RequestedSum(cohort, honest, left_out, lost)
         view = (context, self._setup, self._device, exchange.stream, requested)

@@ -75,7 +75,7 @@ def rehearse(
     """
     job = context.job.origin
     setup = setup if job == context.job else prepare(job, context.policy.ceilings)
-    left_out = context.small_folds()  # opens the records
+    left_out = context.untold()  # opens the records
     entry = context.site.model_copy(update={"feature_cache": "memory"})
     with _folder(context.state_folder) as folder:
         own = replace(context, job=job, entry=entry, state_dir=folder, run_dir=folder, log=_silent())

@@ -171,7 +171,7 @@ class SiloSession:
             profile=policy.profile,
             min_class_count=policy.class_count(synthetic=data.synthetic),
             any_static_cohort=policy.static_cohort == "any",
-            untold=context.small_folds(),
+            untold=context.untold(),
         )
 
     def _tell_still_there(self) -> None:
@@ -229,12 +229,12 @@ class SiloSession:
         """Return what makes the term of a secure sum; that of a seal is empty, and needs no training."""
 
         def train(
-            weights: Mapping[str, float], honest: int, fold_silos: Mapping[str, int], *, total: Total | None
+            weights: Mapping[str, float], honest: int, tellers: Mapping[str, int], *, total: Total | None
         ) -> Encoded:
             training = self._training()
             if message["kind"] == SEAL:
                 return training.follow(message, weights, total)
-            return training.contribute(message, weights, total=total, honest=honest, fold_silos=fold_silos)
+            return training.contribute(message, weights, total=total, honest=honest, tellers=tellers)
 
         return train
 
