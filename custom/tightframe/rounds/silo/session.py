@@ -72,10 +72,17 @@ class SiloSession:
                 self._wait(arrived)
 
     def _wait(self, arrived: float) -> None:
-        """Wait until a whole number of the job's ``answer_grid`` has passed since a request came."""
-        grid = self.context.answer_grid
-        leave = arrived + grid * math.ceil((time.monotonic() - arrived) / grid) if grid else arrived
-        while (left := leave - time.monotonic()) > 0 and not self.context.stopped():
+        """Wait until a whole number of the job's ``answer_grid`` has passed since a request came.
+
+        Once the run is aborted, a whole second will do: whether the silo still trained is nobody's business.
+        """
+        if not (grid := self.context.answer_grid):
+            return
+        leave, stopped = _next_whole(arrived, grid), False
+        while (left := leave - time.monotonic()) > 0:
+            if not stopped and (stopped := self.context.stopped()):
+                leave = min(leave, _next_whole(arrived, 1.0))
+                continue
             time.sleep(min(left, 0.1))
 
     def _answer(self, task: str, message: Message) -> Message:
@@ -277,6 +284,11 @@ class SiloSession:
                 "install the same version everywhere.",
                 code="TF-505",
             )
+
+
+def _next_whole(arrived: float, grid: float) -> float:
+    """Return the next time that is a whole number of ``grid`` seconds after a request came."""
+    return arrived + grid * math.ceil((time.monotonic() - arrived) / grid)
 
 
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
