@@ -51,7 +51,7 @@ PARTS = {
         (
             "schema",
             "formats:schema",
-            "Print the JSON schema (draft 2020-12) of what a command prints with --format json.",
+            "Print the JSON schema (draft 2020-12) of what a command prints with `--format json`.",
         ),
         ("simulate", "cli:simulate", "Run a job folder in the engine's simulator on this machine."),
         ("jobs", "jobs.commands:app", "List, export, check, sign, submit and fetch jobs."),
