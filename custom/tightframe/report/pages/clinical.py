@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
@@ -99,7 +100,7 @@ def reading(fold: FoldMetrics, whose: str, wanted: Wanted = DEFAULT, copies: int
     if len(told) <= MOST_DRAWN:
         parts.append(tag("h3", "Calibration and decision curves"))
         # Of two classes one is the other, mirrored.
-        first = list(told)[-1] if len(found) == 2 else None
+        first = list(told)[-1] if len(found) == 2 and fold.findings is None else None
         for name, scores in told.items():
             pictures = list(_pictures(name, scores, noisy=fold.noisy))
             if name == first:
@@ -113,7 +114,8 @@ def _scores(fold: FoldMetrics, name: str, copies: int) -> Scores:
     positives, negatives = (np.asarray(counts, np.float64) / copies for counts in (fold.scores or {})[name])
     limits = None
     if fold.noisy:
-        limits = (0.0, math.inf) if fold.records_interval is None else fold.records_interval
+        found = fold.findings[name].records_interval if fold.findings else fold.records_interval
+        limits = (0.0, math.inf) if found is None else found
     return Scores(positives, negatives, fold.scores_deviation if fold.noisy else None, limits)
 
 
@@ -187,7 +189,7 @@ def _pictures(name: str, scores: Scores, *, noisy: bool) -> Iterator[Markup]:
         if item.share is not None
     ]
     yield figure(
-        curves.calibration(f"Calibration of {name}", bins),
+        partial(curves.calibration, f"Calibration of {name}", bins),
         f"{name}: share of the class among the records of each bin of scores. "
         + ("Bins that the noise hides are left out." if noisy else "Few records make long bars."),
     )
@@ -195,7 +197,8 @@ def _pictures(name: str, scores: Scores, *, noisy: bool) -> Iterator[Markup]:
     found = [clinical.net_benefit(scores, edge) for edge in edges]
     thresholds = [edge / scores.bins for edge in edges]
     yield figure(
-        curves.decision(
+        partial(
+            curves.decision,
             f"Decision curve of {name}",
             thresholds,
             [

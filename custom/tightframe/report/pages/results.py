@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from tightframe.report.drawing import matrix, plots
 from tightframe.report.drawing.markup import Markup, Part, figure, folded, section, table, tag, without
@@ -22,6 +23,10 @@ _PAIRS = 30
 def value(found: float | None, digits: int = 3) -> Part:
     """Return a number for a table; what is missing is marked as missing."""
     return MISSING if found is None else shown(found, digits)
+
+
+def _limited(found: float | None, limits: tuple[float, float] | None) -> Part:
+    return MISSING if found is None else with_interval(found, limits)
 
 
 def metric_cell(fold: FoldMetrics | None, name: str) -> Part:
@@ -84,11 +89,11 @@ def curves(rows: Sequence[Row], roster: Sequence[str], done: int, *, own_models:
     return section(
         "Course of training",
         figure(
-            plots.lines("Balanced accuracy by round", xs, good, x_name="round", low=0.0, high=1.0),
+            partial(plots.lines, "Balanced accuracy by round", xs, good, x_name="round", low=0.0, high=1.0),
             f"Balanced accuracy ({what}) of {whose}{when}{hollow}",
         ),
         figure(
-            plots.lines("Loss by round", xs, loss, x_name="round"),
+            partial(plots.lines, "Loss by round", xs, loss, x_name="round"),
             f"Cross-entropy a record of {whose}; the training loss is the method's own, while it trains.",
         )
         if any(point is not None for series in loss for point in series.values)
@@ -150,16 +155,18 @@ def recall(fold: FoldMetrics, whose: str, finds: str = "the final model finds") 
         for name, count in zip(classes, counts, strict=True)
     ]
     head = "test records (noisy)" if fold.noisy else "test records"
+    dash = "no records, or too few silos could tell" if None in counts else "no records"
     return section(
         "Recall by class",
         figure(
-            plots.bars(
+            partial(
+                plots.bars,
                 "Recall by class",
                 list(zip(classes, notes, strict=True)),
                 bars,
             ),
             f"Share of each class's test records that {finds}, {whose}; a dash: "
-            f"{'too few noisy records to tell' if fold.noisy else 'no records'}.",
+            f"{'too few noisy records to tell' if fold.noisy else dash}.",
         ),
         kept(len(rows), "All classes in numbers", table(["class", "recall", head], rows)),
     )
@@ -198,7 +205,7 @@ def confusion(
     return section(
         "Confusion matrix",
         figure(
-            matrix.confusion("Confusion matrix", classes, counts),
+            partial(matrix.confusion, "Confusion matrix", classes, counts),
             f"Test records of {model}, {whose}: rows are true classes, columns what the model said, "
             f"and a cell is as dark as its share of its row.{legend}",
         ),
@@ -212,14 +219,21 @@ def findings(fold: FoldMetrics, whose: str, model: str = "the final model") -> M
     """Show each finding of a multi-label: its counts, and what follows from them."""
     rows: list[list[Part]] = []
     for name, found in (fold.findings or {}).items():
-        (absent, false), (missed, hits) = found.confusion
         numbers = (found.sensitivity, found.specificity, found.auroc, found.average_precision)
-        counts = (str(hits), str(missed), str(false), str(absent))
-        rows.append([name, *counts, *map(value, numbers)])
+        counts: tuple[Part, ...] = (MISSING,) * 4
+        if found.confusion is not None:
+            (absent, false), (missed, hits) = found.confusion
+            counts = (str(hits), str(missed), str(false), str(absent))
+        limits = (found.sensitivity_interval, found.specificity_interval, None, None)
+        rows.append([name, *counts, *map(_limited, numbers, limits)])
     head = ["finding", "found", "missed", "false alarms", "rightly absent", "sensitivity", "specificity"]
     return section(
         "Findings",
-        tag("p", f"Test records of {model}, {whose}, in which a finding is known; present from 0.5 on."),
+        tag(
+            "p",
+            f"Test records of {model}, {whose}, in which a finding is known; present from 0.5 on."
+            + (" All numbers are noisy." if fold.noisy else ""),
+        ),
         table([*head, "AUROC", "average precision"], rows),
     )
 
@@ -243,7 +257,8 @@ def side_by_side(
     return tag(
         "div",
         figure(
-            plots.bars(
+            partial(
+                plots.bars,
                 "Recall by class, model by model",
                 list(zip(classes, notes, strict=True)),
                 [(name, [found.get(item) for item in classes]) for name, found in by_class.items()],
