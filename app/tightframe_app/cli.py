@@ -13,6 +13,7 @@ from tightframe import __version__
 from tightframe.errors import TightframeError
 from tightframe_app import formats, provisioning, reports, transcripts, use
 from tightframe_app.data import commands as data
+from tightframe_app.explain import command as explained
 from tightframe_app.federation import commands as federations
 from tightframe_app.jobs import commands as job_commands
 from tightframe_app.jobs import method_table
@@ -42,6 +43,7 @@ app.command("export")(use.export)
 app.command("compare")(reports.compare)
 app.command("watch")(watch.watch)
 app.command("methods")(method_table.methods)
+app.command("explain")(explained.explain)
 app.command("schema")(formats.schema)
 out = lines()
 err = lines(stderr=True)
@@ -53,6 +55,8 @@ def main() -> None:
         app()
     except (TightframeError, FileNotFoundError, FileExistsError) as error:
         err.print(Text.assemble(("error:", "bold red"), " ", str(error)))
+        if isinstance(error, TightframeError):
+            err.print(f"more: tightframe explain {error.code}")
         sys.exit(2)
 
 
