@@ -26,7 +26,7 @@ def explain(
     ] = None,
     form: formats.Form = "text",
 ) -> None:
-    """Explain an error code, a value of a job, a site's rule, or the options of a method or model.
+    """Explain an error code, a value of a job or site, or the options of a method, model or data set.
 
     Without words it lists what it knows. A value stands with its (default).
     """
@@ -39,7 +39,7 @@ def explain(
         else:
             topics += options.find(word)
     if not words:
-        known = (*errors.ENTRIES, *options.blocks(), *options.of_methods(), *options.of_models())
+        known = (*errors.ENTRIES, *options.named())
     if form == "json":
         from tightframe_app.outputs import CodeExplained, Explained, TopicExplained
 
@@ -90,7 +90,7 @@ def _print_topic(topic: Topic) -> None:
     out = console(WIDTH)
     out.print(topic.about)
     for value in topic.values:
-        out.print(f"  {value.name} ({value.default})")
+        out.print(f"  {value.name}{value.shown_default}")
         out.print(Padding(value.means, (0, 0, 0, 6)))
     if not topic.values:
         out.print("  no options")

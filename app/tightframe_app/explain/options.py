@@ -6,12 +6,16 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
 import typer
 from pydantic import BaseModel
 
 from tightframe.options import meanings, unknown_name
+
+if TYPE_CHECKING:
+    from tightframe.data import DatasetSpec
+    from tightframe.registry import Listed
 
 
 @dataclass(frozen=True)
@@ -21,13 +25,18 @@ class Value:
     Attributes:
         name: with the blocks that it stands in, such as ``training.epochs``.
         default: as a configuration has it, ``none`` (nothing in it) or ``required``; of a policy's rule that
-            of each profile.
+            of each profile; empty where nobody sets the value.
         means: what it is.
     """
 
     name: str
     default: str
     means: str
+
+    @property
+    def shown_default(self) -> str:
+        """The default in brackets, after a blank; empty if there is none."""
+        return f" ({self.default})" if self.default else ""
 
 
 @dataclass(frozen=True)
@@ -163,6 +172,35 @@ def of_models() -> dict[str, Callable[[], Topic]]:
     }
 
 
+def of_data() -> dict[str, Callable[[], Topic]]:
+    """Return what a job and a site say of our data sets, by name."""
+    from tightframe.data import DATASETS
+
+    return {item.name: partial(_data, item) for item in DATASETS}
+
+
+def _data(listed: Listed[DatasetSpec]) -> Topic:
+    spec = listed.load()
+    job = topic(listed.name, spec.options, "dataset_options.")
+    site = topic(listed.name, spec.site, f"data.{listed.name}.")
+    about = f"The data set {spec.title}: `dataset_options` of a job, and a site's entry in `data`."
+    return Topic(listed.name, about, (*job.values, *site.values))
+
+
+def status() -> dict[str, Callable[[], Topic]]:
+    """Return what ``tightframe watch`` and consoles show of a run."""
+    from tightframe.results.status import Status
+
+    shown = topic("status", Status, about="What can be seen of a run while it goes on.")
+    keys = tuple(replace(value, default="") for value in shown.values if value.name != "format")
+    return {"status": lambda: replace(shown, values=keys)}
+
+
+def named() -> dict[str, Callable[[], Topic]]:
+    """Return all topics by name."""
+    return {**blocks(), **status(), **of_methods(), **of_models(), **of_data()}
+
+
 def _first(model: type[BaseModel]) -> str:
     return (inspect.getdoc(model) or "").partition("\n")[0].replace("``", "`")
 
@@ -173,16 +211,16 @@ def find(word: str) -> list[Topic]:
     Raises:
         typer.BadParameter: if there is none, naming one that is near.
     """
-    named = blocks()
-    if word not in named:
-        all_blocks = [make() for make in named.values()]
+    known = blocks()
+    if word not in known:
+        all_blocks = [make() for make in known.values()]
         if single := [item for item in (_single(item, word) for item in all_blocks) if item.values]:
             return single
-        named |= {**of_methods(), **of_models()}
-        if word not in named:
-            known = [*named, *(value.name for item in all_blocks for value in item.values)]
-            raise typer.BadParameter(unknown_name("word", word, known))
-    return [named[word]()]
+        known = named()
+        if word not in known:
+            values = [value.name for item in all_blocks for value in item.values]
+            raise typer.BadParameter(unknown_name("word", word, [*known, *values]))
+    return [known[word]()]
 
 
 def _single(item: Topic, word: str) -> Topic:

@@ -18,12 +18,11 @@ def filled(page: str) -> str:
 def _part(name: str) -> str:
     if name == "errors":
         return "\n\n".join(map(_section, errors.SECTIONS))
-    of_methods = options.of_methods()
-    topic = {**options.blocks(), **options.of_models(), **of_methods}[name]()
-    lines = [f"- `{value.name}` ({value.default}): {value.means}" for value in topic.values] or [
+    topic = options.named()[name]()
+    lines = [f"- `{value.name}`{value.shown_default}: {value.means}" for value in topic.values] or [
         "No options."
     ]
-    return "\n".join(lines if name in of_methods else (topic.about, "", *lines))
+    return "\n".join(lines if name in options.of_methods() else (topic.about, "", *lines))
 
 
 def _section(section: errors.Section) -> str:
