@@ -7,8 +7,9 @@
 All silos run in one process, through the same rounds and sums as in the engine. Each data set has one
 encoder for all methods that train no network, and one network for the others (``one_sum_cases.py``). A row
 of the JSON file is a method at an epsilon: mean and spread over seeds on all silos' test records, and the
-difference to FedAvg at the same epsilon with a 95 % t interval, seed by seed. The file is written after each
-row; a second call with the same file adds rows and seeds, and repeats no run.
+difference to FedAvg at the same epsilon with a 95 % t interval, seed by seed. All rows have their first seed
+before one has its second. The file is written after each run; a second call with the same file adds rows and
+seeds, and repeats no run.
 
 Partitions: ``even4`` (four silos of 300 training records), ``P10C2``, ``P10C1``, ``dirichlet0.05`` (ten
 silos) for digits and mnist (its 10,000 test images, 2,000 of which test); the others have silos of their own,
@@ -155,7 +156,7 @@ def measure(
         features: see ``run``.
         noises: whose, of the rows that are run; None is for those without privacy.
         known: rows of an earlier call, whose runs are not repeated.
-        keep: called with all rows after each.
+        keep: called with all rows after each run.
         log: called with a line after each run.
 
     Raises:
@@ -180,19 +181,21 @@ def measure(
     for method, options, noise, epsilon in planned:
         prepare(case.job(method, options, names, partition, seeds[0], epsilon, noise, summation))
     rows = [dict(row) for row in known]
-    for place in planned:
-        method, options, noise, epsilon = place
-        present = [row for row in rows if tuple(row[key] for key in ONE_ROW) == place]
-        runs = [item for row in present for item in row["runs"]]
-        for seed in sorted(set(seeds) - {item["seed"] for item in runs}):
+    for seed in seeds:
+        for place in planned:
+            method, options, noise, epsilon = place
+            present = [row for row in rows if tuple(row[key] for key in ONE_ROW) == place]
+            runs = [item for row in present for item in row["runs"]]
+            if seed in {item["seed"] for item in runs}:
+                continue
             job = case.job(method, options, names, partition, seed, epsilon, noise, summation)
             runs.append(run(job, silos(seed), features))
             shown = runs[-1].get("error") or f"{runs[-1]['accuracy']:.3f} in {runs[-1]['seconds']:.0f} s"
             log(f"epsilon {epsilon or 'none'}, {method}, {noise or 'no'} noise, seed {seed}: {shown}")
-        base = next((r["runs"] for r in rows if (r["method"], r["epsilon"]) == ("fedavg", epsilon)), ())
-        rows = [row for row in rows if row not in present]
-        rows.append(row_of(*place, runs, base))
-        keep(rows)
+            base = next((r["runs"] for r in rows if (r["method"], r["epsilon"]) == ("fedavg", epsilon)), ())
+            rows = [row for row in rows if row not in present]
+            rows.append(row_of(*place, runs, base))
+            keep(rows)
     return rows
 
 
@@ -307,7 +310,9 @@ def main(given: Sequence[str] | None = None) -> int:
 
     def keep(rows: list[dict[str, Any]]) -> None:
         report["rows"] = rows
-        arguments.out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+        written = arguments.out.with_name(f"{arguments.out.name}.new")
+        written.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+        written.replace(arguments.out)  # whole, whenever this is killed
 
     keep(report["rows"])  # fails before the minutes of training
     progress = Console(stderr=True)

@@ -18,6 +18,7 @@ import pytest
 from hypothesis import settings
 from numpy.typing import NDArray
 from tests.support import ROOT
+from tests.support.browser import CHROMIUM, Browser, opened
 from tests.support.jobs import SMALL
 from tests.support.pages import where_wanted, written
 from tests.support.randomness import drawn_by_name
@@ -181,6 +182,15 @@ def _pages_where_read() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(writing, "leave", where_wanted(writing.leave))
         yield
+
+
+@pytest.fixture(scope="session")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    """Debian's chromium, once for a process of tests."""
+    if CHROMIUM is None:
+        pytest.skip("needs chromium")
+    with opened(tmp_path_factory.mktemp("chromium")) as found:
+        yield found
 
 
 @pytest.fixture

@@ -72,6 +72,28 @@ def test_rows_are_those_of_the_pooled_records_and_no_run_is_repeated(
         one_sum.main(["--data", "digits", "--partition", "P10C2", "--out", str(out)])
 
 
+def test_a_call_that_is_killed_leaves_one_seed_of_each_row(
+    modules: tuple[ModuleType, ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one_sum, _ = modules
+    out = tmp_path / "rows.json"
+    ended = iter([_run(0, 0.5), _run(0, 0.9)])
+
+    def run(*_: Any) -> dict[str, Any]:
+        if (found := next(ended, None)) is None:
+            raise KeyboardInterrupt
+        return found
+
+    monkeypatch.setattr(one_sum, "run", run)
+    with pytest.raises(KeyboardInterrupt):
+        one_sum.main([*TINY, "--methods", "fedncm", "fedavg", "--seeds", "2", "--out", str(out)])
+    rows = json.loads(out.read_text())["rows"]
+    assert [(row["method"], row["seeds"], row["accuracy_mean"]) for row in rows] == [
+        ("fedavg", 1, 0.5),
+        ("fedncm", 1, 0.9),
+    ]
+
+
 def test_differences_are_paired_and_failed_runs_counted(modules: tuple[ModuleType, ModuleType]) -> None:
     one_sum, _ = modules
     own, base = [0.9, 0.92, 0.95], [0.80, 0.86, 0.84]

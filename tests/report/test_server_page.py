@@ -13,7 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.support import runs
+from tests.support.browser import Browser
 from tests.support.pages import SVG, Loads, Page, lines, said, values
+from tests.support.screens import chart_problems
 
 from tightframe.errors import RunError
 from tightframe.report.writing import write
@@ -66,6 +68,11 @@ def test_the_page_loads_nothing_and_runs_nothing(run: Path, early: Path) -> None
         assert policy == [
             f"default-src 'none'; style-src 'sha256-{allowed}'; base-uri 'none'; form-action 'none'"
         ]
+
+
+def test_charts_fit_the_screens_of_a_desk_and_of_a_phone(run: Path, browser: Browser) -> None:
+    for party in ("server", "site-1"):
+        assert chart_problems(browser, (run / party / "report.html").as_uri()) == []
 
 
 def test_the_contents_list_names_every_section_in_order(run: Path, early: Path) -> None:

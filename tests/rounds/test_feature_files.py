@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -175,6 +177,22 @@ def test_for_the_run_only(
             assert name == "failed"
         assert not [path for path in stored(tmp_path / name) if "features" in path.parts]
     assert min(seen) > 0
+
+
+def test_what_cannot_be_deleted_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def busy(folder: Path) -> None:
+        raise OSError(errno.EBUSY, "Device or resource busy", str(folder))
+
+    monkeypatch.setattr("tightframe.rounds.context.shutil", SimpleNamespace(rmtree=busy))
+    run(None, "run", folder=tmp_path)
+    left = {path.parents[1] for path in stored(tmp_path) if "features" in path.parts}
+    told = [
+        item.getMessage() for item in caplog.records if "could not be deleted (Device" in item.getMessage()
+    ]
+    assert len(left) == len(told) == len(SITES)
+    assert all(any(text.endswith(str(folder)) for text in told) for folder in left)
 
 
 def test_kept_needs_a_place() -> None:

@@ -89,7 +89,10 @@ class Page:
         return {said(row[0]): said(row[1]) for row in rows}
 
     def pictures(self) -> list[Element]:
-        return list(self.tree.iter(f"{SVG}svg"))
+        """Those for a desk: for a phone each is drawn again."""
+        tree = self.tree
+        again = {id(item) for of in tree.iter("div") if of.get("class") == "phone" for item in of}
+        return [item for item in tree.iter(f"{SVG}svg") if id(item) not in again]
 
     def picture(self, title: str) -> Element:
         (found,) = [item for item in self.pictures() if item.findtext(f"{SVG}title") == title]

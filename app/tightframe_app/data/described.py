@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -149,8 +150,12 @@ def _page(title: str, described: list[tuple[str, Description]]) -> str:
         for summary in found.columns:
             unit = f", {summary.column.unit}" if summary.column.unit else ""
             series = _series(summary)
-            picture = plots.columns(
-                summary.column.column, summary.names, series, x_name=f"{summary.column.column}{unit}"
+            picture = partial(
+                plots.columns,
+                summary.column.column,
+                summary.names,
+                series,
+                x_name=f"{summary.column.column}{unit}",
             )
             inner.append(figure(picture, f"{summary.column.column}: records by class"))
         parts.append(section(name or "Records", *inner))

@@ -173,6 +173,6 @@ def _on(base: Recipe, method: str, dataset: str) -> Recipe:
 
 
 def _head_options() -> tuple[str, ...]:
-    from tightframe.rounds.setup import HEAD_OPTIONS
+    from tightframe.rounds.job_checks import HEAD_OPTIONS
 
     return HEAD_OPTIONS

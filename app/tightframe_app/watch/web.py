@@ -203,7 +203,9 @@ def _course(status: Status) -> Markup:
             ]
         pictures.append(
             figure(
-                plots.lines("Balanced accuracy by round", xs, series, x_name="round", low=0.0, high=1.0),
+                partial(
+                    plots.lines, "Balanced accuracy by round", xs, series, x_name="round", low=0.0, high=1.0
+                ),
                 "Balanced accuracy of each round's model on the test records. Last: "
                 f"{accuracy_words(status)}.",
             )
@@ -212,7 +214,7 @@ def _course(status: Status) -> Markup:
         losses = Series("training", [item.loss for item in course], 2)
         pictures.append(
             figure(
-                plots.lines("Loss by round", xs, [losses], x_name="round"),
+                partial(plots.lines, "Loss by round", xs, [losses], x_name="round"),
                 f"Loss of local training, mean over silos. Last: {loss_words(status)}.",
             )
         )
@@ -250,7 +252,8 @@ def _privacy(status: Status) -> Markup:
         promised = status.epsilon_promised
         parts.append(
             figure(
-                plots.lines(
+                partial(
+                    plots.lines,
                     "Epsilon spent by round",
                     xs,
                     [

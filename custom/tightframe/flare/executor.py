@@ -98,9 +98,11 @@ class SiloExecutor(Executor):
         In the simulator the process that is told of the end may have had no task.
         """
         try:
-            (self._session or self._open(fl_ctx)).context.end()
-        except (TightframeError, OSError) as error:
+            session = self._session or self._open(fl_ctx)
+        except (TightframeError, OSError) as error:  # as at every task before: nothing was kept
             self.logger.debug("nothing to delete at the end: %s", error)
+        else:
+            session.context.end()
 
     def _open(self, fl_ctx: FLContext) -> SiloSession:
         workspace = fl_ctx.get_engine().get_workspace()

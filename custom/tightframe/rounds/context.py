@@ -236,9 +236,22 @@ class SiloContext:
         return lasting / FEATURES / self.name
 
     def end(self) -> None:
-        """Delete what the site keeps for this run only; called when the run has ended, however."""
-        if self.site.feature_cache == "run":
-            shutil.rmtree((self.state_dir or self.run_dir) / FEATURES, ignore_errors=True)
+        """Delete what the site keeps for this run only; called when the run has ended, however.
+
+        What cannot be deleted is named in the site's log: it was made from records.
+        """
+        folder = (self.state_dir or self.run_dir) / FEATURES
+        if self.site.feature_cache != "run" or not folder.exists():
+            return
+        try:
+            shutil.rmtree(folder)
+        except OSError as error:
+            self.log.error(
+                "Features of records were to be kept for this run only, but could not be deleted (%s). "
+                "Delete this folder by hand: %s",
+                error.strerror,
+                folder,
+            )
 
     @cached_property
     def features(self) -> FeatureCache:

@@ -19,10 +19,9 @@ from tightframe.config.job import STATISTICS_METHOD, JobConfig, check_job
 from tightframe.config.policy import Ceilings
 from tightframe.data.base import DatasetSpec
 from tightframe.data.table.tabulated import Layout
-from tightframe.errors import ContributionError, JobError, TooLargeError
+from tightframe.errors import ContributionError, JobError
 from tightframe.learning import iterate_average, model_update
 from tightframe.models.build_limit import build_within
-from tightframe.models.frozen import HEAD
 from tightframe.models.own_modules import PROTOCOL
 from tightframe.options import listed
 from tightframe.phases import (
@@ -42,16 +41,13 @@ from tightframe.phases import (
     stream_seed,
 )
 from tightframe.privacy.accounting import BudgetError
-from tightframe.rounds import codec, privacy_plan
+from tightframe.rounds import job_checks, privacy_plan
+from tightframe.rounds.job_checks import STANDARDISE_MEAN, STANDARDISE_STD, standardises
 from tightframe.rounds.phases import statistics, table_statistics
 from tightframe.rounds.plan import RunPlan
 from tightframe.rounds.privacy_plan import PrivacyPlan
 
-STANDARDISE_MEAN, STANDARDISE_STD = "standardise.mean", "standardise.std"
-"""Parameters of a model that standardises its inputs; they never train."""
 CEILINGS = Ceilings()
-HEAD_OPTIONS = ("dropout", "head_bias", "single_logit")
-"""Options of backbones that affect only the backbone's own head."""
 
 
 @dataclass(frozen=True)
@@ -86,12 +82,16 @@ class JobSetup:
         return self.job.evaluate_only is None and self.job.statistics is None
 
     @cached_property
+    def dataset_options(self) -> BaseModel:
+        """The job's options of its data set."""
+        return self.dataset.options.model_validate(self.job.dataset_options)
+
+    @cached_property
     def layout(self) -> Layout | None:
         """The cells of a job with ``statistics``; None in others."""
         if self.job.statistics is None:
             return None
-        options = self.dataset.options.model_validate(self.job.dataset_options)
-        return table_statistics.layout_of(self.dataset.name, options, self.job.statistics.bins)
+        return table_statistics.layout_of(self.dataset.name, self.dataset_options, self.job.statistics.bins)
 
     @cached_property
     def plan(self) -> RunPlan:
@@ -129,7 +129,7 @@ class JobSetup:
         if not self.trains:
             return ()  # what they would give is in the model
         names = self.method.statistics(self.setting) if self.method.statistics else ()
-        if _standardises(self.setting):
+        if standardises(self.setting):
             names = names if "feature_moments" in names else (*names, "feature_moments")
         made = statistics.phases(self.setting, names, class_rules=self.job.class_rules == "on")
         if not made:
@@ -202,21 +202,13 @@ def prepare(values: dict[str, Any] | JobConfig, ceilings: Ceilings = CEILINGS) -
         JobError: listing every problem at once.
         TooLargeError: TF-632.
     """
-    setup, options = _assemble(values, ceilings)
-    job = setup.job
-    _check_evaluate_only(setup)
-    _check_own_loop(setup)
-    _check_plain_sums(setup)
-    _check_findings(setup)
+    setup = assemble(values, ceilings)
+    job_checks.check_parts(setup)
     _ = setup.layout  # refuses a data set whose statistics nobody can sum
-    _check_encoder(setup)
-    _check_start(setup)
-    _check_withdrawal(setup, options)
-    if job.privacy is not None:
+    if setup.job.privacy is not None:
         setup = _with_privacy(setup)
-    _check_sums(setup, ceilings)
-    _check_without_global_model(setup)
-    _check_head(setup, job.model_options)
+    job_checks.check_sums(setup, ceilings)
+    job_checks.check_models(setup)
     return setup
 
 
@@ -232,12 +224,6 @@ def assemble(values: dict[str, Any] | JobConfig, ceilings: Ceilings = CEILINGS) 
     Raises:
         JobError: listing values, names and options that are wrong.
     """
-    setup, _ = _assemble(values, ceilings)
-    return setup
-
-
-def _assemble(values: dict[str, Any] | JobConfig, ceilings: Ceilings) -> tuple[JobSetup, BaseModel]:
-    """Return the setup of a job's values, and the options of its data set."""
     raw = values.model_dump() if isinstance(values, JobConfig) else values
     job, problems = check_job(raw)
     if not isinstance(raw, dict):
@@ -290,7 +276,7 @@ def _assemble(values: dict[str, Any] | JobConfig, ceilings: Ceilings) -> tuple[J
         site: shared.setdefault(repr(other), replace(setting, build_model=partial(build, *other)))
         for site, other in others.items()
     }
-    return JobSetup(job, method, dataset, setting, site_settings=own, start=start), dataset_options
+    return JobSetup(job, method, dataset, setting, site_settings=own, start=start)
 
 
 def _method(name: str) -> Method:
@@ -328,118 +314,6 @@ def _start(raw: Any, problems: list[str]) -> Method | None:
     return start if start is not None and start.start is not None else None
 
 
-def _check_start(setup: JobSetup) -> None:
-    """Refuse a start whose head the method or the model cannot take.
-
-    Raises:
-        JobError: TF-101.
-    """
-    if setup.start is None:
-        return
-    start, method, problem = setup.start.name, setup.method, None
-    if method.own_model is not None:
-        problem = f"{method.name} has no global model, whose head it would set"
-    elif brings_head(method, setup.setting):
-        problem = (
-            f"{method.name} has a head of its own, which is not the linear one that {start} sets; leave "
-            "`start` out, or choose a method with the model's own head (fedavg)"
-        )
-    else:
-        try:
-            setup.before_phases()
-        except ValueError as error:
-            problem = str(error)
-    if problem is not None:
-        raise JobError([f"start: {problem}"])
-
-
-def _check_evaluate_only(setup: JobSetup) -> None:
-    """Refuse to evaluate a model of the server's where the method has none.
-
-    Raises:
-        JobError: TF-101.
-    """
-    if setup.job.evaluate_only is not None and setup.method.own_model is not None:
-        raise JobError(
-            [f"evaluate_only: {setup.method.name} has no global model: silos evaluate their own in its runs"]
-        )
-
-
-def _check_own_loop(setup: JobSetup) -> None:
-    """Refuse an own training loop with a method whose local training is the method.
-
-    Which loops there are, each site knows (``config.site.check_training_loop``).
-
-    Raises:
-        JobError: TF-101.
-    """
-    method = setup.method
-    if setup.job.training.loop is None:
-        return
-    if method.own_training is None:
-        able = ", ".join(item.name for item in methods.METHODS if item.own_training is not None)
-        raise JobError(
-            [
-                f"training.loop: {method.name} trains in a way of its own, which no loop replaces; "
-                f"these allow one: {able}"
-            ]
-        )
-    if (reason := method.own_training(setup.setting.config)) is not None:
-        raise JobError([f"training.loop: not possible with {method.name}: {reason}"])
-
-
-def _check_plain_sums(setup: JobSetup) -> None:
-    """Refuse plain sums of what tells of a silo what the class rules withhold.
-
-    Raises:
-        JobError: TF-101.
-    """
-    method = setup.method
-    if setup.job.summation != "plain" or method.needs_secure_sums is None:
-        return
-    if (reason := method.needs_secure_sums(setup.setting.config)) is not None:
-        raise JobError([f"summation: Expected 'secure', got 'plain': {reason}"])
-
-
-def _check_findings(setup: JobSetup) -> None:
-    """Refuse what needs the one class of each record where records have several findings.
-
-    Raises:
-        JobError: TF-101, naming each reason.
-    """
-    job, method = setup.job, setup.method
-    if not setup.dataset.multi_label or job.statistics is not None:
-        return
-    problems = []
-    if setup.trains:
-        reason = "it needs the one class of each record"
-        if method.findings is not None:
-            reason = method.findings(setup.setting.config) or ""
-        if reason:
-            able = ", ".join(
-                item.name
-                for item in methods.METHODS
-                if item.findings is not None and item.findings(item.config()) is None
-            )
-            problems.append(
-                f"method: {method.name} does not take records of several findings, because {reason}; these "
-                f"do: {able}"
-            )
-    if job.start is not None:
-        problems.append(f"start: {job.start} sums features by the one class of each record; leave it out")
-    if job.personalise:
-        problems.append("personalise: its accuracies are of one class for each record; set it to false")
-    if job.model_options.get("single_logit"):
-        problems.append("model_options.single_logit: findings have a logit each; leave it out")
-    if job.privacy is not None and job.privacy.evaluation == "noisy":
-        problems.append(
-            "privacy.evaluation: 'noisy' has noise for one class of each record, and with several findings "
-            "one record counts in more cells; set it to 'local'"
-        )
-    if problems:
-        raise JobError(problems)
-
-
 def _network_problems(
     raw: dict[str, Any], method: Method | None, backbone: models.BackboneSpec | None
 ) -> list[str]:
@@ -458,36 +332,6 @@ def _network_problems(
     if raw.get("start") is not None:
         problems.append(f"start: it sets the head: {add}")
     return problems
-
-
-def _check_withdrawal(setup: JobSetup, dataset_options: Any) -> None:
-    """Refuse a withdrawal from a run whose model is no function of sums over its records alone.
-
-    Raises:
-        JobError: TF-101, naming each reason.
-    """
-    if setup.job.withdraw is None:
-        return
-    problems, method = [], setup.method
-    again = "start a new job without the records instead"
-    if method.withdraw is None:
-        able = ", ".join(item.name for item in methods.METHODS if item.withdraw is not None)
-        problems.append(
-            f"withdraw: {method.name} trains step by step, and no record can be taken out of what comes of "
-            f"that; it can with {able}; {again}"
-        )
-    if setup.statistics_phases():
-        problems.append(
-            "withdraw: not possible with `model_options.standardise`, because every record's features depend "
-            f"on the moments of all records; {again}"
-        )
-    if getattr(dataset_options, "oversample_minority", False):
-        problems.append(
-            "withdraw: not possible with `dataset_options.oversample_minority`, because how often a record "
-            f"counts depends on all records; {again}"
-        )
-    if problems:
-        raise JobError(problems)
 
 
 def make_private(model: torch.nn.Module, form: Any) -> torch.nn.Module:
@@ -531,7 +375,7 @@ def _with_privacy(setup: JobSetup) -> JobSetup:
             "use neighbours 'record'"
         )
     if job.privacy is not None and job.privacy.views > 1:
-        reasons += _views_problems(setup)
+        reasons += job_checks.views(setup)
     if reasons:
         raise JobError([f"privacy: {reason}" for reason in reasons])
     numbers = range(1, job.rounds + 1)
@@ -573,18 +417,6 @@ def _with_privacy(setup: JobSetup) -> JobSetup:
         raise JobError([f"privacy: {error}"]) from None
 
 
-def _views_problems(setup: JobSetup) -> list[str]:
-    """List the reasons why several views of a record would all be the same."""
-    problems = []
-    if not setup.dataset.augments:
-        problems.append(
-            f"views are augmented ones, but {setup.dataset.title} augments nothing: leave it at 1"
-        )
-    if not setup.job.training.augment:
-        problems.append("views are augmented ones: set training.augment to true, or leave it at 1")
-    return problems
-
-
 def _without_losses(phase: Phase) -> Phase:
     """Return a phase without the silos' losses, which are exact statistics of records."""
     fields = tuple(item for item in phase.schema.fields if not item.name.startswith(model_update.TRAINING))
@@ -601,156 +433,6 @@ def set_threads(threads: int) -> None:
     """Set torch's intra-op threads, which are part of the job because they change the last bits of a run."""
     if torch.get_num_threads() != threads:
         torch.set_num_threads(threads)
-
-
-def _check_sums(setup: JobSetup, ceilings: Ceilings) -> None:
-    """Refuse sums that exceed a ceiling or could wrap around.
-
-    Of the training rounds, the first two and the first with a release are checked.
-
-    Raises:
-        JobError: TF-101.
-        TooLargeError: TF-632.
-    """
-    job, plan = setup.job, setup.plan
-    releases = setup.privacy.releases if setup.privacy is not None else ()
-    first = job.done + 1
-    numbers = {first, min(first + 1, job.rounds), *[number for number in releases if number >= first][:1]}
-    try:
-        exchanges = (
-            *plan.beginning(),
-            *(exchange for number in sorted(numbers) for exchange in plan.round(number)),
-            *plan.ending(),
-        )
-        most = ceilings.message_bytes
-        for exchange in exchanges:
-            schema = exchange.phases[0].schema
-            size = sum(item.bytes for item in schema.fields)
-            if most is not None and size > most:
-                raise TooLargeError("max_message_bytes", f"terms of {size} bytes", most)
-            codec.check_schema(schema, len(job.sites))
-    except ContributionError as error:
-        raise JobError([str(error)]) from None
-    except (ValueError, TypeError) as error:
-        raise JobError([f"the method cannot be planned with these options: {error}"]) from None
-
-
-def _check_without_global_model(setup: JobSetup) -> None:
-    """Refuse what needs a global model where the method has none.
-
-    Raises:
-        JobError: TF-101, naming each setting.
-    """
-    if setup.method.own_model is None:
-        return
-    problems = []
-    if setup.job.average_last > 1:
-        problems.append(
-            f"average_last: {setup.method.name} has no global model, of which a mean could be kept"
-        )
-    if setup.job.local_baseline_epochs:
-        problems.append(
-            f"local_baseline_epochs: {setup.method.name} has no global model from which such a baseline "
-            "would start"
-        )
-    if _standardises(setup.setting):
-        problems.append(_no_moments("model_options", setup.method))
-    known: dict[int, list[str]] = {}  # by setting, which silos with the same model share
-    for site, setting in sorted(setup.site_settings.items()):
-        if id(setting) not in known:
-            known[id(setting)] = _site_model_problems(setup, setting, setup.job.model_at(site).model)
-        problems += [f"site_models.{site}{problem}" for problem in known[id(setting)]]
-    if problems:
-        raise JobError(problems)
-
-
-def _site_model_problems(setup: JobSetup, setting: Setting, name: str) -> list[str]:
-    """List the reasons why a silo's own model cannot be built or does not match the job's sums."""
-    try:
-        width, sums = _width(setting), _schemas(setup, setting)
-    except (ValueError, TypeError) as error:
-        return [f".model: {error}"]
-    problems = []
-    if _standardises(setting):
-        problems.append(_no_moments(".model_options", setup.method))
-    if sums != _schemas(setup, setup.setting):
-        problems.append(
-            f": Expected a model of feature width {_width(setup.setting)}, as that of the job's "
-            f"{setup.job.model}, because {setup.method.name}'s sums have it, but got {name} of width {width}"
-        )
-    return problems
-
-
-def _no_moments(place: str, method: Method) -> str:
-    return (
-        f"{place}.standardise: {method.name} has no global model with which pooled moments would reach silos"
-    )
-
-
-def _standardises(setting: Setting) -> bool:
-    return STANDARDISE_MEAN in dict(model_update.shared_template(setting).named_parameters())
-
-
-def _width(setting: Setting) -> int:
-    return models.feature_width(model_update.shared_template(setting))
-
-
-def _schemas(setup: JobSetup, setting: Setting) -> list[Schema]:
-    """Return the schemas of a method's sums with a setting's model."""
-    own = replace(setup, setting=setting)
-    return [item.schema for item in (*own.before_phases(), *own.training_phases(1), *own.after_phases())]
-
-
-def _check_head(setup: JobSetup, model_options: dict[str, Any]) -> None:
-    """Refuse options of the backbone's head where the method has a head of its own.
-
-    Raises:
-        JobError: TF-101, naming each option.
-    """
-    options = sorted(name for name in HEAD_OPTIONS if model_options.get(name))
-    if options and brings_head(setup.method, setup.setting):
-        reason = f"{setup.method.name} has a head of its own, without it"
-        raise JobError([f"model_options.{name}: {reason}" for name in options])
-
-
-def _check_encoder(setup: JobSetup) -> None:
-    """Refuse a frozen encoder without weights of its own, or with a method that trains nothing then.
-
-    Raises:
-        JobError: TF-101, naming each setting.
-    """
-    job, method = setup.job, setup.method
-    problems = []
-    for site, setting in [("", setup.setting), *sorted(setup.site_settings.items())]:
-        try:
-            model = model_update.shared_template(setting)
-        except (ValueError, TypeError):
-            continue  # cannot be built, which the check of the sums tells
-        if not models.is_frozen(model):
-            continue
-        name = job.model_at(site).model
-        if method.needs_encoder:
-            problems.append(f"encoder: {name} is frozen, but {method.name} {method.needs_encoder}")
-        elif not model_update.trained_parameters(model):
-            problems.append(f"encoder: {name} is frozen, and {method.name}'s head has nothing that trains")
-        fixed = {key for key in model.state_dict() if not key.startswith(HEAD)}
-        drawn = fixed - {STANDARDISE_MEAN, STANDARDISE_STD}
-        if job.encoder == "frozen" and drawn and job.initial_model_sha256 is None:
-            problems.append(
-                f"encoder: Expected a pretrained start (`initial_model_sha256`) for a frozen {name}, whose "
-                "weights are random without it; name one, or set `encoder` to 'random' if that is wanted"
-            )
-    if job.encoder == "random" and job.initial_model_sha256 is not None:
-        problems.append("encoder: Expected 'frozen' with a pretrained start, but got 'random'")
-    if problems:
-        raise JobError(list(dict.fromkeys(problems)))
-
-
-def brings_head(method: Method, setting: Setting) -> bool:
-    """Check whether a method, with its options in this setting, replaces the backbone's head."""
-    if method.head is None:
-        return False
-    return method.head(setting.config, _width(setting), setting.num_classes) is not None
 
 
 SITE_RULES = frozenset({"min_class_count"})

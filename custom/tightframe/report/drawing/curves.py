@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from tightframe.report.drawing.frame import (
+    NARROW,
     label,
     legend,
     line,
@@ -14,9 +15,10 @@ from tightframe.report.drawing.frame import (
     svg,
     ticks,
     widest,
+    within,
 )
-from tightframe.report.drawing.markup import Markup, Part, tag
-from tightframe.report.drawing.plots import WIDTH, Series
+from tightframe.report.drawing.markup import DESK, Markup, Part, tag
+from tightframe.report.drawing.plots import Series
 
 _HEIGHT, _TOP, _BOTTOM, _RIGHT = 290.0, 36.0, 44.0, 16.0
 Bin = tuple[float, float, float, float, float]
@@ -24,14 +26,16 @@ Bin = tuple[float, float, float, float, float]
 Place = Callable[[float], float]
 
 
-def calibration(title: str, bins: Sequence[Bin]) -> Markup:
+def calibration(title: str, bins: Sequence[Bin], *, width: float = DESK) -> Markup:
     """Draw the share of positives in each bin, as wide as the bin, with its interval; dashed: what is said.
 
     Args:
         title: what is shown.
         bins: those that have records.
+        width: of the picture.
     """
-    at_x, at_y, parts = _axes(0.0, 1.0, 0.0, 1.0, "score of the model", "share of the class")
+    named = [("share among the records, with interval", 0), ("as the score says", 2)]
+    at_x, at_y, height, parts = _axes(width, named, 0.0, 1.0, "score of the model", "share of the class")
     parts.append(line(at_x(0), at_y(0), at_x(1), at_y(1), "l s2"))
     for low, high, share, least, most in bins:
         middle = (low + high) / 2
@@ -41,22 +45,27 @@ def calibration(title: str, bins: Sequence[Bin]) -> Markup:
             line(at_x(low), at_y(share), at_x(high), at_y(share), "l s0"),
             marker(at_x(middle), at_y(share), 0, told),
         ]
-    parts.append(legend([("share among the records, with interval", 0), ("as the score says", 2)], 44, 16))
     words = f"Calibration curve of {len(bins)} bins. The dashed line is a model whose scores are shares."
-    return svg(WIDTH, _HEIGHT, title, words, *parts)
+    return svg(width, height, title, words, *parts)
 
 
-def decision(title: str, thresholds: Sequence[float], series: Sequence[Series]) -> Markup:
+def decision(
+    title: str, thresholds: Sequence[float], series: Sequence[Series], *, width: float = DESK
+) -> Markup:
     """Draw net benefit over the threshold; what falls below the picture is left out.
 
     Args:
         title: what is shown.
         thresholds: rising, in [0, 1).
         series: lines over them.
+        width: of the picture.
     """
     top = max((item for of in series for item in of.values if item is not None), default=0.0)
     high = max(top, 0.01)
-    at_x, at_y, parts = _axes(0.0, 1.0, -0.25 * high, high, "threshold of the score", "net benefit")
+    named = [(item.name, item.kind) for item in series]
+    at_x, at_y, height, parts = _axes(
+        width, named, -0.25 * high, high, "threshold of the score", "net benefit"
+    )
     parts.append(line(at_x(0), at_y(0), at_x(1), at_y(0), "grid ink"))
     for item in series:
         pieces: list[list[str]] = [[]]
@@ -70,30 +79,31 @@ def decision(title: str, thresholds: Sequence[float], series: Sequence[Series]) 
             for piece in pieces
             if len(piece) > 1
         ]
-    parts.append(legend([(item.name, item.kind) for item in series], 44, 16))
     words = f"Net benefit of {', '.join(item.name for item in series)}, over thresholds from 0 to 1."
-    return svg(WIDTH, _HEIGHT, title, words, *parts)
+    return svg(width, height, title, words, *parts)
 
 
 def _axes(
-    x_low: float, x_high: float, y_low: float, y_high: float, x_name: str, y_name: str
-) -> tuple[Place, Place, list[Part]]:
+    width: float, named: Sequence[tuple[str, int]], y_low: float, y_high: float, x_name: str, y_name: str
+) -> tuple[Place, Place, float, list[Part]]:
+    """Return where a share from 0 to 1 and a value stand, the picture's height, and its axes and legend."""
     marks = ticks(y_low, y_high, 5)
     left = 14 + widest([said(mark) for mark in marks])
+    keys, more = legend(named, 6 if width < NARROW else 44, width - 6)
+    height, top = _HEIGHT + more, _TOP + more
 
     def at_x(x: float) -> float:
-        return left + 8 + (WIDTH - left - _RIGHT - 16) * (x - x_low) / (x_high - x_low)
+        return left + 8 + (width - left - _RIGHT - 16) * x
 
     def at_y(y: float) -> float:
-        return _HEIGHT - _BOTTOM - (_HEIGHT - _TOP - _BOTTOM) * (y - marks[0]) / (marks[-1] - marks[0])
+        return height - _BOTTOM - (height - top - _BOTTOM) * (y - marks[0]) / (marks[-1] - marks[0])
 
-    parts: list[Part] = []
+    parts: list[Part] = [keys]
     for mark in marks:
-        parts.append(line(left, at_y(mark), WIDTH - _RIGHT, at_y(mark), "grid"))
+        parts.append(line(left, at_y(mark), width - _RIGHT, at_y(mark), "grid"))
         parts.append(label(left - 6, at_y(mark) + 4, said(mark), anchor="end"))
-    for mark in ticks(x_low, x_high, 10):
-        parts.append(label(at_x(mark), _HEIGHT - _BOTTOM + 18, said(mark), anchor="middle"))
-    parts.append(
-        label((left + WIDTH - _RIGHT) / 2, _HEIGHT - 6, f"{x_name} (upwards: {y_name})", anchor="middle")
-    )
-    return at_x, at_y, parts
+    for mark in ticks(0.0, 1.0, 5 if width < NARROW else 10):
+        parts.append(label(at_x(mark), height - _BOTTOM + 18, said(mark), anchor="middle"))
+    words = f"{x_name} (upwards: {y_name})"
+    parts.append(within((left + width - _RIGHT) / 2, height - 6, words, width))
+    return at_x, at_y, height, parts

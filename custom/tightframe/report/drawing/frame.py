@@ -11,16 +11,18 @@ from collections.abc import Sequence
 
 from tightframe.report.drawing.markup import Markup, Part, tag
 
-CHARACTER = 6.6
+CHARACTER = 7.0
 """Width of a character of the plots' type, about, in pixels."""
-NARROWEST = 560
-"""Pixels to which a wide picture shrinks with the window, so that its type stays readable (``svg.wide``)."""
+NARROW = 500
+"""Pixels of a picture's width below which names stand above what they name, not beside it."""
+ROW = 18.0
+"""Pixels from one row of a legend to the next."""
 SERIES = 4
 """Kinds of series that the style has."""
 
 
 def svg(width: float, height: float, title: str, description: str, *parts: Part) -> Markup:
-    """Return a picture, described for screen readers; it shrinks to ``NARROWEST``, and never grows."""
+    """Return a picture, described for screen readers; it shrinks with the window, and never grows."""
     return tag(
         "svg",
         tag("title", title),
@@ -31,7 +33,6 @@ def svg(width: float, height: float, title: str, description: str, *parts: Part)
         width=number(width),
         height=number(height),
         role="img",
-        class_="wide" if width > NARROWEST else "fixed",
     )
 
 
@@ -127,14 +128,51 @@ def widest(names: Sequence[str], most: int = 16) -> float:
     return max((len(short(name, most)) for name in names), default=0) * CHARACTER
 
 
-def legend(names: Sequence[tuple[str, int]], x: float, y: float) -> Markup:
-    """Return each series' name beside its line, in one row."""
+def within(x: float, y: float, said: str, width: float, class_: str | None = None) -> Markup:
+    """Return text around ``x``, moved as far as the picture's edges ask for."""
+    half = min(len(said) * CHARACTER / 2 + 2, width / 2)
+    return label(min(max(x, half), width - half), y, said, anchor="middle", class_=class_)
+
+
+def in_rows(names: Sequence[str], left: float, right: float, sign: float) -> list[tuple[float, float]]:
+    """Return x and y of a legend's entries, in as many rows as they need.
+
+    Args:
+        names: of the entries.
+        left: where a row starts.
+        right: where it must end.
+        sign: pixels from an entry's x to its name.
+
+    >>> in_rows(["one", "two"], 0, 60, 20)
+    [(0, 0.0), (0, 18.0)]
+    """
+    places, x, y = [], left, 0.0
+    for name in names:
+        wide = sign + len(name) * CHARACTER
+        if x > left and x + wide > right:
+            x, y = left, y + ROW
+        places.append((x, y))
+        x += wide + 18
+    return places
+
+
+def legend(names: Sequence[tuple[str, int]], left: float, right: float) -> tuple[Markup, float]:
+    """Return each series' name beside its line, and how much higher than one row that is."""
+    places = in_rows([name for name, _ in names], left, right, 28)
     parts: list[Part] = []
-    for name, kind in names:
+    for (name, kind), (x, y) in zip(names, places, strict=True):
         parts += [
-            line(x, y - 4, x + 22, y - 4, f"l s{kind}"),
-            marker(x + 11, y - 4, kind, name),
-            label(x + 28, y, name),
+            line(x, y + 12, x + 22, y + 12, f"l s{kind}"),
+            marker(x + 11, y + 12, kind, name),
+            label(x + 28, y + 16, name),
         ]
-        x += 28 + len(name) * CHARACTER + 18
-    return tag("g", *parts)
+    return tag("g", *parts), max((y for _, y in places), default=0.0)
+
+
+def keys(names: Sequence[str], left: float, right: float) -> tuple[Markup, float]:
+    """Return each series' name beside its colour, and how much higher than one row that is."""
+    places = in_rows(names, left, right, 18)
+    parts: list[Part] = []
+    for kind, (name, (x, y)) in enumerate(zip(names, places, strict=True)):
+        parts += [rect(x, y + 7, 12, 12, f"b s{kind}"), label(x + 18, y + 17, name)]
+    return tag("g", *parts), max((y for _, y in places), default=0.0)

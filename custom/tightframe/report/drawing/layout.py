@@ -69,7 +69,7 @@ white-space:pre-wrap}
 figure{margin:1em 0 1.4em}figcaption{color:var(--soft);font-size:.88rem;max-width:50em;margin-top:.3em}
 details{margin:.5em 0}summary{cursor:pointer;color:var(--soft);font-size:.9rem}
 footer{margin-top:3em;border-top:1px solid var(--rule);color:var(--soft);font-size:.85rem}
-svg{display:block;max-width:100%;height:auto}svg.wide{min-width:560px}svg.fixed{max-width:none}
+svg{display:block;max-width:100%;height:auto}.phone{display:none}
 svg text{font:12px system-ui,"Segoe UI","DejaVu Sans",sans-serif;fill:var(--ink)}
 svg text.note,svg text.count{fill:var(--soft);font-size:11px}
 svg text.on{fill:var(--on);font-size:11px;font-weight:600}
@@ -83,6 +83,7 @@ svg text.on{fill:var(--on);font-size:11px;font-weight:600}
 .p.in{fill:var(--s0)}.p.late{fill:var(--s1)}.p.out{fill:var(--bad)}.p.refused{fill:var(--s3)}.p.idle{fill:var(--panel);stroke:var(--rule)}
 .p.absent{fill:var(--rule)}
 svg text.sign{fill:var(--on);font-weight:700}svg text.sign.absent{fill:var(--ink)}
+@media screen and (max-width:700px){.desk{display:none}.phone{display:block}}
 @media (max-width:520px){main{padding:16px 12px 32px}h1{font-size:1.35rem}
 dl>div{grid-template-columns:1fr;gap:0}}
 """

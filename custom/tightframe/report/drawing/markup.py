@@ -8,6 +8,7 @@ from __future__ import annotations
 import html
 import re
 from collections.abc import Collection, Iterable, Sequence
+from typing import Protocol
 
 
 class Markup(str):
@@ -94,7 +95,10 @@ def table(
             tag("thead", tag("tr", *(tag("th", cell, scope="col") for cell in head))),
             tag("tbody", *body),
         ),
-        **_scrolling("table"),
+        class_="scroll",
+        tabindex="0",
+        role="group",
+        aria_label="table, scrolls where it is wide",
     )
 
 
@@ -128,19 +132,22 @@ def without(why: str, word: str = "missing") -> Markup:
     return tag("abbr", word, title=why, class_="missing")
 
 
-def figure(picture: Markup, caption: str, *parts: Part) -> Markup:
-    """Return a picture and what it shows."""
-    return tag("figure", tag("div", picture, **_scrolling("picture")), tag("figcaption", caption), *parts)
+DESK, PHONE = 720.0, 350.0
+"""Most pixels of a picture's width, on a desk's screen and on paper, and on a phone."""
 
 
-def _scrolling(what: str) -> dict[str, str]:
-    """Return attributes for a part that is scrolled by touch or keys and announced by a screen reader."""
-    return {
-        "class_": "scroll",
-        "tabindex": "0",
-        "role": "group",
-        "aria_label": f"{what}, scrolls where it is wide",
-    }
+class Drawing(Protocol):
+    """A picture that can be drawn as wide as there is room."""
+
+    def __call__(self, *, width: float) -> Markup:
+        """Draw it, at most ``width`` pixels wide."""
+
+
+def figure(draw: Drawing, caption: str, *parts: Part) -> Markup:
+    """Return a picture and what it shows, drawn for a desk and for a phone; the style shows one of them."""
+    desk, phone = draw(width=DESK), draw(width=PHONE)
+    both = [tag("div", desk, class_="desk"), tag("div", phone, class_="phone")]
+    return tag("figure", *([desk] if desk == phone else both), tag("figcaption", caption), *parts)
 
 
 def folded(summary: str, *parts: Part) -> Markup:

@@ -2,32 +2,53 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tightframe.report.drawing.frame import label, rect, short, svg, widest
-from tightframe.report.drawing.markup import Markup, Part, tag
-from tightframe.report.drawing.plots import WIDTH, spread
+from tightframe.report.drawing.frame import (
+    CHARACTER,
+    NARROW,
+    in_rows,
+    label,
+    rect,
+    short,
+    svg,
+    widest,
+    within,
+)
+from tightframe.report.drawing.markup import DESK, Markup, Part, tag
+from tightframe.report.drawing.plots import spread
 
 MOST_NAMED = 24
-"""Classes up to which a matrix has names, and counts in its cells."""
+"""Classes up to which a matrix has names, and, where they fit, counts in its cells."""
+_SLANT = 0.72
+"""Sine, and cosine, of what names above a matrix are turned by, and a little more."""
 _NARROW = 5.0
 """Pixels of a column under which neighbours are drawn as one."""
 
 
-def confusion(title: str, classes: Sequence[str], counts: Sequence[Sequence[int]]) -> Markup:
+def confusion(
+    title: str, classes: Sequence[str], counts: Sequence[Sequence[int]], *, width: float = DESK
+) -> Markup:
     """Draw a confusion matrix, rows true classes, each cell as dark as its share of its row.
 
     Args:
         title: what is shown.
         classes: their names.
         counts: (C, C).
+        width: of the picture; where it is narrow, not every class may be named.
     """
     named = len(classes) <= MOST_NAMED
-    left = 30 + (widest(classes, 12) if named else 6)
-    top = 26.0 + (widest(classes, 12) * 0.72 + 8 if named else 6)
-    cell = min(46.0, (WIDTH - left - 16) / max(len(classes), 1))
+    most = 12 if width >= NARROW else 8
+    left = 30 + (widest(classes, most) if named else 6)
+    top = 26.0 + (widest(classes, most) * _SLANT + 8 if named else 6)
+    # The last name stands beyond the matrix.
+    right = max(16.0, widest(classes[-1:], most) * _SLANT + 4) if named else 16.0
+    cell = min(46.0, (width - left - right) / max(len(classes), 1))
     size = cell * len(classes)
+    several = range(0, len(classes), math.ceil(18 / cell)) if named else range(0)
+    fits = named and max((count for row in counts for count in row), default=0) < 10 ** int(cell / CHARACTER)
     parts: list[Part] = [
         label(left + size / 2, 14, "predicted class", anchor="middle", class_="note"),
         tag(
@@ -38,12 +59,11 @@ def confusion(title: str, classes: Sequence[str], counts: Sequence[Sequence[int]
     ]
     for i, row in enumerate(counts):
         records = sum(row)
-        if named:
+        if i in several:
             y = top + (i + 0.5) * cell + 4
-            parts.append(
-                tag("g", tag("title", classes[i]), label(left - 6, y, short(classes[i], 12), anchor="end"))
-            )
-            parts.append(_slanted(left + (i + 0.4) * cell, top - 6, classes[i]))
+            brief = short(classes[i], most)
+            parts.append(tag("g", tag("title", classes[i]), label(left - 6, y, brief, anchor="end")))
+            parts.append(_slanted(left + (i + 0.4) * cell, top - 6, classes[i], brief))
         for j, count in enumerate(row):
             share = count / records if records else 0.0
             told = f"{classes[i]} taken for {classes[j]}: {count} of {records}"
@@ -61,11 +81,11 @@ def confusion(title: str, classes: Sequence[str], counts: Sequence[Sequence[int]
                         title=told,
                     )
                 )
-            if named and (count or i == j):
+            if fits and (count or i == j):
                 tone = "on" if share > 0.5 else "count"
                 parts.append(label(x + cell / 2, y + cell / 2 + 4, str(count), anchor="middle", class_=tone))
     told = f"{len(classes)} by {len(classes)} counts, rows true classes; darker is a larger share of its row."
-    return svg(max(left + size + 12, 240), top + size + 10, title, told, *parts)
+    return svg(max(left + size + right, 240), top + size + 10, title, told, *parts)
 
 
 @dataclass(frozen=True)
@@ -91,7 +111,12 @@ KINDS = (
 
 
 def grid(
-    title: str, silos: Sequence[str], exchanges: Sequence[str], cells: Sequence[Sequence[Cell]]
+    title: str,
+    silos: Sequence[str],
+    exchanges: Sequence[str],
+    cells: Sequence[Sequence[Cell]],
+    *,
+    width: float = DESK,
 ) -> Markup:
     """Draw who took part in what: silos from top to bottom, exchanges from left to right.
 
@@ -100,40 +125,44 @@ def grid(
         silos: names of the rows.
         exchanges: short names of the columns.
         cells: a row for each silo.
+        width: of the picture.
     """
-    left, top, high = 14 + widest(silos, 18), 34.0, 22.0
-    wide = min(34.0, (WIDTH - left - 12) / max(len(exchanges), 1))
+    most = 18 if width >= NARROW else 12
+    left, high = 14 + widest(silos, most), 22.0
+    wide = min(34.0, (width - left - 12) / max(len(exchanges), 1))
+    places = in_rows([of for *_, of in KINDS], left if width >= NARROW else 6, width - 6, 18)
+    top = 34 + places[-1][1]
     parts: list[Part] = []
-    x = left
-    for kind, sign, meaning in KINDS:
+    for (kind, sign, meaning), (x, y) in zip(KINDS, places, strict=True):
         parts += [
-            rect(x, 6, 13, 13, f"p {kind}"),
-            label(x + 6.5, 17, sign, anchor="middle", class_=f"sign {kind}"),
+            rect(x, y + 6, 13, 13, f"p {kind}"),
+            label(x + 6.5, y + 17, sign, anchor="middle", class_=f"sign {kind}"),
+            label(x + 18, y + 17, meaning),
         ]
-        parts.append(label(x + 18, 17, meaning))
-        x += 18 + widest([meaning], 40) + 14
     for i, name in enumerate(silos):
         y = top + i * high
-        parts.append(tag("g", tag("title", name), label(left - 8, y + 15, short(name, 18), anchor="end")))
+        parts.append(tag("g", tag("title", name), label(left - 8, y + 15, short(name, most), anchor="end")))
         for first, last in _runs(cells[i], apart=wide >= _NARROW):
-            cell, at, width = cells[i][first], left + first * wide, (last - first + 1) * wide
+            cell, at, long = cells[i][first], left + first * wide, (last - first + 1) * wide
             told = (
                 cell.told
                 if first == last
                 else f"{name}, {exchanges[first]} to {exchanges[last]}: {cell.kind}"
             )
             parts.append(
-                rect(at, y, width - (2 if wide >= _NARROW else 0), high - 2, f"p {cell.kind}", title=told)
+                rect(at, y, long - (2 if wide >= _NARROW else 0), high - 2, f"p {cell.kind}", title=told)
             )
             if cell.sign and wide >= 12:
                 at += (wide - 2) / 2
                 parts.append(label(at, y + 14.5, cell.sign, anchor="middle", class_=f"sign {cell.kind}"))
     below = top + len(silos) * high + 14
-    room = max(int((WIDTH - left) / (widest(exchanges, 8) + 8)), 1)
+    legend = max(x + 18 + widest([of], 40) for (*_, of), (x, _) in zip(KINDS, places, strict=True))
+    whole = max(legend + 6, left + wide * len(exchanges) + 8)
+    room = max(int(wide * len(exchanges) / (widest(exchanges, 8) + 6)), 1)
     for j in spread(range(len(exchanges)), room):
-        parts.append(label(left + j * wide + (wide - 2) / 2, below, short(exchanges[j], 8), anchor="middle"))
+        parts.append(within(left + j * wide + (wide - 2) / 2, below, short(exchanges[j], 8), whole))
     told = f"{len(silos)} silos over {len(exchanges)} exchanges; the tables have the same in words."
-    return svg(max(x, left + wide * len(exchanges) + 8), below + 8, title, told, *parts)
+    return svg(whole, below + 8, title, told, *parts)
 
 
 def _runs(cells: Sequence[Cell], *, apart: bool) -> list[tuple[int, int]]:
@@ -147,10 +176,10 @@ def _runs(cells: Sequence[Cell], *, apart: bool) -> list[tuple[int, int]]:
     return runs
 
 
-def _slanted(x: float, y: float, name: str) -> Markup:
+def _slanted(x: float, y: float, name: str, brief: str) -> Markup:
     return tag(
         "g",
         tag("title", name),
-        label(0, 0, short(name, 12)),
+        label(0, 0, brief),
         transform=f"translate({x:.1f},{y:.1f}) rotate(-45)",
     )

@@ -6,6 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tightframe.report.drawing.frame import (
+    CHARACTER,
+    NARROW,
+    keys,
     label,
     legend,
     line,
@@ -17,10 +20,10 @@ from tightframe.report.drawing.frame import (
     svg,
     ticks,
     widest,
+    within,
 )
-from tightframe.report.drawing.markup import Markup, Part, tag
+from tightframe.report.drawing.markup import DESK, Markup, Part, tag
 
-WIDTH = 720.0
 _MOST_MARKERS = 60
 Place = Callable[[float], float]
 
@@ -50,6 +53,7 @@ def lines(
     x_name: str,
     low: float | None = None,
     high: float | None = None,
+    width: float = DESK,
 ) -> Markup:
     """Draw lines over whole numbers; a missing value interrupts its line.
 
@@ -60,35 +64,41 @@ def lines(
         x_name: below the axis.
         low: of the y axis; by default what the values need, and 0.
         high: likewise.
+        width: of the picture.
     """
-    height, top, bottom, right = 270.0, 36.0, 44.0, 16.0
+    bottom, right = 44.0, 16.0
     given = [value for item in series for value in item.values if value is not None]
     marks = ticks(min([*given, 0.0]) if low is None else low, max([*given, 0.0]) if high is None else high)
     left = 14 + widest([said(mark) for mark in marks])
+    start = 6 if width < NARROW else left
+    named, more = legend([(item.name, item.kind) for item in series], start, width - 6)
+    top, height = 36 + more, 270 + more
     first, span = min(xs, default=0), max(xs, default=0) - min(xs, default=0)
 
     def at_x(x: float) -> float:
-        return left + 8 + (WIDTH - left - right - 16) * ((x - first) / span if span else 0.5)
+        return left + 8 + (width - left - right - 16) * ((x - first) / span if span else 0.5)
 
     def at_y(y: float) -> float:
         return height - bottom - (height - top - bottom) * (y - marks[0]) / (marks[-1] - marks[0])
 
-    parts: list[Part] = [legend([(item.name, item.kind) for item in series], left, 16)]
+    parts: list[Part] = [named]
     for mark in marks:
-        parts.append(line(left, at_y(mark), WIDTH - right, at_y(mark), "grid"))
+        parts.append(line(left, at_y(mark), width - right, at_y(mark), "grid"))
         parts.append(label(left - 6, at_y(mark) + 4, said(mark), anchor="end"))
-    for x in spread(xs):
+    for x in spread(xs, min(14, _room(width - left, [str(x) for x in xs]))):
         parts.append(label(at_x(x), height - bottom + 18, str(x), anchor="middle"))
-    parts.append(label((left + WIDTH - right) / 2, height - 6, x_name, anchor="middle"))
+    parts.append(within((left + width - right) / 2, height - 6, x_name, width))
     for item in series:
         parts += _run(item, xs, at_x, at_y)
-    return svg(WIDTH, height, title, _in_words(series, x_name), *parts)
+    return svg(width, height, title, _in_words(series, x_name), *parts)
 
 
 def bars(
     title: str,
     rows: Sequence[tuple[str, str]],
     series: Sequence[tuple[str, Sequence[float | None]]],
+    *,
+    width: float = DESK,
 ) -> Markup:
     """Draw bars of shares in [0, 1] from left to right: for each row one of every series.
 
@@ -96,26 +106,30 @@ def bars(
         title: what is shown.
         rows: a name and a note (how many records) of each.
         series: a name, and a value for each row; None is written as a dash.
+        width: of the picture; where it is narrow, a row's name stands above its bars.
     """
-    thick, gap, top = 13.0 if len(series) > 1 else 16.0, 9.0, 34.0 if len(series) > 1 else 10.0
+    above = 18.0 if width < NARROW else 0.0
+    thick, gap, right = 13.0 if len(series) > 1 else 16.0, 9.0, 52.0
     left = 14 + widest([name for name, _ in rows]) + widest([note for _, note in rows]) + 14
-    right, each = 52.0, thick * len(series) + gap
+    left, notes_x = (6.0, width - 8) if above else (left, left - 8)
+    several = [name for name, _ in series] if len(series) > 1 else []
+    named, more = keys(several, left, width - 6)
+    top = 34 + more if several else 10.0
+    each = above + thick * len(series) + gap
     height = top + each * len(rows) + 26
-    notes_x = left - 8
 
     def at(value: float) -> float:
-        return left + (WIDTH - left - right) * min(max(value, 0.0), 1.0)
+        return left + (width - left - right) * min(max(value, 0.0), 1.0)
 
-    parts: list[Part] = []
-    if len(series) > 1:
-        parts.append(_keys([name for name, _ in series], left))
+    parts: list[Part] = [named] if several else []
     for mark in (0.0, 0.25, 0.5, 0.75, 1.0):
         parts.append(line(at(mark), top - 4, at(mark), height - 22, "grid"))
-        parts.append(label(at(mark), height - 6, said(mark), anchor="middle"))
+        parts.append(within(at(mark), height - 6, said(mark), width))
+    most = 16 if not above else int((width - 28 - widest([note for _, note in rows])) / CHARACTER)
     for i, (name, note) in enumerate(rows):
-        y = top + i * each
-        middle = y + (each - gap) / 2 + 4
-        parts.append(tag("g", tag("title", name), label(6, middle, short(name))))
+        y = top + i * each + above
+        middle = y - 5 if above else y + (each - gap) / 2 + 4
+        parts.append(tag("g", tag("title", name), label(6, middle, short(name, most))))
         parts.append(label(notes_x, middle, note, anchor="end", class_="note"))
         for kind, (of, values) in enumerate(series):
             value, at_y = values[i], y + kind * thick
@@ -127,7 +141,7 @@ def bars(
                 label(end, at_y + thick - 4, "-" if value is None else f"{value:.2f}", class_="note")
             )
     told = f"Bars of {', '.join(name for name, _ in series)} for {len(rows)} rows; the table has the values."
-    return svg(WIDTH, height, title, told, *parts)
+    return svg(width, height, title, told, *parts)
 
 
 def columns(
@@ -136,6 +150,7 @@ def columns(
     series: Mapping[str, Sequence[float]],
     *,
     x_name: str,
+    width: float = DESK,
 ) -> Markup:
     """Draw columns, those of the series on top of each other.
 
@@ -144,22 +159,28 @@ def columns(
         names: of the columns.
         series: name -> a value of at least 0 for each column.
         x_name: below the axis.
+        width: of the picture.
     """
-    height, top, bottom, right = 210.0, 36.0 if len(series) > 1 else 14.0, 44.0, 16.0
+    bottom, right = 44.0, 16.0
     heights = [sum(values[i] for values in series.values()) for i in range(len(names))]
     marks = ticks(0.0, max(heights, default=1.0), 4)
     left = 14 + widest([said(mark) for mark in marks])
-    each = (WIDTH - left - right) / max(len(names), 1)
-    width = min(0.7 * each, 44.0)
+    several = list(series) if len(series) > 1 else []
+    named, more = keys(several, 6 if width < NARROW else left, width - 6)
+    top, height = (36 + more, 210 + more) if several else (14.0, 210.0)
+    each = (width - left - right) / max(len(names), 1)
+    thick = min(0.7 * each, 44.0)
 
     def at_y(y: float) -> float:
         return height - bottom - (height - top - bottom) * y / marks[-1]
 
-    parts: list[Part] = [_keys(list(series), left)] if len(series) > 1 else []
+    parts: list[Part] = [named] if several else []
     for mark in marks:
-        parts.append(line(left, at_y(mark), WIDTH - right, at_y(mark), "grid"))
+        parts.append(line(left, at_y(mark), width - right, at_y(mark), "grid"))
         parts.append(label(left - 6, at_y(mark) + 4, said(mark), anchor="end"))
-    shown = set(spread(range(len(names)), most=int((WIDTH - left) / (widest(names) + 14)) or 1))
+    fitting = int((each - 4) / CHARACTER)
+    briefs = [short(name, max(min(fitting, 16), 6)) if fitting > 4 else short(name) for name in names]
+    shown = set(spread(range(len(names)), _room(width - left - right, briefs)))
     for i, name in enumerate(names):
         middle, below = left + (i + 0.5) * each, 0.0
         for kind, (of, values) in enumerate(series.items()):
@@ -167,9 +188,9 @@ def columns(
             told = f"{name}, {of}: {said(values[i])}"
             parts.append(
                 rect(
-                    middle - width / 2,
+                    middle - thick / 2,
                     at_y(upper),
-                    width,
+                    thick,
                     at_y(below) - at_y(upper),
                     f"b s{kind}",
                     title=told,
@@ -177,29 +198,28 @@ def columns(
             )
             below = upper
         if i in shown:
-            parts.append(label(middle, height - bottom + 18, short(name), anchor="middle"))
-    parts.append(label((left + WIDTH - right) / 2, height - 6, x_name, anchor="middle"))
+            parts.append(within(middle, height - bottom + 18, briefs[i], width))
+    parts.append(within((left + width - right) / 2, height - 6, x_name, width))
     told = f"Columns of {', '.join(series)}; the table has the values."
-    return svg(WIDTH, height, title, told, *parts)
+    return svg(width, height, title, told, *parts)
 
 
 def spread(xs: Sequence[int], most: int = 14) -> list[int]:
     """Return as many of these as there is room for, evenly, the first and the last among them.
 
-    >>> spread(range(31), 6)
-    [0, 6, 12, 18, 24, 30]
+    >>> spread(range(31), 6), spread(range(30), 6)
+    ([0, 6, 12, 18, 24, 30], [0, 6, 12, 18, 29])
     """
     if len(xs) <= most or most < 2:
         return list(xs)[: max(most, 1)]
-    return [xs[round(i * (len(xs) - 1) / (most - 1))] for i in range(most)]
+    last = len(xs) - 1
+    step = -(-last // (most - 1))
+    return [*xs[0 : last - step + 1 : step], xs[last]]
 
 
-def _keys(names: Sequence[str], x: float) -> Markup:
-    parts: list[Part] = []
-    for kind, name in enumerate(names):
-        parts += [rect(x, 7, 12, 12, f"b s{kind}"), label(x + 18, 17, name)]
-        x += 18 + widest([name], 60) + 20
-    return tag("g", *parts)
+def _room(width: float, names: Sequence[str]) -> int:
+    """Return how many of the names have room beside each other."""
+    return max(int(width / (widest(names) + 14)), 1)
 
 
 def _run(item: Series, xs: Sequence[int], at_x: Place, at_y: Place) -> list[Part]:

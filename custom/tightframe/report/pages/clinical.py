@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
@@ -187,7 +188,7 @@ def _pictures(name: str, scores: Scores, *, noisy: bool) -> Iterator[Markup]:
         if item.share is not None
     ]
     yield figure(
-        curves.calibration(f"Calibration of {name}", bins),
+        partial(curves.calibration, f"Calibration of {name}", bins),
         f"{name}: share of the class among the records of each bin of scores. "
         + ("Bins that the noise hides are left out." if noisy else "Few records make long bars."),
     )
@@ -195,7 +196,8 @@ def _pictures(name: str, scores: Scores, *, noisy: bool) -> Iterator[Markup]:
     found = [clinical.net_benefit(scores, edge) for edge in edges]
     thresholds = [edge / scores.bins for edge in edges]
     yield figure(
-        curves.decision(
+        partial(
+            curves.decision,
             f"Decision curve of {name}",
             thresholds,
             [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from tightframe.report.comparing import MEASURES, Run, differing, paired
 from tightframe.report.drawing import forest, layout, plots
@@ -76,7 +77,7 @@ def _curves(runs: Sequence[Run]) -> Markup:
         title = "Balanced accuracy by round" + (f", from run {start + 1}" if start else "")
         pictures.append(
             figure(
-                plots.lines(title, xs, series, x_name="round", low=0.0, high=1.0),
+                partial(plots.lines, title, xs, series, x_name="round", low=0.0, high=1.0),
                 "Balanced accuracy on the test records of each round's model.",
             )
         )
@@ -103,7 +104,9 @@ def _paired(runs: Sequence[Run]) -> Markup:
     return section(
         title,
         figure(
-            forest.forest("Paired differences", rows, "difference in balanced accuracy, seed by seed"),
+            partial(
+                forest.forest, "Paired differences", rows, "difference in balanced accuracy, seed by seed"
+            ),
             "Each setting less that of the first run: hollow marks are single seeds, the filled one "
             "their mean with its 95 % interval (Student's t over seeds).",
         ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from tightframe.errors import LATE, REASONS
 from tightframe.report.drawing import matrix, plots
@@ -48,7 +49,7 @@ def silos(found: ServerResults) -> Markup:
         ]
         parts.append(
             figure(
-                matrix.grid("Silos by exchange", everyone, [brief for _, brief in named], cells),
+                partial(matrix.grid, "Silos by exchange", everyone, [brief for _, brief in named], cells),
                 f"Each silo in each exchange, in order{_keys(named)}. "
                 "Where too few answered, nothing was opened.",
             )
@@ -184,7 +185,8 @@ def _survivors(transcript: Transcript) -> list[Part]:
     needed = {"threshold": [float(item.threshold) if item else None for item in epochs]}
     if any(item and item.smallest != item.threshold for item in epochs):
         needed["smallest sum"] = [float(item.smallest) if item else None for item in epochs]
-    chart = plots.lines(
+    chart = partial(
+        plots.lines,
         "Survivors and threshold by sum",
         xs,
         [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import Any
 
 from tightframe.report.drawing import plots
@@ -73,7 +74,8 @@ def _spent(told: list[tuple[int, Spent]]) -> list[Part]:
     promised = {number: item.promised for number, item in told}
     xs = sorted({number for number, _ in told})
     if ranged:
-        chart = plots.lines(
+        chart = partial(
+            plots.lines,
             "Epsilon spent by round",
             xs,
             [
@@ -135,14 +137,19 @@ def traffic(found: ServerResults) -> Markup | None:
     return section(
         "Time and traffic",
         figure(
-            plots.columns(
-                "Seconds by exchange", brief, {"seconds": [row.seconds for row in rows]}, x_name="exchange"
+            partial(
+                plots.columns,
+                "Seconds by exchange",
+                brief,
+                {"seconds": [row.seconds for row in rows]},
+                x_name="exchange",
             ),
             "Seconds of each exchange, its training included; the whole run took "
             f"{found.outcome.seconds:.0f} s.",
         ),
         figure(
-            plots.columns(
+            partial(
+                plots.columns,
                 "Megabytes by exchange",
                 brief,
                 {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from tightframe.report.drawing import matrix, plots
 from tightframe.report.drawing.markup import Markup, Part, figure, folded, section, table, tag, without
@@ -84,11 +85,11 @@ def curves(rows: Sequence[Row], roster: Sequence[str], done: int, *, own_models:
     return section(
         "Course of training",
         figure(
-            plots.lines("Balanced accuracy by round", xs, good, x_name="round", low=0.0, high=1.0),
+            partial(plots.lines, "Balanced accuracy by round", xs, good, x_name="round", low=0.0, high=1.0),
             f"Balanced accuracy ({what}) of {whose}{when}{hollow}",
         ),
         figure(
-            plots.lines("Loss by round", xs, loss, x_name="round"),
+            partial(plots.lines, "Loss by round", xs, loss, x_name="round"),
             f"Cross-entropy a record of {whose}; the training loss is the method's own, while it trains.",
         )
         if any(point is not None for series in loss for point in series.values)
@@ -153,7 +154,8 @@ def recall(fold: FoldMetrics, whose: str, finds: str = "the final model finds") 
     return section(
         "Recall by class",
         figure(
-            plots.bars(
+            partial(
+                plots.bars,
                 "Recall by class",
                 list(zip(classes, notes, strict=True)),
                 bars,
@@ -198,7 +200,7 @@ def confusion(
     return section(
         "Confusion matrix",
         figure(
-            matrix.confusion("Confusion matrix", classes, counts),
+            partial(matrix.confusion, "Confusion matrix", classes, counts),
             f"Test records of {model}, {whose}: rows are true classes, columns what the model said, "
             f"and a cell is as dark as its share of its row.{legend}",
         ),
@@ -243,7 +245,8 @@ def side_by_side(
     return tag(
         "div",
         figure(
-            plots.bars(
+            partial(
+                plots.bars,
                 "Recall by class, model by model",
                 list(zip(classes, notes, strict=True)),
                 [(name, [found.get(item) for item in classes]) for name, found in by_class.items()],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from tightframe.report.drawing import plots
 from tightframe.report.drawing.markup import Markup, Part, figure, folded, section, table, tag
 from tightframe.results.statistics import (
@@ -118,7 +120,7 @@ def _survival(found: SurvivalStatistics) -> Markup:
         for place, (name, curve) in enumerate(list(known.items())[:MOST_SERIES])
     ]
     bins = range(1, len(ends) + 1)
-    picture = plots.lines("Survival", bins, lines, x_name="bin of time", low=0.0, high=1.0)
+    picture = partial(plots.lines, "Survival", bins, lines, x_name="bin of time", low=0.0, high=1.0)
     shown = [figure(picture, "Share without the event after each bin.")] if lines else []
     return section("Survival", tag("p", said), *shown, table(head, rows) if known else None)
 
@@ -129,7 +131,7 @@ def _columns(found: TableStatistics) -> Markup:
         unit = f", {item.unit}" if item.unit else ""
         starred = [_starred(item, place) for place in range(len(item.names))]
         names = [f"{name} *" if star else name for name, star in zip(item.names, starred, strict=True)]
-        picture = plots.columns(item.column, names, _series(item), x_name=f"{item.column}{unit}")
+        picture = partial(plots.columns, item.column, names, _series(item), x_name=f"{item.column}{unit}")
         counts = [count for part in item.classes.values() for count in part.counts]
         much = "Some" if any(count.value is not None for count in counts) else "All"
         note = f" * {much} of it is withheld, and not drawn." if any(starred) else ""

@@ -27,11 +27,12 @@ from tightframe.results.rows import Row, final_row, last_spent, round_line, writ
 from tightframe.results.statistics import TableStatistics
 from tightframe.results.status import Status
 from tightframe.rounds.checkpoint import save_tensors
+from tightframe.rounds.job_checks import HEAD_OPTIONS, brings_head
 from tightframe.rounds.phases import personal, table_statistics, table_summary
 from tightframe.rounds.privacy_plan import honest_silos
 from tightframe.rounds.riders import epsilon, evaluation, failures, noisy_evaluation, update_norms
 from tightframe.rounds.riders.class_rules import MIN_HOLDERS
-from tightframe.rounds.setup import HEAD_OPTIONS, JobSetup, brings_head
+from tightframe.rounds.setup import JobSetup
 from tightframe.rounds.sums.declaration import Declaration, applied_weights, fold_silos
 from tightframe.rounds.sums.plain import Enrolled
 
