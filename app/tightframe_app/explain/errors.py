@@ -123,7 +123,7 @@ SECTIONS: tuple[Section, ...] = (
                 means=(
                     "`local/tightframe.json` is not JSON, or has unknown keys or wrong values. In production "
                     "also: `local/privacy.json` has no egress guard, or `local/resources.json` streams logs. "
-                    "At the server: `server.statsd` or `server.tensorboard` cannot be used."
+                    "At the server: `server.statsd`, `server.tensorboard` or `server.mlflow` cannot be used."
                 ),
                 do=(
                     "Correct the listed keys. `tightframe provisioning show local -o FOLDER` writes good "

@@ -124,7 +124,7 @@ def _policy() -> Topic:
                 f"policy.{name}", shown[0] if len(set(shown)) == 1 else "; ".join(shown), told.get(name, "")
             )
         )
-    about = f"A site's rules, with their values in the profiles ({'; '.join(PROFILES)}); - is no limit."
+    about = f"A site's rules, with their values in the profiles ({'; '.join(PROFILES)}); - is null, no limit."
     return Topic("policy", about, tuple(given))
 
 

@@ -74,9 +74,9 @@ class SiteEntry(StrictModel):
             of its privacy ledger may also be signed. They prove nothing else.
         engine_account: the account of the engine's client, if it differs from the account that trains; then
             no job trains unless the two are separated (TF-742).
-        dataset_id: the site's own name for its records, under which its journal keeps the cohorts for which
-            their counts were opened; by default derived from the data set and its location, so that a moved
-            folder is another data set.
+        dataset_id: the site's own name for its records, under which its ledger keeps their budget and the
+            cohorts for which their counts were opened; by default derived from the data set and its location,
+            so that a moved folder is another data set.
         accepted_options: data set name -> options of a job that select which of this site's records take
             part (eICU: ``window``, ``silos``, ``train_hospitals``, ``equal_sizes``), each with the one value
             that it accepts in place of the default; others are refused where class rules are kept (TF-614).
