@@ -196,6 +196,7 @@ class DataDescribed(Part):
     records: Mapping[str, int]
     broken: int
     present: Mapping[str, int]
+    unknown: Mapping[str, int]
     findings: tuple[str, ...]
     columns: tuple[Column, ...]
 

@@ -126,6 +126,12 @@ def test_what_is_noisy_or_no_number_is_never_told_as_an_exact_number() -> None:
     assert not {"accuracy", "recall", "loss"} & {name for name, _, _ in points}
 
 
+def test_of_findings_nobody_says_whether_the_model_gives_one_answer() -> None:
+    found = {"confusion": [[5, 1], [2, 4]], "sensitivity": 2 / 3}
+    points = _points([row(1, "train", ["a"], evaluation=evaluated(accuracy=0.75, findings={"edema": found}))])
+    assert points["accuracy", None, 1] == 0.75 and ("one_answer", None, 1) not in points
+
+
 def test_every_name_is_described() -> None:
     described = {*OF_SUM, *OF_RUN, *OF_ROUND, *EVALUATED, *COUNTED}
     rows = [*ROWS, row(2, "train", ["a"], evaluation=evaluated(noisy=True, auroc=0.5))]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from PIL import Image
 from scipy.stats import binomtest
 from sklearn.datasets import make_multilabel_classification
 from sklearn.metrics import average_precision_score, multilabel_confusion_matrix, roc_auc_score
+from tests.support.ledgers import charges_of
 from tests.support.tables import FOUR, statistics_job
 from torch import nn
 from typer.testing import CliRunner
@@ -22,6 +24,7 @@ from typer.testing import CliRunner
 import tightframe
 from tightframe import federation, metrics
 from tightframe.config.job import parse_job
+from tightframe.config.policy import PolicyBlock
 from tightframe.config.site import SiteEntry
 from tightframe.data import get
 from tightframe.data.base import FOLDS, check_form
@@ -30,7 +33,8 @@ from tightframe.data.images import ImagesOptions, ImagesSite
 from tightframe.data.images.contract import PictureContract
 from tightframe.data.images.proposal import propose
 from tightframe.data.images.silo import open_site
-from tightframe.data.table import TableOptions
+from tightframe.data.table import TableOptions, TableSite
+from tightframe.data.table.summary import describe
 from tightframe.errors import DataError, JobError
 from tightframe.learning.model_update import build_template
 from tightframe.learning.outputs import loss, losses
@@ -43,6 +47,7 @@ from tightframe.report.comparing import read_runs
 from tightframe.results.local_report import SiloReport
 from tightframe.results.parts.evaluation import FoldMetrics
 from tightframe.results.statistics import Count
+from tightframe.rounds.privacy_plan import honest_silos
 from tightframe.rounds.setup import prepare
 from tightframe.rounds.sums.release import release_profile
 from tightframe_app.cli import app
@@ -153,9 +158,7 @@ def test_a_method_takes_findings_or_says_why_not(method: str) -> None:
             {"method": "combine", "method_options": {"loss": "fedrs", "head": "etf"}},
             "head 'etf' and loss 'fedrs'",
         ),
-        ({"personalise": True}, "personalise"),
         ({"start": "fed3r"}, "start: fed3r sums"),
-        ({"privacy": {"epsilon": 4, "evaluation": "noisy"}, "weights": "uniform"}, "in more cells"),
     ],
 )
 def test_what_counts_a_record_in_one_class_is_refused(wrong: dict[str, Any], said: str) -> None:
@@ -249,7 +252,11 @@ def test_a_secure_run_has_scikit_learns_metrics_and_its_model_answers(
 def test_weights_come_from_summed_counts(result: federation.Result) -> None:
     train = truths(FRAME[FRAME["fold"] == "train"])
     expected = torch.tensor([[int((column == there).sum()) for there in (1, 0)] for column in train.T])
-    torch.testing.assert_close(result.state.extra[FINDING_COUNTS], expected.double())
+    counts = result.state.extra[FINDING_COUNTS]
+    torch.testing.assert_close(counts[:2], expected[:2].double())
+    # Each of the four silos has 8 or 9 records whose nodule is unknown, and tells 10 (``min_class_count``).
+    assert len(train) - int(expected[2].sum()) == 33 and len(train) - int(counts[2].sum()) == 40
+    assert bool((counts[2] <= expected[2]).all())
     torch.testing.assert_close(positive_weights(expected.double()), (expected[:, 1] / expected[:, 0]).float())
     unknown = torch.zeros(1, 2, dtype=torch.float64)
     assert positive_weights(unknown).tolist() == [1.0]
@@ -266,6 +273,48 @@ def test_a_finding_that_too_few_silos_have_enough_of_is_not_counted(tmp_path: Pa
     assert counts[0].tolist() == [0, 0] and bool((counts[1:] > 0).all())
 
 
+def test_what_one_or_two_silos_know_and_a_single_unknown_value_are_not_in_the_totals(tmp_path: Path) -> None:
+    """Each silo has 30 test records, and by its policy tells nothing of fewer than 10."""
+    frame = FRAME.copy()
+    frame[NAMES] = frame[NAMES].astype(object)
+    known = truths(FRAME)
+    frame["nodule"] = pd.Series(np.where(known[:, 2] == UNKNOWN, 0, known[:, 2]), dtype=object)
+    frame.loc[frame.index % 4 > 0, "edema"] = None
+    frame.loc[frame.index % 4 > 1, "effusion"] = None
+    frame.loc[TEST.index[TEST.index % 4 == 0][7], "nodule"] = None
+    label = {"findings": [{"column": name, "missing": "unknown"} for name in NAMES]}
+    values = job(summation="secure", rounds=1, dataset_options={"contract": {**CONTRACT, "label": label}})
+    policy = PolicyBlock(profile="research", min_test_count=10)
+    made = federation.run_job(
+        parse_job(values),
+        entries={
+            site: item.model_copy(update={"policy": policy})
+            for site, item in entries(tmp_path, frame).items()
+        },
+        folder=tmp_path / "run",
+    )
+    outcome = json.loads((tmp_path / "run" / "server" / "outcome.json").read_text())
+    test = outcome["evaluation"]["test"]
+    for name in ("edema", "effusion"):
+        assert set(test["findings"][name].values()) == {None} and test["recall"][name] is None
+        assert (
+            name not in test["scores"] and name not in test["class_records"] and name not in test["reading"]
+        )
+        rule = f"test records with {name} known of fewer than 3 silos could be counted: none are"
+        assert rule in outcome["rules"]
+    assert (
+        "too few test records with effusion known to be counted (min_test_count): site-3, site-4"
+        in (outcome["rules"])
+    )
+    counted = np.array(test["findings"]["nodule"]["confusion"])
+    assert test["records"] == len(TEST) and counted.sum() == len(TEST) - 10
+    assert counted.sum() == np.sum(test["scores"]["nodule"])
+    own = SiloReport.read(tmp_path / "run" / "site-1").final.test.findings or {}
+    assert np.sum(own["nodule"].confusion) == 29 and np.sum(own["edema"].confusion) == 30
+    (run,) = read_runs([tmp_path / "run" / "server"])
+    assert run.interval("accuracy") is not None and made.outcome.trained
+
+
 def test_answers_exports_and_an_evaluation_of_the_finished_model(
     result: federation.Result, place: Path, tmp_path: Path
 ) -> None:
@@ -280,6 +329,14 @@ def test_answers_exports_and_an_evaluation_of_the_finished_model(
         assert [float(row[f"p_{name}"]) for name in TITLES] == pytest.approx(p.tolist(), abs=1e-6)
         said = [name for name, q, least in zip(TITLES, p, (0.5, 0.5, 0.9), strict=True) if q >= least]
         assert row["answer"] == ";".join(said)
+    pins = {"own": Contract.model_validate(CONTRACT).sha256(), "others": "0" * 64}
+    for whose, pin in pins.items():
+        entry = {"data": {"table": {"file": str(tmp_path / "test.csv"), "contract": pin}}}
+        (tmp_path / "site.json").write_text(json.dumps(entry))
+        more = ["--site-config", str(tmp_path / "site.json"), "-o", str(tmp_path / f"{whose}.csv")]
+        done = typed(app, ["predict", run, str(tmp_path / "test.csv"), *more])
+        assert (done.exit_code == 0) == (whose == "own") == (tmp_path / f"{whose}.csv").is_file()
+    assert isinstance(done.exception, DataError) and done.exception.code == "TF-218"
     script = tmp_path / "model.ts"
     assert typed(app, ["export", run, "--format", "torchscript", "-o", str(script)]).exit_code == 0
     traced = torch.jit.load(script)(inputs(TEST)).detach().numpy()
@@ -331,7 +388,9 @@ def test_gradients_of_single_records_are_torchs(engine: Any) -> None:
 
 @pytest.mark.parametrize("neighbours", ["record", "patient"])
 def test_a_private_run_trains_and_is_charged(neighbours: str, tmp_path: Path) -> None:
-    privacy = {"epsilon": 8, "neighbours": neighbours}
+    privacy: dict[str, Any] = {"epsilon": 8, "neighbours": neighbours}
+    if neighbours == "record":
+        privacy |= {"evaluation": "noisy", "epsilon": 100}
     contract = {**CONTRACT, "patient": "id"} if neighbours == "patient" else CONTRACT
     values = job(
         privacy=privacy,
@@ -344,7 +403,46 @@ def test_a_private_run_trains_and_is_charged(neighbours: str, tmp_path: Path) ->
     )
     made = federation.run_job(parse_job(values), entries=entries(tmp_path), folder=tmp_path / "run")
     assert made.outcome.trained and made.outcome.privacy is not None
-    assert made.outcome.evaluation is None, "exact counts stay at the silos"
+    if neighbours == "patient":
+        assert made.outcome.evaluation is None, "exact counts stay at the silos"
+        return
+    plan = prepare(values).privacy
+    assert plan is not None and plan.evaluation is not None
+    test = made.outcome.final().test
+    # A record is in 3 cells, 3 bins and the number of records: sqrt(7), of 4 silos where 3 carry the promise.
+    carried = 4 / honest_silos(parse_job(values), 4)
+    expected = plan.evaluation.config.noise_multiplier * np.sqrt(7 * carried)
+    assert test.noise_deviation == pytest.approx(expected, rel=1e-6)
+    own = [SiloReport.read(tmp_path / "run" / site).final.test for site in FOUR]
+    for name in TITLES:
+        exact = np.sum([(one.findings or {})[name].confusion for one in own], axis=0)
+        noisy = np.array((test.findings or {})[name].confusion)
+        assert exact.sum() > 100 and (abs(noisy - exact) < 6 * expected + 1).all() and expected < 4
+    assert test.records is not None and abs(test.records - len(TEST)) < 6 * expected + 1
+    assert "All numbers are noisy" in (tmp_path / "run" / "server" / "report.html").read_text()
+    purposes = [item.purpose for item in charges_of(tmp_path / "run", "site-1")]
+    assert purposes[-1] == "closing evaluation"
+
+
+def test_a_description_tells_the_unknown_from_the_absent(tmp_path: Path) -> None:
+    contract = Contract.model_validate(CONTRACT)
+    FRAME.to_csv(tmp_path / "chests.csv", index=False)
+    found = describe(contract, TableSite(file=tmp_path / "chests.csv"))
+    truth = truths(FRAME)
+    assert list(found.present.values()) == (truth == 1).sum(0).tolist()
+    assert list(found.unknown.values()) == [0, 0, int(FRAME["nodule"].isna().sum())]
+    some, open_ones = (truth == 1).any(1), (truth != 1).all(1) & (truth == UNKNOWN).any(1)
+    assert list(found.records.values()) == [(~some & ~open_ones).sum(), some.sum(), open_ones.sum()]
+    (tmp_path / "contract.json").write_text(json.dumps(CONTRACT))
+    site = {"data": {"table": {"file": str(tmp_path / "chests.csv")}}}
+    (tmp_path / "site.json").write_text(json.dumps(site))
+    command = ["data", "describe", "--contract", str(tmp_path / "contract.json")]
+    command += ["--site-config", str(tmp_path / "site.json"), "--output", str(tmp_path / "page.html")]
+    told = CliRunner().invoke(app, command)
+    assert f"Nodule {(truth[:, 2] == 1).sum()} ({(truth[:, 2] == UNKNOWN).sum()} unknown)" in told.output
+    cells = [str((truth[:, 2] == there).sum()) for there in (1, 0, UNKNOWN)]
+    page = re.sub(r"<[^>]+>", " ", (tmp_path / "page.html").read_text())
+    assert re.search(r"Nodule\s+" + r"\s+".join(cells), page)
 
 
 def test_statistics_have_each_findings_prevalence(tmp_path: Path) -> None:
@@ -405,6 +503,44 @@ def test_a_silos_own_report_counts_records_once(result: federation.Result, place
     }
 
 
+def test_personal_models_have_an_accuracy_for_each_finding(tmp_path: Path) -> None:
+    """At the first silo fewer test values of the nodule are known than its policy tells of."""
+    frame = FRAME.copy()
+    test = frame.index[(frame.index % 4 == 0) & (frame["fold"] == "test")]
+    frame.loc[test[5:], "nodule"] = None
+    policy = PolicyBlock(profile="research", min_test_count=10)
+    made = federation.run_job(
+        parse_job(job(personalise=True)),
+        entries={
+            site: item.model_copy(update={"policy": policy})
+            for site, item in entries(tmp_path, frame).items()
+        },
+        folder=tmp_path / "run",
+    )
+    told = []
+    for place, site in enumerate(FOUR):
+        own = frame[(frame.index % 4 == place) & (frame["fold"] == "test")]
+        truth = truths(own)
+        said = tightframe.load_model(tmp_path / "run" / site / "personal_model.safetensors").predict(
+            inputs(own)
+        )
+        tables = [
+            multilabel_confusion_matrix(y[y != UNKNOWN], a[y != UNKNOWN], labels=[1])[0]
+            for y, a in zip(truth.T, said.T, strict=True)
+        ]
+        personal = SiloReport.read(tmp_path / "run" / site).personal
+        assert personal is not None and personal.confusion is None and personal.judged == 0
+        np.testing.assert_array_equal(personal.findings, tables)
+        right = [np.trace(table) / table.sum() for table in tables]
+        assert personal.accuracy == pytest.approx(np.mean(right))
+        told.append(np.rint(32 * np.mean(right[:2] if place == 0 else right)) / 32)
+        rates = [(table[0, 0] / table[0].sum() + table[1, 1] / table[1].sum()) / 2 for table in tables]
+        assert personal.balanced_accuracy == pytest.approx(np.mean(rates))
+    found = made.outcome.personal
+    assert found is not None and found.silos == 4 and found.valid_classes is None
+    assert found.accuracy == pytest.approx(np.mean(told))
+
+
 def test_findings_are_handed_over_as_arrays_too(tmp_path: Path) -> None:
     """The same records in the same folds as from the sites' files give the same model, bit for bit."""
     silos: dict[str, dict[str, Any]] = {}
@@ -446,4 +582,11 @@ def test_a_comparison_has_limits_of_sensitivities_and_specificities(
     expected = np.mean([item.low for item in limits]), np.mean([item.high for item in limits])
     assert run.interval("balanced_accuracy") == pytest.approx(expected)
     assert test.balanced_accuracy is not None and expected[0] < test.balanced_accuracy < expected[1]
+    known = [one.confusion for one in (test.findings or {}).values()]
+    limits = [
+        binomtest(right, sum(map(sum, table))).proportion_ci(method="wilson")
+        for table in known
+        for right in [table[0][0] + table[1][1]]
+    ]
+    assert run.interval("accuracy") == pytest.approx([np.mean(ends) for ends in zip(*limits, strict=True)])
     assert "sensitivity and specificity over the findings" in (place / "run/server/report.html").read_text()

@@ -138,7 +138,8 @@ def test_each_method_trains_a_head_or_says_why_not(method: str) -> None:
         reason = methods.get(method).needs_encoder
         with pytest.raises(JobError) as refused:
             prepare(values(**changes))
-        assert refused.value.problems == (f"encoder: small_cnn is frozen, but {method} {reason}",)
+        said = f"but {method} {reason}" if reason else f"and {method}'s head has nothing that trains"
+        assert refused.value.problems == (f"encoder: small_cnn is frozen, {said}",)
         return
     assert not methods.get(method).needs_encoder
     before = prepare(values(**changes)).initial_state().model
@@ -262,3 +263,17 @@ def test_under_privacy_the_head_trains_on_kept_features(seen: Counter[str]) -> N
     changed = {name for name, value in result.state.model.items() if not torch.equal(value, before[name])}
     assert changed == {"head.weight", "head.bias"}
     assert seen["records"] <= len(SITES) * (TRAIN + 2 * REST) + 10 * len(SITES), "but for the probe"
+
+
+def test_memory_vectors_alone_train_the_head_on_fixed_features() -> None:
+    """Without the frame, whose vectors nobody trains."""
+    changes: dict[str, Any] = {
+        "method": "fedavg_etf",
+        "method_options": {"classifier": "trained", "warm_up": 3},
+    }
+    changes |= {"rounds": 3, "model": "small_cnn", "model_options": {"widths": [8, 8]}}
+    changes |= {"training": {"batch_size": 8, "augment": False, "momentum": 0.0}}
+    before = prepare(values(**changes)).initial_state().model
+    after = run(**changes).state.model
+    changed = {name for name, value in after.items() if not torch.equal(value, before[name])}
+    assert changed == {"head.weight", "head.bias"}

@@ -607,6 +607,21 @@ def test_survival_is_scipys_on_all_records(tmp_path: Path) -> None:
     assert withheld is not None and withheld.curves["malignant"] is None and withheld.p is None
 
 
+@pytest.mark.parametrize(
+    ("survival", "said"),
+    [
+        ({"event": "censored"}, "at least two levels, each once"),
+        ({"time": "t" * 120, "event": "e" * 120}, "1 to 200 printable characters"),
+        ({"time": "a", "event": "b"}, r"got \['a, b'\]"),
+    ],
+)
+def test_names_of_which_no_cells_can_be_made_are_refused(survival: dict[str, str], said: str) -> None:
+    column = {"column": "a, b", "kind": "boolean"}
+    contract = {**CONTRACT, "columns": [*CONTRACT["columns"], column], "survival": {**SURVIVAL, **survival}}
+    with pytest.raises(JobError, match=f"(?s)TF-101.*statistics: .*{said}"):
+        prepare(statistics_job(dataset_options={"contract": contract}))
+
+
 def test_times_break_the_contract_as_other_columns_do_and_have_no_curve_with_noise(tmp_path: Path) -> None:
     frame = followed(FRAME)
     frame.loc[0, "days"], frame.loc[1, "died"] = -3, "perhaps"

@@ -54,7 +54,10 @@ def describe(
         tables.out.print(f"{name}: {found.where}" if name else found.where, style="bold")
         tables.out.print(f"{sum(found.records.values())} records ({counts}); {found.broken} rows broken")
         if found.present:
-            present = ", ".join(f"{shown(title)} {count}" for title, count in found.present.items())
+            present = ", ".join(
+                f"{shown(title)} {count}" + (f" ({unknown} unknown)" if unknown else "")
+                for (title, count), unknown in zip(found.present.items(), found.unknown.values(), strict=True)
+            )
             tables.out.print(f"records with a finding, of which they may have several: {present}")
         table = Table(*HEAD, box=None, pad_edge=False, padding=(0, 2, 0, 0))
         for summary in found.columns:
@@ -89,6 +92,7 @@ def _show_json(title: str, described: list[tuple[str, Description]]) -> None:
             records=found.records,
             broken=found.broken,
             present=found.present,
+            unknown=found.unknown,
             findings=tuple(map(str, found.findings)),
             columns=tuple(columns),
         )
@@ -142,8 +146,11 @@ def _page(title: str, described: list[tuple[str, Description]]) -> str:
         ]
         if found.present:
             total = sum(found.records.values())
-            rows = [(title, str(count), str(total - count)) for title, count in found.present.items()]
-            inner.append(table(("finding", "present", "absent"), rows))
+            rows = [
+                (title, str(count), str(total - count - unknown), str(unknown))
+                for (title, count), unknown in zip(found.present.items(), found.unknown.values(), strict=True)
+            ]
+            inner.append(table(("finding", "present", "absent", "unknown"), rows))
         if found.findings:
             inner.append(listed([str(finding) for finding in found.findings]))
         inner.append(table(HEAD, [_cells(summary) for summary in found.columns]))

@@ -454,7 +454,7 @@ SECTIONS: tuple[Section, ...] = (
                 title="another state of the run",
                 means=(
                     "The server's state does not follow from job and totals, by more than machines round "
-                    "differently. Nothing was trained on it."
+                    "differently, or has another frozen encoder. Nothing was trained on it."
                 ),
                 do=(
                     "Compare versions and pretrained start at server and silo. If they agree, do not trust "
@@ -486,8 +486,8 @@ SECTIONS: tuple[Section, ...] = (
             "TF-523": Entry(
                 means=(
                     "Fewer than `min_withdrawn` records, or of fewer than three silos, are to be taken out, "
-                    "or a class loses some at one or two; or a silo is missing, or the total is not that of "
-                    "the silos' terms. Nothing was taken out."
+                    "or a class loses some at one or two; or a silo is missing, was not in the first sum, or "
+                    "the total is not that of the silos' terms. Nothing was taken out."
                 ),
                 do="Wait for more withdrawals; look into the logs of silos that failed.",
                 leaves=(
@@ -638,7 +638,7 @@ SECTIONS: tuple[Section, ...] = (
                 title="a transcript is not valid",
                 means=(
                     "`tightframe transcript verify` found a forbidden line, a wrong signature or a broken "
-                    "chain."
+                    "chain; `tightframe jobs fetch` also one without a session, which no hospital has signed."
                 ),
                 do=(
                     "Compare with other sites' transcripts of the run. A changed one proves nothing from the "

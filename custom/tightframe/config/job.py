@@ -316,8 +316,8 @@ class JobConfig(Lasting):
         site_timeout: seconds that a silo may work on one task after fetching it.
         fetch_timeout: seconds to wait for silos that have not fetched their task while no silo works.
         answer_grid: seconds; a silo's term leaves it a whole number of these after its request came, so that
-            the time does not tell how long it trained; where it is not 0 no term leaves before a whole
-            training's time. By default 1 in production, 0 in a simulation.
+            the time does not tell how long it trained; in production, or where it is not 0, none
+            leaves before a whole training's time. By default 1 in production, 0 in a simulation.
         threads: intra-op threads of torch in every process; they change the last bits of a run.
         local_baseline_epochs: epochs of the local-only baseline at each silo after the run; 0 skips it.
         privacy: differential privacy; None runs without it, and reports say so.

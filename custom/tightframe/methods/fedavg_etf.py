@@ -378,8 +378,11 @@ METHOD = scheduled_method(
     title="FedAvg_ETF",
     paper="Huang et al., Neural Collapse Inspired Federated Learning with Non-iid Data (2023)",
     config=FedAvgETFConfig,
-    findings=lambda config: "its head is a simplex with a corner for each class",
+    findings=lambda config: (
+        "its memory has a vector for each class"
+        if config.classifier == "trained"
+        else "its head is a simplex with a corner for each class"
+    ),
     head=head,
     parts=parts,
-    needs_encoder="trains nothing but the encoder",
 )

@@ -101,11 +101,35 @@ def mean_area(
     draw = np.random.default_rng(SEED)
     classes = len(confusion)
     rows = confusion.sum(1) - draw.normal(0.0, cell * math.sqrt(classes), (DRAWS, classes))
+    numbers = np.stack([rows, rows.sum(1, keepdims=True) - rows], 2)
+    return _drawn(draw, scores, numbers, chosen, bin_noise)
+
+
+def mean_finding_area(
+    scores: Floats, numbers: Floats, chosen: NDArray[np.bool_], number_noise: float, bin_noise: float
+) -> tuple[float, float]:
+    """Compute limits of the mean area under the ROC curve over some findings, as ``mean_area``.
+
+    Args:
+        scores: noisy histograms, (K, 2, bins).
+        numbers: noisy numbers of records with each finding and without it, (K, 2).
+        chosen: mask of the findings, (K,), at least one.
+        number_noise: standard deviation of the noise in each number.
+        bin_noise: standard deviation of the noise in a bin.
+    """
+    draw = np.random.default_rng(SEED)
+    drawn = numbers - draw.normal(0.0, number_noise, (DRAWS, *numbers.shape))
+    return _drawn(draw, scores, drawn, chosen, bin_noise)
+
+
+def _drawn(
+    draw: np.random.Generator, scores: Floats, numbers: Floats, chosen: NDArray[np.bool_], bin_noise: float
+) -> tuple[float, float]:
+    """Return quantiles of the mean area over draws of the exact counts, of ``numbers`` (draws, C, 2)."""
     areas = np.zeros(DRAWS)
     for index in np.flatnonzero(chosen):
         exact = scores[index] - draw.normal(0.0, bin_noise, (DRAWS, *scores.shape[1:]))
-        numbers = np.stack([rows[:, index], rows.sum(1) - rows[:, index]], 1)
-        areas += area(exact, numbers)
+        areas += area(exact, numbers[:, index])
     low, high = np.quantile(areas / chosen.sum(), TAILS)
     return float(low), float(high)
 

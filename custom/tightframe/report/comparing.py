@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ import numpy as np
 from tightframe.metrics import clinical, noise_intervals
 from tightframe.report.reading import ServerResults, only_run, read
 from tightframe.results.files import ResultsError
-from tightframe.results.parts.evaluation import FoldMetrics
+from tightframe.results.parts.evaluation import Finding, FoldMetrics
 from tightframe.results.rows import Row, last_spent
 from tightframe.results.words import dotted
 
@@ -73,8 +73,8 @@ class Run:
         """Return the 95 % limits of a measure: of its noise, or of few test records where they are known.
 
         Accuracy has Wilson's limits, balanced accuracy those of the mean of the classes' (MOVER); areas have
-        none without noise. Findings are of the same records, so limits of their mean are the mean of their
-        limits, which hold however they go together.
+        none without noise. Findings are of the same records, so limits of their mean are the mean of each
+        one's, which hold however they go together.
         """
         test = self.test
         if test is None or getattr(test, measure) is None:
@@ -84,21 +84,13 @@ class Run:
             return found
         outcome = self.found.outcome
         copies = max(1, len(outcome.evaluated_by)) if outcome.test_shared else 1
+        if test.findings is not None:
+            return _of_findings(test.findings.values(), measure, copies)
         if measure == "accuracy" and test.accuracy is not None and test.records:
             share = clinical.wilson(test.accuracy * test.records / copies, test.records / copies)
             return share.low, share.high
         if measure != "balanced_accuracy":
             return None
-        if test.findings is not None:
-            rows = [
-                row
-                for item in test.findings.values()
-                if all(map(any, item.confusion))
-                for row in (item.confusion[0], item.confusion[1][::-1])
-            ]
-            limits = [clinical.wilson(right / copies, (right + wrong) / copies) for right, wrong in rows]
-            count = max(1, len(limits))
-            return sum(item.low for item in limits) / count, sum(item.high for item in limits) / count
         shares = [
             clinical.wilson(recall * test.class_records[name] / copies, test.class_records[name] / copies)
             for name, recall in test.recall.items()
@@ -108,6 +100,21 @@ class Run:
             np.array([getattr(item, end) for item in shares]) for end in ("value", "low", "high")
         )
         return noise_intervals.cut(*noise_intervals.mean(value, low, high)) if shares else None
+
+
+def _of_findings(findings: Iterable[Finding], measure: str, copies: int) -> tuple[float, float] | None:
+    """Return the mean of each finding's Wilson limits: of its accuracy, or of sensitivity and specificity."""
+    rows: list[tuple[int, int]] = []
+    for table in (item.confusion for item in findings if item.confusion is not None):
+        (absent, false), (missed, hits) = table
+        if measure == "accuracy":
+            rows.append((absent + hits, false + missed))
+        elif measure == "balanced_accuracy" and all(map(any, table)):
+            rows += [(absent, false), (hits, missed)]
+    limits = [clinical.wilson(right / copies, (right + wrong) / copies) for right, wrong in rows]
+    if not limits:
+        return None
+    return statistics.fmean(item.low for item in limits), statistics.fmean(item.high for item in limits)
 
 
 @dataclass(frozen=True)

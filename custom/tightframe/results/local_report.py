@@ -53,7 +53,8 @@ class SiloPersonal(Values):
 
     Attributes:
         model_sha256: of its file.
-        confusion: (C, C), rows are true classes.
+        confusion: (C, C), rows are true classes; None where records have findings.
+        findings: of each finding (2, 2), rows absent and present; None where records have one class.
         one_answer: if the model gives one answer.
         accuracy: 0 where ``silos`` is 0: the silo has no test records.
         valid_classes, label_share: PM(V) and PM(L); 0 where ``judged`` is 0.
@@ -61,13 +62,35 @@ class SiloPersonal(Values):
     """
 
     model_sha256: str
-    confusion: list[list[int]]
+    confusion: list[list[int]] | None = None
+    findings: list[list[list[int]]] | None = None
     one_answer: OneAnswer | None = None
     accuracy: float
     silos: float
     valid_classes: float
     label_share: float
     judged: float
+
+    @property
+    def recalls(self) -> list[float | None]:
+        """Recall of each class, or sensitivity of each finding; None without such records."""
+        if self.findings is not None:
+            return [_share(table[1], 1) for table in self.findings]
+        return [_share(row, place) for place, row in enumerate(self.confusion or [])]
+
+    @property
+    def balanced_accuracy(self) -> float | None:
+        """Mean recall of the classes with records; of findings the mean of sensitivity and specificity."""
+        shares = self.recalls
+        if self.findings is not None:
+            rows = [(table[0], table[1]) for table in self.findings if any(table[0]) and any(table[1])]
+            shares = [_share(row, place) for pair in rows for place, row in enumerate(pair)]
+        there = [share for share in shares if share is not None]
+        return sum(there) / len(there) if there else None
+
+
+def _share(row: list[int], place: int) -> float | None:
+    return row[place] / sum(row) if place < len(row) and any(row) else None
 
 
 class SiloPrivacy(Values):

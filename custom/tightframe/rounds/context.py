@@ -9,18 +9,20 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from tightframe.config.job import JobConfig, Training
 from tightframe.config.policy import Policy
 from tightframe.config.site import SiteEntry, open_data
 from tightframe.data.base import SiloData, own_labels
+from tightframe.data.known import in_steps, too_few
 from tightframe.errors import DataError
 from tightframe.files import append_durably, write_atomically
 from tightframe.privacy.ledger.ledger import ledger_path
 from tightframe.results.files import TRANSCRIPT, WritePage
 from tightframe.rounds.pace import Pace
 from tightframe.rounds.site_ledger import KIT_HEAD, LedgerPaths, SiteLedger
+from tightframe.rounds.sums.declaration import EVALUATED
 from tightframe.securesum.identity import Anchor, Signer
 from tightframe.securesum.messages import SumId
 
@@ -32,6 +34,10 @@ STATE = "silo_state"
 COMMITTED, EARLIER, PROPOSED = "committed.safetensors", "earlier.safetensors", "proposed.safetensors"
 TOLD = "told.safetensors"
 START = "start.safetensors"
+PRETRAINED = "pretrained.safetensors"
+"""Weights of the pretrained start that the job names, as the server sent them."""
+REHEARSAL = "rehearsal-"
+"""Prefix of the folder of a first round that a silo trains by itself."""
 FOLLOWED, VERIFIED = "followed", "verified"
 """Files of the run's state as this silo computed it, and of the states that it verified, with their sums."""
 DECLARATION = "declaration.json"
@@ -128,12 +134,22 @@ class SiloContext:
         """Policy of the site, with its profile's values filled in."""
         return self.site.policy.resolve(production=self.production)
 
-    def small_folds(self) -> tuple[Literal["validation", "test"], ...]:
-        """Return the folds with fewer records than ``min_test_count``, left out of exact evaluations."""
+    def untold(self) -> tuple[str, ...]:
+        """Return the parts of exact evaluations with fewer records than ``min_test_count``, left out of them.
+
+        A part is a fold, or of a fold a finding, by its place: ``test/2``.
+        """
         if self.job.privacy is not None:
             return ()
-        folds: tuple[Literal["validation", "test"], ...] = ("validation", "test")
-        return tuple(fold for fold in folds if len(self.data.labels(fold)) < self.policy.min_test_count)
+        parts: list[str] = []
+        least = self.policy.min_test_count
+        for fold in EVALUATED:
+            labels = self.data.labels(fold)
+            if len(labels) < least:
+                parts.append(fold)
+            elif labels.ndim == 2:
+                parts += [f"{fold}/{place}" for place in too_few(in_steps(labels, least), least)]
+        return tuple(parts)
 
     @property
     def draws_batches(self) -> bool:
@@ -217,9 +233,15 @@ class SiloContext:
 
     @cached_property
     def pace(self) -> Pace:
-        """How long work on records lasts for others, in secure sums that leave on a time grid."""
-        on = self.answer_grid > 0 and self.job.summation == "secure"
-        return Pace(self.state_folder / PACE, on=on, limit=self.job.site_timeout, log=self.log)
+        """How long work on records lasts for others: in secure sums, in production or on a time grid."""
+        on = (self.production or self.answer_grid > 0) and self.job.summation == "secure"
+        return Pace(
+            self.state_folder / PACE,
+            on=on,
+            limit=self.job.site_timeout,
+            log=self.log,
+            stopped=lambda: self.stopped(),
+        )
 
     @property
     def feature_folder(self) -> Path | None:

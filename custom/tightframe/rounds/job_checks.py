@@ -82,15 +82,8 @@ def _findings(setup: JobSetup) -> list[str]:
             )
     if job.start is not None:
         problems.append(f"start: {job.start} sums features by the one class of each record; leave it out")
-    if job.personalise:
-        problems.append("personalise: its accuracies are of one class for each record; set it to false")
     if job.model_options.get("single_logit"):
         problems.append("model_options.single_logit: findings have a logit each; leave it out")
-    if job.privacy is not None and job.privacy.evaluation == "noisy":
-        problems.append(
-            "privacy.evaluation: 'noisy' has noise for one class of each record, and with several findings "
-            "one record counts in more cells; set it to 'local'"
-        )
     return problems
 
 

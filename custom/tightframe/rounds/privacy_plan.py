@@ -160,6 +160,7 @@ def make_plan(
     *,
     prior: bool,
     num_classes: int,
+    findings: bool = False,
     gradient_rate: float | None = None,
 ) -> PrivacyPlan:
     """Make the plan of a job whose ``privacy`` is set.
@@ -169,6 +170,7 @@ def make_plan(
         phases: number and phases of each training round; of round 0 those before the first.
         prior: whether the method's loss uses the silo's class counts.
         num_classes: C.
+        findings: whether the classes are findings, of which a record may have several.
         gradient_rate: of a method whose round is one sum of gradients, see ``phases.Method``.
 
     Raises:
@@ -195,9 +197,8 @@ def make_plan(
             epsilon=privacy.epsilon * privacy.class_noise_share,
             delta=privacy.delta,
         )
-    plan = PrivacyPlan(
-        privacy, releases, prior, spare, noise, plan_evaluation(job, num_classes), trains=trains
-    )
+    evaluation = plan_evaluation(job, num_classes, findings=findings)
+    plan = PrivacyPlan(privacy, releases, prior, spare, noise, evaluation, trains=trains)
     if frozen:
         plan = replace(plan, frozen=plan_frozen(job, plan, frozen))
     if releases:
@@ -288,10 +289,15 @@ class EvaluationPlan:
     def schema(self, folds: Sequence[Fold], score_bins: int) -> Schema:
         """Return the fields: confusion (C, C) and scores (C, 2, bins) of each fold. There is no loss.
 
+        Of findings confusion (K, 2, 2), and records ().
+
         None is static, and no class rule applies: the noise protects them, whatever the cohort.
         """
         classes = self.config.num_classes
-        shapes = {"confusion": (classes, classes), "scores": (classes, 2, score_bins)}
+        shapes: dict[str, tuple[int, ...]] = {"confusion": (classes, classes)}
+        if self.config.findings:
+            shapes = {"confusion": (classes, 2, 2), "records": ()}
+        shapes["scores"] = (classes, 2, score_bins)
         return Schema(
             tuple(
                 Field(f"evaluation/{fold}/{name}", shape, bound=self.bound, mechanism="evaluation")
@@ -308,7 +314,7 @@ class EvaluationPlan:
         return f"noisy totals of the evaluation {', '.join([*rounds, 'of the last model'])}"
 
 
-def plan_evaluation(job: JobConfig, num_classes: int) -> EvaluationPlan | None:
+def plan_evaluation(job: JobConfig, num_classes: int, *, findings: bool = False) -> EvaluationPlan | None:
     """Plan the noisy evaluations of a job; None if it has none.
 
     Raises:
@@ -326,7 +332,7 @@ def plan_evaluation(job: JobConfig, num_classes: int) -> EvaluationPlan | None:
         epsilon=privacy.epsilon * (privacy.evaluation_noise_share if job.rounds else 1.0),
         delta=privacy.delta,
     )
-    config = EvaluationConfig(noise, num_classes)
+    config = EvaluationConfig(noise, num_classes, findings)
     bound = evaluation_totals.term_bound(config, MAX_RECORDS, len(job.sites))
     return EvaluationPlan(config, after, privacy.spare_rounds, bound)
 

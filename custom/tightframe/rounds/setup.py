@@ -406,7 +406,12 @@ def _with_privacy(setup: JobSetup) -> JobSetup:
     try:
         rounds = [(0, before), *rounds]
         plan = privacy_plan.make_plan(
-            job, rounds, prior=prior, num_classes=setup.dataset.num_classes, gradient_rate=rate
+            job,
+            rounds,
+            prior=prior,
+            num_classes=setup.dataset.num_classes,
+            findings=setup.dataset.multi_label,
+            gradient_rate=rate,
         )
         if setup.layout is not None:
             plan = privacy_plan.with_statistics(

@@ -9,7 +9,7 @@ import re
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from sklearn.metrics import accuracy_score, balanced_accuracy_score
+from sklearn.metrics import accuracy_score, balanced_accuracy_score, recall_score, roc_auc_score
 
 from tightframe import metrics
 from tightframe.metrics import noise_intervals
@@ -182,6 +182,55 @@ def test_intervals_have_the_exact_value_in_95_of_100_releases(
         slack = 3 * math.sqrt(0.95 * 0.05 / len(seen))
         assert np.mean(seen) >= 0.95 - slack, (name, np.mean(seen))
         assert np.mean(seen) < 0.999, "an interval that always holds says nothing"
+
+
+def test_intervals_of_findings_have_the_exact_value_in_95_of_100_releases() -> None:
+    """Of two findings: the second is known of fewer records, and one kind of them is below the floor."""
+    exact, cell, releases = np.array([[[300, 40], [25, 90]], [[150, 10], [6, 9]]], float), 3.0, 600
+    stream, names, rows = np.random.default_rng(13), ["edema", "nodule"], exact.sum(2)
+    scores = np.zeros((2, 2, BINS))
+    rates = exact[0, 0, 0] / rows[0, 0], exact[0, 1, 1] / rows[0, 1]
+    truths = {
+        "accuracy": np.mean([np.trace(table) / table.sum() for table in exact]),
+        "balanced_accuracy": np.mean(rates),
+        "records": 480.0,
+        "sensitivity": rates[1],
+        "specificity": rates[0],
+    }
+    held: dict[str, list[bool]] = {name: [] for name in truths}
+    for _ in range(releases):
+        noisy, number = exact + stream.normal(0, cell, exact.shape), 480 + stream.normal(0, cell)
+        test = noisy_evaluation._finding_fold(noisy, scores, number, names, (cell, 1e9), readable=False)
+        if noisy[1, 1].sum() >= 20:
+            continue
+        assert test.findings is not None and test.findings["nodule"].sensitivity is None
+        assert (test.classes_told, test.classes) == (1, 2)
+        for name, truth in truths.items():
+            part = test.findings["edema"] if name in ("sensitivity", "specificity") else test
+            low, high = getattr(part, f"{name}_interval")
+            held[name].append(low - 1e-9 <= truth <= high + 1e-9)
+    for name, seen in held.items():
+        assert len(seen) > releases / 2
+        slack = 3 * math.sqrt(0.95 * 0.05 / len(seen))
+        assert 0.95 - slack <= np.mean(seen) < 0.999, (name, np.mean(seen))
+
+
+def test_findings_with_hardly_any_noise_have_scikit_learns_metrics() -> None:
+    stream = np.random.default_rng(3)
+    labels = stream.integers(0, 2, (4000, 3))
+    scores = np.clip((stream.integers(0, 20, (4000, 3)) + 3 * labels) / 23 + 0.01, 0, 1)
+    tables = metrics.finding_confusion(labels, scores >= 0.5).astype(float)
+    histograms = metrics.score_histogram(scores, labels, 23).astype(float)
+    test = noisy_evaluation._finding_fold(tables, histograms, 4000.0, list("abc"), (1e-3, 1e-3), True)
+    assert test.auroc == pytest.approx(roc_auc_score(labels, scores, average="macro"))
+    assert test.auroc_interval == pytest.approx((test.auroc, test.auroc), abs=1e-4)
+    assert test.accuracy == pytest.approx(np.mean(labels == (scores >= 0.5)))
+    for place, name in enumerate("abc"):
+        found = (test.findings or {})[name]
+        assert found.sensitivity == pytest.approx(recall_score(labels[:, place], scores[:, place] >= 0.5))
+        assert found.auroc == pytest.approx(roc_auc_score(labels[:, place], scores[:, place]))
+        brier = (test.reading or {})[name].brier
+        assert brier is not None and brier[0] <= np.mean((scores - labels)[:, place] ** 2) <= brier[1]
 
 
 @pytest.mark.whole

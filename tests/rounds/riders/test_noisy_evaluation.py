@@ -21,6 +21,7 @@ from tightframe import federation
 from tightframe.config.job import parse_job
 from tightframe.errors import JobError, RunError
 from tightframe.files import write_atomically
+from tightframe.phases import UNKNOWN
 from tightframe.privacy.accounting import BudgetError
 from tightframe.privacy.events import Gaussian
 from tightframe.privacy.ledger.entries import Charge
@@ -125,15 +126,19 @@ def _toy(inputs: torch.Tensor) -> torch.Tensor:
     return torch.stack([inputs.sum(1), inputs[:, 0], -inputs[:, 1]], 1)
 
 
+@pytest.mark.parametrize("findings", [False, True])
 def test_each_record_of_either_fold_changes_a_term_by_exactly_the_sensitivity(
-    monkeypatch: pytest.MonkeyPatch,
+    findings: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Through the code that counts and weighs, by leaving out each record in turn."""
-    config = evaluation_totals.EvaluationConfig(1.0, 3)
+    config = evaluation_totals.EvaluationConfig(1.0, 3, findings)
     monkeypatch.setattr(evaluation_totals, "noise_for", lambda shape, *_: np.zeros(shape, np.int64))
     stream = torch.Generator().manual_seed(0)
     inputs, labels = torch.randn(12, 4, generator=stream), torch.arange(12) % 3
     inputs[5] = torch.tensor([float("nan"), 1e30, -1e30, 0.0])
+    if findings:
+        labels = torch.randint(0, 2, (12, 3), generator=stream)
+        labels[7, 1] = UNKNOWN
     folds = torch.arange(12) % 2  # validation, test
 
     def term(kept: torch.Tensor) -> NDArray[np.int64]:
@@ -147,6 +152,7 @@ def test_each_record_of_either_fold_changes_a_term_by_exactly_the_sensitivity(
             batches,
             num_classes=3,
             score_bins=5,
+            findings=findings,
         )
         found = with_noise(counted, config, 1)
         return np.concatenate([config.as_units(item.numpy()).ravel() for item in found.values()])
@@ -154,7 +160,8 @@ def test_each_record_of_either_fold_changes_a_term_by_exactly_the_sensitivity(
     whole = term(torch.ones(12, dtype=torch.bool))
     for record in range(12):
         change = whole - term(torch.arange(12) != record)
-        assert sum(int(value) ** 2 for value in change) == config.squared_sensitivity
+        unknown = 2 * config.confusion_units**2 if findings and record == 7 else 0
+        assert sum(int(value) ** 2 for value in change) == config.squared_sensitivity - unknown
 
 
 def _session(folder: Path, **privacy: Any) -> tuple[SiloSession, JobSetup]:

@@ -109,14 +109,12 @@ def test_only_the_named_folds_become_zero() -> None:
     counted = {
         f"evaluation/{fold}/{name}": torch.ones(2) for fold in evaluation.FOLDS for name in ("scores", "loss")
     }
-    left = evaluation.blank_folds({**counted, "update/x": torch.ones(1)}, ["test"])
+    left = evaluation.told({**counted, "update/x": torch.ones(1)}, ["test"])
     assert {name for name, value in left.items() if not value.any()} == {
         "evaluation/test/scores",
         "evaluation/test/loss",
     }
-    assert all(
-        torch.equal(value, counted[name]) for name, value in evaluation.blank_folds(counted, []).items()
-    )
+    assert all(torch.equal(value, counted[name]) for name, value in evaluation.told(counted, []).items())
 
 
 def test_finer_score_bins_than_the_policy_allows_are_refused(small: dict[str, Any]) -> None:

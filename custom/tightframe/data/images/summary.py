@@ -28,7 +28,7 @@ def describe(contract: PictureContract, site: ImagesSite) -> Description:
     check_mapping(contract, site)
     rows, encoded = encoded_records(contract, site)
     kept = np.flatnonzero(~encoded.broken)
-    labels, titles, present = grouped(contract, encoded.labels[kept])
+    labels, titles, of_findings = grouped(contract, encoded.labels[kept])
     picture = contract.picture
     paths, root = rows.cells[picture.column], site.root.resolve()
     with quiet():
@@ -54,5 +54,5 @@ def describe(contract: PictureContract, site: ImagesSite) -> Description:
         encoded.findings,
         int(encoded.broken.sum()) + len(rows.ragged),
         tuple(summaries),
-        present,
+        **of_findings,
     )

@@ -16,8 +16,11 @@ from tightframe.data.table.findings import Finding
 from tightframe.data.table.sources.rows import read
 
 BINS = 12
-GROUPS = ("no finding", "findings")
-"""Groups of records in place of classes, where a record may have several findings."""
+GROUPS = ("no finding", "findings", "unknown")
+"""Groups of records in place of classes, where a record may have several findings.
+
+Of the last none is known to be there, and of some nobody knows.
+"""
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,7 @@ class Description:
         broken: number of rows that do.
         columns: in the contract's order.
         present: finding of a multi-label -> number of records with it; a record may have several.
+        unknown: finding -> number of records of which it is unknown.
     """
 
     where: str
@@ -61,6 +65,7 @@ class Description:
     broken: int
     columns: tuple[Summary, ...]
     present: dict[str, int] = field(default_factory=dict)
+    unknown: dict[str, int] = field(default_factory=dict)
 
 
 def describe(contract: Contract, site: TableSite) -> Description:
@@ -74,7 +79,7 @@ def describe(contract: Contract, site: TableSite) -> Description:
     encoded = encode(rows, contract, site)
     kept = np.flatnonzero(~encoded.broken)
     labels, features = encoded.labels[kept], encoded.features[kept].astype(np.float64)
-    labels, titles, present = grouped(contract, labels)
+    labels, titles, of_findings = grouped(contract, labels)
     summaries, place = [], 0
     for column in contract.columns:
         width = len(column.features)
@@ -90,22 +95,27 @@ def describe(contract: Contract, site: TableSite) -> Description:
         encoded.findings,
         int(encoded.broken.sum()) + len(rows.ragged),
         tuple(summaries),
-        present,
+        **of_findings,
     )
 
 
 def grouped(
     contract: Contract, labels: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], tuple[str, ...], dict[str, int]]:
-    """Return labels (n,) to group records by, the groups' names, and how many records have each finding.
+) -> tuple[NDArray[np.int64], tuple[str, ...], dict[str, dict[str, int]]]:
+    """Return labels (n,) to group records by, the groups' names, and ``present`` and ``unknown`` of findings.
 
     Groups are the classes; records of several findings are grouped by whether they have any.
     """
     titles = contract.label.titles
     if not isinstance(contract.label, MultiLabel):
         return labels, titles, {}
-    present = dict(zip(titles, finding_counts(labels)[:, 0].tolist(), strict=True))
-    return np.asarray((labels == 1).any(axis=1), dtype=np.int64), GROUPS, present
+    known = finding_counts(labels)
+    present = dict(zip(titles, known[:, 0].tolist(), strict=True))
+    unknown = dict(zip(titles, (len(labels) - known.sum(axis=1)).tolist(), strict=True))
+    some, none = (labels == 1).any(axis=1), (labels == 0).all(axis=1)
+    group = np.where(some, 1, np.where(none, 0, 2)).astype(np.int64)
+    titles = GROUPS if (group == 2).any() else GROUPS[:2]
+    return group, titles, {"present": present, "unknown": unknown}
 
 
 def summary_of(

@@ -168,7 +168,8 @@ def _evaluated(test: FoldMetrics) -> dict[Measure, float | None]:
         **{(RECALL + ending, name): value for name, value in test.recall.items()},
         **limits,
         ("classes_told" + ending, None): test.classes_told,
-        ("one_answer", None): float(test.one_answer is not None),
+        # Of findings nobody judges it.
+        ("one_answer", None): None if test.findings is not None else float(test.one_answer is not None),
     }
 
 

@@ -12,6 +12,14 @@ bin,
 exactly, whatever the record, the model and the number of bins. A cell then carries noise of ``z sqrt(2)``
 records at most, a bin of ``z sqrt(2 C)``.
 
+A record with K findings is in a cell of each finding's own 2 x 2 table, in a bin of each histogram, and among
+the records, which are counted apart because findings may be unknown. Without weights, with K cells, K bins
+and one, all of ``u_c``,
+
+    D**2 <= (2 K + 1) u_c**2,
+
+exactly, if all are known.
+
 There is no loss among the totals. The loss of one record has no bound, and one that is clipped to a bound
 would be another number, which takes its part of the noise that all others could do without.
 
@@ -49,7 +57,8 @@ class EvaluationConfig(NoisyRelease):
 
     Attributes:
         noise_multiplier: z, of one release: all totals of both folds together.
-        num_classes: C.
+        num_classes: C, or the number of findings K.
+        findings: whether a record may have several of them, or none.
 
     Raises:
         PrivacyValueError: TF-700, if a value makes no sense.
@@ -61,6 +70,7 @@ class EvaluationConfig(NoisyRelease):
 
     noise_multiplier: float
     num_classes: int
+    findings: bool = False
 
     def __post_init__(self) -> None:
         noise = number("noise_multiplier", self.noise_multiplier, *NOISE_MULTIPLIERS)
@@ -74,8 +84,12 @@ class EvaluationConfig(NoisyRelease):
 
     @property
     def squared_sensitivity(self) -> int:
-        """``D**2 = u_c**2 + C u_s**2``: exactly what adding or removing one record changes, in squared L2."""
-        return self.confusion_units**2 + self.num_classes * self.score_units**2
+        """``D**2 = u_c**2 + C u_s**2``: exactly what adding or removing one record changes, in squared L2.
+
+        Of findings ``(K + 1) u_c**2 + K u_s**2``, which is the most.
+        """
+        cells = self.num_classes + 1 if self.findings else 1
+        return cells * self.confusion_units**2 + self.num_classes * self.score_units**2
 
     @property
     def confusion_units(self) -> int:
@@ -85,6 +99,8 @@ class EvaluationConfig(NoisyRelease):
     @property
     def score_units(self) -> int:
         """u_s, what one record adds to its bin of each class's score histogram."""
+        if self.findings:
+            return GRID
         return math.isqrt(GRID**2 // self.num_classes)
 
 

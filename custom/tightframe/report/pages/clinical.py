@@ -100,7 +100,7 @@ def reading(fold: FoldMetrics, whose: str, wanted: Wanted = DEFAULT, copies: int
     if len(told) <= MOST_DRAWN:
         parts.append(tag("h3", "Calibration and decision curves"))
         # Of two classes one is the other, mirrored.
-        first = list(told)[-1] if len(found) == 2 else None
+        first = list(told)[-1] if len(found) == 2 and fold.findings is None else None
         for name, scores in told.items():
             pictures = list(_pictures(name, scores, noisy=fold.noisy))
             if name == first:
@@ -114,7 +114,8 @@ def _scores(fold: FoldMetrics, name: str, copies: int) -> Scores:
     positives, negatives = (np.asarray(counts, np.float64) / copies for counts in (fold.scores or {})[name])
     limits = None
     if fold.noisy:
-        limits = (0.0, math.inf) if fold.records_interval is None else fold.records_interval
+        found = fold.findings[name].records_interval if fold.findings else fold.records_interval
+        limits = (0.0, math.inf) if found is None else found
     return Scores(positives, negatives, fold.scores_deviation if fold.noisy else None, limits)
 
 

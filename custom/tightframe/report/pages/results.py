@@ -25,6 +25,10 @@ def value(found: float | None, digits: int = 3) -> Part:
     return MISSING if found is None else shown(found, digits)
 
 
+def _limited(found: float | None, limits: tuple[float, float] | None) -> Part:
+    return MISSING if found is None else with_interval(found, limits)
+
+
 def metric_cell(fold: FoldMetrics | None, name: str) -> Part:
     """Return a metric of a fold for a table; a noisy one with its interval and its classes."""
     found = None if fold is None else getattr(fold, name, None)
@@ -151,6 +155,7 @@ def recall(fold: FoldMetrics, whose: str, finds: str = "the final model finds") 
         for name, count in zip(classes, counts, strict=True)
     ]
     head = "test records (noisy)" if fold.noisy else "test records"
+    dash = "no records, or too few silos could tell" if None in counts else "no records"
     return section(
         "Recall by class",
         figure(
@@ -161,7 +166,7 @@ def recall(fold: FoldMetrics, whose: str, finds: str = "the final model finds") 
                 bars,
             ),
             f"Share of each class's test records that {finds}, {whose}; a dash: "
-            f"{'too few noisy records to tell' if fold.noisy else 'no records'}.",
+            f"{'too few noisy records to tell' if fold.noisy else dash}.",
         ),
         kept(len(rows), "All classes in numbers", table(["class", "recall", head], rows)),
     )
@@ -214,14 +219,21 @@ def findings(fold: FoldMetrics, whose: str, model: str = "the final model") -> M
     """Show each finding of a multi-label: its counts, and what follows from them."""
     rows: list[list[Part]] = []
     for name, found in (fold.findings or {}).items():
-        (absent, false), (missed, hits) = found.confusion
         numbers = (found.sensitivity, found.specificity, found.auroc, found.average_precision)
-        counts = (str(hits), str(missed), str(false), str(absent))
-        rows.append([name, *counts, *map(value, numbers)])
+        counts: tuple[Part, ...] = (MISSING,) * 4
+        if found.confusion is not None:
+            (absent, false), (missed, hits) = found.confusion
+            counts = (str(hits), str(missed), str(false), str(absent))
+        limits = (found.sensitivity_interval, found.specificity_interval, None, None)
+        rows.append([name, *counts, *map(_limited, numbers, limits)])
     head = ["finding", "found", "missed", "false alarms", "rightly absent", "sensitivity", "specificity"]
     return section(
         "Findings",
-        tag("p", f"Test records of {model}, {whose}, in which a finding is known; present from 0.5 on."),
+        tag(
+            "p",
+            f"Test records of {model}, {whose}, in which a finding is known; present from 0.5 on."
+            + (" All numbers are noisy." if fold.noisy else ""),
+        ),
         table([*head, "AUROC", "average precision"], rows),
     )
 

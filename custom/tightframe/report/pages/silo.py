@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from tightframe.report.drawing import layout
 from tightframe.report.drawing.markup import Markup, Part, facts, section, table, tag, without
@@ -105,7 +105,7 @@ def in_words(report: SiloReport) -> str:
     if report.personal is None:
         said.append("No personal model was made (personalise).")
     elif report.personal.silos:
-        own = balanced(report.personal.confusion)
+        own = report.personal.balanced_accuracy
         said.append(f"The personal model has {shown(own)} and {shown(report.personal.accuracy)}.")
     return " ".join(said)
 
@@ -116,8 +116,7 @@ def recalls(report: SiloReport) -> dict[str, Mapping[str, float | None]]:
     if report.local_only is not None:
         found[LOCAL] = report.local_only.test.recall
     if report.personal is not None:
-        shares = _shares(report.personal.confusion)
-        found[PERSONAL] = dict(zip(report.final.test.recall, shares, strict=False))
+        found[PERSONAL] = dict(zip(report.final.test.recall, report.personal.recalls, strict=False))
     return found
 
 
@@ -130,23 +129,13 @@ def _final_model(report: SiloReport) -> str:
     return "this silo's own model (there is no global one)" if report.own_model else "the global model"
 
 
-def balanced(confusion: Sequence[Sequence[int]]) -> float | None:
-    """Return the mean recall of the classes that have records."""
-    there = [share for share in _shares(confusion) if share is not None]
-    return sum(there) / len(there) if there else None
-
-
-def _shares(confusion: Sequence[Sequence[int]]) -> list[float | None]:
-    return [row[i] / sum(row) if i < len(row) and any(row) else None for i, row in enumerate(confusion)]
-
-
 def _tiles(report: SiloReport) -> Markup:
     alone, own = report.local_only, report.personal
     values = [(shown(report.final.test.balanced_accuracy), f"balanced accuracy, {_final(report)}")]
     if alone is not None:
         values.append((shown(alone.test.balanced_accuracy), "balanced accuracy, local-only"))
     if own is not None:
-        values.append((shown(balanced(own.confusion)), "balanced accuracy, personal"))
+        values.append((shown(own.balanced_accuracy), "balanced accuracy, personal"))
     values.append((str(report.final.test.records), "test records"))
     if report.privacy is not None:
         values.append((rounded_up(report.privacy.epsilon), f"epsilon spent of {report.privacy.promised:g}"))
@@ -159,7 +148,7 @@ def _models(report: SiloReport) -> Markup:
         if evaluation is not None:
             rows += [_row(f"{name}, {fold}", getattr(evaluation, fold)) for fold in ("validation", "test")]
     if report.personal is not None:
-        rows.append(_own_row(report.personal))
+        rows.append(_own_row(report.personal, report.final.test.records))
     head = [
         "model and records",
         "number",
@@ -195,14 +184,14 @@ def _row(name: str, fold: FoldMetrics) -> list[Part]:
     return [name, str(fold.records), *(results.value(getattr(fold, key)) for key in keys)]
 
 
-def _own_row(own: SiloPersonal) -> list[Part]:
-    records = sum(sum(row) for row in own.confusion)
+def _own_row(own: SiloPersonal, test: int) -> list[Part]:
+    records = test if own.confusion is None else sum(map(sum, own.confusion))
     accuracy = results.value(own.accuracy if own.silos else None)
     # Only counts of hits are kept of it, from which nothing else follows.
     return [
         f"{PERSONAL}, test",
         str(records),
-        results.value(balanced(own.confusion)),
+        results.value(own.balanced_accuracy),
         accuracy,
         *[without("Of a personal model only counts of hits are kept.", "-")] * 3,
     ]

@@ -64,16 +64,22 @@ class Finding(Values):
     """A finding of a multi-label, at a probability of 0.5.
 
     Attributes:
-        confusion: test records where it is known: rows absent and present, columns what the model said.
+        confusion: test records where it is known: rows absent and present, columns what the model said; None
+            if too few silos know it of enough records, as all that follows from it.
         sensitivity, specificity: of these counts.
         auroc, average_precision: from the score histogram.
+        sensitivity_interval, specificity_interval: limits without the noise; None where counts are exact.
+        records_interval: limits of the number of records where it is known, where counts are noisy.
     """
 
-    confusion: tuple[tuple[int, int], tuple[int, int]]
+    confusion: tuple[tuple[int, int], tuple[int, int]] | None
     sensitivity: float | None = None
     specificity: float | None = None
     auroc: float | None = None
     average_precision: float | None = None
+    sensitivity_interval: tuple[float, float] | None = None
+    specificity_interval: tuple[float, float] | None = None
+    records_interval: tuple[int, int] | None = None
 
 
 Counts = tuple[list[int | float], list[int | float]]
@@ -93,8 +99,8 @@ class FoldMetrics(Values):
     (with noise: enough of them).
 
     Of a multi-label ``findings`` has each one, ``recall`` their sensitivities, ``class_records`` the records
-    that have them; ``accuracy`` and ``balanced_accuracy`` are means over findings, the latter over those with
-    records of both kinds.
+    that have them, of those told; ``accuracy`` and ``balanced_accuracy`` are means over findings, the
+    latter over those with records of both kinds.
     """
 
     noisy: bool = False

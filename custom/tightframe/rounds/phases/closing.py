@@ -36,7 +36,7 @@ def phase(evaluated: Schema | None, term: evaluation.Term) -> Phase:
             if evaluated is None:
                 tensors: Tensors = {PRESENT.name: torch.ones((), dtype=torch.float64)}
             else:
-                tensors = term(view, evaluation.blank_folds(counted, view.left_out))
+                tensors = term(view, evaluation.told(counted, view.left_out))
         finally:
             # Even if the budget refuses the noisy term, the silo keeps the model and its own, exact report.
             view.keep_model(final, counted)

@@ -20,6 +20,7 @@ import torch
 from numpy.typing import NDArray
 
 from tightframe import metrics
+from tightframe.learning import outputs
 from tightframe.learning.model_update import BUFFER, UPDATE, broadcast_model, received_model
 from tightframe.phases import (
     Cohort,
@@ -99,18 +100,20 @@ def _make(silo: LocalSilo, last: Phase, received: Tensors, state: Tensors) -> di
     setup, context = silo.setup, silo.context
     context.log.info("%s: making the personal model", silo.name)
     model = build(silo, setup.method, last, received, state)
+    findings = setup.dataset.multi_label
     tensors, confusion = count(
         setup.method.predict,
         model,
         silo.batches("test", augment=False, shuffle=False),
-        silo.class_counts("train"),
+        None if findings else silo.class_counts("train"),
         setup.dataset.num_classes,
     )
     path = context.run_dir / PERSONAL
     made = SiloPersonal(
         model_sha256=save_tensors(path, model.state_dict(), mode=0o600),
-        confusion=confusion.tolist(),
-        one_answer=one_answer(confusion, setup.dataset.class_names),
+        confusion=None if findings else confusion.tolist(),
+        findings=confusion.tolist() if findings else None,
+        one_answer=None if findings else one_answer(confusion, setup.dataset.class_names),
         accuracy=float(tensors[ACCURACY]),
         silos=float(tensors[SILOS]),
         valid_classes=float(tensors[VALID_CLASSES]),
@@ -119,7 +122,10 @@ def _make(silo: LocalSilo, last: Phase, received: Tensors, state: Tensors) -> di
     )
     silo.add_to_report(personal=made)
     context.log.info("%s: personal model (this silo's own): %s", silo.name, path)
-    return tensors
+    if not findings:
+        return tensors
+    told = [place for place in range(len(confusion)) if f"test/{place}" not in silo.left_out]
+    return _tensors(_accuracies(confusion[told]))
 
 
 def build(silo: SiloView, method: Method, phase: Phase, received: Tensors, state: Tensors) -> torch.nn.Module:
@@ -151,7 +157,7 @@ def count(
     predict: Predict,
     module: torch.nn.Module,
     batches: Iterable[tuple[torch.Tensor, torch.Tensor]],
-    label_counts: torch.Tensor,
+    label_counts: torch.Tensor | None,
     num_classes: int,
 ) -> tuple[dict[str, torch.Tensor], NDArray[np.int64]]:
     """Evaluate a silo's personal model.
@@ -161,36 +167,53 @@ def count(
         module: the personal model, evaluated as it is, in evaluation mode.
         batches: mini-batches (inputs, labels) of the test records; for FedNH's PM(V) and PM(L) those of a
             test set that all silos share.
-        label_counts: the silo's training records of each class, int64 (C,).
+        label_counts: the silo's training records of each class, int64 (C,); None where records have findings,
+            which have no PM(V) and PM(L).
         num_classes: C.
 
     Returns:
-        The tensors of ``schema``, float64, and the confusion matrix (C, C), rows true classes, which is
-        for the silo's own report and never leaves it. An undefined value (no test records, or none of a
-        class that the silo trained on) is zero, and so is its counter.
+        The tensors of ``schema``, float64, and the confusion matrix (C, C), rows true classes (of findings
+        (K, 2, 2)), which is for the silo's own report and never leaves it. An undefined value (no test
+        records, or none of a class that the silo trained on) is zero, and so is its counter.
 
     Raises:
         ValueError: if ``label_counts`` has another shape, or a label is not in [0, C).
     """
     module.eval()
-    confusion = np.zeros((num_classes, num_classes), np.int64)
+    findings = label_counts is None
+    confusion = np.zeros((num_classes, 2, 2) if findings else (num_classes, num_classes), np.int64)
     for inputs, labels in batches:
         # As in the evaluation of the global model, a diverged model's NaN counts as class 0.
-        probabilities = torch.nan_to_num(torch.softmax(predict(module, inputs).float().double(), 1), nan=0.0)
-        confusion += metrics.confusion_matrix(
-            labels.cpu().numpy(), probabilities.argmax(1).cpu().numpy(), num_classes
-        )
+        logits = predict(module, inputs).float().double()
+        likely = torch.nan_to_num(outputs.probabilities(logits, findings=findings), nan=0.0)
+        truth = labels.cpu().numpy()
+        if findings:
+            confusion += metrics.finding_confusion(truth, likely.cpu().numpy() >= outputs.LEAST)
+        else:
+            confusion += metrics.confusion_matrix(truth, likely.argmax(1).cpu().numpy(), num_classes)
+    values = _accuracies(confusion)
+    if label_counts is None:
+        return _tensors(values), confusion
     counts = label_counts.cpu().numpy()
-    values = dict.fromkeys((ACCURACY, SILOS, VALID_CLASSES, LABEL_SHARE, JUDGED), 0.0)
-    if np.isfinite(accuracy := metrics.accuracy(confusion)):
-        values |= {ACCURACY: float(accuracy), SILOS: 1.0}
     judged = {
         VALID_CLASSES: metrics.valid_class_accuracy(confusion, counts),
         LABEL_SHARE: metrics.label_share_accuracy(confusion, counts),
     }
     if np.isfinite(list(judged.values())).all():
         values |= judged | {JUDGED: 1.0}
-    return {name: torch.tensor(value, dtype=torch.float64) for name, value in values.items()}, confusion
+    return _tensors(values), confusion
+
+
+def _accuracies(confusion: NDArray[np.int64]) -> dict[str, float]:
+    """Return ``schema``'s values with the accuracy alone, that of findings (K, 2, 2) their mean."""
+    values = dict.fromkeys((ACCURACY, SILOS, VALID_CLASSES, LABEL_SHARE, JUDGED), 0.0)
+    tables = confusion if confusion.ndim == 3 else confusion[None]
+    accuracy = metrics.macro_mean(np.array([metrics.accuracy(table) for table in tables]))
+    return values | ({ACCURACY: accuracy, SILOS: 1.0} if np.isfinite(accuracy) else {})
+
+
+def _tensors(values: dict[str, float]) -> dict[str, torch.Tensor]:
+    return {name: torch.tensor(value, dtype=torch.float64) for name, value in values.items()}
 
 
 def blank(tensors: Tensors) -> dict[str, torch.Tensor]:

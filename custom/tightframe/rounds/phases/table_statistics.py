@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from tightframe.data.table.disclosure import MOMENTS, UNITS, Term, shapes, term
 from tightframe.data.table.tabulated import Layout, Tabulated, tabulate
 from tightframe.errors import JobError
+from tightframe.options import listed
 from tightframe.phases import (
     Cohort,
     Contribution,
@@ -61,7 +62,8 @@ def layout_of(dataset: str, options: Any, bins: int) -> Layout:
         bins: of a number.
 
     Raises:
-        JobError: TF-101, if the data set has no contract of a table.
+        JobError: TF-101, if the data set has no contract of a table, or columns made of its names (a finding,
+            time with event) are none or are called as others.
     """
     if dataset != TABLE:
         raise JobError(
@@ -70,7 +72,21 @@ def layout_of(dataset: str, options: Any, bins: int) -> Layout:
                 f"got {dataset!r}: of other data sets there are no statistics before training"
             ]
         )
-    return Layout(options.contract, bins)
+    layout = Layout(options.contract, bins)
+    try:
+        named = [column.column for column in layout.columns]
+    except ValidationError as error:
+        raise JobError(
+            [f"statistics: no cells for {problem}" for problem in listed(error, "survival.")]
+        ) from None
+    if twice := sorted({name for name in named if named.count(name) > 1}):
+        raise JobError(
+            [
+                f"statistics: Expected names of their own for columns, findings and time with event, but got "
+                f"{twice}: give the finding another title, or rename a column in the contract"
+            ]
+        )
+    return layout
 
 
 def phases(layout: Layout, *, private: bool) -> tuple[Phase, ...]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 
 from tightframe import metrics
 from tightframe.config.job import JobConfig
+from tightframe.data.known import in_steps
 from tightframe.learning import outputs
 from tightframe.learning.model_update import received_model
 from tightframe.phases import (
@@ -35,11 +37,12 @@ from tightframe.phases import (
 from tightframe.results.parts.evaluation import Evaluation, Finding, FoldMetrics, OneAnswer
 from tightframe.rounds.riders import score_reading
 from tightframe.rounds.riders.class_rules import MIN_HOLDERS
+from tightframe.rounds.sums.declaration import EVALUATED
 
 if TYPE_CHECKING:
     from tightframe.rounds.silo.view import LocalSilo
 
-FOLDS: tuple[Fold, ...] = ("validation", "test")
+FOLDS = EVALUATED
 Batches = Iterator[tuple[torch.Tensor, torch.Tensor]]
 Predict = Callable[[torch.nn.Module, torch.Tensor], torch.Tensor]
 _COUNT_BOUND = 2.0**28
@@ -47,6 +50,8 @@ NOTE = "evaluation"
 """Name of the note that holds the totals ``evaluation/...``."""
 Term = Callable[["LocalSilo", Tensors], Tensors]
 """Makes a silo's term of its exact counts."""
+TOLD = "told/"
+"""Prefix of counts of findings as they leave the silo, where unknown values come in steps."""
 
 
 def exact(silo: LocalSilo, counted: Tensors) -> Tensors:
@@ -66,7 +71,7 @@ def attach(phase: Phase, added: Schema, term: Term = exact) -> Phase:
     def contribute(silo: SiloView, received: Tensors, state: Tensors) -> Contribution:
         view = cast("LocalSilo", silo)
         _, counted = evaluate_received(view, received, state)
-        own = term(view, blank_folds(counted, view.left_out))
+        own = term(view, told(counted, view.left_out))
         made = phase.contribute(silo, received, state)
         return replace(made, tensors={**made.tensors, **own})
 
@@ -104,7 +109,14 @@ def count_at(silo: LocalSilo, model: torch.nn.Module) -> dict[str, torch.Tensor]
             num_classes=silo.setup.dataset.num_classes,
             score_bins=settings.score_bins,
             findings=silo.setup.dataset.multi_label,
+            told=_told_labels(silo) if silo.setup.dataset.multi_label else {},
         )
+
+
+def _told_labels(silo: LocalSilo) -> dict[Fold, NDArray[np.int64]]:
+    """Return the findings that exact counts of each fold are made of; none where all are, or noise covers."""
+    step = 1 if silo.setup.privacy is not None else silo.context.policy.min_test_count
+    return {} if step == 1 else {fold: in_steps(silo.context.data.labels(fold), step) for fold in FOLDS}
 
 
 def schema(num_classes: int, score_bins: int, *, findings: bool = False) -> Schema:
@@ -127,28 +139,42 @@ def schema(num_classes: int, score_bins: int, *, findings: bool = False) -> Sche
     return Schema(tuple(fields))
 
 
-def blank_folds(tensors: Tensors, folds: Sequence[str]) -> dict[str, torch.Tensor]:
-    """Return the counts as if some folds had no records."""
-    blank = tuple(f"evaluation/{fold}/" for fold in folds)
-    return {
-        name: torch.zeros_like(value) if blank and name.startswith(blank) else value
-        for name, value in tensors.items()
-    }
+def told(tensors: Tensors, left_out: Sequence[str]) -> dict[str, torch.Tensor]:
+    """Return the counts that leave the silo: without the parts left out, unknown findings in steps.
+
+    Args:
+        tensors: as of ``count``.
+        left_out: folds, and of a fold findings by their place (``test/2``).
+    """
+    made = {}
+    for name, exact_counts in tensors.items():
+        if name.startswith(TOLD):
+            continue
+        value = tensors.get(TOLD + name, exact_counts)
+        for fold, _, place in (part.partition("/") for part in left_out):
+            if not name.startswith(f"evaluation/{fold}/"):
+                continue
+            if not place:
+                value = torch.zeros_like(value)
+            elif value.dim() == 3 and int(place) < len(value):  # of findings; not records and loss
+                value = value.index_fill(0, torch.tensor(int(place)), 0)
+        made[name] = value
+    return made
 
 
-def few_silo_folds(job: JobConfig, fold_silos: Mapping[str, int] | None) -> tuple[Fold, ...]:
-    """Return the folds that fewer than three silos evaluate, which all silos leave out of a secure sum.
+def told_by_few(job: JobConfig, tellers: Mapping[str, int] | None) -> tuple[str, ...]:
+    """Return the parts that fewer than three silos evaluate, which all silos leave out of a secure sum.
 
     The exact total of so few silos would reveal the counts of one of them. With the class rules off nothing
     is left out.
 
     Args:
         job: of the run.
-        fold_silos: number of silos that evaluate each fold; None in a plain sum.
+        tellers: number of silos that evaluate each part; None in a plain sum.
     """
-    if job.privacy is not None or job.class_rules == "off" or fold_silos is None:
+    if job.privacy is not None or job.class_rules == "off" or tellers is None:
         return ()
-    return tuple(fold for fold in FOLDS if fold_silos[fold] < MIN_HOLDERS)
+    return tuple(part for part, silos in tellers.items() if silos < MIN_HOLDERS)
 
 
 @torch.no_grad()
@@ -160,6 +186,7 @@ def count(
     num_classes: int,
     score_bins: int,
     findings: bool = False,
+    told: Mapping[Fold, NDArray[np.int64]] = MappingProxyType({}),
 ) -> dict[str, torch.Tensor]:
     """Evaluate a model on a silo's own records.
 
@@ -170,16 +197,18 @@ def count(
         num_classes: C.
         score_bins: bins of [0, 1] for the score of each class.
         findings: whether the classes are findings, of which a record may have several or none.
+        told: findings of each fold (n, K) that leave the silo, if not all do.
 
     Returns:
-        The tensors of ``schema``, float64. The loss is the summed cross-entropy, at most 1e4 per
-        record so that a diverged model stays within the field's bound.
+        The tensors of ``schema``, float64, and with ``told`` those counts, named ``TOLD``. The loss is the
+        summed cross-entropy, at most 1e4 per record so that a diverged model stays within the field's bound.
     """
     model.eval()
     totals: dict[str, torch.Tensor] = {}
     for fold in FOLDS:
         confusion = np.zeros((num_classes, 2, 2) if findings else (num_classes, num_classes), np.int64)
         scores = np.zeros((num_classes, 2, score_bins), np.int64)
+        leaving = {"confusion": np.zeros_like(confusion), "scores": np.zeros_like(scores)}
         loss, records = 0.0, 0
         for inputs, labels in batches[fold]:
             logits = predict(model, inputs).float()
@@ -193,12 +222,19 @@ def count(
             else:
                 confusion += metrics.confusion_matrix(truth, likely.argmax(1).cpu().numpy(), num_classes)
             scores += metrics.score_histogram(probabilities, truth, score_bins)
+            if fold in told:
+                known = told[fold][records : records + len(truth)]
+                leaving["confusion"] += metrics.finding_confusion(known, probabilities >= outputs.LEAST)
+                leaving["scores"] += metrics.score_histogram(probabilities, known, score_bins)
             records += len(truth)
         totals[f"evaluation/{fold}/confusion"] = torch.from_numpy(confusion).double()
         totals[f"evaluation/{fold}/scores"] = torch.from_numpy(scores).double()
         totals[f"evaluation/{fold}/loss"] = torch.tensor(loss, dtype=torch.float64)
         if findings:
             totals[f"evaluation/{fold}/records"] = torch.tensor(records, dtype=torch.float64)
+        if fold in told:
+            made = {f"{TOLD}evaluation/{fold}/{name}": value for name, value in leaving.items()}
+            totals |= {name: torch.from_numpy(value).double() for name, value in made.items()}
     return totals
 
 
@@ -275,11 +311,12 @@ def _finding_metrics(
     """Compute the metrics of a fold whose records have findings, of confusion (K, 2, 2)."""
     if records == 0:
         return FoldMetrics(records=0)
+    told = [place for place, table in enumerate(confusion) if table.any()]
     recall = np.stack([metrics.per_class_recall(table) for table in confusion])
     areas, precisions = metrics.auroc(scores), metrics.average_precision(scores)
     found = {
         name: Finding(
-            confusion=table.tolist(),
+            confusion=table.tolist() if place in told else None,
             sensitivity=_number(recall[place, 1]),
             specificity=_number(recall[place, 0]),
             auroc=_number(areas[place]),
@@ -293,11 +330,15 @@ def _finding_metrics(
         accuracy=_number(metrics.macro_mean(np.array([metrics.accuracy(table) for table in confusion]))),
         balanced_accuracy=_number(metrics.macro_mean(recall.mean(1))),
         recall={name: item.sensitivity for name, item in found.items()},
-        class_records=dict(zip(class_names, confusion[:, 1].sum(1).tolist(), strict=True)),
+        class_records={class_names[place]: int(confusion[place, 1].sum()) for place in told},
         findings=found,
         auroc=_number(metrics.macro_mean(areas)),
         average_precision=_number(metrics.macro_mean(precisions)),
-        **({} if copies is None else score_reading.reading(scores, class_names, copies=copies)),
+        **(
+            {}
+            if copies is None
+            else score_reading.reading(scores[told], [class_names[place] for place in told], copies=copies)
+        ),
     )
 
 

@@ -15,7 +15,7 @@ from tightframe.metrics.clinical import COUNT_FLOOR, DEVIATIONS
 from tightframe.phases import Tensors, Totals
 from tightframe.privacy.releases import evaluation_totals
 from tightframe.privacy.releases.evaluation_totals import EvaluationConfig
-from tightframe.results.parts.evaluation import Evaluation, FoldMetrics, OneAnswer
+from tightframe.results.parts.evaluation import Evaluation, Finding, FoldMetrics, OneAnswer
 from tightframe.rounds.privacy_plan import PrivacyPlan
 from tightframe.rounds.riders import evaluation, score_reading
 from tightframe.rounds.riders.evaluation import FOLDS
@@ -57,15 +57,21 @@ def with_noise(counted: Tensors, config: EvaluationConfig, honest: int) -> dict[
         config: of the noisy evaluation.
         honest: s - c of the enrolled silos, among whom the noise is divided.
     """
-    units = {"confusion": config.confusion_units, "scores": config.score_units}
+    units = _units(config)
     made: dict[str, torch.Tensor] = {}
     for fold in FOLDS:
         for name, unit in units.items():
             field = f"evaluation/{fold}/{name}"
             exact = evaluation_totals.in_units(counted[field].numpy(), unit)
             noisy = exact + evaluation_totals.noise_for(exact.shape, config, honest)
-            made[field] = torch.from_numpy(config.as_numbers(noisy))
+            made[field] = torch.from_numpy(np.asarray(config.as_numbers(noisy)))
     return made
+
+
+def _units(config: EvaluationConfig) -> dict[str, int]:
+    """Return the units of each of a fold's fields."""
+    of_all = {"confusion": config.confusion_units, "scores": config.score_units}
+    return of_all | ({"records": config.confusion_units} if config.findings else {})
 
 
 CERTAIN_SHARE = 0.9
@@ -88,12 +94,18 @@ def summarise(
     bin_deviation = cell * config.confusion_units / config.score_units
     read: dict[str, FoldMetrics] = {}
     for fold in FOLDS:
-        units = {
-            name: config.as_units(totals[f"evaluation/{fold}/{name}"]) for name in ("confusion", "scores")
+        counts = {
+            name: config.as_units(totals[f"evaluation/{fold}/{name}"]) / units
+            for name, units in _units(config).items()
         }
-        confusion = units["confusion"] / config.confusion_units
-        scores = units["scores"] / config.score_units
-        read[fold] = _fold(confusion, scores, class_names, cell, bin_deviation, readable=fold == "test")
+        confusion, scores, readable = counts["confusion"], counts["scores"], fold == "test"
+        if config.findings:
+            records = float(counts["records"])
+            read[fold] = _finding_fold(
+                confusion, scores, records, class_names, (cell, bin_deviation), readable=readable
+            )
+        else:
+            read[fold] = _fold(confusion, scores, class_names, cell, bin_deviation, readable=readable)
     return Evaluation(validation=read["validation"], test=read["test"])
 
 
@@ -142,11 +154,122 @@ def _fold(
         average_precision=None,
         one_answer=_one_answer(confusion, class_names, cell) if known else None,
         **(
-            score_reading.reading(scores, class_names, deviation=bin_deviation, records=records)
+            score_reading.reading(scores, class_names, deviation=bin_deviation, records=[records] * classes)
             if readable
             else {}
         ),
     )
+
+
+def _finding_fold(
+    tables: NDArray[np.float64],
+    scores: NDArray[np.float64],
+    records: float,
+    class_names: Sequence[str],
+    noise: tuple[float, float],
+    readable: bool,
+) -> FoldMetrics:
+    """Compute the metrics of one fold whose records have findings, as ``_fold`` does.
+
+    Noise is independent in all cells, also where a record is in several, so that intervals of means are those
+    of independent values.
+
+    Args:
+        tables: noisy counts (K, 2, 2), rows absent and present.
+        scores: noisy histograms (K, 2, bins).
+        records: noisy number of records.
+        class_names: names of the findings.
+        noise: standard deviation in a cell, and in a bin.
+        readable: whether scores are read for a clinic.
+    """
+    cell, bin_deviation = noise
+    rows, known = tables.sum(2), tables.sum((1, 2))
+    floor = max(COUNT_FLOOR, DEVIATIONS * cell * math.sqrt(2))
+    enough: NDArray[np.bool_] = np.asarray(rows >= floor)
+    hits = np.stack([tables[:, 0, 0], tables[:, 1, 1]], 1)
+    shares = np.where(enough, hits / np.where(enough, rows, 1.0), np.nan)
+    low, high = noise_intervals.share(hits, rows - hits, cell, cell)
+    whole: NDArray[np.bool_] = np.asarray(known >= max(COUNT_FLOOR, DEVIATIONS * cell * 2))
+    right, spread = hits.sum(1), cell * math.sqrt(2)
+    right_low, right_high = noise_intervals.share(right, known - right, spread, spread)
+    both: NDArray[np.bool_] = np.asarray(enough.all(1))
+    deviations = cell / rows[both] * np.sqrt((1 - shares[both]) ** 2 + shares[both] ** 2)
+    least = max(COUNT_FLOOR, DEVIATIONS * bin_deviation * math.sqrt(scores.shape[2]))
+    drawn: NDArray[np.bool_] = np.asarray((rows >= least).all(1))
+    kinds = rows[:, ::-1]  # present and absent, as in a histogram
+    numbers = np.where(drawn[:, None], kinds, 1.0)
+    areas = np.where(drawn, np.clip(noise_intervals.area(scores, numbers), 0.0, 1.0), np.nan)
+    limits = [_records(value, 2 * cell) for value in known.tolist()]
+
+    def told(place: int, row: int) -> tuple[float | None, tuple[float, float] | None]:
+        if not enough[place, row]:
+            return None, None
+        ends = noise_intervals.cut(float(low[place, row]), float(high[place, row]))
+        return float(np.clip(shares[place, row], 0.0, 1.0)), ends
+
+    found = {}
+    for place, name in enumerate(class_names):
+        (absent, absent_ends), (there, there_ends) = told(place, 0), told(place, 1)
+        found[name] = Finding(
+            confusion=np.maximum(0, np.rint(tables[place])).astype(int).tolist(),
+            sensitivity=there,
+            specificity=absent,
+            auroc=float(areas[place]) if drawn[place] else None,
+            sensitivity_interval=there_ends,
+            specificity_interval=absent_ends,
+            records_interval=limits[place],
+        )
+    accuracy = _mean(right[whole] / known[whole], right_low[whole], right_high[whole])
+    balanced = _mean(shares[both].ravel(), low[both].ravel(), high[both].ravel())
+    area_limits = None
+    if drawn.any():
+        area_limits = noise_intervals.mean_finding_area(scores, kinds, drawn, spread, bin_deviation)
+    return FoldMetrics(
+        noisy=True,
+        noise_deviation=cell,
+        level=noise_intervals.LEVEL,
+        class_floor=floor,
+        records=max(0, round(records)),
+        records_interval=_records(records, cell),
+        loss=None,
+        accuracy=accuracy[0],
+        accuracy_interval=accuracy[1],
+        balanced_accuracy=balanced[0],
+        balanced_accuracy_interval=balanced[1],
+        balanced_accuracy_deviation=math.sqrt(float((deviations**2).sum())) / deviations.size
+        if both.any()
+        else None,
+        classes_told=int(both.sum()),
+        classes=len(class_names),
+        recall={name: item.sensitivity for name, item in found.items()},
+        recall_interval={name: item.sensitivity_interval for name, item in found.items()},
+        class_records={
+            name: max(0, round(row)) for name, row in zip(class_names, rows[:, 1].tolist(), strict=True)
+        },
+        class_records_interval={
+            name: _records(row, spread) for name, row in zip(class_names, rows[:, 1].tolist(), strict=True)
+        },
+        findings=found,
+        auroc=float(areas[drawn].mean()) if drawn.any() else None,
+        auroc_interval=None if area_limits is None else noise_intervals.cut(*area_limits),
+        auroc_classes=int(drawn.sum()),
+        average_precision=None,
+        **(
+            score_reading.reading(scores, class_names, deviation=bin_deviation, records=limits)
+            if readable
+            else {}
+        ),
+    )
+
+
+def _mean(
+    values: NDArray[np.float64], low: NDArray[np.float64], high: NDArray[np.float64]
+) -> tuple[float | None, tuple[float, float] | None]:
+    """Return the mean of shares and its limits; None without any."""
+    if not values.size:
+        return None, None
+    ends = noise_intervals.cut(*noise_intervals.mean(values, low, high))
+    return float(np.clip(values.mean(), 0.0, 1.0)), ends
 
 
 def _recall(

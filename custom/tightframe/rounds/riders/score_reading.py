@@ -22,7 +22,7 @@ def reading(
     *,
     copies: int = 1,
     deviation: float | None = None,
-    records: tuple[float, float] | None = None,
+    records: Sequence[tuple[float, float]] | None = None,
 ) -> dict[str, Any]:
     """Return the fields of ``FoldMetrics`` about scores.
 
@@ -31,13 +31,14 @@ def reading(
         class_names: names of the C classes.
         copies: how often each record is counted, where silos share their test records.
         deviation: standard deviation of the noise in each count; None where counts are exact.
-        records: limits of the number of records, with noise.
+        records: limits of the number of records of each histogram, with noise.
     """
     exact = deviation is None
     whole = np.rint(scores).astype(np.int64) if exact else np.round(scores, 3)
     read: dict[str, ClassReading] = {}
-    for name, (positives, negatives) in zip(class_names, scores / copies, strict=True):
-        of_class = clinical.Scores(positives, negatives, deviation, records)
+    limits = [None] * len(class_names) if records is None else records
+    for name, (positives, negatives), ends in zip(class_names, scores / copies, limits, strict=True):
+        of_class = clinical.Scores(positives, negatives, deviation, ends)
         if of_class.told:
             read[name] = _class(of_class)
     noise = {} if exact else {"scores_deviation": deviation}

@@ -33,7 +33,7 @@ from tightframe.rounds.privacy_plan import honest_silos
 from tightframe.rounds.riders import epsilon, evaluation, failures, noisy_evaluation, update_norms
 from tightframe.rounds.riders.class_rules import MIN_HOLDERS
 from tightframe.rounds.setup import JobSetup
-from tightframe.rounds.sums.declaration import Declaration, applied_weights, fold_silos
+from tightframe.rounds.sums.declaration import Declaration, applied_weights, tellers, tells
 from tightframe.rounds.sums.plain import Enrolled
 
 
@@ -218,11 +218,17 @@ class RunRecord:
             lines.append(
                 "the evaluation is exact: of a class that one silo alone has, it shows that silo's result"
             )
-        for fold in ("test", "validation"):
-            if fold in self._told_by_few():
-                lines.append(f"{fold} records of fewer than {MIN_HOLDERS} silos could be counted: none are")
-            if few := sorted(site for site in self.declared if fold in self.declared[site].untold):
-                lines.append(f"too few {fold} records to be counted (min_test_count): {', '.join(few)}")
+        for part in self._parts():
+            fold, _, place = part.partition("/")
+            known = f" with {self._dataset.class_names[int(place)]} known" if place else ""
+            if part in self._told_by_few():
+                lines.append(
+                    f"{fold} records{known} of fewer than {MIN_HOLDERS} silos could be counted: none are"
+                )
+            if few := sorted(site for site, item in self.declared.items() if part in item.untold):
+                lines.append(
+                    f"too few {fold} records{known} to be counted (min_test_count): {', '.join(few)}"
+                )
         if self.privacy is None:
             lines.append("no differential privacy: a total itself is exact")
         else:
@@ -335,17 +341,22 @@ class RunRecord:
         config = self.privacy.evaluation.config
         return noisy_evaluation.summarise(counted, config, names, silos=len(row.silos), honest=honest)
 
+    def _parts(self) -> list[str]:
+        """List the parts of an evaluation: folds, and the findings of each that a silo leaves out."""
+        out = {part for item in self.declared.values() for part in item.untold}
+        findings = len(self._dataset.class_names) if self._dataset.multi_label else 0
+        parts = ((fold, *(f"{fold}/{place}" for place in range(findings))) for fold in ("test", "validation"))
+        return [part for of_fold in parts for part in of_fold if part in out or "/" not in part]
+
     def _untold(self, site: str, fold: str) -> bool:
         """Check whether a silo leaves a fold out of exact evaluations, by its own declaration or others'."""
-        left_out = site in self.declared and fold in self.declared[site].untold
+        left_out = site in self.declared and not tells(self.declared[site], fold)
         return left_out or fold in self._told_by_few()
 
     def _told_by_few(self) -> tuple[str, ...]:
-        """The folds that no silo tells of, because only one or two would."""
-        told = (
-            fold_silos(self.declared.values()) if self.declared and self.job.summation == "secure" else None
-        )
-        return evaluation.few_silo_folds(self.job, told)
+        """Return the parts that no silo tells of, because only one or two would."""
+        silos = tellers(self.declared.values()) if self.declared and self.job.summation == "secure" else None
+        return evaluation.told_by_few(self.job, silos)
 
     def dropped(self, kind: str, number: int, silos: list[str], failed: Mapping[str, str]) -> None:
         """Put on record an exchange that had too few silos and was not opened."""

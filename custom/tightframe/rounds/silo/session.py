@@ -72,10 +72,17 @@ class SiloSession:
                 self._wait(arrived)
 
     def _wait(self, arrived: float) -> None:
-        """Wait until a whole number of the job's ``answer_grid`` has passed since a request came."""
-        grid = self.context.answer_grid
-        leave = arrived + grid * math.ceil((time.monotonic() - arrived) / grid) if grid else arrived
-        while (left := leave - time.monotonic()) > 0 and not self.context.stopped():
+        """Wait until a whole number of the job's ``answer_grid`` has passed since a request came.
+
+        Once the run is aborted, a whole second will do: whether the silo still trained is nobody's business.
+        """
+        if not (grid := self.context.answer_grid):
+            return
+        leave, stopped = _next_whole(arrived, grid), False
+        while (left := leave - time.monotonic()) > 0:
+            if not stopped and (stopped := self.context.stopped()):
+                leave = min(leave, _next_whole(arrived, 1.0))
+                continue
             time.sleep(min(left, 0.1))
 
     def _answer(self, task: str, message: Message) -> Message:
@@ -164,7 +171,7 @@ class SiloSession:
             profile=policy.profile,
             min_class_count=policy.class_count(synthetic=data.synthetic),
             any_static_cohort=policy.static_cohort == "any",
-            untold=context.small_folds(),
+            untold=context.untold(),
         )
 
     def _tell_still_there(self) -> None:
@@ -222,12 +229,12 @@ class SiloSession:
         """Return what makes the term of a secure sum; that of a seal is empty, and needs no training."""
 
         def train(
-            weights: Mapping[str, float], honest: int, fold_silos: Mapping[str, int], *, total: Total | None
+            weights: Mapping[str, float], honest: int, tellers: Mapping[str, int], *, total: Total | None
         ) -> Encoded:
             training = self._training()
             if message["kind"] == SEAL:
                 return training.follow(message, weights, total)
-            return training.contribute(message, weights, total=total, honest=honest, fold_silos=fold_silos)
+            return training.contribute(message, weights, total=total, honest=honest, tellers=tellers)
 
         return train
 
@@ -277,6 +284,11 @@ class SiloSession:
                 "install the same version everywhere.",
                 code="TF-505",
             )
+
+
+def _next_whole(arrived: float, grid: float) -> float:
+    """Return the next time that is a whole number of ``grid`` seconds after a request came."""
+    return arrived + grid * math.ceil((time.monotonic() - arrived) / grid)
 
 
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}

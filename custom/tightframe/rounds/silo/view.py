@@ -13,6 +13,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from tightframe.data.base import class_counts, finding_counts, own_labels
+from tightframe.data.known import in_steps
 from tightframe.data.withdrawn import record_ids
 from tightframe.errors import RunError, TrainingError
 from tightframe.learning import loop, own_loop
@@ -37,7 +38,7 @@ class RequestedSum:
     Attributes:
         cohort: the silos enrolled, in order.
         honest: s - c, the least number of honest silos in a sum that can be opened.
-        left_out: folds that this silo's evaluation leaves out.
+        left_out: parts that this silo's evaluation leaves out: folds, and findings of a fold (``test/2``).
         lost: silos that dropped out, as reported by the server.
     """
 
@@ -101,13 +102,17 @@ class LocalSilo:
         return torch.from_numpy(class_counts(labels, self.setting.num_classes))
 
     def finding_counts(self) -> torch.Tensor:
-        """Count distinct training records with each finding, and without it: int64 (K, 2)."""
-        return torch.from_numpy(finding_counts(own_labels(self.context.data)))
+        """Count distinct training records with each finding, and without it: int64 (K, 2).
+
+        The rest, of which it is unknown, comes in steps of ``min_class_count``.
+        """
+        return torch.from_numpy(finding_counts(in_steps(own_labels(self.context.data), self.min_class_count)))
 
     def held_counts(self) -> torch.Tensor:
         """Count distinct training records of each class, by which the class rules go: int64 (C,).
 
-        Of a finding those with it or those without it, whichever are fewer.
+        Of a finding those with it or those without it, whichever are fewer: the third cell, those of which
+        it is unknown, is empty or has enough.
         """
         if self.setting.findings:
             return self.finding_counts().amin(1)

@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import Literal
+from typing import Annotated
 
 from pydantic import Field, ValidationError
 
 from tightframe.errors import ContributionError
 from tightframe.options import StrictModel
+from tightframe.phases import Fold
 
 MOST = 2.0**30
 """Largest weight of any declaration; a site's policy (``max_records``) can set a lower ceiling."""
+EVALUATED: tuple[Fold, ...] = ("validation", "test")
+"""Folds that evaluations count."""
+MAX_PARTS = 2**14
 
 
 class Declaration(StrictModel):
@@ -28,7 +32,8 @@ class Declaration(StrictModel):
         profile: of its policy.
         min_class_count: least number of records of a class with which it takes part in that class.
         any_static_cohort: whether it opens counts for any cohort.
-        untold: folds that it leaves out of exact evaluations, because they have too few records.
+        untold: parts that it leaves out of exact evaluations, because they have too few records: folds, and
+            of a fold findings by their place, ``test/2``.
     """
 
     weight: float = Field(gt=0, le=MOST)
@@ -36,7 +41,9 @@ class Declaration(StrictModel):
     profile: str = Field(max_length=32, pattern=r"^[a-z_]+$")
     min_class_count: int = Field(ge=1, lt=2**31)
     any_static_cohort: bool
-    untold: tuple[Literal["validation", "test"], ...] = Field(max_length=2)
+    untold: tuple[Annotated[str, Field(pattern=r"^(validation|test)(/(0|[1-9][0-9]{0,3}))?$")], ...] = Field(
+        max_length=MAX_PARTS
+    )
 
     def to_bytes(self) -> bytes:
         """Serialise as JSON."""
@@ -121,10 +128,16 @@ def _level(falling: list[float], share: float) -> float:
     return falling[-1]
 
 
-def fold_silos(declared: Iterable[Declaration]) -> dict[str, int]:
-    """Return, for each fold, the number of silos whose records are in an exact evaluation."""
-    declarations = list(declared)
-    return {fold: sum(fold not in item.untold for item in declarations) for fold in ("validation", "test")}
+def tells(declared: Declaration, part: str) -> bool:
+    """Check whether a silo's records are in a part of an exact evaluation, see ``Declaration.untold``."""
+    return part not in declared.untold and part.partition("/")[0] not in declared.untold
+
+
+def tellers(declared: Iterable[Declaration]) -> dict[str, int]:
+    """Return the number of silos whose records are in each fold, and in each part that a silo leaves out."""
+    silos = list(declared)
+    parts = dict.fromkeys([*EVALUATED, *sorted({part for item in silos for part in item.untold})])
+    return {part: sum(tells(item, part) for item in silos) for part in parts}
 
 
 WEIGHTS: Mapping[str, str] = {

@@ -11,7 +11,7 @@ from tightframe import __version__
 from tightframe.errors import PolicyError, SecureSumError, TightframeError
 from tightframe.rounds.context import SiloContext, note_verified
 from tightframe.rounds.sums.common import minimum, package_errors
-from tightframe.rounds.sums.declaration import Declaration, applied_weights, fold_silos
+from tightframe.rounds.sums.declaration import Declaration, applied_weights, tellers
 from tightframe.rounds.sums.plain import OUT_OF_BUDGET, Encoded
 from tightframe.rounds.sums.transcripts import SiteRecord
 from tightframe.rounds.sums.vault import Vault
@@ -42,7 +42,7 @@ class Train(Protocol):
         self,
         weights: Mapping[str, float],
         honest: int,
-        fold_silos: Mapping[str, int],
+        tellers: Mapping[str, int],
         *,
         total: messages.Total | None,
     ) -> Encoded:
@@ -181,7 +181,7 @@ class SecureSite:
             weights = applied_weights(declared, self._context.job.max_weight_share)
             # By parameters that are the job's own: this silo gives no share for a smaller sum.
             honest = rules.honest_sites(rules.minimum_survivors(params), params.colluders)
-            encoded = train(weights, honest, fold_silos(declared.values()), total=total)
+            encoded = train(weights, honest, tellers(declared.values()), total=total)
             del total  # as large as a model; the request has it
             if encoded.sum_id != request.sum_id:
                 raise InconsistencyError(
