@@ -32,7 +32,9 @@ def explain(
     """
     from tightframe_app.explain import options
 
-    codes, topics, known = [], [], ()
+    codes: list[str] = []
+    topics: list[Topic] = []
+    known: tuple[str, ...] = ()
     for word in words or ():
         if re.fullmatch(r"TF-\d+", word, re.IGNORECASE):
             codes.append(_code(word.upper()))
