@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 WIDTH = 100
 
-app = typer.Typer(help="Check the record of a run's secure sums.", no_args_is_help=True)
+app = typer.Typer(no_args_is_help=True)
 
 
 @app.callback()

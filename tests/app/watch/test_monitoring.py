@@ -527,7 +527,7 @@ def test_a_valid_transcript_of_another_job_is_refused(
         (startup / "rootCA.pem").write_bytes(run.root.x509.public_bytes(Encoding.PEM))
         done = CliRunner().invoke(cli.app, ["jobs", *typed, f"results-{code}"], env={"COLUMNS": "100"})
         assert done.exit_code == code, done.output
-        assert ("valid:" in done.stdout) == (code == 0)
+        assert ("valid:" in done.stdout) == (code == 0) and "jobs fetch" not in done.output
         said = f"expected a transcript of job {JOB}, but it is of {transcripts.PARAMS.job}"
         assert (said in flat(done.stderr)) == (code == 1)
 
