@@ -11,38 +11,80 @@ from rich.text import Text
 
 from tightframe import __version__
 from tightframe.errors import TightframeError
-from tightframe_app import formats, provisioning, reports, transcripts, use
-from tightframe_app.data import commands as data
-from tightframe_app.federation import commands as federations
-from tightframe_app.jobs import commands as job_commands
-from tightframe_app.jobs import method_table
-from tightframe_app.ledger import commands as ledgers
+from tightframe_app.on_demand import MARKUP, Part, group_of
 from tightframe_app.screens import lines
-from tightframe_app.site import commands as sites
-from tightframe_app.watch import command as watch
 
 LOG_MODES = ("concise", "msg_only", "full", "verbose")
 
+PARTS = {
+    name: Part(f"tightframe_app.{place}", text)
+    for name, place, text in (
+        ("report", "reports:report", "Write report.html of a run's results: one file that opens offline."),
+        (
+            "predict",
+            "use:predict",
+            "Write a trained model's answer for each input, with the probability of each class and the "
+            "model's hash.",
+        ),
+        (
+            "export",
+            "use:export",
+            "Write a trained model as ONNX, TorchScript or a MONAI bundle, and check that it gives the same "
+            "answers.",
+        ),
+        (
+            "compare",
+            "reports:compare",
+            "Compare runs of the same data: last values, curves, paired differences, and where their jobs "
+            "differ.",
+        ),
+        (
+            "watch",
+            "watch.command:watch",
+            "Show a job of a federation live until it is over, and say how it ended.",
+        ),
+        (
+            "methods",
+            "jobs.method_table:methods",
+            "List the methods: the fields that a silo contributes to their sums, and the number of bytes.",
+        ),
+        (
+            "explain",
+            "explain.command:explain",
+            "Explain an error code, a value of a job or site, or the options of a method, model or data set.",
+        ),
+        (
+            "schema",
+            "formats:schema",
+            "Print the JSON schema (draft 2020-12) of what a command prints with `--format json`.",
+        ),
+        ("simulate", "cli:simulate", "Run a job folder in the engine's simulator on this machine."),
+        ("jobs", "jobs.commands:app", "List, export, check, sign, submit and fetch jobs."),
+        ("data", "data.commands:app", "A site's own tables, and downloaded data sets."),
+        ("federation", "federation.commands:app", "Set a federation up: request files, startup kits, pins."),
+        (
+            "site",
+            "site.commands:app",
+            "Run a hospital's own site: join, check, start, stop, leave; decide how its sums may be formed.",
+        ),
+        ("provisioning", "provisioning:app", "Files that configure sites, servers and boards."),
+        ("transcript", "transcripts:app", "Check the record of a run's secure sums."),
+        (
+            "ledger",
+            "ledger.commands:app",
+            "Show and verify how this site's privacy budget was spent.",
+        ),
+    )
+}
+"""Commands in the order of their list; the first line of a function's own help is the same."""
+
 app = typer.Typer(
+    cls=group_of(PARTS),
     help="Privacy-hardened federated learning for hospitals, on NVIDIA FLARE.",
     no_args_is_help=True,
     pretty_exceptions_show_locals=False,
-    rich_markup_mode="markdown",
+    rich_markup_mode=MARKUP,
 )
-app.add_typer(job_commands.app, name="jobs")
-app.add_typer(data.app, name="data")
-app.add_typer(federations.app, name="federation")
-app.add_typer(sites.app, name="site")
-app.add_typer(provisioning.app, name="provisioning")
-app.add_typer(transcripts.app, name="transcript")
-app.add_typer(ledgers.app, name="ledger")
-app.command("report")(reports.report)
-app.command("predict")(use.predict)
-app.command("export")(use.export)
-app.command("compare")(reports.compare)
-app.command("watch")(watch.watch)
-app.command("methods")(method_table.methods)
-app.command("schema")(formats.schema)
 out = lines()
 err = lines(stderr=True)
 
@@ -53,6 +95,8 @@ def main() -> None:
         app()
     except (TightframeError, FileNotFoundError, FileExistsError) as error:
         err.print(Text.assemble(("error:", "bold red"), " ", str(error)))
+        if isinstance(error, TightframeError):
+            err.print(f"more: tightframe explain {error.code}")
         sys.exit(2)
 
 
@@ -65,7 +109,6 @@ def _root(
         raise typer.Exit()
 
 
-@app.command()
 def simulate(
     job: Annotated[Path, typer.Argument(help="A job folder.")],
     threads: Annotated[

@@ -19,7 +19,7 @@ PLACES = (
 )
 """Where the files lie: in a wheel, in a checkout."""
 
-app = typer.Typer(help="Files that configure sites, servers and boards.", no_args_is_help=True)
+app = typer.Typer(no_args_is_help=True)
 out = lines()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 from rich.console import Console
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 WIDTH = 100
 
-app = typer.Typer(help="Check the record of a run's secure sums.", no_args_is_help=True)
+app = typer.Typer(no_args_is_help=True)
 
 
 @app.callback()
@@ -84,22 +84,31 @@ def transcript_verify(
 
 
 def verify_of_job(file: Path, root: Path, job_id: str) -> None:
-    """Check a transcript as ``transcript verify`` does, and that it is of one job.
+    """Check a transcript as ``transcript verify`` does, and that hospitals have signed it for one job.
 
     Raises:
-        typer.Exit: 1, if it is invalid or of another job; the reason is printed.
+        typer.Exit: 1, if it is invalid, of another job or signed by nobody; the reason is printed.
     """
     from tightframe.securesum.identity import Anchor
 
     anchor = Anchor(_root_certificate(root))
     report = _verified(file, anchor)
     if report.job != job_id:
-        reason = (
-            f" {shown(str(file))}: expected a transcript of job {job_id}, but it is of {shown(report.job)}"
+        _refuse("another job's:", file, f"of job {job_id}, but it is of {shown(report.job)}")
+    if not report.epochs:  # the first line, with the job's id, is the server's word alone
+        _refuse(
+            "signed by nobody:",
+            file,
+            "that hospitals have signed (TF-616), but it has no session: the run ended before there was one, "
+            "or the sessions were left out",
         )
-        console(WIDTH, stderr=True).print(Text.assemble(("another job's:", "bold red"), reason))
-        raise typer.Exit(1)
     _print(file, report, anchor)
+
+
+def _refuse(what: str, file: Path, expected: str) -> NoReturn:
+    reason = f" {shown(str(file))}: expected a transcript {expected}"
+    console(WIDTH, stderr=True).print(Text.assemble((what, "bold red"), reason))
+    raise typer.Exit(1)
 
 
 def _verified(

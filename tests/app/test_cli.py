@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from tightframe.config.job import parse_job
@@ -69,9 +70,9 @@ main()
         (["jobs", "export", "fedxyz"], 2, "fedavg_isic", ""),
         (["--help"], 0, "provisioning", "numpy cryptography pydantic"),
         (["methods"], 0, "fedmr", "numpy cryptography tightframe.config.job"),
-        (["watch", "--help"], 0, "--once", "numpy cryptography tightframe.results"),
-        (["jobs", "--help"], 0, "export", "numpy cryptography tightframe.config.job"),
-        (["site", "--help"], 0, "check", "numpy cryptography tightframe.config.job"),
+        (["watch", "--help"], 0, "--once", "numpy cryptography pydantic tightframe.results"),
+        (["jobs", "--help"], 0, "export", "numpy pydantic tightframe_app.site.commands"),
+        (["site", "--help"], 0, "check", "numpy cryptography pydantic tightframe_app.jobs.commands"),
         (["provisioning", "show"], 0, "local/privacy.json", "numpy cryptography tightframe.config.job"),
     ],
 )
@@ -84,6 +85,14 @@ def test_names_are_listed_and_checked_without_what_takes_long_to_load(
     assert done.returncode == code, done.stderr
     assert said in done.stdout + done.stderr
     assert done.stderr.endswith("loaded:\n"), done.stderr
+
+
+def test_the_list_of_commands_says_what_each_command_s_own_help_says() -> None:
+    """The list is shown without loading any of them."""
+    group = typer.main.get_command(cli.app)
+    for name, part in cli.PARTS.items():
+        own = group.commands[name]  # type: ignore[attr-defined]
+        assert own.name == name and " ".join(own.help.split("\n\n")[0].split()) == part.help
 
 
 @pytest.mark.parametrize(

@@ -206,15 +206,18 @@ def test_the_command_tells_and_deletes_all(kept: Path, tmp_path: Path) -> None:
     left = kept / "job" / "a" / "features" / "0" / "train-0.safetensors"
     left.parent.mkdir(parents=True)
     left.write_bytes(b"of a run that was killed")
+    rehearsal = kept / "job" / "a" / "silo_state" / "rehearsal-x" / "silo_state" / "proposed.safetensors"
+    rehearsal.parent.mkdir(parents=True)
+    rehearsal.write_bytes(b"what a killed process has trained")
     other = kept / "a" / "ledger.sqlite"
     other.parent.mkdir()
     other.write_bytes(b"stays")
     line = ["site", "features", "-c", str(config)]
     told = CliRunner().invoke(app, line)
-    assert told.exit_code == 0 and told.output.startswith("13 files of features, "), told.output
-    assert len(stored(kept)) == 13
+    assert told.exit_code == 0 and told.output.startswith("14 files of features, "), told.output
+    assert len(stored(kept)) == 14
     shown = checked("site features", CliRunner().invoke(app, [*line, "--format", "json"]).output)
-    assert (shown["files"], shown["deleted"]) == (13, False) and shown["bytes"] > 1000
+    assert (shown["files"], shown["deleted"]) == (14, False) and shown["bytes"] > 1000
     told = CliRunner().invoke(app, [*line, "--delete"])
-    assert told.output.startswith("deleted: 13 files") and not stored(kept)
+    assert told.output.startswith("deleted: 14 files") and not stored(kept)
     assert not (kept / "features").exists() and other.read_bytes() == b"stays"

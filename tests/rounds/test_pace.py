@@ -104,8 +104,27 @@ def test_longer_work_raises_the_floor_once(silo: Silo) -> None:
     assert {silo.work(seconds, "b") for seconds in (0.1, 14.0, 17.0)} == {14.0 * HEADROOM}
 
 
-def test_no_more_answers_are_longer_than_the_headroom_allows(silo: Silo) -> None:
+@pytest.mark.parametrize("part", ["0", None])
+def test_the_floor_stays_where_work_has_raised_it(silo: Silo, part: str | None) -> None:
+    """Also if its sum is verified: the work was an evaluation, or a training that failed late."""
+    silo.begin()
+    assert silo.work(40.0, "a", part, whole=part is None) == 40.0 * HEADROOM
+    silo.pace.verified("a")
+    assert silo.work(0.1, "b") == 40.0 * HEADROOM
+
+
+def test_an_aborted_run_ends_at_once(silo: Silo) -> None:
+    silo.begin(1000.0)
+    aborted = silo.clock.now + 3.0
+    silo.pace._stopped = lambda: silo.clock.now >= aborted
+    assert 3.0 <= silo.work(1.0) <= 3.0 + pace.POLL
+
+
+def test_no_more_answers_are_longer_than_the_headroom_allows(
+    silo: Silo, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A server that finds states that take longer and longer, up to a thousand times."""
+    monkeypatch.setattr(pace, "POLL", 1e9)
     silo.begin()
     longer, seconds = 0, 10.0
     while seconds <= 10_000.0:
@@ -150,13 +169,13 @@ def test_nor_is_work_that_trains_nothing(silo: Silo) -> None:
     silo.work(3.0, "a", part=None, known=True)
     silo.work(3.0, "b", whole=False)
     silo.pace.verified("b")
-    assert silo.pace.lacks(None) and silo.pace.floor == 0.0
+    assert silo.pace.lacks("0") and silo.pace.floor == 3.0 * HEADROOM  # raised, but no measure
 
 
 def test_a_rehearsal_is_a_measure_for_each_phase(silo: Silo) -> None:
-    assert silo.pace.lacks("0") and silo.pace.lacks(None)
-    silo.pace.rehearsed({"0": 4.0, "1": 20.0})
-    assert not (silo.pace.lacks("0") or silo.pace.lacks("1") or silo.pace.lacks(None))
+    assert silo.pace.lacks("0") and silo.pace.lacks("before-0")
+    silo.pace.rehearsed({"0": 4.0, "1": 20.0, "before-0": 0.5})
+    assert not (silo.pace.lacks("0") or silo.pace.lacks("1") or silo.pace.lacks("before-0"))
     assert silo.work(0.1, part="1") == 20.0 * HEADROOM
     silo.pace.rehearsed({"0": 90.0})  # what was timed stays
     assert silo.pace.floor == 20.0 * HEADROOM
@@ -166,18 +185,6 @@ def test_a_new_process_goes_on_with_it(silo: Silo, tmp_path: Path) -> None:
     silo.begin()
     silo.work(14.0)
     assert Silo(tmp_path).work(0.1) == 14.0 * HEADROOM
-
-
-def test_what_does_not_depend_on_the_state_is_set_aside(silo: Silo) -> None:
-    """Features of a frozen encoder: computed once, they are no measure for the rounds that follow."""
-    silo.begin()
-    spent, started = [0.0], silo.clock.now
-    with silo.pace.working("a", "0", known=False, aside=lambda: spent[0]) as work:
-        silo.clock.now += 1000.0 + 5.0
-        spent[0] += 1000.0
-        work.whole = True
-    assert silo.clock.now - started == 1000.0 + 10.0 * HEADROOM
-    assert silo.pace.floor == 10.0 * HEADROOM
 
 
 def test_a_damaged_file_asks_for_a_rehearsal(silo: Silo, caplog: pytest.LogCaptureFixture) -> None:

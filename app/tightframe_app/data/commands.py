@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 INTERRUPTED = 130
 
-app = typer.Typer(help="A site's own tables, and downloaded data sets.", no_args_is_help=True)
+app = typer.Typer(no_args_is_help=True)
 prepare = typer.Typer(
     help="Convert a download into the form that a data set's reader expects, checked by counts and hashes.",
     no_args_is_help=True,

@@ -13,7 +13,7 @@ import typer
 from tightframe_app import formats
 from tightframe_app.screens import lines, shown
 
-app = typer.Typer(help="Set a federation up: request files, startup kits, pins.", no_args_is_help=True)
+app = typer.Typer(no_args_is_help=True)
 
 PROFILES = ("strict", "standard", "research")
 SITE_STATE, SERVER_STATE = Path("/var/lib/tightframe"), Path("/var/lib/tightframe-server")

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tightframe_app.jobs.recipes import Recipe
     from tightframe_app.watch.monitoring import Server
 
-app = typer.Typer(help="List, export, check, sign, submit and fetch jobs.", no_args_is_help=True)
+app = typer.Typer(no_args_is_help=True)
 out = lines()
 err = lines(stderr=True)
 
@@ -528,7 +528,7 @@ def submit(
         if results is None:
             out.print(f"watch it:  tightframe watch {job_id}", soft_wrap=True)
             return
-        verdict = watch.until_over(server, job_id)
+        verdict = watch.until_over(server, job_id, results=results)
         if verdict.code not in (watch.TRAINED, 1):
             raise typer.Exit(verdict.code)
         place = _fetched(server, job_id, results)

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from tightframe.privacy.ledger.summary import Spending
     from tightframe.securesum.identity import Anchor
 
-app = typer.Typer(help="Show and verify how this site's privacy budget was spent.", no_args_is_help=True)
+app = typer.Typer(no_args_is_help=True)
 
 LOST = ("TF-604", "TF-620", "TF-621", "TF-702")
 """Codes of records that are lost or altered, as opposed to unreadable for the moment."""

@@ -20,10 +20,7 @@ from tightframe_app.site.membership import commands as membership
 if TYPE_CHECKING:
     from tightframe_app.site.checks.findings import Finding
 
-app = typer.Typer(
-    help="Run a hospital's own site: join, check, start, stop, leave; decide how its sums may be formed.",
-    no_args_is_help=True,
-)
+app = typer.Typer(no_args_is_help=True)
 app.add_typer(releases.cohort, name="cohort")
 app.add_typer(releases.release, name="release")
 app.command("join")(membership.join)

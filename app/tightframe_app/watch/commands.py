@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import typer
@@ -138,6 +139,7 @@ def follow(
     *,
     every: float,
     patience: float,
+    results: Path | None = None,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Verdict:
@@ -149,6 +151,7 @@ def follow(
         show: called with each new view.
         every: seconds between questions.
         patience: seconds without any answer after which it is given up.
+        results: folder into which the caller then fetches the result.
         clock: seconds.
         sleep: waits.
 
@@ -173,7 +176,7 @@ def follow(
         if view.lost is None and view.seen is not None and view.seen.over:
             ran = view.seen.engine not in NEVER_BEGAN
             found = _outcome(server, job_id, sleep, every) if ran else NoOutcomeError("it never began")
-            return judge(job_id, view.seen, view.last, found)
+            return judge(job_id, view.seen, view.last, found, results)
         sleep(every)
 
 
@@ -304,10 +307,11 @@ def until_over(
     *,
     every: float = 2.0,
     patience: float = 600.0,
+    results: Path | None = None,
     web: bool = False,
     port: int | None = None,
 ) -> Verdict:
-    """Show a job until it is over, and print how it ended.
+    """Show a job until it is over, and print how it ended; ``results`` as in ``follow``.
 
     Raises:
         typer.Exit: with code 130 after Ctrl-C; the job goes on.
@@ -318,7 +322,8 @@ def until_over(
     try:
         with _page(job_id, port, out) if web else nullcontext(None) as page:
             with _shower(out) as show:
-                verdict = follow(server, job_id, _also(show, page), every=every, patience=patience)
+                both = _also(show, page)
+                verdict = follow(server, job_id, both, every=every, patience=patience, results=results)
             out.print(closing_words(verdict))
             if page is not None:
                 page.end(verdict)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,6 +43,8 @@ OF_A_RUN: Mapping[str, str] = {
     "TF-510": "statistics could not be opened",
 }
 """Meaning of the codes that a run stops with and no silo sends."""
+FETCHED = Path("results")
+"""Folder of `tightframe jobs fetch` unless it is told another."""
 TRAINED, NOT_TRAINED, NOT_KNOWN = 0, 1, 3
 """Exit codes; 2 is that of errors and wrong arguments."""
 
@@ -143,7 +146,13 @@ def meaning(code: str) -> str:
     return f"{code} ({words[code]})" if code in words else code
 
 
-def judge(job_id: str, seen: Seen, last: Status | None, found: Outcome | NoOutcomeError) -> Verdict:
+def judge(
+    job_id: str,
+    seen: Seen,
+    last: Status | None,
+    found: Outcome | NoOutcomeError,
+    results: Path | None = None,
+) -> Verdict:
     """Tell how a run ended, from what is known and nothing else.
 
     The engine's word alone is not enough: it calls any job without an error ``FINISHED:COMPLETED``, and one
@@ -154,21 +163,24 @@ def judge(job_id: str, seen: Seen, last: Status | None, found: Outcome | NoOutco
         seen: the server's last answer.
         last: the run's own last status, if any was seen.
         found: what the run left behind, or why that could not be read.
+        results: folder into which whoever asks fetches the result of a run whose end is known.
     """
     outcome = found if isinstance(found, Outcome) else None
     allowed = isinstance(found, Outcome) or found.allowed
-    fetch = (f"its result: tightframe jobs fetch {job_id}",) if allowed else ()
+    into = "" if results is None else f" -o {shlex.quote(str(results))}"
+    by_hand = (f"its result: tightframe jobs fetch {job_id}{into}",) if allowed else ()
+    fetch = by_hand if results is None else ()
     if outcome is not None and outcome.trained:
         done = f"{outcome.length} in {outcome.seconds:.0f} s"
         title = outcome.ended.upper()
         told = (*_reason(outcome, last), *outcome.notes, *_metrics(outcome), *_after(seen), *fetch)
         return Verdict(TRAINED, f"{title}, {done}", told)
     if seen.engine != COMPLETED:
-        on = () if outcome is None else _go_on(job_id, outcome)
+        on = () if outcome is None else _go_on(job_id, outcome, results)
         return _failed(seen, last, outcome, (*fetch, *on))
     if outcome is not None:
         done = f"{outcome.length} in {outcome.seconds:.0f} s"
-        told = (*_reason(outcome, last), *outcome.notes, *fetch, *_go_on(job_id, outcome))
+        told = (*_reason(outcome, last), *outcome.notes, *fetch, *_go_on(job_id, outcome, results))
         return Verdict(NOT_TRAINED, f"{outcome.ended.upper()}, {done}", told)
     if last is not None and last.state in ("trained", "stopped"):
         trained = last.state == "trained"
@@ -178,7 +190,7 @@ def judge(job_id: str, seen: Seen, last: Status | None, found: Outcome | NoOutco
     return Verdict(
         NOT_KNOWN,
         "OVER; whether it trained is not known here",
-        (f"the engine says {COMPLETED}, which alone does not mean that it trained", str(found), *fetch),
+        (f"the engine says {COMPLETED}, which alone does not mean that it trained", str(found), *by_hand),
     )
 
 
@@ -200,12 +212,14 @@ def _after(seen: Seen) -> tuple[str, ...]:
     return (f"after that the engine called the job {seen.engine} ({means}); its outcome counts",)
 
 
-def _go_on(job_id: str, outcome: Outcome) -> tuple[str, ...]:
+def _go_on(job_id: str, outcome: Outcome, results: Path | None) -> tuple[str, ...]:
     """Say how a run goes on that was stopped after a round was done."""
     if not outcome.rounds_done:
         return ()
-    made = f"tightframe jobs export {outcome.job_name} --resume {job_id} -o resumed"
-    return (f"to go on after round {outcome.rounds_done}, once it is downloaded: {made}",)
+    folder = shlex.quote(str((results or FETCHED) / job_id))
+    made = f"tightframe jobs export {outcome.job_name} --resume {folder} -o resumed"
+    once = ", once it is fetched" if results is None else ""
+    return (f"to go on after round {outcome.rounds_done}{once}: {made}",)
 
 
 def _reason(outcome: Outcome | None, last: Status | None) -> list[str]:

@@ -34,6 +34,10 @@ STATE = "silo_state"
 COMMITTED, EARLIER, PROPOSED = "committed.safetensors", "earlier.safetensors", "proposed.safetensors"
 TOLD = "told.safetensors"
 START = "start.safetensors"
+PRETRAINED = "pretrained.safetensors"
+"""Weights of the pretrained start that the job names, as the server sent them."""
+REHEARSAL = "rehearsal-"
+"""Prefix of the folder of a first round that a silo trains by itself."""
 FOLLOWED, VERIFIED = "followed", "verified"
 """Files of the run's state as this silo computed it, and of the states that it verified, with their sums."""
 DECLARATION = "declaration.json"
@@ -229,9 +233,15 @@ class SiloContext:
 
     @cached_property
     def pace(self) -> Pace:
-        """How long work on records lasts for others, in secure sums that leave on a time grid."""
-        on = self.answer_grid > 0 and self.job.summation == "secure"
-        return Pace(self.state_folder / PACE, on=on, limit=self.job.site_timeout, log=self.log)
+        """How long work on records lasts for others: in secure sums, in production or on a time grid."""
+        on = (self.production or self.answer_grid > 0) and self.job.summation == "secure"
+        return Pace(
+            self.state_folder / PACE,
+            on=on,
+            limit=self.job.site_timeout,
+            log=self.log,
+            stopped=lambda: self.stopped(),
+        )
 
     @property
     def feature_folder(self) -> Path | None:

@@ -4,7 +4,7 @@ From a first batch that fails to a whole training, the time of an answer can tel
 server can name a state of its own choice to one silo (``docs/threat-model.md``). So work on records ends not
 before a *floor*: the longest training of this silo in this run with some head-room. The floor rests on
 trainings whose state no server has chosen: on the job's own start, behind verified totals, and on a rehearsal
-before the first training on any other state. Work that takes longer all the same raises it for good, so that
+before the first work on any other state. Work that takes longer all the same raises it for good, so that
 few answers of a run can.
 """
 
@@ -24,6 +24,8 @@ from tightframe.files import write_atomically
 
 HEADROOM = 1.25
 """The floor is so many times the longest training: as much as trainings of one silo vary."""
+POLL = 0.1
+"""Seconds after which a silo that holds its answer back looks again whether the run was aborted."""
 
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
@@ -33,9 +35,8 @@ class _Pending(BaseModel):
 
     Attributes:
         sum: that it was for.
-        part: phase of a round, if it was a whole training.
+        part: that it is a measure of; None unless all of it was done.
         seconds: that it took.
-        unverified: ``_Times.unverified`` before it.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -43,17 +44,16 @@ class _Pending(BaseModel):
     sum: str
     part: str | None
     seconds: Seconds
-    unverified: Seconds
 
 
 class _Times(BaseModel):
     """What a silo remembers of its trainings.
 
     Attributes:
-        first: phase of a round -> seconds of its first training on a state that is the run's own.
+        first: part of the run -> seconds of its first work on a state that is the run's own.
         later: the longest of those after it. Once there is one, the first counts no more: it has read records
             from a cold disk.
-        unverified: the longest work that has raised the floor, and whose state was not verified.
+        unverified: the longest work that has raised the floor before its state was verified.
         pending: the last work.
     """
 
@@ -70,7 +70,7 @@ class _Times(BaseModel):
         return max([self.unverified, *{**self.first, **self.later}.values()])
 
     def noting(self, part: str, seconds: float) -> _Times:
-        """Return the times after a training on a state that is the run's own."""
+        """Return the times after work on a state that is the run's own."""
         if part not in self.first:
             return self.model_copy(update={"first": {**self.first, part: seconds}})
         longest = max(seconds, self.later.get(part, 0.0))
@@ -79,7 +79,7 @@ class _Times(BaseModel):
 
 @dataclass
 class Work:
-    """Work on records for one answer; whoever does it says whether it was a whole training."""
+    """Work on records for one answer; whoever does it says whether all of it was done."""
 
     whole: bool = False
 
@@ -92,6 +92,7 @@ class Pace:
         on: whether answers are held back; only for a term that others see, and not in a simulation.
         limit: seconds after which the server gives a silo up (``site_timeout``), for a warning.
         log: of the silo.
+        stopped: returns True once the run is aborted; then nothing is held back any longer.
         clock, sleep: of the operating system.
     """
 
@@ -102,70 +103,69 @@ class Pace:
         on: bool,
         limit: float,
         log: logging.Logger,
+        stopped: Callable[[], bool] = lambda: False,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._path, self.on, self._limit, self._log = path, on, limit, log
-        self._clock, self._sleep = clock, sleep
+        self._stopped, self._clock, self._sleep = stopped, clock, sleep
 
     @property
     def floor(self) -> float:
         """Seconds that work on records lasts at least."""
         return HEADROOM * self._times().longest
 
-    def lacks(self, part: str | None) -> bool:
+    def lacks(self, part: str) -> bool:
         """Check whether work is to be preceded by a rehearsal.
 
         Args:
-            part: phase of a training round; None for other work, to which any training is a measure.
+            part: of the run that is a measure of the work.
         """
-        first = self._times().first
-        return self.on and (not first if part is None else part not in first)
+        return self.on and part not in self._times().first
 
     def rehearsed(self, seconds: Mapping[str, float]) -> None:
-        """Note the phases of a round that was rehearsed, with their seconds."""
+        """Note the parts of the run that were rehearsed, with their seconds."""
         times = self._times()
         for part in sorted(set(seconds) - set(times.first)):
             times = times.noting(part, seconds[part])
         self._keep(times)
 
     @contextmanager
-    def working(
-        self, sum_id: str, part: str | None, *, known: bool, aside: Callable[[], float] = lambda: 0.0
-    ) -> Iterator[Work]:
-        """Hold work on records back until the floor, whether it succeeds or not.
+    def working(self, sum_id: str, part: str | None, *, known: bool) -> Iterator[Work]:
+        """Hold work on records back until the floor, whether it succeeds or not, unless the run is aborted.
 
         Args:
             sum_id: that it is for.
-            part: phase of a training round; None for other work.
+            part: of the run that it is a measure of, if all of it is done; None if it is a measure of none.
             known: its state is the job's start, or was verified before: no server has chosen it.
-            aside: seconds spent so far on what is done once and does not depend on the state.
         """
         work = Work()
         if not self.on:
             yield work
             return
-        started, before = self._clock(), aside()
+        started = self._clock()
         try:
             yield work
         finally:
-            extra = aside() - before
-            seconds = self._clock() - started - extra
+            seconds = self._clock() - started
             floor = self.floor
             try:
                 floor = self._note(sum_id, part if work.whole else None, seconds, known=known)
             finally:  # also if it cannot be noted, on a full disk
-                while (left := started + extra + floor - self._clock()) > 0:
-                    self._sleep(left)
+                while (left := started + floor - self._clock()) > 0 and not self._stopped():
+                    self._sleep(min(left, POLL))
 
     def verified(self, sum_id: str) -> None:
-        """Note that this silo has revealed its shares of a sum, so that the sum's state is the run's own."""
+        """Note that this silo has revealed its shares of a sum, so that the sum's state is the run's own.
+
+        The floor stays where the work has raised it: all of it was seen to take as long.
+        """
         if not self.on:
             return
         times = self._times()
         if (pending := times.pending) is None or pending.sum != sum_id:
             return
-        times = times.model_copy(update={"pending": None, "unverified": pending.unverified})
+        times = times.model_copy(update={"pending": None})
         self._keep(times if pending.part is None else times.noting(pending.part, pending.seconds))
 
     def _note(self, sum_id: str, part: str | None, seconds: float, *, known: bool) -> float:
@@ -177,7 +177,7 @@ class Pace:
             self._keep(times if part is None else times.noting(part, seconds))
             return HEADROOM * times.longest
         floor, raised = HEADROOM * times.longest, HEADROOM * seconds
-        pending = _Pending(sum=sum_id, part=part, seconds=seconds, unverified=times.unverified)
+        pending = _Pending(sum=sum_id, part=part, seconds=seconds)
         longer = seconds if seconds > floor else times.unverified
         # On disk before anything is sent: a new process must not fall behind what others have seen.
         self._keep(times.model_copy(update={"unverified": longer, "pending": pending}))

@@ -527,9 +527,25 @@ def test_a_valid_transcript_of_another_job_is_refused(
         (startup / "rootCA.pem").write_bytes(run.root.x509.public_bytes(Encoding.PEM))
         done = CliRunner().invoke(cli.app, ["jobs", *typed, f"results-{code}"], env={"COLUMNS": "100"})
         assert done.exit_code == code, done.output
-        assert ("valid:" in done.stdout) == (code == 0)
+        assert ("valid:" in done.stdout) == (code == 0) and "jobs fetch" not in done.output
         said = f"expected a transcript of job {JOB}, but it is of {transcripts.PARAMS.job}"
         assert (said in flat(done.stderr)) == (code == 1)
+
+
+def test_a_transcript_that_nobody_has_signed_is_refused(
+    connect: Connect, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its one line says the job's id, by the server's word alone."""
+    session = connect(Session(OVER, result=OUTCOME))
+    monkeypatch.setattr(transcripts, "PARAMS", dataclasses.replace(transcripts.PARAMS, job=JOB))
+    run = transcripts.Run()
+    run.end()
+    session.transcript = b"".join(run.lines)
+    root = tmp_path / "kits/consortium/prod_00/lead@example.org/startup/rootCA.pem"
+    root.write_bytes(run.root.x509.public_bytes(Encoding.PEM))
+    done = CliRunner().invoke(cli.app, ["jobs", "fetch", JOB, "-o", "results"], env={"COLUMNS": "100"})
+    assert done.exit_code == 1 and "valid:" not in done.stdout
+    assert "signed by nobody:" in done.stderr and "TF-616" in done.stderr
 
 
 def test_an_honest_servers_result_is_fetched(tmp_path: Path) -> None:

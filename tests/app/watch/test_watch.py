@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import io
 import json
 import re
@@ -22,10 +23,13 @@ from tightframe.errors import REASONS
 from tightframe.results.outcome import Outcome
 from tightframe.results.parts.dropouts import Lost
 from tightframe.results.status import Status
+from tightframe_app.jobs.commands import fetch
 from tightframe_app.watch import commands
 from tightframe_app.watch import view as words
 from tightframe_app.watch.silos import SILENCE, Silences
 from tightframe_app.watch.status import (
+    FETCHED,
+    NOT_KNOWN,
     LostError,
     NoOutcomeError,
     Seen,
@@ -265,6 +269,22 @@ def test_how_it_ended(engine: str, last: Status | None, changes: Any, code: int,
     title = text.splitlines()[0]
     assert verdict.code == code and all(item in text for item in expected), text
     assert (FETCH in text) == (found is not FORBIDDEN and title != "NOT STARTED")
+    again = judge(JOB, Seen(engine, "job", told), None if last is None else status(last), found, Path("a b"))
+    suggested = [line for line in again.lines if "jobs fetch" in line]
+    unknown = code == NOT_KNOWN and found is not FORBIDDEN
+    assert suggested == ([f"{FETCH} -o 'a b'"] if unknown else []), "whoever submitted has the rest already"
+
+
+def test_a_stopped_run_goes_on_from_where_its_result_is() -> None:
+    assert inspect.signature(fetch).parameters["output"].default == FETCHED
+    found = Outcome.model_validate({**OUTCOME, "trained": False, "rounds_done": 1, "reason": "TF-501: few"})
+    for results, folder, once in (
+        (None, f"results/{JOB}", ", once it is fetched"),
+        (Path("r"), f"r/{JOB}", ""),
+    ):
+        lines = judge(JOB, Seen(COMPLETED, "job"), None, found, results).lines
+        command = f"tightframe jobs export {found.job_name} --resume {folder} -o resumed"
+        assert lines[-1] == f"to go on after round 1{once}: {command}"
 
 
 class Script:

@@ -23,7 +23,7 @@ from tightframe.privacy import accounting
 from tightframe.privacy.ledger.entries import Charge
 from tightframe.results.files import CHECKPOINT
 from tightframe.results.rows import Row
-from tightframe.rounds.context import PACE, SiloContext
+from tightframe.rounds.context import PACE, REHEARSAL, SiloContext
 from tightframe.rounds.server import resume
 from tightframe.rounds.server.record import RunRecord
 from tightframe.rounds.silo import own_state as state
@@ -344,6 +344,7 @@ def test_a_silo_goes_back_to_where_the_checkpoint_is(
 def test_a_silos_state_is_for_the_same_job_alone_and_the_salt_for_none(tmp_path: Path) -> None:
     first, _ = _state(tmp_path / "first", job())
     (first.state_folder / "salt").write_text("secret")
+    (first.state_folder / f"{REHEARSAL}left" / "silo_state").mkdir(parents=True)
     (first.state_folder / PACE).write_text("how long trainings took")
     values = {"lineage": "first", "previous": "first", "after_round": 1, "checkpoint_sha256": "0" * 64}
     for changes in ({"seed": 4}, {"resume": {**values, "lineage": "another"}}):
@@ -362,6 +363,7 @@ def test_a_silos_state_is_for_the_same_job_alone_and_the_salt_for_none(tmp_path:
     state.begin(later)
     assert later.salt() != ("secret",), "no two jobs repeat a silo's updates bit for bit"
     assert (later.state_folder / PACE).read_text() == "how long trainings took"
+    assert not list(later.state_folder.glob(f"{REHEARSAL}*")), "nor what a killed process has left"
 
 
 def test_what_is_done_is_not_charged_again_and_what_is_repeated_is(

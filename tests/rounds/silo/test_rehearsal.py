@@ -14,10 +14,12 @@ from tightframe import methods
 from tightframe.config.job import JobConfig, parse_job
 from tightframe.config.site import SiteEntry
 from tightframe.privacy.ledger.ledger import ledger_path
-from tightframe.rounds.context import SiloContext
+from tightframe.rounds.context import REHEARSAL, SiloContext
 from tightframe.rounds.riders import failures
 from tightframe.rounds.setup import prepare
+from tightframe.rounds.silo import rehearsal
 from tightframe.rounds.silo.rehearsal import rehearse
+from tightframe.rounds.silo.view import RequestedSum
 
 NAMES = ("hospital-1", "hospital-2", "hospital-3", "hospital-4")
 CPU = torch.device("cpu")
@@ -29,6 +31,11 @@ def data() -> dict[str, Records]:
 
 
 def rehearsed(job: JobConfig, data: dict[str, Records], folder: Path) -> tuple[dict[str, float], SiloContext]:
+    context, setup = context_of(job, data, folder), prepare(job)
+    return dict(rehearse(context, setup, CPU, RequestedSum(NAMES, 2), setup.initial_state())), context
+
+
+def context_of(job: JobConfig, data: dict[str, Records], folder: Path) -> SiloContext:
     name = NAMES[0]
     context = SiloContext(
         name,
@@ -41,7 +48,7 @@ def rehearsed(job: JobConfig, data: dict[str, Records], folder: Path) -> tuple[d
         ledger_dir=folder / "l",
     )
     context.state_folder.mkdir(parents=True)
-    return dict(rehearse(context, prepare(job), CPU, NAMES, 2)), context
+    return context
 
 
 def job_of(method: str, **values: Any) -> JobConfig:
@@ -62,7 +69,9 @@ def test_every_phase_of_a_first_round_is_timed_and_nothing_is_left(
     monkeypatch.setattr(failures, "note", lambda context, error: pytest.fail(str(error)))
     job = job_of(method)
     seconds, context = rehearsed(job, data, tmp_path)
-    assert set(seconds) == {str(index) for index in range(len(prepare(job).plan.round(1)))}
+    plan = prepare(job).plan
+    before = {f"{item.kind}-{item.index}" for item in plan.beginning()}
+    assert set(seconds) == {str(index) for index in range(len(plan.round(1)))} | before
     assert all(value > 0 for value in seconds.values())
     assert not list(context.state_folder.iterdir())
 
@@ -72,6 +81,19 @@ def test_with_privacy_nothing_is_charged(method: str, data: dict[str, Records], 
     private = {"epsilon": 60.0, "noise_multiplier": 2.0}
     job = job_of(method, privacy=private, weights="uniform", update_norm=None)
     seconds, context = rehearsed(job, data, tmp_path)
-    assert len(seconds) == len(prepare(job).plan.round(1))
+    plan = prepare(job).plan
+    assert len(seconds) == len([*plan.beginning(), *plan.round(1)])
     assert not list(context.state_folder.iterdir())
     assert charges_in(ledger_path(tmp_path / "l", context.name)) == []
+
+
+def test_only_what_a_killed_process_has_left_is_deleted(data: dict[str, Records], tmp_path: Path) -> None:
+    job = job_of("fedavg")
+    context = context_of(job, data, tmp_path)
+    left, at_work = (context.state_folder / f"{REHEARSAL}{name}" for name in ("left", "at-work"))
+    for folder in (left, at_work):
+        folder.mkdir()
+        (folder / "own.safetensors").write_bytes(b"of records")
+    with rehearsal._locked(at_work):
+        rehearse(context, prepare(job), CPU, RequestedSum(NAMES, 2), prepare(job).initial_state())
+        assert list(context.state_folder.iterdir()) == [at_work]

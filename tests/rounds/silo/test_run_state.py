@@ -22,6 +22,8 @@ from tightframe.rounds.silo.own_state import NeedsStateError
 from tightframe.rounds.silo.run_state import FollowedState
 from tightframe.securesum.messages import SumId, Total
 
+WIDTHS = {"widths": [8, 8]}
+
 
 class Run:
     """A run's states and totals, and requests that rest on them."""
@@ -217,6 +219,50 @@ def test_a_pretrained_start_is_made_while_the_server_sends_it(tmp_path: Path, ru
         asked("late")
     state, follows = asked("late", state_bytes=state_bytes(start))
     assert same(state, start) and not follows
+
+
+def frozen(name: str = "secure") -> tuple[JobSetup, bytes]:
+    """A job with a frozen encoder from a named start, and that start's weights."""
+    drawn = job(encoder="random", model_options=WIDTHS).initial_state().model
+    weights = save({name: value + 0.1 for name, value in drawn.items()})
+    sha256 = hashlib.sha256(weights).hexdigest()
+    return job(encoder="frozen", model_options=WIDTHS, initial_model_sha256=sha256, summation=name), weights
+
+
+def test_the_named_start_is_kept_for_the_time_after_its_requests(tmp_path: Path) -> None:
+    setup, weights = frozen()
+    start = start_state(setup, weights)[0]
+    message = {"state": state_sha256(start), "before": ""}
+    followed = FollowedState(tmp_path, setup, "a", logging.getLogger("test"))
+    followed.advance({**message, "start": weights}, None, WEIGHTS)
+    assert same(FollowedState(tmp_path, setup, "a", logging.getLogger("test")).start({}), start)
+    late = FollowedState(tmp_path / "late", setup, "a", logging.getLogger("test"))
+    with pytest.raises(NeedsStateError):
+        late.start({})
+    assert same(late.start({"state_bytes": b"", "start": weights}), start)
+    for other in ({"state_bytes": b""}, {"start": weights[:-1] + b"x"}):
+        with pytest.raises(RunError) as caught:
+            late.start(other)
+        assert caught.value.code == "TF-505"
+
+
+@pytest.mark.parametrize("part", ["backbone", "head"])
+def test_a_state_with_another_frozen_encoder_than_the_starts_is_refused(tmp_path: Path, part: str) -> None:
+    """It is sent to a silo that missed an exchange, and that keeps features by the job's own encoder."""
+    setup, weights = frozen()
+    start = start_state(setup, weights)[0]
+    followed = FollowedState(tmp_path, setup, "late", logging.getLogger("test"))
+    followed.advance({"state": state_sha256(start), "before": "", "start": weights}, None, WEIGHTS)
+    total = made_total(setup, next(iter(setup.plan)), start, 1)
+    model = {name: value + float(name.startswith(part)) for name, value in start.model.items()}
+    other = ServerState(model)
+    message = {"state": state_sha256(other), "before": "0" * 64, "state_bytes": state_bytes(other)}
+    if part == "head":
+        assert same(followed.advance(message, total, WEIGHTS)[0], other)
+        return
+    with pytest.raises(RunError, match="frozen encoder of the job's start") as caught:
+        followed.advance(message, total, WEIGHTS)
+    assert caught.value.code == "TF-518"
 
 
 def test_a_total_that_changes_nothing_is_followed(tmp_path: Path, run: Run) -> None:

@@ -22,8 +22,11 @@ from tightframe.rounds.encoded.files import FeatureFiles, RecordsDigest, StoredF
 
 if TYPE_CHECKING:
     from tightframe.rounds.context import SiloContext
+    from tightframe.rounds.setup import JobSetup
 
 
+Part = tuple[Fold, bool]
+"""A fold, and whether its features are in float64."""
 PROBED = 4
 """Records of a fold whose stored features are compared with the encoder's."""
 
@@ -72,14 +75,35 @@ class LoadedEncoder:
         return cls(model, encoder_sha256(model.state_dict()))
 
 
+def used_parts(setup: JobSetup) -> tuple[Part, ...]:
+    """Return the folds of which a run uses features of a frozen encoder that are computed once."""
+    job = setup.job
+    parts: list[Part] = []
+    if setup.method.one_sum is not None or setup.start is not None:
+        parts.append(("train", True))
+        if job.privacy is None:
+            parts.append(("validation", True))
+    if not job.training.augment:
+        if setup.method.one_sum is None or job.personalise or job.local_baseline_epochs:
+            parts.append(("train", False))
+        parts += [("validation", False), ("test", False)]
+    return tuple(parts)
+
+
 class FeatureCache:
     """Features of a silo's folds, of one encoder at a time; part of its context."""
 
     def __init__(self) -> None:
         self._encoder = ""
-        self._folds: dict[tuple[Fold, bool], EncodedFold] = {}
+        self._folds: dict[Part, EncodedFold] = {}
         self._told = False
         self.seconds = 0.0  # that computing features has taken
+
+    def lent(self) -> FeatureCache:
+        """Return a cache with the same features, of which this one learns nothing."""
+        lent = FeatureCache()
+        lent._encoder, lent._folds, lent._told = self._encoder, dict(self._folds), self._told
+        return lent
 
     def tell_once(self, tell: Callable[[], None]) -> None:
         """Call ``tell`` the first time."""

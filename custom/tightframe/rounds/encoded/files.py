@@ -25,7 +25,7 @@ from safetensors.torch import load, save
 from tightframe import __version__
 from tightframe.files import write_atomically
 from tightframe.phases import Fold
-from tightframe.rounds.context import FEATURES
+from tightframe.rounds.context import FEATURES, REHEARSAL, STATE
 
 if TYPE_CHECKING:
     from tightframe.rounds.context import SiloContext
@@ -156,10 +156,10 @@ def stored(state_dir: Path) -> Iterator[Path]:
 
 
 def folders(state_dir: Path) -> list[Path]:
-    """Return the folders of features: those that outlive jobs, and those that jobs have left."""
-    return [
-        path for path in (state_dir / FEATURES, *sorted(state_dir.glob(f"*/*/{FEATURES}"))) if path.is_dir()
-    ]
+    """Return the folders of features: those that outlive jobs, and those that killed jobs have left."""
+    left = (f"*/*/{FEATURES}", f"*/*/{STATE}/{REHEARSAL}*")
+    found = (path for pattern in left for path in sorted(state_dir.glob(pattern)))
+    return [path for path in (state_dir / FEATURES, *found) if path.is_dir()]
 
 
 def delete(folder: Path) -> None:

@@ -71,11 +71,13 @@ class Collector:
     Attributes:
         opened: (sum, cohort) of each sum opened so far. A silo that missed a request must still learn whether
             its last term was opened, so each request lists all sums that the silo may not know of.
+        start: weights of a pretrained start, for silos that missed the first exchanges; None without one.
     """
 
     def __init__(self, job: JobConfig, sums: Sums, record: RunRecord, log: logging.Logger) -> None:
         self._job, self._sums, self._record, self._log = job, sums, record, log
         self.opened: list[tuple[str, list[str]]] = []
+        self.start: bytes | None = None
         self._known: dict[str, int] = {}  # silo -> how many of `opened` it knows of for certain
 
     def collect(
@@ -127,7 +129,7 @@ class Collector:
             self._record.answered(site)
 
         try:
-            following = _FollowingTransport(transport, shared)
+            following = _FollowingTransport(transport, shared, self.start)
             collected: Collected = self._sums.collect(following, sum_id, schema, requests, accepted)
         except TooFewError as error:
             self._record.dropped(exchange.kind, exchange.round, error.cohort, {**left_out, **error.failed})
@@ -153,7 +155,8 @@ class Collector:
 
     def seal(self, transport: Transport, shared: SharedState) -> None:
         """Let the silos verify the last total, which no other exchange rests on."""
-        self._sums.seal(_FollowingTransport(transport, shared), {"opened": {}, **shared.named()})
+        following = _FollowingTransport(transport, shared, self.start)
+        self._sums.seal(following, {"opened": {}, **shared.named()})
 
     def _requests(self, exchange: Exchange, common: Message, silos: Sequence[str]) -> dict[str, Message]:
         """Return each silo's request: the common part, and the sums opened that it may not know of."""
@@ -225,9 +228,10 @@ class Collector:
 class _FollowingTransport:
     """A transport that sends the state of the run to silos that cannot compute it, and asks them again."""
 
-    def __init__(self, transport: Transport, shared: SharedState) -> None:
+    def __init__(self, transport: Transport, shared: SharedState, start: bytes | None) -> None:
         self._transport = transport
         self._shared = shared
+        self._start = {} if start is None else {"start": start}
 
     def exchange(self, task: str, requests: Mapping[str, Message], accept: Accept) -> Mapping[str, str]:
         """Carry a task as ``rounds.sums.plain.Transport`` says."""
@@ -235,7 +239,8 @@ class _FollowingTransport:
 
         def answered(site: str, answer: Message) -> None:
             if answer.get(NEEDS_STATE) is True and site not in again:
-                again[site] = {**requests[site], "state_bytes": state_bytes(self._shared.state)}
+                state = state_bytes(self._shared.state)
+                again[site] = {**requests[site], **self._start, "state_bytes": state}
             else:
                 accept(site, answer)
 

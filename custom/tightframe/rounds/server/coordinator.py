@@ -250,6 +250,7 @@ class Coordinator:
                 "pretrained start: SHA-256 %s, fresh tensors: %s", loaded.sha256, loaded.fresh or "none"
             )
         self._enroll(transport)
+        self._collector.start = weights
         shared = SharedState(state, start=weights)
         for exchange in self.setup.plan.beginning():
             shared, _ = self._exchange(transport, shared, exchange)
@@ -261,6 +262,7 @@ class Coordinator:
         """Enrol the silos, and return the state of the checkpoint that the job resumes from."""
         resume.restore(self.record, stored, saved, self.log)
         self._collector.opened = [*saved.opened]
+        self._collector.start = self._named_start()
         self._sums.static_cohort = saved.static_cohort
         self._enroll(transport, saved)
         if changed := resume.changed_weights(saved, self.record.declared):
@@ -282,6 +284,7 @@ class Coordinator:
         records = resume.require_total(stored.state, f"the state of job {saved.job_id}")
         record.initial_model = saved.initial_model
         self._sums.static_cohort = saved.static_cohort
+        self._collector.start = self._named_start()
         self._enroll(transport, saved)
         if missing := sorted(set(saved.weights) - set(record.weights)):
             raise RunError(
@@ -312,6 +315,14 @@ class Coordinator:
         for line in record.withdrawn.lines():
             self.log.info("withdrawal: %s", line)
         return shared
+
+    def _named_start(self) -> bytes | None:
+        """Return the pretrained start of the jobs that this one continues, if its file is still here."""
+        if self._initial_model is None or self.setup.job.initial_model_sha256 is None:
+            return None
+        weights = read_weights(self._initial_model)
+        found = hashlib.sha256(weights).hexdigest()
+        return weights if found == self.setup.job.initial_model_sha256 else None
 
     def _enroll(self, transport: Transport, saved: resume.SavedRun | None = None) -> None:
         """Enrol the job's silos; in a resumed job those of the stopped run, for whom its counts are open."""

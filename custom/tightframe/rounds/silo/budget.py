@@ -22,6 +22,7 @@ from tightframe.privacy.ledger.rules import events_of
 from tightframe.results.words import rounded_up
 from tightframe.rounds.context import SiloContext
 from tightframe.rounds.privacy_plan import PrivacyPlan
+from tightframe.rounds.silo import subnormals
 from tightframe.rounds.site_ledger import SiteLedger
 
 SOLVED = "privacy.json"
@@ -106,6 +107,7 @@ class Budget:
         rules.hold(entries, charges, replace(self.cap, releases=None))
         return True
 
+    @subnormals.kept()
     def charge(self, purpose: str, events: Sequence[Event], *, alone: Event | None = None) -> None:
         """Charge a release to the ledger, before its noise is drawn.
 
@@ -148,6 +150,7 @@ class Budget:
             self.cap.delta,
         )
 
+    @subnormals.kept()
     def solve_once(self, key: str, solve: Callable[[], float]) -> float:
         """Return a number that takes seconds to solve, stored with the run's own state under a key."""
         path = self._context.state_folder / SOLVED
@@ -158,6 +161,7 @@ class Budget:
             write_atomically(path, json.dumps(solved).encode(), mode=0o600)
         return float(solved[key])
 
+    @subnormals.kept()
     def spent_by_job(self, *, prv: bool = True) -> accounting.Epsilons:
         """Return the epsilon that this job has spent on these records so far, at the job's delta.
 

@@ -5,38 +5,44 @@ Only processes that train import this module, because it imports torch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import TypeVar, cast
 
 import safetensors.torch
 import torch
 
 from tightframe.errors import ContributionError, RunError, TrainingError
-from tightframe.learning.model_update import UPDATE
+from tightframe.learning.model_update import UPDATE, shared_template
 from tightframe.learning.optimizers import OptimizerSettings
 from tightframe.learning.stages import Stage, cross_entropy
-from tightframe.phases import Contribution, Group, Phase, Schema, Tensors
+from tightframe.models.frozen import FrozenEncoder, is_frozen
+from tightframe.phases import Contribution, Group, Phase, Schema, ServerState, Tensors
 from tightframe.results.local_report import Baseline
 from tightframe.results.parts import dropouts
 from tightframe.rounds import codec
 from tightframe.rounds.checkpoint import save_tensors
 from tightframe.rounds.context import START, Message, SiloContext
-from tightframe.rounds.plan import Exchange
+from tightframe.rounds.encoded import LoadedEncoder, used_parts
+from tightframe.rounds.plan import BEFORE, STATISTICS, Exchange
 from tightframe.rounds.privacy_plan import is_frozen_sum
 from tightframe.rounds.riders import evaluation, failures
 from tightframe.rounds.riders.evaluation import told_by_few
 from tightframe.rounds.setup import prepare, set_threads
-from tightframe.rounds.silo import own_report
+from tightframe.rounds.silo import own_report, subnormals
 from tightframe.rounds.silo.own_state import SiloStateStore
-from tightframe.rounds.silo.rehearsal import rehearse
+from tightframe.rounds.silo.rehearsal import part_of, rehearse
 from tightframe.rounds.silo.run_state import FollowedState
 from tightframe.rounds.silo.view import LocalSilo, RequestedSum
 from tightframe.rounds.sums.common import SEAL
-from tightframe.rounds.sums.plain import Encoded
+from tightframe.rounds.sums.plain import Check, Encoded
 from tightframe.rounds.withdrawn import check_request
 from tightframe.securesum.messages import SumId, Total
 
 OVER_BOUND = "TF-402"
+WITHDRAWAL = "withdrawal"
+"""Part of the run that both exchanges of a withdrawal are a measure of: they do the same work on records."""
+Result = TypeVar("Result")
 
 
 class Contributor:
@@ -69,6 +75,7 @@ class Contributor:
         total: Total | None = None,
         honest: int = 1,
         tellers: Mapping[str, int] | None = None,
+        check: Check = lambda sum_id, fields: None,
     ) -> Encoded:
         """Answer a request with a term of its sum, computed on this silo's own state of the run.
 
@@ -80,40 +87,54 @@ class Contributor:
                 of the noise's variance.
             tellers: number of silos that tell each part of an evaluation, in a secure sum; None in a plain
                 one, where the server sees each term.
+            check: refuses another sum than the request's, before anything is done for it.
 
         Raises:
             NeedsStateError, RunError: as ``FollowedState.advance``.
         """
+        context, job = self._context, self._context.job
         exchange = self._setup.plan.find(message["kind"], message["round"], message["phase"])
-        check_request(self._context, (exchange.kind, exchange.index), message)
+        check_request(context, (exchange.kind, exchange.index), message)
         sum_id = SumId.of(exchange.kind, exchange.round, exchange.index, message["attempt"])
         state, follows = self._followed.advance(message, total, weights)
         received = {name: item.clone() for name, item in exchange.phase.broadcast(state).items()}
         phase = exchange.carrying(exchange.evaluates(received))
+        specs = codec.specs(phase.schema, parties=len(weights))
+        check(sum_id, specs)
+        self._settle(message, total)
+        silo = self._silo(exchange, message, sorted(weights), honest, tellers)
+        if job.local_baseline_epochs and job.withdraw is None and self._setup.plan.starts(exchange):
+            save_tensors(context.state_folder / START, state.model, mode=0o600)
+        # A server could have chosen the state: it is neither the job's own nor verified.
+        begins = (exchange.kind, exchange.index) == (BEFORE, 0) and job.withdraw is not None
+        chosen = (total is not None or not follows) and not begins  # ``check_request`` has compared it
+        part = part_of(exchange) if job.withdraw is None else WITHDRAWAL if exchange.before else None
+
+        def work() -> tuple[Contribution, dict[Group, bytes], bool]:
+            made = self._term(silo, phase, received, weights)
+            if made[0].proposed_state is not None:  # within: a failed training writes nothing
+                self._store.propose(sum_id, made[0].proposed_state, message["state"])
+            return made
+
+        self._encode(exchange, silo, state)
+        if chosen:
+            self._measure(part, silo, message)
+        with context.pace.working(str(sum_id), part, known=not chosen) as doing:
+            _, term, doing.whole = self._seen_at_work(work)
+        encoded = Encoded(sum_id, specs, term, bytes.fromhex(message["state"]), follows)
+        own_report.note_sent(context, phase.schema, encoded, at_end=exchange.reported)
+        return encoded
+
+    def _settle(self, message: Message, total: Total | None) -> None:
+        """Let what this silo trained for the sums before count, or drop it."""
         # Of the total told a silo knows by itself whether it is in it: the server does not choose its state.
         known = {} if total is None else {str(total.sum_id): list(total.survivors)}
         digest = None if total is None else total.digest().hex()
         self._store.settle({**message["opened"], **known}, next(iter(known), None), digest)
-        silo = self._silo(exchange, message, sorted(weights), honest, tellers)
-        job = self._context.job
-        if job.local_baseline_epochs and job.withdraw is None and self._setup.plan.starts(exchange):
-            save_tensors(self._context.state_folder / START, state.model, mode=0o600)
-        chosen = total is not None or not follows  # a server could have chosen the state
-        part = str(exchange.index) if exchange.training else None
-        if chosen:
-            self._rehearse(exchange, part, weights, honest)
-        pace, aside = self._context.pace, lambda: self._context.features.seconds
-        with (
-            pace.working(str(sum_id), part, known=not chosen, aside=aside) as work,
-            _without_subnormals(self._context),
-        ):
-            contribution, term, work.whole = self._term(silo, phase, received, weights)
-            if contribution.proposed_state is not None:  # within: a failed training writes nothing
-                self._store.propose(sum_id, contribution.proposed_state, message["state"])
-        specs = codec.specs(phase.schema, parties=len(weights))
-        encoded = Encoded(sum_id, specs, term, bytes.fromhex(message["state"]), follows)
-        own_report.note_sent(self._context, phase.schema, encoded, at_end=exchange.reported)
-        return encoded
+
+    def _seen_at_work(self, work: Callable[[], Result]) -> Result:
+        """Do work on records of which others see how long it takes."""
+        return subnormals.without(work, self._context.job.threads) if self._context.pace.on else work()
 
     def _term(
         self, silo: LocalSilo, phase: Phase, received: Tensors, weights: Mapping[str, float]
@@ -148,24 +169,61 @@ class Contributor:
             made = failures.with_noise(made, phase.schema, private, silo.honest)
         return made, _encoded(silo, phase.schema, made.tensors, weights), False
 
-    def _rehearse(
-        self,
-        exchange: Exchange,
-        part: str | None,
-        weights: Mapping[str, float],
-        honest: int,
-    ) -> None:
-        """Train a first round for oneself before the first training on a state that a server could choose.
+    def _encode(self, exchange: Exchange, silo: LocalSilo, state: ServerState) -> None:
+        """Compute the features of a frozen encoder, if there are any to compute.
 
-        Without it such a training would be the measure of those after it (``pace``).
+        Before the work that others see the time of: its encoder is that of the job's start, so that nothing
+        of this depends on a state that a server could have chosen, nor on how far work gets.
         """
-        context = self._context
-        if exchange.before or context.job.withdraw is not None or not context.pace.lacks(part):
+        context, own = self._context, self._setup.method.own_model
+        frozen = is_frozen(shared_template(silo.setting))
+        if (
+            not (context.pace.on and frozen)
+            or exchange.kind == STATISTICS
+            or context.job.withdraw is not None
+        ):
             return
-        context.log.info("%s: times a first round by itself, of which nothing leaves", context.name)
+
+        def compute() -> None:
+            tensors = state.model if own is None else own(silo, self._store.committed())
+            view = LocalSilo(context, self._setup, self._device, exchange.stream)
+            loaded = LoadedEncoder.of(cast(FrozenEncoder, view.load(tensors)))
+            for fold, exact in used_parts(self._setup):
+                context.features.fold(context, loaded, fold, self._device, exact=exact)
+
         try:
-            with _without_subnormals(context):
-                context.pace.rehearsed(rehearse(context, self._setup, self._device, sorted(weights), honest))
+            self._seen_at_work(compute)
+        except Exception as error:
+            if not failures.hidden(error):
+                raise
+            context.log.warning(
+                "%s: features cannot be computed: %s: %s", context.name, failures.reason(error), error
+            )
+
+    def _measure(self, part: str | None, silo: LocalSilo, message: Message) -> None:
+        """Train a first round for oneself before the first work on a state that a server could choose.
+
+        Without it such work would be the measure of what comes after it (``pace``). A withdrawal is measured
+        by its first exchange, which is on the state that the job names.
+
+        Raises:
+            RunError: TF-523 in a withdrawal without that exchange.
+        """
+        context, measure = self._context, part or "0"
+        if not context.pace.lacks(measure):
+            return
+        if measure == WITHDRAWAL:
+            raise RunError(
+                "Expected this silo to have taken part in the first exchange of the withdrawal, which begins "
+                "with the state that the job names, but it has not: nothing is taken out.",
+                code="TF-523",
+            )
+        start = self._followed.start(message)
+        context.log.info("%s: times a first round by itself, of which nothing leaves", context.name)
+        requested = RequestedSum(silo.cohort, silo.honest)
+        try:
+            timed = self._seen_at_work(lambda: rehearse(context, self._setup, self._device, requested, start))
+            context.pace.rehearsed(timed)
         except Exception as error:  # what training meets as well, and answers in the form of any other term
             context.log.warning(
                 "%s: a first round fails by itself: %s: %s", context.name, failures.reason(error), error
@@ -203,18 +261,26 @@ class Contributor:
         requested = RequestedSum((self._context.name,))
         PrivateSilo(self._context, self._setup, self._device, 0, requested).check_budget()
 
-    def follow(self, message: Message, weights: Mapping[str, float], total: Total | None) -> Encoded:
+    def follow(
+        self,
+        message: Message,
+        weights: Mapping[str, float],
+        total: Total | None,
+        check: Check = lambda sum_id, fields: None,
+    ) -> Encoded:
         """Compute the run's state without training, for an exchange that only checks the last total.
 
         Args:
             message: of the task ``contribute``.
             weights: public weights of all silos enrolled.
             total: the last one opened.
+            check: as for ``contribute``.
         """
         _, follows = self._followed.advance(message, total, weights)
+        sum_id = SumId.of(SEAL, message["round"], message["phase"], message["attempt"])
+        check(sum_id, ())
         if total is not None:
             self._store.commit(str(total.sum_id), total.survivors, total.digest().hex())
-        sum_id = SumId.of(SEAL, message["round"], message["phase"], message["attempt"])
         return Encoded(sum_id, (), {}, bytes.fromhex(message["state"]), follows)
 
     def baseline(self) -> Message:
@@ -234,11 +300,8 @@ class Contributor:
                 code="TF-508",
             )
         try:
-            with (
-                self._context.pace.working("baseline", None, known=False),
-                _without_subnormals(self._context),
-            ):
-                alone = self._alone(epochs)
+            with self._context.pace.working("baseline", None, known=False):
+                alone = self._seen_at_work(lambda: self._alone(epochs))
         except Exception as error:
             if not failures.hidden(error):
                 raise
@@ -302,23 +365,6 @@ def choose_device(wanted: str) -> torch.device:
                 code="TF-303",
             )
     return device
-
-
-@contextmanager
-def _without_subnormals(context: SiloContext) -> Iterator[None]:
-    """Count numbers next to zero as zero for a block, where others see how long it takes.
-
-    Some processors need a hundred times as long for them, and a model could make them of chosen records. With
-    privacy they stay: the accounting is done in the same block.
-    """
-    flush = context.pace.on and context.job.privacy is None
-    if flush:
-        torch.set_flush_denormal(True)
-    try:
-        yield
-    finally:
-        if flush:
-            torch.set_flush_denormal(False)
 
 
 @contextmanager

@@ -24,6 +24,7 @@ from tightframe.rounds.context import (
     EARLIER,
     FOLLOWED,
     PROPOSED,
+    REHEARSAL,
     SALT,
     START,
     TOLD,
@@ -61,7 +62,9 @@ def begin(context: SiloContext) -> None:
             _check(context, previous)
             # The salt is not copied, so that no two jobs repeat a silo's updates bit for bit.
             again = () if job.resume is not None else (NAMES, PROPOSED, START)
-            left_out = shutil.ignore_patterns(SALT, DECLARATION, RUN, FOLLOWED, LIST, TOLD, *again)
+            left_out = shutil.ignore_patterns(
+                SALT, DECLARATION, RUN, FOLLOWED, LIST, TOLD, f"{REHEARSAL}*", *again
+            )
             shutil.copytree(previous, partial, ignore=left_out, dirs_exist_ok=True)
             _rewind(partial, job.rounds if job.resume is None else job.resume.after_round)
             context.log.info(

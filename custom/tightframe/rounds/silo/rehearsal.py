@@ -1,15 +1,20 @@
 """A first round that one silo trains by itself, to know how long that takes before a server has a say in it.
 
 All silos are taken to have this silo's records, and the state is the one that the job starts with. Nothing of
-it is kept or sent, and nothing is charged: its folder, salt and noise are its own.
+it is kept or sent, and nothing is charged: its folder, salt and noise are its own. Features of a frozen
+encoder that the silo has already are used; others stay in memory.
 """
 
 from __future__ import annotations
 
+import fcntl
 import logging
+import os
+import shutil
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +23,7 @@ import torch
 from tightframe.phases import Cohort, ServerState, advance
 from tightframe.privacy.events import Event
 from tightframe.rounds import codec
-from tightframe.rounds.context import SiloContext
+from tightframe.rounds.context import REHEARSAL, SiloContext
 from tightframe.rounds.plan import BEFORE, STATISTICS, Exchange
 from tightframe.rounds.privacy_plan import is_frozen_sum
 from tightframe.rounds.setup import JobSetup, prepare
@@ -42,41 +47,84 @@ class _RehearsingSilo(PrivateSilo):
         """Charge nothing."""
 
 
+def part_of(exchange: Exchange) -> str | None:
+    """Return the part of a run that work for an exchange is a measure of; None if it is a measure of none."""
+    if exchange.training:
+        return str(exchange.index)
+    return f"{exchange.kind}-{exchange.index}" if exchange.before else None
+
+
 def rehearse(
-    context: SiloContext, setup: JobSetup, device: torch.device, cohort: Sequence[str], honest: int
+    context: SiloContext,
+    setup: JobSetup,
+    device: torch.device,
+    requested: RequestedSum,
+    start: ServerState,
 ) -> Mapping[str, float]:
-    """Return the seconds that each phase of a first round takes this silo, by the phase's index.
+    """Return the seconds that each exchange up to the first round's last takes this silo, by ``part_of``.
 
     Args:
         context: of the silo.
         setup: of its job.
         device: on which it trains.
-        cohort: the silos enrolled.
-        honest: as ``RequestedSum.honest``.
+        requested: the cohort, and ``RequestedSum.honest``.
+        start: the state that the job starts with, or the first job of those that it continues.
 
     Raises:
         Exception: whatever keeps this silo from training on the job's own start.
     """
     job = context.job.origin
     setup = setup if job == context.job else prepare(job, context.policy.ceilings)
-    with tempfile.TemporaryDirectory(dir=context.state_folder, prefix="rehearsal-") as folder:
-        own = replace(context, job=job, state_dir=Path(folder), run_dir=Path(folder), log=_silent())
-        own.features = context.features  # of the frozen encoder, if the job has one: computed once
-        silo = _Rehearsal(own, setup, device, RequestedSum(tuple(cohort), honest, context.untold()))
+    left_out = context.untold()  # opens the records
+    entry = context.site.model_copy(update={"feature_cache": "memory"})
+    with _folder(context.state_folder) as folder:
+        own = replace(context, job=job, entry=entry, state_dir=folder, run_dir=folder, log=_silent())
+        own.features = context.features.lent()
+        asked = RequestedSum(requested.cohort, requested.honest, left_out)
+        silo = _Rehearsal(own, setup, device, asked, start)
         for exchange in (*setup.plan.at(STATISTICS, 0), *setup.plan.at(BEFORE, 0), *setup.plan.round(1)):
             silo.take_part(exchange)
     return silo.seconds
+
+
+@contextmanager
+def _folder(state: Path) -> Iterator[Path]:
+    """Make a folder that is deleted at the end; one of a process that was killed goes with the next."""
+    for left in state.glob(f"{REHEARSAL}*"):
+        with _locked(left) as free:
+            if free:
+                shutil.rmtree(left)
+    with tempfile.TemporaryDirectory(dir=state, prefix=REHEARSAL) as name, _locked(Path(name)):
+        yield Path(name)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[bool]:
+    """Lock a folder; yield False if another process holds it."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield True
+    except BlockingIOError:
+        yield False
+    finally:
+        os.close(handle)
 
 
 class _Rehearsal:
     """One silo in a federation of copies of itself."""
 
     def __init__(
-        self, context: SiloContext, setup: JobSetup, device: torch.device, requested: RequestedSum
+        self,
+        context: SiloContext,
+        setup: JobSetup,
+        device: torch.device,
+        requested: RequestedSum,
+        start: ServerState,
     ) -> None:
         self._context, self._setup, self._device, self._requested = context, setup, device, requested
         self._store = SiloStateStore(context.state_folder, context.name)
-        self._state: ServerState = setup.initial_state()
+        self._state = start
         self.seconds: dict[str, float] = {}
 
     def take_part(self, exchange: Exchange) -> None:
@@ -88,9 +136,9 @@ class _Rehearsal:
         started, before = time.monotonic(), self._context.features.seconds
         made = phase.contribute(silo, received, self._store.committed())
         term = codec.encode(phase.schema, made.tensors, share=1.0, parties=len(cohort))
-        if exchange.training:
+        if (part := part_of(exchange)) is not None:
             extra = self._context.features.seconds - before
-            self.seconds[str(exchange.index)] = time.monotonic() - started - extra
+            self.seconds[part] = time.monotonic() - started - extra
         sum_id = SumId.of(exchange.kind, exchange.round, exchange.index, 0)
         if made.proposed_state is not None:
             self._store.propose(sum_id, made.proposed_state)

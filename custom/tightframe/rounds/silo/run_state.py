@@ -11,8 +11,11 @@ from pathlib import Path
 
 from tightframe.errors import RunError, TightframeError
 from tightframe.files import write_atomically
+from tightframe.learning.model_update import shared_template
+from tightframe.models.frozen import HEAD, is_frozen
 from tightframe.phases import ServerState
-from tightframe.rounds.context import FOLLOWED, VERIFIED, Message, verified_sum
+from tightframe.rounds.context import FOLLOWED, PRETRAINED, VERIFIED, Message, verified_sum
+from tightframe.rounds.job_checks import STANDARDISE_MEAN, STANDARDISE_STD
 from tightframe.rounds.run_state import (
     differences,
     next_state,
@@ -54,6 +57,7 @@ class FollowedState:
 
     def __init__(self, folder: Path, setup: JobSetup, name: str, log: logging.Logger) -> None:
         self._path, self._verified = folder / FOLLOWED, folder / VERIFIED
+        self._pretrained = folder / PRETRAINED
         self._setup, self._name, self._log = setup, name, log
         self._current: _Own | None = None
 
@@ -77,8 +81,8 @@ class FollowedState:
         Raises:
             NeedsStateError: if it cannot compute that state, and the server did not send it.
             RunError: TF-518 if the server's state is not the one that it names, or another than this silo's,
-                or if this silo missed nothing, or was sent another state behind this total.
-                TF-604 if it is no state of this job.
+                or has another frozen encoder than the job's start, or if this silo missed nothing, or was
+                sent another state behind this total. TF-604 if it is no state of this job.
         """
         wanted, sent = message["state"], message.get("state_bytes")
         verified = self._verified_before()
@@ -111,6 +115,8 @@ class FollowedState:
         if computed is None:
             self._check_missed(own, total, digest)
             self._check_form(received)
+            if wanted not in verified:
+                self._check_encoder(received, message)
             self._log.info("%s: took the run's state from the server", self._name)
             taken = _Own(received, wanted, digest, computed=False)
         else:
@@ -154,13 +160,33 @@ class FollowedState:
         What a silo took over for its start is no measure for what comes next: the server could go on from
         there in steps that each look like rounding.
         """
-        weights = message.get("start")
         if self._setup.job.continues is not None:
             return None
-        if weights is None and self._setup.job.initial_model_sha256 is not None:
+        if (weights := self._weights(message)) is None and self._setup.job.initial_model_sha256 is not None:
             return None  # this silo missed the first exchanges
         state, _ = start_state(self._setup, weights)
+        if weights is not None and not self._pretrained.is_file() and self._setup.job.summation == "secure":
+            write_atomically(self._pretrained, weights, mode=0o600)
         return self._made(state, "", sound=True)
+
+    def start(self, message: Message) -> ServerState:
+        """Return the state that the job starts with, or the first job of those that it continues.
+
+        Raises:
+            NeedsStateError: if the server must send the pretrained start that the job names.
+            RunError: TF-505 if it did not, or sent another.
+        """
+        weights, named = self._weights(message), self._setup.job.initial_model_sha256
+        if weights is None and named is not None and message.get("state_bytes") is None:
+            raise NeedsStateError
+        return start_state(self._setup, weights)[0]
+
+    def _weights(self, message: Message) -> bytes | None:
+        """Return the weights of a pretrained start, of this request or of one before."""
+        weights: bytes | None = message.get("start")
+        if weights is None and self._pretrained.is_file():
+            weights = self._pretrained.read_bytes()
+        return weights
 
     @staticmethod
     def _made(state: ServerState, total: str, sound: bool) -> tuple[_Own, bytes]:
@@ -232,6 +258,27 @@ class FollowedState:
                 f"Expected a state with this job's model, but {problems[:5]} are missing, unknown or of "
                 "another form: the server runs another job or version.",
                 code="TF-604",
+            )
+
+    def _check_encoder(self, received: ServerState, message: Message) -> None:
+        """Refuse a state with another frozen encoder than the job's start.
+
+        Its features are computed outside the time that all work lasts for others, and kept.
+        """
+        setup = self._setup
+        if setup.job.summation != "secure" or not is_frozen(shared_template(setup.setting)):
+            return
+        moments = {STANDARDISE_MEAN, STANDARDISE_STD}  # pooled, so they follow from totals
+        fixed = {name for name in received.model if not name.startswith(HEAD)} - moments
+        own, other = (
+            ServerState({name: state.model[name] for name in fixed})
+            for state in (self.start(message), received)
+        )
+        if problems := differences(own, other):
+            raise RunError(
+                "Expected a state with the frozen encoder of the job's start, but the server's differs in "
+                f"{', '.join(problems[:5])}: nothing was trained on it.",
+                code="TF-518",
             )
 
     def _verified_before(self) -> frozenset[str]:

@@ -25,7 +25,7 @@ from tightframe.rounds.silo import own_state, requests
 from tightframe.rounds.silo.own_state import NeedsStateError
 from tightframe.rounds.sums.common import SEAL, SECURE
 from tightframe.rounds.sums.declaration import Declaration, applied_weights, public_weight
-from tightframe.rounds.sums.plain import Encoded
+from tightframe.rounds.sums.plain import Check, Encoded
 from tightframe.rounds.sums.secure_silo import SecureSite, Train
 from tightframe.securesum.messages import Total
 
@@ -72,10 +72,17 @@ class SiloSession:
                 self._wait(arrived)
 
     def _wait(self, arrived: float) -> None:
-        """Wait until a whole number of the job's ``answer_grid`` has passed since a request came."""
-        grid = self.context.answer_grid
-        leave = arrived + grid * math.ceil((time.monotonic() - arrived) / grid) if grid else arrived
-        while (left := leave - time.monotonic()) > 0 and not self.context.stopped():
+        """Wait until a whole number of the job's ``answer_grid`` has passed since a request came.
+
+        Once the run is aborted, a whole second will do: whether the silo still trained is nobody's business.
+        """
+        if not (grid := self.context.answer_grid):
+            return
+        leave, stopped = _next_whole(arrived, grid), False
+        while (left := leave - time.monotonic()) > 0:
+            if not stopped and (stopped := self.context.stopped()):
+                leave = min(leave, _next_whole(arrived, 1.0))
+                continue
             time.sleep(min(left, 0.1))
 
     def _answer(self, task: str, message: Message) -> Message:
@@ -222,12 +229,19 @@ class SiloSession:
         """Return what makes the term of a secure sum; that of a seal is empty, and needs no training."""
 
         def train(
-            weights: Mapping[str, float], honest: int, tellers: Mapping[str, int], *, total: Total | None
+            weights: Mapping[str, float],
+            honest: int,
+            tellers: Mapping[str, int],
+            *,
+            total: Total | None,
+            check: Check,
         ) -> Encoded:
             training = self._training()
             if message["kind"] == SEAL:
-                return training.follow(message, weights, total)
-            return training.contribute(message, weights, total=total, honest=honest, tellers=tellers)
+                return training.follow(message, weights, total, check)
+            return training.contribute(
+                message, weights, total=total, honest=honest, tellers=tellers, check=check
+            )
 
         return train
 
@@ -277,6 +291,11 @@ class SiloSession:
                 "install the same version everywhere.",
                 code="TF-505",
             )
+
+
+def _next_whole(arrived: float, grid: float) -> float:
+    """Return the next time that is a whole number of ``grid`` seconds after a request came."""
+    return arrived + grid * math.ceil((time.monotonic() - arrived) / grid)
 
 
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
