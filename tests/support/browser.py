@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -62,9 +63,9 @@ class Browser:
 
     def open(self, address: str) -> None:
         """Open a page, and return when it is there."""
+        whole = "false" if address == "about:blank" else "true"
         self.ask("Page.navigate", url=address)
-        while self.value("document.readyState") != "complete" or self.value("location.href") == "about:blank":
-            pass
+        self.until(f"document.readyState === 'complete' && (location.href !== 'about:blank') === {whole}")
 
     def value(self, expression: str) -> Any:
         """Return the value of an expression on the page, as JSON has it."""
@@ -72,17 +73,29 @@ class Browser:
         assert "exceptionDetails" not in found, found["exceptionDetails"]
         return found["result"].get("value")
 
+    def until(self, expression: str, seconds: float = 60) -> None:
+        """Wait until an expression on the page holds."""
+        end = time.monotonic() + seconds
+        while not self.value(expression):
+            assert time.monotonic() < end, expression
+            time.sleep(0.05)
+
     def press(self, key: str, code: int) -> None:
         """Press a key and let it go."""
         values = {"key": key, "code": key, "windowsVirtualKeyCode": code}
-        for kind in ("rawKeyDown", "keyUp"):
-            self.ask("Input.dispatchKeyEvent", type=kind, **values)
+        text = {"text": "\r"} if key == "Enter" else {}
+        self.ask("Input.dispatchKeyEvent", type="keyDown", **values, **text)
+        self.ask("Input.dispatchKeyEvent", type="keyUp", **values)
 
-    def spoken(self) -> list[tuple[str, str]]:
-        """Return role and name of whatever a screen reader is told, in order."""
+    def spoken(self) -> list[tuple[str, str, dict[str, Any]]]:
+        """Return role, name and properties of whatever a screen reader is told of."""
         nodes = self.ask("Accessibility.getFullAXTree")["nodes"]
         return [
-            (node["role"]["value"], node.get("name", {}).get("value", ""))
+            (
+                node["role"]["value"],
+                node.get("name", {}).get("value", ""),
+                {one["name"]: one["value"].get("value") for one in node.get("properties", [])},
+            )
             for node in nodes
             if not node.get("ignored")
         ]

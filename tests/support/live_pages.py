@@ -6,9 +6,11 @@ import http.client
 from dataclasses import dataclass
 from itertools import pairwise
 
+from tests.support.browser import DESK, PHONE, Browser
 from tests.support.pages import Page, said
+from tests.support.screens import contrast_problems, shown_problems
 
-from tightframe_app.live.server import Live
+from tightframe_app.live.server import Content, Live
 
 
 @dataclass
@@ -77,3 +79,55 @@ def check_basics(page: Page) -> None:
             assert item.get("aria-label")
     places = [item.get("id") for item in tree.iter() if item.get("id")]
     assert len(places) == len(set(places))
+
+
+FOCUSED = """(() => {
+  const now = document.activeElement;
+  return [now.tagName, now.getAttribute("aria-label") || now.textContent,
+    getComputedStyle(now).outlineStyle];
+})()"""
+
+
+def check_in_a_browser(browser: Browser, kind: str, first: Content, then: Content) -> None:
+    """What keys, screen readers and eyes need of a live page, before and after it has changed."""
+    with Live("A page", kind, first) as live:
+        browser.size(DESK)
+        browser.open(live.link)
+        browser.until("document.getElementById('when').textContent.startsWith('Looked at')")
+        spoken = browser.spoken()
+        roles = [role for role, _, _ in spoken]
+        assert roles.count("main") == roles.count("status") == 1
+        levels = [values["level"] for role, name, values in spoken if role == "heading" and name]
+        assert levels.count(1) == 1 and roles.count("heading") == len(levels) > 3
+        (live_region,) = [values for role, _, values in spoken if role == "status"]
+        assert (live_region["live"], live_region["atomic"]) == ("polite", True)
+        assert all(name for role, name, _ in spoken if role in ("progressbar", "image", "DisclosureTriangle"))
+        named = [name for role, name, values in spoken if values.get("focusable") and role != "RootWebArea"]
+        assert named and all(named)
+
+        stops = []
+        for _ in named:
+            browser.press("Tab", 9)
+            stops.append(browser.value(FOCUSED))
+        assert [name for _, name, _ in stops] == browser.value(WITHIN), "in the order of the page"
+        assert all(outline == "solid" for _, _, outline in stops), "one sees where one is"
+
+        while browser.value(FOCUSED)[0] != "SUMMARY":
+            browser.press("Tab", 9)
+        focused = browser.value(FOCUSED)
+        browser.press("Enter", 13)
+        opened = "document.activeElement.parentElement.open"
+        assert browser.value(opened) is True
+        live.show(then)
+        browser.until(f"document.getElementById('said').textContent === {then.said!r}")
+        assert browser.value(FOCUSED)[0] == focused[0] and browser.value(opened) is True
+
+        browser.value("document.querySelectorAll('details').forEach(item => { item.open = true; })")
+        assert contrast_problems(browser) == []
+        assert [*shown_problems(browser, DESK), *shown_problems(browser, PHONE)] == []
+        browser.open("about:blank")
+
+
+WITHIN = """[...document.querySelectorAll("[tabindex],summary,a")].filter(item => item.checkVisibility())
+  .map(item => item.getAttribute("aria-label") || item.textContent)"""
+"""What keys reach, in order."""

@@ -276,7 +276,7 @@ def _left(known: Known) -> Markup:
         ]
         for one in known.released
     ]
-    head = ["job", "first sum", "last sum", "sums", "fewest hospitals in one", "of"]
+    head = ["job", "first sum", "last sum", "sums", "fewest hospitals in one", "what"]
     parts: list[Part] = [
         tag(
             "p",
@@ -370,7 +370,12 @@ def _checked(known: Known) -> Markup:
     rows: list[list[Part]] = [[one.area, one.state, one.text] for one in known.findings]
     return section(
         "Check",
-        tag("p", "As by `tightframe site check --production --no-records`, every ten minutes."),
+        tag(
+            "p",
+            "As by ",
+            tag("code", "tightframe site check --production --no-records"),
+            ", every ten minutes.",
+        ),
         folded(plural(len(rows), "finding"), table(["what", "state", "finding"], rows, wrapped=[2])),
     )
 

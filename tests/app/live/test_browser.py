@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 from tests.app.watch.test_web import view_of, whole_run
+from tests.support.browser import Browser
+from tests.support.live_pages import check_in_a_browser
 
 from tightframe_app.live.server import Live
 from tightframe_app.watch import web
@@ -35,6 +37,13 @@ def test_a_browser_follows_the_link_once_and_puts_in_what_has_changed(tmp_path: 
     assert re.search("Looked at [0-9]", seen), "the script says when it asked last"
     assert re.search('id="lost"[^>]*hidden', seen)
     assert "used before" in again and "hospital-2" not in again
+
+
+@pytest.mark.whole
+def test_keys_screen_readers_and_eyes_follow_it(browser: Browser) -> None:
+    now = whole_run()
+    later = now.summing("closing", 4, 0, 1)
+    check_in_a_browser(browser, web.KIND, web.content(view_of(now)), web.content(view_of(later)))
 
 
 def looked(link: str, profile: Path) -> str:

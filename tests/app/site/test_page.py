@@ -10,12 +10,15 @@ import subprocess
 import sys
 import time
 import urllib.request
+from dataclasses import replace
 from http.cookiejar import CookieJar
 from pathlib import Path
 
 import pytest
 from tests.app.federation.test_commands import make_kit
+from tests.support.browser import Browser
 from tests.support.ledgers import CAP, SiteKeys, charge, open_ledger
+from tests.support.live_pages import check_in_a_browser
 
 from tightframe.config.policy import PROFILES, Policy
 from tightframe.privacy.ledger.entries import Remembered
@@ -126,6 +129,16 @@ def test_what_cannot_be_read_is_said_on_the_page(kit: kits.Kit, monkeypatch: pyt
     found = looker.look()
     assert found.policy is None and "max_sites" in found.problems[0]
     assert "cannot be used" in str(page.content(found).parts)
+
+
+@pytest.mark.whole
+def test_keys_screen_readers_and_eyes_follow_it(
+    kit: kits.Kit, browser: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = known(kit, monkeypatch)
+    assert first.released and first.spendings
+    then = replace(first, running=("the engine's client (process 7)",), problems=("a problem",))
+    check_in_a_browser(browser, page.KIND, page.content(first), page.content(then))
 
 
 def test_files_are_read_again_only_when_they_have_changed(

@@ -13,13 +13,13 @@ STYLE = """
 :root{--paper:#fff;--ink:#1b1f24;--soft:#59636e;--shade:#0003;--rule:#d5dae0;--panel:#f5f7f9;
 --warn:#8a4b00;--warnbg:#fff4e0;
 --bad:#a4141b;--badbg:#fdecec;--good:#116329;--goodbg:#e8f6ec;
---s0:#0b6fb8;--s1:#c2570c;--s2:#1b7f5c;--s3:#8a3fa0;--on:#fff}
+--s0:#0b6fb8;--s1:#c2570c;--s2:#1b7f5c;--s3:#8a3fa0;--on:#fff;--heat:#4a97d3}
 @media (prefers-color-scheme:dark){:root{--paper:#14181d;--ink:#e6e9ec;--soft:#a3adb8;--shade:#fff4;
 --rule:#3a424c;--panel:#1d232a;--warn:#ffc46b;--warnbg:#3a2a10;--bad:#ff9d9d;--badbg:#43191c;--good:#86d99c;--goodbg:#15351f;
---s0:#5cb3f0;--s1:#f39a55;--s2:#5ecfa6;--s3:#cf92e0;--on:#0b0e11}}
+--s0:#5cb3f0;--s1:#f39a55;--s2:#5ecfa6;--s3:#cf92e0;--on:#0b0e11;--heat:#1a659f}}
 @media print{:root{--paper:#fff;--ink:#000;--soft:#444;--shade:transparent;--rule:#bbb;--panel:#fff;
 --warn:#000;--warnbg:#fff;--bad:#000;
---badbg:#fff;--good:#000;--goodbg:#fff;--s0:#0b6fb8;--s1:#c2570c;--s2:#1b7f5c;--s3:#8a3fa0;--on:#fff}
+--badbg:#fff;--good:#000;--goodbg:#fff;--s0:#0b6fb8;--s1:#c2570c;--s2:#1b7f5c;--s3:#8a3fa0;--on:#fff;--heat:#4a97d3}
 .scroll{overflow:visible!important}details::details-content{content-visibility:visible;display:block;height:auto}
 section{break-inside:auto}figure,tr,.said{break-inside:avoid}h2,h3{break-after:avoid}body{font-size:10.5pt}
 *{print-color-adjust:exact;-webkit-print-color-adjust:exact}}
@@ -53,7 +53,7 @@ white-space:nowrap;max-width:28em;overflow:hidden;text-overflow:ellipsis}
 td.wrap{white-space:normal;overflow-wrap:anywhere;min-width:12em}
 thead th{color:var(--soft);font-weight:600;white-space:normal;vertical-align:bottom;max-width:10em;
 overflow:visible}tbody th{font-weight:500}
-.missing{color:var(--soft);font-style:italic;text-decoration:underline dotted;cursor:help}
+.missing{color:var(--soft);font-style:italic}abbr.missing{text-decoration:underline dotted;cursor:help}
 nav.contents ul{list-style:none;margin:.2em 0 1em;padding:0;columns:15em;column-gap:1.5em}
 nav.contents li{break-inside:avoid;padding:.18em 0}
 nav.contents h2{font-size:.9rem;margin:1.2em 0 0;padding:0;border:0}
@@ -71,15 +71,14 @@ details{margin:.5em 0}summary{cursor:pointer;color:var(--soft);font-size:.9rem}
 footer{margin-top:3em;border-top:1px solid var(--rule);color:var(--soft);font-size:.85rem}
 svg{display:block;max-width:100%;height:auto}.phone{display:none}
 svg text{font:12px system-ui,"Segoe UI","DejaVu Sans",sans-serif;fill:var(--ink)}
-svg text.note,svg text.count{fill:var(--soft);font-size:11px}
-svg text.on{fill:var(--on);font-size:11px;font-weight:600}
+svg text.note{fill:var(--soft);font-size:11px}svg text.count{font-size:11px}
 .grid{stroke:var(--rule);stroke-width:1}.grid.ink{stroke:var(--soft)}
 .l{fill:none;stroke-width:2}.l.s0{stroke:var(--s0)}.l.s1{stroke:var(--s1);stroke-dasharray:7 3}
 .l.s2{stroke:var(--s2);stroke-dasharray:2 3}.l.s3{stroke:var(--s3);stroke-dasharray:10 3 2 3}
 .m{stroke-width:1.6}.m.s0{fill:var(--s0);stroke:var(--s0)}.m.s1{fill:var(--s1);stroke:var(--s1)}
 .m.s2{fill:var(--s2);stroke:var(--s2)}.m.s3{fill:var(--s3);stroke:var(--s3)}.m.hollow{fill:var(--paper)}
 .b.s0{fill:var(--s0)}.b.s1{fill:var(--s1)}.b.s2{fill:var(--s2)}.b.s3{fill:var(--s3)}
-.cell{fill:var(--panel)}.heat{fill:var(--s0)}
+.cell{fill:var(--panel)}.heat{fill:var(--heat)}
 .p.in{fill:var(--s0)}.p.late{fill:var(--s1)}.p.out{fill:var(--bad)}.p.refused{fill:var(--s3)}.p.idle{fill:var(--panel);stroke:var(--rule)}
 .p.absent{fill:var(--rule)}
 svg text.sign{fill:var(--on);font-weight:700}svg text.sign.absent{fill:var(--ink)}

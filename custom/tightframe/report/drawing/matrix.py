@@ -82,8 +82,8 @@ def confusion(
                     )
                 )
             if fits and (count or i == j):
-                tone = "on" if share > 0.5 else "count"
-                parts.append(label(x + cell / 2, y + cell / 2 + 4, str(count), anchor="middle", class_=tone))
+                middle = (x + cell / 2, y + cell / 2 + 4)
+                parts.append(label(*middle, str(count), anchor="middle", class_="count"))
     told = f"{len(classes)} by {len(classes)} counts, rows true classes; darker is a larger share of its row."
     return svg(max(left + size + right, 240), top + size + 10, title, told, *parts)
 
