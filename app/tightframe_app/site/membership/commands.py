@@ -140,11 +140,12 @@ def _finish(answer: Answer, output: Path | None, fingerprint: str | None, said: 
 def start(kit: Kit) -> None:
     """Start a site or the server in the foreground, until Ctrl-C or SIGTERM.
 
-    Refuses a kit whose local/ does not shut the engine's doors.
+    Refuses a kit whose local/ does not shut the engine's doors, and one that runs already, here or as a copy.
     """
     from tightframe.errors import JoinError
     from tightframe_app.federation import kits
     from tightframe_app.site.checks.engine import components
+    from tightframe_app.site.membership import starting
 
     opened = kits.Kit.open(kit)
     doors = f"tightframe.flare.doors.{'Server' if opened.kind == 'server' else 'Site'}Doors"
@@ -155,6 +156,7 @@ def start(kit: Kit) -> None:
             f"Nothing was started. Run first: tightframe site join {opened.name}.signed.zip",
             code="TF-757",
         )
+    starting.claim(opened)
     script = str(opened.startup / "sub_start.sh")
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     sys.stdout.flush()
