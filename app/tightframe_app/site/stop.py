@@ -10,7 +10,6 @@ another process by now, and with ``--once`` the engine writes none.
 from __future__ import annotations
 
 import os
-import shlex
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +20,7 @@ from typing import Literal
 import psutil
 
 from tightframe.errors import SiteConfigError
+from tightframe.files import quoted
 from tightframe_app.federation.kits import LAUNCHER, PERSON_FILE, Kit, persons_kit
 from tightframe_app.site.checks.engine import common_name, components
 
@@ -122,7 +122,7 @@ def site_kit(folder: Path) -> Kit:
         raise _other_kit(
             "the kit of a site",
             f"the server's kit, {kit.name}",
-            f"The server is stopped by `tightframe site stop --kit {shlex.quote(str(folder))}`.",
+            f"The server is stopped by `tightframe site stop --kit {quoted(folder)}`.",
         )
     return kit
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tightframe.files import quoted
 from tightframe_app.federation import commands as federations
 from tightframe_app.live import options as live
 from tightframe_app.screens import lines, print_list, shown
@@ -134,7 +135,7 @@ def _finish(answer: Answer, output: Path | None, fingerprint: str | None, said: 
 
         _say(f"pin    {who.name}={opened.pin()}, for the other hospitals")
         check(written, None, True, None, None, None, True, None, False)
-    _say(f"start it:  tightframe site start {place}")
+    _say(f"start it:  tightframe site start {quoted(place)}")
 
 
 def start(kit: Kit) -> None:

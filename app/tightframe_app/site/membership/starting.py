@@ -10,7 +10,6 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import shlex
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -21,6 +20,7 @@ from typing import Any
 import psutil
 
 from tightframe.errors import JoinError
+from tightframe.files import quoted
 from tightframe_app.federation.kits import CONFIG_FILE, Kit
 from tightframe_app.site import stop
 from tightframe_app.site.checks.engine import components
@@ -122,6 +122,6 @@ def _refuse(kit: Kit, runs: Path, process: int | None) -> None:
     raise JoinError(
         f"Expected nothing to run {kit.folder}, but process {process} runs {ours}. Nothing was started: of "
         f"two clients of one name the server loses one, with its job. Stop that one first: "
-        f"tightframe site stop --kit {shlex.quote(str(runs))}",
+        f"tightframe site stop --kit {quoted(runs)}",
         code="TF-758",
     )
