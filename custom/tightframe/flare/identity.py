@@ -190,8 +190,8 @@ def _read(path: Path, *, private: bool = False) -> bytes:
             if private and mode & _OTHERS:
                 raise SiteConfigError(
                     f"Expected the key file {path} to be readable by its owner alone (mode 0600), but got "
-                    f"mode {mode:04o}: run `chmod 600 {quoted(path)}`, and ask for a new kit if others may have "
-                    "read it.",
+                    f"mode {mode:04o}: run `chmod 600 {quoted(path)}`, and ask for a new kit if others may "
+                    "have read it.",
                     code="TF-615",
                 )
             return file.read()
