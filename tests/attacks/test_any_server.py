@@ -369,7 +369,13 @@ class MaliciousServer(RuleBasedStateMachine):
                 self.seeds(data, total),
             )
             message = server.message(
-                kind, told_round, request, attempt=sum_id.attempt, state=named, before=before
+                kind,
+                told_round,
+                request,
+                attempt=sum_id.attempt,
+                state=named,
+                before=before,
+                opened=self.seldom(data, {}, self.claimed()),
             )
             server.ask(name, message, crash=self.crash(data))
         if server.mate in epoch.params.roster and server.mate != left_out and number < epoch.params.slots:
@@ -389,6 +395,11 @@ class MaliciousServer(RuleBasedStateMachine):
                     added=added,
                     basis=bytes.fromhex(asked.basis),
                 )
+
+    def claimed(self) -> dict[str, list[str]]:
+        """Every sum that a silo was asked for, as opened with all silos in it."""
+        asked = (item for slot in self.epoch.slots.values() for item in slot.asked.values())
+        return {str(item.sum_id): list(self.server.names) for item in asked}
 
     # Agree ---------------------------------------------------------------------------------------
 
@@ -707,6 +718,7 @@ def test_no_strategy_opens_anything_but_verified_totals_of_whole_survivor_sets()
     for reached in (
         *("runs that opened 2 or more", "adopted train", "refused contribute TF-622", "agreed"),
         *("shares given for the whole roster", "mixed sets", "refused agree TF-611"),
+        *("own state of the total told", "own state on a verified state"),
         *("honest sum that false dealing keeps shut", "refused contribute TF-607"),
         *(("showed a second list", "told a total with a mask that was dealt falsely") if many else ()),
     ):

@@ -15,6 +15,7 @@ import pytest
 import torch
 from tests.support.attacks.malicious_server import Federation, Records, hearts
 
+from tightframe.errors import TightframeError
 from tightframe.phases import ServerState
 from tightframe.rounds.context import COMMITTED, NEEDS_STATE, TOLD
 from tightframe.rounds.run_state import next_state, state_bytes, state_sha256
@@ -191,3 +192,34 @@ def test_nor_does_it_behind_another_total_of_the_same_sum(
     else:
         open_a_seal(federation)
     assert kept(federation)[GONE] == ("1/train-0/0" if checked else "3/train-0/0")
+
+
+@pytest.mark.parametrize("wrong", ["sum", "used before", "schema", "set-up"])
+def test_a_request_that_is_refused_drops_nothing(
+    hospitals: dict[str, Records], tmp_path: Path, wrong: str
+) -> None:
+    """It tells a false total without a hospital that is in the true one, which is told afterwards."""
+    federation = Federation({"method": "local_only", "rounds": 9}, hospitals, state=tmp_path).enroll()
+    federation.sum("train", 1)
+    before = federation.shared
+    federation.sum("train", 2, mute={GONE})
+    assert kept(federation)[GONE] == "1/train-0/0" and federation.evidence is not None
+    total = federation.evidence.total
+    false = replace(total, survivors=tuple(name for name in total.survivors if name != GONE))
+    follows = next_state(federation.setup, before.state, false, federation.applied())
+    named, asked = (2, 2) if wrong == "used before" else (3, 4 if wrong == "sum" else 3)
+    request = TermRequest(
+        2,
+        SumId.of("train", asked, 0, 0),
+        SEAL if wrong == "schema" else total.schema,
+        federation.session.setup_for("hospital-1" if wrong == "set-up" else GONE).to_bytes(),
+        false.to_bytes(),
+        federation.evidence.seeds_of_survivors(),
+    )
+    place = {"kind": "train", "round": named, "phase": 0, "attempt": 0, "opened": {}}
+    message = {**place, **SharedState(follows, before=before.sha256).named(), "secure": request.to_bytes()}
+    with pytest.raises(TightframeError):
+        federation.sessions[GONE].handle("contribute", message)
+    federation._slot = 3
+    federation.sum("train", 3)
+    assert kept(federation)[GONE] == "2/train-0/0"

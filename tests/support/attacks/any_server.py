@@ -11,6 +11,8 @@ the secrets that a test knows, what the answers give away together:
   terms, and trained the state that follows from it. With a colluding silo in that total it may be off by the
   vector for which this silo signed combinations.
 - *Which errors left.* Each has a code, and changes nothing at the silo.
+- *What a silo keeps for itself.* The own state with which it made a term of an opened sum was trained on
+  verified states alone, and is that of the total told if the silo is in it.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ from tests.support.attacks.small_silos import (
     Deals,
     SmallSilo,
     next_state,
+    own_after,
     params_of,
     setup_of,
     specs,
@@ -90,12 +93,13 @@ VERIFIER = Verifier(Anchor(ROOT.certificate), {}, False, datetime.now(UTC))
 
 @dataclass(frozen=True)
 class Asked:
-    """The request for a term that a silo answered."""
+    """The request for a term that a silo answered, and the silo's own state with which it did."""
 
     sum_id: SumId
     schema: str
     basis: str
     total: Total | None
+    own: bytes = b""
 
     @property
     def key(self) -> tuple[SumId, str, str, bytes]:
@@ -205,6 +209,7 @@ class AnyServer:
         self.states: dict[str, ServerState] = {self.state: start}
         self.deceived: set[str] = set()  # silos that got other requests for a term than the honest server's
         self.good = {self.state}  # states that follow from the job and from verified totals
+        self.made: dict[bytes, tuple[str, bytes]] = {}  # a silo's own state -> what it was trained from
         self.round = 0
         self.epochs: dict[int, Epoch] = {}
         self.begun = -1  # the last epoch that was begun
@@ -341,6 +346,7 @@ class AnyServer:
         if task == "contribute" and not self.honest(message):
             self.deceived.add(name)
         before, silo.vault.crash = silo.vault.done(), crash
+        own = silo.own()
         try:
             answer = silo.handle(task, message)
         except CrashError:
@@ -351,6 +357,7 @@ class AnyServer:
             code: str = error.code
             assert re.fullmatch(r"TF-\d{3}", code), f"a refusal without a code: {error!r}"
             assert silo.vault.done() == before, "a refusal changed something"
+            assert silo.own() == own, "a refusal changed the silo's own state"
             SEEN[f"refused {task} {code}"] += 1
             return code
         finally:
@@ -382,7 +389,9 @@ class AnyServer:
         total = Total.from_bytes(request.total) if request.total else None
         self._check_order(name, slot, total)
         slot.masked[name] = masked
-        slot.asked[name] = Asked(request.sum_id, request.schema, message["state"], total)
+        own = b"" if request.schema == SEAL else self.silos[name].used
+        slot.asked[name] = Asked(request.sum_id, request.schema, message["state"], total, own)
+        self.made[own_after(name, request.sum_id, message["state"], own)] = message["state"], own
         state = self.silos[name].established
         assert state is not None
         slot.held[name] = state.slots[request.slot].shares  # type: ignore[union-attr]
@@ -534,6 +543,8 @@ class AnyServer:
     def _check_ground(self, epoch: Epoch, slot: Slot, name: str) -> None:
         """Check what the sum rests on for which a silo gave shares."""
         asked = slot.asked[name]
+        if asked.schema != SEAL:
+            self._check_own(epoch, name, asked)
         if asked.total is None:
             known = asked.basis in self.good or not differences(self.start, self.states[asked.basis])
             assert known, "a first sum on a state that nobody verified"
@@ -550,6 +561,18 @@ class AnyServer:
         trained = self.states[asked.basis]
         assert state_sha256(expected) == asked.basis or not differences(expected, trained), "another state"
         self.good.add(asked.basis)
+
+    def _check_own(self, epoch: Epoch, name: str, asked: Asked) -> None:
+        """Check with what own state a silo made a term for which it gives shares."""
+        own = asked.own
+        if asked.total is not None and name in asked.total.survivors and asked.total.schema != SEAL:
+            source = epoch.slots[asked.total.slot].asked[name]
+            assert own == own_after(name, source.sum_id, source.basis, source.own), "own training was dropped"
+            SEEN["own state of the total told"] += 1
+        while own:
+            basis, own = self.made[own]
+            assert basis in self.good, "an own state that was trained on a crafted state"
+            SEEN["own state on a verified state"] += 1
 
     def _check_total(self, epoch: Epoch, slot: Slot, source: Slot, total: Total) -> None:
         """Check that a total is the sum of its silos' terms, but for what the colluding silo vouches for."""
@@ -577,7 +600,9 @@ class AnyServer:
         terms = [
             dict(slot.term)
             if name == self.mate
-            else term_of(name, slot.asked[name].sum_id.round, slot.asked[name].basis, parties)
+            else term_of(
+                name, slot.asked[name].sum_id.round, slot.asked[name].basis, parties, slot.asked[name].own
+            )
             for name in survivors
         ]
         return {group: add_integers(specs(parties), group, terms) for group in GROUPS}

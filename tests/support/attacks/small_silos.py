@@ -11,6 +11,7 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,12 +26,12 @@ from tightframe.errors import RunError
 from tightframe.phases import Cohort, Field, Group, Phase, Schema, ServerState, Totals
 from tightframe.privacy.ledger.entries import Remembered
 from tightframe.rounds import codec
-from tightframe.rounds.context import FOLLOWED, NEEDS_STATE, Message
+from tightframe.rounds.context import COMMITTED, FOLLOWED, NEEDS_STATE, PROPOSED, TOLD, Message
 from tightframe.rounds.pace import Pace
 from tightframe.rounds.run_state import next_state, state_sha256
 from tightframe.rounds.silo import requests
 from tightframe.rounds.silo.contribute import Contributor
-from tightframe.rounds.silo.own_state import SiloStateStore
+from tightframe.rounds.silo.own_state import SiloStateStore, confirm_told
 from tightframe.rounds.silo.run_state import FollowedState
 from tightframe.rounds.silo.session import SiloSession
 from tightframe.rounds.sums.common import SEAL, SECURE
@@ -124,6 +125,7 @@ def job_of(names: Sequence[str]) -> Any:
     """What the silos read of a job."""
     return SimpleNamespace(
         dataset="small",
+        summation="secure",
         weights="uniform",
         max_weight_share=1.0,
         whole_sums=None,
@@ -142,7 +144,14 @@ def job_of(names: Sequence[str]) -> Any:
 
 def setup_of(names: Sequence[str]) -> Any:
     """What silos and server read of a job's setup."""
-    return SimpleNamespace(job=job_of(names), plan=_Plan(), initial_state=_start, rounded=False)
+    setting = SimpleNamespace(build_model=_network)
+    return SimpleNamespace(
+        job=job_of(names), plan=_Plan(), initial_state=_start, rounded=False, setting=setting
+    )
+
+
+def _network() -> torch.nn.Module:
+    return torch.nn.Linear(3, 1)  # of which nothing is frozen
 
 
 def specs(parties: int) -> tuple[FieldSpec, ...]:
@@ -172,9 +181,9 @@ def params_of(names: Sequence[str], roster: Sequence[str], epoch: int, *, static
     )
 
 
-def term_of(name: str, number: int, state: str, parties: int) -> dict[Group, bytes]:
-    """A silo's term: a function of the silo, the round, and the state (hex) that it rests on."""
-    seed = hashlib.sha256(f"{name}/{number}/{state}".encode()).digest()
+def term_of(name: str, number: int, state: str, parties: int, own: bytes = b"") -> dict[Group, bytes]:
+    """A silo's term: a function of the silo, the round, the state (hex) that it rests on, and its own."""
+    seed = hashlib.sha256(f"{name}/{number}/{state}/{own.hex()}".encode()).digest()
     random = np.random.default_rng(list(seed))
     tensors = {
         "update/weight": torch.from_numpy(random.uniform(-1, 1, 3)),
@@ -184,22 +193,43 @@ def term_of(name: str, number: int, state: str, parties: int) -> dict[Group, byt
     return codec.encode(SCHEMA, tensors, share=1.0, parties=parties)
 
 
+def own_after(name: str, sum_id: SumId, state: str, own: bytes) -> bytes:
+    """A silo's own state after it trained for a sum: it says of what."""
+    return hashlib.sha256(f"{name}/{sum_id}/{state}/{own.hex()}".encode()).digest()
+
+
 class _Contributor(Contributor):
-    """The half of a silo that follows the run's state; what it contributes is made up."""
+    """The half of a silo that follows the run's state; what it contributes is made up.
+
+    Attributes:
+        used: its own state, with which it made its last term.
+    """
 
     def __init__(self, folder: Path, setup: Any, name: str) -> None:
         self.setup = self._setup = setup
         self._name, self._followed = name, FollowedState(folder, setup, name, LOG)
-        self._store = SiloStateStore(folder, name)
+        self._store = SiloStateStore(folder, name, secure=True)
+        self.used = b""
 
     def contribute(
-        self, message: Message, weights: Mapping[str, float], *, total: Any = None, **_: Any
+        self,
+        message: Message,
+        weights: Mapping[str, float],
+        *,
+        total: Any = None,
+        **more: Any,
     ) -> Encoded:
         exchange = self._setup.plan.find(message["kind"], message["round"], message["phase"])
         sum_id = SumId.of(exchange.kind, exchange.round, exchange.index, message["attempt"])
-        follows = self._followed.advance(message, total, weights)[1]
-        term = term_of(self._name, exchange.round, message["state"], len(weights))
-        return Encoded(sum_id, specs(len(weights)), term, bytes.fromhex(message["state"]), follows)
+        state, follows = message["state"], self._followed.advance(message, total, weights)[1]
+        more["check"](sum_id, specs(len(weights)))
+        self._settle(message, total)
+        kept = self._store.committed().get("own")
+        self.used = b"" if kept is None else kept.numpy().tobytes()
+        term = term_of(self._name, exchange.round, state, len(weights), self.used)
+        after = own_after(self._name, sum_id, state, self.used)
+        self._store.propose(sum_id, {"own": torch.tensor(list(after), dtype=torch.uint8)}, state)
+        return Encoded(sum_id, specs(len(weights)), term, bytes.fromhex(state), follows)
 
 
 class _Vault(Vault):
@@ -278,7 +308,7 @@ class SmallSilo(SiloSession):
             log=LOG,
         )
         self.context = context
-        secure = SecureSite(context)
+        secure = SecureSite(context, partial(confirm_told, folder))
         self.vault = secure._vault = _Vault()
         secure._record = _Unwritten()  # type: ignore[assignment]
         self._secure: SecureSite = secure
@@ -311,6 +341,18 @@ class SmallSilo(SiloSession):
         """Lose the file of the run's state, as after a damage to the disk."""
         (self.context.state_folder / FOLLOWED).unlink(missing_ok=True)
         self._fresh()
+
+    @property
+    def used(self) -> bytes:
+        """Its own state, with which it made its last term."""
+        used: bytes = self._training().used  # type: ignore[attr-defined]
+        return used
+
+    def own(self) -> dict[str, bytes]:
+        """The files of its own state."""
+        names = (COMMITTED, PROPOSED, TOLD)
+        paths = [self.context.state_folder / name for name in names]
+        return {path.name: path.read_bytes() for path in paths if path.is_file()}
 
     @property
     def established(self) -> Established | None:
@@ -483,6 +525,7 @@ __all__ = [
     "Deals",
     "SmallSilo",
     "next_state",
+    "own_after",
     "params_of",
     "setup_of",
     "specs",

@@ -35,7 +35,7 @@ from tightframe.rounds.silo.rehearsal import part_of, rehearse
 from tightframe.rounds.silo.run_state import FollowedState
 from tightframe.rounds.silo.view import LocalSilo, RequestedSum
 from tightframe.rounds.sums.common import SEAL
-from tightframe.rounds.sums.plain import Encoded
+from tightframe.rounds.sums.plain import Check, Encoded
 from tightframe.rounds.withdrawn import check_request
 from tightframe.securesum.messages import SumId, Total
 
@@ -75,6 +75,7 @@ class Contributor:
         total: Total | None = None,
         honest: int = 1,
         tellers: Mapping[str, int] | None = None,
+        check: Check = lambda sum_id, fields: None,
     ) -> Encoded:
         """Answer a request with a term of its sum, computed on this silo's own state of the run.
 
@@ -86,6 +87,7 @@ class Contributor:
                 of the noise's variance.
             tellers: number of silos that tell each part of an evaluation, in a secure sum; None in a plain
                 one, where the server sees each term.
+            check: refuses another sum than the request's, before anything is done for it.
 
         Raises:
             NeedsStateError, RunError: as ``FollowedState.advance``.
@@ -97,10 +99,9 @@ class Contributor:
         state, follows = self._followed.advance(message, total, weights)
         received = {name: item.clone() for name, item in exchange.phase.broadcast(state).items()}
         phase = exchange.carrying(exchange.evaluates(received))
-        # Of the total told a silo knows by itself whether it is in it: the server does not choose its state.
-        known = {} if total is None else {str(total.sum_id): list(total.survivors)}
-        digest = None if total is None else total.digest().hex()
-        self._store.settle({**message["opened"], **known}, next(iter(known), None), digest)
+        specs = codec.specs(phase.schema, parties=len(weights))
+        check(sum_id, specs)
+        self._settle(message, total)
         silo = self._silo(exchange, message, sorted(weights), honest, tellers)
         if job.local_baseline_epochs and job.withdraw is None and self._setup.plan.starts(exchange):
             save_tensors(context.state_folder / START, state.model, mode=0o600)
@@ -120,10 +121,16 @@ class Contributor:
             self._measure(part, silo, message)
         with context.pace.working(str(sum_id), part, known=not chosen) as doing:
             _, term, doing.whole = self._seen_at_work(work)
-        specs = codec.specs(phase.schema, parties=len(weights))
         encoded = Encoded(sum_id, specs, term, bytes.fromhex(message["state"]), follows)
         own_report.note_sent(context, phase.schema, encoded, at_end=exchange.reported)
         return encoded
+
+    def _settle(self, message: Message, total: Total | None) -> None:
+        """Let what this silo trained for the sums before count, or drop it."""
+        # Of the total told a silo knows by itself whether it is in it: the server does not choose its state.
+        known = {} if total is None else {str(total.sum_id): list(total.survivors)}
+        digest = None if total is None else total.digest().hex()
+        self._store.settle({**message["opened"], **known}, next(iter(known), None), digest)
 
     def _seen_at_work(self, work: Callable[[], Result]) -> Result:
         """Do work on records of which others see how long it takes."""
@@ -254,18 +261,26 @@ class Contributor:
         requested = RequestedSum((self._context.name,))
         PrivateSilo(self._context, self._setup, self._device, 0, requested).check_budget()
 
-    def follow(self, message: Message, weights: Mapping[str, float], total: Total | None) -> Encoded:
+    def follow(
+        self,
+        message: Message,
+        weights: Mapping[str, float],
+        total: Total | None,
+        check: Check = lambda sum_id, fields: None,
+    ) -> Encoded:
         """Compute the run's state without training, for an exchange that only checks the last total.
 
         Args:
             message: of the task ``contribute``.
             weights: public weights of all silos enrolled.
             total: the last one opened.
+            check: as for ``contribute``.
         """
         _, follows = self._followed.advance(message, total, weights)
+        sum_id = SumId.of(SEAL, message["round"], message["phase"], message["attempt"])
+        check(sum_id, ())
         if total is not None:
             self._store.commit(str(total.sum_id), total.survivors, total.digest().hex())
-        sum_id = SumId.of(SEAL, message["round"], message["phase"], message["attempt"])
         return Encoded(sum_id, (), {}, bytes.fromhex(message["state"]), follows)
 
     def baseline(self) -> Message:

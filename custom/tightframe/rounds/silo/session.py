@@ -25,7 +25,7 @@ from tightframe.rounds.silo import own_state, requests
 from tightframe.rounds.silo.own_state import NeedsStateError
 from tightframe.rounds.sums.common import SEAL, SECURE
 from tightframe.rounds.sums.declaration import Declaration, applied_weights, public_weight
-from tightframe.rounds.sums.plain import Encoded
+from tightframe.rounds.sums.plain import Check, Encoded
 from tightframe.rounds.sums.secure_silo import SecureSite, Train
 from tightframe.securesum.messages import Total
 
@@ -229,12 +229,19 @@ class SiloSession:
         """Return what makes the term of a secure sum; that of a seal is empty, and needs no training."""
 
         def train(
-            weights: Mapping[str, float], honest: int, tellers: Mapping[str, int], *, total: Total | None
+            weights: Mapping[str, float],
+            honest: int,
+            tellers: Mapping[str, int],
+            *,
+            total: Total | None,
+            check: Check,
         ) -> Encoded:
             training = self._training()
             if message["kind"] == SEAL:
-                return training.follow(message, weights, total)
-            return training.contribute(message, weights, total=total, honest=honest, tellers=tellers)
+                return training.follow(message, weights, total, check)
+            return training.contribute(
+                message, weights, total=total, honest=honest, tellers=tellers, check=check
+            )
 
         return train
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,6 +41,10 @@ class Transport(Protocol):
             Silo -> code for every silo without an accepted answer. If ``accept`` raises a
             ``TightframeError``, that silo has failed with its code.
         """
+
+
+Check: TypeAlias = Callable[[SumId, tuple[FieldSpec, ...]], None]
+"""Refuses a term's sum and fields if they are not those that were asked for."""
 
 
 @dataclass(frozen=True)
@@ -227,7 +231,7 @@ def describe_codes(failed: Mapping[str, str]) -> str:
 
 def _describe_code(code: str, rules: Sequence[str] = ()) -> str:
     """Return a code with its meaning and the rules that a silo names with it."""
-    return f"{code} ({'; '.join([REASONS.get(code, 'see docs/errors.md'), *rules])})"
+    return f"{code} ({'; '.join([REASONS.get(code, 'see tightframe explain'), *rules])})"
 
 
 def split_refusals(failed: Mapping[str, str]) -> dict[str, str]:

@@ -12,7 +12,7 @@ from tightframe.errors import PolicyError, SecureSumError, TightframeError
 from tightframe.rounds.context import SiloContext, note_verified
 from tightframe.rounds.sums.common import minimum, package_errors
 from tightframe.rounds.sums.declaration import Declaration, applied_weights, tellers
-from tightframe.rounds.sums.plain import OUT_OF_BUDGET, Encoded
+from tightframe.rounds.sums.plain import OUT_OF_BUDGET, Check, Encoded
 from tightframe.rounds.sums.transcripts import SiteRecord
 from tightframe.rounds.sums.vault import Vault
 from tightframe.securesum import messages, rules, site
@@ -45,6 +45,7 @@ class Train(Protocol):
         tellers: Mapping[str, int],
         *,
         total: messages.Total | None,
+        check: Check,
     ) -> Encoded:
         """Return the term; the arguments are those of ``Contributor.contribute``."""
 
@@ -181,12 +182,16 @@ class SecureSite:
             weights = applied_weights(declared, self._context.job.max_weight_share)
             # By parameters that are the job's own: this silo gives no share for a smaller sum.
             honest = rules.honest_sites(rules.minimum_survivors(params), params.colluders)
-            encoded = train(weights, honest, tellers(declared.values()), total=total)
+
+            def check(sum_id: messages.SumId, fields: tuple[messages.FieldSpec, ...]) -> None:
+                if sum_id != request.sum_id:
+                    raise InconsistencyError(
+                        "the sum of the request", expected=str(sum_id), found=str(request.sum_id)
+                    )
+                site.check_request(self._ready(), request, fields)
+
+            encoded = train(weights, honest, tellers(declared.values()), total=total, check=check)
             del total  # as large as a model; the request has it
-            if encoded.sum_id != request.sum_id:
-                raise InconsistencyError(
-                    "the sum of the request", expected=str(encoded.sum_id), found=str(request.sum_id)
-                )
             with self._vault.locked() as history:
                 state = self._ready()
                 step = site.mask(

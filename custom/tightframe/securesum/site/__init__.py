@@ -93,6 +93,7 @@ __all__ = [
     "Step",
     "advertise",
     "agree",
+    "check_request",
     "check_told",
     "confirm",
     "mask",
@@ -150,7 +151,7 @@ def mask(
     """
     require_state(state, Confirmed, Established)
     params, slot = state.epoch.params, request.slot
-    _check_request(state, request, fields)
+    _check_schema(state, request, fields)
     if len(basis) != HASH_BYTES or not set(term) <= set(GROUPS):
         raise ValueError(
             f"Expected `basis` to be a SHA-256 and `term` to hold the two groups {list(GROUPS)} only, "
@@ -160,14 +161,7 @@ def mask(
     total = check_told(state, request, history)
     layouts = {group: group_layout(fields, group) for group in GROUPS}
     commitments = _commitments(state.epoch, layouts["static"], profile, history)
-    established = _established(state, request)
-    fresh = established.slots[slot]
-    if not isinstance(fresh, Fresh):
-        raise ReplayError(f"slot {slot}", expected="fresh", found=type(fresh).__name__.lower())
-    if request.sum_id in established.sums:
-        raise ReplayError(
-            f"the sum in slot {slot}", expected="a new one", found=f"{request.sum_id}, used before"
-        )
+    established, fresh = _unused(state, request)
     told, expected, combinations = combined(established, total, kept)
     del total  # as large as the term that is masked now
     own = established.epoch.name
@@ -346,7 +340,38 @@ def _commitments(
     return tuple(commitments)
 
 
-def _check_request(
+def check_request(
+    state: Confirmed | Established, request: TermRequest, fields: tuple[FieldSpec, ...]
+) -> None:
+    """Refuse what ``mask`` refuses of a request, before anything is done for it.
+
+    Args:
+        state: as for ``mask``.
+        request: as for ``mask``.
+        fields: as for ``mask``.
+
+    Raises:
+        ParametersError, ReplayError, StateError, ProtocolError: as ``mask`` does.
+    """
+    require_state(state, Confirmed, Established)
+    _check_schema(state, request, fields)
+    _unused(state, request)
+
+
+def _unused(state: Confirmed | Established, request: TermRequest) -> tuple[Established, Fresh]:
+    """Return the state with its set-up, and a slot that is not used yet for a sum that is not either."""
+    established, slot = _established(state, request), request.slot
+    fresh = established.slots[slot]
+    if not isinstance(fresh, Fresh):
+        raise ReplayError(f"slot {slot}", expected="fresh", found=type(fresh).__name__.lower())
+    if request.sum_id in established.sums:
+        raise ReplayError(
+            f"the sum in slot {slot}", expected="a new one", found=f"{request.sum_id}, used before"
+        )
+    return established, fresh
+
+
+def _check_schema(
     state: Confirmed | Established, request: TermRequest, fields: tuple[FieldSpec, ...]
 ) -> None:
     params = state.epoch.params
