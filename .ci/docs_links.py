@@ -2,6 +2,7 @@
 
 Guides are read on a code host too, so their links are those of the repository. A Markdown file outside
 ``docs/`` becomes a page below ``outside/``, another file is copied there, and a folder keeps its words alone.
+A mark ``<!--explain:...-->`` becomes what ``tightframe explain`` prints, from the package's own texts.
 """
 
 from __future__ import annotations
@@ -108,8 +109,10 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Write links as they are in the site."""
-    here = page.file.src_uri
+    """Put what ``tightframe explain`` says into its places, and write links as they are in the site."""
+    from tightframe_app.explain.pages import filled
+
+    here, markdown = page.file.src_uri, filled(markdown)
 
     def written(link: re.Match[str]) -> str:
         words, to = link.groups()

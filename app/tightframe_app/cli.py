@@ -49,6 +49,11 @@ PARTS = {
             "List the methods: the fields that a silo contributes to their sums, and the number of bytes.",
         ),
         (
+            "explain",
+            "explain.command:explain",
+            "Explain an error code, a value of a job or site, or the options of a method, model or data set.",
+        ),
+        (
             "schema",
             "formats:schema",
             "Print the JSON schema (draft 2020-12) of what a command prints with `--format json`.",
@@ -90,6 +95,8 @@ def main() -> None:
         app()
     except (TightframeError, FileNotFoundError, FileExistsError) as error:
         err.print(Text.assemble(("error:", "bold red"), " ", str(error)))
+        if isinstance(error, TightframeError):
+            err.print(f"more: tightframe explain {error.code}")
         sys.exit(2)
 
 

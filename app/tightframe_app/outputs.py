@@ -115,6 +115,40 @@ class Methods(Output):
     methods: tuple[MethodSums, ...]
 
 
+class CodeExplained(Part):
+    """What an error code means, what to do, and what leaves a site with it."""
+
+    code: str
+    title: str
+    means: str
+    do: str
+    leaves: str
+
+
+class ValueExplained(Part):
+    """A value with its default, as text, and its meaning."""
+
+    name: str
+    default: str
+    means: str
+
+
+class TopicExplained(Part):
+    """Values that belong together."""
+
+    name: str
+    about: str
+    values: tuple[ValueExplained, ...]
+
+
+class Explained(Output):
+    """What the words mean; without words those that are known."""
+
+    codes: tuple[CodeExplained, ...]
+    topics: tuple[TopicExplained, ...]
+    known: tuple[str, ...]
+
+
 State = Literal["ok", "note", "problem"]
 
 
@@ -460,6 +494,7 @@ OUTPUTS: Mapping[str, type[Output]] = {
     "jobs list": Jobs,
     "jobs check": JobFolders,
     "methods": Methods,
+    "explain": Explained,
     "data check": DataCheck,
     "data describe": DataDescription,
     "site check": SiteCheck,

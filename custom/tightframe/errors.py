@@ -1,4 +1,4 @@
-"""Errors that a user can meet: each has a stable code, explained in ``docs/errors.md``.
+"""Errors that a user can meet: each has a stable code, explained by ``tightframe explain``.
 
 The code may leave a site (it names a kind of failure, never a record, a path or a value);
 the message stays in the log of the process that raised it.
@@ -248,7 +248,7 @@ REASONS: Mapping[str, str] = {
     "TF-732": "a version of the engine that was not tested",
     "TF-742": "the site's two accounts are not apart",
 }
-"""Meaning of each code in a few words; ``docs/errors.md`` says what to do."""
+"""Meaning of each code that may leave a site, in a few words; ``tightframe explain`` says what to do."""
 
 
 def outside_code(code: object) -> str:

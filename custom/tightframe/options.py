@@ -1,19 +1,67 @@
-"""Base of every options model, and its validation errors as one line per problem."""
+"""Base of every options model, its validation errors as one line per problem, and what its fields mean."""
 
 from __future__ import annotations
 
 import difflib
+import inspect
+import re
 from collections.abc import Sequence
 from types import NoneType, UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Tag, ValidationError
 
+_ITEM = re.compile(r" {4}(\w+(?:, \w+)*): (.*)")
+
 
 class StrictModel(BaseModel):
     """Frozen options that refuse unknown keys, values of another type, and numbers that are not finite."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+def meanings(model: type[BaseModel]) -> dict[str, str]:
+    """Return what descriptions, or docstrings' ``Attributes``, say of each field, those of base classes too.
+
+    >>> class Colour(StrictModel):
+    ...     '''A colour.
+    ...
+    ...     Attributes:
+    ...         red, green: in 0 to 1;
+    ...             None for the usual.
+    ...     '''
+    ...     red: float | None = None
+    ...     green: float | None = None
+    >>> meanings(Colour)["green"]
+    'in 0 to 1; null for the usual.'
+    """
+    found: dict[str, str] = {}
+    for base in reversed(model.__mro__):
+        if not issubclass(base, BaseModel) or base is BaseModel:
+            continue
+        names: list[str] = []
+        doc = inspect.cleandoc(base.__dict__.get("__doc__") or "")
+        for line in doc.partition("\nAttributes:\n")[2].splitlines():
+            if line and not line.startswith(" "):
+                break
+            if item := _ITEM.fullmatch(line):
+                names = item[1].split(", ")
+                found |= dict.fromkeys(names, item[2])
+            else:
+                found |= {name: f"{found[name]} {line.strip()}" for name in names if line.strip()}
+    found |= {name: field.description for name, field in model.model_fields.items() if field.description}
+    return {name: _as_written(text) for name, text in found.items()}
+
+
+def _as_written(text: str) -> str:
+    """Return a docstring's text with values as a file has them.
+
+    >>> _as_written("``own``; None takes ours, False none.")
+    '`own`; null takes ours, false none.'
+    """
+    for ours, files in (("``", "`"), ("None", "null"), ("True", "true"), ("False", "false")):
+        text = re.sub(rf"\b{ours}\b" if ours.isalpha() else ours, files, text)
+    return text
 
 
 UNION_TAG = "|"

@@ -1,50 +1,78 @@
-"""``docs/errors.md`` has an entry for every code in the source, and no entry without a code."""
+"""Every code in the source has an entry that says what it means, what to do and what leaves; no other has."""
 
 from __future__ import annotations
 
 import re
+from dataclasses import astuple
 from pathlib import Path
 
+from tests.docs.test_links import anchors_of, broken_in
+from tests.support.outputs import checked
+from typer.testing import CliRunner
+
+from tightframe.errors import REASONS
+from tightframe_app.cli import app
+from tightframe_app.explain import errors, pages
+
 ROOT = Path(__file__).resolve().parents[2]
+REGISTER = Path(errors.__file__)
+PAGE = ROOT / "docs" / "errors.md"
 CODE = re.compile(r"TF-\d{3}")
-RULE = "*the code* and no more, unless the entry ends in *Leaves:* or is on this list."
-NOTHING = re.compile(r"^\*Nothing leaves with\* ((?:TF-\d{3},\s)*TF-\d{3})\.$", re.MULTILINE)
-HEADING = re.compile(r"^#+ (TF-\d{3}):", re.MULTILINE)
 
 
 def codes_in_source() -> set[str]:
-    paths = [path for folder in ("custom", "app") for path in (ROOT / folder).rglob("*.py")]
+    paths = [
+        path for folder in ("custom", "app") for path in (ROOT / folder).rglob("*.py") if path != REGISTER
+    ]
     return {code for path in paths for code in CODE.findall(path.read_text(encoding="utf-8"))}
 
 
 def test_every_code_has_exactly_one_entry_and_every_entry_a_code() -> None:
-    text = (ROOT / "docs" / "errors.md").read_text(encoding="utf-8")
-    documented = HEADING.findall(text)
+    documented = [code for section in errors.SECTIONS for code in section.codes]
     in_source = codes_in_source()
     assert len(in_source) > 10, "the search itself is broken"
     assert sorted(set(documented)) == sorted(documented), "a code has two entries"
-    assert sorted(in_source - set(documented)) == [], "codes without an entry in docs/errors.md"
-    assert sorted(set(documented) - in_source) == [], "entries of docs/errors.md that no source names"
+    assert REGISTER.read_text(encoding="utf-8").count(": Entry(") == len(documented), (
+        "a section has one twice"
+    )
+    assert sorted(in_source - set(documented)) == [], "codes without an entry"
+    assert sorted(set(documented) - in_source) == [], "entries that no source names"
+    assert set(REASONS) <= set(documented)
 
 
 def test_every_entry_says_what_it_means_what_to_do_and_what_leaves_the_site() -> None:
-    """What it means (title, and a paragraph if it takes more), what to do, what leaves but the code."""
-    text = (ROOT / "docs" / "errors.md").read_text(encoding="utf-8")
-    head, *entries = re.split(r"^### ", text, flags=re.MULTILINE)
-    assert RULE in " ".join(head.split())
-    (listed,) = NOTHING.findall(head)
-    nothing = CODE.findall(listed)
-    assert nothing == sorted(set(nothing)) and set(nothing) <= set(HEADING.findall(text))
-    for entry in entries:
-        title, _, body = entry.partition("\n")
-        body = " ".join(re.split(r"^## ", body, flags=re.MULTILINE)[0].split())
-        parts = re.fullmatch(r"(?:.+ )?\*Do:\* (?P<do>.+?)(?: \*Leaves:\* (?P<leaves>.+))?", body)
-        assert parts and re.fullmatch(r"TF-\d{3}: .+", title), title
-        assert body.count("*Do:*") == 1 and body.count("*Leaves:*") <= 1, title
-        assert parts["leaves"] not in ("The code.", "Nothing."), f"{title}: the page's rule says so already"
-        assert not (title[:6] in nothing and parts["leaves"]), f"{title}: more than nothing leaves"
+    for code, entry in errors.ENTRIES.items():
+        assert errors.title(code) and entry.do and entry.leaves, code
+        assert not entry.title or entry.title != REASONS.get(code), f"{code}: its reason says so already"
 
 
 def test_codes_that_entries_refer_to_have_entries() -> None:
-    text = (ROOT / "docs" / "errors.md").read_text(encoding="utf-8")
-    assert set(CODE.findall(text)) <= set(HEADING.findall(text))
+    texts = [text for entry in errors.ENTRIES.values() for text in astuple(entry)]
+    assert set(CODE.findall(" ".join(texts))) <= set(errors.ENTRIES)
+
+
+def test_the_page_of_the_site_and_the_command_have_every_entry() -> None:
+    page = pages.filled(PAGE.read_text(encoding="utf-8"))
+    assert broken_in(page, PAGE) == [] and "tf-733-the-doors-refused-a-message" in anchors_of(page)
+    assert re.findall(r"^### (TF-\d{3}): ", page, re.MULTILINE) == list(errors.ENTRIES)
+    done = CliRunner().invoke(app, ["explain", "tf-703", "TF-214"])
+    printed = " ".join(done.output.split())
+    assert (
+        done.exit_code == 0
+        and errors.ENTRIES["TF-703"].do in printed
+        and "its form (docs/jobs.md#" in printed
+    )
+    assert CliRunner().invoke(app, ["explain", "TF-999"]).exit_code == 2
+
+
+def test_words_of_a_job_and_a_site_are_explained() -> None:
+    told = CliRunner().invoke(app, ["explain", "epochs", "policy.minimum_cohort", "moon", "--format", "json"])
+    topics = checked("explain", told.output)["topics"]
+    assert [[value["name"] for value in topic["values"]] for topic in topics] == [
+        ["training.epochs"],
+        ["policy.minimum_cohort"],
+        ["mu", "tau"],
+    ]
+    assert topics[1]["values"][0]["default"] == "5; 3; 1"
+    unknown = CliRunner().invoke(app, ["explain", "min_site"])
+    assert unknown.exit_code == 2 and "'min_sites'" in unknown.output

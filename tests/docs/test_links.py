@@ -17,28 +17,33 @@ _LINK = re.compile(r"\]\(([^()\s]+)\)")
 _HEADING = re.compile(r"^#{1,6} (.+)$", re.MULTILINE)
 
 
-def prose(page: Path) -> str:
-    """A page without its blocks of code."""
-    return _FENCE.sub("", page.read_text(encoding="utf-8"))
-
-
-def anchors(page: Path) -> set[str]:
-    """The anchors that GitHub gives the headings of a page."""
-    titles = (re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", title) for title in _HEADING.findall(prose(page)))
+def anchors_of(text: str) -> set[str]:
+    """The anchors that GitHub gives the headings of a text."""
+    headings = _HEADING.findall(_FENCE.sub("", text))
+    titles = (re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", title) for title in headings)
     return {re.sub(r"[^\w\- ]", "", title.strip().lower()).replace(" ", "-") for title in titles}
 
 
-def broken(page: Path) -> list[str]:
-    """The links of a page that lead nowhere."""
+def anchors(page: Path) -> set[str]:
+    return anchors_of(page.read_text(encoding="utf-8"))
+
+
+def broken_in(text: str, page: Path) -> list[str]:
+    """The links of a text that lead nowhere, if it stands in a page."""
     found = []
-    for link in _LINK.findall(prose(page)):
+    for link in _LINK.findall(_FENCE.sub("", text)):
         if re.match(r"[a-z]+:", link):
             continue
         place, _, anchor = link.partition("#")
         target = (page.parent / place).resolve() if place else page
-        if not target.exists() or (anchor and anchor not in anchors(target)):
+        if not target.exists() or (anchor and anchor not in (anchors(target) if place else anchors_of(text))):
             found.append(link)
     return found
+
+
+def broken(page: Path) -> list[str]:
+    """The links of a page that lead nowhere."""
+    return broken_in(page.read_text(encoding="utf-8"), page)
 
 
 def test_anchors_are_those_of_github(tmp_path: Path) -> None:

@@ -15,18 +15,18 @@ import torch
 from typer.testing import CliRunner
 
 from tightframe import methods, models
+from tightframe.config import job, site
+from tightframe.config.policy import Policy
 from tightframe.phases import Method
 from tightframe.rounds.setup import prepare
 from tightframe_app.cli import app
+from tightframe_app.explain import pages
 from tightframe_app.jobs import presets, recipes
 
 ROOT = Path(__file__).resolve().parents[2]
 INDEX = ROOT / "docs" / "methods.md"
 PAGES = sorted((ROOT / "docs" / "methods").glob("*.md"))
 BASELINES = ROOT / "docs" / "methods" / "baselines.md"
-_PAIR = re.compile(r"`(\w+)`\s+\(([^)]*)\)")
-_OPTIONS = re.compile(r"^- ((?:`\w+`\s+\([^)]*\)(?:,\s+)?)+):\s+(\S.*)$", re.MULTILINE)
-"""An item of a list that gives one or several options with their defaults, and what they mean."""
 ALWAYS = ("Edge cases", "What leaves a silo", "Reproduce", "Measured here")
 OWN_PAGE = (*ALWAYS, "Equations", "Options", "Where", "Printed")
 
@@ -62,20 +62,18 @@ def rows(text: str, header: str) -> list[list[str]]:
     return cells
 
 
-def value_of(shown: str) -> Any:
-    """A default as the pages write it."""
-    try:
-        return None if shown == "none" else json.loads(shown)
-    except ValueError:
-        return shown
-
-
 @pytest.mark.parametrize("method", methods.METHODS, ids=lambda method: method.name)
-def test_every_option_stands_in_the_methods_part_with_its_default(method: Method) -> None:
-    found = [pair for given, _ in _OPTIONS.findall(part_of(method.name)) for pair in _PAIR.findall(given)]
-    documented = {name: value_of(default) for name, default in found}
-    assert len(documented) == len(found), "an option stands twice"
-    assert documented == {name: field.default for name, field in method.config.model_fields.items()}
+def test_every_option_is_explained_in_the_methods_part_with_its_default(method: Method) -> None:
+    fields = method.config.model_fields
+    assert explained(part_of(method.name)) == {name: shown(field.default) for name, field in fields.items()}
+
+
+def explained(text: str) -> dict[str, str]:
+    """Names and defaults of what a part of a guide has of ``tightframe explain``, each with its meaning."""
+    marks = "\n\n".join(mark[0] for mark in pages.MARK.finditer(text))
+    found = re.findall(r"^- `([\w.]+)` \((.*?)\): (.*)$", pages.filled(marks), re.MULTILINE)
+    assert all(means for *_, means in found) and len({name for name, *_ in found}) == len(found)
+    return {name: default for name, default, _ in found}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
@@ -100,7 +98,7 @@ def test_the_index_has_every_method_and_every_job_folder() -> None:
 
 def test_the_table_of_class_sums_is_what_the_methods_declare() -> None:
     (header,) = re.findall(r"^\| method \| per round.*$", read(INDEX), flags=re.MULTILINE)
-    told = {row[0].strip("`"): row[4] for row in rows(read(INDEX), header)}
+    told = {row[0].strip("`"): row[3] for row in rows(read(INDEX), header)}
     for method in methods.METHODS:
         setup = prepare(_values(method.name))
         numbers = range(1, setup.job.rounds + 1)
@@ -122,27 +120,35 @@ def _values(method: str) -> dict[str, Any]:
 def test_jobs_leads_to_the_index_of_methods_and_names_every_model_with_its_options() -> None:
     text = read(ROOT / "docs" / "jobs.md")
     assert "\n- `method`, `method_options`: [all methods](methods.md)\n" in text
-    _, _, part = text.partition("\n### Models\n")
-    items = re.split(r"^- ", part.partition("\n#")[0].partition("\n\n- ")[2], flags=re.MULTILINE)
-    found = [" ".join(item.partition("\n\n")[0].split()) for item in items]
-    documented = {
-        re.findall(r"`(\w+)`", item)[0]: dict(re.findall(r"`(\w+)` \((.*?)\)", item.partition(": ")[0]))
-        for item in found
-    }
-    assert documented == {
-        spec.name: {
-            name: _shown(field.default)
-            for name, field in spec.options.model_fields.items()
-            if name != "dropout"  # of all of them, told below the table
+    (mark,) = [mark[1].split("+") for mark in pages.MARK.finditer(text) if "small_cnn" in mark[1]]
+    assert mark == [spec.name for spec in models.BACKBONES]
+    for spec in models.BACKBONES:
+        fields = spec.options.model_fields
+        assert explained(f"<!--explain:{spec.name}-->") == {
+            name: shown(field.default) for name, field in fields.items()
         }
-        for spec in models.BACKBONES
+
+
+def test_jobs_explains_every_value_of_a_job_and_of_a_site() -> None:
+    """All that ``config`` may hold, but for ``resume``, which no hand writes, and a policy's profile."""
+    blocks = {
+        "": (job.JobConfig, site.SiteEntry),
+        "policy.": (Policy,),
+        "server.": (site.ServerEntry,),
+        **{f"{item.__name__.lower()}.": (item,) for item in (job.Training, job.Evaluation, job.Privacy)},
+        **{f"{item.__name__.lower()}.": (item,) for item in (job.Statistics, job.Withdraw)},
+        "evaluate_only.": (job.EvaluateOnly,),
     }
+    marks = [mark[0] for mark in pages.MARK.finditer(read(ROOT / "docs" / "jobs.md"))]
+    told = explained("\n\n".join(mark for mark in marks if "small_cnn" not in mark))
+    names = {at + name for at, models_ in blocks.items() for model in models_ for name in model.model_fields}
+    assert set(told) == names - {"policy.profile"}
 
 
-def _shown(default: Any) -> str:
-    if isinstance(default, tuple):
-        return ", ".join(str(item) for item in default)
-    return str(default).lower() if isinstance(default, bool) else str(default)
+def shown(default: Any) -> str:
+    if default is None or isinstance(default, bool):
+        return json.dumps(default)
+    return ", ".join(map(str, default)) or "none" if isinstance(default, tuple) else str(default)
 
 
 def commands() -> list[tuple[str, list[str]]]:

@@ -16,7 +16,7 @@ from tightframe.rounds.setup import prepare
 
 DOCS: Path = ROOT / "docs"
 _OPTION = re.compile(r"`(\w+): (\w+)`")
-_LED = "have a form for it: [privacy-engineering.md](privacy-engineering.md#methods)"
+_LED = "have a form for it](privacy-engineering.md#methods)"
 
 
 def told() -> dict[str, tuple[dict[str, str], dict[str, str]]]:
@@ -60,9 +60,9 @@ def test_the_table_has_the_methods_that_run_under_privacy(method: Method) -> Non
 
 
 def test_the_pages_that_speak_of_it_name_the_same_methods_or_none() -> None:
-    """One page has the table, another one tells it in a sentence, the third one leads there."""
+    """One page has the table, the others lead there."""
     names = {method.name for method in methods.METHODS}
     whole = read(DOCS / "methods.md")
     sentence = whole.partition("**Differential privacy**")[2].partition("All others are refused")[0]
-    assert names & set(re.findall(r"`(.*?)`", sentence)) == set(told())
+    assert _LED in sentence and not names & set(re.findall(r"`(.*?)`", sentence))
     assert _LED in read(DOCS / "jobs.md")

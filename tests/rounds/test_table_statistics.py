@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -26,6 +27,7 @@ from tightframe.config.job import JobConfig, parse_job
 from tightframe.config.site import SiteEntry
 from tightframe.data.contract import Contract
 from tightframe.data.table import TableOptions, TableSite
+from tightframe.data.table.proposal import propose
 from tightframe.data.table.silo import open_site
 from tightframe.data.table.tabulated import Layout, tabulate
 from tightframe.errors import DataError, JobError, RunError, TightframeError
@@ -605,6 +607,20 @@ def test_survival_is_scipys_on_all_records(tmp_path: Path) -> None:
     few = job(dataset_options=options, statistics={"bins": 20})
     withheld = told(federation.run_job(few, entries=strict, folder=tmp_path / "strict")).survival
     assert withheld is not None and withheld.curves["malignant"] is None and withheld.p is None
+
+
+def test_a_time_with_its_event_is_proposed_as_survival(tmp_path: Path) -> None:
+    """As a note, which a contract can take as it is; not where two columns could be the time."""
+    frame = followed(FRAME)
+    notes = []
+    for name, table in (("one", frame), ("two", frame.assign(follow_up=frame["days"] + 1)), ("none", FRAME)):
+        table.to_csv(path := tmp_path / f"{name}.csv", index=False)
+        made = propose(path, {"label": "diagnosis", "record": "id", "patient": "patient"})
+        notes.append([note for note in made.notes if "Kaplan" in note])
+    assert notes[1:] == [[], []] and len(notes[0]) == 1
+    found = json.loads("{" + re.search(r'add (".*\}) for', notes[0][0]).group(1) + "}")["survival"]  # type: ignore[union-attr]
+    assert (found["time"], found["event"]) == ("days", "died") and found["high"] >= frame["days"].max()
+    Contract.model_validate({**CONTRACT, "survival": found})
 
 
 @pytest.mark.parametrize(

@@ -244,6 +244,7 @@ def _lines(item: Sums, like: str) -> list[str]:
         f"  a site's own training loop in place of ours: {'yes' if item.own_training else 'no'}",
         f"  needs of a network: {'logits' if item.logits_only else 'features and head'}",
         *presets.lines(item.name),
+        f"options:  tightframe explain {item.name}",
         f"export a job:  {made}",
     ]
 

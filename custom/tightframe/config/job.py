@@ -98,8 +98,8 @@ class Training(Lasting):
         weight_decay: coupled L2.
         augment: random flips, crops, colour; as the data set defines them.
         amp: automatic mixed precision on a GPU; the methods' own terms stay in float32.
-        loop: name of a training loop installed at the sites, which each site must allow
-            (``learning.own_loop``); None takes ours.
+        loop: name of a training loop installed at the sites, which each site must allow (``training_loops``);
+            None takes ours.
     """
 
     epochs: int = Field(default=1, ge=1, le=10_000)
@@ -156,14 +156,15 @@ class Privacy(Lasting):
         clip_norm: L2 norm to which each record's gradient is clipped in a step of DP-SGD, or the mean
             gradient of each patient's records.
         views: augmented views of each record in a step, whose mean gradient is clipped; for data sets that
-            augment. More cost time, not epsilon.
+            augment (``fed_isic2019``, ``cifar10``, ``cifar100``, own ones). More cost time, not epsilon.
         noise_multiplier: of DP-SGD, or of the one release of a method that trains nothing; None computes it
             from the budget, for DP-SGD at each silo from its number of records (or patients).
         spare_rounds: rounds that may be repeated. Noise is planned for this many more rounds, because a
             repeated round is charged again and the guarantee holds in any case. A job of a method of one
             release that says nothing has 0.
         releases: the most rounds in which class sums are released.
-        feature_clip: L2 norm to which each record's features are clipped in class sums.
+        feature_clip: L2 norm to which each record's features are clipped in class sums, in FedMR's terms and
+            for a ``start``.
         class_noise_share: part of epsilon for class sums and class counts, if a method needs any, and for the
             release of a ``start``.
         product_weight, count_weight: precision of products and of class counts beside class sums of
@@ -273,18 +274,21 @@ class JobConfig(Lasting):
 
     Attributes:
         job_name: shown in outcomes.
-        method, method_options: a name of ``tightframe.methods.METHODS`` and its options.
-        dataset, dataset_options: a name of ``tightframe.data.DATASETS`` and its options.
-        model, model_options: a name of ``tightframe.models.BACKBONES`` and its options.
+        method, method_options: a name that ``tightframe methods`` lists, and its options.
+        dataset, dataset_options: a data set and its options; ``table`` and ``images`` take a ``contract``.
+        model, model_options: a model and its options.
         encoder: ``frozen`` trains and sends the model's head only, on the features of a pretrained start;
             ``random`` on those of weights drawn from the seed; ``trained`` trains all.
         site_models: silos that train another model than this, if the method has no global one.
         sites: the silos, by their provisioned names.
-        min_sites: the least number of contributions; with fewer the run ends.
-        sites_per_round: number of silos in each training round, drawn by the seed; None takes all. With plain
-            sums only: a secure sum needs its whole roster, and the other silos would be drop-outs.
-        rounds: training rounds; a closing phase that evaluates the last model follows.
-        seed: of every random stream.
+        min_sites: the least number of contributions; with fewer the run ends. ``jobs export`` writes two
+            thirds of the silos and one, or all of three or fewer.
+        sites_per_round: number of silos in each training round, at least ``min_sites``, drawn by the seed;
+            None takes all. With plain sums only: a secure sum needs its whole roster, and the other silos
+            would be drop-outs.
+        rounds: training rounds; a closing phase that evaluates the last model follows. Methods of one sum
+            (``fed3r``, ``fedcgs``, ``fedncm``) have 1, ``evaluate_only`` and ``statistics`` 0.
+        seed: of every random stream; in production with a silo's secret.
         training, evaluation: see ``Training`` and ``Evaluation``.
         summation: ``secure``, so that the server sees sums only, or ``plain``, in which it sees
             each silo's contribution; for research, and refused by sites that require secure sums.
@@ -294,29 +298,37 @@ class JobConfig(Lasting):
         whole_sums: open secure sums only with all silos that enrolled: a drop-out ends the run, and each
             silo's share of noise is smaller, because more of them are in each sum. None: only where a method
             of one release has ``privacy``.
-        class_rules: ``off`` uses class sums of any class, however few silos hold it; only if every site's
-            policy allows it.
-        weights: precision with which a silo's public weight discloses its number of training records.
+        class_rules: ``on`` uses class sums only of classes of which three silos have ``min_class_count``
+            records each; ``off`` those of any class, only if every site's policy allows it. With ``privacy``
+            noise takes their place.
+        weights: precision with which a silo's public weight discloses its number of training records:
+            ``exact``, to a ``power_of_two``, or not (``uniform``). A later job with other ones, or with any
+            other value that forms a term, needs each site's consent (TF-617).
         max_weight_share: the largest share of the total weight for one silo; a larger weight is reduced to
             it. 1 keeps each silo's declared weight.
-        update_norm: L2 norm to which model updates are rescaled; None leaves them.
-        update_bound: largest coordinate of an update: without a norm a larger one is refused, with one the
-            update is rescaled to it.
-        prototype_sites: the silos that submit prototypes; None means all (paper Table 5).
+        update_norm: L2 norm to which longer model updates are rescaled (not buffers, class sums and control
+            variates); None leaves them. ``jobs export`` writes 100, with ``privacy`` 1000. Without
+            ``privacy`` each round then has a histogram of norms.
+        update_bound: largest coordinate of an update: without a norm a larger one is refused (TF-402), with
+            one the update is rescaled to it.
+        prototype_sites: the silos that submit class prototypes; None means all (FedMR's table 5). Ignored
+            with ``privacy``.
         site_timeout: seconds that a silo may work on one task after fetching it.
         fetch_timeout: seconds to wait for silos that have not fetched their task while no silo works.
         answer_grid: seconds; a silo's term leaves it a whole number of these after its request came, so that
-            the time does not tell how long it trained. By default 1 in production, 0 in a simulation.
-        threads: intra-op threads of torch in every process.
+            the time does not tell how long it trained; in production, or where it is not 0, none
+            leaves before a whole training's time. By default 1 in production, 0 in a simulation.
+        threads: intra-op threads of torch in every process; they change the last bits of a run.
         local_baseline_epochs: epochs of the local-only baseline at each silo after the run; 0 skips it.
         privacy: differential privacy; None runs without it, and reports say so.
         average_last: the model that is kept, evaluated at the end and made personal is the mean of those
-            after the last so many rounds; 1 keeps the last one.
+            after the last so many rounds; 1 keeps the last one. Most useful with ``privacy``.
         personalise: let each silo make a personal model after the run, by the method's own rule. It stays at
             the silo; only the mean quality of these models is summed.
         start: a method of one sum (``fed3r``, ``fedcgs``, ``fedncm``; with its default options), by which the
-            head of the model is set before round 1, from the features that the model begins with; None
-            starts from the head that the seed, or the pretrained start, gives.
+            head of the model is set before round 1, in three exchanges, from the features that the model
+            begins with; None starts from the head that the seed, or the pretrained start, gives. Not for
+            methods with a head of their own or without a global model.
         initial_model_sha256: of the safetensors file of a pretrained start, which the server has and each
             silo checks; None starts from the seed.
         resume: the stopped job that this one resumes; None starts a new one.

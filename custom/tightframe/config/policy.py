@@ -60,16 +60,16 @@ class Policy(StrictModel):
     Attributes:
         profile: the profile that they are based on.
         require_secure_sum: refuse jobs with plain sums, in which the server sees this site's terms.
-        minimum_cohort: the smallest number of silos in a job and in any sum.
+        minimum_cohort: the smallest number of silos in a job and in any sum; of secure sums never below 3.
         colluders: the least number of colluding silos that a job must assume.
         semi_honest_server: accept jobs that assume a server which follows the protocol.
         weights: the weight rules that it accepts; ``exact`` discloses its number of training records.
-        max_weight_share: the largest share of the total weight that a job may give one silo; None sets no
-            limit.
+        max_weight_share: the largest share of the total weight that a job may give one silo, ignored with
+            ``uniform`` weights; None sets no limit.
         max_update_norm: the largest ``update_norm`` of a job; one without is refused if its method sends
             updates that a norm can bound. None accepts both.
-        max_records: the largest number of training records that another silo may plausibly declare; None
-            sets no limit.
+        max_records: the largest number of training records that another silo may plausibly declare (TF-631);
+            None sets no limit.
         min_class_count: a class with fewer local records is never part of a per-class total; None means 5,
             or 1 if the records are the synthetic twin.
         class_rules_off: accept jobs that switch the class rules off, or that choose which silos submit
@@ -80,9 +80,10 @@ class Policy(StrictModel):
             each batch is drawn anew from this site's training records and has at most half of them: what is
             computed from all of them is a function of records and model alone, which repeats.
         static_cohort: ``enrolled`` opens counts, class sums and evaluation for a single cohort,
-            permanently; ``any`` discloses the exact difference between two cohorts.
+            permanently, and does not sum with silos that have ``any``, which discloses the exact difference
+            between two cohorts.
         pins: peer -> SHA-256 (hex) of the public keys that it may have, old and new during a renewal.
-        pinned_only: refuse peers without a pin.
+        pinned_only: refuse peers without a pin; with no pins, all.
         central_provisioning: accept certificates without the role attribute, which only central
             provisioning issues; for tests.
         required_privacy: refuse jobs without differential privacy.
@@ -104,25 +105,28 @@ class Policy(StrictModel):
             ``training`` (losses), ``personal`` (its personal model's accuracy).
         max_score_bins: the most bins of score histograms in an exact evaluation, because narrow bins
             disclose the scores of single records; None sets no limit.
-        min_test_count: a fold of fewer records is left out of an exact evaluation, because whoever knows
-            all records but one could infer the result of that one.
+        min_test_count: a fold of fewer records is left out of an exact evaluation, and of means of personal
+            models, because whoever knows all records but one could infer the result of that one. A fold of
+            fewer than three silos is in no secure sum (but with ``class_rules: off``).
         min_answer_grid: seconds; the least ``answer_grid`` of a job that sets one, because when a term comes
             tells how long this site trained.
         allowed_methods: the methods that it takes part in; None for all.
         allowed_submitters: provisioned names of the users who may submit a job; None for all.
         min_withdrawn: the least number of records that a withdrawal must take out over all silos
             (``withdraw`` in a job), because the total tells their sum.
-        signed_jobs: take part in production only in jobs with a lead's manifest (``config.job_manifest``).
-        max_parameters: the most numbers in a model that is built here, checked before it is allocated.
+        signed_jobs: take part in production only in jobs that a lead has signed (TF-633).
+        max_parameters: the most numbers in a model that is built here, checked before it is allocated (in
+            ``research`` with the first training).
         max_message_bytes: the largest term of a sum.
-        max_sites: the most silos in a job.
-        max_rounds: the most rounds of a job.
-        max_epochs: of each training in a job: a round's, the baseline's, those of its method.
+        max_sites: the most silos in a job; of secure sums never above 250.
+        max_rounds: the most rounds of a job, at most 10,000.
+        max_epochs: of each training in a job: a round's, the baseline's, those of its method (options that
+            end in ``epochs`` or ``alternations``).
         max_batch_values: the most input values at a time: records of a batch times values of a record.
         tell_refusals: report to the lead which rule a job does not meet, with the asked and the required
             value; otherwise only the code leaves the site.
-        egress_guard: run in production only with the site's result filter (``flare.guard``) in place.
-        log_streaming: always False: the engine must not send the site's log to the server.
+        egress_guard: run in production only with the site's result filter in place (TF-202).
+        log_streaming: always False: the engine must not send the site's log to the server (TF-202).
     """
 
     profile: Profile

@@ -65,22 +65,26 @@ class SiteEntry(StrictModel):
         device: ``auto`` (a GPU if there is one), ``cpu``, ``cuda`` or ``cuda:N``.
         loader_workers: processes that read records; 0 reads in the training process.
         feature_cache: where features of a frozen encoder are kept: in ``memory`` only, also on disk until the
-            ``run`` ends, or ``kept`` in ``state_dir`` for later jobs.
-        offer_prototypes: False keeps this site's class prototypes local.
-        state_dir: folder for state that must outlive a job; required in production.
+            ``run`` ends, or ``kept`` in ``state_dir`` for later jobs, until
+            ``tightframe site features -c FILE --delete``.
+        offer_prototypes: False keeps this site's class prototypes local; with privacy it adds noise only.
+        state_dir: folder on a local disk for what must outlive a job, such as the ledger; required in
+            production.
         ledger_roots: root certificates of this site's other projects, past or current, under which entries
             of its privacy ledger may also be signed. They prove nothing else.
         engine_account: the account of the engine's client, if it differs from the account that trains; then
             no job trains unless the two are separated (TF-742).
-        dataset_id: the site's own name for its records, under which its journal keeps the cohorts for which
-            their counts were opened; by default derived from the data set and its location.
+        dataset_id: the site's own name for its records, under which its ledger keeps their budget and the
+            cohorts for which their counts were opened; by default derived from the data set and its location,
+            so that a moved folder is another data set.
         accepted_options: data set name -> options of a job that select which of this site's records take
-            part, each with the one value that it accepts besides the default.
+            part (eICU: ``window``, ``silos``, ``train_hospitals``, ``equal_sizes``), each with the one value
+            that it accepts in place of the default; others are refused where class rules are kept (TF-614).
         withdrawn: data set name -> file that names the records and patients that this site takes out of an
-            ended run, when a job with ``withdraw`` asks for it (``data.withdrawn``).
+            ended run, when a job with ``withdraw`` asks for it.
         training_loops: names of the installed training loops that a job may ask for (``training.loop``); by
             default none, whatever is installed.
-        policy: the site's rules; see ``config.policy``.
+        policy: the site's rules.
     """
 
     data: dict[str, dict[str, Any]] = {}
@@ -119,7 +123,12 @@ class SiteEntry(StrictModel):
 
 
 class StatsD(StrictModel):
-    """The UDP address of a StatsD daemon."""
+    """The UDP address of a StatsD daemon.
+
+    Attributes:
+        host: name or address.
+        port: of UDP.
+    """
 
     host: str = Field(default="127.0.0.1", min_length=1, max_length=255)
     port: int = Field(default=9125, ge=1, le=65535)
@@ -129,11 +138,13 @@ class ServerEntry(StrictModel):
     """The configuration of the server.
 
     Attributes:
-        initial_model: safetensors file with pretrained initial weights; its hash is recorded.
+        initial_model: safetensors file with pretrained initial weights, which silos get with the first
+            request; its hash is recorded.
         central_provisioning: accept certificates without the role attribute, which only central
             provisioning issues; for tests.
         tensorboard: write the run's measures as TensorBoard events next to its results.
-        statsd: the daemon that receives the measures during a run; None sends nothing.
+        statsd: the daemon, ``{"host": "127.0.0.1", "port": 9125}``, that receives the measures during a run;
+            None sends nothing.
         mlflow: tracking server (http, https) or folder (file) of MLflow that receives the measures, without
             a user or password, which MLflow takes from its own environment variables.
     """

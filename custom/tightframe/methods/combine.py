@@ -9,6 +9,7 @@ files define; it has no formula of its own.
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -35,12 +36,21 @@ from tightframe.models.geometry_heads import (
     PrototypeInit,
     TemperatureForm,
 )
-from tightframe.options import StrictModel
+from tightframe.options import StrictModel, meanings
 from tightframe.phases import Cohort, Contribution, ServerState, Setting, SiloView, Tensors, Totals
 
 
 class EtfOptions(StrictModel):
-    """Arguments of ``EtfHead``; the defaults are FedAvg_ETF's frame on the bare features."""
+    """Arguments of ``EtfHead``; the defaults are FedAvg_ETF's frame on the bare features.
+
+    Attributes:
+        dim: of the frame; None is the feature width, or the number of classes with a projection.
+        temperature: first value of a learned one, above 0.001; None has none.
+        projection: a linear layer before the frame.
+        normalise: unit length before it.
+        scale: length of the class vectors.
+        temperature_form: as of FedETF; another than ``plain`` needs a ``temperature``.
+    """
 
     dim: int | None = Field(default=None, ge=1)
     temperature: float | None = Field(default=None, gt=LOWEST_TEMPERATURE)
@@ -51,7 +61,13 @@ class EtfOptions(StrictModel):
 
 
 class NormalisedOptions(StrictModel):
-    """Arguments of ``NormalisedPrototypeHead``; its prototypes stay as they are drawn."""
+    """Arguments of ``NormalisedPrototypeHead``; its prototypes stay as they are drawn.
+
+    Attributes:
+        init: as of FedNH.
+        scale: first value of s.
+        learn_scale: whether s is trained.
+    """
 
     init: PrototypeInit = "orthonormal"
     scale: float = Field(default=1.0, gt=0)
@@ -59,7 +75,12 @@ class NormalisedOptions(StrictModel):
 
 
 class BalancedSoftmaxOptions(StrictModel):
-    """Arguments of ``balanced_softmax_loss``, whose class counts are the silo's own."""
+    """Arguments of ``balanced_softmax_loss``, whose class counts are the silo's own.
+
+    Attributes:
+        gamma: exponent of the class counts.
+        zero_counts: as of FedETF.
+    """
 
     gamma: float = Field(default=1.0, ge=0)
     zero_counts: ZeroCounts = "clamp"
@@ -96,9 +117,12 @@ class Choices(StrictModel):
         head: ``linear`` is the backbone's own, ``etf`` a frozen frame, ``normalised`` cosines with frozen
             prototypes.
         local: what a silo minimises.
-        loss: what stands for the cross-entropy in it; ``fedrs`` with ``local: scaffold`` is SCAFFOLD/RS.
-        server: what the server does with the updates.
-        prototypes: ``fedmr`` adds FedMR's inter-class term, and the class sums of its prototypes.
+        loss: what stands for the cross-entropy in it, not with ``balanced_softmax``; ``fedrs`` with
+            ``scaffold`` on both sides is SCAFFOLD/RS.
+        server: what the server does with the updates; ``scaffold``, ``feddyn`` and ``feddc`` with the same
+            ``local`` only.
+        prototypes: ``fedmr`` adds FedMR's inter-class term, and the class sums of its prototypes, under the
+            class rules; a personal model is trained without it.
     """
 
     head: Literal["linear", "etf", "normalised"] = "linear"
@@ -154,8 +178,12 @@ def _owner(option: str) -> str | None:
 
 
 def _flat(part: str) -> dict[str, Any]:
-    fields = OPTIONS[part].model_fields
-    return {f"{part}_{name}": (info.annotation, info) for name, info in fields.items()}
+    told, found = meanings(OPTIONS[part]), {}
+    for name, info in OPTIONS[part].model_fields.items():
+        field = copy(info)
+        field.description = told.get(name)
+        found[f"{part}_{name}"] = (info.annotation, field)
+    return found
 
 
 CombineConfig: type[Choices] = create_model(

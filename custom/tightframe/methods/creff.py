@@ -74,8 +74,10 @@ class CreffConfig(StrictModel):
 
     Attributes:
         features: M, federated features of each class.
-        match_steps, match_learning_rate: S steps of gradient descent on them a round.
-        match_rows: ``sum`` over the classes' rows of the dissimilarity, or its ``mean``.
+        match_steps: S steps of gradient descent on them a round.
+        match_learning_rate: of these; 0.1 as in a published configuration, the scripts have 0.01.
+        match_rows: ``sum`` over the classes' rows of the dissimilarity, as in the published code, for which
+            these steps are; or its ``mean``, eq. (6), with steps smaller by the number of classes.
         epochs, learning_rate, momentum, batch_size: of the head's re-training by SGD, a round.
     """
 

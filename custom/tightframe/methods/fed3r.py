@@ -40,7 +40,8 @@ class Fed3RConfig(StrictModel):
 
     Attributes:
         ridge: lambda; None chooses it by generalised cross-validation.
-        priors: ``observed`` takes records as they are, ``balanced`` gives each class the same sum of targets.
+        priors: ``observed`` takes records as they are, ``balanced`` gives each class the same sum of targets,
+            for few records of what matters.
     """
 
     ridge: float | None = Field(default=None, gt=0)

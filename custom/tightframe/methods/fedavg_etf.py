@@ -65,13 +65,14 @@ class FedAvgETFConfig(StrictModel):
     """FedAvg_ETF's options.
 
     Attributes:
-        alpha: weight of the memory vectors; the paper uses 0.5 to 1. With 0 there is no memory, and
+        alpha: weight of the memory vectors; the paper uses 0.1 to 1. With 0 there is no memory, and
             nothing of it is sent.
         warm_up: R_warm, the first round (from 1) that uses the memory; class means are collected
             from the round before on. None stands for the second half of the run; the paper's best
             runs start after 50 to 90 of 100 rounds. Under the class rules class sums are open from the
             second round on, so that the memory acts from round 3 at the earliest.
-        classifier: ``etf``, or the backbone's own head, ``trained`` (memory vectors alone).
+        classifier: ``etf``, or the backbone's own head, ``trained`` (memory vectors alone, the paper's
+            "+ GMV"); silos then receive them.
         beta_etf: length of the frame's class vectors.
         mu_divisor: ``over_holders`` is the mean over silos that have the class, ``over_selected`` the
             paper's algorithm read literally (all silos of the round, so that rare classes shrink),

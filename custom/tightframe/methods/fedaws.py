@@ -33,7 +33,8 @@ class FedAwSConfig(StrictModel):
     """FedAwS's options.
 
     Attributes:
-        margin: nu, the distance that is far enough: 0 does nothing, 0.5 makes class vectors orthogonal.
+        margin: nu, the distance that is far enough: 0 does nothing, 0.5 makes class vectors orthogonal;
+            C vectors can have C / (2 (C - 1)) at most.
         steps: steps of gradient descent after each mean. With 0 this is FedAvg.
         server_learning_rate: of these steps.
         momentum: of these steps, afresh in each round.

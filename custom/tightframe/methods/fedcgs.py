@@ -27,7 +27,8 @@ class FedCGSConfig(StrictModel):
     """FedCGS's options.
 
     Attributes:
-        shrinkage: share of the identity, times the mean variance, in the covariance.
+        shrinkage: s: the covariance S becomes (1 - s) S + s tr(S) / d I; more where d is not far below the
+            number of records.
         priors: of the classes in the score: their shares of the records, or all alike.
     """
 

@@ -64,7 +64,8 @@ class FedNHConfig(StrictModel):
 
     Attributes:
         rho: share of the old prototype that a round keeps.
-        init: first prototypes: ``orthonormal`` rows as the published code, or an ``etf``, the optimum
+        init: first prototypes: ``orthonormal`` rows as the published code (independent random unit rows, if
+            there are more classes than features), or an ``etf``, the optimum
             of the paper's program, for at most one class more than features.
         scale: first value of s. The published code starts at 20 for ResNets and at 1 for its small
             convolutional network.

@@ -62,7 +62,6 @@ class FedOptConfig(AdaptiveServer):
     Attributes:
         variant: ``adam`` is FedAdam, ``yogi`` FedYogi, ``adagrad`` FedAdagrad, which the paper runs with
             ``beta1`` 0.
-        server_learning_rate, beta1, beta2, tau, weighting: see ``AdaptiveServer``.
     """
 
     variant: Variant = "adam"

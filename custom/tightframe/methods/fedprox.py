@@ -32,7 +32,7 @@ class FedProxConfig(StrictModel):
     """FedProx's option.
 
     Attributes:
-        mu: weight of the term; the paper tries 0.001, 0.01, 0.1 and 1.
+        mu: weight of the term; the paper tries 0.001, 0.01, 0.1 and 1. With 0 this is FedAvg.
     """
 
     mu: float = Field(default=0.01, ge=0)

@@ -61,8 +61,11 @@ class FedRODConfig(StrictModel):
     Attributes:
         absent_classes: how a silo counts a class that it lacks: ``clamp`` once, ``tiny`` 1e-12 times
             (both are in use in published code), ``exclude`` leaves it out of the denominator.
-        personal_head: ``linear``: the silo's own; ``hyper_network``: made from the silo's class shares.
-        hyper_width: units of the hyper-network's hidden layer; with ``hyper_network`` only.
+        personal_head: ``linear``: the silo's own; ``hyper_network``: made from the silo's class shares by a
+            network of two layers that trains on the personal loss and is averaged with the model, so that a
+            silo that never trained has a personal head.
+        hyper_width: units of the hyper-network's hidden layer, with ``hyper_network`` only; None is 16 (our
+            choice).
         personal_epochs: local training between the final global model and the personal one; None
             is one more round (the job's epochs), 0 puts the kept (or made) personal head on the final
             global model as it is.

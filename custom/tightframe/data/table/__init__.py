@@ -86,12 +86,15 @@ class TableSite(StrictModel):
     """A site's entry for its table, a file or a query.
 
     Attributes:
-        file: ``.csv``, ``.tsv`` or ``.txt`` with a header, also ``.gz``; or ``.parquet``.
-        database: what is asked in its place.
+        file: absolute path: ``.csv``, ``.tsv`` or ``.txt`` with a header, also ``.gz``; or ``.parquet``
+            (``tightframe[parquet]``).
+        database: a query in its place.
         contract: SHA-256 of the one contract that this site takes part with; any by default.
         columns: the site's name of a column -> the contract's, where they differ.
-        codes: the contract's column -> the site's code -> the contract's, where they differ.
-        units: the contract's column -> conversion from the site's unit.
+        codes: the contract's column -> the site's code -> the contract's, where they differ; also of classes
+            and folds.
+        units: the contract's column -> conversion from the site's unit: value * ``factor`` + ``offset`` is in
+            the contract's.
         delimiter, encoding, decimal: of a text file.
         missing: texts that mean that there is no value.
         invalid: ``refuse`` records that break the contract, and with them the job, or ``set_aside``: leave

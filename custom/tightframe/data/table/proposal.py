@@ -5,6 +5,7 @@ Ranges are rounded outwards, because a contract is public and the least and the 
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,6 +27,12 @@ MOST_LEVELS = 20
 FEW_NUMBERS = 5
 MOST_CLASSES = 20
 _DATE = re.compile(r"\d{4}-\d\d?-\d\d?([T ].*)?|\d\d?[./]\d\d?[./]\d{2,4}( .*)?")
+_TIME = re.compile(
+    r"(^|[\W_])(time|days|weeks|months|years|follow[\W_]?up|survival|os|pfs|dfs|efs)([\W_]|$)", re.I
+)
+_EVENT = re.compile(
+    r"(^|[\W_])(event|died|dead|death|deceased|relapsed?|recurrence|progressed|progression)([\W_]|$)", re.I
+)
 _ROLES = ("label", "record", "patient", "fold")
 
 
@@ -72,6 +79,7 @@ def propose(path: Path, roles: Mapping[str, str | None], *, title: str | None = 
         made, said = _column(column, cells[column], site.decimal)
         columns += [made] if made else []
         notes += said
+    notes += _survival(columns)
     if not columns:
         raise DataError(f"Expected {path} to have columns to learn from, but it has none.", code="TF-208")
     contract: dict[str, Any] = {
@@ -282,6 +290,21 @@ def _column(name: str, cells: Cells, decimal: str) -> tuple[dict[str, Any] | Non
     else:
         why = f"text with more than {MOST_LEVELS} different values."
     return None, [left_out + why]
+
+
+def _survival(columns: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the note on a time to an event, if one number and one boolean alone are called so."""
+    times = [item for item in columns if item["kind"] == "number" and _TIME.search(item["column"])]
+    events = [item for item in columns if item["kind"] == "boolean" and _EVENT.search(item["column"])]
+    if len(times) != 1 or len(events) != 1 or times[0]["low"] < 0:
+        return []
+    time, event = times[0]["column"], events[0]["column"]
+    value = {"survival": {"time": time, "event": event, "high": times[0]["high"]}}
+    return [
+        f"{time}, {event}: if the first is the time to the second, take both out of `columns`, because they "
+        f"are known afterwards only, and add {json.dumps(value, ensure_ascii=False)[1:-1]} for Kaplan-Meier "
+        "curves."
+    ]
 
 
 def outwards(low: float, high: float) -> tuple[float, float]:

@@ -87,7 +87,8 @@ class FedILCConfig(StrictModel):
     Attributes:
         variant: see ``fedilc``; mini-batches have the job's ``training.batch_size`` records (1 is the
             paper's reading of "each data example").
-        zero: what zeros are to a geometric mean: ``neutral``, on neither side; or ``official``.
+        zero: what zeros are to a geometric mean: ``neutral``, on neither side, but counted in m; or
+            ``official``, negative, with logarithms of abs(a) + 1e-10.
         threshold: a geometric mean is zero where the mean sign is smaller.
         substitute: magnitude that ``geo_substitute`` puts for minority signs.
         penalty_weight: lambda of the penalty.
@@ -97,7 +98,7 @@ class FedILCConfig(StrictModel):
         penalty_weight_before: in those; the original Fishr starts without the penalty.
         stale: use the vbar of the round before, in one phase a round; not exact, and without
             the penalty in the first round.
-        learning_rate, betas, eps, weight_decay: of the server's Adam; the decay is coupled L2.
+        learning_rate, beta1, beta2, eps, weight_decay: of the server's Adam; the decay is coupled L2.
     """
 
     variant: Variant = "intra_geo"

@@ -89,7 +89,8 @@ class FedMRConfig(InterOptions):
             no default weight.
         intra_form: ``correlation`` is eq. (3) over its off-diagonal entries, as their mean (the diagonal
             is constant, so the gradient is that of eq. (3) divided by d (d - 1)); ``paper`` is eq. (3) as
-            printed, with the unbiased variance; ``official`` the scaling of the authors' experiments.
+            printed, with the unbiased variance; ``official`` the scaling of the authors' experiments,
+            (1 / sum_c N_c) sum_c (N_c - 1)^2 times the mean of R_ij^2 over i != j.
         intra_eps: added to the variance inside the root, in squared units of the features. It bounds the
             gradient through a feature that hardly varies, as a ReLU's that is nearly dead: the root's
             slope is at most ``intra_eps ** -0.5``, 32 by default; with 1e-8, 10,000 of it make the training

@@ -19,7 +19,7 @@ SMALLEST = 16  # a smaller image has no pixel left after both convolutions and p
 
 
 class Conv2CifarOptions(Options):
-    """Options of ``conv2cifar``.
+    """FedNH's network for 32 x 32, of 192 features.
 
     Attributes:
         head_bias: whether the head has a bias; FedNH compares all methods without one.

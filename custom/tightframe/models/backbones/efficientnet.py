@@ -17,7 +17,7 @@ FEATURE_WIDTH = 1280
 
 
 class EfficientNetOptions(Options):
-    """Options of ``efficientnet_b0``.
+    """MONAI's, of 1,280 features: FLamby's network for Fed-ISIC2019.
 
     Attributes:
         bn_momentum: weight of the newest batch in BatchNorm's running statistics (torch's

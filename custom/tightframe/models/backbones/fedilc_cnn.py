@@ -21,7 +21,7 @@ FEATURE_WIDTH = 128
 
 
 class FedIlcCnnOptions(Options):
-    """Options of ``fedilc_cnn``.
+    """FedILC's network for Rotated-CIFAR10, of 128 features.
 
     Attributes:
         dropout: of the head's input.

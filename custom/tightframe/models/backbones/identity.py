@@ -16,7 +16,7 @@ from tightframe.models.base import BackboneSpec, Options
 
 
 class IdentityOptions(Options):
-    """Options of ``identity``.
+    """No encoder: the inputs are the features.
 
     Attributes:
         standardise: whether the inputs are standardised by pooled moments of the training folds.

@@ -27,13 +27,13 @@ Width = Annotated[int, Field(ge=1, le=65536)]
 
 
 class MlpOptions(Options):
-    """Options of ``mlp``.
+    """Fully connected; without ``widths`` a logistic regression.
 
     Attributes:
         widths: of the hidden layers; the last one is the feature width. Without hidden layers the features
             are the inputs, and the network is a logistic regression.
         last_activation: whether a ReLU follows the last hidden layer too.
-        single_logit: for two classes, a head with one output (see ``SingleLogit``).
+        single_logit: for two classes, a head with one output.
         standardise: whether the inputs are standardised by pooled moments of the training folds.
         dropout: of the head's input.
     """

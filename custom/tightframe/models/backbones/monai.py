@@ -48,10 +48,11 @@ SMALLEST = 32
 
 
 class MonaiOptions(Options):
-    """Options of ``monai``.
+    """One of MONAI's for images, or for volumes (channels, depth, height, width).
 
     Attributes:
-        network: which of MONAI's.
+        network: DenseNet121/169/201/264, ResNet10/18/34/50/101/152, SEResNet50/101/152, EfficientNet-b0 to
+            -b4, or ViT, which needs ``tightframe[vit]``.
         bn_momentum: weight of the newest batch in BatchNorm's running statistics (torch's convention).
         dropout: of the head's input.
         patch_size, hidden_size, mlp_dim, num_layers, num_heads: of ``ViT``; ViT-B/16 by default.

@@ -19,7 +19,7 @@ from tightframe.models.base import BackboneSpec, Options
 
 
 class RandomFeaturesOptions(Options):
-    """Options of ``random_features``.
+    """No parameters: cosines of a Gaussian projection.
 
     Attributes:
         width: number of features D.

@@ -27,7 +27,7 @@ Shortcut = Literal["projection", "identity"]
 
 
 class ResNet18Options(Options):
-    """Options of ``resnet18``.
+    """FedMR's network, of 512 features.
 
     Attributes:
         norm: ``batch``, or ``group`` of eight groups.
@@ -41,13 +41,12 @@ class ResNet18Options(Options):
 
 
 class ResNet20Options(ResNet18Options):
-    """Options of ``resnet20``.
+    """FedETF's network, of 64 features.
 
     Attributes:
         shortcut: of blocks that change the shape: ``projection`` is a 1 x 1 convolution with
             normalisation (the paper's option B), ``identity`` takes every second pixel and zeros for the
             new channels (option A, without parameters).
-        norm, bn_momentum, dropout: as of ``resnet18``.
     """
 
     shortcut: Shortcut = "projection"

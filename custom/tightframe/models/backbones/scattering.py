@@ -41,17 +41,18 @@ OPPONENT = (
 
 
 class ScatteringOptions(Options):
-    """Options of ``scattering``.
+    """No parameters: wavelet moduli over scales and angles, their logarithm, and a random projection.
 
     Attributes:
         J: scales; the largest wavelet covers about 2^J pixels.
         L: angles.
-        keep: of each path, see above.
+        keep: of each path: ``moments`` takes mean and deviation over space; ``maps`` where they are, relative
+            to each one's size (for digits and other shapes, and under privacy).
         reference: ``noise`` takes the mean features of public pictures of noise from a record's: most of what
             the moments of all pictures have in common, on which its length would be spent under privacy.
         colours: ``rgb`` takes the channels as they are; ``opponent`` turns three into opponent colours.
         length: of a record's features, before the projection. Closed forms shorten them to 1; a head that is
-            trained by gradients learns faster from longer ones.
+            trained by gradients learns faster from longer ones, ``fedsgd`` from 8.
         width: of the random projection, the feature width; None leaves it out.
         seed: of the projection, which is public.
         dropout: of the head's input.

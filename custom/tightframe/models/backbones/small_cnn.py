@@ -18,7 +18,7 @@ from tightframe.models.layers import GROUPS
 
 
 class SmallCnnOptions(Options):
-    """Options of ``small_cnn``.
+    """Blocks with GroupNorm: widths are multiples of 8.
 
     Attributes:
         widths: channels of each block; the last one is the feature width.

@@ -22,7 +22,7 @@ Width = Annotated[int, Field(ge=1, le=8192)]
 
 
 class Vgg11Options(Options):
-    """Options of ``vgg11``.
+    """FedAvg_ETF's network.
 
     Attributes:
         hidden: widths of the fully connected layers before the head; the last one is the feature

@@ -22,7 +22,7 @@ BLOCKS = 4  # depth 28: 3 stages of 4 blocks of two convolutions, the stem, and 
 
 
 class WideResNetOptions(Options):
-    """Options of ``wrn_28_10``.
+    """FedMR's network for CIFAR-100; without ``conv_bias`` the original one.
 
     Attributes:
         widen_factor: factor of the channels of a plain ResNet; 10 in the network of this name, less for a

@@ -20,7 +20,7 @@ _REFUSALS = ("TF-1", "TF-2", "TF-4", "TF-6", "TF-7", "TF-505", "TF-509")
 """Codes of answers that were not given or not taken on purpose; others are failures."""
 _ASSUMED = {"malicious": "malicious (any deviation)", "semi_honest": "semi-honest (curious only)"}
 """Server that the sums are protected against, whatever the real one is."""
-_WHAT_TO_DO = tag("p", "docs/errors.md says of each code what to do.")
+_WHAT_TO_DO = tag("p", "tightframe explain CODE says what to do.")
 _SAID = {"in": "answered", "late": "late", "refused": "refused", "out": "failed", "idle": "not asked"}
 
 

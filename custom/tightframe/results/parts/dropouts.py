@@ -49,7 +49,7 @@ class Lost(Values):
     def words(self, silo: str) -> str:
         """Say it in one sentence."""
         when = self.at.replace("T", " ").removesuffix("Z")
-        why = REASONS.get(self.code, "see docs/errors.md")
+        why = REASONS.get(self.code, "see tightframe explain")
         where = WHERE.get(self.kind) or exchange_name(self.kind, self.round)
         return f"{silo} is missing since {where} ({when} UTC): {self.code} ({why})."
 

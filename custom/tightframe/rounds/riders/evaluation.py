@@ -109,7 +109,7 @@ def count_at(silo: LocalSilo, model: torch.nn.Module) -> dict[str, torch.Tensor]
             num_classes=silo.setup.dataset.num_classes,
             score_bins=settings.score_bins,
             findings=silo.setup.dataset.multi_label,
-            told=_told_labels(silo) if silo.setup.dataset.multi_label else {},
+            told_labels=_told_labels(silo) if silo.setup.dataset.multi_label else {},
         )
 
 
@@ -186,7 +186,7 @@ def count(
     num_classes: int,
     score_bins: int,
     findings: bool = False,
-    told: Mapping[Fold, NDArray[np.int64]] = MappingProxyType({}),
+    told_labels: Mapping[Fold, NDArray[np.int64]] = MappingProxyType({}),
 ) -> dict[str, torch.Tensor]:
     """Evaluate a model on a silo's own records.
 
@@ -197,11 +197,12 @@ def count(
         num_classes: C.
         score_bins: bins of [0, 1] for the score of each class.
         findings: whether the classes are findings, of which a record may have several or none.
-        told: findings of each fold (n, K) that leave the silo, if not all do.
+        told_labels: findings of each fold (n, K) that leave the silo, if not all do.
 
     Returns:
-        The tensors of ``schema``, float64, and with ``told`` those counts, named ``TOLD``. The loss is the
-        summed cross-entropy, at most 1e4 per record so that a diverged model stays within the field's bound.
+        The tensors of ``schema``, float64, and with ``told_labels`` those counts, named ``TOLD``. The loss is
+        the summed cross-entropy, at most 1e4 per record so that a diverged model stays within the field's
+        bound.
     """
     model.eval()
     totals: dict[str, torch.Tensor] = {}
@@ -222,8 +223,8 @@ def count(
             else:
                 confusion += metrics.confusion_matrix(truth, likely.argmax(1).cpu().numpy(), num_classes)
             scores += metrics.score_histogram(probabilities, truth, score_bins)
-            if fold in told:
-                known = told[fold][records : records + len(truth)]
+            if fold in told_labels:
+                known = told_labels[fold][records : records + len(truth)]
                 leaving["confusion"] += metrics.finding_confusion(known, probabilities >= outputs.LEAST)
                 leaving["scores"] += metrics.score_histogram(probabilities, known, score_bins)
             records += len(truth)
@@ -232,7 +233,7 @@ def count(
         totals[f"evaluation/{fold}/loss"] = torch.tensor(loss, dtype=torch.float64)
         if findings:
             totals[f"evaluation/{fold}/records"] = torch.tensor(records, dtype=torch.float64)
-        if fold in told:
+        if fold in told_labels:
             made = {f"{TOLD}evaluation/{fold}/{name}": value for name, value in leaving.items()}
             totals |= {name: torch.from_numpy(value).double() for name, value in made.items()}
     return totals
@@ -311,12 +312,12 @@ def _finding_metrics(
     """Compute the metrics of a fold whose records have findings, of confusion (K, 2, 2)."""
     if records == 0:
         return FoldMetrics(records=0)
-    told = [place for place, table in enumerate(confusion) if table.any()]
+    known = [place for place, table in enumerate(confusion) if table.any()]
     recall = np.stack([metrics.per_class_recall(table) for table in confusion])
     areas, precisions = metrics.auroc(scores), metrics.average_precision(scores)
     found = {
         name: Finding(
-            confusion=table.tolist() if place in told else None,
+            confusion=table.tolist() if place in known else None,
             sensitivity=_number(recall[place, 1]),
             specificity=_number(recall[place, 0]),
             auroc=_number(areas[place]),
@@ -330,14 +331,14 @@ def _finding_metrics(
         accuracy=_number(metrics.macro_mean(np.array([metrics.accuracy(table) for table in confusion]))),
         balanced_accuracy=_number(metrics.macro_mean(recall.mean(1))),
         recall={name: item.sensitivity for name, item in found.items()},
-        class_records={class_names[place]: int(confusion[place, 1].sum()) for place in told},
+        class_records={class_names[place]: int(confusion[place, 1].sum()) for place in known},
         findings=found,
         auroc=_number(metrics.macro_mean(areas)),
         average_precision=_number(metrics.macro_mean(precisions)),
         **(
             {}
             if copies is None
-            else score_reading.reading(scores[told], [class_names[place] for place in told], copies=copies)
+            else score_reading.reading(scores[known], [class_names[place] for place in known], copies=copies)
         ),
     )
 

@@ -205,4 +205,4 @@ def note(context: SiloContext, error: Exception) -> None:
 def reason(error: Exception) -> str:
     """Return an error's code in words, for the silo's own log."""
     code = error.code if isinstance(error, TightframeError) else "TF-503"
-    return f"{code} ({REASONS.get(code, 'see docs/errors.md')})"
+    return f"{code} ({REASONS.get(code, 'see tightframe explain')})"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
@@ -183,76 +183,37 @@ def _finding_fold(
         readable: whether scores are read for a clinic.
     """
     cell, bin_deviation = noise
-    rows, known = tables.sum(2), tables.sum((1, 2))
-    floor = max(COUNT_FLOOR, DEVIATIONS * cell * math.sqrt(2))
-    enough: NDArray[np.bool_] = np.asarray(rows >= floor)
-    hits = np.stack([tables[:, 0, 0], tables[:, 1, 1]], 1)
-    shares = np.where(enough, hits / np.where(enough, rows, 1.0), np.nan)
-    low, high = noise_intervals.share(hits, rows - hits, cell, cell)
-    whole: NDArray[np.bool_] = np.asarray(known >= max(COUNT_FLOOR, DEVIATIONS * cell * 2))
-    right, spread = hits.sum(1), cell * math.sqrt(2)
-    right_low, right_high = noise_intervals.share(right, known - right, spread, spread)
-    both: NDArray[np.bool_] = np.asarray(enough.all(1))
-    deviations = cell / rows[both] * np.sqrt((1 - shares[both]) ** 2 + shares[both] ** 2)
-    least = max(COUNT_FLOOR, DEVIATIONS * bin_deviation * math.sqrt(scores.shape[2]))
-    drawn: NDArray[np.bool_] = np.asarray((rows >= least).all(1))
-    kinds = rows[:, ::-1]  # present and absent, as in a histogram
-    numbers = np.where(drawn[:, None], kinds, 1.0)
-    areas = np.where(drawn, np.clip(noise_intervals.area(scores, numbers), 0.0, 1.0), np.nan)
-    limits = [_records(value, 2 * cell) for value in known.tolist()]
-
-    def told(place: int, row: int) -> tuple[float | None, tuple[float, float] | None]:
-        if not enough[place, row]:
-            return None, None
-        ends = noise_intervals.cut(float(low[place, row]), float(high[place, row]))
-        return float(np.clip(shares[place, row], 0.0, 1.0)), ends
-
-    found = {}
-    for place, name in enumerate(class_names):
-        (absent, absent_ends), (there, there_ends) = told(place, 0), told(place, 1)
-        found[name] = Finding(
+    rows, spread = tables.sum(2), cell * math.sqrt(2)
+    limits = [_records(value, 2 * cell) for value in tables.sum((1, 2)).tolist()]
+    areas, of_areas = _finding_areas(scores, rows[:, ::-1], spread, bin_deviation)
+    rates, of_rates = _finding_rates(tables, cell)
+    found = {
+        name: Finding(
             confusion=np.maximum(0, np.rint(tables[place])).astype(int).tolist(),
-            sensitivity=there,
-            specificity=absent,
-            auroc=float(areas[place]) if drawn[place] else None,
-            sensitivity_interval=there_ends,
-            specificity_interval=absent_ends,
+            sensitivity=rates[place][1][0],
+            specificity=rates[place][0][0],
+            auroc=areas[place],
+            sensitivity_interval=rates[place][1][1],
+            specificity_interval=rates[place][0][1],
             records_interval=limits[place],
         )
-    accuracy = _mean(right[whole] / known[whole], right_low[whole], right_high[whole])
-    balanced = _mean(shares[both].ravel(), low[both].ravel(), high[both].ravel())
-    area_limits = None
-    if drawn.any():
-        area_limits = noise_intervals.mean_finding_area(scores, kinds, drawn, spread, bin_deviation)
+        for place, name in enumerate(class_names)
+    }
+    present = dict(zip(class_names, rows[:, 1].tolist(), strict=True))
     return FoldMetrics(
         noisy=True,
         noise_deviation=cell,
         level=noise_intervals.LEVEL,
-        class_floor=floor,
         records=max(0, round(records)),
         records_interval=_records(records, cell),
         loss=None,
-        accuracy=accuracy[0],
-        accuracy_interval=accuracy[1],
-        balanced_accuracy=balanced[0],
-        balanced_accuracy_interval=balanced[1],
-        balanced_accuracy_deviation=math.sqrt(float((deviations**2).sum())) / deviations.size
-        if both.any()
-        else None,
-        classes_told=int(both.sum()),
-        classes=len(class_names),
+        **of_rates,
         recall={name: item.sensitivity for name, item in found.items()},
         recall_interval={name: item.sensitivity_interval for name, item in found.items()},
-        class_records={
-            name: max(0, round(row)) for name, row in zip(class_names, rows[:, 1].tolist(), strict=True)
-        },
-        class_records_interval={
-            name: _records(row, spread) for name, row in zip(class_names, rows[:, 1].tolist(), strict=True)
-        },
+        class_records={name: max(0, round(number)) for name, number in present.items()},
+        class_records_interval={name: _records(number, spread) for name, number in present.items()},
         findings=found,
-        auroc=float(areas[drawn].mean()) if drawn.any() else None,
-        auroc_interval=None if area_limits is None else noise_intervals.cut(*area_limits),
-        auroc_classes=int(drawn.sum()),
+        **of_areas,
         average_precision=None,
         **(
             score_reading.reading(scores, class_names, deviation=bin_deviation, records=limits)
@@ -262,9 +223,75 @@ def _finding_fold(
     )
 
 
-def _mean(
-    values: NDArray[np.float64], low: NDArray[np.float64], high: NDArray[np.float64]
-) -> tuple[float | None, tuple[float, float] | None]:
+_Limited: TypeAlias = tuple[float | None, tuple[float, float] | None]
+"""A share and its limits; None of what is too noisy to tell."""
+
+
+def _finding_rates(
+    tables: NDArray[np.float64], cell: float
+) -> tuple[list[tuple[_Limited, _Limited]], dict[str, Any]]:
+    """Return specificity and sensitivity of each finding, and the fields that are means of such shares.
+
+    A row with fewer noisy records than the floor has no share.
+    """
+    rows, known = tables.sum(2), tables.sum((1, 2))
+    floor = max(COUNT_FLOOR, DEVIATIONS * cell * math.sqrt(2))
+    enough: NDArray[np.bool_] = np.asarray(rows >= floor)
+    hits = np.stack([tables[:, 0, 0], tables[:, 1, 1]], 1)
+    shares = hits / np.where(enough, rows, 1.0)
+    low, high = noise_intervals.share(hits, rows - hits, cell, cell)
+
+    def told(place: int, row: int) -> _Limited:
+        part = (slice(place, place + 1), row)
+        return _mean(shares[part], low[part], high[part]) if enough[place, row] else (None, None)
+
+    whole: NDArray[np.bool_] = np.asarray(known >= max(COUNT_FLOOR, DEVIATIONS * cell * 2))
+    right, spread = hits.sum(1), cell * math.sqrt(2)
+    ends = noise_intervals.share(right, known - right, spread, spread)
+    accuracy = _mean(right[whole] / known[whole], ends[0][whole], ends[1][whole])
+    both: NDArray[np.bool_] = np.asarray(enough.all(1))
+    balanced = _mean(shares[both].ravel(), low[both].ravel(), high[both].ravel())
+    deviations = cell / rows[both] * np.sqrt((1 - shares[both]) ** 2 + shares[both] ** 2)
+    return [(told(place, 0), told(place, 1)) for place in range(len(tables))], {
+        "class_floor": floor,
+        "accuracy": accuracy[0],
+        "accuracy_interval": accuracy[1],
+        "balanced_accuracy": balanced[0],
+        "balanced_accuracy_interval": balanced[1],
+        "balanced_accuracy_deviation": math.sqrt(float((deviations**2).sum())) / deviations.size
+        if both.any()
+        else None,
+        "classes_told": int(both.sum()),
+        "classes": len(tables),
+    }
+
+
+def _finding_areas(
+    scores: NDArray[np.float64], numbers: NDArray[np.float64], spread: float, bin_deviation: float
+) -> tuple[list[float | None], dict[str, Any]]:
+    """Return the area of each finding with enough records for its noise, and the fields of their mean.
+
+    Args:
+        scores: noisy histograms (K, 2, bins).
+        numbers: noisy numbers of records with each finding and without it, (K, 2).
+        spread: standard deviation of the noise in a number.
+        bin_deviation: of that in a bin.
+    """
+    least = max(COUNT_FLOOR, DEVIATIONS * bin_deviation * math.sqrt(scores.shape[2]))
+    drawn: NDArray[np.bool_] = np.asarray((numbers >= least).all(1))
+    if not drawn.any():
+        return [None] * len(scores), {"auroc": None, "auroc_interval": None, "auroc_classes": 0}
+    areas = np.clip(noise_intervals.area(scores, np.where(drawn[:, None], numbers, 1.0)), 0.0, 1.0)
+    limits = noise_intervals.mean_finding_area(scores, numbers, drawn, spread, bin_deviation)
+    each = [float(area) if there else None for area, there in zip(areas, drawn, strict=True)]
+    return each, {
+        "auroc": float(areas[drawn].mean()),
+        "auroc_interval": noise_intervals.cut(*limits),
+        "auroc_classes": int(drawn.sum()),
+    }
+
+
+def _mean(values: NDArray[np.float64], low: NDArray[np.float64], high: NDArray[np.float64]) -> _Limited:
     """Return the mean of shares and its limits; None without any."""
     if not values.size:
         return None, None

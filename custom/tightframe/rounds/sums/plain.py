@@ -231,7 +231,7 @@ def describe_codes(failed: Mapping[str, str]) -> str:
 
 def _describe_code(code: str, rules: Sequence[str] = ()) -> str:
     """Return a code with its meaning and the rules that a silo names with it."""
-    return f"{code} ({'; '.join([REASONS.get(code, 'see docs/errors.md'), *rules])})"
+    return f"{code} ({'; '.join([REASONS.get(code, 'see tightframe explain'), *rules])})"
 
 
 def split_refusals(failed: Mapping[str, str]) -> dict[str, str]:

@@ -1,0 +1,98 @@
+"""``tightframe explain``."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.padding import Padding
+
+from tightframe_app import formats
+from tightframe_app.explain import errors
+from tightframe_app.screens import console
+
+if TYPE_CHECKING:
+    from tightframe_app.explain.options import Topic
+
+WIDTH = 100
+_LINK = re.compile(r"\[([^\[\]]*)\]\(([^()\s]+)\)")
+
+
+def explain(
+    words: Annotated[
+        list[str] | None, typer.Argument(help="TF-612, privacy, min_sites, policy, fedmr, small_cnn ...")
+    ] = None,
+    form: formats.Form = "text",
+) -> None:
+    """Explain an error code, a value of a job or site, or the options of a method, model or data set.
+
+    Without words it lists what it knows. A value stands with its (default).
+    """
+    from tightframe_app.explain import options
+
+    codes: list[str] = []
+    topics: list[Topic] = []
+    known: tuple[str, ...] = ()
+    for word in words or ():
+        if re.fullmatch(r"TF-\d+", word, re.IGNORECASE):
+            codes.append(_code(word.upper()))
+        else:
+            topics += options.find(word)
+    if not words:
+        known = (*errors.ENTRIES, *options.named())
+    if form == "json":
+        from tightframe_app.outputs import CodeExplained, Explained, TopicExplained
+
+        told = [CodeExplained(code=code, title=errors.title(code), **_plain(code)) for code in codes]
+        blocks = [TopicExplained.model_validate(asdict(topic)) for topic in topics]
+        formats.show(Explained(codes=tuple(told), topics=tuple(blocks), known=known))
+        return
+    if known:
+        console(WIDTH).print(", ".join(known))
+    for code in codes:
+        _print_code(code)
+    for topic in topics:
+        _print_topic(topic)
+
+
+def _code(word: str) -> str:
+    """Refuse what is no code.
+
+    Raises:
+        typer.BadParameter: naming one that is near.
+    """
+    if word not in errors.ENTRIES:
+        from tightframe.options import unknown_name
+
+        raise typer.BadParameter(unknown_name("code", word, list(errors.ENTRIES)))
+    return word
+
+
+def _plain(code: str) -> dict[str, str]:
+    """Return an entry's texts with links as words."""
+    entry = errors.ENTRIES[code]
+    texts = {"means": entry.means, "do": entry.do, "leaves": entry.leaves}
+    return {name: _LINK.sub(r"\1 (docs/\2)", text) for name, text in texts.items()}
+
+
+def _print_code(code: str) -> None:
+    texts, out = _plain(code), console(WIDTH)
+    (about,) = (section.about for section in errors.SECTIONS if code in section.codes)
+    out.print(f"{code}: {errors.title(code)}")
+    for line in (texts["means"], _LINK.sub(r"\1 (docs/\2)", about)):
+        if line:
+            out.print(Padding(line, (0, 0, 0, 2)))
+    out.print(Padding(f"Do: {texts['do']}", (0, 0, 0, 2)))
+    out.print(Padding(f"Leaves the site: {texts['leaves']}", (0, 0, 0, 2)))
+
+
+def _print_topic(topic: Topic) -> None:
+    out = console(WIDTH)
+    out.print(topic.about)
+    for value in topic.values:
+        out.print(f"  {value.name}{value.shown_default}")
+        out.print(Padding(value.means, (0, 0, 0, 6)))
+    if not topic.values:
+        out.print("  no options")
