@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import functools
 import gc
+import importlib
 import os
 import sys
 import tempfile
@@ -23,7 +24,7 @@ from tests.support.jobs import SMALL
 from tests.support.pages import where_wanted, written
 from tests.support.randomness import drawn_by_name
 
-WHOLE = [
+WHOLE = tuple(
     ROOT / "tests" / name
     for name in (
         "benchmarks",
@@ -36,7 +37,7 @@ WHOLE = [
         "rounds/server/test_resume.py",
         "rounds/sums/test_runs.py",
     )
-]
+)
 """Where all tests are `whole`: the simulator, a production federation, runs of many rounds."""
 WAITING = [
     ROOT / "tests" / name
@@ -60,7 +61,7 @@ WAITING = [
 ]
 """Files that run the engine, the longest first."""
 
-PAGELESS = [
+PAGELESS = tuple(
     ROOT / "tests" / name
     for name in (
         "attacks/test_repeated_fields.py",
@@ -76,8 +77,13 @@ PAGELESS = [
         "rounds/test_plan.py",
         "rounds/test_setup.py",
     )
-]
+)
 """Where runs in this process write no page: none is read there, but by tests that ask for ``pages``."""
+
+
+@functools.lru_cache(maxsize=4096)
+def _lies_in(path: Path, places: tuple[Path, ...]) -> bool:
+    return any(path.is_relative_to(place) for place in places)
 
 
 # Two cores are shared by everything that the tests start. Here and not in a hook, because the
@@ -213,6 +219,9 @@ def pytest_xdist_auto_num_workers() -> int:
 def pytest_collection() -> Generator[None, object, object]:
     """What is imported for the tests stays, so the garbage collector need not search it, then or later."""
     gc.disable()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        # Its modules search all that is imported for their own names, which takes a second more after torch.
+        importlib.import_module("nvflare.apis.fl_component")
     try:
         return (yield)
     finally:
@@ -233,16 +242,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Let examples be chosen anew if asked to."""
+    """Let examples be chosen anew, and the protocol's own tests be measured, if asked to."""
     if config.getoption("--drawn-anew", False):
         settings.load_profile("drawn anew")
+    if "TIGHTFRAME_COVERAGE" in os.environ:
+        from tests.support.securesum.own_coverage import of_protocol
+
+        config.pluginmanager.register(of_protocol())
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     """Draw by the test's name, in its fixtures, too, and write pages where somebody reads them."""
     asked = "pages" in getattr(item, "fixturenames", ())
-    told = written(asked or not any(item.path.is_relative_to(place) for place in PAGELESS))
+    told = written(asked or not _lies_in(item.path, PAGELESS))
     drawn = nullcontext() if item.config.getoption("--drawn-anew", False) else drawn_by_name(item.nodeid)
     with told, drawn:
         return (yield)
@@ -251,7 +264,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark what is `whole` by its place; leave fault tests out unless asked for; spread files that wait."""
     for item in items:
-        if any(item.path.is_relative_to(folder) for folder in WHOLE):
+        if _lies_in(item.path, WHOLE):
             item.add_marker("whole")
     if not config.getoption("--faults", False):
         left_out = [item for item in items if item.get_closest_marker("faults")]

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
+from functools import lru_cache
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -71,6 +72,12 @@ def fraction_bits(ring: int, bound: float, parties: int) -> int:
         RingOverflowError: TF-404, if not even 1 fraction bit fits.
         ValueError: if an argument is out of range.
     """
+    return _fraction_bits(ring, bound, parties)
+
+
+@lru_cache(maxsize=4096, typed=True)
+def _fraction_bits(ring: int, bound: float, parties: int) -> int:
+    """Compute them once for a field: exact fractions take time, and each exchange asks again."""
     _check_arguments(ring, bound, parties)
     if ring == 64:
         check_no_wrap(ring, FRACTION_BITS_64, bound, parties)

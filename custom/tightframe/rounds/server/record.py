@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import platform
 import time
@@ -498,6 +499,7 @@ def _versions() -> dict[str, str]:
     return own | {package: _version(package) for package in packages}
 
 
+@functools.cache
 def _version(package: str) -> str:
     try:
         return version(package)
