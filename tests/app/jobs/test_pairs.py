@@ -124,7 +124,7 @@ def test_privacy_replaces_what_it_excludes_of_a_preset_but_no_value_that_is_set(
         }
         assert recipe.adapted("full", {}) == {} and recipe.job("full").weights == "exact"
         own = {"privacy.epsilon": 2, "weights": "exact", "model_options.standardise": True}
-        with pytest.raises(JobError, match="--set weights=uniform --set model_options.standardise=false"):
+        with pytest.raises(JobError, match=r"--set weights=uniform --set model_options\.standardise=false"):
             recipe.job(changes=own)
     alone = pairs.pair_with_contract("local_only", tmp_path / "contract.json").job("full")
     assert not alone.model_options["standardise"]
