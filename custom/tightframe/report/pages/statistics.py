@@ -97,10 +97,10 @@ def _survival(found: SurvivalStatistics) -> Markup:
         said += f" Withheld: {'; '.join(found.lacks)}. Fewer bins withhold less."
     if found.log_rank is not None:
         degrees = plural(found.degrees or 0, "degree")
-        until = (
-            "" if found.until is None else f" up to {found.until:g}{f' {found.unit}' if found.unit else ''}"
-        )
-        said += f" Log-rank test of equal curves{until}: {found.log_rank:.4g}, {degrees} of freedom, p = {found.p:.3g}."
+        unit = f" {found.unit}" if found.unit else ""
+        until = "" if found.until is None else f" up to {found.until:g}{unit}"
+        said += f" Log-rank test of equal curves{until}: {found.log_rank:.4g}, {degrees} of freedom, "
+        said += f"p = {found.p:.3g}."
     head = [f"by{f' ({found.unit})' if found.unit else ''}"]
     head += [f"{name}: {what}" for name in known for what in ("at risk", "events", "survival")]
     rows: list[list[Part]] = []
