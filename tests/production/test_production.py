@@ -21,7 +21,12 @@ from typing import Any
 
 import psutil
 import pytest
-from nvflare.fuel.flare_api.api_spec import AuthorizationError
+from nvflare.fuel.flare_api.api_spec import (
+    AuthorizationError,
+    InternalError,
+    JobNotDone,
+    NoConnection,
+)
 from nvflare.fuel.flare_api.flare_api import new_secure_session
 from safetensors.numpy import load_file
 from tests.support.flare.boards import Daemon, expected_points, listening, read_events
@@ -263,6 +268,20 @@ class TestARunningJob:
         assert f"round=2 loss={now['loss']} balanced_accuracy={now['balanced_accuracy']}" in told
         look_and_leave(federation, MEMBER, job_id, now)
 
+    def test_the_lead_neither_changes_its_log_nor_removes_it(
+        self, federation: Federation, live: Held
+    ) -> None:
+        with _lead(federation) as session:
+            with pytest.raises(InternalError, match="hospital-1: refused"):
+                session.configure_job_log(live.job, "DEBUG", "hospital-1")
+            session.set_timeout(3.0)
+            with pytest.raises(NoConnection):
+                session.configure_job_log(live.job, "DEBUG", "server")
+            with pytest.raises(JobNotDone):
+                session.delete_job(live.job)
+            assert session.get_job_status(live.job) == "RUNNING"
+        federation.wait_said(SERVER, "refused server_command:configure_job_log")
+
     def test_the_engine_registers_what_is_documented_and_nothing_else(
         self, federation: Federation, live: Held
     ) -> None:
@@ -425,6 +444,30 @@ def test_a_signature_is_good_for_one_submission(federation: Federation, done: Pa
         result = Path(session.download_job_result(job_id))
     reason = json.loads((result / "workspace" / "outcome.json").read_text())["reason"]
     assert all(f"{name} refused: TF-637" in reason for name in SITES)
+
+
+def test_the_engine_s_own_job_commands_and_studies(federation: Federation, done: Path) -> None:
+    """What docs/operations.md says of those that no other test runs."""
+    with _lead(federation) as session:
+        clone = session.clone_job(done.name)
+        _ended(session, clone)
+        listed = {one["job_id"]: one for one in session.list_jobs()}
+        assert {done.name, clone} <= listed.keys()
+        assert {one["study"] for one in listed.values()} == {"default"}
+        assert session.wait_for_job(done.name, 10)["status"] == "FINISHED:COMPLETED"
+        with pytest.raises(AuthorizationError, match="not authorized for 'get_job_log'"):
+            session.get_job_logs(clone)
+        session.delete_job(clone)
+        assert clone not in {one["job_id"] for one in session.list_jobs()}
+        assert session.list_studies()["studies"] == []
+        with pytest.raises(AuthorizationError, match="register_study"):
+            session.register_study("trial", ["hospital-1"])
+    refused = [
+        line for line in federation.said(SERVER).splitlines() if f"run={clone}" in line and "TF-637" in line
+    ]
+    assert all(f"{name} refused: TF-637" in refused[0] for name in SITES), "its signature was used before"
+    with pytest.raises(Exception, match="study 'trial' is not configured on the server"):
+        new_secure_session(LEAD, str(federation.kit(LEAD)), study="trial")
 
 
 def test_a_job_with_code_is_not_deployed(federation: Federation, done: Path) -> None:
