@@ -604,7 +604,7 @@ class MaliciousServer(RuleBasedStateMachine):
                 {"pairs": other.pairs},
             ]
             missing[name] = replace(proof, **changes[data.draw(st.integers(0, 8), "change")])
-        if evidence is not None and data.draw(st.booleans(), "shows a second list"):
+        if evidence is not None and trick != "proof" and data.draw(st.booleans(), "shows a second list"):
             for name in self.server.misled(epoch, evidence.total.slot, evidence.total.survivors):
                 if name in missing:
                     missing[name] = server.with_other_hashes(epoch, evidence.total.slot, missing[name])

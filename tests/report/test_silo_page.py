@@ -121,6 +121,7 @@ def test_what_left_in_a_plain_job_under_privacy_and_of_an_older_version(copied: 
 def test_what_privacy_has_cost_and_what_was_not_asked_for(copied: Copied) -> None:
     folder = copied("site-1")
     privacy = {"epsilon": 5.81234, "rdp": 5.9, "prv": 5.81234, "exact": None, "delta": 1e-5, "promised": 6.0}
+    privacy["alone"] = 9.12301
     changed = {"privacy": privacy, "local_only": None, "personal": None}
     report = values(folder / "local_report.json") | changed
     (folder / "local_report.json").write_text(json.dumps(report))
@@ -131,6 +132,8 @@ def test_what_privacy_has_cost_and_what_was_not_asked_for(copied: Copied) -> Non
     assert found["epsilon, guaranteed"] == found["by PRV (Opacus)"] == "5.813", "never less than it is"
     assert "5.813 epsilon spent of 6" in page.text
     assert "by the exact Gaussian curve" not in found
+    assert "If none of them added any, it would be epsilon 9.124." in page.text
+    assert found["epsilon if no other silo added noise"] == "9.124"
     assert "No model was trained on this silo's records alone" in page.text
     assert "No personal model was made" in page.text
     assert list(page.tables("Recall by class")[0][0]) == ["class", "global", "test records"]

@@ -43,11 +43,11 @@ def lines(path: Path) -> list[Any]:
 def as_written(values: Any) -> Any:
     """What was written before there were these keys."""
     later = ("format", "phases", "disclosed", "withdrawn", *(("job", "classes") if "silo" in values else ()))
-    return {key: value for key, value in values.items() if key not in later} | (
-        {"privacy": {key: item for key, item in values["privacy"].items() if key != "pld"}}
-        if isinstance(values.get("privacy"), dict)
-        else {}
-    )
+    kept = {key: value for key, value in values.items() if key not in later}
+    for part, keys in (("privacy", ("pld", "alone")), ("personal", ("findings",))):
+        if isinstance(kept.get(part), dict):
+            kept[part] = {key: item for key, item in kept[part].items() if key not in keys}
+    return kept
 
 
 @pytest.mark.whole

@@ -254,6 +254,8 @@ def _private(item: Sums) -> str:
         return f"no: {item.private}"
     if item.shares_noise:
         return "yes; the noise is each silo's own, or made by all silos together (privacy.noise: shared)"
+    if item.opened:
+        return "yes; all silos make the noise of the one release together"
     return "yes; the noise of training is each silo's own"
 
 

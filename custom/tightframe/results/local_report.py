@@ -94,7 +94,14 @@ def _share(row: list[int], place: int) -> float | None:
 
 
 class SiloPrivacy(Values):
-    """Cost of a job for a silo's records, exactly, by each accountant."""
+    """Cost of a job for a silo's records, exactly, by each accountant.
+
+    Attributes:
+        epsilon: guaranteed.
+        rdp, pld, prv, exact: by one accountant.
+        delta, promised: of the job.
+        alone: guaranteed epsilon if no other silo adds noise; None if it counts on none.
+    """
 
     epsilon: float
     rdp: float | None = None
@@ -103,6 +110,7 @@ class SiloPrivacy(Values):
     exact: float | None = None
     delta: float
     promised: float
+    alone: float | None = None
 
 
 class SentTerms(Values):

@@ -114,6 +114,12 @@ class PrivacyPlan:
         """Return of how many shares the noise of training is made: s - c, or 1 where it is a silo's own."""
         return honest if self.privacy.noise == "shared" else 1
 
+    @property
+    def counts_on_others(self) -> bool:
+        """Check whether some of the noise that protects a silo's records is made by other silos."""
+        joint = (self.class_noise, self.frozen, self.evaluation, self.statistics)
+        return self.privacy.noise == "shared" or any(part is not None for part in joint)
+
     def training_in_words(self) -> str:
         """Describe how the training is protected, in a part of a line."""
         if self.gradients is None:
@@ -141,6 +147,11 @@ class PrivacyPlan:
             f"differential privacy: each silo at most epsilon {self.privacy.epsilon:g} at delta "
             f"{self.privacy.delta:g} in this job, for one {self.privacy.neighbours} more or less; {how}; "
             f"{evaluation}"
+            + (
+                "; it counts on noise that other silos add, see each silo's report"
+                if self.counts_on_others
+                else ""
+            )
         )
 
 

@@ -213,8 +213,11 @@ def test_each_round_is_charged_once_with_one_noise_at_all_silos(tmp_path: Path) 
         assert report["privacy"]["epsilon"] == pytest.approx(
             gaussian_epsilon(math.sqrt(3) / noise, 1e-5), rel=1e-3
         )
+        alone = gaussian_epsilon(math.sqrt(3 * HONEST) / noise, 1e-5)
+        assert report["privacy"]["alone"] == pytest.approx(alone, rel=1e-3)
     rules = "\n".join(result.outcome.rules)
     assert "one sum of gradients a round of all records" in rules and "noise shared by all silos" in rules
+    assert "it counts on noise that other silos add" in rules
     start = prepare(values).initial_state().model
     assert any(not torch.equal(item, start[name]) for name, item in result.state.model.items())
     assert all(row.evaluation is None and not row.training for row in result.outcome.rows)

@@ -298,9 +298,10 @@ class Line:
         return failed
 
 
-def sealed(line: Line) -> tuple[dict[str, Any], Mapping[str, str]]:
+def sealed(line: Line, start: bytes | None = None) -> tuple[dict[str, Any], Mapping[str, str]]:
     """What is accepted, and who failed, if all are asked for a seal."""
     collector, sums, _ = made()
+    collector.start = start
     accepted: dict[str, Any] = {}
     failed: dict[str, str] = {}
 
@@ -328,6 +329,12 @@ def test_a_silo_that_needs_the_state_is_sent_it_with_the_same_request() -> None:
     common = {"opened": {}, "state": SHARED.sha256, "before": "b" * 64}
     assert line.sent[-1] == ("b", {**common, "own": "b", "state_bytes": state_bytes(STATE)})
     assert [site for site, _ in line.sent] == ["a", "b", "c", "b"]
+
+
+def test_and_the_pretrained_start_that_it_may_have_missed() -> None:
+    line = Line({"b": lambda request: {"term": 1} if "start" in request else {NEEDS_STATE: True}})
+    assert sealed(line, start=b"weights")[0] == {"b": {"term": 1}}
+    assert line.sent[-1][1]["start"] == b"weights" and "start" not in line.sent[0][1]
 
 
 def test_silos_that_can_are_asked_once() -> None:

@@ -221,12 +221,14 @@ def test_a_pretrained_start_is_made_while_the_server_sends_it(tmp_path: Path, ru
     assert same(state, start) and not follows
 
 
-def frozen(name: str = "secure") -> tuple[JobSetup, bytes]:
+def frozen(name: str = "secure", **values: Any) -> tuple[JobSetup, bytes]:
     """A job with a frozen encoder from a named start, and that start's weights."""
     drawn = job(encoder="random", model_options=WIDTHS).initial_state().model
     weights = save({name: value + 0.1 for name, value in drawn.items()})
     sha256 = hashlib.sha256(weights).hexdigest()
-    return job(encoder="frozen", model_options=WIDTHS, initial_model_sha256=sha256, summation=name), weights
+    return job(
+        encoder="frozen", model_options=WIDTHS, initial_model_sha256=sha256, summation=name, **values
+    ), weights
 
 
 def test_the_named_start_is_kept_for_the_time_after_its_requests(tmp_path: Path) -> None:
@@ -263,6 +265,31 @@ def test_a_state_with_another_frozen_encoder_than_the_starts_is_refused(tmp_path
     with pytest.raises(RunError, match="frozen encoder of the job's start") as caught:
         followed.advance(message, total, WEIGHTS)
     assert caught.value.code == "TF-518"
+
+
+def test_but_pooled_moments_are_no_part_of_it(tmp_path: Path) -> None:
+    """They follow from totals, of which this silo missed one."""
+    model = {"model": "mlp", "model_options": {"widths": [8], "standardise": True}}
+    setup = job(dataset="fed_heart_disease", encoder="random", summation="secure", **model)
+    start = setup.initial_state()
+    followed = FollowedState(tmp_path, setup, "late", logging.getLogger("test"))
+    followed.advance({"state": state_sha256(start), "before": ""}, None, WEIGHTS)
+    tensors = {name: value + float("standardise" in name) for name, value in start.model.items()}
+    assert any("standardise" in name for name in tensors)
+    other = ServerState(tensors)
+    message = {"state": state_sha256(other), "before": "0" * 64, "state_bytes": state_bytes(other)}
+    missed = Total(0, SumId(0, "statistics-0"), "a schema", ("another",), {}, bytes(32))
+    assert same(followed.advance(message, missed, WEIGHTS)[0], other)
+
+
+def test_nor_is_a_verified_state_compared_with_a_start_that_is_gone(tmp_path: Path) -> None:
+    values = {"lineage": "a", "previous": "a", "after_round": 1, "checkpoint_sha256": "0" * 64}
+    setup, weights = frozen(resume=values)
+    state = start_state(setup, weights)[0]
+    note_verified(tmp_path, bytes.fromhex(state_sha256(state)), SumId(2, "train-0"))
+    message = {"state": state_sha256(state), "before": "", "state_bytes": state_bytes(state)}
+    followed = FollowedState(tmp_path, setup, "a", logging.getLogger("test"))
+    assert followed.advance(message, None, WEIGHTS)[1]
 
 
 def test_a_total_that_changes_nothing_is_followed(tmp_path: Path, run: Run) -> None:

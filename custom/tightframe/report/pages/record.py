@@ -50,7 +50,8 @@ def privacy(found: ServerResults) -> Markup:
             f"{_plain(promise.get('epsilon'))} "
             f"at delta {_plain(promise.get('delta'))}, for one "
             f"{_plain(promise.get('neighbours'))} more or less. "
-            "docs/privacy.md says what that means.",
+            "docs/privacy.md says what that means. Where silos make noise together, this counts on the part "
+            "of the others; each silo's own report has the epsilon without it.",
         ),
         tag("h3", "What was spent"),
     ]
@@ -79,9 +80,8 @@ def _spent(told: list[tuple[int, Spent]]) -> list[Part]:
             "Epsilon spent by round",
             xs,
             [
-                Series("highest reported", [ranged[x][1] if x in ranged else None for x in xs], 0),
-                Series("lowest reported", [ranged[x][0] if x in ranged else None for x in xs], 1),
-                Series("promised", [promised.get(x) for x in xs], 2),
+                Series("told at most", [ranged[x][1] if x in ranged else None for x in xs], 0),
+                Series("promised", [promised.get(x) for x in xs], 1),
             ],
             x_name="round",
             low=0.0,

@@ -207,7 +207,8 @@ _SUMS = {
 }
 _TERMS = {
     "classes": "flags of the classes that it holds",
-    "evaluation": "counts of right and wrong answers, by class",
+    "closing": "a note that it has closed the run",
+    "evaluation": "counts of right and wrong answers and histograms of scores, by class",
     "gradient": "gradients of the model",
     "moments": "means and variances of features, by class",
     "own": "results of its own models",
@@ -217,6 +218,7 @@ _TERMS = {
     "privacy": "its range of spent epsilon",
     "prototype": "sums of features, by class",
     "prototypes": "sums of features, by class",
+    "released": "products of features, sums of features and counts of records, by class",
     "statistics": "counts of records, moments of inputs",
     "training": "training losses",
     "update": "changes of the model",
@@ -275,11 +277,18 @@ def _privacy(report: SiloReport) -> Markup:
             "p",
             f"This job has cost this silo's records epsilon {rounded_up(spent.epsilon)} of the "
             f"{spent.promised:g} that it promised, at delta {spent.delta:g}. This is the silo's own exact "
-            "number, rounded up.",
+            "number, rounded up."
+            + (
+                ""
+                if spent.alone is None
+                else " It counts on the noise of other hospitals in the joint sums. If none of them added "
+                f"any, it would be epsilon {rounded_up(spent.alone)}."
+            ),
         ),
         facts(
             [
                 ("epsilon, guaranteed", rounded_up(spent.epsilon)),
+                ("epsilon if no other silo added noise", _cost(spent.alone)),
                 ("promised", f"{spent.promised:g}"),
                 ("delta", f"{spent.delta:g}"),
                 ("by the exact Gaussian curve", _cost(spent.exact)),

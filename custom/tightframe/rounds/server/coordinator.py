@@ -318,11 +318,11 @@ class Coordinator:
 
     def _named_start(self) -> bytes | None:
         """Return the pretrained start of the jobs that this one continues, if its file is still here."""
-        if self._initial_model is None or self.setup.job.initial_model_sha256 is None:
+        named, path = self.setup.job.initial_model_sha256, self._initial_model
+        if named is None or path is None or not Path(path).is_file():
             return None
-        weights = read_weights(self._initial_model)
-        found = hashlib.sha256(weights).hexdigest()
-        return weights if found == self.setup.job.initial_model_sha256 else None
+        weights = read_weights(path)
+        return weights if hashlib.sha256(weights).hexdigest() == named else None
 
     def _enroll(self, transport: Transport, saved: resume.SavedRun | None = None) -> None:
         """Enrol the job's silos; in a resumed job those of the stopped run, for whom its counts are open."""

@@ -162,11 +162,12 @@ class Budget:
         return float(solved[key])
 
     @subnormals.kept()
-    def spent_by_job(self, *, prv: bool = True) -> accounting.Epsilons:
+    def spent_by_job(self, *, prv: bool = True, alone: bool = False) -> accounting.Epsilons:
         """Return the epsilon that this job has spent on these records so far, at the job's delta.
 
         Args:
             prv: whether to compute the PRV accountant's value as well.
+            alone: as it is if no other silo adds noise.
         """
         with self._open() as ledger:
             return ledger.spent(
@@ -174,6 +175,7 @@ class Budget:
                 self._plan.privacy.neighbours,
                 self._plan.privacy.delta,
                 job_id=self._job_id,
+                alone=alone,
                 prv=prv,
             )
 

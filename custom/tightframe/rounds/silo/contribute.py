@@ -176,12 +176,9 @@ class Contributor:
         of this depends on a state that a server could have chosen, nor on how far work gets.
         """
         context, own = self._context, self._setup.method.own_model
-        frozen = is_frozen(shared_template(silo.setting))
-        if (
-            not (context.pace.on and frozen)
-            or exchange.kind == STATISTICS
-            or context.job.withdraw is not None
-        ):
+        if not context.pace.on or exchange.kind == STATISTICS or context.job.withdraw is not None:
+            return  # statistics load no model; a withdrawal has other records, of which all is work
+        if not is_frozen(shared_template(silo.setting)):
             return
 
         def compute() -> None:

@@ -187,13 +187,16 @@ def _spent(context: SiloContext, plan: PrivacyPlan) -> SiloPrivacy:
     """Return what this job has cost the silo's records, exactly."""
     from tightframe.rounds.silo.budget import Budget
 
-    spent = Budget(context, plan, (context.name,)).spent_by_job()
+    budget = Budget(context, plan, (context.name,))
+    spent, alone = budget.spent_by_job(), budget.spent_by_job(prv=False, alone=True).guaranteed
+    counts_on_others = alone > spent.guaranteed * (1 + 1e-6)
     context.log.info(
-        "%s: this job cost epsilon %s of the %g that it promised, at delta %g (this silo's own number)",
+        "%s: this job cost epsilon %s of the %g that it promised, at delta %g (this silo's own number%s)",
         context.name,
         rounded_up(spent.guaranteed),
         plan.privacy.epsilon,
         plan.privacy.delta,
+        f"; {rounded_up(alone)} if no other silo added noise" if counts_on_others else "",
     )
     return SiloPrivacy(
         epsilon=spent.guaranteed,
@@ -203,4 +206,5 @@ def _spent(context: SiloContext, plan: PrivacyPlan) -> SiloPrivacy:
         exact=spent.exact,
         delta=plan.privacy.delta,
         promised=plan.privacy.epsilon,
+        alone=alone if counts_on_others else None,
     )
