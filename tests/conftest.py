@@ -39,6 +39,8 @@ WHOLE = tuple(
     )
 )
 """Where all tests are `whole`: the simulator, a production federation, runs of many rounds."""
+FAST = "not whole"
+"""The fast tier, as an expression of markers."""
 WAITING = [
     ROOT / "tests" / name
     for name in (
@@ -47,6 +49,7 @@ WAITING = [
         "production/test_withdrawing.py",
         "production/test_accounts.py",
         "engine/test_privacy.py",
+        "docs/test_doors.py",
         "engine/test_jobs.py",
         "engine/test_secure.py",
         "engine/test_resume.py",
@@ -55,7 +58,6 @@ WAITING = [
         "test_extension.py",
         "engine/test_real_data.py",
         "engine/test_parity.py",
-        "engine/test_guard.py",
         "engine/test_allow_list.py",
     )
 ]
@@ -210,9 +212,12 @@ def small() -> dict[str, Any]:
     return {key: (value.copy() if isinstance(value, dict | list) else value) for key, value in SMALL.items()}
 
 
-def pytest_xdist_auto_num_workers() -> int:
-    """Processes of ``-n auto``: two a core, because tests of the engine mostly wait."""
-    return 2 * (os.cpu_count() or 1)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Processes of ``-n auto``: two a core, because tests of the engine mostly wait; the fast tier has none.
+
+    Each needs nine seconds of a core to import and collect everything.
+    """
+    return (os.cpu_count() or 1) * (1 if config.getoption("markexpr") == FAST else 2)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -273,6 +278,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = _spread(items)
 
 
+def _is_whole(item: pytest.Item) -> bool:
+    return item.get_closest_marker("whole") is not None
+
+
 def _spread(items: list[pytest.Item]) -> list[pytest.Item]:
     """Files that run the engine among the others, the two longest at the start.
 
@@ -287,7 +296,7 @@ def _spread(items: list[pytest.Item]) -> list[pytest.Item]:
     waiting = sorted((path for path in files if places[path] < last), key=lambda path: places[path])
     working = sorted(
         (path for path in files if places[path] == last),
-        key=lambda path: -sum(item.get_closest_marker("whole") is not None for item in files[path]),
+        key=lambda path: (-sum(map(_is_whole, files[path])), -len(files[path])),
     )
     ordered, waiting = waiting[:2], waiting[2:]
     # All of them are begun in the first half.

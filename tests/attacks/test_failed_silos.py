@@ -63,6 +63,7 @@ def both_totals(
         "answer_grid": 0.0,
         "weights": "uniform",
         "training": {"learning_rate": 1e-6, "epochs": 1, "batch_size": 8},
+        "method_options": {"epochs": 10, "match_steps": 10} if method == "creff" else {},
     }
     for job in ("job-a", "job-b"):
         federation = Federation(values, data, state=folder, job_id=job).enroll()

@@ -58,7 +58,6 @@ RUN = {
     r"docs/release\.md: (ssh-keygen|\.ci/release|sha256sum|\(cd) ?.*": "tests/ci/test_release.py",
     r"docs/release\.md: (python3\.11 -m venv|(\.venv/bin/)?pip) .*": "tests/ci/test_release.py",
     r"docs/privacy-engineering\.md: tightframe simulate epsilon4": "tests/engine/test_privacy.py",
-    r"docs/secure-sum\.md: tightframe site (cohort|release) .*": "tests/app/site/test_commands.py",
     r"docs/use\.md: tightframe predict .*": "tests/inference/test_predict.py",
     r"docs/use\.md: tightframe jobs export .*--evaluate .*": "tests/rounds/test_evaluate_only.py",
     r"docs/use\.md: tightframe export .*": "tests/inference/test_exports.py",

@@ -74,7 +74,7 @@ def test_its_commands_and_cells_name_what_is_there(page: Path) -> None:
                     assert hasattr(module, item.name) or importlib.util.find_spec(place), place
 
 
-FREE = (["jobs", "export"], ["jobs", "list"], ["methods"], ["schema"], ["provisioning", "show"])
+FREE = (["jobs", "export"], ["jobs", "list"], ["methods"], ["explain"], ["schema"], ["provisioning", "show"])
 """Commands that need no files of others; what they are given must have none either."""
 OTHERS = {"--contract", "--resume", "--evaluate", "--withdraw-from", "--statistics"}
 

@@ -3,6 +3,10 @@
 The job is the recipe's, so its sums are secure: of four silos one may be lost, and where one is lost
 counts stay shut, so that the evaluation of that exchange is missing. One lost at the reveal is in
 ``test_secure.py``.
+
+The egress guard is at all sites of the run with failures, from the site's own ``local/privacy.json``. The
+simulator builds the components of that file, but has no scopes, so that the guard works there as a component
+alone; as a scope's filter it is tested in ``tests/flare/test_guard.py``, by the engine's own client runner.
 """
 
 from __future__ import annotations
@@ -13,27 +17,30 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.engine.faulty import EVENT, WEIGHTS
 from tests.support.engine.simulation import Run, export_job, simulate_job, verify
+
+from tightframe.errors import REASONS
 
 FAILED = {"raise": 1, "nan": 2}
 """Round in which training fails at a silo: inside the sum."""
 LATE_IN = 3
 """Round in which it is late: outside of it."""
+LEAK_IN = 5
+"""The last round, in which it tries to send a raw tensor."""
 PATIENCE = {"site_timeout": 40, "fetch_timeout": 120}
 
 
 @pytest.fixture(scope="module")
 def faulty(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """One run of four silos in which site-4 fails three times, each time in another way."""
+    """One run of four silos in which site-4 fails four times, each time in another way."""
     folder = tmp_path_factory.mktemp("faulty")
     faults = [
         {"site": ["site-4"], "round": number, "kind": kind, "seconds": 46}
-        for kind, number in {**FAILED, "late": LATE_IN}.items()
+        for kind, number in {**FAILED, "late": LATE_IN, "leak": LEAK_IN}.items()
     ]
-    job = export_job(
-        folder, sites=4, fault=faults, changes={**PATIENCE, "min_sites": 3, "rounds": LATE_IN + 1}
-    )
-    run = simulate_job(job, folder, threads=4, timeout=900)
+    job = export_job(folder, sites=4, fault=faults, changes={**PATIENCE, "min_sites": 3, "rounds": LEAK_IN})
+    run = simulate_job(job, folder, threads=4, timeout=900, guarded=True)
     assert run.code == 0, run.output
     return run
 
@@ -81,6 +88,24 @@ def test_a_silo_that_fails_in_training_is_counted_and_not_named(faulty: Run, kin
     assert f"round {FAILED[kind]}: 1 silo of 4 could not contribute" in faulty.output
     for path in (faulty.workspace / "server").rglob("*"):
         assert not path.is_file() or b"Mustermann" not in path.read_bytes(), path.name
+
+
+def test_a_raw_tensor_is_stopped_and_the_run_goes_on(faulty: Run) -> None:
+    """Everything else of a whole secure run passes the guard."""
+    last, others = _row(faulty, LEAK_IN), [f"site-{place}" for place in range(1, 4)]
+    assert "TF-730" in REASONS and last["dropped"] == {"site-4": "TF-730"}
+    assert last["silos"] == others
+    assert last["evaluated_by"] == [*others, "site-4"], "only that result failed"
+    log = (faulty.workspace / "site-4" / "log.txt").read_text()
+    assert "TF-730: the guard stopped a result of the task 'contribute'" in log
+    assert f"TF-730: the guard stopped a federated event ({EVENT})" in log
+    for site in others:
+        assert "TF-730" not in (faulty.workspace / site / "log.txt").read_text()
+        assert (faulty.workspace / site / "simulate_job" / "report.html").is_file()
+    assert (faulty.server / "report.html").is_file(), "server and silos make their pages by themselves"
+    for path in (faulty.workspace / "server").rglob("*"):
+        assert not path.is_file() or str(WEIGHTS[0]).encode() not in path.read_bytes(), path
+    assert EVENT not in (faulty.workspace / "server" / "log.txt").read_text()
 
 
 @pytest.fixture(scope="module")

@@ -1,9 +1,9 @@
 """Committed jobs, made small, give through NVFlare what they give in one process, bit for bit.
 
-One of each data set, and among them what a method adds to the sums: personal models, a second phase in a
-round, and memory under the class rules; `test_parity` has FedMR and its prototypes. A message has no field of
-a method's own, so that the other jobs run in one process alone. Noise has no seed: `test_privacy` has a
-private job.
+Among them what a method adds to the sums: a second phase in a round, and memory under the class rules;
+`test_parity` has FedMR and its prototypes, `tests/docs/test_doors.py` a table and personal models. A message
+has no field of a method's own, so that the other jobs run in one process alone. Noise has no seed:
+`test_privacy` has a private job.
 """
 
 from __future__ import annotations
@@ -20,16 +20,15 @@ from tightframe_app.jobs import folders, recipes
 
 SITES = ["site-1", "site-2", "site-3"]
 JOBS: dict[str, dict[str, Any]] = {
-    # The memory of FedAvg_ETF acts from the third round on under the class rules.
-    "fedavg_etf_isic": {**REDUCED, "rounds": 3},
+    # The memory of FedAvg_ETF acts from the third round on under the class rules. Here with plain sums, by
+    # name, where it is secure in one process: the totals are the same.
+    "fedavg_etf_isic": {**REDUCED, "rounds": 3, "summation": "plain"},
     "fedilc_eicu": {
         "dataset_options.twin_scale": 0.02,
         "dataset_options.drugs": 40,
         "model_options.widths": [16, 8],
         "rounds": 2,
     },
-    # Here with plain sums, by name, where it is secure in one process: the totals are the same.
-    "fedetf_heart": {"rounds": 2, "training.epochs": 1, "summation": "plain"},
 }
 
 
@@ -46,14 +45,11 @@ def test_a_job_in_nvflare_equals_the_secure_one_in_process(name: str, tmp_path: 
         assert "plain, as the job asks by name" in done.output
         assert not (done.server / "transcript.jsonl").exists(), "nothing was signed"
     assert (done.outcome["personal"] is not None) == job.personalise
-    if job.personalise:
-        for site in SITES:
-            ours = done.workspace / site / "simulate_job" / "personal_model.safetensors"
-            assert ours.read_bytes() == (tmp_path / "alone" / site / ours.name).read_bytes()
 
 
 REDUCED_ALONE: dict[str, dict[str, Any]] = {
     "fedavg_eicu": JOBS["fedilc_eicu"],
+    "fedetf_heart": {"rounds": 2, "training.epochs": 1},
     # Nothing to train, and one round.
     "fed3r_isic": {"dataset_options.image_size": 16, "model_options.width": 32},
     "fed3r_eicu": {"dataset_options.twin_scale": 0.02, "dataset_options.drugs": 40},

@@ -16,6 +16,7 @@ from sklearn.metrics import balanced_accuracy_score, confusion_matrix
 import tightframe
 from tightframe import federation, methods
 from tightframe.data.image_sets import open_silos
+from tightframe.inference import exports
 from tightframe.inference.errors import ModelError
 from tightframe.learning.model_update import build_template
 from tightframe.results.files import BEST, CARD, LOCAL, MODEL, PERSONAL
@@ -77,7 +78,7 @@ QUICK = ("fedetf", "fedproto", "fedrod")
     ],
 )
 def test_every_method_round_trips(method: str, tmp_path: Path) -> None:
-    """Same probabilities as the run's network, and sklearn's confusion of them is the run's."""
+    """Same probabilities as the run's network; sklearn's confusion of them is the run's; exported, too."""
     ended = run(method, tmp_path, personalise=True)
     own = methods.get(method).own_model is not None
     truth, answers = [], []
@@ -112,6 +113,10 @@ def test_every_method_round_trips(method: str, tmp_path: Path) -> None:
         found = confusion_matrix(labels, final.predict(x), labels=range(10))
         own_test = json.loads((tmp_path / silo / LOCAL).read_text())["global"]["test"]
         assert found.tolist() == own_test["confusion"]
+    for name, model in (("personal", personal), ("final", final)):
+        script = exports.export(model, "torchscript", tmp_path / f"{name}.ts").path
+        exported = torch.jit.load(script)(x).detach().numpy()
+        np.testing.assert_allclose(exported, model.predict_proba(x), atol=1e-5)
 
 
 def ended_setting(ended: federation.Result) -> Any:

@@ -75,6 +75,8 @@ def torch_mean(models: list[Mapping[str, torch.Tensor]]) -> dict[str, torch.Tens
     return {name.replace("/", "."): item for name, item in averaged.module.state_dict().items()}
 
 
+FEW_STEPS = {"epochs": 10, "match_steps": 10}
+"""Of CReFF's server; all that it takes by default are in ``tests/methods/test_defaults.py``."""
 METHODS = [
     item.name for item in methods.METHODS if item.own_model is None and item.rounds is None and not item.after
 ]
@@ -83,8 +85,8 @@ METHODS = [
 @pytest.mark.whole
 @pytest.mark.parametrize("method", METHODS)
 def test_the_final_model_is_torchs_mean_of_the_last_rounds_models(method: str, tmp_path: Path) -> None:
-    options = {"method_options": {"learning_rate": 1e-3}} if method == "fedilc" else {}
-    options |= {"class_rules": "off"}
+    given = {"fedilc": {"learning_rate": 1e-3}, "creff": FEW_STEPS}
+    options = {"method_options": given.get(method, {}), "class_rules": "off"}
     before, last = train(job(method=method, **options), tmp_path / "last")
     same, mean = train(job(method=method, average_last=2, **options), tmp_path / "mean")
     assert len(before) == 2 and all(

@@ -29,7 +29,7 @@ READING = ("scores_deviation", "read_at", "reading")
 """What only the last model's line of ``metrics.jsonl`` has."""
 WHOLE: tuple[type[ResultFile], ...] = (Outcome, Card, SiloReport, Status)
 KINDS = ("exact", "noisy")
-some = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+some = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 def plain(path: Path) -> Any:

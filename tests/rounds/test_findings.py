@@ -306,6 +306,10 @@ def test_what_one_or_two_silos_know_and_a_single_unknown_value_are_not_in_the_to
         "too few test records with effusion known to be counted (min_test_count): site-3, site-4"
         in (outcome["rules"])
     )
+    assert (
+        "the evaluation is exact: of a finding that fewer than 3 silos know enough of, it shows nothing"
+        in (outcome["rules"])
+    )
     counted = np.array(test["findings"]["nodule"]["confusion"])
     assert test["records"] == len(TEST) and counted.sum() == len(TEST) - 10
     assert counted.sum() == np.sum(test["scores"]["nodule"])

@@ -9,13 +9,18 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from nvflare.apis.dxo import DXO, DataKind
+from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.fl_context import FLContext
-from nvflare.apis.shareable import Shareable
+from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 
 from tightframe.flare import MESSAGE
 from tightframe.flare.executor import SiloExecutor
 from tightframe.securesum.messages import AgreementRequest, Receipt, RevealRequest
+
+WEIGHTS, EVENT = np.full(64, 4711.4711), "tightframe.leak"
 
 
 class FaultyExecutor(SiloExecutor):
@@ -26,8 +31,9 @@ class FaultyExecutor(SiloExecutor):
         site: names of the faulty sites.
         task: in which task; ``contribute`` by default.
         round: in which training round, for tasks that belong to one.
-        kind: ``raise``, ``nan`` (both: train as always, on broken records), ``late`` (sleep first), or
-            ``killed``, which is what a silo looks like whose machine has lost its power.
+        kind: ``raise``, ``nan`` (both: train as always, on broken records), ``late`` (sleep first), ``leak``
+            (send a raw tensor in place of an answer, and as a federated event), or ``killed``, which is
+            what a silo looks like whose machine has lost its power.
         seconds: of sleep.
         watch: a folder that gets a copy of every site's stored state after every task.
     """
@@ -48,6 +54,8 @@ class FaultyExecutor(SiloExecutor):
                 os.kill(os.getpid(), signal.SIGKILL)
             if kind == "late":
                 time.sleep(fault["seconds"])
+            if kind == "leak":
+                return self._leaked(fl_ctx)
             if kind in ("nan", "raise"):
                 return self._poisoned(kind, task_name, shareable, fl_ctx, abort_signal)
         reply = super().execute(task_name, shareable, fl_ctx, abort_signal)
@@ -74,6 +82,12 @@ class FaultyExecutor(SiloExecutor):
                 kept = Path(fault["watch"]) / context.name
                 kept.mkdir(parents=True, exist_ok=True)
                 shutil.copy(context.secure_folder / "state", kept / f"{len(list(kept.iterdir()))}-{task}")
+
+    def _leaked(self, fl_ctx: FLContext) -> Shareable:
+        self.fire_fed_event(EVENT, DXO(DataKind.WEIGHTS, data={"w": WEIGHTS}).to_shareable(), fl_ctx)
+        reply = make_reply(ReturnCode.OK)
+        reply[MESSAGE] = {"secure": WEIGHTS}
+        return reply
 
     def _poisoned(
         self, kind: str, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.support import ROOT
 from typer.testing import CliRunner
 
 from tightframe.flare.simulation.simulator import ALLOW_LIST
@@ -18,6 +20,8 @@ from tightframe_app.cli import app
 
 EXECUTORS = Path(__file__).resolve().parent
 """Executors and components that jobs of the tests name."""
+ASKING = 0.5
+"""Seconds between two requests for work in runs with faults."""
 REDUCED: Mapping[str, Any] = {
     "dataset_options.image_size": 16,
     "model_options.widths": [8, 8, 8],
@@ -57,7 +61,10 @@ def export_job(
     fault: Mapping[str, Any] | Sequence[Mapping[str, Any]] = (),
     changes: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Export a small job into a folder; a ``fault``, or several, put the faulty executor at every site."""
+    """Export a small job into a folder; a ``fault``, or several, put the faulty executor at every site.
+
+    Runs with faults mostly wait for a silo, meanwhile the others ask for work: twice a second is enough.
+    """
     from tightframe_app.jobs import folders as job_folders
     from tightframe_app.jobs import recipes
 
@@ -72,6 +79,11 @@ def export_job(
         executor["path"] = "faulty.FaultyExecutor"
         executor["args"]["faults"] = [fault] if isinstance(fault, Mapping) else list(fault)
         files[key] = json.dumps(client)
+        key = "app/config/config_fed_server.json"
+        server = json.loads(files[key])
+        assert server["server"]["task_request_interval"] < ASKING
+        server["server"]["task_request_interval"] = ASKING
+        files[key] = json.dumps(server)
     job_folders.write_job(files, folder / name)
     return folder / name
 
@@ -84,13 +96,16 @@ def simulate_job(
     site_config: Mapping[str, Any] | None = None,
     timeout: int = 600,
     engine_command: bool = False,
+    guarded: bool = False,
 ) -> Run:
-    """Run a job folder; the workspace is ``folder``'s own."""
+    """Run a job folder in ``folder``'s own workspace; ``guarded``: the sites have our ``privacy.json``."""
     workspace = folder / "workspace"
     local = workspace / "local"
     local.mkdir(parents=True, exist_ok=True)
     classes = [*ALLOW_LIST["class_allow_list"], "faulty.FaultyExecutor", "asking.Console"]
     (local / "resources.json").write_text(json.dumps(ALLOW_LIST | {"class_allow_list": classes}))
+    if guarded:
+        shutil.copy(ROOT / "provisioning" / "local" / "privacy.json", local)
     if site_config is not None:
         (local / "tightframe.json").write_text(json.dumps(site_config))
     if threads is None or engine_command:

@@ -216,9 +216,10 @@ class RunRecord:
         if self.job.statistics is not None:
             return lines + self._statistics_rules()
         if self.declared and self.job.summation == "secure" and self.job.privacy is None:
-            lines.append(
-                "the evaluation is exact: of a class that one silo alone has, it shows that silo's result"
-            )
+            one = "of a class that one silo alone has, it shows that silo's result"
+            if self._dataset.multi_label and self.job.class_rules == "on":
+                one = f"of a finding that fewer than {MIN_HOLDERS} silos know enough of, it shows nothing"
+            lines.append(f"the evaluation is exact: {one}")
         for part in self._parts():
             fold, _, place = part.partition("/")
             known = f" with {self._dataset.class_names[int(place)]} known" if place else ""
