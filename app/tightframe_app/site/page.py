@@ -168,7 +168,9 @@ class Looker:
         if time.monotonic() - self._checked >= CHECK_AGAIN:
             self._checked = time.monotonic()
             known = replace(known, findings=self._check())
-        shown = {*known.jobs, *(one.job for one in (*known.released, *known.refusals) if one.job)}
+        shown = {*known.jobs, *(one.job for one in known.released), *(one.job for one in known.refusals)} - {
+            ""
+        }
         found = {job: name for job in shown - known.names.keys() if (name := _name(self._kit, job))}
         known = replace(known, names={**known.names, **found})
         self._known = known
