@@ -91,7 +91,7 @@ def test_its_commands_lead_from_three_files_and_a_database_to_answers(
     sites = {f"site-{number}": {"data": {"table": entry}} for number, entry in enumerate(tables, start=1)}
     Path("sites.json").write_text(json.dumps({"sites": sites}))
     commands = [line for block in blocks("sh") for line in block.splitlines()]
-    wanted = ["data", "data", "data", "jobs", "site", "simulate", "predict"]
+    wanted = ["data", "data", "data", "jobs", "site", "simulate", "predict", "jobs"]
     assert [line.split()[1] for line in commands] == wanted
     for line in commands:
         if line.split()[1] == "simulate":

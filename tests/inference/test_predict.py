@@ -21,7 +21,7 @@ from tightframe import data, federation
 from tightframe.data.heart import FEATURES
 from tightframe.data.images import dicom
 from tightframe.errors import DataError
-from tightframe.inference import inputs
+from tightframe.inference import exports, inputs
 from tightframe.inference.errors import ModelError
 from tightframe.inference.predictions import OperatingPoint
 from tightframe_app.cli import app
@@ -375,3 +375,8 @@ def test_a_row_of_an_own_table_is_judged_as_the_contract_says(tmp_path: Path) ->
     nearest = np.abs(np.asarray(expected)[:, None] - found[None]).max(axis=2).min(axis=1)
     assert len(found) == len(tables.ward_rows()) and nearest.max() < 1e-6
     assert len(np.unique(found[:, 0])) > 3, "rows are told apart"
+    judged, problems = model.predict_table(path, name="id")
+    assert [item.name for item in judged] == [row[0] for row in tables.ward_rows()] and len(problems) == 1
+    np.testing.assert_array_equal(np.stack([item.probabilities for item in judged]), found)
+    named = exports.description(model)["input"]["values"]
+    assert [item["name"] for item in named] == list(tables.options().contract.features)

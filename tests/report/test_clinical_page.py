@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 from tests.support.pages import Page, lines, values
 
-from tightframe.report.pages.clinical import TITLE, Wanted
+from tightframe.report.pages.clinical import TITLE, Wanted, reading
 from tightframe.report.writing import write
 from tightframe.results.files import ResultsError
+from tightframe.results.parts.evaluation import Finding, FoldMetrics
 from tightframe.rounds.riders import noisy_evaluation
 
 Copied = Callable[[str], Path]
@@ -117,3 +118,13 @@ def test_results_without_histograms_have_no_such_section_and_unknown_classes_are
     (folder / "outcome.json").write_text(json.dumps(outcome))
     assert TITLE not in _remade(folder).titles()
     assert not re.search(r"\bnan\b", _remade(folder).text)
+
+
+@pytest.mark.parametrize(("findings", "folded"), [(False, 1), (True, 2)])
+def test_of_two_findings_neither_is_the_other_mirrored(findings: bool, folded: int) -> None:
+    """Of two classes one picture says all, and the other one's is folded."""
+    counts = ([0, 5, 20], [15, 5, 2])
+    found = {"findings": {name: Finding(confusion=((9, 1), (2, 8))) for name in "ab"}} if findings else {}
+    fold = FoldMetrics(records=47, scores={name: counts for name in "ab"}, read_at=0.9, **found)
+    page = str(reading(fold, "the test records"))
+    assert page.split("Calibration and decision curves")[1].count("<details") == folded

@@ -31,7 +31,7 @@ from tightframe.data.table.proposal import propose
 from tightframe.data.table.silo import open_site
 from tightframe.data.table.tabulated import Layout, tabulate
 from tightframe.errors import DataError, JobError, RunError, TightframeError
-from tightframe.results.statistics import Count, TableStatistics
+from tightframe.results.statistics import ColumnStatistics, Count, OfClass, TableStatistics
 from tightframe.rounds.context import SiloContext
 from tightframe.rounds.phases import table_statistics, table_summary
 from tightframe.rounds.server.coordinator import Coordinator
@@ -575,6 +575,7 @@ def followed(frame: pd.DataFrame) -> pd.DataFrame:
     return frame.assign(days=times, died=np.where(died, "yes", "no"))
 
 
+@pytest.mark.whole
 def test_survival_is_scipys_on_all_records(tmp_path: Path) -> None:
     """One site counts weeks; a class is withheld where one of its cells is."""
     frame, bins = followed(FRAME), 4
@@ -607,6 +608,41 @@ def test_survival_is_scipys_on_all_records(tmp_path: Path) -> None:
     few = job(dataset_options=options, statistics={"bins": 20})
     withheld = told(federation.run_job(few, entries=strict, folder=tmp_path / "strict")).survival
     assert withheld is not None and withheld.curves["malignant"] is None and withheld.p is None
+
+
+def test_curves_and_their_test_end_before_the_first_withheld_cell_as_if_all_were_censored_there() -> None:
+    """One late cell is withheld: what is opened anyway says who is at risk until then."""
+    layout = Layout(Contract.model_validate({**CONTRACT, "survival": SURVIVAL}), bins=4)
+    frame = followed(FRAME)
+    ended = np.ceil(frame["days"] / 250).astype(int)
+    of_classes, records, groups = {}, {}, []
+    for title, code in (("benign", "B"), ("malignant", "M")):
+        chosen, died = frame["diagnosis"] == code, frame["died"] == "yes"
+        cells = [
+            int((chosen & (died == event) & (ended == end)).sum()) for event in (1, 0) for end in (1, 2, 3, 4)
+        ]
+        counts = [Count(value=cell) for cell in cells]
+        if code == "M":
+            counts[2], counts[7] = Count(value=None, withheld=2), Count(value=1, withheld=1)
+        of_classes[title] = OfClass(counts=counts, missing=Count(value=0))
+        records[title] = Count(value=sum(cells))
+        seen = chosen & died & (ended <= 2)
+        groups.append(CensoredData(uncensored=ended[seen], right=np.minimum(ended, 3)[chosen & ~seen]))
+    column = ColumnStatistics(
+        column="t", kind="category", names=[], classes=of_classes, overall=of_classes["benign"]
+    )
+    found = table_summary.survival(layout, records, [column])
+    assert found is not None and found.until == 500 and found.curves["benign"] is not None
+    wanted, cut = logrank(*groups), found.curves["malignant"]
+    assert found.log_rank == pytest.approx(wanted.statistic**2) and found.p == pytest.approx(wanted.pvalue)
+    assert len(found.curves["benign"].survival) == 4 and cut is not None
+    np.testing.assert_allclose(cut.survival, ecdf(groups[1]).sf.evaluate([1, 2]))
+    assert found.lacks == ["curve of malignant up to 500 days: a cell of the next bin is withheld"]
+    # A class that a silo leaves out, or a withheld first cell, leaves no curve.
+    some = {**records, "malignant": records["malignant"].model_copy(update={"withheld": 1})}
+    none = table_summary.survival(layout, some, [column])
+    assert none is not None and none.curves["malignant"] is None and none.p is None
+    assert none.lacks == ["no curve of malignant: a cell of the first bin is withheld"]
 
 
 def test_a_time_with_its_event_is_proposed_as_survival(tmp_path: Path) -> None:

@@ -236,7 +236,7 @@ def _found(contract: Contract, entry: TableSite) -> Iterator[tuple[State, str]]:
     from tightframe.data.images import ImagesSite
     from tightframe.data.images.contract import PictureContract
     from tightframe.data.images.silo import divided_pictures, encoded_records
-    from tightframe.data.table.encoding import check_mapping, encode, other_mark, unknown_codes
+    from tightframe.data.table.encoding import check_mapping, encode, no_numbers, other_mark, unknown_codes
     from tightframe.data.table.silo import divided, read
     from tightframe.errors import DataError
 
@@ -256,6 +256,9 @@ def _found(contract: Contract, entry: TableSite) -> Iterator[tuple[State, str]]:
     if marked := other_mark(rows, contract, entry):
         mark = "." if entry.decimal == "," else ","
         yield "note", f"most values of {', '.join(marked)} are numbers with {mark!r}: is that the `decimal`?"
+    for column, texts in no_numbers(rows, contract, entry).items():
+        some = ", ".join(map(repr, texts[:5])) + (", ..." if len(texts) > 5 else "")
+        yield "note", f"{column}: no number: {some}; name in `missing` what stands for no value"
     for column, codes in unknown_codes(rows, contract, entry).items():
         some = ", ".join(repr(code) for code in codes[:20]) + (", ..." if len(codes) > 20 else "")
         yield "note", f"{column}: not in the contract: {some}; map them in `codes`, if they mean what it has"

@@ -325,6 +325,9 @@ def _print_export(recipe: Recipe, job: JobConfig, preset: str, changes: dict[str
 
     for kind, keys in recipe.dropped(preset, changes).items():
         err.print(f"{kind} is now {changes[kind]}; dropped options of the recipe: {', '.join(keys)}")
+    if adapted := recipe.adapted(preset, changes):
+        told = ", ".join(f"{key}={json.dumps(value).strip(chr(34))}" for key, value in adapted.items())
+        err.print(f"with privacy the preset has: {told}")
     what = recipe.described(job, preset)
     out.print(
         f"{folder}: {what}; {preset}, {plural(job.rounds, 'round')}, "

@@ -81,6 +81,10 @@ def pair_with_contract(method: str, path: Path) -> Recipe:
     if chosen.start is not None:
         alone |= {"model": "identity", "model_options": {"standardise": True}}
     presets = {name: {**base.presets[name], "rounds": rounds} for name, rounds in _TABLE_ROUNDS.items()}
+    if chosen.own_model is not None:  # pooled moments, and a baseline, come with a global model
+        alone["model_options"] = {**base.values["model_options"], "standardise": False}
+        for layer in presets.values():
+            layer.pop("local_baseline_epochs", None)
     base = replace(base, name="of_table", values={**base.values, **alone}, presets=presets)
     return _on(base, method, str(contract["title"]))
 

@@ -199,5 +199,5 @@ def lines(method: str) -> list[str]:
         shown.append("effect:")
     for effect in compared:
         shown.append(f"  {'seen' if effect.seen else 'not seen'}: {effect.line}")
-        shown.append(f"    {effect.command}")
+        shown.append(f"    in a clone: {effect.command}")
     return shown

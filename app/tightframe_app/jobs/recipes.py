@@ -53,6 +53,8 @@ class Recipe:
                 method, data set or model, the recipe's options of the old one are dropped (``dropped``). A
                 method with its own number of rounds gets it.
 
+        With ``privacy``, values of the recipe that it excludes are replaced (``adapted``).
+
         Raises:
             JobError: listing all problems.
         """
@@ -61,16 +63,41 @@ class Recipe:
         )  # and with it the schema of jobs, which no listing needs
 
         changes = changes or {}
-        values = self._own(preset)
+        values = self._changed(preset, changes)
         values["sites"] = list(sites or self.sites)
         values["min_sites"] = minimum(len(values["sites"]))
+        for key in ("sites", "min_sites"):
+            if key in changes:
+                values[key] = changes[key]
+        excluded = _excluded(values)
+        if wrong := {key: value for key, value in excluded.items() if _set_by(changes, key)}:
+            from tightframe.errors import JobError
+
+            line = " ".join(f"--set {key}={json.dumps(value).strip(chr(34))}" for key, value in wrong.items())
+            raise JobError([f"privacy: Expected other values of {', '.join(wrong)} with it: {line}"])
+        for key, value in excluded.items():
+            set_value(values, key, value)
+        return prepared(json.loads(json.dumps(values)))
+
+    def adapted(self, preset: str, changes: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the values with which ``privacy`` replaces the recipe's own, by dotted key.
+
+        >>> get("fedncm_heart").adapted("rehearsal", {"privacy.epsilon": 2})
+        {'weights': 'uniform', 'model_options.standardise': False}
+        """
+        values = self._changed(preset, changes)
+        return {key: value for key, value in _excluded(values).items() if not _set_by(changes, key)}
+
+    def _changed(self, preset: str, changes: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the recipe's values with these changes."""
+        values = self._own(preset)
         for kind in _replaced(values, changes):
             values.pop(f"{kind}_options", None)
         if "method" in changes and (rounds := _own_rounds(changes["method"])) is not None:
             values["rounds"] = rounds
         for key, value in changes.items():
             set_value(values, key, value)
-        return prepared(json.loads(json.dumps(values)))
+        return values
 
     def dropped(self, preset: str, changes: Mapping[str, Any]) -> dict[str, list[str]]:
         """Return the recipe's options that these changes drop, by the kind of component that is replaced.
@@ -123,6 +150,26 @@ _IN_TITLE = ("method", "method_options", "dataset", "dataset_options", "site_mod
 def _replaced(values: Mapping[str, Any], changes: Mapping[str, Any]) -> list[str]:
     """Return those of method, data set and model that the changes replace."""
     return [kind for kind in _NAMED if kind in changes and changes[kind] != values.get(kind)]
+
+
+def _excluded(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what must stand in the place of values that ``privacy`` excludes, by dotted key."""
+    if values.get("privacy") is None:
+        return {}
+    options = values.get("model_options")
+    found: dict[str, tuple[Any, Any]] = {
+        "weights": (values.get("weights", "exact") != "uniform", "uniform"),
+        "personalise": (values.get("personalise"), False),
+        "local_baseline_epochs": (values.get("local_baseline_epochs"), 0),
+        # Pooled moments would be sums that nothing protects.
+        "model_options.standardise": (isinstance(options, dict) and options.get("standardise"), False),
+    }
+    return {key: wanted for key, (excluded, wanted) in found.items() if excluded}
+
+
+def _set_by(changes: Mapping[str, Any], key: str) -> bool:
+    """Check whether changes name a key, or the object that holds it."""
+    return key in changes or key.partition(".")[0] in changes
 
 
 def _own_rounds(method: Any) -> int | None:

@@ -129,6 +129,27 @@ class Column(StrictModel):
             own = [f"{self.column} = {level}" for level in self.vocabulary[1:]]
         return (*own, *([f"{self.column} missing"] if self.missing == "indicator" else []))
 
+    @property
+    def formulas(self) -> tuple[str, ...]:
+        """What each of these values is, in words."""
+        without = ""
+        if self.kind == "number":
+            assert self.low is not None and self.high is not None  # noqa: S101 - checked above
+            unit = f" in {self.unit}" if self.unit else ""
+            scaled = f"2 * (x - {self.low!r}) / ({self.high!r} - {self.low!r}) - 1, x: {self.column}{unit}"
+            if self.missing != "refuse":
+                fill = (self.low + self.high) / 2 if self.fill is None else self.fill
+                without = f"; without a value x = {fill!r}"
+            own = [scaled + without]
+        elif self.kind == "boolean":
+            without = f"; without a value {int(bool(self.fill))}" if self.missing != "refuse" else ""
+            own = [f"1 if true, 0 if false{without}"]
+        else:
+            if self.missing != "refuse":
+                without = f"; without a value as {self.fill or self.vocabulary[0]}"
+            own = [f"1 if {level}, else 0{without}" for level in self.vocabulary[1:]]
+        return (*own, *(["1 without a value, else 0"] if self.missing == "indicator" else []))
+
 
 class Class(StrictModel):
     """A class of the label.
@@ -329,6 +350,11 @@ class Contract(StrictModel):
     def features(self) -> tuple[str, ...]:
         """Names of a record's values, in order."""
         return tuple(name for column in self.columns for name in column.features)
+
+    @property
+    def formulas(self) -> tuple[str, ...]:
+        """What each of a record's values is, in the same order."""
+        return tuple(formula for column in self.columns for formula in column.formulas)
 
     @property
     def wanted(self) -> tuple[str, ...]:

@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from tightframe import __version__
+from tightframe.data.contract import Contract
 from tightframe.data.forms import RecordForm
 from tightframe.inference.errors import ModelError
 from tightframe.inference.model import TrainedModel
@@ -156,6 +157,10 @@ def description(model: TrainedModel) -> dict[str, Any]:
     }
     if "contract" in options:
         made["contract"] = options["contract"]
+    if model.setup.dataset.name == "table":
+        contract = Contract.model_validate(options["contract"])
+        pairs = zip(contract.features, contract.formulas, strict=True)
+        made["input"]["values"] = [{"name": name, "is": formula} for name, formula in pairs]
     if isinstance(model.card, Card):
         return {**made, "card": model.card.as_json()}
     return {**made, "job": model.card.job}

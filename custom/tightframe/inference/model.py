@@ -12,7 +12,7 @@ import hashlib
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -29,6 +29,10 @@ from tightframe.results.files import BEST, CARD, LOCAL, MODEL, OUTCOME, PERSONAL
 from tightframe.results.local_report import SiloReport
 from tightframe.results.model_card import Card
 from tightframe.rounds.setup import JobSetup, assemble
+
+if TYPE_CHECKING:
+    from tightframe.inference.inputs import Problem
+    from tightframe.inference.predictions import Predicted
 
 PLACES = (".", "workspace", "server", "server/simulate_job")
 """Where results are: in the folder itself, a downloaded job, a run in process, a simulation's workspace."""
@@ -118,6 +122,24 @@ class TrainedModel:
         if self.findings:
             return (self.predict_proba(x) >= outputs.LEAST).astype(np.int64)
         return self.predict_proba(x).argmax(1).astype(np.int64)
+
+    def predict_table(
+        self, path: str | Path, *, name: str | None = None
+    ) -> tuple[list[Predicted], list[Problem]]:
+        """Return what it says of each row of a CSV file, and the rows that cannot be judged.
+
+        Args:
+            path: of the file, with the model's columns in any order.
+            name: column that names a row.
+
+        Raises:
+            ModelError: TF-823 for another header, or a model of no table.
+        """
+        from tightframe.inference.inputs import find
+        from tightframe.inference.predictions import predictions
+
+        rows = find(self, [Path(path)], name_column=name)
+        return list(predictions(self, rows)), rows.problems
 
     def _checked(self, x: Any) -> torch.Tensor:
         """Return the records as float32 (n, *input_shape)."""

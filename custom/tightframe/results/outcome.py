@@ -365,6 +365,8 @@ def _counted_lines(statistics: TableStatistics | None) -> list[str]:
             f"   some numbers are withheld: fewer than {statistics.least[1]} patients at a silo, or fewer "
             f"than {statistics.holders} silos"
         )
+    if statistics.survival is not None:
+        lines += [f"   {lack}" for lack in statistics.survival.lacks]
     lines.append(f" Table 1 and histograms: {PAGE}; all numbers: {STATISTICS}")
     return lines
 

@@ -105,7 +105,7 @@ class ColumnStatistics(Values):
 
 
 class Curve(Values):
-    """Survival of a class (Kaplan-Meier), after each bin of time.
+    """Survival of a class (Kaplan-Meier), after each bin of time up to the first with a withheld cell.
 
     Attributes:
         at_risk: records at the beginning of each bin.
@@ -122,13 +122,14 @@ class Curve(Values):
 
 
 class SurvivalStatistics(Values):
-    """Survival by class, of which no cell was withheld.
+    """Survival by class, as far as no cell was withheld.
 
     Attributes:
         ends: of the bins of time, as all times in them count.
         unit: of the time.
-        curves: class -> curve; None where one of its cells is not known.
+        curves: class -> curve; None where a cell of the first bin is not known.
         log_rank, degrees, p: test of equal curves of all classes; None unless all are known.
+        until: end of the last bin that the test has; None if it has all.
     """
 
     ends: list[float]
@@ -137,6 +138,20 @@ class SurvivalStatistics(Values):
     log_rank: float | None = None
     degrees: int | None = None
     p: float | None = None
+    until: float | None = None
+
+    @property
+    def lacks(self) -> list[str]:
+        """Say which curves are missing, or end early, and why."""
+        unit = f" {self.unit}" if self.unit else ""
+        lines = []
+        for name, curve in self.curves.items():
+            if curve is None:
+                lines.append(f"no curve of {name}: a cell of the first bin is withheld")
+            elif len(curve.events) < len(self.ends):
+                end = f"{self.ends[len(curve.events) - 1]:g}{unit}"
+                lines.append(f"curve of {name} up to {end}: a cell of the next bin is withheld")
+        return lines
 
 
 class TableStatistics(ResultFile):

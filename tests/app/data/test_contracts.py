@@ -90,13 +90,15 @@ def test_a_proposal_tells_kinds_and_what_to_decide(tmp_path: Path) -> None:
             "same": [1] * 40,
             "empty": [None] * 40,
             "mixed": [*range(30), *["high"] * 10],
+            "crp": [*[1, 2, 3] * 12, 4, *["k.A."] * 3],
             "who": [f"p{place}" for place in range(40)],
             "ill": [0, 1] * 20,
         }
     )
     frame.to_csv(tmp_path / "ward.csv", index=False)
     made = propose(tmp_path / "ward.csv", {"label": "ill", "patient": "who"})
-    assert kinds(made.contract) == {"age": "number", "smoker": "boolean", "pain": "category", "cp": "number"}
+    wanted = {"age": "number", "smoker": "boolean", "pain": "category", "cp": "number", "crp": "category"}
+    assert kinds(made.contract) == wanted
     pain = next(item for item in made.contract["columns"] if item["column"] == "pain")
     assert pain["vocabulary"] == ["mild", "none", "strong"] and pain["missing"] == "indicator"
     assert made.contract["patient"] == "who" and "record" not in made.contract
@@ -105,7 +107,8 @@ def test_a_proposal_tells_kinds_and_what_to_decide(tmp_path: Path) -> None:
         assert words in said
     for words in ("same: left out", "empty: left out", "mixed: left out: 10 of 40", "age: which `unit`"):
         assert words in said
-    frame["mixed"] = frame["mixed"].astype(str)
+    assert "crp: 37 of 40 values are numbers; does 'k.A.' stand for no value?" in said
+    frame[["mixed", "crp"]] = frame[["mixed", "crp"]].astype(str)
     frame.to_parquet(tmp_path / "ward.parquet")
     again = propose(tmp_path / "ward.parquet", {"label": "ill", "patient": "who"})
     assert kinds(again.contract) == kinds(made.contract)
@@ -182,6 +185,7 @@ def test_check_shows_all_findings_of_all_sites_with_codes_to_map(agreed: Path, t
     assert done.exit_code == 1
     for words in ("age: outside 0 to 100 years: 1 row (5)", "age: no number: 1 row (6)", "weight: outside"):
         assert words in told(done)
+    assert "age: no number: 'x'; name in `missing`" in told(done)
     assert "sex: not in the contract: 'F', 'M'" in told(done) and "60 rows" in told(done)
     assert typed("data", "check", "--contract", agreed, "-s", config, "--site", "b").exit_code == 0
     config = sites(tmp_path, a={"file": first, "codes": codes, "invalid": "set_aside"})

@@ -104,3 +104,27 @@ def test_the_command_shows_the_preset_and_what_was_measured() -> None:
             assert f"{values['mean']:+.1f} [{values['low']:+.1f}, {values['high']:+.1f}]" in shown
             assert values["command"] in shown
     assert "not measured here" in CliRunner().invoke(app, ["methods", "fed3r"]).output
+
+
+def test_privacy_replaces_what_it_excludes_of_a_preset_but_no_value_that_is_set(tmp_path: Path) -> None:
+    table = {"columns": [{"column": "a", "kind": "number", "low": 0, "high": 1}], "title": "t"}
+    labels = [
+        ("fedcgs", {"column": "y", "classes": [{"code": "0"}, {"code": "1"}]}),
+        ("fedprox", {"findings": [{"column": "y"}, {"column": "z"}]}),
+    ]
+    for method, label in labels:
+        (tmp_path / "contract.json").write_text(json.dumps({**table, "label": label}))
+        recipe = pairs.pair_with_contract(method, tmp_path / "contract.json")
+        job = recipe.job("full", changes={"privacy.epsilon": 2})
+        assert (job.weights, job.personalise, job.local_baseline_epochs) == ("uniform", False, 0)
+        assert recipe.adapted("rehearsal", {"privacy.epsilon": 2}) == {
+            "weights": "uniform",
+            "personalise": False,
+            "model_options.standardise": False,
+        }
+        assert recipe.adapted("full", {}) == {} and recipe.job("full").weights == "exact"
+        own = {"privacy.epsilon": 2, "weights": "exact", "model_options.standardise": True}
+        with pytest.raises(JobError, match=r"--set weights=uniform --set model_options\.standardise=false"):
+            recipe.job(changes=own)
+    alone = pairs.pair_with_contract("local_only", tmp_path / "contract.json").job("full")
+    assert not alone.model_options["standardise"]

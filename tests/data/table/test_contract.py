@@ -16,6 +16,7 @@ from tightframe import data
 from tightframe.config.job import BUILD_KEYS, parse_job
 from tightframe.config.site import SiteEntry
 from tightframe.data.contract import Contract
+from tightframe.data.table.encoding import form
 from tightframe.errors import JobError
 from tightframe.rounds.setup import prepare
 from tightframe.rounds.sums.release import release_profile
@@ -164,3 +165,23 @@ def test_a_contract_cannot_be_changed() -> None:
     made = Contract.model_validate(WARD)
     with pytest.raises(ValidationError):
         made.title = "another"  # type: ignore[misc]
+
+
+def test_the_formulas_of_a_record_give_the_values_that_the_reader_makes() -> None:
+    agreed = options().contract
+    made = dict(zip(agreed.features, agreed.formulas, strict=True))
+    names = ("age", "sex", "smoker", "pain", "weight")
+    rows = [("30", "male", "yes", "mild", "60"), ("70", "female", "", "", "")]
+    of = [
+        dict(zip(agreed.features, form(options()).encode(names, row)[0].tolist(), strict=True))
+        for row in rows
+    ]
+    for name, x, place in (("age", 30, 0), ("age", 70, 1), ("weight", 60, 0), ("weight", 120.0, 1)):
+        scaled, _, said = made[name].partition(", x: ")
+        assert eval(scaled, {"x": x}) == pytest.approx(of[place][name], abs=1e-6)  # noqa: S307
+    assert said == "weight in kg; without a value x = 120.0"
+    assert made["sex = male"] == "1 if male, else 0" and (of[0]["sex = male"], of[1]["sex = male"]) == (1, 0)
+    assert made["smoker"] == "1 if true, 0 if false; without a value 0"
+    assert made["pain = strong"] == "1 if strong, else 0; without a value as none"
+    assert made["pain missing"] == "1 without a value, else 0" and of[1]["pain missing"] == 1
+    assert [of[1][name] for name in ("smoker", "pain = mild", "pain = strong")] == [0, 0, 0]

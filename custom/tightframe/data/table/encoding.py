@@ -116,6 +116,18 @@ def other_mark(rows: Rows, contract: Contract, site: TableSite) -> list[str]:
     return found
 
 
+def no_numbers(rows: Rows, contract: Contract, site: TableSite) -> dict[str, list[str]]:
+    """Return each column of numbers -> its other texts, for the site's own eyes; not where most are texts."""
+    timed = () if contract.survival is None else contract.survival.columns
+    found = {}
+    for item in (*contract.columns, *timed):
+        cells = [cell for cell in rows.cells[item.column] if isinstance(cell, str)]
+        others = [cell for cell in cells if not is_number(cell, site.decimal)]
+        if item.kind == "number" and 0 < len(others) < len(cells) / 2:
+            found[item.column] = sorted(set(others))
+    return found
+
+
 def unknown_codes(rows: Rows, contract: Contract, site: TableSite) -> dict[str, list[str]]:
     """Return each column with codes -> its codes that the contract does not have, for the site's own eyes."""
     timed = () if contract.survival is None else contract.survival.columns

@@ -272,18 +272,25 @@ def _column(name: str, cells: Cells, decimal: str) -> tuple[dict[str, Any] | Non
         return {"column": name, "kind": "number", "low": low, "high": high, **missing}, notes
     if all(_DATE.fullmatch(cell) for cell in there):
         return None, [left_out + "dates; give an age or a number of days."]
+    others = sorted({cell for cell in there if not is_number(cell, decimal)})
+    number = sum(is_number(cell, decimal) for cell in there)
+    some = ", ".join(map(repr, others[:3])) + (", ..." if len(others) > 3 else "")
     if len(levels) <= MOST_LEVELS and len(levels) < max(len(there) / 2, 3):
         if len(levels) == 1:
             return None, [left_out + "all its values are the same."]
+        if number > len(there) / 2:
+            notes.append(
+                f"{name}: {number} of {len(there)} values are numbers; does {some} stand for no value? Then "
+                "name it in the entry's `missing`, and make the column a number."
+            )
         notes.append(
             f"{name}: {levels[0]!r} is the reference, because it is the first level; is it the usual one?"
         )
         return {"column": name, "kind": "category", "vocabulary": levels, **missing}, notes
-    number = sum(is_number(cell, decimal) for cell in there)
     if number > len(there) / 2:
         why = (
-            f"{len(there) - number} of {len(there)} values are no numbers; correct them, or, where they "
-            "stand for no value, leave them empty, and propose again."
+            f"{len(there) - number} of {len(there)} values are no numbers ({some}); correct them, or, where "
+            "they stand for no value, leave them empty, and propose again."
         )
     elif len(set(there)) == len(there):
         why = "every value is another one; if it names the record, give --record, if the patient, --patient."

@@ -89,24 +89,29 @@ def _survival(found: SurvivalStatistics) -> Markup:
     """Show the curves that are known, and the test of whether they are the same."""
     ends = [f"{end:g}" for end in found.ends]
     known = {name: curve for name, curve in found.curves.items() if curve is not None}
-    hidden = [name for name in found.curves if name not in known]
     said = (
         "Kaplan-Meier estimates by class; all times of a bin count as its end, and 95 % limits are "
         "Greenwood's."
     )
-    if hidden:
-        said += f" Withheld of {', '.join(hidden)}: a cell has too few records; take fewer bins."
+    if found.lacks:
+        said += f" Withheld: {'; '.join(found.lacks)}. Fewer bins withhold less."
     if found.log_rank is not None:
         degrees = plural(found.degrees or 0, "degree")
-        said += (
-            f" Log-rank test of equal curves: {found.log_rank:.4g}, {degrees} of freedom, p = {found.p:.3g}."
-        )
+        unit = f" {found.unit}" if found.unit else ""
+        until = "" if found.until is None else f" up to {found.until:g}{unit}"
+        said += f" Log-rank test of equal curves{until}: {found.log_rank:.4g}, {degrees} of freedom, "
+        said += f"p = {found.p:.3g}."
     head = [f"by{f' ({found.unit})' if found.unit else ''}"]
     head += [f"{name}: {what}" for name in known for what in ("at risk", "events", "survival")]
     rows: list[list[Part]] = []
+    longest = max((len(curve.events) for curve in known.values()), default=0)
+    ends = ends[:longest]
     for place, end in enumerate(ends):
         row: list[Part] = [end]
         for curve in known.values():
+            if place >= len(curve.events):
+                row += [WITHHELD, "", ""]
+                continue
             limits = (curve.low[place], curve.high[place])
             low, high = limits
             at = curve.survival[place]
@@ -116,7 +121,7 @@ def _survival(found: SurvivalStatistics) -> Markup:
             row += [str(curve.at_risk[place]), str(curve.events[place]), told]
         rows.append(row)
     lines = [
-        plots.Series(name, curve.survival, place)
+        plots.Series(name, [*curve.survival, *[None] * (longest - len(curve.events))], place)
         for place, (name, curve) in enumerate(list(known.items())[:MOST_SERIES])
     ]
     bins = range(1, len(ends) + 1)

@@ -376,46 +376,78 @@ def _near_quantiles(edges: Sequence[float], bins: NDArray[np.float64], deviation
     return made
 
 
-def survival(layout: Layout, columns: Sequence[ColumnStatistics]) -> SurvivalStatistics | None:
-    """Return survival by class from exact counts, as far as no cell is withheld; None without times.
+def survival(
+    layout: Layout, records: Mapping[str, Count], columns: Sequence[ColumnStatistics]
+) -> SurvivalStatistics | None:
+    """Return survival by class from exact counts, up to the first withheld cell; None without times.
+
+    Only opened counts are read. Who is at risk after these bins follows from the number of records of the
+    class, which is opened, too; to curves and test they are censored after the last bin.
 
     Args:
         layout: of the cells.
+        records: of each class.
         columns: in the layout's order; the last one has the times.
     """
     timed, bins = layout.contract.survival, layout.bins
     if timed is None:
         return None
-    told: dict[str, NDArray[np.int64]] = {}
-    curves: dict[str, Curve | None] = {}
-    for title, part in columns[-1].classes.items():
-        curves[title] = None
-        if all(count.complete for count in part.counts):
-            told[title] = np.array([count.value or 0 for count in part.counts], np.int64).reshape(2, bins)
-            curves[title] = _curve(*told[title])
-    made = SurvivalStatistics(
-        ends=[timed.high * (place + 1) / bins for place in range(bins)], unit=timed.unit, curves=curves
-    )
-    if len(told) < len(curves) or len(told) < 2:
+    told = {
+        title: _until_withheld(part.counts, records[title], bins)
+        for title, part in columns[-1].classes.items()
+    }
+    curves = {title: _curve(*cells) if cells.shape[1] > 1 else None for title, cells in told.items()}
+    ends = [timed.high * (place + 1) / bins for place in range(bins)]
+    made = SurvivalStatistics(ends=ends, unit=timed.unit, curves=curves)
+    shared = min(cells.shape[1] for cells in told.values()) - 1
+    if shared < 1 or len(told) < 2:
         return made
-    groups = np.stack([told[title] for title in curves])
+    groups = np.stack([_cut(cells, shared) for cells in told.values()])
     statistic, degrees = metrics_of_survival.log_rank(groups[:, 0], groups[:, 1])
     if degrees < 1:
         return made
     half = torch.tensor([degrees / 2, statistic / 2], dtype=torch.float64)
     p = float(torch.special.gammaincc(half[0], half[1]))  # of chi squared
-    return made.model_copy(update={"log_rank": statistic, "degrees": degrees, "p": p})
+    until = None if shared == bins else ends[shared - 1]
+    return made.model_copy(update={"log_rank": statistic, "degrees": degrees, "p": p, "until": until})
+
+
+def _until_withheld(counts: Sequence[Count], records: Count, bins: int) -> NDArray[np.int64]:
+    """Return events and censored records of the bins before a withheld cell, then the others as censored.
+
+    Args:
+        counts: of events in each bin, then of censored records.
+        records: of the class.
+        bins: of time.
+
+    Returns:
+        (2, b + 1), for the first b bins.
+    """
+    complete = [
+        one.complete and other.complete for one, other in zip(counts[:bins], counts[bins:], strict=True)
+    ]
+    last = 0 if records.value is None or records.withheld else [*complete, False].index(False)
+    cells = np.array([count.value or 0 for count in counts], np.int64).reshape(2, bins)[:, :last]
+    after = (records.value or 0) - cells.sum()
+    return np.concatenate([cells, np.array([[0], [after]], np.int64)], axis=1)
+
+
+def _cut(cells: NDArray[np.int64], bins: int) -> NDArray[np.int64]:
+    """Return the first bins, and all others' records as censored after them."""
+    after = np.array([[0], [cells[:, bins:].sum()]], np.int64)
+    return np.concatenate([cells[:, :bins], after], axis=1)
 
 
 def _curve(events: NDArray[np.int64], censored: NDArray[np.int64]) -> Curve:
+    """Return the curve of all bins but the last, in which nobody has the event."""
     found = metrics_of_survival.kaplan_meier(events, censored)
 
     def listed(values: NDArray[np.float64]) -> list[float | None]:
-        return [float(value) if math.isfinite(value) else None for value in values]
+        return [float(value) if math.isfinite(value) else None for value in values[:-1]]
 
     return Curve(
-        at_risk=found.at_risk.astype(int).tolist(),
-        events=events.tolist(),
+        at_risk=found.at_risk[:-1].astype(int).tolist(),
+        events=events[:-1].tolist(),
         survival=listed(found.survival),
         low=listed(found.low),
         high=listed(found.high),

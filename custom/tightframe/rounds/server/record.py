@@ -324,7 +324,7 @@ class RunRecord:
             holders=MIN_HOLDERS,
             grid=1 / UNITS,
             synthetic=self.synthetic,
-            survival=None if privacy else table_summary.survival(layout, columns),
+            survival=None if privacy else table_summary.survival(layout, records, columns),
             **privacy,
         )
 
