@@ -71,6 +71,7 @@ def test_withheld_numbers_are_marked_and_never_zero() -> None:
     assert bins["40"]["well"] == "30 + withheld at 1 silo" and bins["80"]["well"] == "withheld"
     assert {row["ill"] for row in bins.values()} == {"withheld"}
     assert "Some of it is withheld, and not drawn" in page.text and "5 to 10 patients" in page.text
+    assert "5 to 10 records" in shown(found({"well": FEW, "ill": CLOSED}, named=False)).text
     assert "All of it is withheld, and not drawn" in shown(found({"ill": CLOSED})).text
     words = " ".join(page.picture("age <b>").itertext())
     assert "80 *" in words and "40 *" in words

@@ -31,6 +31,7 @@ from tightframe.data.table.sources.rows import read
 from tightframe.data.table.summary import describe
 from tightframe.errors import DataError
 from tightframe_app.cli import app
+from tightframe_app.jobs import folders
 
 
 def typed(*arguments: str | Path) -> Result:
@@ -243,6 +244,14 @@ def test_a_contract_becomes_a_job_and_the_site_check_finds_what_breaks_it(
     write(tmp_path / "a.csv", rows)
     checked = typed("site", "check", "-c", config, "--job", job)
     assert checked.exit_code == 1 and "TF-215" in told(checked) and "(5)" in told(checked)
+
+
+def test_a_job_of_a_contract_is_named_by_its_folder(agreed: Path, tmp_path: Path) -> None:
+    words = ("jobs", "export", "--method", "fedavg", "--contract", agreed, "-o", tmp_path / "wide")
+    assert typed(*words).exit_code == 0
+    assert folders.read_job(tmp_path / "wide")["job_name"] == "wide"
+    assert typed(*words, "--force", "--set", "job_name=own").exit_code == 0
+    assert folders.read_job(tmp_path / "wide")["job_name"] == "own"
 
 
 def test_describe_has_the_numbers_of_pandas(tmp_path: Path) -> None:
