@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import json
 import os
 import re
@@ -15,8 +16,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tightframe import federation
 from tightframe.errors import JobError
 from tightframe.flare.simulation import simulator
+from tightframe.learning import halves, stages
 from tightframe.rounds.setup import prepare
 
 JOB: dict[str, Any] = {
@@ -161,6 +164,34 @@ def test_the_example_is_about_thirty_lines_of_code(root: Path) -> None:
     }
     lines = [line for number, line in enumerate(text.splitlines(), 1) if line.strip() and number not in told]
     assert len(lines) <= 35
+
+
+def test_the_pages_own_loss_without_focus_is_the_cross_entropy() -> None:
+    (cell,) = _blocks("extension.md", "python")
+    names: dict[str, Any] = {}
+    exec(cell, names)  # noqa: S102 (the page's own code)
+    random = np.random.default_rng(0)
+    silos = {
+        name: (random.normal(size=(40, 6)).astype("float32"), random.integers(0, 3, 40)) for name in "abc"
+    }
+
+    def trained(method: Any, **options: float) -> dict[str, Any]:
+        run = federation.run(method, silos, 1, model="mlp", method_options=options, seed=1)
+        return {name: tensor.numpy() for name, tensor in run.state.model.items()}
+
+    plain, focal = trained("fedavg"), trained(names["METHOD"], gamma=2.0)
+    for name, same in trained(names["METHOD"], gamma=0.0).items():
+        np.testing.assert_allclose(same, plain[name], atol=1e-6)
+    assert any(abs(focal[name] - plain[name]).max() > 1e-4 for name in plain)
+
+
+def test_the_pages_signatures_are_the_codes() -> None:
+    (block,) = [text for text in _blocks("extension.md", "text") if "LocalRule(" in text]
+    shown = dict(re.findall(r"^(\w+)\((.*?)\)", block, flags=re.MULTILINE))
+    assert len(shown) == 7
+    for name, values in shown.items():
+        found = getattr(stages, name, None) or getattr(halves, name)
+        assert values.split(", ") == list(inspect.signature(found).parameters), name
 
 
 def test_the_pages_entry_points_are_the_packages(root: Path) -> None:

@@ -208,6 +208,7 @@ def _job(**changes: Any) -> JobConfig:
     )
 
 
+@pytest.mark.whole
 def test_a_round_goes_on_without_a_silo_and_it_comes_back(tmp_path: Path) -> None:
     job = _job()
     transport = _Failing(job, {"site-3": TrainingError("nan")}, rounds=(1,))
@@ -335,6 +336,7 @@ def test_after_a_lasting_loss_the_best_round_is_chosen_among_the_others(tmp_path
     assert len(partial) == 4
 
 
+@pytest.mark.whole
 def test_a_failing_baseline_costs_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from tightframe.rounds.silo.contribute import Contributor
 
@@ -348,9 +350,11 @@ def test_a_failing_baseline_costs_nothing_else(tmp_path: Path, monkeypatch: pyte
 
 
 @pytest.mark.whole
-def test_a_silo_that_keeps_its_prototypes_changes_only_them() -> None:
+def test_a_silo_that_keeps_its_prototypes_changes_only_them(
+    finished: tuple[federation.Result, Path],
+) -> None:
     """Under the class rules the first sum tells who holds which class, and the second has class sums."""
-    all_in = federation.run("fedmr", SILOS, 2, **SMALL)
+    all_in = finished[0]
     without = federation.run("fedmr", SILOS, 2, prototype_sites=SILOS[:3], **SMALL)
     assert _models_equal(all_in.state.model, without.state.model), "both rounds train without prototypes"
     assert not torch.equal(all_in.state.extra["prototypes"], without.state.extra["prototypes"])

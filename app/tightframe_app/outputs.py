@@ -317,11 +317,12 @@ class DatasetExplained(Part):
 
 
 class LedgerExplained(Output):
-    """Spent privacy budget, in words."""
+    """Spent privacy budget, in words; ``exact_jobs`` released exact totals, which no cap limits."""
 
     ledger: str
     signatures_checked: bool
     data_sets: tuple[DatasetExplained, ...]
+    exact_jobs: tuple[str, ...]
 
 
 class Signer(Part):

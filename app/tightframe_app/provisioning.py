@@ -5,19 +5,23 @@ An installed wheel has them beside this module (`pyproject.toml` puts them there
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.padding import Padding
 
 from tightframe_app import formats
-from tightframe_app.screens import lines
+from tightframe_app.screens import console, lines, shown
 
 PLACES = (
     Path(__file__).parent / "provisioning_files",
     Path(__file__).parents[2] / "provisioning",
 )
 """Where the files lie: in a wheel, in a checkout."""
+
+WIDTH = 110
 
 app = typer.Typer(no_args_is_help=True)
 out = lines()
@@ -67,6 +71,9 @@ def show(
         Path | None,
         typer.Option("--out", "-o", help="Folder to write it into, under its own name."),
     ] = None,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Of a policy: each rule with what it means.")
+    ] = False,
     form: formats.Form = "text",
 ) -> None:
     """List the files, print one as it is, or write it (or a folder of them) with -o FOLDER.
@@ -81,7 +88,9 @@ def show(
         from tightframe.options import unknown_name
 
         raise typer.BadParameter(unknown_name("file", str(name), known), param_hint="NAME")
-    if form == "json":
+    if explain:
+        _explain(name, output, form)
+    elif form == "json":
         from tightframe_app.outputs import File, Files
 
         if output is not None:
@@ -95,6 +104,21 @@ def show(
     else:
         for each in wanted:
             out.print(each)
+
+
+def _explain(name: str | None, output: Path | None, form: formats.Form) -> None:
+    """Print each rule of a policy, as its file has it, and what it means."""
+    from tightframe.config.policy import Policy
+    from tightframe.options import meanings
+
+    if name is None or Path(name).parent != Path("policies") or name not in names():
+        raise typer.BadParameter("expected a policy, such as policies/strict.json", param_hint="--explain")
+    if output is not None or form == "json":
+        raise typer.BadParameter("expected neither --out nor --format json with it", param_hint="--explain")
+    told, page = meanings(Policy), console(WIDTH)
+    for rule, value in json.loads(_content(name)).items():
+        page.print(f"{rule}: {json.dumps(value)}", markup=False)
+        page.print(Padding(shown(told[rule]), (0, 0, 0, 4)))
 
 
 def _content(name: str) -> str:

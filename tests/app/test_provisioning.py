@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -33,6 +34,16 @@ def test_files_are_listed_printed_and_written_as_they_are(tmp_path: Path) -> Non
     assert done.exit_code == 0, done.output
     written = {p.name: p.read_bytes() for p in (tmp_path / "out" / "monitoring").iterdir()}
     assert written == {p.name: p.read_bytes() for p in (ROOT / "provisioning" / "monitoring").iterdir()}
+
+
+def test_a_policy_is_explained_rule_by_rule() -> None:
+    done = CliRunner().invoke(app, ["provisioning", "show", "policies/strict.json", "--explain"])
+    said = " ".join(done.output.split())
+    assert "required_privacy: true refuse jobs without differential privacy." in said
+    rules = json.loads((ROOT / "provisioning" / "policies" / "strict.json").read_text())
+    assert [line.partition(":")[0] for line in done.output.splitlines() if line[0] != " "] == list(rules)
+    refused = CliRunner().invoke(app, ["provisioning", "show", "local/privacy.json", "--explain"])
+    assert refused.exit_code == 2
 
 
 def test_nothing_is_replaced_and_nothing_half_written(tmp_path: Path) -> None:

@@ -205,5 +205,11 @@ def test_the_tables_page_has_every_comparison_that_was_measured() -> None:
             assert f"| {effect.measure} | {numbers[0]} | {effect.seeds} | {mark} |" in page, effect.line
 
 
+def test_a_comparison_that_only_a_methods_page_has_is_named_by_the_command() -> None:
+    for name in presets.ELSEWHERE:
+        assert "## Measured here" in read(ROOT / "docs" / "methods" / f"{name}.md")
+        assert f"effect: measured here with three seeds: docs/methods/{name}.md" in presets.lines(name)[-1]
+
+
 def test_no_other_command_stands_on_the_pages() -> None:
     assert {words[0] for _, words in commands()} == {"python", "tightframe"}

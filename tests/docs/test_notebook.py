@@ -81,6 +81,7 @@ def test_the_curves_are_the_rows_of_the_runs(
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.whole
 def test_what_is_left(cells: list[str], notebook: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
     exec(cells[2], notebook)  # noqa: S102 (the page's own code)
     said = capsys.readouterr().out
@@ -103,6 +104,7 @@ def test_real_records(
     assert "synthetic" not in outcome.data
 
 
+@pytest.mark.whole
 def test_arrays_and_a_method_of_ones_own(cells: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     names: dict[str, Any] = {"tightframe": __import__("tightframe")}
     exec(cells[4], names)  # noqa: S102 (the page's own code)

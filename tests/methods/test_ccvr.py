@@ -149,6 +149,7 @@ def test_a_drop_out_after_the_rounds_is_asked_once_more(caplog: pytest.LogCaptur
     assert all(torch.equal(found.state.model[name], whole.state.model[name]) for name in whole.state.model)
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(("summation", "attempts"), [("secure", {0}), ("secure", {0, 1}), ("plain", {0})])
 def test_too_few_silos_after_the_rounds_cost_no_model(
     summation: str, attempts: set[int], tmp_path: Path, caplog: pytest.LogCaptureFixture

@@ -149,6 +149,7 @@ def head_scores(model: Any, images: np.ndarray) -> np.ndarray:
     return np.asarray(scores - scores.mean(1, keepdims=True))
 
 
+@pytest.mark.whole
 def test_a_runs_model_is_scikit_learns_at_one_temperature() -> None:
     """And the evaluation through sums is that of this model."""
     folds = digits()

@@ -172,6 +172,7 @@ def test_the_discrete_distribution_dominates_the_loss() -> None:
 noises, rates = st.floats(0.5, 10.0), st.floats(0.001, 0.9)
 
 
+@pytest.mark.whole
 @settings(max_examples=40, deadline=None)
 @given(
     noises, rates, st.integers(1, 400), st.sampled_from([1e-3, 1e-5, 1e-8]), st.sampled_from([FINE, COARSE])

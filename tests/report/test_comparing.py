@@ -144,16 +144,21 @@ def test_the_page_has_curves_values_and_only_what_differs(made: Made, tmp_path: 
     assert [row["run"] for row in last] == [f"r{i}" for i in range(6)]
     assert last[0]["balanced accuracy"].startswith("0.750 [") and last[0]["epsilon"] == "none"
     (paired,) = page.tables("Paired differences")
-    assert [row["runs"] for row in paired] == ["r2 / r3", "r4 / r5"]
+    assert [row["setting"] for row in paired] == ["m1", "m2"]
+    assert [*paired[0]][:2] == ["setting", "mean [95 %]"] and paired[0]["against"] == "m0"
     (differing,) = page.tables("What the jobs differ in")
     assert [row["value"] for row in differing] == ["job_name", "method", "seed"]
     titles = [item.findtext(f"{SVG}title") for item in page.pictures()]
     assert titles == [
         "Balanced accuracy by round",
-        "Balanced accuracy by round, from run 5",
         "Paired differences",
     ]
     assert "<script" not in page.source
+    curves = page.picture("Balanced accuracy by round")
+    legend = [item.text for item in curves.iter(f"{SVG}text") if "seeds" in (item.text or "")]
+    assert legend == [f"m{i} (2 seeds)" for i in range(3)], "seeds of one setting share a colour and a name"
+    kinds = [item.get("class", "").split()[-1] for item in curves.iter(f"{SVG}polyline")]
+    assert kinds == ["s0", "s0", "s1", "s1", "s2", "s2"]
 
 
 def test_findings_are_told_one_by_one_defaults_of_other_methods_not_and_folders_of_one_name(

@@ -104,6 +104,7 @@ def test_personal_metrics_are_explained(shared: tuple[Result, Path, dict[str, Si
     assert "temporary" not in screen
 
 
+@pytest.mark.whole
 def test_real_records_that_the_job_divides_are_not_called_the_sites_own(
     shared: tuple[Result, Path, dict[str, SiloData]],
 ) -> None:

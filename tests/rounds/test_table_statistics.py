@@ -575,6 +575,7 @@ def followed(frame: pd.DataFrame) -> pd.DataFrame:
     return frame.assign(days=times, died=np.where(died, "yes", "no"))
 
 
+@pytest.mark.whole
 def test_survival_is_scipys_on_all_records(tmp_path: Path) -> None:
     """One site counts weeks; a class is withheld where one of its cells is."""
     frame, bins = followed(FRAME), 4

@@ -1038,6 +1038,7 @@ def test_a_transcript_of_format_2_is_still_read(view: str) -> None:
 
 @pytest.mark.whole
 @pytest.mark.parametrize("view", ["server", "site"])
+@pytest.mark.usefixtures("remembered")
 def test_any_change_to_one_of_format_1_is_found(view: str) -> None:
     lines, anchor = written(1, view)
     for number in (2, 3):

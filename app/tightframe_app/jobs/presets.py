@@ -14,6 +14,8 @@ from importlib.resources import files
 from typing import Any
 
 FILE = "effects.json"
+ELSEWHERE = {name: f"docs/methods/{name}.md, Measured here" for name in ("fednh", "fedilc")}
+"""Where comparisons of other data, networks or numbers of seeds stand."""
 _SGD = "SGD with momentum 0.9"
 
 
@@ -184,7 +186,13 @@ def lines(method: str) -> list[str]:
     shown = [f"preset (`tightframe jobs export --method {method}`): {preset.sets}"]
     shown += [f"  in print: {preset.printed}", f"  source: {preset.source}"]
     if not compared:
-        return [*shown, "effect: not measured here against a baseline"]
+        place = ELSEWHERE.get(method)
+        told = (
+            "not measured here against a baseline"
+            if place is None
+            else f"measured here with three seeds: {place}"
+        )
+        return [*shown, f"effect: {told}"]
     if not any(effect.seen for effect in compared):
         shown.append("effect: none found with five seeds; tried:")
     else:

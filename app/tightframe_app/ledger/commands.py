@@ -282,7 +282,7 @@ def ledger_explain(
     --sigma and --records describe others than the last.
     """
     from tightframe.privacy.events import Gaussian, SubsampledGaussian
-    from tightframe.privacy.ledger.summary import explain
+    from tightframe.privacy.ledger.summary import exact_jobs, explain
 
     if (sigma is None) != (records is None):
         raise typer.BadParameter("expected --sigma and --records together", param_hint="--sigma")
@@ -305,7 +305,12 @@ def ledger_explain(
             for spending in spent
         ]
         checked = verified.signatures
-        explained = LedgerExplained(ledger=str(query.path), signatures_checked=checked, data_sets=tuple(told))
+        explained = LedgerExplained(
+            ledger=str(query.path),
+            signatures_checked=checked,
+            data_sets=tuple(told),
+            exact_jobs=tuple(exact_jobs(verified.entries)),
+        )
         formats.show(explained)
         return
     for spending in spent:
@@ -381,8 +386,12 @@ def _charges(spending: Spending) -> Table:
 
 
 def _print_checked(out: Console, whole: Verified, query: Query) -> None:
+    from tightframe.privacy.ledger.summary import exact_jobs, exact_text
+
     if not whole.of_records:
         out.print("nothing has been charged yet")
+    if jobs := exact_jobs(whole.entries):
+        out.print(exact_text(jobs), markup=False)
     how = "and signatures" if whole.signatures else "only; give --root to check signatures"
     out.print(f"{len(whole.entries)} entries; checked: hashes {how}")
     if query.datasets is not None and not query.named:

@@ -82,21 +82,24 @@ class Memory:
         return site_identity(self.startup, self.site, production=True, missing_role=central)
 
 
-def memory_of(config: Path, site: str, kit: Path | None) -> Memory:
+def memory_of(config: Path, site: str | None, kit: Path | None) -> Memory:
     """Return the lasting records of a site.
 
     Args:
         config: the site's own file.
-        site: its name.
+        site: its name; the one in the kit's certificate if not given.
         kit: the kit's folder ``startup``; the one beside the configuration if not given.
 
     Raises:
         FileNotFoundError: if there is no such configuration.
-        SiteConfigError: TF-201 if it names no ``state_dir``; TF-202 if it is wrong.
+        SiteConfigError: TF-201 if it names no ``state_dir``; TF-202 if it is wrong; TF-615 without a
+            name and a kit that has it.
     """
     from tightframe.config.site import parse_single, read_object
     from tightframe.errors import SiteConfigError
+    from tightframe.flare.identity import SITE_FILE
     from tightframe.rounds.site_ledger import LedgerPaths
+    from tightframe_app.site.checks.engine import common_name
 
     if not config.is_file():
         raise FileNotFoundError(f"Expected the site's configuration at {config}, but there is no such file.")
@@ -107,5 +110,13 @@ def memory_of(config: Path, site: str, kit: Path | None) -> Memory:
             code="TF-201",
         )
     scope = Scope(config, kit=kit)
+    if site is None:
+        site = None if scope.startup is None else common_name(scope.startup / SITE_FILE)
+    if site is None:
+        raise SiteConfigError(
+            f"Expected a startup kit beside {config}, whose certificate has the site's name, but there is "
+            "none: give the kit's folder `startup` with --kit, or the name with --site.",
+            code="TF-615",
+        )
     paths = LedgerPaths.of_site(Path(entry.state_dir), site, scope.kit_root)
     return Memory(site, entry, paths, scope.startup)

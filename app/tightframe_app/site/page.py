@@ -18,7 +18,18 @@ from typing import TYPE_CHECKING, Any
 
 from tightframe.errors import TightframeError
 from tightframe.report.drawing import layout
-from tightframe.report.drawing.markup import Markup, Part, facts, folded, join, listed, section, table, tag
+from tightframe.report.drawing.markup import (
+    Markup,
+    Part,
+    coded,
+    facts,
+    folded,
+    join,
+    listed,
+    section,
+    table,
+    tag,
+)
 from tightframe.results.words import plural, rounded_down, rounded_up
 from tightframe_app.federation.kits import CONFIG_FILE, Kit
 from tightframe_app.live.server import Content
@@ -77,7 +88,7 @@ class Refusal:
     """A line with a code in a log of this kit.
 
     Attributes:
-        when: as the log has it.
+        when: as the log has it, by this machine's clock and zone.
         code: of the error.
         text: what it says.
         job: id; empty for the client's own log.
@@ -103,6 +114,8 @@ class Known:
         released: what left, newest job first.
         cohorts: data set -> for which silos its counts may be known.
         spendings: on each data set.
+        exact: ids of the jobs that released exact totals.
+        names: job id -> what people call it, where that is known.
         refusals: newest first.
         findings: of the last check.
         problems: what could not be read, with the reason.
@@ -117,6 +130,8 @@ class Known:
     released: tuple[Released, ...] = ()
     cohorts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     spendings: tuple[Spending, ...] = ()
+    exact: tuple[str, ...] = ()
+    names: Mapping[str, str] = field(default_factory=dict)
     refusals: tuple[Refusal, ...] = ()
     findings: tuple[Finding, ...] = ()
     problems: tuple[str, ...] = ()
@@ -153,6 +168,11 @@ class Looker:
         if time.monotonic() - self._checked >= CHECK_AGAIN:
             self._checked = time.monotonic()
             known = replace(known, findings=self._check())
+        shown = {*known.jobs, *(one.job for one in known.released), *(one.job for one in known.refusals)} - {
+            ""
+        }
+        found = {job: name for job in shown - known.names.keys() if (name := _name(self._kit, job))}
+        known = replace(known, names={**known.names, **found})
         self._known = known
         return known
 
@@ -163,7 +183,7 @@ class Looker:
 
     def _read(self, known: Known) -> Known:
         from tightframe.config.site import parse_single, read_object
-        from tightframe.privacy.ledger.summary import spendings
+        from tightframe.privacy.ledger.summary import exact_jobs, spendings
         from tightframe.rounds.site_ledger import read_contents
 
         try:
@@ -178,9 +198,15 @@ class Looker:
             memory = memory_of(self._config, self._kit.name, self._kit.startup)
             entries = read_contents(memory.places, check=memory.check()).entries
             spent = tuple(spendings(entries, policy.delta_cap or DELTA))
-            return replace(known, released=released(entries), cohorts=cohorts(entries), spendings=spent)
+            return replace(
+                known,
+                released=released(entries),
+                cohorts=cohorts(entries),
+                spendings=spent,
+                exact=tuple(exact_jobs(entries)),
+            )
         except (TightframeError, OSError) as error:
-            return replace(known, released=(), cohorts={}, spendings=(), problems=(str(error),))
+            return replace(known, released=(), cohorts={}, spendings=(), exact=(), problems=(str(error),))
 
     def _check(self) -> tuple[Finding, ...]:
         from tightframe_app.site.checks.all_checks import check_site
@@ -248,14 +274,14 @@ def content(known: Known) -> Content:
 
 def _top(known: Known, doing: str, wrong: Sequence[Finding]) -> Iterator[Part]:
     for problem in known.problems:
-        yield layout.notice("bad", tag("b", "This site's files cannot be used."), problem)
+        yield layout.notice("bad", tag("b", "This site's files cannot be used. "), coded(problem))
     for finding in wrong:
-        yield layout.notice("warn", tag("b", finding.area), finding.text)
+        yield layout.notice("warn", tag("b", f"{finding.area}: "), coded(finding.text))
     data = "" if known.entry is None else ", ".join(sorted(known.entry.data)) or "none is set up"
     yield facts(
         [
             ("now", doing),
-            ("jobs that run", ", ".join(known.jobs) or None),
+            ("jobs that run", ", ".join(_named(known, job, len(job)) for job in known.jobs) or None),
             ("processes", join(known.running, ", ") if known.running else "none of this kit"),
             ("data sets", data or None),
             ("policy", None if known.policy is None else known.policy.profile),
@@ -267,7 +293,7 @@ def _top(known: Known, doing: str, wrong: Sequence[Finding]) -> Iterator[Part]:
 def _left(known: Known) -> Markup:
     rows: list[list[Part]] = [
         [
-            _short(one.job),
+            _job(known, one.job),
             _when(one.first),
             _when(one.last),
             str(one.sums),
@@ -323,7 +349,12 @@ def _spent(known: Known) -> Markup:
         ]
         if rows:
             parts.append(table(["job", "name", "charges", "repeats", "epsilon of it alone"], rows))
-    if not parts:
+    if known.exact:
+        from tightframe.privacy.ledger.summary import exact_text
+
+        said = exact_text(known.exact).partition("; see")[0]
+        parts.append(tag("p", f"{said}: {', '.join(_named(known, job) for job in known.exact)}."))
+    if not known.spendings:
         parts.append(
             tag("p", "No job with differential privacy has charged this site's ledger yet.", class_="missing")
         )
@@ -332,7 +363,8 @@ def _spent(known: Known) -> Markup:
 
 def _refused(known: Known) -> Markup:
     rows: list[list[Part]] = [
-        [one.when, one.code, one.text, _short(one.job) if one.job else "the client"] for one in known.refusals
+        [_logged(one.when), one.code, coded(one.text), _job(known, one.job) if one.job else "the client"]
+        for one in known.refusals
     ]
     parts: list[Part] = [
         tag("p", "From this kit's logs, the newest first; these texts never leave the site.")
@@ -367,7 +399,9 @@ def _rules(known: Known) -> Markup:
 
 
 def _checked(known: Known) -> Markup:
-    rows: list[list[Part]] = [[one.area, one.state, one.text] for one in known.findings]
+    rows: list[list[Part]] = [[one.area, one.state, coded(one.text)] for one in known.findings]
+    states = [one.state for one in known.findings]
+    said = f"{plural(states.count('problem'), 'problem')}, {plural(states.count('note'), 'note')}"
     return section(
         "Check",
         tag(
@@ -376,7 +410,10 @@ def _checked(known: Known) -> Markup:
             tag("code", "tightframe site check --production --no-records"),
             ", every ten minutes.",
         ),
-        folded(plural(len(rows), "finding"), table(["what", "state", "finding"], rows, wrapped=[2])),
+        folded(
+            f"{said}; {plural(len(rows), 'thing')} looked at",
+            table(["what", "state", "what was found"], rows, wrapped=[2]),
+        ),
     )
 
 
@@ -396,6 +433,26 @@ def _short(job: str) -> Markup:
     return tag("code", job[:8], title=job)
 
 
+def _named(known: Known, job: str, length: int = 8) -> str:
+    """Return a job's name with the start of its id, or that alone."""
+    name = known.names.get(job)
+    return f"{name} ({job[:length]})" if name else job[:length]
+
+
+def _job(known: Known, job: str) -> Markup:
+    return tag("span", _named(known, job), title=job)
+
+
+def _name(kit: Kit, job: str) -> str | None:
+    """Return what people call a job, from its folder in the kit; None if it is not there any more."""
+    try:
+        path = kit.folder / job / f"app_{kit.name}" / "config" / "config_fed_client.json"
+        (executor,) = json.loads(path.read_bytes())["executors"]
+        return str(executor["executor"]["args"]["job_name"])[:LONGEST]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+
+
 def _value(value: object) -> str:
     if value is None:
         return "no limit"
@@ -410,6 +467,11 @@ def _value(value: object) -> str:
 
 def _when(time: datetime) -> str:
     return f"{time.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
+
+
+def _logged(when: str) -> str:
+    """Return a time of a log, which is of this machine's zone, in the page's."""
+    return _when(datetime.strptime(when, "%Y-%m-%d %H:%M:%S").astimezone())
 
 
 def _logs(kit: Path) -> list[Path]:

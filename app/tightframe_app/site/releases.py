@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -40,12 +41,22 @@ Sums over {dataset} were formed at this site with
 This job forms them with
   {after}
 What totals of both kinds reveal to whoever has them:"""
+TOGETHER = """\
+They were formed in {ways} ways, which differ in
+  {settings}
+What totals of different ways reveal together, to whoever has them:"""
+ALIKE = """\
+All were formed alike: no two totals differ by a rule that acts on this hospital alone.
+Where few records changed between two jobs, their totals together tell of these."""
 NO_NOISE = "Secure sums do not prevent it; only noise (differential privacy) would."
 
 Config = Annotated[
     Path, typer.Option("--config", "-c", help="The site's own local/tightframe.json (with its `state_dir`).")
 ]
-Site = Annotated[str, typer.Option("--site", "-s", help="This site's provisioned name.")]
+Site = Annotated[
+    str | None,
+    typer.Option("--site", "-s", help="This site's name; by default the one in its certificate."),
+]
 Kit = Annotated[
     Path | None,
     typer.Option(
@@ -60,12 +71,12 @@ Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 
 
 @cohort.command("show")
-def cohort_show(config: Config, site: Site, kit: Kit = None, form: formats.Form = "text") -> None:
+def cohort_show(config: Config, site: Site = None, kit: Kit = None, form: formats.Form = "text") -> None:
     """Show the silos for which this site's counts may be opened, for each data set."""
     from tightframe.securesum.site.journal import CohortAccepted, StaticMasked, StaticOpened
 
     memory = memory_of(config, site, kit)
-    entries = memory.read()
+    site, entries = memory.site, memory.read()
     kinds = StaticMasked | StaticOpened | CohortAccepted
     cohorts = {entry.dataset: entry for entry in entries if isinstance(entry, kinds)}
     if form == "json":
@@ -98,9 +109,9 @@ def cohort_show(config: Config, site: Site, kit: Kit = None, form: formats.Form 
 @cohort.command("accept")
 def cohort_accept(
     config: Config,
-    site: Site,
     dataset: Annotated[str, typer.Option(help="Data set, as `tightframe site cohort show` names it.")],
     silos: Annotated[str, typer.Option(help="The new cohort: all silos, separated by commas.")],
+    site: Site = None,
     kit: Kit = None,
     yes: Yes = False,
 ) -> None:
@@ -108,13 +119,13 @@ def cohort_accept(
     from tightframe.securesum.rules import MAX_SITES, MIN_SITES
     from tightframe.securesum.site.journal import CohortAccepted
 
-    roster = tuple(sorted({part.strip() for part in silos.split(",") if part.strip()}))
+    memory = memory_of(config, site, kit)
+    site, roster = memory.site, tuple(sorted({part.strip() for part in silos.split(",") if part.strip()}))
     if site not in roster or not MIN_SITES <= len(roster) <= MAX_SITES:
         raise typer.BadParameter(
             f"expected {MIN_SITES} to {MAX_SITES} silos, including this one, {site}, but got {list(roster)}",
             param_hint="--silos",
         )
-    memory = memory_of(config, site, kit)
     known = _cohorts(memory.read(), dataset)
     if not known:
         raise typer.BadParameter(
@@ -130,11 +141,16 @@ def cohort_accept(
 
 
 @release.command("show")
-def release_show(config: Config, site: Site, kit: Kit = None, form: formats.Form = "text") -> None:
-    """Show how sums over this site's records may be formed, for each data set."""
+def release_show(config: Config, site: Site = None, kit: Kit = None, form: formats.Form = "text") -> None:
+    """Explain what can be computed from all exact totals so far that this site was in, for each data set.
+
+    Two totals together give one site's numbers if they were formed in different ways, or over different
+    sites. ``--format json`` lists every setting.
+    """
     from tightframe.securesum.site.journal import ProfileAccepted, ProfileUsed
 
-    entries = memory_of(config, site, kit).read()
+    memory = memory_of(config, site, kit)
+    site, entries = memory.site, memory.read()
     ways: dict[tuple[str, Profile], ProfileUsed | ProfileAccepted] = {}
     for entry in entries:
         if isinstance(entry, ProfileUsed | ProfileAccepted):
@@ -152,22 +168,44 @@ def release_show(config: Config, site: Site, kit: Kit = None, form: formats.Form
         ]
         formats.show(Releases(site=site, formed=tuple(told)))
         return
-    for entry in ways.values():
-        how = "accepted by hand" if isinstance(entry, ProfileAccepted) else f"used in job {entry.lineage!r}"
-        out.print(f"{entry.dataset} ({how})")
-        for name, value in entry.profile:
-            out.print(f"  {name}: {value}")
     if not ways:
         out.print(
             f"{site} has taken part in no sums without noise yet: the first job fixes how they are formed"
         )
+    for dataset in sorted({name for name, _ in ways}):
+        mine = [entry for entry in ways.values() if entry.dataset == dataset]
+        hows = [
+            "accepted by hand" if isinstance(entry, ProfileAccepted) else f"used in job {entry.lineage!r}"
+            for entry in mine
+        ]
+        out.print(f"Exact totals over {dataset} ({', '.join(hows)})")
+        out.print(_together([entry.profile for entry in mine]))
+        for before, after in pairwise(dict.fromkeys(_cohorts(entries, dataset, all_of_them=True))):
+            out.print(_leak(before, after))
+
+
+def _together(profiles: Sequence[Profile]) -> str:
+    """Say what totals give together that were formed in these ways."""
+    from tightframe.rounds.sums.release import REVEALED
+
+    values: dict[str, list[str]] = {}
+    for name, value in (item for profile in profiles for item in profile):
+        if value not in values.setdefault(name, []):
+            values[name].append(value)
+    differing = {name: known for name, known in values.items() if len(known) > 1}
+    if not differing:
+        return ALIKE
+    settings = "\n  ".join(f"{name}: {' or '.join(known)}" for name, known in differing.items())
+    said = [TOGETHER.format(ways=len(profiles), settings=settings)]
+    said += [f"- {text}" for text in dict.fromkeys(REVEALED[name] for name in differing)]
+    return "\n".join([*said, NO_NOISE])
 
 
 @release.command("accept")
 def release_accept(
     config: Config,
-    site: Site,
     job: Annotated[Path, typer.Option("--job", "-j", help="Folder of the job to accept.")],
+    site: Site = None,
     kit: Kit = None,
     yes: Yes = False,
 ) -> None:
@@ -184,9 +222,9 @@ def release_accept(
     from tightframe_app.jobs import folders as job_folders
 
     setup = prepare(parse_job(job_folders.read_job(job)))
-    if site not in setup.job.sites:
-        raise typer.BadParameter(f"expected a job with this site, {site}", param_hint="--job")
     memory = memory_of(config, site, kit)
+    if (site := memory.site) not in setup.job.sites:
+        raise typer.BadParameter(f"expected a job with this site, {site}", param_hint="--job")
     dataset, entries = memory.entry.records_id(setup.job.dataset), memory.read()
     history, decided = History(entries), list[Entry]()
     profile, roster = release_profile(setup, memory.entry), setup.job.roster
@@ -218,14 +256,15 @@ def release_accept(
     out.print(f"{dataset}: this site's sums may now be formed as in this job, over {', '.join(roster)}")
 
 
-def _cohorts(entries: Sequence[Entry], dataset: str) -> list[tuple[str, ...]]:
-    """Return the cohorts for which counts of a data set may be opened, the latest last."""
+def _cohorts(entries: Sequence[Entry], dataset: str, *, all_of_them: bool = False) -> list[tuple[str, ...]]:
+    """Return the cohorts for which counts of a data set may be opened, the latest last; or ever could."""
     from tightframe.securesum.site.journal import CohortAccepted, StaticMasked, StaticOpened
 
     known: list[tuple[str, ...]] = []
     for entry in entries:
         if isinstance(entry, StaticMasked | StaticOpened | CohortAccepted) and entry.dataset == dataset:
-            known = [entry.roster] if isinstance(entry, CohortAccepted) else [*known, entry.roster]
+            anew = isinstance(entry, CohortAccepted) and not all_of_them
+            known = [entry.roster] if anew else [*known, entry.roster]
     return known
 
 

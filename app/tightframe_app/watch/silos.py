@@ -108,7 +108,8 @@ def each(status: Status, silent: Silent) -> list[tuple[str, str, str]]:
             now = "absent" if status.refused[name] == LATE else "refused"
             notes.append(meaning(status.refused[name]))
         elif name in waited:
-            now = "waited for"
+            trains = status.state == "summing" and status.kind == "train" and name not in silent
+            now = "training" if trains and not status.answered else "waited for"
         else:
             now = "answered" if name in status.answered else "joined"
         if name in status.lost:
@@ -122,7 +123,7 @@ def each(status: Status, silent: Silent) -> list[tuple[str, str, str]]:
         if name in waited and name in silent:
             notes.append(_silent({name: silent[name]}).partition(", ")[2])
         told.append((name, now, "; ".join(notes)))
-    order = ("missing", "refused", "absent", "waited for", "joined", "answered")
+    order = ("missing", "refused", "absent", "waited for", "training", "joined", "answered")
     return sorted(told, key=lambda item: (order.index(item[1]), item[0]))
 
 

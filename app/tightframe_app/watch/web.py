@@ -170,8 +170,11 @@ def _silos(status: Status, silent: silos.Silent) -> Markup:
         [name, now, note or without("nothing is to be said of it", "none")]
         for name, now, note in silos.each(status, silent)
     ]
+    body_states = {row[1] for row in body}
     count = (
-        f"Waiting for {plural(len(waited), 'silo')}: {', '.join(waited)}."
+        f"{plural(len(waited), 'silo')} training: {', '.join(waited)}."
+        if waited and "training" in body_states and "waited for" not in body_states
+        else f"Waiting for {plural(len(waited), 'silo')}: {', '.join(waited)}."
         if waited
         else "Nobody is waited for."
     )

@@ -19,7 +19,7 @@ from tightframe.results.rows import Row, last_spent
 from tightframe.results.words import dotted
 
 MEASURES = ("balanced_accuracy", "accuracy", "auroc", "average_precision")
-_NOT_THE_ARM = ("job_name", "seed")
+NOT_THE_ARM = ("job_name", "seed")
 """Values of a job in which repeats of the same setting differ."""
 
 
@@ -56,7 +56,7 @@ class Run:
     def arm(self) -> tuple[tuple[str, str], ...]:
         """Return the job without name and seed, which repeats of a run share."""
         return tuple(
-            sorted((key, repr(value)) for key, value in self.values.items() if key not in _NOT_THE_ARM)
+            sorted((key, repr(value)) for key, value in self.values.items() if key not in NOT_THE_ARM)
         )
 
     @property
@@ -223,6 +223,28 @@ def few_positives(runs: Sequence[Run]) -> str:
     """Name the findings on whose few records a mean area hangs; nothing if there are none."""
     few = [f"{name} {count}" for name, count in positives(runs).items() if count < FEW_POSITIVES]
     return f"AUROC is a mean over findings, some of few positive records: {', '.join(few)}" if few else ""
+
+
+def settings(runs: Sequence[Run]) -> list[tuple[str, list[Run]]]:
+    """Return the settings, each with a name that tells it from the others, and its runs (seeds).
+
+    The name says the values in which the settings differ; of a single one it is the first run's name.
+    """
+    arms: dict[Any, list[Run]] = {}
+    for run in runs:
+        arms.setdefault(run.arm, []).append(run)
+    firsts = [group[0] for group in arms.values()]
+    keys = [key for key in differing(firsts) if key not in NOT_THE_ARM]
+    if "method" in keys:
+        keys = ["method", *(key for key in keys if key != "method" and not key.startswith("method_options."))]
+    named: list[tuple[str, list[Run]]] = []
+    for first, group in zip(firsts, arms.values(), strict=True):
+        values = [f"{key.rpartition('.')[2]} {first.values.get(key)}" for key in keys[:2]]
+        name = ", ".join(values).removeprefix("method ") or first.name
+        if len(keys) > 2 or name in [other for other, _ in named]:
+            name = first.name
+        named.append((name, group))
+    return named
 
 
 def paired(runs: Sequence[Run]) -> list[Paired]:

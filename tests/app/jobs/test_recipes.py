@@ -156,6 +156,7 @@ def test_the_rehearsal_needs_no_monai() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("summation", ["plain", "secure"])
 def test_a_light_task_needs_no_torch(tmp_path: Path, summation: str) -> None:
     """Enrolment and shares have processes of their own in the simulator; importing torch costs seconds."""

@@ -385,6 +385,7 @@ def test_a_workspace_in_use_is_refused_before_anything_is_touched(
     other.give_back()
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("begun", [True, False])
 def test_an_interrupted_run_leaves_its_page_and_says_how_to_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begun: bool

@@ -20,6 +20,8 @@ from tightframe.privacy.ledger.entries import Cap, LedgerError, TamperError
 from tightframe.privacy.ledger.ledger import ledger_path
 from tightframe.privacy.ledger.store import head_file
 from tightframe.rounds.site_ledger.keys import signature_check
+from tightframe.rounds.sums.vault import remember
+from tightframe.securesum.site.journal import Revealed
 from tightframe_app.ledger import commands
 
 JSON = ("--format", "json")
@@ -124,6 +126,27 @@ def test_show_of_one_data_set_at_another_delta(state: Path) -> None:
     assert "ward-8" in said and "ward-7" not in said and "at delta 0.001" in said
     assert "left nothing: the cap is passed by" in said
     assert run("show", "--state-dir", state, "--dataset", "ward-9").exit_code == 2
+
+
+def test_jobs_that_released_exact_totals_are_counted_beside_what_was_charged(
+    tmp_path: Path, keys: SiteKeys
+) -> None:
+    opened = [
+        Revealed(job, 0, slot, ("a", "b", "site-1"), ("update",))
+        for job in ("j1", "j2", "j3")
+        for slot in (0, 1)
+    ]
+    with open_ledger(ledger_path(tmp_path, "site-1"), keys, create=True) as ledger:
+        remember(ledger, opened)
+        assert (
+            "nothing has been charged yet 3 jobs without differential privacy released exact totals"
+            in flat(run("explain", "--state-dir", tmp_path).stdout)
+        )
+        ledger.charge(charge(job_id="j2"), cap=CAP)
+    said = flat(run("explain", "--state-dir", tmp_path).stdout)
+    assert "2 jobs without differential privacy released exact totals; no cap limits these" in said
+    told = checked("ledger explain", run("explain", "--state-dir", tmp_path, "--epsilon", "8", *JSON).stdout)
+    assert told["exact_jobs"] == ["j1", "j3"]
 
 
 def test_verify(state: Path, root: Path) -> None:

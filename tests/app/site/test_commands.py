@@ -14,6 +14,7 @@ from tests.support.outputs import checked
 from typer.testing import CliRunner, Result
 
 from tightframe.errors import SiteConfigError, TightframeError
+from tightframe.rounds.sums.release import REVEALED
 from tightframe.rounds.sums.vault import locked_ledger, remember
 from tightframe.securesum.errors import StaticCohortError
 from tightframe.securesum.site.journal import CohortAccepted, Entry, History, ProfileUsed, StaticOpened
@@ -87,6 +88,24 @@ def test_show_as_json(config: Path, cohort: Callable[..., Result], journal: Memo
     told = checked("site release show", CliRunner().invoke(app, command).output)
     used = {"dataset": DATASET, "settings": {"weights": "exact"}, "job": "job-1"}
     assert told == {"format": 1, "site": SITE, "formed": [used]}
+
+
+def test_what_all_releases_give_together_is_said_and_the_site_is_the_certificates(
+    config: Path, journal: Memory
+) -> None:
+    def show() -> str:
+        done = CliRunner().invoke(app, ["site", "release", "show", "-c", str(config)])
+        assert done.exit_code == 0, done.output
+        return " ".join(done.output.split())
+
+    write(journal, [ProfileUsed(DATASET, (("steps", "batches of 32"), ("weights", "exact")), "job-1")])
+    assert "All were formed alike" in show() and "batches of 32" not in show()
+    write(journal, [ProfileUsed(DATASET, (("steps", "batches of 32"), ("weights", "uniform")), "job-3")])
+    said = show()
+    assert "weights: exact or uniform" in said and REVEALED["weights"] in said
+    assert REVEALED["steps"] not in said and "learns exactly" not in said
+    write(journal, [CohortAccepted(DATASET, SMALLER)])
+    assert "learns exactly the counts of hospital-d together" in show()
 
 
 def test_show_before_anything_was_opened(cohort: Callable[..., Result], tmp_path: Path) -> None:

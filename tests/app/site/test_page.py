@@ -90,7 +90,7 @@ def test_what_left_is_what_the_ledger_has(kit: kits.Kit, monkeypatch: pytest.Mon
 def test_every_rule_is_told_with_what_it_means_and_what_was_changed() -> None:
     words = page.rule_words()
     assert {name for name in Policy.model_fields if name != "profile"} <= words.keys()
-    assert words["max_rounds"] == "the most rounds of a job."
+    assert words["max_rounds"] == "the most rounds of a job, at most 10,000."
     policy = Policy(profile="standard", **{**PROFILES["standard"], "max_sites": 12})
     shown = str(page.content(page.Known("hospital-1", Path("kit"), policy=policy)).parts)
     changed = shown[shown.index("Changed from the profile") : shown.index("<details")]
@@ -118,6 +118,30 @@ def test_refusals_come_from_the_logs_and_cannot_write_the_page(
     shown = str(page.content(found).parts)
     assert "<script" not in shown and "\x1b" not in shown and "x" * 400 not in shown
     assert "the doors refused admin:shell" in shown
+
+
+def test_one_clock_jobs_by_name_and_no_backticks(kit: kits.Kit, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    time.tzset()
+    try:
+        config = kit.folder / OTHER / "app_hospital-1" / "config"
+        config.mkdir(parents=True)
+        job = {"executors": [{"executor": {"args": {"job_name": "flat_<b>"}}}]}
+        (config / "config_fed_client.json").write_text(json.dumps(job))
+        (kit.folder / OTHER / "log.txt").write_text(
+            "2026-11-24 10:00:00,001 - Doors - WARNING - TF-733: add `pins` here\n"
+        )
+        found = known(kit, monkeypatch)
+        shown = str(page.content(found).parts)
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    assert "2026-11-24 01:00 UTC" in shown and "10:00" not in shown
+    assert "flat_&lt;b&gt; (8c41e0d2)" in shown and "add <code>pins</code> here" in shown
+    assert found.exact == (OTHER,), "the other one was charged"
+    assert "1 job without differential privacy released exact totals; no cap limits these: flat_" in shown
+    states = [one.state for one in found.findings]
+    assert f"{states.count('note')} note" in shown and "finding" not in shown
 
 
 def test_what_cannot_be_read_is_said_on_the_page(kit: kits.Kit, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -83,6 +83,12 @@ def test_rounds_silos_and_who_is_waited_for() -> None:
     assert "Waiting for 2 silos: hospital-2, hospital-3." in page.text
 
 
+def test_while_all_train_nobody_is_waited_for() -> None:
+    page = drawn(view_of(RUN.summing("train", 1, 0, 1)))
+    (table,) = page.tables("Silos")
+    assert {row["now"] for row in table} == {"training", "refused"} and "Waiting for" not in page.text
+
+
 def test_a_lost_silo_is_named_with_since_when() -> None:
     gone = Lost(kind="train", round=2, at="2026-11-22T21:42:10Z", code="TF-502")
     now = RUN.summing("train", 3, 0, 1).without(

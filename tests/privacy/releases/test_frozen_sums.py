@@ -172,6 +172,7 @@ def quarter(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Part, "share_variance", lambda part, honest: real(part, honest) // 4)
 
 
+@pytest.mark.whole
 def test_a_canary_record_and_half_the_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     epsilon = gaussian_epsilon(1.0, DELTA)
     assert accounting.epsilons(CONFIG.events(1), DELTA, prv=False).exact == pytest.approx(epsilon)

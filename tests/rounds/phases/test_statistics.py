@@ -188,6 +188,7 @@ def test_a_second_sum_only_for_what_the_class_rules_hold_back(
 # ---------------------------------------------------------------- moments of the inputs
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("summation", ["plain", "secure"])
 def test_moments_are_numpys_over_all_records(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, summation: str

@@ -209,6 +209,7 @@ class AnyServer:
         self.states: dict[str, ServerState] = {self.state: start}
         self.deceived: set[str] = set()  # silos that got other requests for a term than the honest server's
         self.good = {self.state}  # states that follow from the job and from verified totals
+        self.claims: dict[str, list[str]] = {}  # sums that it says were opened
         self.made: dict[bytes, tuple[str, bytes]] = {}  # a silo's own state -> what it was trained from
         self.round = 0
         self.epochs: dict[int, Epoch] = {}
@@ -713,7 +714,7 @@ class AnyServer:
             "round": number,
             "phase": 0,
             "attempt": attempt,
-            "opened": {},
+            "opened": self.claims,
             "state": self.state,
             "before": self.before,
             SECURE: request.to_bytes(),

@@ -15,7 +15,7 @@ from tightframe.privacy.accounting import (
     running,
 )
 from tightframe.privacy.events import Event, Gaussian, SubsampledGaussian
-from tightframe.privacy.ledger.entries import Charge, DataNoted, Entry
+from tightframe.privacy.ledger.entries import Charge, DataNoted, Entry, Remembered
 from tightframe.results.words import rounded_down, rounded_up
 
 _PROTECTS = {"record": "single records (one image, one stay)", "patient": "patients, with all their records"}
@@ -116,6 +116,28 @@ def _spending(entries: Sequence[Entry], dataset_id: str, delta: float) -> Spendi
         epsilons([charge.event for charge, _ in charges], delta),
         guaranteed([charge.alone or charge.event for charge, _ in charges], delta),
         tuple(fingerprints),
+    )
+
+
+def exact_jobs(entries: Sequence[Entry]) -> list[str]:
+    """Return the ids of jobs whose sums were opened here and not charged: their totals are exact."""
+    charged = {entry.content.job_id for entry in entries if isinstance(entry.content, Charge)}
+    opened = (
+        str(fact["job"])
+        for entry in entries
+        if isinstance(entry.content, Remembered)
+        for fact in entry.content.facts
+        if fact.get("entry") == "revealed"
+    )
+    return [job for job in dict.fromkeys(opened) if job not in charged]
+
+
+def exact_text(jobs: Sequence[str]) -> str:
+    """Say that jobs released exact totals, which no cap counts."""
+    many = "1 job" if len(jobs) == 1 else f"{len(jobs)} jobs"
+    return (
+        f"{many} without differential privacy released exact totals; no cap limits these; see "
+        "`tightframe site page`"
     )
 
 

@@ -32,6 +32,18 @@ def text(value: object) -> Markup:
     return Markup(html.escape(shown, quote=True))
 
 
+def coded(said: str) -> Markup:
+    """Return a sentence with what stands between backticks as code.
+
+    >>> coded("set `a`"), coded("a ` alone")
+    ('set <code>a</code>', 'a ` alone')
+    """
+    parts = said.split("`")
+    if len(parts) % 2 == 0:
+        return text(said)
+    return join(tag("code", part) if i % 2 else part for i, part in enumerate(parts))
+
+
 def tag(name: str, /, *parts: Part, **attributes: object) -> Markup:
     """Return an element; parts that are no markup are escaped, None is left out.
 

@@ -37,12 +37,14 @@ class Series:
         values: as many as there are x.
         kind: colour, dash and marker, from 0 to 3.
         hollow: points to be marked as counting less.
+        label: in words and tooltips, where several lines share a name in the legend.
     """
 
     name: str
     values: Sequence[float | None]
     kind: int
     hollow: Sequence[bool] = ()
+    label: str = ""
 
 
 def lines(
@@ -71,7 +73,7 @@ def lines(
     marks = ticks(min([*given, 0.0]) if low is None else low, max([*given, 0.0]) if high is None else high)
     left = 14 + widest([said(mark) for mark in marks])
     start = 6 if width < NARROW else left
-    named, more = legend([(item.name, item.kind) for item in series], start, width - 6)
+    named, more = legend([*dict.fromkeys((item.name, item.kind) for item in series)], start, width - 6)
     top, height = 36 + more, 270 + more
     first, span = min(xs, default=0), max(xs, default=0) - min(xs, default=0)
 
@@ -235,7 +237,13 @@ def _run(item: Series, xs: Sequence[int], at_x: Place, at_y: Place) -> list[Part
         hollow = bool(item.hollow) and item.hollow[i]
         if i in marked or hollow:
             points.append(
-                marker(at_x(x), at_y(value), item.kind, f"{item.name}, {x}: {value:.4g}", hollow=hollow)
+                marker(
+                    at_x(x),
+                    at_y(value),
+                    item.kind,
+                    f"{item.label or item.name}, {x}: {value:.4g}",
+                    hollow=hollow,
+                )
             )
     drawn = [
         tag("polyline", points=" ".join(piece), class_=f"l s{item.kind}")
@@ -250,5 +258,5 @@ def _in_words(series: Sequence[Series], x_name: str) -> str:
     for item in series:
         there = [value for value in item.values if value is not None]
         course = f"from {there[0]:.3g} to {there[-1]:.3g}" if there else "missing throughout"
-        told.append(f"{item.name} {course}")
+        told.append(f"{item.label or item.name} {course}")
     return f"Over {x_name}: {'; '.join(told)}. The table has the values."

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from tightframe.report.comparing import MEASURES, Run, differing, few_positives, paired, positives
+from tightframe.report.comparing import MEASURES, Run, differing, few_positives, paired, positives, settings
 from tightframe.report.drawing import forest, layout, plots
-from tightframe.report.drawing.frame import SERIES, short
+from tightframe.report.drawing.frame import SERIES
 from tightframe.report.drawing.markup import Markup, Part, figure, section, table, tag
 from tightframe.report.drawing.plots import Series
 from tightframe.report.pages.results import MISSING
@@ -67,18 +67,22 @@ def _last(runs: Sequence[Run]) -> Markup:
 def _curves(runs: Sequence[Run]) -> Markup:
     xs = sorted({row.round for run in runs for row in run.found.rows if row.test is not None})
     pictures: list[Part] = []
-    # As many lines in one picture as the style can tell apart.
-    for start in range(0, len(runs), SERIES):
-        chosen = runs[start : start + SERIES]
+    groups = settings(runs)
+    # As many settings in one picture as the style can tell apart; seeds of one share its colour.
+    for start in range(0, len(groups), SERIES):
         series = []
-        for kind, run in enumerate(chosen):
-            found = {row.round: row.test.balanced_accuracy for row in run.found.rows if row.test is not None}
-            series.append(Series(short(run.name, 18), [found.get(x) for x in xs], kind))
-        title = "Balanced accuracy by round" + (f", from run {start + 1}" if start else "")
+        for kind, (setting, repeats) in enumerate(groups[start : start + SERIES]):
+            name = f"{setting} ({len(repeats)} seeds)" if len(repeats) > 1 else setting
+            for run in repeats:
+                found = {
+                    row.round: row.test.balanced_accuracy for row in run.found.rows if row.test is not None
+                }
+                series.append(Series(name, [found.get(x) for x in xs], kind, label=run.name))
+        title = "Balanced accuracy by round" + (f", from setting {start + 1}" if start else "")
         pictures.append(
             figure(
                 partial(plots.lines, title, xs, series, x_name="round", low=0.0, high=1.0),
-                "Balanced accuracy on the test records of each round's model.",
+                "Balanced accuracy on the test records of each round's model; a line is a run.",
             )
         )
     return section("Course of training", *(pictures if xs else [tag("p", "No round was evaluated.")]))
@@ -90,14 +94,15 @@ def _paired(runs: Sequence[Run]) -> Markup:
         return section(
             title, tag("p", "None: no two settings have two or more seeds in common. One seed says little.")
         )
-    rows = [(" / ".join(item.names), item.mean, item.limits, item.differences) for item in found]
+    names = {run.name: name for name, group in settings(runs) for run in group}
+    rows = [(names[item.names[0]], item.mean, item.limits, item.differences) for item in found]
     body: list[list[Part]] = [
         [
             name,
-            " / ".join(item.base),
-            ", ".join(map(str, item.seeds)),
-            ", ".join(f"{value:+.3f}" for value in item.differences),
             f"{item.mean:+.3f} [{item.limits[0]:+.3f}, {item.limits[1]:+.3f}]",
+            names[item.base[0]],
+            ", ".join(f"{value:+.3f}" for value in item.differences),
+            ", ".join(map(str, item.seeds)),
         ]
         for (name, *_), item in zip(rows, found, strict=True)
     ]
@@ -110,7 +115,7 @@ def _paired(runs: Sequence[Run]) -> Markup:
             "Each setting less that of the first run: hollow marks are single seeds, the filled one "
             "their mean with its 95 % interval (Student's t over seeds).",
         ),
-        table(["runs", "against", "seeds", "differences", "mean"], body),
+        table(["setting", "mean [95 %]", "against", "differences", "seeds"], body, wrapped=[3]),
     )
 
 
