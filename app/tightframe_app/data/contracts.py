@@ -14,6 +14,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from tightframe.files import quoted
 from tightframe_app import formats
 from tightframe_app.screens import console, lines, print_list, shown
 
@@ -113,7 +114,7 @@ def init(
     out.print()
     out.print("For a site's configuration:")
     out.print(shown(json.dumps({"data": {key: made.site}}, ensure_ascii=False)))
-    out.print(f"then: tightframe data check --contract {output} --site-config FILE")
+    out.print(f"then: tightframe data check --contract {quoted(output)} --site-config FILE")
 
 
 def check(contract: _Contract, site_config: _Config, site: _Site = None, form: formats.Form = "text") -> None:

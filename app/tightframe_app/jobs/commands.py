@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shlex
 from collections.abc import Iterable
@@ -14,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tightframe_app import formats
-from tightframe_app.screens import lines
+from tightframe_app.screens import lines, shown
 
 if TYPE_CHECKING:
     from tightframe.config.job import JobConfig
@@ -526,12 +527,20 @@ def submit(
         try:
             job_id = server.submit(folder)
         except LostError as error:
+            after = (
+                "`nvflare job list` shows whether it has; a job that has run is signed again before it is "
+                "submitted again."
+                if server.reached
+                else "Nothing was submitted."
+            )
             raise WatchError(
-                f"Expected the federation's server to take the job, but: {error}. `nvflare job list` shows "
-                "whether it has; a job that has run is signed again before it is submitted again."
+                f"Expected the federation's server to take the job, but: {error}. {after}"
             ) from None
         out.print(f"job_id: {job_id}", soft_wrap=True)
         if results is None:
+            with contextlib.suppress(LostError, WatchError):  # it is submitted, whatever else is known
+                for text in server.look(job_id).told:
+                    out.print(shown(text), soft_wrap=True)
             out.print(f"watch it:  tightframe watch {job_id}", soft_wrap=True)
             return
         verdict = watch.until_over(server, job_id, results=results)
