@@ -115,17 +115,21 @@ def _verified(
     file: Path, anchor: Anchor, any_static_cohort: bool = False, form: formats.Form = "text"
 ) -> Report:
     """Return the report on a valid transcript; print why it is invalid, and end with exit code 1."""
+    from tightframe.securesum.identity import BY_ROOT
     from tightframe.securesum.transcript import TranscriptError, verify
 
     try:
         return verify(_lines(file), anchor, any_static_cohort=any_static_cohort)
     except TranscriptError as error:
+        text = str(error)
+        if error.expected == BY_ROOT:
+            text += " The root is not that of this transcript's sites: give their federation's rootCA.pem."
         if form == "json":
             from tightframe_app.outputs import TranscriptVerified
 
-            formats.show(TranscriptVerified(valid=False, file=str(file), code=error.code, reason=str(error)))
+            formats.show(TranscriptVerified(valid=False, file=str(file), code=error.code, reason=text))
             raise typer.Exit(1) from None
-        reason = f" {shown(str(file))}: {error.code}: {shown(str(error))}"
+        reason = f" {shown(str(file))}: {error.code}: {shown(text)}"
         console(WIDTH, stderr=True).print(Text.assemble(("invalid:", "bold red"), reason))
         raise typer.Exit(1) from None
 

@@ -79,7 +79,7 @@ class JoinError(TightframeError):
 
     TF-751 not a file to join with, TF-752 the engine's provisioning refused, TF-753 another root, TF-754 no
     request here that the answer belongs to, TF-755 asked for already, TF-756 the site runs, TF-757 the kit is
-    not ready.
+    not ready, TF-758 the kit runs already.
     """
 
     code = "TF-751"

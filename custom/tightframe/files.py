@@ -5,8 +5,18 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shlex
 from pathlib import Path
 from typing import Any
+
+
+def quoted(path: Path) -> str:
+    """Return a path as a command that is printed contains it.
+
+    >>> quoted(Path("kits/a b"))
+    "'kits/a b'"
+    """
+    return shlex.quote(str(path))
 
 
 def write_atomically(path: Path, data: bytes, *, mode: int = 0o644, locked: bool = False) -> None:

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 from tests.support import runs
 from tests.support.outputs import checked
-from tests.support.securesum.certificates import Issued, issue, make_root
+from tests.support.securesum.certificates import AT, Issued, issue, make_root
 from tests.support.securesum.replay import VECTORS
 from tests.support.securesum.transcripts import NAMES, Run, edited, rechained, short_run, whole_run
 from typer.testing import CliRunner
@@ -179,6 +180,10 @@ def test_an_invalid_transcript(verify: Verify) -> None:
     assert done.exit_code == 1 and "Line 1:" in flat(done.stderr)
     done = verify(run, root=pem(make_root()))
     assert done.exit_code == 1 and "Line 2:" in flat(done.stderr) and "site-1" in flat(done.stderr)
+    later = make_root(start=AT + timedelta(days=1), end=AT + timedelta(days=900))
+    done = verify(run, root=pem(later))  # of a federation that began after the run
+    assert "The root is not that of this transcript's sites" in flat(done.stderr)
+    assert "valid at" not in done.stderr
 
 
 def test_a_line_without_an_end(verify: Verify, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from tightframe.files import quoted
 from tightframe_app import formats
 from tightframe_app.screens import console, lines, print_list, shown
 
@@ -113,7 +114,7 @@ def init(
     out.print()
     out.print("For a site's configuration:")
     out.print(shown(json.dumps({"data": {key: made.site}}, ensure_ascii=False)))
-    out.print(f"then: tightframe data check --contract {output} --site-config FILE")
+    out.print(f"then: tightframe data check --contract {quoted(output)} --site-config FILE")
 
 
 def check(contract: _Contract, site_config: _Config, site: _Site = None, form: formats.Form = "text") -> None:
@@ -253,6 +254,10 @@ def _found(contract: Contract, entry: TableSite) -> Iterator[tuple[State, str]]:
     aside = entry.invalid == "set_aside"
     for finding in encoded.findings:
         yield ("note" if aside else "problem"), f"{finding}{'; set aside' if aside else ''}"
+    if (timed := contract.survival) is not None and any(
+        item.column == timed.time and item.rule.startswith("outside") for item in encoded.findings
+    ):
+        yield "note", f"{timed.time}: longer than `high`? Raise it, or end there as {timed.event} = no"
     if marked := other_mark(rows, contract, entry):
         mark = "." if entry.decimal == "," else ","
         yield "note", f"most values of {', '.join(marked)} are numbers with {mark!r}: is that the `decimal`?"

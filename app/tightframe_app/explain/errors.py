@@ -663,10 +663,7 @@ SECTIONS: tuple[Section, ...] = (
             ),
             "TF-619": Entry(
                 title="the kit is a person's or the server's",
-                do=(
-                    "Give the site's own kit, on its machine. [The "
-                    "server](operations.md#6-servers-operator-start-it) is stopped otherwise."
-                ),
+                do="Give the site's own kit, on its machine. `tightframe site stop` takes the server's, too.",
                 leaves=NOTHING,
             ),
             "TF-620": Entry(
@@ -1035,8 +1032,27 @@ SECTIONS: tuple[Section, ...] = (
             "TF-757": Entry(
                 title="the kit is not ready to start",
                 do=(
-                    "Its `local/` does not shut the engine's doors. Fill it: `tightframe site join "
-                    "NAME.signed.zip`, or `tightframe federation add-site`."
+                    "Its `local/` does not shut the engine's doors: fill it (`tightframe site join "
+                    "NAME.signed.zip`, or `tightframe federation add-site`). Or its start cannot be noted in "
+                    "kit and state folder: start it by the account that owns them."
+                ),
+                leaves=NOTHING,
+            ),
+            "TF-758": Entry(
+                title="the kit runs already",
+                means=(
+                    "A process runs this kit, or a copy of it with the same state folder. The server would "
+                    "lose one of two clients of one name, and its job."
+                ),
+                do="Stop the one that is named: `tightframe site stop --kit KIT`.",
+                leaves=NOTHING,
+            ),
+            "TF-759": Entry(
+                title="the site does not reach its server",
+                means="The line says why; the engine goes on trying, and it comes again every ten minutes.",
+                do=(
+                    "No answer: see that the server runs, and that this machine may reach its name and port. "
+                    "Another federation: take the kit of the right one, or correct where the name leads."
                 ),
                 leaves=NOTHING,
             ),

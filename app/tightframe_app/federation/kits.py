@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tightframe.errors import SiteConfigError
-from tightframe.files import write_json
+from tightframe.files import quoted, write_json
 
 BEFORE = ".before"
 """Suffix of a file that was replaced with --force."""
@@ -315,6 +315,6 @@ def own_folder(folder: Path) -> None:
     except OSError as error:
         raise SiteConfigError(
             f"Expected to create the folder {folder}, but got: {error.strerror}. Create it for the account "
-            f"that runs the engine (install -d -m 0700 -o ACCOUNT {folder}), or choose another with "
+            f"that runs the engine (install -d -m 0700 -o ACCOUNT {quoted(folder)}), or choose another with "
             "--state-dir."
         ) from None

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shlex
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -13,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tightframe_app import formats
-from tightframe_app.screens import lines
+from tightframe_app.screens import lines, shown
 
 if TYPE_CHECKING:
     from tightframe.config.job import JobConfig
@@ -216,6 +218,8 @@ def export(
         recipe = _recipe(name)
     elif contract is not None:
         recipe = pairs.pair_with_contract(str(method), contract)
+        if output is not None and pairs.NAME.fullmatch(output.name):
+            recipe = replace(recipe, name=output.name)  # several jobs of one table have their own names
     else:
         recipe = pairs.pair(str(method), str(dataset))
     if preset not in recipe.presets:
@@ -523,12 +527,20 @@ def submit(
         try:
             job_id = server.submit(folder)
         except LostError as error:
+            after = (
+                "`nvflare job list` shows whether it has; a job that has run is signed again before it is "
+                "submitted again."
+                if server.reached
+                else "Nothing was submitted."
+            )
             raise WatchError(
-                f"Expected the federation's server to take the job, but: {error}. `nvflare job list` shows "
-                "whether it has; a job that has run is signed again before it is submitted again."
+                f"Expected the federation's server to take the job, but: {error}. {after}"
             ) from None
         out.print(f"job_id: {job_id}", soft_wrap=True)
         if results is None:
+            with contextlib.suppress(LostError, WatchError):  # it is submitted, whatever else is known
+                for text in server.look(job_id).told:
+                    out.print(shown(text), soft_wrap=True)
             out.print(f"watch it:  tightframe watch {job_id}", soft_wrap=True)
             return
         verdict = watch.until_over(server, job_id, results=results)

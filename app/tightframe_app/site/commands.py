@@ -38,8 +38,12 @@ REFUSED = """\
 this site will refuse this job as it is: inform the lead. The site's policy, cap and cohort are decisions of
 those who answer for the records, not errors to correct for a job."""
 
+CUT_OFF_ALL = """\
+Job {jobs} runs here. Stopping the server ends it for all sites; it can go on as a new job
+(tightframe jobs export --resume). Charges to the sites' ledgers remain."""
+
 SERVICE = """\
-systemd runs it as {unit}.service: `sudo systemctl stop {unit}` ends it for good. To systemd, a client that
+systemd runs it as {unit}.service: `sudo systemctl stop {unit}` ends it for good. To systemd, an engine that
 has to be killed here has crashed, and is restarted."""
 AGAIN = "systemd will restart it unless its unit says otherwise: run `sudo systemctl stop {unit}` now"
 
@@ -143,14 +147,14 @@ def stop(
         float, typer.Option(min=1, help="Seconds to wait for the processes to end before killing them.")
     ] = 30.0,
 ) -> None:
-    """End the engine's processes of this kit at this site, and no others.
+    """End the engine's processes of this kit, a site's or the server's, and no others.
 
     Names the running job, and asks before interrupting it. Exit code 0 if no process of the kit is left,
     even if none ran; 1 if you declined, or one is left; 2 if it cannot be done from here.
     """
     from tightframe_app.site import stop as site_stop
 
-    opened = site_stop.site_kit(kit)
+    opened = site_stop.opened(kit)
     processes = site_stop.running(opened.folder)
     site_stop.check_owner(processes)
     if when_idle:
@@ -163,14 +167,15 @@ def stop(
     if (unit := site_stop.service(processes)) is not None:
         out.print(_shown(SERVICE.format(unit=unit)))
     if names := site_stop.jobs(processes):
-        out.print(_shown(CUT_OFF.format(jobs=", ".join(names))))
+        cut_off = CUT_OFF_ALL if opened.kind == "server" else CUT_OFF
+        out.print(_shown(cut_off.format(jobs=", ".join(names))))
         if not (yes or _agreed("Stop it?")):
             out.print("nothing was stopped; --when-idle waits for the job's end, --yes does not ask")
             raise typer.Exit(1)
     ended = site_stop.stop(opened.folder, processes, timeout=timeout)
     for one in ended.killed:
         out.print(_shown(f"did not end in {timeout:g} seconds and was killed: {one.described()}"))
-    if unit is not None and any(one.role == "client" for one in ended.killed):
+    if unit is not None and any(one.role in ("client", "server") for one in ended.killed):
         out.print(_shown(AGAIN.format(unit=unit)))
     for one in ended.left:
         out.print(_shown(f"still running: {one.described()}; does a service manager restart it?"))

@@ -1,4 +1,4 @@
-"""``tightframe site stop``: end the engine's processes of one kit, and no others.
+"""``tightframe site stop``: end the engine's processes of one kit, a site's or the server's, and no others.
 
 Processes are identified by their command lines: the engine's own modules with this kit as their workspace,
 and the script in the kit's ``startup`` that restarts the client. If another account trains, its processes
@@ -20,11 +20,21 @@ from typing import Literal
 import psutil
 
 from tightframe.errors import SiteConfigError
+from tightframe.files import quoted
 from tightframe_app.federation.kits import LAUNCHER, PERSON_FILE, Kit, persons_kit
 from tightframe_app.site.checks.engine import common_name, components
 
-ENGINE = "nvflare.private.fed.app.client."
-CLIENT, JOB = ENGINE + "client_train", ENGINE + "worker_process"
+Role = Literal["script", "client", "server", "service", "job", "child"]
+
+ENGINE = "nvflare.private.fed.app."
+CLIENT, JOB = ENGINE + "client.client_train", ENGINE + "client.worker_process"
+SERVER, SERVER_JOB = ENGINE + "server.server_train", ENGINE + "server.runner_process"
+MODULES: tuple[tuple[str, Role], ...] = (
+    (CLIENT, "client"),
+    (JOB, "job"),
+    (SERVER, "server"),
+    (SERVER_JOB, "job"),
+)
 SCRIPT = "sub_start.sh"
 SERVE = ["site", "serve"]
 SHELLS = frozenset({"bash", "sh", "dash"})
@@ -37,10 +47,7 @@ PROC = Path("/proc")
 UNITS = "tightframe"
 """Prefix of the systemd units that run a site; see ``provisioning/systemd``."""
 
-Role = Literal["script", "client", "service", "job", "child"]
-
-
-TERMINATED: frozenset[Role] = frozenset({"script", "client", "service"})
+TERMINATED: frozenset[Role] = frozenset({"script", "client", "server", "service"})
 
 
 @dataclass(frozen=True)
@@ -62,8 +69,9 @@ class KitProcess:
     def described(self) -> str:
         """Return a description to print."""
         what = {
-            "script": "the engine's script, which restarts the client",
+            "script": "the engine's script, which restarts the engine",
             "client": "the engine's client",
+            "server": "the engine's server",
             "service": "the training service, which starts jobs and ends them",
             "job": f"job {self.job}",
             "child": "a child process of one of them",
@@ -85,34 +93,43 @@ class Stopped:
     left: list[KitProcess] = field(default_factory=list)
 
 
+def opened(folder: Path) -> Kit:
+    """Return the kit of a site or of the server in a folder.
+
+    Raises:
+        SiteConfigError: TF-619, if it is a person's, with what to do instead; TF-615, if it is none.
+    """
+    startup = folder / "startup"
+    if (startup / PERSON_FILE).is_file():
+        raise _other_kit(
+            "the kit of a site or of the server",
+            persons_kit(startup),
+            "A person's kit has no processes to stop: Ctrl-C ends `tightframe watch` and the console, and "
+            "`nvflare job abort JOB_ID` ends a job. To stop a site or the server, run `tightframe site stop "
+            "--kit KIT` with its own kit, on its machine.",
+        )
+    return Kit.open(folder)
+
+
 def site_kit(folder: Path) -> Kit:
     """Return the site's kit in a folder.
 
     Raises:
         SiteConfigError: TF-619, if it is another kind of kit, with what to do instead; TF-615, if it is none.
     """
-    startup = folder / "startup"
-    if (startup / PERSON_FILE).is_file():
-        raise _other_kit(
-            persons_kit(startup),
-            "A person's kit has no processes to stop: Ctrl-C ends `tightframe watch` and the console, and "
-            "`nvflare job abort JOB_ID` ends a job.",
-        )
-    kit = Kit.open(folder)
+    kit = opened(folder)
     if kit.kind == "server":
         raise _other_kit(
+            "the kit of a site",
             f"the server's kit, {kit.name}",
-            f"To stop the server, press Ctrl-C where its startup/{SCRIPT} --once runs, or run "
-            "`kill PROCESS_ID` with its process. The same script starts it again.",
+            f"The server is stopped by `tightframe site stop --kit {quoted(folder)}`.",
         )
     return kit
 
 
-def _other_kit(got: str, instead: str) -> SiteConfigError:
+def _other_kit(expected: str, got: str, instead: str) -> SiteConfigError:
     return SiteConfigError(
-        f"Expected the kit of a site, but got {got}. Nothing was stopped. {instead} To stop a site, run "
-        "`tightframe site stop --kit KIT` with the site's own kit, on the site's machine.",
-        code="TF-619",
+        f"Expected {expected}, but got {got}. Nothing was changed. {instead}", code="TF-619"
     )
 
 
@@ -122,7 +139,7 @@ def running(kit: Path) -> list[KitProcess]:
     processes = [
         one for process in psutil.process_iter() if (one := _known(process, whole, trainer)) is not None
     ]
-    order: tuple[Role, ...] = ("script", "client", "service", "job", "child")
+    order: tuple[Role, ...] = ("script", "client", "server", "service", "job", "child")
     numbers = {one.process.pid for one in processes}
     for one in list(processes):
         for child in _children(one.process):
@@ -138,13 +155,13 @@ def jobs(processes: Iterable[KitProcess]) -> list[str]:
 
 
 def service(processes: Iterable[KitProcess]) -> str | None:
-    """Return the systemd unit that runs the client, if its name has our prefix; None otherwise.
+    """Return the systemd unit that runs client or server, if its name has our prefix; None otherwise.
 
     The unit is that of the control group, which the process cannot leave. Other names say nothing: a client
     started by hand is in the group of a login or a terminal, which may be a service too, or a user's own.
     """
     for one in processes:
-        if one.role == "client":
+        if one.role in ("client", "server"):
             try:
                 groups = (PROC / str(one.process.pid) / "cgroup").read_text(encoding="utf-8").splitlines()
             except OSError:
@@ -284,11 +301,11 @@ def _known(process: psutil.Process, kit: Path, trainer: tuple[str, str] | None) 
                 if any(_in_folder(process, Path(one)) == kit for one in served)
                 else None
             )
-        for module, role in ((CLIENT, "client"), (JOB, "job")):
+        for module, role in MODULES:
             rest = list(_after(command, module))
             if any(_in_folder(process, Path(text)) == kit for text in _values(rest, "-m", "--workspace")):
                 job = next(_values(rest, "-n", "--job_id"), "")
-                return KitProcess(process, "client" if role == "client" else "job", job)
+                return KitProcess(process, role, job)
             if role == "job" and trainer is not None and _trains(process, rest, trainer):
                 return KitProcess(process, "job", next(_values(rest, "-n", "--job_id"), ""), trainer[0])
     except (psutil.NoSuchProcess, psutil.AccessDenied):

@@ -13,7 +13,7 @@ import shutil
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from nvflare.fuel.flare_api.flare_api import new_secure_session
 from nvflare.fuel.hci.client import file_transfer
 from nvflare.tool.kit import kit_config
 
+from tightframe.flare import reach
 from tightframe.flare.monitoring.consoles import GROUP
 from tightframe.results.files import OUTCOME
 from tightframe.results.outcome import Outcome
@@ -173,11 +174,15 @@ class Server:
     Args:
         kit: the person's startup kit.
         timeout: seconds to wait for a connection.
+
+    Attributes:
+        reached: whether there has been a connection.
     """
 
     def __init__(self, kit: Path, timeout: float = 10.0) -> None:
         self._timeout = timeout
         self._session: Any = None
+        self.reached = False
         self._silences = Silences()
         try:
             self.user, folder = kit_config.resolve_admin_user_and_dir_from_startup_kit(str(kit))
@@ -200,7 +205,10 @@ class Server:
         engine = str(meta.get("status"))
         told: list[str] = []
         if engine in ("SUBMITTED", "APPROVED", "FINISHED:CAN_NOT_SCHEDULE"):
-            told = [str(item) for item in meta.get("schedule_history") or []][-1:]
+            told = [
+                *self._awaited(job_id, meta),
+                *(str(x) for x in (meta.get("schedule_history") or [])[-1:]),
+            ]
         elif engine not in ("DISPATCHED", "RUNNING"):
             told = [
                 str(item) for item in meta.get("job_deploy_detail") or [] if not str(item).endswith(": OK")
@@ -209,6 +217,23 @@ class Server:
         status = None if values is None else read_status(values)
         silent = {} if status is None else self._silent(job_id, missing(status))
         return Seen(engine, str(meta.get("name")), tuple(told), status, silent)
+
+    def _awaited(self, job_id: str, meta: Mapping[str, Any]) -> list[str]:
+        """Name the sites without which the engine does not start a job, as the server does not hear them."""
+        apps = meta.get("deploy_map")
+        needed = meta.get("min_clients")
+        if not isinstance(apps, dict) or not isinstance(needed, int):
+            return []
+        listed = [name for sites in apps.values() if isinstance(sites, list) for name in sites]
+        names = [name for name in dict.fromkeys(listed) if isinstance(name, str) and name != "server"]
+        absent = self._silent(job_id, names)
+        if len(names) - len(absent) >= needed:
+            return []
+        many = "is" if len(absent) == 1 else "are"
+        return [
+            f"{', '.join(absent)} {many} not connected; the job waits until {needed} of its {len(names)} "
+            "sites are"
+        ]
 
     def _silent(self, job_id: str, names: list[str]) -> dict[str, float | None]:
         """Return those of some sites of which the server hears nothing; by heartbeats, which no job sends."""
@@ -301,7 +326,7 @@ class Server:
         try:
             with _quiet():
                 if self._session is None:
-                    self._session = self._connected()
+                    self._session, self.reached = self._connected(), True
                 yield self._session
         except api_spec.JobNotFound:
             raise WatchError(
@@ -322,7 +347,8 @@ class Server:
             ) from None
         except _GONE as error:
             self._drop()
-            raise LostError(shown(f"{error}{self._expired()}")) from None
+            why = None if self.reached else reach.unreached(self.kit / "startup")
+            raise LostError(shown(f"{why or error}{self._expired()}")) from None
 
     def _connected(self) -> Any:
         # One try: whoever watches tries again, and says so meanwhile.

@@ -20,6 +20,7 @@ from cryptography.x509.oid import NameOID
 
 from tightframe.config.job_manifest import ROLES, common_name
 from tightframe.errors import SiteConfigError
+from tightframe.files import quoted
 from tightframe.rounds.sums.simulated_identity import MARK, is_simulated
 from tightframe.securesum.errors import IdentityError
 from tightframe.securesum.identity import Anchor, KeySigner, verify_certificate
@@ -189,8 +190,8 @@ def _read(path: Path, *, private: bool = False) -> bytes:
             if private and mode & _OTHERS:
                 raise SiteConfigError(
                     f"Expected the key file {path} to be readable by its owner alone (mode 0600), but got "
-                    f"mode {mode:04o}: run `chmod 600 {path}`, and ask for a new kit if others may have "
-                    "read it.",
+                    f"mode {mode:04o}: run `chmod 600 {quoted(path)}`, and ask for a new kit if others may "
+                    "have read it.",
                     code="TF-615",
                 )
             return file.read()

@@ -24,9 +24,11 @@ from tests.app.site.checks.test_all_checks import _kit
 from tests.support import ROOT
 from typer.testing import CliRunner, Result
 
-from tightframe.errors import SiteConfigError
+from tightframe.errors import JoinError, SiteConfigError
 from tightframe_app.cli import app
+from tightframe_app.federation.kits import Kit
 from tightframe_app.site import stop as site_stop
+from tightframe_app.site.membership import starting
 
 CLIENT = """
 import os, signal, subprocess, sys, time
@@ -76,6 +78,11 @@ def start(tmp_path: Path) -> Iterator[Start]:
     (package / "__init__.py").touch()
     (package / "client_train.py").write_text(CLIENT)
     (package / "worker_process.py").write_text(WORKER)
+    shutil.copytree(package, package.with_name("server"))
+    (package.with_name("server") / "server_train.py").write_text(
+        CLIENT.replace("client.worker", "server.runner")
+    )
+    (package.with_name("server") / "runner_process.py").write_text(WORKER)
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     started: list[subprocess.Popen[str]] = []
 
@@ -242,34 +249,77 @@ def test_processes_of_another_account_are_not_touched(
 
 
 @pytest.mark.parametrize(
-    ("file", "values", "found", "instead"),
+    ("values", "found"),
     [
-        ("fed_server.json", None, "the server's kit, hospital-a", "sub_start.sh --once runs, or run `kill"),
-        (
-            "fed_admin.json",
-            {"admin": {"username": "lead@example.org"}},
-            "the kit of a person, lead@example.org",
-            "`nvflare job abort JOB_ID`",
-        ),
-        ("fed_admin.json", [], "the kit of a person.", "Ctrl-C ends `tightframe watch`"),
+        ({"admin": {"username": "lead@example.org"}}, "the kit of a person, lead@example.org"),
+        ([], "the kit of a person."),
     ],
 )
-def test_another_kit_is_named_with_what_to_do_there(
-    kit: Path, start: Start, file: str, values: object, found: str, instead: str
+def test_a_persons_kit_is_named_with_what_to_do_there(
+    kit: Path, start: Start, values: object, found: str
 ) -> None:
     client = start(kit)
-    own = kit / "startup" / "fed_client.json"
-    server = {"servers": [json.loads(own.read_text())["client"]]}
-    own.unlink()
-    (kit / "startup" / file).write_text(json.dumps(server if values is None else values))
+    (kit / "startup" / "fed_client.json").unlink()
+    (kit / "startup" / "fed_admin.json").write_text(json.dumps(values))
     done = stop(kit)
     assert isinstance(done.exception, SiteConfigError) and done.exception.code == "TF-619"
     told = str(done.exception)
-    assert told.startswith(f"TF-619: Expected the kit of a site, but got {found}")
-    assert "Nothing was stopped." in told and instead in told
-    assert "service" not in told, "there is no unit but the site's"
-    assert told.endswith("`tightframe site stop --kit KIT` with the site's own kit, on the site's machine.")
+    assert told.startswith(f"TF-619: Expected the kit of a site or of the server, but got {found}")
+    assert "Nothing was changed." in told and "`nvflare job abort JOB_ID`" in told
+    assert "Ctrl-C ends `tightframe watch`" in told and "service" not in told
+    assert told.endswith("run `tightframe site stop --kit KIT` with its own kit, on its machine.")
     assert alive(client)
+
+
+def test_the_servers_kit_is_stopped_too_and_is_no_sites(kit: Path, start: Start, tmp_path: Path) -> None:
+    own = kit / "startup" / "fed_client.json"
+    server = {"servers": [json.loads(own.read_text())["client"]]}
+    (kit / "startup" / "fed_server.json").write_text(json.dumps(server))
+    own.unlink()
+    process = start(kit, sys.executable, "-m", site_stop.SERVER, "-m", str(kit), JOB="job-4")
+    other = start(tmp_path / "b", sys.executable, "-m", site_stop.SERVER, "-m", str(tmp_path / "b"))
+    _until(lambda: roles(kit) == ["server", "job"])
+    done = stop(kit, answer="n\n")
+    assert done.exit_code == 1 and alive(process), done.output
+    assert f"the engine's server (process {process.pid})" in done.output
+    assert "Job job-4 runs here. Stopping the server ends it for all sites" in done.output
+    assert stop(kit, "--yes").exit_code == 0 and not alive(process) and alive(other)
+    page = CliRunner().invoke(app, ["site", "page", str(kit)]).exception
+    assert isinstance(page, SiteConfigError) and page.code == "TF-619"
+    assert f"tightframe site stop --kit {kit}" in str(page)
+
+
+def test_a_kit_that_runs_is_not_started_again_nor_a_copy_of_it(
+    kit: Path, start: Start, tmp_path: Path
+) -> None:
+    """A copy is found by the state folder; what a process that ended has left is not in the way."""
+    state = tmp_path / "state"
+    state.mkdir()
+    (kit / "local").mkdir()
+    (kit / "local" / "tightframe.json").write_text(json.dumps({"state_dir": str(state)}))
+    copy = tmp_path / "a copy"
+    shutil.copytree(kit, copy)
+    starting.claim(Kit.open(kit))
+    client = start(kit)
+    for place in (kit, copy):
+        with pytest.raises(JoinError) as refused:
+            starting.claim(Kit.open(place))
+        assert refused.value.code == "TF-758" and f"process {client.pid} runs" in str(refused.value)
+        assert str(refused.value).endswith(f"tightframe site stop --kit {kit}")
+    client.kill()
+    client.wait()
+    starting.claim(Kit.open(copy))  # the notes of the killed one are stale
+    running = start(copy)
+    with pytest.raises(JoinError, match=r"TF-758.*site stop --kit '.*/a copy'"):
+        starting.claim(Kit.open(kit))
+    assert alive(running)
+    again = [sys.executable, "-c", "import time; time.sleep(60)", "site", "start", str(copy)]
+    starts = start(copy, *again)  # not the engine yet
+    running.kill()
+    running.wait()
+    (state / "started-hospital-a.json").write_text(json.dumps({"kit": str(copy), "process": starts.pid}))
+    with pytest.raises(JoinError, match=f"process {starts.pid} runs"):
+        starting.claim(Kit.open(kit))
 
 
 def test_no_kit_at_all_is_told_apart(tmp_path: Path) -> None:

@@ -225,6 +225,23 @@ def test_a_silo_that_nothing_is_heard_of_is_told_with_the_time(connect: Connect)
     assert "silent" not in call(JOB).stdout
 
 
+def test_a_job_that_waits_for_a_site_names_it(connect: Connect) -> None:
+    """One that is not registered, and one that the server still has but does not hear."""
+    waiting = {
+        "status": "SUBMITTED",
+        "min_clients": 3,
+        "deploy_map": {"app": ["server", "hospital-1", "hospital-2", "hospital-3"]},
+        "schedule_history": ["1: not enough sites have enough resources (ok sites 2 < min sites 3)"],
+    }
+    wanted = "; hospital-3 is not connected; the job waits until 3 of its 3 sites are; 1: not enough"
+    for heard in (HEARD - 500, None):
+        sites = {"hospital-1": HEARD, "hospital-2": HEARD} | ({} if heard is None else {"hospital-3": heard})
+        connect(Session(waiting, OVER, result=OUTCOME, heard=sites))
+        assert wanted in call(JOB).stdout
+        connect(Session({**waiting, "min_clients": 2}, OVER, result=OUTCOME, heard=sites))
+        assert "not connected" not in call(JOB).stdout, "the job does not wait for it"
+
+
 @pytest.mark.parametrize(
     "stats",
     [
@@ -305,6 +322,18 @@ def test_what_cannot_be_watched_has_a_code(connect: Connect, session: Any, code:
     done = call(JOB)
     assert isinstance(done.exception, WatchError) and done.exception.code == code
     assert expected in str(done.exception)
+
+
+def test_a_server_that_was_never_reached_is_named_with_its_address(connect: Connect) -> None:
+    admin = {"username": "lead@example.org", "host": "localhost", "port": 1}
+    admin |= {"ca_cert": "rootCA.pem", "client_cert": "client.crt", "client_key": "client.key"}
+    startup = Path("kits/consortium/prod_00/lead@example.org/startup")
+    connect(api_spec.NoConnection("cannot connect"))
+    (startup / "fed_admin.json").write_text(json.dumps({"admin": admin}))
+    assert "but: the server localhost:1 does not answer (Connection refused)" in str(call(JOB).exception)
+    connect(Session(GOING, api_spec.SessionClosed("closed"), stats=STATS), api_spec.NoConnection("no"))
+    lost = str(call(JOB, "--patience", "0").exception)
+    assert "for 0:00:00: closed." in lost, "once there was a connection, the engine's own words"
 
 
 def test_an_expired_certificate_is_named_since_the_server_does_not(

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tightframe.files import quoted
 from tightframe_app.site.checks.findings import Finding, Scope
 
 if TYPE_CHECKING:
@@ -101,16 +102,17 @@ def _engine_kit(scope: Scope, engine: Account, kit: Path, owner: str) -> Iterato
         status, mode = key.stat(), stat.S_IMODE(key.stat().st_mode)
         if status.st_uid != engine.uid:
             wrong.append(
-                f"TF-742: the engine's key {key} belongs to {_name(status.st_uid)}: chown {engine.name} {key}"
+                f"TF-742: the engine's key {key} belongs to {_name(status.st_uid)}: "
+                f"chown {engine.name} {quoted(key)}"
             )
         if mode & (stat.S_IRWXG | stat.S_IRWXO):
             wrong.append(
                 f"TF-742: accounts other than {engine.name} can read the engine's key {key} "
-                f"(mode {mode:04o}): chmod 0600 {key}"
+                f"(mode {mode:04o}): chmod 0600 {quoted(key)}"
             )
     for folder in (root, root / "local", root / "startup"):
         if folder.is_dir() and folder.stat().st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-            wrong.append(f"TF-742: others can change the engine's {folder}: chmod go-w {folder}")
+            wrong.append(f"TF-742: others can change the engine's {folder}: chmod go-w {quoted(folder)}")
     yield from (Finding(AREA, "problem", line) for line in wrong)
     if not wrong:
         yield Finding(AREA, "ok", f"engine's kit {root}: a key of its own, for {engine.name} alone")

@@ -10,6 +10,7 @@ import stat
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from tightframe.files import quoted
 from tightframe_app.site.checks import accounts, engine, machine, package
 from tightframe_app.site.checks import job as site_job
 from tightframe_app.site.checks import ledger as site_ledger
@@ -89,7 +90,7 @@ def _configuration(scope: Scope) -> tuple[dict[str, SiteEntry], list[Finding]]:
                 area,
                 "problem",
                 f"others can change {scope.config} (mode {stat.S_IMODE(mode):04o}), and with it the "
-                f"policy: chmod go-w {scope.config}",
+                f"policy: chmod go-w {quoted(scope.config)}",
             )
         )
     try:

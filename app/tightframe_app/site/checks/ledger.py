@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tightframe.files import quoted
 from tightframe_app.ledger.query import DELTA
 from tightframe_app.site.checks.findings import Finding, Scope, State
 
@@ -58,7 +59,7 @@ def check_ledger(entry: SiteEntry, name: str | None, scope: Scope) -> LedgerFind
         )
     mode = stat.S_IMODE(path.stat().st_mode)
     if mode & _OTHERS:
-        return _one("problem", f"{path} is open to others (mode {mode:04o}): chmod 0600 {path}")
+        return _one("problem", f"{path} is open to others (mode {mode:04o}): chmod 0600 {quoted(path)}")
     if not os.access(path, os.R_OK | os.W_OK):
         return _one("problem", f"this account cannot write {path}: run the check as the client's account")
     return _whole(places, entry, name, scope)
@@ -94,7 +95,8 @@ def _whole(places: LedgerPaths, entry: SiteEntry, name: str, scope: Scope) -> Le
     how = "whole" if ledger.signatures else "whole by its hashes; signatures not checked without a kit"
     text = f"{path}: {len(ledger.entries)} entries, {how}; {left(ledger.entries, entry, scope)}"
     return LedgerFindings(
-        (Finding(AREA, "ok", f"{text}see `tightframe ledger show -c {scope.config}`"),), ledger.entries
+        (Finding(AREA, "ok", f"{text}see `tightframe ledger show -c {quoted(scope.config)}`"),),
+        ledger.entries,
     )
 
 

@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tightframe.files import quoted
 from tightframe_app.site.checks.findings import Finding, area_of
 
 if TYPE_CHECKING:
@@ -30,12 +31,12 @@ def disk(entry: SiteEntry) -> Iterator[Finding]:
         return
     folder = Path(entry.state_dir)
     if not folder.is_dir():
-        text = f"{folder} does not exist: run  install -d -m 0700 {folder}  as the client's account"
+        text = f"{folder} does not exist: run  install -d -m 0700 {quoted(folder)}  as the client's account"
         yield Finding(area, "problem", text)
         return
     mode = stat.S_IMODE(folder.stat().st_mode)
     if mode & _OTHERS:
-        text = f"{folder} is open to others (mode {mode:04o}): chmod 0700 {folder}"
+        text = f"{folder} is open to others (mode {mode:04o}): chmod 0700 {quoted(folder)}"
         yield Finding(area, "problem", text)
     try:
         with tempfile.NamedTemporaryFile(dir=folder, prefix=".check-") as probe:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tightframe.files import quoted
 from tightframe_app.federation import commands as federations
 from tightframe_app.live import options as live
 from tightframe_app.screens import lines, print_list, shown
@@ -134,17 +135,18 @@ def _finish(answer: Answer, output: Path | None, fingerprint: str | None, said: 
 
         _say(f"pin    {who.name}={opened.pin()}, for the other hospitals")
         check(written, None, True, None, None, None, True, None, False)
-    _say(f"start it:  tightframe site start {place}")
+    _say(f"start it:  tightframe site start {quoted(place)}")
 
 
 def start(kit: Kit) -> None:
     """Start a site or the server in the foreground, until Ctrl-C or SIGTERM.
 
-    Refuses a kit whose local/ does not shut the engine's doors.
+    Refuses a kit whose local/ does not shut the engine's doors, and one that runs already, here or as a copy.
     """
     from tightframe.errors import JoinError
     from tightframe_app.federation import kits
     from tightframe_app.site.checks.engine import components
+    from tightframe_app.site.membership import starting
 
     opened = kits.Kit.open(kit)
     doors = f"tightframe.flare.doors.{'Server' if opened.kind == 'server' else 'Site'}Doors"
@@ -155,6 +157,7 @@ def start(kit: Kit) -> None:
             f"Nothing was started. Run first: tightframe site join {opened.name}.signed.zip",
             code="TF-757",
         )
+    starting.claim(opened)
     script = str(opened.startup / "sub_start.sh")
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     sys.stdout.flush()

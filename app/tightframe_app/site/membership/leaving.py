@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from tightframe.errors import JoinError
+from tightframe.files import quoted
 from tightframe_app.federation.kits import CONFIG_FILE, Kit
 from tightframe_app.site.membership.joining import NOTES
 
@@ -67,7 +68,7 @@ def departure(kit: Kit, request: Path | None) -> Departure:
         raise JoinError(
             f"Expected {kit.name} to be stopped, but {len(running)} of its processes run, first "
             f"{running[0].described()}. Nothing was removed. Run first: "
-            f"tightframe site stop --kit {kit.folder}",
+            f"tightframe site stop --kit {quoted(kit.folder)}",
             code="TF-756",
         )
     certificate = x509.load_pem_x509_certificates((kit.startup / "client.crt").read_bytes())[0]

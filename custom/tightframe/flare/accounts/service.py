@@ -34,6 +34,7 @@ from nvflare.lighter.utils import verify_folder_signature_and_get_signers
 
 from tightframe.config.site import FILE_NAME, SiteEntry, site_entry
 from tightframe.errors import JobError, ManifestError, TightframeError
+from tightframe.files import quoted
 from tightframe.flare import doors
 from tightframe.flare.accounts import permissions
 from tightframe.flare.accounts.request import KILL, META, SOCKET, AccountError, Start, peer, receive, send
@@ -342,7 +343,7 @@ def run(kit: Path, path: Path = Path(SOCKET)) -> None:
     if path.parent.stat().st_mode & 0o022 or service.engine.may_change(path.parent):
         raise AccountError(
             f"Expected only this account to be able to write to the socket's folder {path.parent}, but "
-            f"others can replace the socket there: run `chmod go-w {path.parent}`.",
+            f"others can replace the socket there: run `chmod go-w {quoted(path.parent)}`.",
             code="TF-741",
         )
     path.unlink(missing_ok=True)

@@ -29,6 +29,7 @@ import nvflare
 import psutil
 from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_component import FLComponent
+from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
 from nvflare.fuel.f3.cellnet.core_cell import CoreCell
 from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey, MessageType, ReturnCode, ReturnReason
@@ -47,6 +48,7 @@ from nvflare.private.fed.utils.app_deployer import AppDeployer
 
 from tightframe.config.site import FILE_NAME, site_entry
 from tightframe.errors import SiteConfigError, TightframeError
+from tightframe.flare import reach
 from tightframe.flare.deployed import verify_app
 from tightframe.flare.doors import rules
 from tightframe.flare.doors.rules import Place, Role, Side, Topics, Verdict
@@ -95,7 +97,10 @@ class _Doors(FLComponent):
         shut(kind)
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        """Log that the doors are shut, once the process runs."""
+        """Log that the doors are shut, once the process runs; before, why no server answers."""
+        if event_type == EventType.BEFORE_CLIENT_REGISTER:
+            workspace = fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT)
+            reach.watching(Path(workspace.get_startup_kit_dir()), _connected)
         if event_type in (EventType.SYSTEM_START, EventType.START_RUN):
             served = {channel for channel, _ in _registered()}
             log.info(
@@ -220,6 +225,12 @@ def require(kind: str) -> None:
 def offered() -> set[tuple[str, str, str, str]]:
     """Return the registrations that the engine asked for: kind of process and of entry, channel, topic."""
     return set(_state.offered)
+
+
+def _connected() -> bool:
+    """Return whether this site's process has a connection to the server."""
+    cells = list(CoreCell.ALL_CELLS.values())
+    return any(cell.communicator.conn_manager.get_connections(Role.SERVER.value) for cell in cells)
 
 
 def _registered() -> set[tuple[str, str]]:

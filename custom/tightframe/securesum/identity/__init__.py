@@ -189,6 +189,10 @@ class Verifier:
         )
 
 
+BY_ROOT = "issued by the project's root itself"
+"""What a certificate is expected to be; an error with it says that the root is another project's."""
+
+
 def verify_certificate(
     der: bytes,
     name: str,
@@ -222,11 +226,12 @@ def verify_certificate(
     root = Certificate.read(anchor.root, root_what)
     if not root.is_ca:
         raise IdentityError(root_what, expected="a CA certificate", found="one that may not issue others")
-    root.check_dates(at, root_what, None)
     root_key = accepted_key(root.public_key, f"the key of {root_what}")
 
     leaf = Certificate.read(der, what, name)
+    # First of all: of another project's root neither dates nor anything else matter.
     _check_issued(leaf, root, root_key, what, name)
+    root.check_dates(at, root_what, None)
     if leaf.is_ca:
         raise IdentityError(what, expected="a site's", found="a CA certificate", blamed=name)
     leaf.check_dates(at, what, name)
@@ -284,7 +289,7 @@ def _check_issued(leaf: Certificate, root: Certificate, root_key: PublicKey, wha
     # Common names are compared and not whole names: provisioning writes only the root's common name as
     # the issuer, even if the root's subject has an organisation as well. The name proves nothing in any
     # case; the signature does.
-    issuer, expected = _attributes(leaf.issuer, NameOID.COMMON_NAME), "issued by the project's root itself"
+    issuer, expected = _attributes(leaf.issuer, NameOID.COMMON_NAME), BY_ROOT
     if issuer != _attributes(root.subject, NameOID.COMMON_NAME):
         raise IdentityError(what, expected=expected, found=f"issuer {_listed(issuer)}", blamed=name)
     how, hashed = leaf.signed_how, leaf.signed_hash

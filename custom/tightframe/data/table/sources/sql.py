@@ -16,6 +16,7 @@ from typing import Any
 from tightframe.data.table import Database
 from tightframe.data.table.sources.cells import as_text, missing_package
 from tightframe.errors import DataError
+from tightframe.files import quoted
 
 _SECONDS = 30
 
@@ -97,7 +98,7 @@ def _secret(path: Path) -> str:
         if mode & (stat.S_IRWXO | stat.S_IWGRP):
             raise DataError(
                 f"Expected {path}, which holds a password, to be closed to others, but its mode is "
-                f"{stat.S_IMODE(mode):04o}: chmod 600 {path}",
+                f"{stat.S_IMODE(mode):04o}: chmod 600 {quoted(path)}",
                 code="TF-217",
             )
         return path.read_text(encoding="utf-8")
