@@ -141,6 +141,16 @@ def compare(
     for row in comparison.lines(runs):
         shown_table.add_row(*map(shown, row))
     screen.print(shown_table)
+    if len({run.found.outcome.job_name for run in runs}) < len(runs):
+        for run in runs:
+            screen.print(shown(f"{run.name}: {run.folder}"), soft_wrap=True)
+    if by_finding := comparison.findings(runs):
+        each = Table("sensitivity, AUROC", "positives", *(shown(run.name) for run in runs), box=None)
+        for row in by_finding:
+            each.add_row(*map(shown, row))
+        screen.print(each)
+    if note := comparing.few_positives(runs):
+        screen.print(shown(note))
     for item in comparing.paired(runs):
         low, high = item.limits
         screen.print(

@@ -12,6 +12,7 @@ import pytest
 from tests.support.pages import Page, lines, values
 
 from tightframe.report.pages.clinical import TITLE, Wanted, reading
+from tightframe.report.pages.results import recall
 from tightframe.report.writing import write
 from tightframe.results.files import ResultsError
 from tightframe.results.parts.evaluation import Finding, FoldMetrics
@@ -128,3 +129,6 @@ def test_of_two_findings_neither_is_the_other_mirrored(findings: bool, folded: i
     fold = FoldMetrics(records=47, scores={name: counts for name in "ab"}, read_at=0.9, **found)
     page = str(reading(fold, "the test records"))
     assert page.split("Calibration and decision curves")[1].count("<details") == folded
+    assert ("each finding by itself" in page) == findings
+    shares = FoldMetrics(records=47, recall={"a": 0.8, "b": 0.8}, class_records={"a": 20, "b": 20}, **found)
+    assert ("Sensitivity by finding" in str(recall(shares, "of all"))) == findings

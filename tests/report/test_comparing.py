@@ -161,6 +161,27 @@ def test_the_page_has_curves_values_and_only_what_differs(made: Made, tmp_path: 
     assert kinds == ["s0", "s0", "s1", "s1", "s2", "s2"]
 
 
+def test_findings_are_told_one_by_one_defaults_of_other_methods_not_and_folders_of_one_name(
+    made: Made,
+) -> None:
+    runs = [made("one"), made("two", method="fedprox")]
+    options = ({"method_options": {"focal_gamma": 2.0}}, {"method_options": {"mu": 0.5}})
+    for folder, own in zip(runs, options, strict=True):
+        path = folder / "outcome.json"
+        outcome = json.loads(path.read_text())
+        asked = {"method_options": {"mu": 0.5}} if "mu" in own["method_options"] else {}
+        outcome |= {"job_name": "same", "job": outcome["job"] | asked, "effective": outcome["job"] | own}
+        finding = {"confusion": [[50, 5], [1, 4]], "sensitivity": 0.8, "auroc": 0.9}
+        test = outcome["evaluation"]["test"]
+        test |= {"findings": {"a": finding, "b": finding}, "class_records": {"a": 40, "b": 5}}
+        path.write_text(json.dumps(outcome))
+    said = call(*runs).stdout
+    assert "focal_gamma" not in said and "method_options.mu: - | 0.5" in said
+    assert f"same (2): {runs[1]}" in said.replace("\n", "")
+    assert said.count("0.800, 0.900") == 4
+    assert "some of few positive records: b 5" in " ".join(said.split())
+
+
 def test_real_runs_and_a_workspace(run: Path, tmp_path: Path, made: Made) -> None:
     done = call(run, made("other"))
     assert "same data set" in str(done.exception), "the workspace's only run was read"

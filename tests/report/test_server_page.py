@@ -15,7 +15,7 @@ import pytest
 from tests.support import runs
 from tests.support.browser import Browser
 from tests.support.pages import SVG, Loads, Page, lines, said, values
-from tests.support.screens import chart_problems
+from tests.support.screens import chart_problems, contrast_problems
 
 from tightframe.errors import RunError
 from tightframe.report.writing import write
@@ -70,9 +70,10 @@ def test_the_page_loads_nothing_and_runs_nothing(run: Path, early: Path) -> None
         ]
 
 
-def test_charts_fit_the_screens_of_a_desk_and_of_a_phone(run: Path, browser: Browser) -> None:
+def test_it_can_be_read_on_a_desk_and_on_a_phone_in_light_and_dark(run: Path, browser: Browser) -> None:
     for party in ("server", "site-1"):
         assert chart_problems(browser, (run / party / "report.html").as_uri()) == []
+        assert contrast_problems(browser) == []
 
 
 def test_the_contents_list_names_every_section_in_order(run: Path, early: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 from tests.support.pages import Page
 
 from tightframe.report.drawing import layout
-from tightframe.report.pages import statistics
+from tightframe.report.pages import participation, statistics
 from tightframe.results.statistics import (
     ColumnStatistics,
     Count,
@@ -71,9 +71,15 @@ def test_withheld_numbers_are_marked_and_never_zero() -> None:
     assert bins["40"]["well"] == "30 + withheld at 1 silo" and bins["80"]["well"] == "withheld"
     assert {row["ill"] for row in bins.values()} == {"withheld"}
     assert "Some of it is withheld, and not drawn" in page.text and "5 to 10 patients" in page.text
+    assert "5 to 10 records" in shown(found({"well": FEW, "ill": CLOSED}, named=False)).text
     assert "All of it is withheld, and not drawn" in shown(found({"ill": CLOSED})).text
     words = " ".join(page.picture("age <b>").itertext())
     assert "80 *" in words and "40 *" in words
+
+
+def test_two_exchanges_of_a_kind_are_explained_once() -> None:
+    named = [("statistics, phase 1", "stat.1"), ("statistics, phase 2", "stat.2"), ("round 1", "1")]
+    assert participation._keys(named) == "; stat: statistics"
 
 
 def test_many_classes_are_drawn_together_and_listed_one_by_one() -> None:

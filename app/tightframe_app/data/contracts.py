@@ -254,6 +254,10 @@ def _found(contract: Contract, entry: TableSite) -> Iterator[tuple[State, str]]:
     aside = entry.invalid == "set_aside"
     for finding in encoded.findings:
         yield ("note" if aside else "problem"), f"{finding}{'; set aside' if aside else ''}"
+    if (timed := contract.survival) is not None and any(
+        item.column == timed.time and item.rule.startswith("outside") for item in encoded.findings
+    ):
+        yield "note", f"{timed.time}: longer than `high`? Raise it, or end there as {timed.event} = no"
     if marked := other_mark(rows, contract, entry):
         mark = "." if entry.decimal == "," else ","
         yield "note", f"most values of {', '.join(marked)} are numbers with {mark!r}: is that the `decimal`?"

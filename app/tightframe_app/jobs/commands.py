@@ -6,6 +6,7 @@ import contextlib
 import json
 import shlex
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -217,6 +218,8 @@ def export(
         recipe = _recipe(name)
     elif contract is not None:
         recipe = pairs.pair_with_contract(str(method), contract)
+        if output is not None and pairs.NAME.fullmatch(output.name):
+            recipe = replace(recipe, name=output.name)  # several jobs of one table have their own names
     else:
         recipe = pairs.pair(str(method), str(dataset))
     if preset not in recipe.presets:

@@ -320,7 +320,11 @@ def ledger_explain(
         for paragraph in explain(spending, query.epsilon):
             out.print(Padding(shown(paragraph), (0, 0, 1, 2)))
         if query.epsilon is not None and (sentences := what_if.fitting(spending, query.epsilon)):
-            out.print(Padding("What would fit, each by itself:", (0, 0, 0, 2)))
+            said = (
+                "What would fit, each by itself (a noise multiplier is the size of the noise over the most "
+                "that one record can change):"
+            )
+            out.print(Padding(said, (0, 0, 0, 2)))
             for text in sentences:
                 out.print(Padding(f"- {text}", (0, 0, 0, 2)))
             out.print()

@@ -193,10 +193,36 @@ def _check_alike(first: Run, other: Run) -> None:
 
 
 def differing(runs: Sequence[Run]) -> dict[str, list[Any]]:
-    """Return the values in which the jobs differ: key -> one value a run, None where it has no such key."""
-    keys = sorted({key for run in runs for key in run.values})
+    """Return the values in which the jobs differ: key -> one value a run, None where it has no such key.
+
+    An option's default is not listed where other runs have another method, data set or model, without it.
+    """
+    keys = sorted({key for run in runs for key in run.values if not _implied(runs, key)})
     found = {key: [run.values.get(key) for run in runs] for key in keys}
     return {key: values for key, values in found.items() if any(value != values[0] for value in values)}
+
+
+def _implied(runs: Sequence[Run], key: str) -> bool:
+    """Check whether some runs do not have an option, and nobody set it in the others."""
+    with_it = [run for run in runs if key in run.values]
+    asked = [dict(dotted(run.found.outcome.job)) for run in with_it]
+    return "_options." in key and len(with_it) < len(runs) and not any(key in values for values in asked)
+
+
+FEW_POSITIVES = 10
+"""Records with a finding below which its area says little."""
+
+
+def positives(runs: Sequence[Run]) -> dict[str, int]:
+    """Return each finding's test records that have it; none where records have one class each."""
+    test = next((run.test for run in runs if run.test is not None and run.test.findings), None)
+    return {} if test is None else {name: test.class_records.get(name, 0) for name in test.findings or {}}
+
+
+def few_positives(runs: Sequence[Run]) -> str:
+    """Name the findings on whose few records a mean area hangs; nothing if there are none."""
+    few = [f"{name} {count}" for name, count in positives(runs).items() if count < FEW_POSITIVES]
+    return f"AUROC is a mean over findings, some of few positive records: {', '.join(few)}" if few else ""
 
 
 def settings(runs: Sequence[Run]) -> list[tuple[str, list[Run]]]:

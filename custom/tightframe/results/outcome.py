@@ -362,8 +362,8 @@ def _counted_lines(statistics: TableStatistics | None) -> list[str]:
         lines.append(f"   {plural(statistics.failed, 'silo')} could not count, and is in no number")
     if statistics.withheld:
         lines.append(
-            f"   some numbers are withheld: fewer than {statistics.least[1]} patients at a silo, or fewer "
-            f"than {statistics.holders} silos"
+            f"   some numbers are withheld: fewer than {statistics.least[1]} {statistics.whom} at a silo, or "
+            f"fewer than {statistics.holders} silos"
         )
     if statistics.survival is not None:
         lines += [f"   {lack}" for lack in statistics.survival.lacks]

@@ -178,7 +178,9 @@ def round_line(row: Row, rounds: int, roster: Sequence[str], before: Row | None)
             f"training loss {shown(loss)}" + (f" (terms before their weights: {terms})" if terms else "")
         )
     if before is not None and before.test is not None:
-        which = "initial model" if before.round == 0 else f"model after round {before.round}"
+        # A closed form's sum before the first round makes a model, too.
+        first = "initial model" if before.kind == "start" else "model before round 1"
+        which = first if before.round == 0 else f"model after round {before.round}"
         parts.append(f"test of the {which}: {in_words(before.test)}")
     if row.privacy is not None:
         parts.append(str(row.privacy))

@@ -166,6 +166,7 @@ class TableStatistics(ResultFile):
         silos: in the sums.
         failed: number of them that could not count, and are in no number.
         least: smallest and largest of the silos' least numbers of patients in a cell (``min_class_count``).
+        named: whether the contract names patients; else cells count records.
         holders: fewest silos of a total that is opened.
         grid: part of its range to which a number was rounded before it was summed.
         noisy: whether totals carry the noise of differential privacy.
@@ -187,6 +188,7 @@ class TableStatistics(ResultFile):
     silos: list[str]
     failed: int = 0
     least: tuple[int, int]
+    named: bool = True
     holders: int
     grid: float
     noisy: bool = False
@@ -202,6 +204,11 @@ class TableStatistics(ResultFile):
     def _as_made(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Leave out a survival that there is not."""
         return {key: item for key, item in handler(self).items() if key != "survival" or item is not None}
+
+    @property
+    def whom(self) -> str:
+        """Name what a silo counts in a cell."""
+        return "patients" if self.named else "records"
 
     @property
     def withheld(self) -> bool:

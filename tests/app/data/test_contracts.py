@@ -18,7 +18,7 @@ from sklearn.datasets import (
     load_wine,
     make_multilabel_classification,
 )
-from tests.support.tables import WARD, contract, ward_rows, write
+from tests.support.tables import HEADER, WARD, contract, ward_rows, write
 from typer.testing import CliRunner, Result
 
 from tightframe.data.base import FOLDS
@@ -31,6 +31,7 @@ from tightframe.data.table.sources.rows import read
 from tightframe.data.table.summary import describe
 from tightframe.errors import DataError
 from tightframe_app.cli import app
+from tightframe_app.jobs import folders
 
 
 def typed(*arguments: str | Path) -> Result:
@@ -243,6 +244,25 @@ def test_a_contract_becomes_a_job_and_the_site_check_finds_what_breaks_it(
     write(tmp_path / "a.csv", rows)
     checked = typed("site", "check", "-c", config, "--job", job)
     assert checked.exit_code == 1 and "TF-215" in told(checked) and "(5)" in told(checked)
+
+
+def test_a_time_beyond_the_longest_gets_a_hint(tmp_path: Path) -> None:
+    (tmp_path / "c.json").write_text(
+        json.dumps(contract(survival={"time": "days", "event": "died", "high": 1500}))
+    )
+    rows = [[*row, "1600" if place == 3 else "20", "yes"] for place, row in enumerate(ward_rows())]
+    entry = {"file": str(write(tmp_path / "a.csv", rows, header=(*HEADER, "days", "died")))}
+    done = typed("data", "check", "--contract", tmp_path / "c.json", "-s", sites(tmp_path, a=entry))
+    assert done.exit_code == 1 and "days: outside 0 to 1500: 1 row (5)" in told(done)
+    assert "days: longer than `high`? Raise it, or end there as died = no" in told(done)
+
+
+def test_a_job_of_a_contract_is_named_by_its_folder(agreed: Path, tmp_path: Path) -> None:
+    words = ("jobs", "export", "--method", "fedavg", "--contract", agreed, "-o", tmp_path / "wide")
+    assert typed(*words).exit_code == 0
+    assert folders.read_job(tmp_path / "wide")["job_name"] == "wide"
+    assert typed(*words, "--force", "--set", "job_name=own").exit_code == 0
+    assert folders.read_job(tmp_path / "wide")["job_name"] == "own"
 
 
 def test_describe_has_the_numbers_of_pandas(tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ th,td{padding:.28em .9em .28em 0;text-align:left;vertical-align:top;border-botto
 white-space:nowrap;max-width:28em;overflow:hidden;text-overflow:ellipsis}
 td.wrap{white-space:normal;overflow-wrap:anywhere;min-width:12em}
 thead th{color:var(--soft);font-weight:600;white-space:normal;vertical-align:bottom;max-width:10em;
-overflow:visible}tbody th{font-weight:500}
+overflow:visible;overflow-wrap:break-word}tbody th{font-weight:500}
 .missing{color:var(--soft);font-style:italic}abbr.missing{text-decoration:underline dotted;cursor:help}
 nav.contents ul{list-style:none;margin:.2em 0 1em;padding:0;columns:15em;column-gap:1.5em}
 nav.contents li{break-inside:avoid;padding:.18em 0}

@@ -136,8 +136,9 @@ def _words(fold: FoldMetrics, whose: str, bins: int) -> str:
         else "Brackets are 95 % limits for the number of test records (Wilson's)."
     )
     return (
-        f"From the score histograms ({bins} bins) of {whose}: each class against all others. Nothing more "
-        "was asked of a silo for it. At an edge of a bin sensitivity and specificity are "
+        f"From the score histograms ({bins} bins) of {whose}: "
+        + ("each finding by itself" if fold.findings is not None else "each class against all others")
+        + ". Nothing more was asked of a silo for it. At an edge of a bin sensitivity and specificity are "
         + ("as exact as the noise leaves them" if fold.noisy else "exact")
         + f". A range with \u2013 holds wherever the scores lie in their bins. {limits}"
     )

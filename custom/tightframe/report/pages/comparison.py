@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from tightframe.report.comparing import MEASURES, Run, differing, paired, settings
+from tightframe.report.comparing import MEASURES, Run, differing, few_positives, paired, positives, settings
 from tightframe.report.drawing import forest, layout, plots
 from tightframe.report.drawing.frame import SERIES
 from tightframe.report.drawing.markup import Markup, Part, figure, section, table, tag
@@ -21,7 +21,7 @@ def page(runs: Sequence[Run]) -> str:
         parts.append(
             layout.notice("warn", "Synthetic records: the numbers say nothing about medicine or a method.")
         )
-    parts += [_last(runs), _curves(runs), _paired(runs), _differing(runs)]
+    parts += [_last(runs), *_findings(runs), _curves(runs), _paired(runs), _differing(runs)]
     return layout.page(f"{len(runs)} runs", "Tightframe comparison of runs", *parts)
 
 
@@ -127,6 +127,26 @@ def _differing(runs: Sequence[Run]) -> Markup:
         [key, *("-" if value is None else str(value) for value in values)] for key, values in found.items()
     ]
     return section("What the jobs differ in", table(["value", *(run.name for run in runs)], rows))
+
+
+def findings(runs: Sequence[Run]) -> list[list[str]]:
+    """Return a row for each finding: its name, its positive records, each run's sensitivity and AUROC."""
+    rows = []
+    for name, count in positives(runs).items():
+        row = [name, str(count)]
+        for run in runs:
+            found = None if run.test is None else (run.test.findings or {}).get(name)
+            row.append("-" if found is None else f"{shown(found.sensitivity)}, {shown(found.auroc)}")
+        rows.append(row)
+    return rows
+
+
+def _findings(runs: Sequence[Run]) -> list[Part]:
+    rows: list[list[Part]] = [[*row] for row in findings(runs)]
+    head = ["finding", "positives", *(run.name for run in runs)]
+    note = few_positives(runs)
+    said = [tag("p", f"{note}.")] if note else []
+    return [section("Findings: sensitivity, AUROC", table(head, rows), *said)] if rows else []
 
 
 def lines(runs: Sequence[Run]) -> list[list[str]]:

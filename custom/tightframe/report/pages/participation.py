@@ -226,8 +226,10 @@ def _survivors(transcript: Transcript) -> list[Part]:
 
 def _keys(named: Sequence[tuple[str, str]]) -> str:
     """Explain short names that are no round's number."""
-    kinds = {brief: name.partition(",")[0] for name, brief in named if not brief[:1].isdigit()}
-    return "".join(f"; {brief.partition('.')[0]}: {name}" for brief, name in kinds.items())
+    kinds = {
+        brief.partition(".")[0]: name.partition(",")[0] for name, brief in named if not brief[:1].isdigit()
+    }
+    return "".join(f"; {brief}: {name}" for brief, name in kinds.items())
 
 
 def _results(transcript: Transcript) -> str:

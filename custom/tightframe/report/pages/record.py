@@ -173,7 +173,11 @@ def configuration(found: ServerResults) -> Markup:
     job, whole = found.outcome.job, found.outcome.effective
     if not job:
         return section("Configuration", tag("p", "The results do not say what the job was."))
-    rows: list[list[Part]] = [[key, _told(key, value)] for key, value in dotted(whole or job)]
+    # A job of statistics trains nothing.
+    idle = ("training.", "method_options", "model") if found.outcome.statistics_only else ()
+    rows: list[list[Part]] = [
+        [key, _told(key, value)] for key, value in dotted(whole or job) if not key.startswith(idle)
+    ]
     about = (
         "Every value of the job, with the defaults of what it leaves out, those of its method, data set and "
         "model among them"
@@ -195,7 +199,7 @@ def proof(found: ServerResults) -> Markup:
     parts: list[Part] = [
         facts(
             [
-                (MODEL, _hash(card.model_sha256 if card else None)),
+                (MODEL, None if outcome.statistics_only else _hash(card.model_sha256 if card else None)),
                 ("pretrained start", _hash(start.sha256) if start else None),
                 ("job", _hash(outcome.job_sha256)),
                 ("transcript, last line", _hash(transcript.head) if transcript else None),

@@ -155,21 +155,27 @@ def recall(fold: FoldMetrics, whose: str, finds: str = "the final model finds") 
         for name, count in zip(classes, counts, strict=True)
     ]
     head = "test records (noisy)" if fold.noisy else "test records"
+    title, one = recall_title(fold), "finding" if fold.findings is not None else "class"
     dash = "no records, or too few silos could tell" if None in counts else "no records"
     return section(
-        "Recall by class",
+        title,
         figure(
             partial(
                 plots.bars,
-                "Recall by class",
+                title,
                 list(zip(classes, notes, strict=True)),
                 bars,
             ),
-            f"Share of each class's test records that {finds}, {whose}; a dash: "
+            f"Share of each {one}'s test records that {finds}, {whose}; a dash: "
             f"{'too few noisy records to tell' if fold.noisy else dash}.",
         ),
-        kept(len(rows), "All classes in numbers", table(["class", "recall", head], rows)),
+        kept(len(rows), "All classes in numbers", table([one, "recall", head], rows)),
     )
+
+
+def recall_title(fold: FoldMetrics) -> str:
+    """Name the share of a class's, or a finding's, records that a model finds."""
+    return "Recall by class" if fold.findings is None else "Sensitivity by finding"
 
 
 def _recalled(fold: FoldMetrics, name: str, count: int | None) -> Part:

@@ -53,7 +53,7 @@ def page(found: SiloResults, wanted: clinical.Wanted = clinical.DEFAULT) -> str:
     if test.records:
         by_class = recalls(report)
         models = {_final(report): test, LOCAL: report.local_only.test if report.local_only else None}
-        parts.append(section("Recall by class", results.side_by_side(models, by_class)))
+        parts.append(section(results.recall_title(test), results.side_by_side(models, by_class)))
         if test.confusion is not None:
             model = _final_model(report)
             parts.append(results.confusion(list(test.recall), test.confusion, "this silo's own", model))
@@ -313,7 +313,8 @@ def _records(report: SiloReport) -> Markup:
     classes = list(dict.fromkeys([*records.train, *records.validation, *records.test]))
     folds = (records.train, records.validation, records.test)
     rows: list[list[Part]] = [[name, *(str(fold.get(name, 0)) for fold in folds)] for name in classes]
-    rows.append(["together", *(str(records.together(fold)) for fold in ("train", "validation", "test"))])
+    all_of = "together" if records.folds is None else "records, with several findings or none"
+    rows.append([all_of, *(str(records.together(fold)) for fold in ("train", "validation", "test"))])
     return section(
         "This silo's records",
         results.kept(

@@ -40,7 +40,7 @@ def in_words(found: TableStatistics) -> str:
         )
     least = found.least[0] if found.least[0] == found.least[1] else f"{found.least[0]} to {found.least[1]}"
     return (
-        f"Numbers are exact sums. A silo withholds a cell of fewer than {least} patients (its own "
+        f"Numbers are exact sums. A silo withholds a cell of fewer than {least} {found.whom} (its own "
         "`min_class_count`), and further ones that would give it away, before the sum; a number that fewer "
         f"than {found.holders} silos tell is not opened. Such numbers are marked, and never shown as zero."
     )

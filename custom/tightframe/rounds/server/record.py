@@ -243,8 +243,10 @@ class RunRecord:
             return [self.privacy.describe()]
         counts = sorted({item.min_class_count for item in self.declared.values()})
         least = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else "".join(map(str, counts))
+        layout = self._setup.layout
+        whom = "patients" if layout is not None and layout.contract.patient is not None else "records"
         return [
-            f"cells of fewer than {least} patients at a silo are withheld there, before the sum; totals that "
+            f"cells of fewer than {least} {whom} at a silo are withheld there, before the sum; totals that "
             f"fewer than {MIN_HOLDERS} silos tell are not opened",
             "no differential privacy: a total itself is exact",
         ]
@@ -321,6 +323,7 @@ class RunRecord:
             silos=row.silos,
             failed=failed,
             least=(min(counts), max(counts)),
+            named=layout.contract.patient is not None,
             holders=MIN_HOLDERS,
             grid=1 / UNITS,
             synthetic=self.synthetic,
