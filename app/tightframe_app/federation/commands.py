@@ -64,7 +64,7 @@ def init(
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
     if len(site) < LEAST:
-        _say(f"note: {len(site)} hospitals are too few for secure sums, which need {LEAST} or more")
+        _say(f"note: secure sums need at least {LEAST} hospitals, got {len(site)}")
     new, there = request_files.write(content, output)
     for path in new:
         _say(f"written: {output / path}")
