@@ -114,7 +114,7 @@ class _Kit:
                     # A certificate is refused after the handshake; a server that accepts it speaks first.
                     if shut.recv(1):
                         return None
-                return f"the server {where} closes the connection without a word"
+                return f"the server {where} closes the connection, as where it refuses a certificate"
             except ssl.SSLCertVerificationError as error:
                 return f"the server {where} {_unverified(error)}"
             except ssl.SSLError as error:

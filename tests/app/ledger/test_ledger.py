@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sqlite3
 from pathlib import Path
 
@@ -153,6 +154,7 @@ def test_verify(state: Path, root: Path) -> None:
     done = run("verify", ledger_path(state, "site-1"), "--root", root)
     said = flat(done.stdout)
     assert done.exit_code == 0 and said.startswith("whole: ")
+    assert re.search(r"secure sums \d+ steps? in these entries", said)
     assert "entries 13" in said and "signed by site-1, certificate" in said and ": 13 entries" in said
     proved, _, rest = said.partition("What this does not prove")
     assert "none was changed, moved or removed" in proved
