@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from tightframe.errors import JoinError
+from tightframe.files import write_json
 from tightframe_app.federation.provisioner import (
     REQUESTED,
     certified_code,
@@ -18,6 +21,9 @@ from tightframe_app.federation.provisioner import (
     zipped,
 )
 from tightframe_app.screens import shown
+
+ISSUED = "issued.json"
+"""File in the root key's folder: whose key was certified when."""
 
 
 @dataclass(frozen=True)
@@ -79,8 +85,8 @@ def certify(
         the requests that were not confirmed.
 
     Raises:
-        JoinError: TF-751, if two requests have one name; TF-755, if another was answered; TF-752, if the
-            engine refused, or certified something else.
+        JoinError: TF-751, if two requests have one name; TF-755, if another was answered or certified;
+            TF-752, if the engine refused, or certified something else.
     """
     names = [request.name for request in requests]
     if twice := sorted({name for name in names if names.count(name) > 1}):
@@ -98,6 +104,7 @@ def certify(
                 "was certified. Remove it, or name another folder with --output.",
                 code="TF-755",
             )
+    _refuse_issued(requests, ca)
     for request, answer in zip(requests, answers, strict=True):
         if answer.exists():
             made.append((request, answer))
@@ -124,8 +131,53 @@ def certify(
                 "certificate was deleted.",
                 code="TF-752",
             )
+        _note_issued(request, ca)
         made.append((request, answer))
     return made, left
+
+
+def _issued(ca: Path) -> dict[str, dict[str, str]]:
+    """Return the names that were certified: each with the code of its key, and when.
+
+    Raises:
+        JoinError: TF-755, if the file cannot be read.
+    """
+    path = ca / ISSUED
+    if not path.exists():
+        return {}
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        return {str(name): {"key": str(one["key"]), "on": str(one["on"])} for name, one in values.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        raise JoinError(
+            f"Expected the names that were certified in {path}, but it cannot be read. Nothing was "
+            "certified. Put its backup back, or remove it: then no second key of a name is noticed.",
+            code="TF-755",
+        ) from None
+
+
+def _refuse_issued(requests: list[Request], ca: Path) -> None:
+    """Refuse another key of a name that has a certificate.
+
+    Raises:
+        JoinError: TF-755.
+    """
+    issued = _issued(ca)
+    for request in requests:
+        one = issued.get(request.name)
+        if one is not None and one["key"] != request.code:
+            raise JoinError(
+                f"Expected the first key of {request.name}, but its key {one['key']} was certified on "
+                f"{one['on']}, and stays valid. Nothing was certified. Call {request.name} back. A renewed "
+                "certificate, or a second account's, is certified by `nvflare cert approve` "
+                "(docs/operations.md, One at a time).",
+                code="TF-755",
+            )
+
+
+def _note_issued(request: Request, ca: Path) -> None:
+    one = {"key": request.code, "on": f"{datetime.now(UTC):%Y-%m-%d}"}
+    write_json(ca / ISSUED, _issued(ca) | {request.name: one})
 
 
 def _certified(answer: Path, name: str) -> str | None:

@@ -19,6 +19,8 @@ PROFILES = ("strict", "standard", "research")
 SITE_STATE, SERVER_STATE = Path("/var/lib/tightframe"), Path("/var/lib/tightframe-server")
 TRAINING_SOCKET = Path("/run/tightframe/training.sock")
 CONFIG = "tightframe.json"
+LEAST = 3
+"""Hospitals that a secure sum needs."""
 out = lines()
 
 Kit = Annotated[
@@ -61,6 +63,8 @@ def init(
         content = request_files.files(project, port, participants)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
+    if len(site) < LEAST:
+        _say(f"note: secure sums need at least {LEAST} hospitals, got {len(site)}")
     new, there = request_files.write(content, output)
     for path in new:
         _say(f"written: {output / path}")
@@ -73,7 +77,7 @@ def init(
     _say("Each participant, on the machine that will use its key (send it the request file):")
     _say("  tightframe site join NAME.yml")
     _say("The keeper of the root key, who calls each of them:")
-    _say(f"  tightframe federation certify *.request.zip -c ca --profile {profile}")
+    _say(f"  tightframe federation certify NAME.request.zip ... -c ca --profile {profile}")
     _say("Each participant, with the root's fingerprint given by telephone:")
     _say("  tightframe site join NAME.signed.zip")
     _say("The server and each hospital, last:  tightframe site start KIT")

@@ -7,6 +7,7 @@ identified by its ``startup`` folder and the certificate in it; nothing in ``sta
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,9 @@ from tightframe.files import quoted, write_json
 
 BEFORE = ".before"
 """Suffix of a file that was replaced with --force."""
+
+LEFT = "left.json"
+"""File beside ``startup`` that leaving writes."""
 
 PERSON_FILE = "fed_admin.json"
 """File in ``startup`` that only a person's kit has."""
@@ -229,9 +233,17 @@ class Kit:
                 f"Expected a startup kit of a site or of the server, but {folder} is {persons_kit(startup)}.",
                 code="TF-615",
             )
+        if (on := left_on(folder)) is not None:
+            raise SiteConfigError(
+                f"Expected a startup kit of a site or of the server in {folder}, but this site has left its "
+                f"federation on {on} (tightframe site leave). To take part again, ask for a new certificate "
+                "in another folder.",
+                code="TF-615",
+            )
         raise SiteConfigError(
             f"Expected a startup kit of a site or of the server in {folder}, but there is neither "
-            f"startup/{SITE_FILE} nor startup/{SERVER_FILE}: give the folder that `nvflare package` printed.",
+            f"startup/{SITE_FILE} nor startup/{SERVER_FILE}: give the "
+            "folder that `tightframe site join` (or `nvflare package`) printed.",
             code="TF-615",
         )
 
@@ -286,6 +298,13 @@ class Kit:
                 path.replace(path.with_name(name + BEFORE))
             write_json(path, files[name], mode=0o600 if name == "tightframe.json" else 0o644)
         return written, [name for name in there if name not in others]
+
+
+def left_on(folder: Path) -> str | None:
+    """Return the day on which a site left that had its kit in a folder; None if it has not."""
+    values = _values(folder / LEFT)
+    on = values.get("on") if isinstance(values, dict) else None
+    return on if isinstance(on, str) and re.fullmatch(r"[0-9]{4}-[0-9]{2}-[0-9]{2}", on) else None
 
 
 def persons_kit(startup: Path) -> str:

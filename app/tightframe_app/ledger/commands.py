@@ -177,11 +177,13 @@ def ledger_verify(
 
 def _print_whole(out: Console, path: Path, whole: Verified, remembered: int, heads: int) -> None:
     """Print a ledger that is whole: what is in it, who signed it, and what that proves."""
+    from tightframe.results.words import plural
     from tightframe.rounds.site_ledger.keys import signer_name
 
     out.print(Text.assemble(("whole:", "bold green"), f" {shown(str(path))}"))
     facts = [("entries", str(len(whole.entries))), ("ledger", whole.head.ledger)]
-    facts.append(("secure sums", f"{remembered} entries"))
+    # One entry may have several steps of a sum.
+    facts.append(("secure sums", f"{plural(remembered, 'step')} in these entries"))
     if whole.entries:
         facts.append(("from, to", f"{_time(whole.entries[0].time)}, {_time(whole.entries[-1].time)}"))
     for name, certificate in sorted(whole.certificates.items()):

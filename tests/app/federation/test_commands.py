@@ -148,6 +148,12 @@ def test_a_hospital_that_joins_later_adds_one_file(tmp_path: Path) -> None:
     assert f"exists already: {tmp_path}/project.yml" in told
 
 
+def test_two_hospitals_are_told_that_secure_sums_need_three(tmp_path: Path) -> None:
+    two = federation(*INIT[:6], *INIT[8:], "-o", str(tmp_path / "two")).output
+    assert "note: secure sums need at least 3 hospitals, got 2" in two
+    assert "at least 3" not in federation(*INIT, "-o", str(tmp_path / "three")).output
+
+
 def test_other_values_replace_nothing(tmp_path: Path) -> None:
     federation(*INIT, "-o", str(tmp_path))
     before = hashes(tmp_path)

@@ -188,6 +188,9 @@ def _data(entry: SiteEntry, label: str, job: JobConfig | None, scope: Scope) -> 
             folds = ", ".join(f"{number} {fold}" for fold, number in sizes.items())
             table = count_table(dict(zip(spec.class_names, counts.tolist(), strict=True)))
             text = f"{name}: {records.source}: {folds} records, {how} (training: {table})"
+            if not asks and "silos" in spec.options.model_fields:
+                number = options.model_dump()["silos"]
+                text += f"; {number} silos are the default, and a job may divide otherwise (--job)"
             yield Finding(area, "ok", text)
     if rehearses:
         yield Finding(area, "note", "no records are configured: simulations use generated ones")

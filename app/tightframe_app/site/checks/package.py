@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
 
+from tightframe import __version__
 from tightframe_app.site.checks.findings import Finding
 
 PROJECT = "tightframe"
@@ -49,6 +50,7 @@ def compared(installed: Distribution, runs: Path) -> Iterator[Finding]:
     what = f"{PROJECT} {installed.version}"
     root = Path(str(installed.locate_file(""))).resolve()
     if _editable(installed) or root / PROJECT != runs:
+        what = f"{PROJECT} {__version__}"  # the installation's own may be of an earlier checkout
         yield Finding(AREA, "note", f"{what} runs from {runs}, a checkout: {_UNSIGNED}")
         return
     wrong, listed = [], set()

@@ -220,7 +220,8 @@ def leave(
     opened = stop.site_kit(kit)
     going = leaving.departure(opened, output)
     paths = [*going.files, *(going.keys if delete_keys else ()), *(going.ledger if delete_ledger else ())]
-    _say(f"{going.name} leaves {going.project}. Removed on this machine:")
+    would = "Removed" if yes else "Would be removed"
+    _say(f"{going.name} leaves {going.project}. {would} on this machine:")
     for path in paths:
         _say(f"  {path}")
     _say("Kept: the records, and jobs' logs, reports and models")
@@ -238,6 +239,7 @@ def leave(
     roots = [opened.folder, *([] if going.state is None else [going.state])]
     roots += sorted({key.parent.resolve() for key in going.keys if key.parent != opened.startup})
     leaving.remove(tuple(paths), *roots)
+    leaving.note(opened)
     _say(f"{going.name} has left on this machine. A service that starts it has to be disabled, too.")
     _say(f"its pin was  {going.name}={going.pin}")
     print_list(out, "For the lead, who passes it on", leaving.duties(going))

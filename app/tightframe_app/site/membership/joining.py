@@ -267,6 +267,15 @@ def find_request(answer: Answer, given: Path | None) -> Path:
         matches = isinstance(values, dict) and values.get("request_id") == answer.number
         if matches and (folder / f"{name}.key").is_file():
             return folder.resolve()
+    for folder in [given] if given is not None else usual:
+        who, kit = answer.participant, folder.absolute().parent / KITS
+        if (on := kits.left_on(kit / who.project / f"prod_{answer.version}" / name)) is not None:
+            raise JoinError(
+                f"Expected the request that {answer.path.name} answers, but {name} has left its federation "
+                f"on {on} (tightframe site leave). To take part again, ask for a new certificate in another "
+                "folder.",
+                code="TF-754",
+            )
     looked = ", ".join(str(folder) for folder in ([given] if given is not None else usual))
     raise JoinError(
         f"Expected the folder of request {answer.number}, with the key {name}.key, in one of: {looked}. It "

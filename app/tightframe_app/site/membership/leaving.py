@@ -13,12 +13,14 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from tightframe.errors import JoinError
-from tightframe.files import quoted
-from tightframe_app.federation.kits import CONFIG_FILE, Kit
+from tightframe.errors import JoinError, TightframeError
+from tightframe.files import quoted, write_json
+from tightframe_app.federation.kits import CONFIG_FILE, LEFT, Kit
 from tightframe_app.site.membership.joining import NOTES
 
 KEY = "client.key"
+LEAST = 3
+"""Hospitals that a secure sum needs: of two each could subtract its own part."""
 PROOFS = frozenset({KEY, "client.crt", "rootCA.pem"})
 """Files of ``startup`` without which the ledger and transcripts cannot be verified, and the key itself."""
 
@@ -36,6 +38,7 @@ class Departure:
         pin: the site's; empty if its certificate cannot be read.
         ends: when the certificate ends.
         state: folder for lasting state, if there is one.
+        cohort: the hospitals of its latest secure sums, this one included; empty if that is not known.
     """
 
     files: tuple[Path, ...]
@@ -46,6 +49,7 @@ class Departure:
     pin: str
     ends: datetime | None
     state: Path | None
+    cohort: tuple[str, ...]
 
 
 def departure(kit: Kit, request: Path | None) -> Departure:
@@ -63,6 +67,7 @@ def departure(kit: Kit, request: Path | None) -> Departure:
     from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
     from tightframe_app.site import stop
+    from tightframe_app.site.membership import starting
 
     if running := stop.running(kit.folder):
         raise JoinError(
@@ -75,11 +80,12 @@ def departure(kit: Kit, request: Path | None) -> Departure:
     public = certificate.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
     digest = hashes.Hash(hashes.SHA256())
     digest.update(public)
-    state = _state(kit)
+    state = starting.state_folder(kit)
     asked = _request(kit, request, public)
     files = [path for path in sorted(kit.startup.iterdir()) if path.name not in PROOFS]
     files += [path for path in sorted(kit.local.iterdir()) if path.name != CONFIG_FILE]
     files += [kit.folder / name for name in ("transfer", "readme.txt", *stop.NOTES)]
+    files += starting.notes(kit)
     keys = [kit.startup / KEY]
     if asked is not None:
         names = [f"{kit.name}.csr", f"{kit.name}.request.zip", "request.json", "site.yaml", NOTES]
@@ -97,6 +103,7 @@ def departure(kit: Kit, request: Path | None) -> Departure:
         digest.finalize().hex(),
         certificate.not_valid_after_utc.astimezone(UTC),
         state,
+        _cohort(kit),
     )
 
 
@@ -116,12 +123,18 @@ def remove(paths: tuple[Path, ...], *roots: Path) -> None:
             folder.rmdir()
 
 
+def note(kit: Kit) -> None:
+    """Note in the folder of a kit, if anything of it is left, when the site has left."""
+    if kit.folder.is_dir():
+        write_json(kit.folder / LEFT, {"site": kit.name, "on": f"{datetime.now(UTC):%Y-%m-%d}"})
+
+
 def duties(going: Departure) -> list[str]:
     """Return what the others have to do, for the lead; nothing of it can be done from here."""
     until = "its end" if going.ends is None else f"{going.ends:%Y-%m-%d}"
     name = going.name
     return [
-        f"Export the next jobs without {name} (`--sites` names the others alone; three at least remain).",
+        f"Export the next jobs without {name} (`--sites` names the others alone). {_left(going)}",
         f"The other hospitals refuse such a job (TF-612) until each has accepted the cohort without {name}: "
         "the difference to earlier totals can be its own counts. They run `tightframe site cohort accept`.",
         f"The certificate is valid until {until}, and there are no revocation lists. So that nobody accepts "
@@ -134,12 +147,29 @@ def duties(going: Departure) -> list[str]:
     ]
 
 
-def _state(kit: Kit) -> Path | None:
+def _left(going: Departure) -> str:
+    """Say whether the hospitals of the last cohort are enough for secure sums without this one."""
+    need = f"Secure sums need {LEAST} hospitals"
+    others = [name for name in going.cohort if name != going.name]
+    if not others:
+        return f"{need}: how many remain is not known here."
+    few = "; a third has to join first" if len(others) == LEAST - 1 else "; others have to join first"
+    remain = f"of the last cohort remain {len(others)}, {', '.join(others)}"
+    return f"{need}: {remain}{few if len(others) < LEAST else ''}."
+
+
+def _cohort(kit: Kit) -> tuple[str, ...]:
+    """Return the hospitals of this site's latest secure sums; none if its ledger does not tell."""
+    from tightframe.securesum.site.journal import CohortAccepted, StaticMasked, StaticOpened
+    from tightframe_app.site.memory import memory_of
+
     try:
-        values = json.loads((kit.local / CONFIG_FILE).read_text(encoding="utf-8"))
-        return Path(values["state_dir"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+        entries = memory_of(kit.local / CONFIG_FILE, kit.name, kit.startup).read()
+    except (TightframeError, OSError):
+        return ()
+    kinds = StaticMasked | StaticOpened | CohortAccepted
+    rosters = [tuple(entry.roster) for entry in entries if isinstance(entry, kinds)]
+    return rosters[-1] if rosters else ()
 
 
 def _ledger(kit: Kit, state: Path | None) -> Iterator[Path]:

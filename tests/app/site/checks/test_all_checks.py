@@ -92,6 +92,13 @@ def _problems(config: Path, **how: Any) -> list[str]:
     return [f"{item.area}: {item.text}" for item in _found(config, **how) if item.state == "problem"]
 
 
+def test_of_a_set_that_jobs_divide_the_default_is_said_to_be_one(hospital: Path) -> None:
+    _change(hospital, data={"digits": {"silo": 0}})
+    (text,) = [item.text for item in _found(hospital, records=False) if item.text.startswith("digits: ")]
+    assert "silo 0 of 10" in text
+    assert text.endswith("; 10 silos are the default, and a job may divide otherwise (--job)")
+
+
 def test_a_site_made_from_the_templates_has_no_problem(hospital: Path, tmp_path: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
     line = ["site", "check", "-c", str(hospital), "--production"]

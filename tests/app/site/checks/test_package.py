@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tightframe import __version__
 from tightframe_app.site.checks.findings import Finding
 from tightframe_app.site.checks.package import compared, package
 
@@ -78,6 +79,9 @@ def test_a_checkout_is_told_and_proves_nothing(root: Path, tmp_path: Path) -> No
     assert elsewhere.state == "note" and f"runs from {tmp_path / 'checkout' / 'tightframe'}" in elsewhere.text
     (root / INFO / "direct_url.json").write_text(json.dumps({"dir_info": {"editable": True}}))
     assert found(root).state == "note" and "a checkout" in found(root).text
+    assert f"tightframe {__version__} runs from" in found(root).text, (
+        "not the version that was installed once"
+    )
 
 
 def test_these_tests_run_from_a_checkout() -> None:

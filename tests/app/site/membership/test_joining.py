@@ -13,6 +13,7 @@ import sys
 import tomllib
 import zipfile
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,9 @@ from tests.support.production.guides import ONE_MACHINE, Guide
 from typer.testing import CliRunner, Result
 
 from tightframe.data.image_sets import open_silos
-from tightframe.errors import JoinError
+from tightframe.errors import JoinError, SiteConfigError
 from tightframe_app.cli import app
+from tightframe_app.site.membership import leaving
 
 NAMES = ("hospital-1", "hospital-2", "hospital-3")
 SERVER, LEAD = "flare.example.org", "lead@example.org"
@@ -97,6 +99,12 @@ def certify(folder: Path, name: str = "hospital-1", *more: str) -> str:
     return run("federation", "certify", *words, "--key", code_of(folder / name), *more).output
 
 
+def nobody_certified() -> None:
+    """Go back to before the keeper has certified anybody."""
+    Path(ANSWER).unlink()
+    Path("ca/issued.json").unlink()
+
+
 @pytest.fixture
 def here(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy of it, as the current folder."""
@@ -137,7 +145,7 @@ def test_one_question_each_and_the_kit_is_shut_and_filled(here: Path, told: str)
             code=JoinError,
         ).exception.code
     )
-    Path(ANSWER).unlink()
+    nobody_certified()
     certify(here)
     assert f"certified: hospital-1; return {here / ANSWER}" in certify(here), "again is no error"
     made = run("site", "join", ANSWER, said=":".join(re.findall("..", told)) + "\n", code=1).output
@@ -270,7 +278,7 @@ def test_the_kit_is_made_once_and_what_is_in_it_stays(here: Path, told: str) -> 
 
 
 def test_only_what_was_read_out_is_certified(here: Path) -> None:
-    Path(ANSWER).unlink()
+    nobody_certified()
     words = ["federation", "certify", "hospital-1/hospital-1.request.zip", "-c", "ca"]
     words += ["--profile", "federation/project.yml"]
     for said, more in (("n\n", []), ("", []), (None, ["--key", "0" * 32])):
@@ -282,9 +290,24 @@ def test_only_what_was_read_out_is_certified(here: Path) -> None:
     assert "certified: hospital-1" in run(*words, said="y\n").output and Path(ANSWER).is_file()
 
 
+def test_a_second_key_of_a_name_is_not_certified_unnoticed(here: Path) -> None:
+    """Also into another folder: the root key's folder knows whom it has certified."""
+    run("site", "join", "hospital-1.yml", "--data", "later", "-o", "thief/hospital-1")
+    words = ["federation", "certify", "thief/hospital-1/hospital-1.request.zip", "-c", "ca"]
+    words += ["--profile", "federation/project.yml", "-o", "other"]
+    words += ["--key", code_of(Path("thief/hospital-1"))]
+    told = fails("TF-755", *words)
+    first = code_of(Path("hospital-1"))
+    assert " ".join(re.findall("....", first)) in told and "`nvflare cert approve`" in told
+    assert list(Path("other").iterdir()) == []
+    assert "certified: hospital-1" in certify(here, "hospital-1", "-o", "again"), "the same key is no second"
+    Path("ca/issued.json").write_text("[]")
+    assert "cannot be read" in fails("TF-755", *words)
+
+
 def test_a_request_that_was_exchanged_on_its_way_has_another_code(here: Path) -> None:
     """Who carries the zip knows its id and puts it over a key of their own; the engine alone takes that."""
-    Path(ANSWER).unlink()
+    nobody_certified()
     victim = json.loads(Path("hospital-1/request.json").read_text())
     engine("cert", "request", "-p", "hospital-1.yml", "--out", "thief")
     with zipfile.ZipFile("thief/hospital-1.request.zip") as packed:
@@ -330,7 +353,8 @@ def test_leaving_removes_what_joining_made_and_nothing_else(here: Path, told: st
     other = here / "state" / "hospital-1" / "of-another-site"
     other.write_text("stays")
     joined = everything(here)
-    assert "nothing was removed" in run("site", "leave", str(KIT), said="n\n", code=1).output
+    asked = run("site", "leave", str(KIT), said="n\n", code=1).output
+    assert "nothing was removed" in asked and "Would be removed on this machine" in asked
     assert "nothing was removed" in run("site", "leave", str(KIT), code=1).output
     assert everything(here) == joined
     told_duties = run("site", "leave", str(KIT), "--yes").output
@@ -346,6 +370,20 @@ def test_leaving_removes_what_joining_made_and_nothing_else(here: Path, told: st
     gone = {name for name in before if name not in after}
     assert all(name.startswith(("hospital-1/", "home/.nvflare")) for name in gone), gone
     assert "TF-612" in told_duties and "revocation" in told_duties
+    assert "Removed on this machine" in told_duties and "how many remain is not known here" in told_duties
+    today = f"{datetime.now(UTC):%Y-%m-%d}"
+    again = run("site", "start", str(KIT), code=SiteConfigError).exception
+    assert "TF-615" in str(again) and f"left its federation on {today}" in str(again)
+    assert f"left its federation on {today}" in fails("TF-754", "site", "join", ANSWER, "--fingerprint", told)
+
+
+def test_who_remains_is_counted_by_the_last_cohort() -> None:
+    def told(*cohort: str) -> str:
+        going = leaving.Departure((), (), (), "c", "hospital-1", "", None, None, cohort)
+        return leaving.duties(going)[0]
+
+    assert told(*NAMES).endswith("remain 2, hospital-2, hospital-3; a third has to join first.")
+    assert told(*NAMES, "hospital-4").endswith("remain 3, hospital-2, hospital-3, hospital-4.")
 
 
 def test_leaving_with_keys_and_ledger(here: Path, told: str) -> None:
@@ -368,7 +406,7 @@ def test_three_hospitals_of_digits_accept_the_guides_job(here: Path, told: str) 
         line = join.replace("hospital-1", name).replace('"silo": 0', f'"silo": {number}')
         run(*shlex.split(line)[1:])
         numbers += ["--key", code_of(Path(name))]
-    Path(ANSWER).unlink()
+    nobody_certified()
     zips = [str(path) for path in Path().glob("*/*.request.zip")]
     words = ["-c", "ca", "--profile", "federation/project.yml", *numbers]
     assert run("federation", "certify", *zips, *words).output.count("certified: ") == 3
