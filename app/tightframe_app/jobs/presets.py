@@ -14,7 +14,7 @@ from importlib.resources import files
 from typing import Any
 
 FILE = "effects.json"
-ELSEWHERE = {name: f"docs/methods/{name}.md, Measured here" for name in ("fednh", "fedilc")}
+ELSEWHERE = {name: f"docs/methods/{name}.md, Measured here" for name in ("fedilc",)}
 """Where comparisons of other data, networks or numbers of seeds stand."""
 _SGD = "SGD with momentum 0.9"
 
