@@ -187,6 +187,12 @@ def test_a_new_process_goes_on_with_it(silo: Silo, tmp_path: Path) -> None:
     assert Silo(tmp_path).work(0.1) == 14.0 * HEADROOM
 
 
+def test_a_file_of_an_earlier_version_keeps_its_floor(silo: Silo) -> None:
+    pending = '{"sum": "x", "part": null, "seconds": 3, "unverified": true}'
+    silo.pace._path.write_text(f'{{"first": {{"0": 8}}, "pending": {pending}}}')
+    assert silo.pace.floor == 8.0 * HEADROOM
+
+
 def test_a_damaged_file_asks_for_a_rehearsal(silo: Silo, caplog: pytest.LogCaptureFixture) -> None:
     silo.begin()
     silo.pace._path.write_text('{"first": {"0": -1}}')

@@ -1042,7 +1042,8 @@ SECTIONS: tuple[Section, ...] = (
                 title="the kit runs already",
                 means=(
                     "A process runs this kit, or a copy of it with the same state folder. The server would "
-                    "lose one of two clients of one name, and its job."
+                    "lose one of two clients of one name, and its job; two servers would write the same "
+                    "state."
                 ),
                 do="Stop the one that is named: `tightframe site stop --kit KIT`.",
                 leaves=NOTHING,

@@ -39,7 +39,8 @@ class _Pending(BaseModel):
         seconds: that it took.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    # Earlier versions wrote a key more.
+    model_config = ConfigDict(frozen=True, extra="ignore")
 
     sum: str
     part: str | None

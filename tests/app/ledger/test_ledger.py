@@ -22,7 +22,7 @@ from tightframe.privacy.ledger.ledger import ledger_path
 from tightframe.privacy.ledger.store import head_file
 from tightframe.rounds.site_ledger.keys import signature_check
 from tightframe.rounds.sums.vault import remember
-from tightframe.securesum.site.journal import Revealed
+from tightframe.securesum.site.journal import Revealed, StateSummed
 from tightframe_app.ledger import commands
 
 JSON = ("--format", "json")
@@ -148,6 +148,17 @@ def test_jobs_that_released_exact_totals_are_counted_beside_what_was_charged(
     assert "2 jobs without differential privacy released exact totals; no cap limits these" in said
     told = checked("ledger explain", run("explain", "--state-dir", tmp_path, "--epsilon", "8", *JSON).stdout)
     assert told["exact_jobs"] == ["j1", "j3"]
+
+
+def test_a_resumed_job_is_charged_as_the_first_of_its_chain(tmp_path: Path, keys: SiteKeys) -> None:
+    with open_ledger(ledger_path(tmp_path, "site-1"), keys, create=True) as ledger:
+        ledger.charge(charge(job_id="first"), cap=CAP)
+        for job, lineage in (("second", "first"), ("other-2", "other")):
+            opened = Revealed(job, 0, 0, ("a", "b", "site-1"), ("update",))
+            remember(ledger, [StateSummed(lineage, job, 1, b"x" * 32), opened])
+            remember(ledger, [Revealed(job, 0, 1, opened.survivors, ())])  # a seal
+    told = checked("ledger explain", run("explain", "--state-dir", tmp_path, "--epsilon", "8", *JSON).stdout)
+    assert told["exact_jobs"] == ["other-2"]
 
 
 def test_verify(state: Path, root: Path) -> None:

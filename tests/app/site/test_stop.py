@@ -279,6 +279,8 @@ def test_the_servers_kit_is_stopped_too_and_is_no_sites(kit: Path, start: Start,
     process = start(kit, sys.executable, "-m", site_stop.SERVER, "-m", str(kit), JOB="job-4")
     other = start(tmp_path / "b", sys.executable, "-m", site_stop.SERVER, "-m", str(tmp_path / "b"))
     _until(lambda: roles(kit) == ["server", "job"])
+    with pytest.raises(JoinError, match=f"process {process.pid} runs it.*two servers would write"):
+        starting.claim(Kit.open(kit))  # though its script is gone
     done = stop(kit, answer="n\n")
     assert done.exit_code == 1 and alive(process), done.output
     assert f"the engine's server (process {process.pid})" in done.output
@@ -320,6 +322,24 @@ def test_a_kit_that_runs_is_not_started_again_nor_a_copy_of_it(
     (state / "started-hospital-a.json").write_text(json.dumps({"kit": str(copy), "process": starts.pid}))
     with pytest.raises(JoinError, match=f"process {starts.pid} runs"):
         starting.claim(Kit.open(kit))
+
+
+def test_a_start_that_becomes_the_engine_meanwhile_is_seen(
+    kit: Path, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    became: list[psutil.Process] = []
+
+    class Starting:
+        def __init__(self, number: int) -> None:
+            pass
+
+        def cmdline(self) -> list[str]:
+            """Become the engine while the command line is read."""
+            became.append(start(kit))
+            return ["python", "-m", "other"]
+
+    monkeypatch.setattr(starting, "psutil", SimpleNamespace(Process=Starting, Error=psutil.Error))
+    assert starting._running({"kit": str(kit), "process": 1}) == became[0].pid
 
 
 def test_no_kit_at_all_is_told_apart(tmp_path: Path) -> None:

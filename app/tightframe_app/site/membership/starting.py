@@ -28,6 +28,8 @@ from tightframe_app.site.checks.engine import components
 STARTED = "started.json"
 """File beside ``startup`` with the kit's last start."""
 STARTS = ["site", "start"]
+ENGINES = ("script", "client", "server")
+"""Roles of the processes that run a kit."""
 
 
 def notes(kit: Kit) -> list[Path]:
@@ -96,32 +98,36 @@ def _read(descriptor: int) -> Mapping[str, Any]:
 
 def _engine(folder: Path) -> int | None:
     """Return the process of the engine that runs a kit; None if none does."""
-    return next((one.process.pid for one in stop.running(folder) if one.role in ("script", "client")), None)
+    return next((one.process.pid for one in stop.running(folder) if one.role in ENGINES), None)
 
 
 def _running(last: Mapping[str, Any]) -> int | None:
     """Return the process of a noted start; None if it has ended."""
     if not last:
         return None
-    if (process := _engine(Path(last["kit"]))) is not None:
-        return process
-    # It may not be the engine yet: the number is the same before and after.
+    # It may not be the engine yet: the number is the same before and after. Its command comes first, so that
+    # one that becomes the engine meanwhile is found as that.
     number = last.get("process")
     try:
         command = psutil.Process(number).cmdline() if isinstance(number, int) else []
     except (psutil.Error, ValueError):
-        return None
+        command = []
     starts = number != os.getpid() and any(list(pair) == STARTS for pair in pairwise(command))
-    return number if starts else None
+    engine = _engine(Path(last["kit"]))
+    return number if engine is None and starts else engine
 
 
 def _refuse(kit: Kit, runs: Path, process: int | None) -> None:
     if process is None:
         return
     ours = "it" if runs == kit.folder else f"{runs}, a kit of {kit.name} with the same state folder"
+    why = (
+        "two servers would write the same state"
+        if kit.kind == "server"
+        else "of two clients of one name the server loses one, with its job"
+    )
     raise JoinError(
-        f"Expected nothing to run {kit.folder}, but process {process} runs {ours}. Nothing was started: of "
-        f"two clients of one name the server loses one, with its job. Stop that one first: "
-        f"tightframe site stop --kit {quoted(runs)}",
+        f"Expected nothing to run {kit.folder}, but process {process} runs {ours}. Nothing was started: "
+        f"{why}. Stop that one first: tightframe site stop --kit {quoted(runs)}",
         code="TF-758",
     )

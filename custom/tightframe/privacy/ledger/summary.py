@@ -120,16 +120,23 @@ def _spending(entries: Sequence[Entry], dataset_id: str, delta: float) -> Spendi
 
 
 def exact_jobs(entries: Sequence[Entry]) -> list[str]:
-    """Return the ids of jobs whose sums were opened here and not charged: their totals are exact."""
+    """Return the ids of jobs whose sums were opened here and not charged: their totals are exact.
+
+    A job that resumes another is charged as the first of its chain, its lineage. Facts of one step are of one
+    job, and those of a sum with a term say the lineage.
+    """
     charged = {entry.content.job_id for entry in entries if isinstance(entry.content, Charge)}
-    opened = (
-        str(fact["job"])
-        for entry in entries
-        if isinstance(entry.content, Remembered)
-        for fact in entry.content.facts
-        if fact.get("entry") == "revealed"
-    )
-    return [job for job in dict.fromkeys(opened) if job not in charged]
+    lineages: dict[str, str] = {}
+    for entry in entries:
+        if not isinstance(entry.content, Remembered):
+            continue
+        facts = entry.content.facts
+        opened = [str(fact["job"]) for fact in facts if fact.get("entry") == "revealed"]
+        named = [str(fact["lineage"]) for fact in facts if "lineage" in fact]
+        for job in opened:
+            if named or job not in lineages:
+                lineages[job] = named[0] if named else job
+    return [job for job, lineage in lineages.items() if not {job, lineage} & charged]
 
 
 def exact_text(jobs: Sequence[str]) -> str:
