@@ -85,6 +85,18 @@ def test_what_a_silo_trained_counts_whatever_the_server_says_was_opened(
     assert kept(federation) == {GONE: "1/train-0/0", **dict.fromkeys(others, "2/train-0/0")}
 
 
+def test_nor_does_a_silo_drop_it_that_was_left_out_of_the_next_sum(
+    hospitals: dict[str, Records], tmp_path: Path
+) -> None:
+    """It gave its shares of the first sum, whose total it is not told; the server lists no sum as opened."""
+    values = {"method": "local_only", "rounds": 4, "answer_grid": 0.0}
+    federation = Federation(values, hospitals, state=tmp_path).enroll()
+    federation.sum("train", 1)
+    federation.sum("train", 2, unasked={GONE})
+    federation.sum("train", 3)
+    assert kept(federation)[GONE] == "1/train-0/0"
+
+
 def ask(
     federation: Federation,
     number: int,

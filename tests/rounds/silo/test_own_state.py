@@ -209,6 +209,11 @@ def test_in_secure_sums_a_silo_commits_what_it_gave_its_shares_for(tmp_path: Pat
     store.propose(second, {"c": torch.tensor([2.0])}, basis)
     store.settle({str(second): ["a"]})
     assert store.committed()["c"].tolist() == [2.0]
+    third = SumId(3, "train-0")
+    store.propose(third, {"c": torch.tensor([3.0])}, basis)
+    note_verified(tmp_path, bytes.fromhex(basis), third)
+    store.settle({}, str(SumId(4, "train-0")), other)
+    assert store.committed()["c"].tolist() == [3.0], "though the server lists no sum"
     assert not (tmp_path / TOLD).exists()
 
 

@@ -292,7 +292,7 @@ class SiloStateStore:
 
         Args:
             opened: sum id -> cohort of the sums opened since the last message. A proposal whose sum is not
-                among them is dropped.
+                among them is dropped, in secure sums only if this silo gave no shares of that sum.
             told: id of the sum whose total is told.
             digest: hex digits of that total.
         """
@@ -301,11 +301,12 @@ class SiloStateStore:
         path = self._folder / PROPOSED
         if path.is_file():
             sum_id = proposed_in(path)
-            if self._silo in opened.get(sum_id, []):
-                if self._gave_shares(path, sum_id):
-                    _commit(self._folder, path)
-                elif sum_id == told and digest is not None:
-                    self._count_with(digest, path, sum_id)
+            included = self._silo in opened.get(sum_id, [])
+            # Shares given count as an opened sum, unless that very sum is told without this silo.
+            if self._gave_shares(path, sum_id) and (included or (self._secure and sum_id != told)):
+                _commit(self._folder, path)
+            elif included and sum_id == told and digest is not None:
+                self._count_with(digest, path, sum_id)
             path.unlink(missing_ok=True)
         self._drop_others(digest)
 
