@@ -17,7 +17,7 @@ from tightframe.data.arrays import ArrayData
 from tightframe.data.base import FOLDS
 from tightframe.errors import DataError, RunError
 from tightframe.rounds.context import SiloContext
-from tightframe.rounds.withdrawn import LIST, NAMES, check_request
+from tightframe.rounds.withdrawn import LIST, NAMES, check_request, note_request
 
 STATE = "a" * 64
 
@@ -76,7 +76,7 @@ class Site:
     def withdraw(self, run: str, *, out_of: str) -> set[str]:
         """Let a run take its records out, and return the names that are out of its total."""
         context = self.begin(run, out_of=out_of)
-        check_request(context, ("before", 1), {"state": "b" * 64})
+        note_request(context, ("before", 1), asked=True, follows=True)
         return set(json.loads((context.state_folder / NAMES).read_text())["records"])
 
 
@@ -120,6 +120,10 @@ def test_a_withdrawal_that_was_refused_leaves_nothing_on_the_list(site: Site) ->
     site.name(0)
     context = site.begin("one", out_of="first")
     check_request(context, ("before", 0), {"state": STATE})
+    # A server skips it, or sends a state of its own; in a secure sum no term of such a one is opened.
+    note_request(context, ("before", 1), asked=False, follows=True)
+    with pytest.raises(RunError, match="TF-523"):
+        note_request(context, ("before", 1), asked=True, follows=False)
     assert not (site.folder / LIST).exists()
     site.name(0, 1)
     assert len(site.withdraw("two", out_of="first")) == 2

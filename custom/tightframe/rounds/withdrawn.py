@@ -146,7 +146,7 @@ class Withdrawn:
 
 
 def check_request(context: SiloContext, exchange: tuple[str, int], message: Message) -> None:
-    """Check a request of a withdrawal, and note the names before their sums leave.
+    """Check the state that a withdrawal begins with.
 
     Args:
         context: of the silo.
@@ -165,7 +165,30 @@ def check_request(context: SiloContext, exchange: tuple[str, int], message: Mess
             f"names, but the server begins with {message['state']}: nothing is taken out of another total.",
             code="TF-518",
         )
-    if exchange[1] == 1:
+
+
+def note_request(context: SiloContext, exchange: tuple[str, int], *, asked: bool, follows: bool) -> None:
+    """Note the names before their sums leave, and not for a state that a server could have chosen.
+
+    Args:
+        context: of the silo.
+        exchange: kind and index of the phase.
+        asked: whether the numbers were asked first, by the state that the request rests on.
+        follows: whether this silo vouches for that state.
+
+    Raises:
+        RunError: TF-523 if it does not, in a secure sum.
+    """
+    job = context.job
+    if job.withdraw is None or job.resume is not None or exchange != ("before", 1):
+        return
+    if job.summation == "secure" and not follows:
+        raise RunError(
+            "Expected the sums of the withdrawn records to be asked on the state that follows from the first "
+            "exchange of the withdrawal, but this silo cannot vouch for it: nothing is taken out.",
+            code="TF-523",
+        )
+    if asked:  # else no sum of these records is made
         context.withdrawn.note()
 
 

@@ -14,6 +14,7 @@ import torch
 
 from tightframe.errors import ContributionError, RunError, TrainingError
 from tightframe.learning.model_update import UPDATE, shared_template
+from tightframe.learning.one_sum.withdrawal import ASKED
 from tightframe.learning.optimizers import OptimizerSettings
 from tightframe.learning.stages import Stage, cross_entropy
 from tightframe.models.frozen import FrozenEncoder, is_frozen
@@ -36,7 +37,7 @@ from tightframe.rounds.silo.run_state import FollowedState
 from tightframe.rounds.silo.view import LocalSilo, RequestedSum
 from tightframe.rounds.sums.common import SEAL
 from tightframe.rounds.sums.plain import Check, Encoded
-from tightframe.rounds.withdrawn import check_request
+from tightframe.rounds.withdrawn import check_request, note_request
 from tightframe.securesum.messages import SumId, Total
 
 OVER_BOUND = "TF-402"
@@ -97,6 +98,7 @@ class Contributor:
         check_request(context, (exchange.kind, exchange.index), message)
         sum_id = SumId.of(exchange.kind, exchange.round, exchange.index, message["attempt"])
         state, follows = self._followed.advance(message, total, weights)
+        note_request(context, (exchange.kind, exchange.index), asked=ASKED in state.extra, follows=follows)
         received = {name: item.clone() for name, item in exchange.phase.broadcast(state).items()}
         phase = exchange.carrying(exchange.evaluates(received))
         specs = codec.specs(phase.schema, parties=len(weights))
