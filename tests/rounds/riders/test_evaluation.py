@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -205,6 +206,70 @@ def test_a_diverged_model_cannot_leave_the_bound_of_the_loss(factor: float) -> N
     folds: dict[Any, Any] = {"validation": _nothing(), "test": _batches(records)}
     counted = evaluation.count(_model(), predict, folds, num_classes=CLASSES, score_bins=BINS)
     assert float(counted["evaluation/test/loss"]) == 3e4
+
+
+def test_no_real_number_of_one_record_leaves_in_a_loss() -> None:
+    """Whoever chooses the model makes one record's loss what he likes; by hand, of logs of the sigmoid."""
+
+    def leaving(active: float, records: int = 40) -> float:
+        def predict(model: torch.nn.Module, inputs: torch.Tensor) -> torch.Tensor:
+            return torch.zeros(len(inputs), 2).index_put(
+                (torch.tensor(0), torch.tensor(1)), torch.tensor(active)
+            )
+
+        folds: dict[Any, Any] = {
+            "validation": _nothing(),
+            "test": _batches((torch.zeros(records, 6), torch.zeros(records, dtype=torch.int64)), records),
+        }
+        counted = evaluation.count(_model(), predict, folds, num_classes=2, score_bins=BINS, coarse_loss=True)
+        left = evaluation.told(counted, [])
+        assert set(left) == {item.name for item in evaluation.schema(2, BINS).fields}
+        return float(left["evaluation/test/loss"]) / records
+
+    means = {
+        value: (math.log(2) * 39 + min(16.0, math.log1p(math.exp(min(value, 600))))) / 40
+        for value in (7.0, 7.001, 7.01, 1e3, math.inf)
+    }
+    assert {value: leaving(value) for value in means} == {
+        value: round(mean * 32) / 32 for value, mean in means.items()
+    }
+    assert leaving(7.0) == leaving(7.001) == leaving(7.01) < leaving(1e3) == leaving(math.inf)
+
+
+def test_findings_that_are_left_out_are_not_in_the_loss_that_leaves() -> None:
+    """A model that answers nothing but one finding, with a loss of its own for each that has it."""
+    labels = torch.tensor([[1, 0], [1, 1], [0, 1], [1, -1]] * 5)
+
+    def predict(model: torch.nn.Module, inputs: torch.Tensor) -> torch.Tensor:
+        return torch.tensor([-30.0, 0.0]).expand(len(inputs), 2)
+
+    def leaving(left_out: list[str], least: int = 1) -> float:
+        silo: Any = SimpleNamespace(
+            left_out=left_out,
+            setup=SimpleNamespace(privacy=None),
+            context=SimpleNamespace(
+                policy=SimpleNamespace(min_test_count=least),
+                data=SimpleNamespace(labels=lambda fold: labels.numpy()),
+            ),
+        )
+        folds: dict[Any, Any] = {"validation": _nothing(), "test": _batches((torch.zeros(20, 6), labels), 7)}
+        counted = evaluation.count(
+            _model(),
+            predict,
+            folds,
+            num_classes=2,
+            score_bins=BINS,
+            findings=True,
+            told_labels=evaluation._told_labels(silo),
+            coarse_loss=True,
+        )
+        return float(evaluation.told(counted, left_out)["evaluation/test/loss"])
+
+    ln2, step = math.log(2) / 2, 1 / 32
+    assert leaving([]) == round((15 * 15 + 15 * ln2) / 20 / step) * step * 20
+    assert leaving(["test/0"]) == round(15 * ln2 / 20 / step) * step * 20
+    assert leaving(["test/0"], 10) == round(10 * ln2 / 20 / step) * step * 20, "unknown values in steps"
+    assert leaving(["test"]) == 0
 
 
 def test_only_the_evaluation_is_split_off() -> None:

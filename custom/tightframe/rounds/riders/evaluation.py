@@ -21,6 +21,7 @@ from tightframe.data.known import in_steps
 from tightframe.learning import outputs
 from tightframe.learning.model_update import received_model
 from tightframe.phases import (
+    UNKNOWN,
     Cohort,
     Contribution,
     Field,
@@ -51,7 +52,10 @@ NOTE = "evaluation"
 Term = Callable[["LocalSilo", Tensors], Tensors]
 """Makes a silo's term of its exact counts."""
 TOLD = "told/"
-"""Prefix of counts of findings as they leave the silo, where unknown values come in steps."""
+"""Prefix of what leaves the silo instead: a coarse loss, and findings whose unknown values come in steps."""
+MOST_LOSS, LOSS_STEPS = 16.0, 32
+"""A mean loss leaves a silo in steps of 1/32, each record's being at most 16: whoever chooses the model reads
+no real number of one record out of the total."""
 
 
 def exact(silo: LocalSilo, counted: Tensors) -> Tensors:
@@ -110,13 +114,20 @@ def count_at(silo: LocalSilo, model: torch.nn.Module) -> dict[str, torch.Tensor]
             score_bins=settings.score_bins,
             findings=silo.setup.dataset.multi_label,
             told_labels=_told_labels(silo) if silo.setup.dataset.multi_label else {},
+            coarse_loss=True,
         )
 
 
 def _told_labels(silo: LocalSilo) -> dict[Fold, NDArray[np.int64]]:
     """Return the findings that exact counts of each fold are made of; none where all are, or noise covers."""
+    left_out = [part.partition("/") for part in silo.left_out if "/" in part]
     step = 1 if silo.setup.privacy is not None else silo.context.policy.min_test_count
-    return {} if step == 1 else {fold: in_steps(silo.context.data.labels(fold), step) for fold in FOLDS}
+    if step == 1 and not left_out:
+        return {}
+    made = {fold: in_steps(silo.context.data.labels(fold), step) for fold in FOLDS}
+    for fold, _, place in left_out:
+        made[cast("Fold", fold)][:, int(place)] = UNKNOWN
+    return made
 
 
 def schema(num_classes: int, score_bins: int, *, findings: bool = False) -> Schema:
@@ -140,7 +151,7 @@ def schema(num_classes: int, score_bins: int, *, findings: bool = False) -> Sche
 
 
 def told(tensors: Tensors, left_out: Sequence[str]) -> dict[str, torch.Tensor]:
-    """Return the counts that leave the silo: without the parts left out, unknown findings in steps.
+    """Return what leaves the silo: without the parts left out, unknown findings and losses in steps.
 
     Args:
         tensors: as of ``count``.
@@ -187,6 +198,7 @@ def count(
     score_bins: int,
     findings: bool = False,
     told_labels: Mapping[Fold, NDArray[np.int64]] = MappingProxyType({}),
+    coarse_loss: bool = False,
 ) -> dict[str, torch.Tensor]:
     """Evaluate a model on a silo's own records.
 
@@ -198,11 +210,11 @@ def count(
         score_bins: bins of [0, 1] for the score of each class.
         findings: whether the classes are findings, of which a record may have several or none.
         told_labels: findings of each fold (n, K) that leave the silo, if not all do.
+        coarse_loss: whether the loss leaves in steps (``LOSS_STEPS``).
 
     Returns:
-        The tensors of ``schema``, float64, and with ``told_labels`` those counts, named ``TOLD``. The loss is
-        the summed cross-entropy, at most 1e4 per record so that a diverged model stays within the field's
-        bound.
+        The tensors of ``schema``, float64, and what leaves in their place, named ``TOLD``. The loss is the
+        summed cross-entropy, at most 1e4 per record so that a diverged model stays within the field's bound.
     """
     model.eval()
     totals: dict[str, torch.Tensor] = {}
@@ -210,11 +222,16 @@ def count(
         confusion = np.zeros((num_classes, 2, 2) if findings else (num_classes, num_classes), np.int64)
         scores = np.zeros((num_classes, 2, score_bins), np.int64)
         leaving = {"confusion": np.zeros_like(confusion), "scores": np.zeros_like(scores)}
-        loss, records = 0.0, 0
+        loss, coarse, records = 0.0, 0.0, 0
         for inputs, labels in batches[fold]:
             logits = predict(model, inputs).float()
-            each = outputs.losses(logits, labels)
-            loss += float(torch.nan_to_num(each.double(), nan=1e4, posinf=1e4).clamp(max=1e4).sum())
+            loss += _summed(outputs.losses(logits, labels), 1e4)
+            if coarse_loss:
+                known_here = labels
+                if fold in told_labels:
+                    kept = told_labels[fold][records : records + len(labels)]
+                    known_here = torch.from_numpy(kept).to(labels.device)
+                coarse += _summed(outputs.losses(logits, known_here), MOST_LOSS)
             # A diverged model predicts NaN, which counts as class 0 at score 0.
             likely = torch.nan_to_num(outputs.probabilities(logits.double(), findings=findings), nan=0.0)
             probabilities, truth = likely.cpu().numpy(), labels.cpu().numpy()
@@ -231,12 +248,20 @@ def count(
         totals[f"evaluation/{fold}/confusion"] = torch.from_numpy(confusion).double()
         totals[f"evaluation/{fold}/scores"] = torch.from_numpy(scores).double()
         totals[f"evaluation/{fold}/loss"] = torch.tensor(loss, dtype=torch.float64)
+        if coarse_loss:
+            told_loss = round(coarse / max(1, records) * LOSS_STEPS) / LOSS_STEPS * records
+            totals[f"{TOLD}evaluation/{fold}/loss"] = torch.tensor(told_loss, dtype=torch.float64)
         if findings:
             totals[f"evaluation/{fold}/records"] = torch.tensor(records, dtype=torch.float64)
         if fold in told_labels:
             made = {f"{TOLD}evaluation/{fold}/{name}": value for name, value in leaving.items()}
             totals |= {name: torch.from_numpy(value).double() for name, value in made.items()}
     return totals
+
+
+def _summed(losses: torch.Tensor, most: float) -> float:
+    """Return the sum of records' losses, of each at most ``most``; NaN counts as that."""
+    return float(torch.nan_to_num(losses.double(), nan=most, posinf=most).clamp(max=most).sum())
 
 
 def summarise(totals: Totals, class_names: tuple[str, ...], *, copies: int = 1) -> Evaluation:

@@ -219,7 +219,7 @@ class RunRecord:
             one = "of a class that one silo alone has, it shows that silo's result"
             if self._dataset.multi_label and self.job.class_rules == "on":
                 one = f"of a finding that fewer than {MIN_HOLDERS} silos know enough of, it shows nothing"
-            lines.append(f"the evaluation is exact: {one}")
+            lines.append(f"the evaluation's counts are exact: {one}")
         for part in self._parts():
             fold, _, place = part.partition("/")
             known = f" with {self._dataset.class_names[int(place)]} known" if place else ""
