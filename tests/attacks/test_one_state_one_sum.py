@@ -9,11 +9,13 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.attacks.test_own_states import open_a_seal
 from tests.support.attacks.malicious_server import Federation, Records, hearts
 
 from tightframe.errors import TightframeError
@@ -75,6 +77,29 @@ def set_up_another_epoch(federation: Federation) -> None:
     federation.sum("train", 3, named=shared, dead={"hospital-2"})
 
 
+def name_it_twice_in_another_epoch(federation: Federation) -> None:
+    """The last total is verified in a seal. At the first request a silo would keep the state unvouched."""
+    start = federation.shared
+    federation.sum("train", 1)
+    open_a_seal(federation)
+    federation.enroll(epoch=1)
+    with suppress(TightframeError):
+        federation.sum("train", 2, named=start)
+    federation.sum("train", 2, named=start, attempt=1, dead={"hospital-2"})
+
+
+def name_the_start_behind_a_crafted_state(federation: Federation) -> None:
+    """No silo vouches for the crafted state, but each keeps it, and is then told that the run begins."""
+    start = federation.shared
+    federation.sum("train", 1)
+    open_a_seal(federation)
+    federation.enroll(epoch=1)
+    model = {name: value + 1 for name, value in start.state.model.items()}
+    with suppress(TightframeError):
+        federation.sum("train", 2, named=SharedState(start.state.evolve(model=model), before="0" * 64))
+    federation.sum("train", 2, named=start, attempt=1, dead={"hospital-2"})
+
+
 @pytest.mark.parametrize(
     ("again", "code"),
     [
@@ -82,6 +107,8 @@ def set_up_another_epoch(federation: Federation) -> None:
         (tell_an_older_total_again, "TF-622"),
         (send_a_verified_state, "TF-518"),
         (set_up_another_epoch, "TF-622"),
+        (name_it_twice_in_another_epoch, "TF-518"),
+        (name_the_start_behind_a_crafted_state, "TF-518"),
     ],
 )
 def test_no_state_is_summed_twice(

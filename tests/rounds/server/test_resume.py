@@ -23,7 +23,14 @@ from tightframe.privacy import accounting
 from tightframe.privacy.ledger.entries import Charge
 from tightframe.results.files import CHECKPOINT
 from tightframe.results.rows import Row
-from tightframe.rounds.context import PACE, REHEARSAL, SiloContext
+from tightframe.rounds.context import (
+    PACE,
+    REHEARSAL,
+    RESUMED,
+    VERIFIED,
+    SiloContext,
+    note_verified,
+)
 from tightframe.rounds.server import resume
 from tightframe.rounds.server.record import RunRecord
 from tightframe.rounds.silo import own_state as state
@@ -346,6 +353,7 @@ def test_a_silos_state_is_for_the_same_job_alone_and_the_salt_for_none(tmp_path:
     (first.state_folder / "salt").write_text("secret")
     (first.state_folder / f"{REHEARSAL}left" / "silo_state").mkdir(parents=True)
     (first.state_folder / PACE).write_text("how long trainings took")
+    note_verified(first.state_folder, bytes(32), SumId(1, "train-0"))
     values = {"lineage": "first", "previous": "first", "after_round": 1, "checkpoint_sha256": "0" * 64}
     for changes in ({"seed": 4}, {"resume": {**values, "lineage": "another"}}):
         changed = parse_job({**JOB, "resume": values, **changes})
@@ -363,6 +371,8 @@ def test_a_silos_state_is_for_the_same_job_alone_and_the_salt_for_none(tmp_path:
     state.begin(later)
     assert later.salt() != ("secret",), "no two jobs repeat a silo's updates bit for bit"
     assert (later.state_folder / PACE).read_text() == "how long trainings took"
+    verified = (later.state_folder / VERIFIED).read_text().splitlines()
+    assert len(verified) == 2 and verified[-1] == RESUMED
     assert not list(later.state_folder.glob(f"{REHEARSAL}*")), "nor what a killed process has left"
 
 

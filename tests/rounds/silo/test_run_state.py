@@ -14,8 +14,9 @@ from safetensors.torch import save
 from tests.rounds.test_run_state import WEIGHTS, job, made_total
 
 from tightframe.errors import RunError
+from tightframe.files import append_durably
 from tightframe.phases import ServerState
-from tightframe.rounds.context import FOLLOWED, note_verified
+from tightframe.rounds.context import FOLLOWED, RESUMED, VERIFIED, note_verified
 from tightframe.rounds.run_state import next_state, start_state, state_bytes, state_sha256
 from tightframe.rounds.setup import JobSetup
 from tightframe.rounds.silo.own_state import NeedsStateError
@@ -199,7 +200,55 @@ def test_who_is_past_the_start_does_not_go_back_to_one_of_the_servers(tmp_path: 
         model={name: value * (1 + 1e-6) for name, value in run.states[0].model.items()}
     )
     message = {"state": state_sha256(rounded), "before": "", "state_bytes": state_bytes(rounded)}
-    assert not followed.advance(message, None, WEIGHTS)[1]
+    with pytest.raises(RunError, match="summed once more"):
+        followed.advance(message, None, WEIGHTS)
+
+
+@pytest.mark.parametrize("first", ["that state", "a crafted one", "none: the file is damaged"])
+@pytest.mark.parametrize("total", ["told", "none"])
+def test_no_state_is_vouched_for_that_rests_on_less_than_the_last(
+    tmp_path: Path, run: Run, first: str, total: str
+) -> None:
+    """In another epoch the server names an older state twice, or a crafted one first."""
+    followed = silo(tmp_path, run, "late")
+    for step in (0, 1, 2):
+        followed.advance(*run.request(step), WEIGHTS)
+        gave(tmp_path, run, step)
+    told = run.totals[2] if total == "told" else None
+    older = [{**run.request(step)[0], **run.sent(step)} for step in (0, 1)]
+    if first == "that state":
+        older *= 2
+    elif first == "a crafted one":
+        crafted = run.states[2].evolve(model={name: value + 1 for name, value in run.states[2].model.items()})
+        sent = {"state": state_sha256(crafted), "state_bytes": state_bytes(crafted), "before": "0" * 64}
+        assert not followed.advance(sent, told, WEIGHTS)[1]
+    else:
+        (tmp_path / FOLLOWED).write_bytes(b"{}")
+        followed = silo(tmp_path, run, "late")
+    for message in older:
+        with pytest.raises(RunError, match="summed once more") as caught:
+            followed.advance(message, told, WEIGHTS)
+        assert caught.value.code == "TF-518"
+    if told is not None and first != "a crafted one":  # but it catches up
+        assert same(followed.advance(run.request(3)[0] | run.sent(3), told, WEIGHTS)[0], run.states[3])
+
+
+def test_nor_in_a_resumed_job_once_it_gave_shares_there(tmp_path: Path, run: Run) -> None:
+    """It may begin a round earlier than this silo was: the server can have lost its last checkpoint."""
+    for step in (0, 1, 2):
+        gave(tmp_path, run, step)
+    append_durably(tmp_path / VERIFIED, f"{RESUMED}\n".encode())
+    resume = {"lineage": "j", "previous": "j", "after_round": 1, "checkpoint_sha256": "0" * 64}
+    followed = FollowedState(tmp_path, job(resume=resume), "a", logging.getLogger("test"))
+    begun, older = ({**run.request(step)[0], **run.sent(step)} for step in (1, 0))
+    for _ in range(2):
+        assert followed.advance(begun, None, WEIGHTS)[1]
+        gave(tmp_path, run, 1)
+    for _ in range(2):
+        with pytest.raises(RunError, match="summed once more"):
+            followed.advance(older, None, WEIGHTS)
+    again, total = run.request(2)  # the same total as in the job before
+    assert followed.advance(again, total, WEIGHTS)[1] == (total.sum_id == sum_of(run, 1))
 
 
 def test_a_pretrained_start_is_made_while_the_server_sends_it(tmp_path: Path, run: Run) -> None:

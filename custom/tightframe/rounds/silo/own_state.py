@@ -16,7 +16,7 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 
 from tightframe.errors import RunError
-from tightframe.files import write_atomically
+from tightframe.files import append_durably, write_atomically
 from tightframe.phases import Tensors
 from tightframe.rounds.context import (
     COMMITTED,
@@ -25,6 +25,7 @@ from tightframe.rounds.context import (
     FOLLOWED,
     PROPOSED,
     REHEARSAL,
+    RESUMED,
     SALT,
     START,
     TOLD,
@@ -66,6 +67,8 @@ def begin(context: SiloContext) -> None:
                 SALT, DECLARATION, RUN, FOLLOWED, LIST, TOLD, f"{REHEARSAL}*", *again
             )
             shutil.copytree(previous, partial, ignore=left_out, dirs_exist_ok=True)
+            if (partial / VERIFIED).is_file():
+                append_durably(partial / VERIFIED, f"{RESUMED}\n".encode(), mode=0o600)
             _rewind(partial, job.rounds if job.resume is None else job.resume.after_round)
             context.log.info(
                 "%s: continuing with this silo's state of job %s", context.name, continued.previous

@@ -14,7 +14,7 @@ from tightframe.files import write_atomically
 from tightframe.learning.model_update import shared_template
 from tightframe.models.frozen import HEAD, is_frozen
 from tightframe.phases import ServerState
-from tightframe.rounds.context import FOLLOWED, PRETRAINED, VERIFIED, Message, verified_sum
+from tightframe.rounds.context import FOLLOWED, PRETRAINED, RESUMED, VERIFIED, Message, verified_sum
 from tightframe.rounds.job_checks import STANDARDISE_MEAN, STANDARDISE_STD
 from tightframe.rounds.run_state import (
     differences,
@@ -81,12 +81,17 @@ class FollowedState:
         Raises:
             NeedsStateError: if it cannot compute that state, and the server did not send it.
             RunError: TF-518 if the server's state is not the one that it names, or another than this silo's,
-                or has another frozen encoder than the job's start, or if this silo missed nothing, or was
-                sent another state behind this total. TF-604 if it is no state of this job.
+                or one before that for which this silo gave its shares last, or has another frozen encoder
+                than the job's start, or if this silo missed nothing, or was sent another state behind this
+                total. TF-604 if it is no state of this job.
         """
         wanted, sent = message["state"], message.get("state_bytes")
-        verified = self._verified_before()
+        verified, mine, last = self._verified_before()
         own = self._own(message)
+        latest = last in ("", wanted)
+        # Behind a total, a resumed job can come to the states of the one before once more.
+        if not latest and wanted in (verified if total is None else mine):
+            raise _passed()
         if self._setup.job.evaluate_only is not None and total is None:
             self._check_named(own, wanted)
         digest = "" if total is None else total.digest().hex()
@@ -94,14 +99,15 @@ class FollowedState:
         # That a state was verified counts without a total alone: with one, an older state would come back.
         before = total is None and wanted in verified
         if own is not None and own.sha256 == wanted and (total is None or own.total == digest):
-            return own.state, before or (own.computed and own.total == digest)
+            return own.state, before or (own.computed and own.total == digest and (bool(digest) or latest))
         computed = None
-        if own is not None and not own.total and total is None and not message["before"]:
+        began = own is not None and own.computed and not own.total and latest
+        if began and total is None and not message["before"]:
             # Not `own`: small steps away from the start would add up.
             computed = start[0] if (start := self._start(message)) is not None else None
         if own is not None and total is not None and own.sha256 == message["before"]:
             # Of another sum's total nobody has told this silo which state it rests on.
-            sound = verified_sum(own.sha256, total.sum_id) in verified
+            sound = own.sha256 == last and verified_sum(last, total.sum_id) in mine
             computed, data = self._made(next_state(self._setup, own.state, total, weights), digest, sound)
             if computed.sha256 == wanted:
                 return self._keep(computed, data).state, sound
@@ -115,6 +121,8 @@ class FollowedState:
         if computed is None:
             self._check_missed(own, total, digest)
             self._check_form(received)
+            if total is None and not latest:
+                self._check_past_start(received, message)
             if wanted not in verified:
                 self._check_encoder(received, message)
             self._log.info("%s: took the run's state from the server", self._name)
@@ -244,6 +252,12 @@ class FollowedState:
                 code="TF-518",
             )
 
+    def _check_past_start(self, received: ServerState, message: Message) -> None:
+        """Refuse the run's start, rounded or not, once this silo gave shares for what follows from it."""
+        start = self._start(message)
+        if start is not None and not differences(start[0].state, received):
+            raise _passed()
+
     def _check_form(self, received: ServerState) -> None:
         """Refuse a state whose model is not of this job's form."""
         own = self._setup.initial_state().model
@@ -281,6 +295,21 @@ class FollowedState:
                 code="TF-518",
             )
 
-    def _verified_before(self) -> frozenset[str]:
-        """Return what ``note_verified`` has noted, in this job or those before it."""
-        return frozenset(self._verified.read_text().split()) if self._verified.is_file() else frozenset()
+    def _verified_before(self) -> tuple[frozenset[str], frozenset[str], str]:
+        """Return what ``note_verified`` has noted in all jobs of the chain, and what in this one.
+
+        And the last state noted in this job (SHA-256, hex), empty if there is none.
+        """
+        words = self._verified.read_text().split() if self._verified.is_file() else []
+        begun = max((place for place, word in enumerate(words, 1) if word == RESUMED), default=0)
+        mine = words[begun:]
+        return frozenset(words), frozenset(mine), mine[-1].partition(":")[0] if mine else ""
+
+
+def _passed() -> RunError:
+    """Return the error for a state that rests on fewer totals than this silo has verified."""
+    return RunError(
+        "Expected the state for which this silo gave its shares last, or a later one, but the server names "
+        "an earlier one, which would be summed once more: nothing was trained on it.",
+        code="TF-518",
+    )
