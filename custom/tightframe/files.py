@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
 import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +75,34 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+@contextmanager
+def locked_folder(folder: Path) -> Iterator[bool]:
+    """Lock a folder; yield False if another process holds it or has deleted it."""
+    handle = _lock(folder)
+    try:
+        yield handle is not None
+    finally:
+        if handle is not None:
+            os.close(handle)
+
+
+def _lock(folder: Path) -> int | None:
+    try:
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except FileNotFoundError:
+        return None
+    free = False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        free = os.path.samestat(folder.stat(), os.fstat(handle))
+    except (BlockingIOError, FileNotFoundError):
+        pass
+    finally:
+        if not free:
+            os.close(handle)
+    return handle if free else None
 
 
 def drop_torn_line(path: Path) -> None:

@@ -42,10 +42,10 @@ def files(folder: Path, root: Issued, own: Issued) -> tuple[str, str, str]:
     return root_file, certificate, private
 
 
-def kit(folder: Path, port: int, own: Issued | None = None) -> Path:
+def kit(folder: Path, port: int, own: Issued | None = None, *, host: str = "localhost") -> Path:
     files(folder, PROJECT, own or issued(PROJECT, "hospital-1"))
     client = {"ssl_private_key": "client.key", "ssl_cert": "client.crt", "ssl_root_cert": "rootCA.pem"}
-    servers = [{"service": {"target": f"localhost:{port}"}}]
+    servers = [{"service": {"target": f"{host}:{port}"}}]
     (folder / "fed_client.json").write_text(json.dumps({"servers": servers, "client": client}))
     return folder
 
@@ -92,6 +92,11 @@ def test_a_server_of_this_federation_is_reached_and_others_are_named(tmp_path: P
         )
     gone = reach.unreached(kit(tmp_path / "kit-3", port))
     assert gone == f"the server localhost:{port} does not answer (Connection refused)"
+
+
+def test_a_name_that_cannot_be_one_is_said(tmp_path: Path) -> None:
+    said = reach.unreached(kit(tmp_path / "kit", 8002, host="a..b"))
+    assert said is not None and said.startswith("a..b:8002 is no address of a server (")
 
 
 def test_a_reason_is_said_once_and_again_after_ten_minutes(monkeypatch: pytest.MonkeyPatch) -> None:

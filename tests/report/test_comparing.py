@@ -173,13 +173,17 @@ def test_findings_are_told_one_by_one_defaults_of_other_methods_not_and_folders_
         outcome |= {"job_name": "same", "job": outcome["job"] | asked, "effective": outcome["job"] | own}
         finding = {"confusion": [[50, 5], [1, 4]], "sensitivity": 0.8, "auroc": 0.9}
         test = outcome["evaluation"]["test"]
-        test |= {"findings": {"a": finding, "b": finding}, "class_records": {"a": 40, "b": 5}}
+        told = dict.fromkeys(finding)  # a withheld finding has no numbers
+        test |= {"findings": {"a": finding, "b": finding, "c": told}, "class_records": {"a": 40, "b": 5}}
         path.write_text(json.dumps(outcome))
     said = call(*runs).stdout
     assert "focal_gamma" not in said and "method_options.mu: - | 0.5" in said
     assert f"same (2): {runs[1]}" in said.replace("\n", "")
     assert said.count("0.800, 0.900") == 4
-    assert "some of few positive records: b 5" in " ".join(said.split())
+    words = " ".join(said.split())
+    assert "some of few positive records: b 5" in words and "b 5, c" not in words
+    lines = [line.split() for line in said.splitlines()]
+    assert ["c", "-", "-,", "-", "-,", "-"] in lines
 
 
 def test_real_runs_and_a_workspace(run: Path, tmp_path: Path, made: Made) -> None:

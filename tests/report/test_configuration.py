@@ -45,3 +45,10 @@ def test_a_value_without_a_default_is_told_in_words() -> None:
     for prefix, model in (("", JobConfig), ("privacy.", Privacy)):
         unset = {f"{prefix}{name}" for name, field in model.model_fields.items() if field.default is None}
         assert {key for key in UNSET if key.startswith(prefix) and ("." in key) == bool(prefix)} == unset
+
+
+def test_what_statistics_do_not_use_is_not_called_every_value(tmp_path: Path) -> None:
+    job = {"rounds": 0, "statistics": {}, "training": {"epochs": 1}, "method": "fedavg", "model": "mlp"}
+    found, words = configured(tmp_path, EARLIER | {"job": job})
+    assert "training.epochs" not in found and "model" not in found
+    assert "but for those of training, method and model, which statistics do not use" in words

@@ -25,6 +25,7 @@ from tightframe.config.site import SiteEntry
 from tightframe.data.arrays import ArrayData
 from tightframe.data.base import FOLDS, SiloData
 from tightframe.errors import RunError
+from tightframe.files import locked_folder
 from tightframe.models.frozen import FrozenEncoder
 from tightframe.rounds.encoded import PROBED
 from tightframe_app.cli import app
@@ -209,15 +210,18 @@ def test_the_command_tells_and_deletes_all(kept: Path, tmp_path: Path) -> None:
     rehearsal = kept / "job" / "a" / "silo_state" / "rehearsal-x" / "silo_state" / "proposed.safetensors"
     rehearsal.parent.mkdir(parents=True)
     rehearsal.write_bytes(b"what a killed process has trained")
+    at_work = rehearsal.parents[1].with_name("rehearsal-y")
+    at_work.mkdir()
     other = kept / "a" / "ledger.sqlite"
     other.parent.mkdir()
     other.write_bytes(b"stays")
     line = ["site", "features", "-c", str(config)]
     told = CliRunner().invoke(app, line)
-    assert told.exit_code == 0 and told.output.startswith("14 files of features, "), told.output
+    assert told.exit_code == 0 and told.output.startswith("13 files of features, "), told.output
     assert len(stored(kept)) == 14
     shown = checked("site features", CliRunner().invoke(app, [*line, "--format", "json"]).output)
-    assert (shown["files"], shown["deleted"]) == (14, False) and shown["bytes"] > 1000
-    told = CliRunner().invoke(app, [*line, "--delete"])
-    assert told.output.startswith("deleted: 14 files") and not stored(kept)
+    assert (shown["files"], shown["deleted"]) == (13, False) and shown["bytes"] > 1000
+    with locked_folder(at_work):
+        told = CliRunner().invoke(app, [*line, "--delete"])
+    assert told.output.startswith("deleted: 13 files") and not stored(kept) and at_work.exists()
     assert not (kept / "features").exists() and other.read_bytes() == b"stays"

@@ -21,6 +21,7 @@ from tightframe.errors import JobError
 from tightframe.learning import model_update
 from tightframe.models.frozen import FrozenEncoder, is_frozen
 from tightframe.results.files import CHECKPOINT
+from tightframe.rounds.encoded import used_parts
 from tightframe.rounds.setup import prepare
 from tightframe.rounds.silo.view import LocalSilo
 
@@ -102,6 +103,16 @@ def test_the_head_alone_travels(method: str) -> None:
     )
     sizes = {encoder: sum(item.bytes for item in fields) for encoder, fields in schemas.items()}
     assert sizes["random"] * 10 < sizes["trained"]
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fed3r"])
+def test_only_what_a_run_uses_is_encoded(method: str) -> None:
+    """An evaluation of a finished model reads no training record."""
+    trained = parse_job(values(method=method, rounds=1))
+    changes = {"evaluate_only": {}, "rounds": 0, "initial_model_sha256": "0" * 64}
+    evaluated = parse_job({**trained.model_dump(mode="json"), **changes, "encoder": "frozen"})
+    assert {fold for fold, _ in used_parts(prepare(trained))} == {"train", "validation", "test"}
+    assert used_parts(prepare(evaluated)) == (("validation", False), ("test", False))
 
 
 @pytest.mark.whole

@@ -220,6 +220,11 @@ def export(
         recipe = pairs.pair_with_contract(str(method), contract)
         if output is not None and pairs.NAME.fullmatch(output.name):
             recipe = replace(recipe, name=output.name)  # several jobs of one table have their own names
+        elif output is not None:
+            err.print(
+                f"The job's name is {recipe.name}: '{shown(output.name)}' cannot be one (letters, "
+                "digits, dots, hyphens and underscores, a letter or digit first, 63 at most)."
+            )
     else:
         recipe = pairs.pair(str(method), str(dataset))
     if preset not in recipe.presets:

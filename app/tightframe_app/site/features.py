@@ -37,8 +37,8 @@ def features(
     state = Path(entry.state_dir)
     kept = list(feature_files.stored(state))
     size = sum(path.stat().st_size for path in kept)
-    for folder in feature_files.folders(state) if delete else ():
-        feature_files.delete(folder)
+    if delete:
+        feature_files.delete_all(state)
     if form == "json":
         from tightframe_app.outputs import Features
 

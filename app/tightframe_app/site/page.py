@@ -470,8 +470,11 @@ def _when(time: datetime) -> str:
 
 
 def _logged(when: str) -> str:
-    """Return a time of a log, which is of this machine's zone, in the page's."""
-    return _when(datetime.strptime(when, "%Y-%m-%d %H:%M:%S").astimezone())
+    """Return a time of a log, which is of this machine's zone, in the page's; as it stands if it is none."""
+    try:
+        return _when(datetime.strptime(when, "%Y-%m-%d %H:%M:%S").astimezone())
+    except (ValueError, OverflowError):
+        return when
 
 
 def _logs(kit: Path) -> list[Path]:

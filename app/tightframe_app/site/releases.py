@@ -46,8 +46,10 @@ They were formed in {ways} ways, which differ in
   {settings}
 What totals of different ways reveal together, to whoever has them:"""
 ALIKE = """\
-All were formed alike: no two totals differ by a rule that acts on this hospital alone.
-Where few records changed between two jobs, their totals together tell of these."""
+All were formed alike: no two totals differ by a rule that acts on this hospital alone."""
+NONE_DIFFERS = "No setting that several jobs have differs, but some have settings that others lack."
+CHANGED = "Where few records changed between two jobs, their totals together tell of these."
+UNUSED = "None was formed yet."
 NO_NOISE = "Secure sums do not prevent it; only noise (differential privacy) would."
 
 Config = Annotated[
@@ -155,6 +157,9 @@ def release_show(config: Config, site: Site = None, kit: Kit = None, form: forma
     for entry in entries:
         if isinstance(entry, ProfileUsed | ProfileAccepted):
             ways.setdefault((entry.dataset, entry.profile), entry)
+    used = dict.fromkeys(
+        (entry.dataset, entry.profile) for entry in entries if isinstance(entry, ProfileUsed)
+    )
     if form == "json":
         from tightframe_app.outputs import Formed, Releases
 
@@ -179,7 +184,7 @@ def release_show(config: Config, site: Site = None, kit: Kit = None, form: forma
             for entry in mine
         ]
         out.print(f"Exact totals over {dataset} ({', '.join(hows)})")
-        out.print(_together([entry.profile for entry in mine]))
+        out.print(_together([profile for name, profile in used if name == dataset]))
         for before, after in pairwise(dict.fromkeys(_cohorts(entries, dataset, all_of_them=True))):
             out.print(_leak(before, after))
 
@@ -193,8 +198,10 @@ def _together(profiles: Sequence[Profile]) -> str:
         if value not in values.setdefault(name, []):
             values[name].append(value)
     differing = {name: known for name, known in values.items() if len(known) > 1}
+    if not profiles:
+        return UNUSED
     if not differing:
-        return ALIKE
+        return f"{ALIKE if len(profiles) == 1 else NONE_DIFFERS}\n{CHANGED}"
     settings = "\n  ".join(f"{name}: {' or '.join(known)}" for name, known in differing.items())
     said = [TOGETHER.format(ways=len(profiles), settings=settings)]
     said += [f"- {text}" for text in dict.fromkeys(REVEALED[name] for name in differing)]

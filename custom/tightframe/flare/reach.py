@@ -101,6 +101,8 @@ class _Kit:
         except OSError as error:
             why = error.strerror or str(error)
             return f"the server {where} does not answer ({why})"
+        except UnicodeError as error:
+            return f"{where} is no address of a server ({error})"
         root, certificate, key = self._files
         with plain:
             try:

@@ -213,15 +213,16 @@ FEW_POSITIVES = 10
 """Records with a finding below which its area says little."""
 
 
-def positives(runs: Sequence[Run]) -> dict[str, int]:
-    """Return each finding's test records that have it; none where records have one class each."""
+def positives(runs: Sequence[Run]) -> dict[str, int | None]:
+    """Return each finding's test records that have it, None if withheld; none if not several."""
     test = next((run.test for run in runs if run.test is not None and run.test.findings), None)
-    return {} if test is None else {name: test.class_records.get(name, 0) for name in test.findings or {}}
+    return {} if test is None else {name: test.class_records.get(name) for name in test.findings or {}}
 
 
 def few_positives(runs: Sequence[Run]) -> str:
     """Name the findings on whose few records a mean area hangs; nothing if there are none."""
-    few = [f"{name} {count}" for name, count in positives(runs).items() if count < FEW_POSITIVES]
+    counts = positives(runs).items()
+    few = [f"{name} {count}" for name, count in counts if count is not None and count < FEW_POSITIVES]
     return f"AUROC is a mean over findings, some of few positive records: {', '.join(few)}" if few else ""
 
 

@@ -263,6 +263,8 @@ def test_a_job_of_a_contract_is_named_by_its_folder(agreed: Path, tmp_path: Path
     assert folders.read_job(tmp_path / "wide")["job_name"] == "wide"
     assert typed(*words, "--force", "--set", "job_name=own").exit_code == 0
     assert folders.read_job(tmp_path / "wide")["job_name"] == "own"
+    said = typed(*words[:-1], tmp_path / "my job")
+    assert said.exit_code == 0 and "'my job' cannot be one" in told(said)
 
 
 def test_describe_has_the_numbers_of_pandas(tmp_path: Path) -> None:

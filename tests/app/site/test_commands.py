@@ -17,7 +17,14 @@ from tightframe.errors import SiteConfigError, TightframeError
 from tightframe.rounds.sums.release import REVEALED
 from tightframe.rounds.sums.vault import locked_ledger, remember
 from tightframe.securesum.errors import StaticCohortError
-from tightframe.securesum.site.journal import CohortAccepted, Entry, History, ProfileUsed, StaticOpened
+from tightframe.securesum.site.journal import (
+    CohortAccepted,
+    Entry,
+    History,
+    ProfileAccepted,
+    ProfileUsed,
+    StaticOpened,
+)
 from tightframe_app.cli import app
 from tightframe_app.site.memory import Memory, memory_of
 
@@ -100,6 +107,10 @@ def test_what_all_releases_give_together_is_said_and_the_site_is_the_certificate
 
     write(journal, [ProfileUsed(DATASET, (("steps", "batches of 32"), ("weights", "exact")), "job-1")])
     assert "All were formed alike" in show() and "batches of 32" not in show()
+    write(journal, [ProfileAccepted(DATASET, (("steps", "batches of 32"), ("weights", "other")))])
+    assert "All were formed alike" in show()
+    write(journal, [ProfileUsed(DATASET, (("steps", "batches of 32"),), "job-2")])
+    assert "No setting that several jobs have differs" in show() and "alike" not in show()
     write(journal, [ProfileUsed(DATASET, (("steps", "batches of 32"), ("weights", "uniform")), "job-3")])
     said = show()
     assert "weights: exact or uniform" in said and REVEALED["weights"] in said

@@ -108,16 +108,21 @@ def test_refusals_come_from_the_logs_and_cannot_write_the_page(
         "2026-11-24 10:00:00,001 - Doors - WARNING - TF-733: the doors refused admin:shell of origin server",
         "2026-11-24 10:00:00,002 - Cell - INFO - TF-999: not a refusal",
         "no line of a log TF-612",
+        "2026-99-99 99:99:99,1 - x - ERROR - TF-733",
     ]
     (kit.folder / "log.txt").write_text("\n".join(lines))
     (folder / "log.txt").write_bytes(
         f"2026-11-24 11:00:00,001 - Executor - ERROR - refused: TF-612: {evil}\n".encode() + b"\xff\xfe\n"
     )
     found = known(kit, monkeypatch)
-    assert [(one.code, one.job) for one in found.refusals] == [("TF-612", JOB), ("TF-733", "")]
+    assert [(one.code, one.job) for one in found.refusals] == [
+        ("TF-733", ""),
+        ("TF-612", JOB),
+        ("TF-733", ""),
+    ]
     shown = str(page.content(found).parts)
     assert "<script" not in shown and "\x1b" not in shown and "x" * 400 not in shown
-    assert "the doors refused admin:shell" in shown
+    assert "the doors refused admin:shell" in shown and "2026-99-99 99:99:99" in shown
 
 
 def test_one_clock_jobs_by_name_and_no_backticks(kit: kits.Kit, monkeypatch: pytest.MonkeyPatch) -> None:

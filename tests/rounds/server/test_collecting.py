@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,6 +22,7 @@ from tightframe.rounds.context import NEEDS_STATE
 from tightframe.rounds.plan import Exchange
 from tightframe.rounds.run_state import state_bytes
 from tightframe.rounds.server.collecting import Collector, SharedState, enroll
+from tightframe.rounds.server.coordinator import Coordinator
 from tightframe.rounds.sums.plain import Accept, Collected, Enrolled, RefusedError, TooFewError
 
 SILOS = ("a", "b", "c", "d")
@@ -301,7 +304,7 @@ class Line:
 def sealed(line: Line, start: bytes | None = None) -> tuple[dict[str, Any], Mapping[str, str]]:
     """What is accepted, and who failed, if all are asked for a seal."""
     collector, sums, _ = made()
-    collector.start = start
+    collector.start = lambda: start
     accepted: dict[str, Any] = {}
     failed: dict[str, str] = {}
 
@@ -454,3 +457,21 @@ def test_what_comes_after_the_run_has_ended_is_not_noted() -> None:
     )
     enroll(sums, Line({"a": ending}), {}, ["a"], record)  # type: ignore[arg-type]
     assert record.status is ended
+
+
+def test_a_named_start_that_is_not_there_is_said_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path, weights = tmp_path / "pretrained.safetensors", b"weights"
+    job = SimpleNamespace(initial_model_sha256=hashlib.sha256(weights).hexdigest())
+    log = logging.getLogger("test")
+    server: Any = SimpleNamespace(
+        setup=SimpleNamespace(job=job), _initial_model=str(path), _warned=False, log=log
+    )
+    assert Coordinator._named_start(server) is None
+    path.write_bytes(b"others")
+    assert Coordinator._named_start(server) is None
+    (said,) = caplog.messages
+    assert job.initial_model_sha256 in said and str(path) in said and "TF-505" in said
+    path.write_bytes(weights)
+    assert Coordinator._named_start(server) == weights

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from tests.support.ledgers import charges_in
 from tightframe import methods
 from tightframe.config.job import JobConfig, parse_job
 from tightframe.config.site import SiteEntry
+from tightframe.files import locked_folder
 from tightframe.privacy.ledger.ledger import ledger_path
 from tightframe.rounds.context import REHEARSAL, SiloContext
 from tightframe.rounds.riders import failures
@@ -94,6 +97,28 @@ def test_only_what_a_killed_process_has_left_is_deleted(data: dict[str, Records]
     for folder in (left, at_work):
         folder.mkdir()
         (folder / "own.safetensors").write_bytes(b"of records")
-    with rehearsal._locked(at_work):
+    with locked_folder(at_work):
         rehearse(context, prepare(job), CPU, RequestedSum(NAMES, 2), prepare(job).initial_state())
         assert list(context.state_folder.iterdir()) == [at_work]
+
+
+def test_a_process_limit_in_a_rehearsal_is_said_as_that(tmp_path: Path) -> None:
+    with pytest.raises(BlockingIOError, match="no process left"), rehearsal._folder(tmp_path):
+        raise BlockingIOError("no process left")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_another_process_deletes_before_it_is_locked_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Path] = []
+
+    def mkdtemp(**given: Any) -> str:
+        made.append(Path(tempfile.mkdtemp(**given)))
+        if len(made) == 1:
+            made[0].rmdir()
+        return str(made[-1])
+
+    monkeypatch.setattr(rehearsal, "tempfile", SimpleNamespace(mkdtemp=mkdtemp))
+    with rehearsal._folder(tmp_path) as folder:
+        assert folder == made[1] and folder.is_dir()

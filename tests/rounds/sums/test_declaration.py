@@ -12,6 +12,7 @@ from tests.support.runs import FOUR, Wire, contexts, coordinator, job, run
 
 from tightframe.config.policy import PolicyBlock
 from tightframe.config.site import SiteEntry
+from tightframe.data.contract import MAX_FINDINGS
 from tightframe.errors import ContributionError, RunError
 from tightframe.rounds.silo.session import SiloSession
 from tightframe.rounds.sums.declaration import Declaration, public_weight
@@ -34,6 +35,15 @@ def test_it_comes_back_as_it_was() -> None:
         GOOD.model_copy(update={"weight": 2.0**30, "profile": "research", "min_class_count": 2**31 - 1}),
     ):
         assert Declaration.from_bytes(item.to_bytes(), "site-1") == item
+
+
+def test_the_longest_fits_a_message() -> None:
+    folds = ("validation", "test")
+    parts = [*folds, *(f"{fold}/{place}" for fold in folds for place in range(MAX_FINDINGS))]
+    values = {"weight": 2.0**30 - 1, "profile": "x" * 32, "min_class_count": 2**31 - 1, "untold": parts}
+    raw = json.dumps({**GOOD.model_dump(), **values}).encode()
+    made = Declaration.from_bytes(raw, "site-1")
+    assert len(made.untold) == 202 and len(made.to_bytes()) <= messages.MAX_APPLICATION
 
 
 def test_it_says_six_things_and_no_number_of_records_beside_the_weight() -> None:
@@ -65,6 +75,8 @@ def test_it_says_six_things_and_no_number_of_records_beside_the_weight() -> None
         {"min_class_count": 5.5},
         {"any_static_cohort": "no"},
         {"records": 290},
+        {"untold": ["test/1", "test/1"]},
+        {"untold": [f"test/{place}" for place in range(2 * MAX_FINDINGS + 3)]},
     ],
 )
 def test_anything_else_is_refused_by_the_silos_name(changes: dict[str, Any]) -> None:

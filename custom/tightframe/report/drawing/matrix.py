@@ -31,7 +31,7 @@ _NARROW = 5.0
 def confusion(
     title: str, classes: Sequence[str], counts: Sequence[Sequence[int]], *, width: float = DESK
 ) -> Markup:
-    """Draw a confusion matrix, rows true classes, each cell as dark as its share of its row.
+    """Draw a confusion matrix, rows true classes, each cell as strong as its share of its row.
 
     Args:
         title: what is shown.
@@ -84,7 +84,9 @@ def confusion(
             if fits and (count or i == j):
                 middle = (x + cell / 2, y + cell / 2 + 4)
                 parts.append(label(*middle, str(count), anchor="middle", class_="count"))
-    told = f"{len(classes)} by {len(classes)} counts, rows true classes; darker is a larger share of its row."
+    told = (
+        f"{len(classes)} by {len(classes)} counts, rows true classes; stronger is a larger share of its row."
+    )
     return svg(max(left + size + right, 240), top + size + 10, title, told, *parts)
 
 

@@ -133,7 +133,7 @@ def findings(runs: Sequence[Run]) -> list[list[str]]:
     """Return a row for each finding: its name, its positive records, each run's sensitivity and AUROC."""
     rows = []
     for name, count in positives(runs).items():
-        row = [name, str(count)]
+        row = [name, "-" if count is None else str(count)]
         for run in runs:
             found = None if run.test is None else (run.test.findings or {}).get(name)
             row.append("-" if found is None else f"{shown(found.sensitivity)}, {shown(found.auroc)}")

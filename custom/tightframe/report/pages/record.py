@@ -185,6 +185,8 @@ def configuration(found: ServerResults) -> Markup:
         else "Every value of the job, its own defaults among them; what its method, data set and model take "
         "where it says nothing, these results do not tell"
     )
+    if idle:
+        about += ", but for those of training, method and model, which statistics do not use"
     return section(
         "Configuration",
         tag("p", f"{about}; docs/jobs.md and docs/methods.md explain them."),

@@ -212,8 +212,8 @@ def confusion(
         "Confusion matrix",
         figure(
             partial(matrix.confusion, "Confusion matrix", classes, counts),
-            f"Test records of {model}, {whose}: rows are true classes, columns what the model said, "
-            f"and a cell is as dark as its share of its row.{legend}",
+            f"Test records of {model}, {whose}: rows are true classes, columns what the model said; "
+            f"the larger a cell's share of its row, the stronger its colour.{legend}",
         ),
         folded(summary, table(["true class", "taken for", "records", "of its class"], mistakes))
         if mistakes

@@ -79,12 +79,13 @@ def used_parts(setup: JobSetup) -> tuple[Part, ...]:
     """Return the folds of which a run uses features of a frozen encoder that are computed once."""
     job = setup.job
     parts: list[Part] = []
-    if setup.method.one_sum is not None or setup.start is not None:
+    if setup.trains and (setup.method.one_sum is not None or setup.start is not None):
         parts.append(("train", True))
         if job.privacy is None:
             parts.append(("validation", True))
     if not job.training.augment:
-        if setup.method.one_sum is None or job.personalise or job.local_baseline_epochs:
+        several = setup.method.one_sum is None or job.personalise or job.local_baseline_epochs
+        if setup.trains and several:
             parts.append(("train", False))
         parts += [("validation", False), ("test", False)]
     return tuple(parts)

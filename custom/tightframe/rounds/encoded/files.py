@@ -23,7 +23,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 
 from tightframe import __version__
-from tightframe.files import write_atomically
+from tightframe.files import locked_folder, write_atomically
 from tightframe.phases import Fold
 from tightframe.rounds.context import FEATURES, REHEARSAL, STATE
 
@@ -157,9 +157,28 @@ def stored(state_dir: Path) -> Iterator[Path]:
 
 def folders(state_dir: Path) -> list[Path]:
     """Return the folders of features: those that outlive jobs, and those that killed jobs have left."""
-    left = (f"*/*/{FEATURES}", f"*/*/{STATE}/{REHEARSAL}*")
-    found = (path for pattern in left for path in sorted(state_dir.glob(pattern)))
-    return [path for path in (state_dir / FEATURES, *found) if path.is_dir()]
+    found = (state_dir / FEATURES, *sorted(state_dir.glob(f"*/*/{FEATURES}")))
+    return [path for path in found if path.is_dir()]
+
+
+def delete_all(state_dir: Path) -> None:
+    """Delete the features of all sites and jobs below a site's state, and what killed rehearsals have left.
+
+    Raises:
+        OSError: if something of it is left.
+    """
+    for folder in folders(state_dir):
+        delete(folder)
+    for silo in state_dir.glob(f"*/*/{STATE}"):
+        delete_left(silo)
+
+
+def delete_left(state_folder: Path) -> None:
+    """Delete the folders of rehearsals that no process holds, in one silo's state of one run."""
+    for left in state_folder.glob(f"{REHEARSAL}*"):
+        with locked_folder(left) as free:
+            if free:
+                shutil.rmtree(left)
 
 
 def delete(folder: Path) -> None:

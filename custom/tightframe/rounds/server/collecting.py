@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tightframe.config.job import JobConfig
@@ -71,13 +71,13 @@ class Collector:
     Attributes:
         opened: (sum, cohort) of each sum opened so far. A silo that missed a request must still learn whether
             its last term was opened, so each request lists all sums that the silo may not know of.
-        start: weights of a pretrained start, for silos that missed the first exchanges; None without one.
+        start: loads the pretrained start for silos that missed the first exchanges; returns None without one.
     """
 
     def __init__(self, job: JobConfig, sums: Sums, record: RunRecord, log: logging.Logger) -> None:
         self._job, self._sums, self._record, self._log = job, sums, record, log
         self.opened: list[tuple[str, list[str]]] = []
-        self.start: bytes | None = None
+        self.start: Callable[[], bytes | None] = lambda: None
         self._known: dict[str, int] = {}  # silo -> how many of `opened` it knows of for certain
 
     def collect(
@@ -228,19 +228,22 @@ class Collector:
 class _FollowingTransport:
     """A transport that sends the state of the run to silos that cannot compute it, and asks them again."""
 
-    def __init__(self, transport: Transport, shared: SharedState, start: bytes | None) -> None:
+    def __init__(self, transport: Transport, shared: SharedState, start: Callable[[], bytes | None]) -> None:
         self._transport = transport
         self._shared = shared
-        self._start = {} if start is None else {"start": start}
+        self._start = start
 
     def exchange(self, task: str, requests: Mapping[str, Message], accept: Accept) -> Mapping[str, str]:
         """Carry a task as ``rounds.sums.plain.Transport`` says."""
         again: dict[str, Message] = {}
+        load = functools.cache(self._start)
 
         def answered(site: str, answer: Message) -> None:
             if answer.get(NEEDS_STATE) is True and site not in again:
                 state = state_bytes(self._shared.state)
-                again[site] = {**requests[site], **self._start, "state_bytes": state}
+                weights = load()
+                start = {} if weights is None else {"start": weights}
+                again[site] = {**requests[site], **start, "state_bytes": state}
             else:
                 accept(site, answer)
 

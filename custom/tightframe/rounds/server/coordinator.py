@@ -98,6 +98,8 @@ class Coordinator:
         self._unverified: Callable[[], None] | None = None  # writes the checkpoint of the last round
         self._sums = self._choose_sums(identity)
         self._collector = Collector(setup.job, self._sums, self.record, self.log)
+        self._collector.start = self._named_start
+        self._warned = False
 
     def _choose_sums(self, identity: ServerIdentity | None) -> Sums:
         job = self.setup.job
@@ -250,7 +252,6 @@ class Coordinator:
                 "pretrained start: SHA-256 %s, fresh tensors: %s", loaded.sha256, loaded.fresh or "none"
             )
         self._enroll(transport)
-        self._collector.start = weights
         shared = SharedState(state, start=weights)
         for exchange in self.setup.plan.beginning():
             shared, _ = self._exchange(transport, shared, exchange)
@@ -262,7 +263,7 @@ class Coordinator:
         """Enrol the silos, and return the state of the checkpoint that the job resumes from."""
         resume.restore(self.record, stored, saved, self.log)
         self._collector.opened = [*saved.opened]
-        self._collector.start = self._named_start()
+        self._named_start()  # warns
         self._sums.static_cohort = saved.static_cohort
         self._enroll(transport, saved)
         if changed := resume.changed_weights(saved, self.record.declared):
@@ -284,7 +285,7 @@ class Coordinator:
         records = resume.require_total(stored.state, f"the state of job {saved.job_id}")
         record.initial_model = saved.initial_model
         self._sums.static_cohort = saved.static_cohort
-        self._collector.start = self._named_start()
+        self._named_start()  # warns
         self._enroll(transport, saved)
         if missing := sorted(set(saved.weights) - set(record.weights)):
             raise RunError(
@@ -317,12 +318,23 @@ class Coordinator:
         return shared
 
     def _named_start(self) -> bytes | None:
-        """Return the pretrained start of the jobs that this one continues, if its file is still here."""
+        """Return the pretrained start of this job and of those that it continues, if its file is here."""
         named, path = self.setup.job.initial_model_sha256, self._initial_model
-        if named is None or path is None or not Path(path).is_file():
+        if named is None:
             return None
-        weights = read_weights(path)
-        return weights if hashlib.sha256(weights).hexdigest() == named else None
+        weights = read_weights(path) if path is not None and Path(path).is_file() else None
+        if weights is not None and hashlib.sha256(weights).hexdigest() == named:
+            return weights
+        if not self._warned:
+            self._warned = True
+            self.log.warning(
+                "the pretrained start with SHA-256 %s is not at %s%s: a silo without a copy of it "
+                "fails at each exchange (TF-505)",
+                named,
+                path or "the server",
+                "" if weights is None else ", whose file has another",
+            )
+        return None
 
     def _enroll(self, transport: Transport, saved: resume.SavedRun | None = None) -> None:
         """Enrol the job's silos; in a resumed job those of the stopped run, for whom its counts are open."""

@@ -7,9 +7,7 @@ encoder that the silo has already are used; others stay in memory.
 
 from __future__ import annotations
 
-import fcntl
 import logging
-import os
 import shutil
 import tempfile
 import time
@@ -20,10 +18,12 @@ from pathlib import Path
 
 import torch
 
+from tightframe.files import locked_folder
 from tightframe.phases import Cohort, ServerState, advance
 from tightframe.privacy.events import Event
 from tightframe.rounds import codec
 from tightframe.rounds.context import REHEARSAL, SiloContext
+from tightframe.rounds.encoded.files import delete_left
 from tightframe.rounds.plan import BEFORE, STATISTICS, Exchange
 from tightframe.rounds.privacy_plan import is_frozen_sum
 from tightframe.rounds.setup import JobSetup, prepare
@@ -90,25 +90,17 @@ def rehearse(
 @contextmanager
 def _folder(state: Path) -> Iterator[Path]:
     """Make a folder that is deleted at the end; one of a process that was killed goes with the next."""
-    for left in state.glob(f"{REHEARSAL}*"):
-        with _locked(left) as free:
-            if free:
-                shutil.rmtree(left)
-    with tempfile.TemporaryDirectory(dir=state, prefix=REHEARSAL) as name, _locked(Path(name)):
-        yield Path(name)
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[bool]:
-    """Lock a folder; yield False if another process holds it."""
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield True
-    except BlockingIOError:
-        yield False
-    finally:
-        os.close(handle)
+    delete_left(state)
+    while True:
+        folder = Path(tempfile.mkdtemp(dir=state, prefix=REHEARSAL))
+        with locked_folder(folder) as own:
+            if not own:  # another process takes it for a killed one's, and deletes it
+                continue
+            try:
+                yield folder
+            finally:
+                shutil.rmtree(folder)
+            return
 
 
 class _Rehearsal:

@@ -10,8 +10,9 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Annotated
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, field_validator
 
+from tightframe.data.contract import MAX_FINDINGS
 from tightframe.errors import ContributionError
 from tightframe.options import StrictModel
 from tightframe.phases import Fold
@@ -20,7 +21,8 @@ MOST = 2.0**30
 """Largest weight of any declaration; a site's policy (``max_records``) can set a lower ceiling."""
 EVALUATED: tuple[Fold, ...] = ("validation", "test")
 """Folds that evaluations count."""
-MAX_PARTS = 2**14
+MAX_PARTS = 2 * (MAX_FINDINGS + 1)
+"""Each fold, and of each fold every finding of a contract."""
 
 
 class Declaration(StrictModel):
@@ -44,6 +46,13 @@ class Declaration(StrictModel):
     untold: tuple[Annotated[str, Field(pattern=r"^(validation|test)(/(0|[1-9][0-9]{0,3}))?$")], ...] = Field(
         max_length=MAX_PARTS
     )
+
+    @field_validator("untold")
+    @classmethod
+    def _once(cls, untold: tuple[str, ...]) -> tuple[str, ...]:
+        if len(set(untold)) < len(untold):
+            raise ValueError("Expected each part once, but one is named twice.")
+        return untold
 
     def to_bytes(self) -> bytes:
         """Serialise as JSON."""
