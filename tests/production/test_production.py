@@ -560,9 +560,10 @@ def test_nothing_of_a_hospital_can_be_reached_by_server_or_lead(
     first = federation.kit("hospital-1")
     reason = "to be pinned at this site"  # of the failed job, for the hospital's own log
     search.text("reason", reason)
-    jobs = [path.name for path in first.glob("*-*") if path.is_dir()]
-    assert done.name in jobs and len(jobs) == 6
     with _lead(federation) as session:
+        known = {one["job_id"] for one in session.list_jobs()}
+        jobs = [path.name for path in first.glob("*-*") if path.is_dir() and path.name in known]
+        assert done.name in jobs and len(jobs) == 6
         for job in jobs:
             told, refused = told_to_the_lead(session, job)
             assert search.within("\n".join(told).encode()) == set(), told
@@ -719,7 +720,12 @@ def test_a_hospital_leaves(federation: Federation, done: Path) -> None:
     assert f"{NEWCOMER} has left on this machine" in told and "`tightframe site cohort accept`" in told
     assert {path.name for path in (kit / "startup").iterdir()} == {"client.key", "client.crt", "rootCA.pem"}
     assert (kit / "startup" / "client.key").read_bytes() == key
-    assert contents(federation.state(NEWCOMER)) == state
+    # SQLite leaves two files where a ledger was read, and the note of who runs the kit has gone.
+    after = contents(federation.state(NEWCOMER))
+    told = {path for path in state if path.endswith(f"/started-{NEWCOMER}.json")}
+    assert {path: item for path, item in after.items() if not path.endswith(("-wal", "-shm"))} == {
+        path: item for path, item in state.items() if path not in told
+    }
     federation.run("tightframe", "site", "start", str(kit), code=2)
 
 
