@@ -136,10 +136,16 @@ def test_of_other_code_or_damaged_nothing_is_taken(
     paths[1].write_bytes(whole[:100])
     expected = run(None, "memory")
     assert run(kept) == expected
-    assert caplog.text.count("is damaged") == 2 and paths[0].read_bytes() == whole
+    assert caplog.text.count("is damaged") == 2 and _parts(paths[0].read_bytes()) == _parts(whole)
     encode = FrozenEncoder.encode
     monkeypatch.setattr(FrozenEncoder, "encode", lambda self, x: encode(self, x) * 1.01)
     assert run(kept) == run(None, "memory") != expected
+
+
+def _parts(file: bytes) -> tuple[dict[str, Any], bytes]:
+    """Header and numbers of a safetensors file, whose metadata are in no fixed order."""
+    start = 8 + int.from_bytes(file[:8], "little")
+    return json.loads(file[8:start]), file[start:]
 
 
 def test_they_are_the_owners_alone_and_the_server_has_none(kept: Path, tmp_path: Path) -> None:
