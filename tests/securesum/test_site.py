@@ -60,7 +60,7 @@ from tightframe.securesum.messages import (
 )
 from tightframe.securesum.primitives import HASH_BYTES, Secret, ed25519_sign, x25519, x25519_public
 from tightframe.securesum.rules import SiteRules
-from tightframe.securesum.site import journal, reveal
+from tightframe.securesum.site import check_request, journal, reveal
 from tightframe.securesum.site.state import (
     Abandoned,
     Advertised,
@@ -581,6 +581,18 @@ def test_a_sum_is_masked_once_with_or_without_a_journal() -> None:
     site.entries = []
     with pytest.raises(ReplayError, match="used before"):
         site.mask(again, MIXED, world.term(ONE))
+
+
+def test_a_request_is_refused_before_anything_is_done_for_it() -> None:
+    """``check_request`` changes nothing, and says what ``mask`` would say."""
+    world = ready()
+    site = world.sites[ONE]
+    first, before = TermRequest.from_bytes(first_request(world)), site.state
+    check_request(before, first, MIXED)
+    site.mask(first.to_bytes(), MIXED, world.term(ONE))
+    for again in (TermRequest(0, SumId(1, "train-0"), "train"), TermRequest(1, SumId(0, "train-0"), "train")):
+        with pytest.raises(ReplayError):
+            check_request(site.state, again, MIXED)
 
 
 def test_a_slot_is_not_used_again_after_a_crash_between_journal_and_state() -> None:
