@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import shlex
 from collections.abc import Iterable
 from dataclasses import replace
@@ -212,13 +213,14 @@ def export(
         elif withdraw_from is not None:
             _withdraw(name, withdraw_from, output, others, **again)
         return
+    from tightframe.config.job import NAME
     from tightframe_app.jobs import pairs
 
     if name is not None:
         recipe = _recipe(name)
     elif contract is not None:
         recipe = pairs.pair_with_contract(str(method), contract)
-        if output is not None and pairs.NAME.fullmatch(output.name):
+        if output is not None and re.fullmatch(NAME, output.name):
             recipe = replace(recipe, name=output.name)  # several jobs of one table have their own names
         elif output is not None:
             err.print(

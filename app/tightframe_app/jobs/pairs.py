@@ -7,7 +7,6 @@ method's preset (``presets``); the job's validation refuses pairs that cannot be
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -21,8 +20,6 @@ from tightframe_app.jobs.recipes import Recipe
 if TYPE_CHECKING:
     from tightframe.data.contract import Contract
 
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
-"""Of a job."""
 BASES: Mapping[str, str] = {
     "fed_isic2019": "fedavg_isic",
     "eicu": "fedavg_eicu",

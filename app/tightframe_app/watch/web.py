@@ -12,6 +12,7 @@ from functools import partial
 from rich.console import Console
 
 from tightframe.report.drawing import layout, plots
+from tightframe.report.drawing.epsilons import epsilons
 from tightframe.report.drawing.markup import (
     Markup,
     Part,
@@ -251,25 +252,7 @@ def _privacy(status: Status) -> Markup:
     ranged = [(item.round, item.epsilon) for item in status.course if item.epsilon is not None]
     parts: list[Part] = [tag("p", f"{privacy_words(status)[:1].upper()}{privacy_words(status)[1:]}.")]
     if ranged:
-        xs = [x for x, _ in ranged]
-        promised = status.epsilon_promised
-        parts.append(
-            figure(
-                partial(
-                    plots.lines,
-                    "Epsilon spent by round",
-                    xs,
-                    [
-                        Series("highest reported", [high for _, (_, high) in ranged], 0),
-                        Series("lowest reported", [low for _, (low, _) in ranged], 1),
-                        Series("promised", [promised for _ in xs], 2),
-                    ],
-                    x_name="round",
-                    low=0.0,
-                ),
-                "Ends of the ranges of the reported epsilons, up to each round.",
-            )
-        )
+        parts.append(epsilons(dict(ranged), {x: status.epsilon_promised for x, _ in ranged}))
         rows: list[list[Part]] = [[str(x), f"{low:g} to {high:g}"] for x, (low, high) in ranged]
         parts.append(folded("All rounds in numbers", table(["round", "epsilon of the silos"], rows)))
     return section(title, *parts)

@@ -21,7 +21,9 @@ from tightframe.securesum.rules import MAX_SITES, MIN_SITES, Trust, default_coll
 
 # The engine's id. A silo's state is in a folder of that name, so it must be a plain file name.
 JobId = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
-SiteName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
+NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}"
+"""Pattern of a job's and of a silo's name."""
+SiteName = Annotated[str, Field(pattern=f"^{NAME}$")]
 
 # The engine builds an object from a dictionary argument that has one of these keys.
 BUILD_KEYS = frozenset({"path", "class_path", "name", "config_type"})
@@ -340,7 +342,7 @@ class JobConfig(Lasting):
             noisy.
     """
 
-    job_name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
+    job_name: Annotated[str, Field(pattern=f"^{NAME}$")]
     method: str
     method_options: Options = {}
     dataset: str

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 from cryptography import x509
 
+from tightframe.config.job import NAME
 from tightframe.rounds.context import NEEDS_STATE
 from tightframe.rounds.sums.common import SECURE
 from tightframe.rounds.sums.declaration import Declaration
@@ -27,7 +28,7 @@ CHANCE = 1e-18
 """Bound on the probability of taking a masked term for an unmasked one."""
 LANES = 4
 _CHUNK = 2**22
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+_NAME = re.compile(NAME)
 _PHASE = re.compile(r"[a-z_]{1,32}-[0-9]{1,4}")
 
 

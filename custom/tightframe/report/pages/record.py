@@ -7,8 +7,8 @@ from functools import partial
 from typing import Any
 
 from tightframe.report.drawing import plots
+from tightframe.report.drawing.epsilons import epsilons
 from tightframe.report.drawing.markup import Markup, Part, facts, figure, listed, section, table, tag
-from tightframe.report.drawing.plots import Series
 from tightframe.report.pages.results import MISSING, kept
 from tightframe.report.reading import ServerResults
 from tightframe.results.files import MODEL, SIMULATED_ROOT, TRANSCRIPT
@@ -73,27 +73,10 @@ def _spent(told: list[tuple[int, Spent]]) -> list[Part]:
     parts: list[Part] = []
     ranged = {number: item.range for number, item in told if item.range is not None}
     promised = {number: item.promised for number, item in told}
-    xs = sorted({number for number, _ in told})
     if ranged:
-        chart = partial(
-            plots.lines,
-            "Epsilon spent by round",
-            xs,
-            [
-                Series("told at most", [ranged[x][1] if x in ranged else None for x in xs], 0),
-                Series("promised", [promised.get(x) for x in xs], 1),
-            ],
-            x_name="round",
-            low=0.0,
-        )
         silent = any(item.untold for _, item in told)
-        parts.append(
-            figure(
-                chart,
-                "Epsilon that the silos have spent on this job up to each round: ends of the ranges that "
-                "they tell." + (" Some silos tell nothing, and may have spent all of it." if silent else ""),
-            )
-        )
+        note = "Some silos tell nothing, and may have spent all of it." if silent else ""
+        parts.append(epsilons(ranged, promised, note))
     body: list[list[Part]] = [
         [
             str(number),
