@@ -151,26 +151,21 @@ def schema(num_classes: int, score_bins: int, *, findings: bool = False) -> Sche
 
 
 def told(tensors: Tensors, left_out: Sequence[str]) -> dict[str, torch.Tensor]:
-    """Return what leaves the silo: without the parts left out, unknown findings and losses in steps.
+    """Return what leaves the silo: without the folds left out, unknown findings and losses in steps.
+
+    Findings that are left out are unknown in ``told_labels``, so that ``count`` has none of them.
 
     Args:
         tensors: as of ``count``.
         left_out: folds, and of a fold findings by their place (``test/2``).
     """
-    made = {}
-    for name, exact_counts in tensors.items():
-        if name.startswith(TOLD):
-            continue
-        value = tensors.get(TOLD + name, exact_counts)
-        for fold, _, place in (part.partition("/") for part in left_out):
-            if not name.startswith(f"evaluation/{fold}/"):
-                continue
-            if not place:
-                value = torch.zeros_like(value)
-            elif value.dim() == 3 and int(place) < len(value):  # of findings; not records and loss
-                value = value.index_fill(0, torch.tensor(int(place)), 0)
-        made[name] = value
-    return made
+    blank = tuple(f"evaluation/{part}/" for part in left_out if "/" not in part)
+    leaving = {name: tensors.get(TOLD + name, value) for name, value in tensors.items()}
+    return {
+        name: torch.zeros_like(value) if name.startswith(blank) else value
+        for name, value in leaving.items()
+        if not name.startswith(TOLD)
+    }
 
 
 def told_by_few(job: JobConfig, tellers: Mapping[str, int] | None) -> tuple[str, ...]:
@@ -225,13 +220,13 @@ def count(
         loss, coarse, records = 0.0, 0.0, 0
         for inputs, labels in batches[fold]:
             logits = predict(model, inputs).float()
-            loss += _summed(outputs.losses(logits, labels), 1e4)
+            each = outputs.losses(logits, labels)
+            loss += _summed(each, 1e4)
+            known = told_labels[fold][records : records + len(labels)] if fold in told_labels else None
             if coarse_loss:
-                known_here = labels
-                if fold in told_labels:
-                    kept = told_labels[fold][records : records + len(labels)]
-                    known_here = torch.from_numpy(kept).to(labels.device)
-                coarse += _summed(outputs.losses(logits, known_here), MOST_LOSS)
+                if known is not None:
+                    each = outputs.losses(logits, torch.from_numpy(known).to(labels.device))
+                coarse += _summed(each, MOST_LOSS)
             # A diverged model predicts NaN, which counts as class 0 at score 0.
             likely = torch.nan_to_num(outputs.probabilities(logits.double(), findings=findings), nan=0.0)
             probabilities, truth = likely.cpu().numpy(), labels.cpu().numpy()
@@ -240,8 +235,7 @@ def count(
             else:
                 confusion += metrics.confusion_matrix(truth, likely.argmax(1).cpu().numpy(), num_classes)
             scores += metrics.score_histogram(probabilities, truth, score_bins)
-            if fold in told_labels:
-                known = told_labels[fold][records : records + len(truth)]
+            if known is not None:
                 leaving["confusion"] += metrics.finding_confusion(known, probabilities >= outputs.LEAST)
                 leaving["scores"] += metrics.score_histogram(probabilities, known, score_bins)
             records += len(truth)
