@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -105,6 +105,10 @@ class FeatureCache:
         lent = FeatureCache()
         lent._encoder, lent._folds, lent._told = self._encoder, dict(self._folds), self._told
         return lent
+
+    def has(self, parts: Iterable[Part]) -> bool:
+        """Check whether the features of these folds were computed."""
+        return all(part in self._folds for part in parts)
 
     def tell_once(self, tell: Callable[[], None]) -> None:
         """Call ``tell`` the first time."""

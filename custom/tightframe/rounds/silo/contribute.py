@@ -180,6 +180,8 @@ class Contributor:
         context, own = self._context, self._setup.method.own_model
         if not context.pace.on or exchange.kind == STATISTICS or context.job.withdraw is not None:
             return  # statistics load no model; a withdrawal has other records, of which all is work
+        if context.features.has(parts := used_parts(self._setup)):
+            return
         if not is_frozen(shared_template(silo.setting)):
             return
 
@@ -187,7 +189,7 @@ class Contributor:
             tensors = state.model if own is None else own(silo, self._store.committed())
             view = LocalSilo(context, self._setup, self._device, exchange.stream)
             loaded = LoadedEncoder.of(cast(FrozenEncoder, view.load(tensors)))
-            for fold, exact in used_parts(self._setup):
+            for fold, exact in parts:
                 context.features.fold(context, loaded, fold, self._device, exact=exact)
 
         try:
