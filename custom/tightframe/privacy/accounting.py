@@ -133,6 +133,16 @@ def epsilons(events: Iterable[Event], delta: float, *, prv: bool = True) -> Epsi
     return Epsilons(rdp, pld, _prv(composition, delta) if prv else None, exact)
 
 
+def counts_on_others(spent: float, alone: float) -> bool:
+    """Check whether an epsilon would be larger if no other silo added noise.
+
+    Args:
+        spent: guaranteed.
+        alone: the same, without others' noise.
+    """
+    return alone > spent * (1 + 1e-6)
+
+
 def guaranteed(events: Iterable[Event], delta: float) -> float:
     """Return the epsilon that budgets are held against; infinite where no analysis bounds it.
 

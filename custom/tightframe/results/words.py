@@ -109,6 +109,14 @@ def one_answer(answer: OneAnswer | None) -> str | None:
     )
 
 
+def without_others(epsilon: float) -> str:
+    """Say what an epsilon would be without the noise of others on which it counts."""
+    return (
+        "This counts on the noise of other hospitals in the joint sums. If none of them added any, it would "
+        f"be epsilon {rounded_up(epsilon)}."
+    )
+
+
 def plural(number: int, noun: str) -> str:
     """Count a noun: ``1 round``, ``2 rounds``."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from tightframe.phases import Neighbours
 from tightframe.privacy.accounting import (
     Epsilons,
+    counts_on_others,
     epsilons,
     fitting,
     guaranteed,
@@ -16,7 +17,7 @@ from tightframe.privacy.accounting import (
 )
 from tightframe.privacy.events import Event, Gaussian, SubsampledGaussian
 from tightframe.privacy.ledger.entries import Charge, DataNoted, Entry, Remembered
-from tightframe.results.words import rounded_down, rounded_up
+from tightframe.results.words import plural, rounded_down, rounded_up, without_others
 
 _PROTECTS = {"record": "single records (one image, one stay)", "patient": "patients, with all their records"}
 _SHOWN_FACTOR = 1e6
@@ -141,10 +142,9 @@ def exact_jobs(entries: Sequence[Entry]) -> list[str]:
 
 def exact_text(jobs: Sequence[str]) -> str:
     """Say that jobs released exact totals, which no cap counts."""
-    many = "1 job" if len(jobs) == 1 else f"{len(jobs)} jobs"
     return (
-        f"{many} without differential privacy released exact totals; no cap limits these; see "
-        "`tightframe site page`"
+        f"{plural(len(jobs), 'job')} without differential privacy released exact totals; no cap limits "
+        "these; see `tightframe site page`"
     )
 
 
@@ -216,11 +216,8 @@ def explain(spending: Spending, epsilon: float | None) -> Iterator[str]:
         f"Spent: epsilon {rounded_up(spending.spent.guaranteed)} at delta {spending.delta:g}. "
         f"{_meaning(spending.spent.guaranteed, spending.neighbours, spending.delta)}"
     )
-    if spending.alone > spending.spent.guaranteed * (1 + 1e-6):
-        yield (
-            f"This counts on the noise of other hospitals in the joint sums. If none of them added any, it "
-            f"would be epsilon {rounded_up(spending.alone)}."
-        )
+    if counts_on_others(spending.spent.guaranteed, spending.alone):
+        yield without_others(spending.alone)
     for job in spending.jobs:
         yield _job_text(job)
     if jobs > 1:

@@ -13,7 +13,7 @@ from tightframe.results.files import MODEL
 from tightframe.results.files import PERSONAL as PERSONAL_MODEL
 from tightframe.results.local_report import SiloModel, SiloPersonal, SiloReport
 from tightframe.results.parts.evaluation import FoldMetrics
-from tightframe.results.words import one_answer, plural, rounded_up, shown
+from tightframe.results.words import one_answer, plural, rounded_up, shown, without_others
 
 GLOBAL, OWN, LOCAL, PERSONAL = "global", "own", "local-only", "personal"
 
@@ -277,13 +277,7 @@ def _privacy(report: SiloReport) -> Markup:
             "p",
             f"This job has cost this silo's records epsilon {rounded_up(spent.epsilon)} of the "
             f"{spent.promised:g} that it promised, at delta {spent.delta:g}. This is the silo's own exact "
-            "number, rounded up."
-            + (
-                ""
-                if spent.alone is None
-                else " It counts on the noise of other hospitals in the joint sums. If none of them added "
-                f"any, it would be epsilon {rounded_up(spent.alone)}."
-            ),
+            "number, rounded up." + ("" if spent.alone is None else f" {without_others(spent.alone)}"),
         ),
         facts(
             [

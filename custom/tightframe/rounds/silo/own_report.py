@@ -185,18 +185,19 @@ def _keep(context: SiloContext, report: SiloReport) -> None:
 
 def _spent(context: SiloContext, plan: PrivacyPlan) -> SiloPrivacy:
     """Return what this job has cost the silo's records, exactly."""
+    from tightframe.privacy.accounting import counts_on_others
     from tightframe.rounds.silo.budget import Budget
 
     budget = Budget(context, plan, (context.name,))
     spent, alone = budget.spent_by_job(), budget.spent_by_job(prv=False, alone=True).guaranteed
-    counts_on_others = alone > spent.guaranteed * (1 + 1e-6)
+    shared = counts_on_others(spent.guaranteed, alone)
     context.log.info(
         "%s: this job cost epsilon %s of the %g that it promised, at delta %g (this silo's own number%s)",
         context.name,
         rounded_up(spent.guaranteed),
         plan.privacy.epsilon,
         plan.privacy.delta,
-        f"; {rounded_up(alone)} if no other silo added noise" if counts_on_others else "",
+        f"; {rounded_up(alone)} if no other silo added noise" if shared else "",
     )
     return SiloPrivacy(
         epsilon=spent.guaranteed,
@@ -206,5 +207,5 @@ def _spent(context: SiloContext, plan: PrivacyPlan) -> SiloPrivacy:
         exact=spent.exact,
         delta=plan.privacy.delta,
         promised=plan.privacy.epsilon,
-        alone=alone if counts_on_others else None,
+        alone=alone if shared else None,
     )
