@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from tightframe.files import quoted
 from tightframe_app import formats
 from tightframe_app.screens import lines, shown
 
@@ -19,8 +19,6 @@ PROFILES = ("strict", "standard", "research")
 SITE_STATE, SERVER_STATE = Path("/var/lib/tightframe"), Path("/var/lib/tightframe-server")
 TRAINING_SOCKET = Path("/run/tightframe/training.sock")
 CONFIG = "tightframe.json"
-LEAST = 3
-"""Hospitals that a secure sum needs."""
 out = lines()
 
 Kit = Annotated[
@@ -63,14 +61,16 @@ def init(
         content = request_files.files(project, port, participants)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
-    if len(site) < LEAST:
-        _say(f"note: secure sums need at least {LEAST} hospitals, got {len(site)}")
+    from tightframe.securesum.rules import MIN_SITES
+
+    if len(site) < MIN_SITES:
+        _say(f"note: secure sums need at least {MIN_SITES} hospitals, got {len(site)}")
     new, there = request_files.write(content, output)
     for path in new:
         _say(f"written: {output / path}")
     for path in there:
         _say(f"exists already: {output / path}")
-    profile = shlex.quote(str(output / request_files.PROFILE))
+    profile = quoted(output / request_files.PROFILE)
     _say("")
     _say("The keeper of the federation's root key, once, on a separate machine:")
     _say(f"  nvflare cert init --profile {profile} -o ca")
@@ -224,7 +224,7 @@ def add_site(
     if not data:
         _say(f"no records yet: configure them under `data` in {opened.local / CONFIG}")
     _say(f"this site's pin, for its peers:  {name}={pin}")
-    where = shlex.quote(str(opened.local / CONFIG))
+    where = quoted(opened.local / CONFIG)
     _say(f"now check everything:  tightframe site check -c {where} --production")
 
 
@@ -263,7 +263,7 @@ def pins(
     if not config.is_file():
         raise FileNotFoundError(
             f"Expected the site's configuration at {config}, but there is no such file. Run first:  "
-            f"tightframe federation add-site {opened.name} --kit {shlex.quote(str(kit))}"
+            f"tightframe federation add-site {opened.name} --kit {quoted(kit)}"
         )
     changes = [
         (where, *_pin(where, text, opened.name, own))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-import shlex
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +14,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from tightframe.files import quoted
 from tightframe_app import formats
 from tightframe_app.screens import lines, shown
 
@@ -333,12 +333,12 @@ def _names(sites: str | None) -> list[str] | None:
 def _print_export(recipe: Recipe, job: JobConfig, preset: str, changes: dict[str, Any], folder: Path) -> None:
     """Print a summary of an exported job, and the commands that run it."""
     from tightframe.results.words import plural
+    from tightframe_app.jobs.recipes import assignments
 
     for kind, keys in recipe.dropped(preset, changes).items():
         err.print(f"{kind} is now {changes[kind]}; dropped options of the recipe: {', '.join(keys)}")
     if adapted := recipe.adapted(preset, changes):
-        told = ", ".join(f"{key}={json.dumps(value).strip(chr(34))}" for key, value in adapted.items())
-        err.print(f"with privacy the preset has: {told}")
+        err.print(f"with privacy the preset has: {', '.join(assignments(adapted))}")
     what = recipe.described(job, preset)
     out.print(
         f"{folder}: {what}; {preset}, {plural(job.rounds, 'round')}, "
@@ -346,10 +346,10 @@ def _print_export(recipe: Recipe, job: JobConfig, preset: str, changes: dict[str
     )
     if what != recipe.title and "job_name" not in changes:
         out.print(f"its results will be named {job.job_name}; --set job_name=NAME gives it another name")
-    quoted = shlex.quote(str(folder))
-    out.print(f"run it here:  tightframe simulate {quoted}")
+    where = quoted(folder)
+    out.print(f"run it here:  tightframe simulate {where}")
     out.print("  (on generated records; on the sites' own with --site-config FILE)")
-    out.print(f"or at a federation:  tightframe jobs submit {quoted}")
+    out.print(f"or at a federation:  tightframe jobs submit {where}")
 
 
 def _resume(
@@ -485,7 +485,7 @@ def sign(
     from tightframe_app.watch import monitoring
 
     _sign(folder, monitoring.find_kit(kit), days)
-    out.print(f"submit it, once:  nvflare job submit -j {shlex.quote(str(folder))}")
+    out.print(f"submit it, once:  nvflare job submit -j {quoted(folder)}")
 
 
 def _startup(kit: Path) -> Path:
@@ -607,7 +607,7 @@ def _fetched(server: Server, job_id: str, into: Path) -> Path:
     except LostError as error:
         raise WatchError(
             f"Expected the server to send the results, but: {error}. If the job is over, fetch them by "
-            f"`tightframe jobs fetch {job_id} -o {shlex.quote(str(into))}`."
+            f"`tightframe jobs fetch {job_id} -o {quoted(into)}`."
         ) from None
     out.print(f"results: {place}", soft_wrap=True)
     return place

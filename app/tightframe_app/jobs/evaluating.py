@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 
 from tightframe.config.job import JobConfig
 from tightframe.errors import JobError
+from tightframe.files import quoted
 from tightframe.results.files import PERSONAL
 from tightframe_app.jobs import recipes
 from tightframe_app.jobs.folders import prepared
@@ -41,15 +41,15 @@ class Evaluation:
 
     def lines(self, folder: Path) -> list[str]:
         """Say what was written, and how it is run."""
-        job, quoted = self.job, shlex.quote(str(folder))
+        job, where = self.job, quoted(folder)
         noise = "exact" if job.privacy is None else f"noisy, epsilon {job.privacy.epsilon:g}"
         entry = json.dumps({"server": {"initial_model": str(self.model.absolute())}})
         return [
             f"{folder}: evaluation of {self.title}, {noise}, over {', '.join(job.roster)}; no training",
             f"the model: SHA-256 {job.initial_model_sha256}",
             f"name its file at the server, in local/tightframe.json or --site-config:  {entry}",
-            f"run it here:  tightframe simulate {quoted} --site-config FILE",
-            f"or at a federation:  tightframe jobs submit {quoted}",
+            f"run it here:  tightframe simulate {where} --site-config FILE",
+            f"or at a federation:  tightframe jobs submit {where}",
         ]
 
 

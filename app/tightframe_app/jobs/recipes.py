@@ -73,7 +73,7 @@ class Recipe:
         if wrong := {key: value for key, value in excluded.items() if _set_by(changes, key)}:
             from tightframe.errors import JobError
 
-            line = " ".join(f"--set {key}={json.dumps(value).strip(chr(34))}" for key, value in wrong.items())
+            line = " ".join(f"--set {text}" for text in assignments(wrong))
             raise JobError([f"privacy: Expected other values of {', '.join(wrong)} with it: {line}"])
         for key, value in excluded.items():
             set_value(values, key, value)
@@ -165,6 +165,15 @@ def _excluded(values: Mapping[str, Any]) -> dict[str, Any]:
         "model_options.standardise": (isinstance(options, dict) and options.get("standardise"), False),
     }
     return {key: wanted for key, (excluded, wanted) in found.items() if excluded}
+
+
+def assignments(values: Mapping[str, Any]) -> list[str]:
+    """Return values as ``--set`` takes them.
+
+    >>> assignments({"weights": "uniform", "personalise": False})
+    ['weights=uniform', 'personalise=false']
+    """
+    return [f"{key}={json.dumps(value).strip(chr(34))}" for key, value in values.items()]
 
 
 def _set_by(changes: Mapping[str, Any], key: str) -> bool:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shlex
 from pathlib import Path
 
 from tightframe.config.job import JobConfig
 from tightframe.config.site import FILE_NAME, MARKER
 from tightframe.errors import JobError
+from tightframe.files import quoted
 from tightframe.results.files import CHECKPOINT, OUTCOME
 from tightframe.results.outcome import Outcome
 from tightframe_app.jobs import folders, recipes
@@ -59,19 +59,19 @@ def export(
     if any(_finished(place) for place in (path.parent, path.resolve().parents[2])):
         raise JobError([f"there is nothing left to do: the run in {stopped} is complete"])
     workspace, used = _simulated(path, job)
-    also = "" if used is None else f" --site-config {shlex.quote(str(used))}"
-    previous = "OLD_WORKSPACE" if workspace is None else shlex.quote(str(workspace))
+    also = "" if used is None else f" --site-config {quoted(used)}"
+    previous = "OLD_WORKSPACE" if workspace is None else quoted(workspace)
     files = folders.job_files(job, gpus=gpus, gpu_memory=gpu_memory, checkpoint=path.read_bytes())
     replaced = folders.write_job(files, folder, force=force)
     assert job.resume is not None  # noqa: S101 - set in a job that continues a run
     left = job.rounds - job.done
-    quoted = shlex.quote(str(folder))
+    where = quoted(folder)
     return replaced, [
         f"{folder}: {job.job_name} continues after round {job.done} of {job.rounds}",
         f"{plural(job.done, 'round')} done, {plural(left, 'round')} left, then the closing phase",
         f"continues job {job.resume.previous}; the first of its chain is {job.resume.lineage}",
-        f"run it here:  tightframe simulate {quoted} --previous-run {previous}{also}",
-        f"or at the consortium's server:  tightframe jobs submit {quoted}",
+        f"run it here:  tightframe simulate {where} --previous-run {previous}{also}",
+        f"or at the consortium's server:  tightframe jobs submit {where}",
     ]
 
 
@@ -120,8 +120,8 @@ def export_withdrawal(
     files = folders.job_files(job, gpus=gpus, gpu_memory=gpu_memory, checkpoint=path.read_bytes())
     replaced = folders.write_job(files, folder, force=force)
     workspace, _ = _simulated(path, job)
-    previous = "WORKSPACE" if workspace is None else shlex.quote(str(workspace))
-    quoted = shlex.quote(str(folder))
+    previous = "WORKSPACE" if workspace is None else quoted(workspace)
+    where = quoted(folder)
     model = hashlib.sha256(checkpoint.tensor_bytes(stored.state.model)).hexdigest()
     others = not_covered(path.parent.parent, job.withdraw.lineage, [model], path.parent)
     return replaced, [
@@ -129,8 +129,8 @@ def export_withdrawal(
         f"withdraws from job {job.withdraw.previous}, whose total is of {plural(records, 'record')}; "
         f"at least {job.withdraw.min_withdrawn} must be withdrawn, at three silos or more",
         *(f"will NOT be covered: {item.job_name} in {item.folder} ({item.how})" for item in others),
-        f"run it here:  tightframe simulate {quoted} --previous-run {previous} --site-config FILE",
-        f"or at the consortium's server:  tightframe jobs submit {quoted}",
+        f"run it here:  tightframe simulate {where} --previous-run {previous} --site-config FILE",
+        f"or at the consortium's server:  tightframe jobs submit {where}",
     ]
 
 

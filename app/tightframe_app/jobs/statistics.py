@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tightframe.files import quoted
 from tightframe_app.jobs import pairs, recipes
 from tightframe_app.jobs.folders import prepared
 
@@ -61,12 +61,12 @@ def of_contract(path: Path, sites: Sequence[str] | None, changes: Mapping[str, A
 
 def lines(job: JobConfig, folder: Path) -> list[str]:
     """Say what was written, and how it is run."""
-    quoted = shlex.quote(str(folder))
+    where = quoted(folder)
     noise = "exact" if job.privacy is None else f"noisy, epsilon {job.privacy.epsilon:g}"
     title = job.dataset_options["contract"]["title"]
     return [
         f"{folder}: statistics of {title}, {noise}, over {', '.join(job.roster)}; no training",
-        f"run it here:  tightframe simulate {quoted} --site-config FILE",
+        f"run it here:  tightframe simulate {where} --site-config FILE",
         "  (without --site-config on generated records)",
-        f"or at a federation:  tightframe jobs submit {quoted}",
+        f"or at a federation:  tightframe jobs submit {where}",
     ]

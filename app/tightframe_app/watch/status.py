@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tightframe.errors import REASONS, TightframeError
+from tightframe.files import quoted
 from tightframe.results.files import OUTCOME, ResultsError, parsed, read_bytes
 from tightframe.results.outcome import Outcome
 from tightframe.results.status import Status
@@ -167,7 +167,7 @@ def judge(
     """
     outcome = found if isinstance(found, Outcome) else None
     allowed = isinstance(found, Outcome) or found.allowed
-    into = "" if results is None else f" -o {shlex.quote(str(results))}"
+    into = "" if results is None else f" -o {quoted(results)}"
     by_hand = (f"its result: tightframe jobs fetch {job_id}{into}",) if allowed else ()
     fetch = by_hand if results is None else ()
     if outcome is not None and outcome.trained:
@@ -216,7 +216,7 @@ def _go_on(job_id: str, outcome: Outcome, results: Path | None) -> tuple[str, ..
     """Say how a run goes on that was stopped after a round was done."""
     if not outcome.rounds_done:
         return ()
-    folder = shlex.quote(str((results or FETCHED) / job_id))
+    folder = quoted((results or FETCHED) / job_id)
     made = f"tightframe jobs export {outcome.job_name} --resume {folder} -o resumed"
     once = ", once it is fetched" if results is None else ""
     return (f"to go on after round {outcome.rounds_done}{once}: {made}",)

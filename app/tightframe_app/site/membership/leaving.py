@@ -15,12 +15,11 @@ from pathlib import Path
 
 from tightframe.errors import JoinError, TightframeError
 from tightframe.files import quoted, write_json
+from tightframe.securesum.rules import MIN_SITES
 from tightframe_app.federation.kits import CONFIG_FILE, LEFT, Kit
 from tightframe_app.site.membership.joining import NOTES
 
 KEY = "client.key"
-LEAST = 3
-"""Hospitals that a secure sum needs: of two each could subtract its own part."""
 PROOFS = frozenset({KEY, "client.crt", "rootCA.pem"})
 """Files of ``startup`` without which the ledger and transcripts cannot be verified, and the key itself."""
 
@@ -149,13 +148,13 @@ def duties(going: Departure) -> list[str]:
 
 def _left(going: Departure) -> str:
     """Say whether the hospitals of the last cohort are enough for secure sums without this one."""
-    need = f"Secure sums need {LEAST} hospitals"
+    need = f"Secure sums need {MIN_SITES} hospitals"
     others = [name for name in going.cohort if name != going.name]
     if not others:
         return f"{need}: how many remain is not known here."
-    few = "; a third has to join first" if len(others) == LEAST - 1 else "; others have to join first"
+    few = "; a third has to join first" if len(others) == MIN_SITES - 1 else "; others have to join first"
     remain = f"of the last cohort remain {len(others)}, {', '.join(others)}"
-    return f"{need}: {remain}{few if len(others) < LEAST else ''}."
+    return f"{need}: {remain}{few if len(others) < MIN_SITES else ''}."
 
 
 def _cohort(kit: Kit) -> tuple[str, ...]:
