@@ -19,6 +19,7 @@ from tightframe_app import formats
 from tightframe_app.screens import console, lines, print_list, shown
 
 if TYPE_CHECKING:
+    from tightframe.config.policy import SitePolicy
     from tightframe.data.contract import Contract
     from tightframe.data.table import TableSite
     from tightframe_app.site.checks.findings import State
@@ -172,6 +173,17 @@ def entries(config: Path, site: str | None, contract: Contract) -> list[tuple[st
     Raises:
         FileNotFoundError, SiteConfigError: if there is no file, no such site, or no such entry in it.
     """
+    return [(name, entry) for name, entry, _ in with_policies(config, site, contract)]
+
+
+def with_policies(
+    config: Path, site: str | None, contract: Contract
+) -> list[tuple[str, TableSite, SitePolicy]]:
+    """Return ``entries``, each with its site's policy.
+
+    Raises:
+        FileNotFoundError, SiteConfigError: as ``entries``.
+    """
     from tightframe.config.site import parse_single, parse_site_file, read_object
     from tightframe.data.images import ImagesSite
     from tightframe.data.images.contract import PictureContract
@@ -190,7 +202,9 @@ def entries(config: Path, site: str | None, contract: Contract) -> list[tuple[st
         several = {site or "": parse_single(values, str(config))[0]}
     chosen = {name: entry for name, entry in several.items() if site in (None, name)}
     tables = [
-        (name, model.model_validate(entry.data[key])) for name, entry in chosen.items() if key in entry.data
+        (name, model.model_validate(entry.data[key]), entry.policy)
+        for name, entry in chosen.items()
+        if key in entry.data
     ]
     if not tables:
         raise SiteConfigError(
@@ -257,7 +271,7 @@ def _found(contract: Contract, entry: TableSite) -> Iterator[tuple[State, str]]:
     if (timed := contract.survival) is not None and any(
         item.column == timed.time and item.rule.startswith("outside") for item in encoded.findings
     ):
-        yield "note", f"{timed.time}: longer than `high`? Raise it, or end there as {timed.event} = no"
+        yield "note", f"{timed.time}: longer than `high`? Raise it, or end curves there by `beyond`: `censor`"
     if marked := other_mark(rows, contract, entry):
         mark = "." if entry.decimal == "," else ","
         yield "note", f"most values of {', '.join(marked)} are numbers with {mark!r}: is that the `decimal`?"

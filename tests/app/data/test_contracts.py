@@ -254,7 +254,7 @@ def test_a_time_beyond_the_longest_gets_a_hint(tmp_path: Path) -> None:
     entry = {"file": str(write(tmp_path / "a.csv", rows, header=(*HEADER, "days", "died")))}
     done = typed("data", "check", "--contract", tmp_path / "c.json", "-s", sites(tmp_path, a=entry))
     assert done.exit_code == 1 and "days: outside 0 to 1500: 1 row (5)" in told(done)
-    assert "days: longer than `high`? Raise it, or end there as died = no" in told(done)
+    assert "days: longer than `high`? Raise it, or end curves there by `beyond`: `censor`" in told(done)
 
 
 def test_a_job_of_a_contract_is_named_by_its_folder(agreed: Path, tmp_path: Path) -> None:
@@ -297,6 +297,10 @@ def test_describe_shows_a_table_and_writes_a_page_of_its_own(agreed: Path, tmp_p
     assert done.exit_code == 0, told(done)
     assert "60 records (well 30, ill 30)" in told(done) and "female 30, male 30" in told(done)
     assert page.stat().st_mode & 0o077 == 0
+    # Of three bins from 20 to 220 kg the second is too small in both classes; the first goes with it.
+    frame = pd.read_csv(file)
+    small = frame[frame["weight"] >= 20 + 200 / 3].groupby("outcome").size()
+    assert small.between(1, 4).all() and len(small) == 2 and "4 of 8" in told(done)
     text = page.read_text()
     tree = ElementTree.fromstring(text.removeprefix("<!DOCTYPE html>"))  # noqa: S314
     figures = list(tree.iter("figure"))

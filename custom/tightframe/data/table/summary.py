@@ -13,6 +13,8 @@ from tightframe.data.contract import Column, Contract, MultiLabel
 from tightframe.data.table import TableSite
 from tightframe.data.table.encoding import check_mapping, encode
 from tightframe.data.table.findings import Finding
+from tightframe.data.table.preview import Preview, preview
+from tightframe.data.table.silo import divided
 from tightframe.data.table.sources.rows import read
 
 BINS = 12
@@ -57,6 +59,7 @@ class Description:
         columns: in the contract's order.
         present: finding of a multi-label -> number of records with it; a record may have several.
         unknown: finding -> number of records of which it is unknown.
+        preview: what exact statistics would withhold; None of pictures.
     """
 
     where: str
@@ -66,10 +69,16 @@ class Description:
     columns: tuple[Summary, ...]
     present: dict[str, int] = field(default_factory=dict)
     unknown: dict[str, int] = field(default_factory=dict)
+    preview: Preview | None = None
 
 
-def describe(contract: Contract, site: TableSite) -> Description:
+def describe(contract: Contract, site: TableSite, least: int | None = None) -> Description:
     """Return what a site's table holds; rows that break the contract are counted and left out.
+
+    Args:
+        contract: of the records.
+        site: its entry.
+        least: number of patients in a cell of statistics, by the site's policy; None makes no preview.
 
     Raises:
         DataError: as ``read`` and ``check_mapping``.
@@ -89,6 +98,7 @@ def describe(contract: Contract, site: TableSite) -> Description:
         summaries.append(summary_of(column, values, labels[there], int((~there).sum()), titles))
         place += width
     counts = np.bincount(labels, minlength=len(titles)).tolist()
+    seen = None if least is None else preview(divided(encoded, contract, in_folds=False), contract, least)
     return Description(
         encoded.where,
         dict(zip(titles, counts, strict=True)),
@@ -96,6 +106,7 @@ def describe(contract: Contract, site: TableSite) -> Description:
         int(encoded.broken.sum()) + len(rows.ragged),
         tuple(summaries),
         **of_findings,
+        preview=seen,
     )
 
 
