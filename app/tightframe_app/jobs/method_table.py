@@ -107,7 +107,7 @@ def computed(name: str | None, like: str) -> list[Sums]:
 
 
 def kept(name: str | None = None) -> list[Sums]:
-    """Return the sums of a method, or of all, in the usual setting as they are kept; none for an unknown name."""
+    """Return the kept sums of a method, or of all; nothing for an unknown name."""
     found = json.loads(KEPT.read_text(encoding="utf-8"))
     return [
         Sums(**{**item, "each_round": tuple(item["each_round"]), "once": tuple(item["once"])})
