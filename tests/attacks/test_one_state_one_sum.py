@@ -100,6 +100,16 @@ def name_the_start_behind_a_crafted_state(federation: Federation) -> None:
     federation.sum("train", 2, named=start, attempt=1, dead={"hospital-2"})
 
 
+def start_the_job_again(federation: Federation) -> None:
+    """All processes of the job end, and the server has the engine start it again, under the same id."""
+    federation.sum("train", 1)
+    shared = federation.shared
+    federation.sum("train", 2)
+    federation.start_again()
+    federation.enroll(epoch=1)
+    federation.sum("train", 3, named=shared, dead={"hospital-2"})
+
+
 @pytest.mark.parametrize(
     ("again", "code"),
     [
@@ -109,6 +119,7 @@ def name_the_start_behind_a_crafted_state(federation: Federation) -> None:
         (set_up_another_epoch, "TF-622"),
         (name_it_twice_in_another_epoch, "TF-518"),
         (name_the_start_behind_a_crafted_state, "TF-518"),
+        (start_the_job_again, "TF-608"),
     ],
 )
 def test_no_state_is_summed_twice(
