@@ -19,7 +19,7 @@ from tightframe_app import formats
 from tightframe_app.screens import console, lines, print_list, shown
 
 if TYPE_CHECKING:
-    from tightframe.config.policy import SitePolicy
+    from tightframe.config.policy import PolicyBlock
     from tightframe.data.contract import Contract
     from tightframe.data.table import TableSite
     from tightframe_app.site.checks.findings import State
@@ -178,7 +178,7 @@ def entries(config: Path, site: str | None, contract: Contract) -> list[tuple[st
 
 def with_policies(
     config: Path, site: str | None, contract: Contract
-) -> list[tuple[str, TableSite, SitePolicy]]:
+) -> list[tuple[str, TableSite, PolicyBlock]]:
     """Return ``entries``, each with its site's policy.
 
     Raises:
@@ -246,7 +246,7 @@ def _told(contract: Contract, entry: TableSite) -> Iterator[tuple[State, str]]:
 
 def _found(contract: Contract, entry: TableSite) -> Iterator[tuple[State, str]]:
     """Yield what is found, each with its state; the last is how many records there are, if any."""
-    from tightframe.data.base import FOLDS, class_counts, count_table, finding_counts
+    from tightframe.data.base import FOLDS, class_counts, count_table, finding_counts, unknown_counts
     from tightframe.data.contract import MultiLabel
     from tightframe.data.images import ImagesSite
     from tightframe.data.images.contract import PictureContract
@@ -290,9 +290,12 @@ def _found(contract: Contract, entry: TableSite) -> Iterator[tuple[State, str]]:
     sizes = ", ".join(f"{len(data.labels(fold))} {fold}" for fold in FOLDS)
     labels, titles = data.labels("train"), contract.label.titles
     if isinstance(contract.label, MultiLabel):
-        pairs = zip(titles, finding_counts(labels).tolist(), strict=True)
-        classes = ", ".join(
-            f"{title} {present} present, {absent} absent" for title, (present, absent) in pairs
+        of_findings = zip(
+            finding_counts(labels).tolist(), unknown_counts(labels, titles).items(), strict=True
+        )
+        classes = "; ".join(
+            f"{title} {present} present, {absent} absent" + (f", {unknown} unknown" if unknown else "")
+            for (present, absent), (title, unknown) in of_findings
         )
     else:
         classes = count_table(dict(zip(titles, class_counts(labels, len(titles)).tolist(), strict=True)))

@@ -180,16 +180,16 @@ def _page(title: str, described: list[tuple[str, Description]]) -> str:
         ]
         if found.present:
             total = sum(found.records.values())
-            rows = [
+            of_findings = [
                 (title, str(count), str(total - count - unknown), str(unknown))
                 for (title, count), unknown in zip(found.present.items(), found.unknown.values(), strict=True)
             ]
-            inner.append(table(("finding", "present", "absent", "unknown"), rows))
+            inner.append(table(("finding", "present", "absent", "unknown"), of_findings))
         if found.findings:
             inner.append(listed([str(finding) for finding in found.findings]))
         inner.append(table(HEAD, [_cells(summary) for summary in found.columns]))
-        for said, (head, *rows) in _withheld(found):
-            inner += [tag("p", said), table(head, rows)]
+        for said, (head, *body) in _withheld(found):
+            inner += [tag("p", said), table(head, body)]
         for summary in found.columns:
             unit = f", {summary.column.unit}" if summary.column.unit else ""
             series = _series(summary)

@@ -45,8 +45,8 @@ def preview(data: TableData, contract: Contract, least: int) -> Preview:
     for bins in TIME_BINS if contract.survival is not None else ():
         layout, made = _made(data, contract, least, BINS[-1], bins)
         start = layout.places[-1].start
-        hidden = made.withheld_cells[:, start : start + 2 * bins].reshape(-1, 2, bins).any(axis=1)
-        for title, row in zip(layout.titles, hidden, strict=True):
+        broken = made.withheld_cells[:, start : start + 2 * bins].reshape(-1, 2, bins).max(axis=1)
+        for title, row in zip(layout.titles, broken, strict=True):
             told = int(np.argmax(row)) if row.any() else bins
             curves.setdefault(title, {})[bins] = layout.ends[told - 1] if told else 0.0
     return Preview(least, contract.patient is not None, cells, curves)

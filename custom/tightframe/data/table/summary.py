@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from tightframe.data.base import finding_counts
+from tightframe.data.base import finding_counts, unknown_counts
 from tightframe.data.contract import Column, Contract, MultiLabel
 from tightframe.data.table import TableSite
 from tightframe.data.table.encoding import check_mapping, encode
@@ -105,7 +105,8 @@ def describe(contract: Contract, site: TableSite, least: int | None = None) -> D
         encoded.findings,
         int(encoded.broken.sum()) + len(rows.ragged),
         tuple(summaries),
-        **of_findings,
+        of_findings.get("present", {}),
+        of_findings.get("unknown", {}),
         preview=seen,
     )
 
@@ -122,7 +123,7 @@ def grouped(
         return labels, titles, {}
     known = finding_counts(labels)
     present = dict(zip(titles, known[:, 0].tolist(), strict=True))
-    unknown = dict(zip(titles, (len(labels) - known.sum(axis=1)).tolist(), strict=True))
+    unknown = unknown_counts(labels, titles)
     some, none = (labels == 1).any(axis=1), (labels == 0).all(axis=1)
     group = np.where(some, 1, np.where(none, 0, 2)).astype(np.int64)
     titles = GROUPS if (group == 2).any() else GROUPS[:2]
