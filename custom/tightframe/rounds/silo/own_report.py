@@ -76,8 +76,8 @@ def close(
     run_dir, names = context.run_dir, setup.dataset.class_names
     records = {fold: dict(zip(names, silo.class_counts(fold).tolist(), strict=True)) for fold in FOLDS}
     labels = {fold: context.data.labels(fold) for fold in FOLDS}
-    sizes = {fold: len(of) for fold, of in labels.items()}
-    unknown = {fold: unknown_counts(of, names) for fold, of in labels.items()}
+    sizes: dict[str, int] = {fold: len(of) for fold, of in labels.items()}
+    unknown: dict[str, dict[str, int]] = {fold: unknown_counts(of, names) for fold, of in labels.items()}
     report = SiloReport(
         silo=silo.name,
         data=context.data.source,
