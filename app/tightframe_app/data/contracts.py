@@ -251,7 +251,14 @@ def _found(contract: Contract, entry: TableSite) -> Iterator[tuple[State, str]]:
     from tightframe.data.images import ImagesSite
     from tightframe.data.images.contract import PictureContract
     from tightframe.data.images.silo import divided_pictures, encoded_records
-    from tightframe.data.table.encoding import check_mapping, encode, no_numbers, other_mark, unknown_codes
+    from tightframe.data.table.encoding import (
+        check_mapping,
+        encode,
+        narrow,
+        no_numbers,
+        other_mark,
+        unknown_codes,
+    )
     from tightframe.data.table.silo import divided, read
     from tightframe.errors import DataError
 
@@ -275,6 +282,12 @@ def _found(contract: Contract, entry: TableSite) -> Iterator[tuple[State, str]]:
     if marked := other_mark(rows, contract, entry):
         mark = "." if entry.decimal == "," else ","
         yield "note", f"most values of {', '.join(marked)} are numbers with {mark!r}: is that the `decimal`?"
+    narrow_ones = {} if isinstance(contract, PictureContract) else narrow(encoded, contract)
+    for column, part in narrow_ones.items():
+        yield (
+            "note",
+            f"{column}: all values lie in {part:.2%} of the contract's range: another unit (`units`)?",
+        )
     for column, texts in no_numbers(rows, contract, entry).items():
         some = ", ".join(map(repr, texts[:5])) + (", ..." if len(texts) > 5 else "")
         yield "note", f"{column}: no number: {some}; name in `missing` what stands for no value"

@@ -188,7 +188,11 @@ def test_check_shows_all_findings_of_all_sites_with_codes_to_map(agreed: Path, t
         assert words in told(done)
     assert "age: no number: 'x'; name in `missing`" in told(done)
     assert "sex: not in the contract: 'F', 'M'" in told(done) and "60 rows" in told(done)
-    assert typed("data", "check", "--contract", agreed, "-s", config, "--site", "b").exit_code == 0
+    good = typed("data", "check", "--contract", agreed, "-s", config, "--site", "b")
+    assert good.exit_code == 0 and "another unit" not in told(good)
+    tiny = write(tmp_path / "c.csv", [[row[0], str(int(row[1]) / 100), *row[2:]] for row in ward_rows()])
+    done = typed("data", "check", "--contract", agreed, "-s", sites(tmp_path, c={"file": str(tiny)}))
+    assert done.exit_code == 0 and "age: all values lie in 0.59% of the contract's range" in told(done)
     config = sites(tmp_path, a={"file": first, "codes": codes, "invalid": "set_aside"})
     done = typed("data", "check", "--contract", agreed, "-s", config)
     assert done.exit_code == 0 and told(done).count("set aside") == 3 and "60 rows" in told(done)

@@ -28,6 +28,7 @@ BOOLEANS: Mapping[str, float] = {
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,3})?")
 _MISSING = "no value, which the contract refuses"
 _LARGEST = sys.float_info.max
+_TINY, _ENOUGH = 0.01, 10
 
 _AS_IT_IS = TableSite(file=Path("/table.csv"))
 """An entry that maps nothing."""
@@ -115,6 +116,20 @@ def other_mark(rows: Rows, contract: Contract, site: TableSite) -> list[str]:
         marked = sum(is_number(cell, other) and not is_number(cell, site.decimal) for cell in cells)
         if item.kind == "number" and marked > len(cells) / 2:
             found.append(item.column)
+    return found
+
+
+def narrow(encoded: Encoded, contract: Contract) -> dict[str, float]:
+    """Return each column of numbers -> part of its range that all its values lie in, if that is tiny.
+
+    So they do where they are in another unit, as grams where the contract has milligrams.
+    """
+    kept, found, place = ~encoded.broken, {}, 0
+    for index, item in enumerate(contract.columns):
+        values = encoded.features[kept & ~encoded.missing[:, index], place]
+        if item.kind == "number" and len(values) >= _ENOUGH and np.ptp(values) / 2 < _TINY:
+            found[item.column] = float(np.ptp(values)) / 2
+        place += len(item.features)
     return found
 
 
