@@ -258,7 +258,7 @@ class AnyServer:
         self.cohorts: set[tuple[str, ...]] = set()  # for which counts were opened
         self.verified: dict[
             str, set[tuple[int, int]]
-        ] = {}  # silo -> (epoch, slot) of verified totals with it
+        ] = {}  # totals with a silo
         self.tries: dict[tuple[str, int, int], list[tuple[str, Total | None]]] = {}
         self.behind: dict[tuple[str, int, bytes], list[str]] = {}  # silo, epoch, total -> states worked on
         self.round = 0
@@ -719,12 +719,17 @@ class AnyServer:
             made = self.made[own]
             assert made.basis in self.good, "an own state that was trained on a crafted state"
             place = made.epoch, made.slot
-            counts = name in self.epochs[made.epoch].slots[made.slot].given
-            counts = counts or place in self.verified.get(name, ())
+            counts = self._gave(name, made) or place in self.verified.get(name, ())
             told = place == here and asked.total is not None and name in asked.total.survivors
             assert counts or told, "an own state of a sum for which it gave no shares"
             own = made.own
             SEEN["own state on a verified state"] += 1
+
+    def _gave(self, name: str, made: Made) -> bool:
+        """Return True if a silo gave shares of a sum, or of the same one in an earlier job of the chain."""
+        sum_id = self.epochs[made.epoch].slots[made.slot].asked[name].sum_id
+        slots = [slot for epoch in self.epochs.values() for slot in epoch.slots.values() if name in slot.given]
+        return any((slot.asked[name].sum_id, slot.asked[name].basis) == (sum_id, made.basis) for slot in slots)
 
     def _check_total(self, epoch: Epoch, slot: Slot, source: Slot, total: Total) -> None:
         """Check that a total is the sum of its silos' terms, but for what the colluding silo vouches for."""
