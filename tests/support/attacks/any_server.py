@@ -256,9 +256,7 @@ class AnyServer:
         self.forgot: set[str] = set()  # silos that lost their copy of the run's state, or all in memory
         self.summed: list[Opened] = []
         self.cohorts: set[tuple[str, ...]] = set()  # for which counts were opened
-        self.verified: dict[
-            str, set[tuple[int, int]]
-        ] = {}  # totals with a silo
+        self.verified: dict[str, set[tuple[int, int]]] = {}  # totals with a silo
         self.tries: dict[tuple[str, int, int], list[tuple[str, Total | None]]] = {}
         self.behind: dict[tuple[str, int, bytes], list[str]] = {}  # silo, epoch, total -> states worked on
         self.round = 0
@@ -728,8 +726,9 @@ class AnyServer:
     def _gave(self, name: str, made: Made) -> bool:
         """Return True if a silo gave shares of a sum, or of the same one in an earlier job of the chain."""
         sum_id = self.epochs[made.epoch].slots[made.slot].asked[name].sum_id
-        slots = [slot for epoch in self.epochs.values() for slot in epoch.slots.values() if name in slot.given]
-        return any((slot.asked[name].sum_id, slot.asked[name].basis) == (sum_id, made.basis) for slot in slots)
+        slots = [item for epoch in self.epochs.values() for item in epoch.slots.values()]
+        given = [item.asked[name] for item in slots if name in item.given]
+        return any((asked.sum_id, asked.basis) == (sum_id, made.basis) for asked in given)
 
     def _check_total(self, epoch: Epoch, slot: Slot, source: Slot, total: Total) -> None:
         """Check that a total is the sum of its silos' terms, but for what the colluding silo vouches for."""
