@@ -712,15 +712,16 @@ class AnyServer:
             source = epoch.slots[asked.total.slot].asked[name]
             assert own == own_after(name, source.sum_id, source.basis, source.own), "own training was dropped"
             SEEN["own state of the total told"] += 1
-        here = epoch.params.epoch, -1 if asked.total is None else asked.total.slot
-        while own:
-            made = self.made[own]
-            assert made.basis in self.good, "an own state that was trained on a crafted state"
+        if own:
+            made, total = self.made[own], asked.total
             place = made.epoch, made.slot
             counts = self._gave(name, made) or place in self.verified.get(name, ())
-            told = place == here and asked.total is not None and name in asked.total.survivors
-            assert counts or told, "an own state of a sum for which it gave no shares"
-            own = made.own
+            if total is not None and name in total.survivors:
+                counts = counts or place == (epoch.params.epoch, total.slot)
+            assert counts, "an own state of a sum for which it gave no shares"
+        while own:
+            assert self.made[own].basis in self.good, "an own state that was trained on a crafted state"
+            own = self.made[own].own
             SEEN["own state on a verified state"] += 1
 
     def _gave(self, name: str, made: Made) -> bool:
