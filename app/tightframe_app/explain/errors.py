@@ -402,7 +402,10 @@ SECTIONS: tuple[Section, ...] = (
             ),
             "TF-508": Entry(
                 title="there is nothing to compare a baseline with",
-                do="Nothing: the run is not affected. The silo missed round 1 or the closing.",
+                do=(
+                    "Nothing: the run is not affected. The silo missed round 1 or the closing, or gave no "
+                    "shares there."
+                ),
             ),
             "TF-509": Entry(
                 title="a silo refused to enrol",
@@ -1205,6 +1208,19 @@ SECTIONS: tuple[Section, ...] = (
                 do=(
                     "Nothing was written. Choose another format, or a larger `--tolerance` if the printed "
                     "difference does no harm."
+                ),
+                leaves=NOTHING,
+            ),
+            "TF-827": Entry(
+                title="a silo's final model was never proven",
+                means=(
+                    "The run ended before this silo gave its shares of a sum that verifies the last total: "
+                    "the server told it a false one, or could open no other sum. What the silo made of that "
+                    "total lies in the folder `unproven`."
+                ),
+                do=(
+                    "Compare `model_sha256` in that folder's report with other silos': if it is the same, "
+                    "move the files one folder up."
                 ),
                 leaves=NOTHING,
             ),

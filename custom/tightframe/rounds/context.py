@@ -262,8 +262,12 @@ class SiloContext:
     def end(self) -> None:
         """Delete what the site keeps for this run only; called when the run has ended, however.
 
-        What cannot be deleted is named in the site's log: it was made from records.
+        What cannot be deleted is named in the site's log: it was made from records. So is a final model whose
+        total was not proven.
         """
+        from tightframe.rounds import unproven
+
+        unproven.end(self)
         folder = (self.state_dir or self.run_dir) / FEATURES
         if self.site.feature_cache != "run" or not folder.exists():
             return
@@ -290,7 +294,7 @@ class SiloContext:
         return SiteLedger(self.ledger_paths, self.site, self.identity, self.log)
 
 
-def note_verified(folder: Path, basis: bytes, sum_id: SumId) -> None:
+def note_verified(folder: Path, basis: bytes, sum_id: SumId, total: str | None = None) -> None:
     """Remember that the totals behind a state of the run are verified, and a sum that rests on it.
 
     A silo vouches for such a state later, too: in another epoch, and in a job that resumes this one. And it
@@ -300,9 +304,23 @@ def note_verified(folder: Path, basis: bytes, sum_id: SumId) -> None:
         folder: of the silo's state.
         basis: SHA-256 of the state.
         sum_id: of the sum for which this silo gives its shares.
+        total: digest (hex) of the total that was told with it; None if none was.
     """
     state = basis.hex()
-    append_durably(folder / VERIFIED, f"{state} {verified_sum(state, sum_id)}\n".encode(), mode=0o600)
+    words = [] if total is None else [verified_total(total)]
+    words += [state, verified_sum(state, sum_id)]
+    append_durably(folder / VERIFIED, f"{' '.join(words)}\n".encode(), mode=0o600)
+
+
+def noted(folder: Path) -> list[str]:
+    """Return what ``note_verified`` has noted in a silo's state folder, word for word."""
+    path = folder / VERIFIED
+    return path.read_text().split() if path.is_file() else []
+
+
+def verified_total(digest: str) -> str:
+    """Return how the silo's file names a total that it has verified."""
+    return f"total:{digest}"
 
 
 def verified_sum(state: str, sum_id: SumId | str) -> str:

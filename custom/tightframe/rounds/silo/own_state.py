@@ -31,6 +31,7 @@ from tightframe.rounds.context import (
     TOLD,
     VERIFIED,
     SiloContext,
+    noted,
     verified_sum,
 )
 from tightframe.rounds.withdrawn import LIST, NAMES
@@ -341,10 +342,9 @@ class SiloStateStore:
         """Check whether this silo gave its shares of the sum for which a state was proposed."""
         if not self._secure:
             return True
-        noted = self._folder / VERIFIED
         with safe_open(path, "numpy") as stream:
             basis = str((stream.metadata() or {}).get("basis"))
-        return noted.is_file() and verified_sum(basis, sum_id) in noted.read_text().split()
+        return verified_sum(basis, sum_id) in noted(self._folder)
 
     def _check_participation(self, opened: Mapping[str, Sequence[str]]) -> None:
         """Note from a resumed job's first message whether this silo took part in the jobs before."""

@@ -14,7 +14,7 @@ from tightframe.files import write_atomically
 from tightframe.learning.model_update import shared_template
 from tightframe.models.frozen import HEAD, is_frozen
 from tightframe.phases import ServerState
-from tightframe.rounds.context import FOLLOWED, PRETRAINED, RESUMED, VERIFIED, Message, verified_sum
+from tightframe.rounds.context import FOLLOWED, PRETRAINED, RESUMED, Message, noted, verified_sum
 from tightframe.rounds.job_checks import STANDARDISE_MEAN, STANDARDISE_STD
 from tightframe.rounds.run_state import (
     differences,
@@ -56,7 +56,7 @@ class FollowedState:
     """
 
     def __init__(self, folder: Path, setup: JobSetup, name: str, log: logging.Logger) -> None:
-        self._path, self._verified = folder / FOLLOWED, folder / VERIFIED
+        self._folder, self._path = folder, folder / FOLLOWED
         self._pretrained = folder / PRETRAINED
         self._setup, self._name, self._log = setup, name, log
         self._current: _Own | None = None
@@ -300,7 +300,7 @@ class FollowedState:
 
         And the last state noted in this job (SHA-256, hex), empty if there is none.
         """
-        words = self._verified.read_text().split() if self._verified.is_file() else []
+        words = noted(self._folder)
         begun = max((place for place, word in enumerate(words, 1) if word == RESUMED), default=0)
         mine = words[begun:]
         return frozenset(words), frozenset(mine), mine[-1].partition(":")[0] if mine else ""
