@@ -181,6 +181,39 @@ def test_one_hospital_is_not_asked_about_its_records_by_how_long_it_trains(feder
     assert caught.value.code == "TF-518"
 
 
+@pytest.mark.parametrize("crafted", [True, False])
+def test_nor_in_a_new_epoch_before_its_first_total(federation: Federation, crafted: bool) -> None:
+    """A hospital whose process began anew has missed sums: it comes back behind the others' first total."""
+    late = "hospital-2"
+    federation.sum("train", 1)
+    federation.sessions[late] = federation._session(late, None, {})
+    federation.sum("train", 2, unasked={late})
+    open_a_seal(federation, unasked={late})
+    shared = federation.shared
+    federation.enroll(epoch=1)
+    federation.shared = shared
+    model = {name: value + float(crafted) for name, value in shared.state.model.items()}
+    state = shared.state.evolve(model=model)
+    schema = next(name for name in federation.proposed.schemas if name.startswith("train-0/"))
+    setup = federation.session.setup_for(late).to_bytes()
+    message = {
+        "kind": "train",
+        "round": 3,
+        "phase": 0,
+        "attempt": 0,
+        "opened": {},
+        **SharedState(state, before="0" * 64).named(),
+        "state_bytes": state_bytes(state),
+        "secure": TermRequest(0, SumId.of("train", 3, 0, 0), schema, setup).to_bytes(),
+    }
+    with pytest.raises(TightframeError) as caught:
+        federation.sessions[late].handle("contribute", message)
+    assert caught.value.code == "TF-519"
+    federation.sum("train", 3, unasked={late})
+    federation.sum("train", 4)
+    assert federation.evidence is not None and late in federation.evidence.total.survivors
+
+
 def test_what_is_left_of_it_a_false_total_told_to_one_hospital_that_is_then_left_out(
     federation: Federation,
 ) -> None:

@@ -464,6 +464,13 @@ SECTIONS: tuple[Section, ...] = (
                     "the server."
                 ),
             ),
+            "TF-519": Entry(
+                means=(
+                    "A silo missed the last sums before a new session or a resumed job, so that it has "
+                    "nothing to check the state by that the server sent. Nothing was trained on it."
+                ),
+                do="Nothing: it takes part again once the others' first total is opened.",
+            ),
             "TF-521": Entry(
                 means=(
                     "The checkpoint is missing, another job's or of another version, or a silo's state "
