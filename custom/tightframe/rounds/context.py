@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from tightframe.rounds.encoded import FeatureCache
     from tightframe.rounds.withdrawn import Withdrawn
 
-STATE = "silo_state"
+STATE, SECURE_FOLDER = "silo_state", "secure_sum"
 COMMITTED, EARLIER, PROPOSED = "committed.safetensors", "earlier.safetensors", "proposed.safetensors"
 TOLD = "told.safetensors"
 START = "start.safetensors"
@@ -206,7 +206,7 @@ class SiloContext:
     @property
     def secure_folder(self) -> Path:
         """Folder of this run's secure sums: in the simulator of their secrets, replies and ledger."""
-        return (self.state_dir or self.run_dir) / "secure_sum"
+        return (self.state_dir or self.run_dir) / SECURE_FOLDER
 
     @property
     def transcript(self) -> Path:
@@ -226,6 +226,16 @@ class SiloContext:
             jobs,
             None if jobs is None or self.kit is None else self.kit / KIT_HEAD,
         )
+
+    @property
+    def earlier_ledger(self) -> LedgerPaths:
+        """Paths of the ledger that recorded the job that this one continues: in production the site's one."""
+        continued, folder = self.job.continues, self.previous_state
+        if self.ledger_dir is not None or continued is None or folder is None:
+            return self.ledger_paths
+        secure = folder.parent / SECURE_FOLDER
+        ledger = ledger_path(secure / (continued.previous or "run"), self.name)
+        return LedgerPaths(self.name, ledger, secure, None, None)
 
     @property
     def answer_grid(self) -> float:

@@ -83,7 +83,7 @@ class FollowedState:
             RunError: TF-518 if the server's state is not the one that it names, or another than this silo's,
                 or one before that for which this silo gave its shares last, or has another frozen encoder
                 than the job's start, or if this silo missed nothing, or was sent another state behind this
-                total. TF-519 if it missed the state and no total is told. TF-604 if it is no state of this job.
+                total. TF-519 if it missed that state, and no total is told. TF-604 if it is none of this job.
         """
         wanted, sent = message["state"], message.get("state_bytes")
         verified, mine, last = self._verified_before()
@@ -261,9 +261,9 @@ class FollowedState:
         if job.summation != "secure" or (job.withdraw is not None and wanted == job.withdraw.state_sha256):
             return
         raise RunError(
-            "Expected a state that this silo has verified, because no total was opened in this session yet, but "
-            "it missed the one that the server sent: nothing was trained on it. It takes part again once the "
-            "others' first total is opened.",
+            "Expected a state that this silo has verified, because no total was opened in this session yet, "
+            "but it missed the one that the server sent: nothing was trained on it. It takes part again once "
+            "the others' first total is opened.",
             code="TF-519",
         )
 
