@@ -71,6 +71,9 @@ class Needs:
         return not self.words or set(self.words) <= set(noted(context.state_folder)[self.since :])
 
 
+NO_NEEDS = Needs()
+
+
 def begin(context: SiloContext, needs: Needs) -> Path:
     """Return the folder for a new final model, without what was kept apart before."""
     shutil.rmtree(context.run_dir / UNPROVEN, ignore_errors=True)

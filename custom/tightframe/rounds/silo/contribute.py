@@ -25,9 +25,9 @@ from tightframe.phases import Contribution, Group, Phase, Schema, ServerState, T
 from tightframe.results.files import NEEDS
 from tightframe.results.local_report import Baseline
 from tightframe.results.parts import dropouts
-from tightframe.rounds import codec, unproven
+from tightframe.rounds import codec
 from tightframe.rounds.checkpoint import tensor_bytes
-from tightframe.rounds.context import START, Message, SiloContext
+from tightframe.rounds.context import START, Message, SiloContext, noted, verified_total
 from tightframe.rounds.encoded import LoadedEncoder, used_parts
 from tightframe.rounds.plan import BEFORE, STATISTICS, Exchange
 from tightframe.rounds.privacy_plan import is_frozen_sum
@@ -41,7 +41,7 @@ from tightframe.rounds.silo.run_state import FollowedState
 from tightframe.rounds.silo.view import LocalSilo, RequestedSum
 from tightframe.rounds.sums.common import SEAL
 from tightframe.rounds.sums.plain import Check, Encoded
-from tightframe.rounds.unproven import Needs
+from tightframe.rounds.unproven import NO_NEEDS, Needs
 from tightframe.rounds.withdrawn import check_request, note_request
 from tightframe.securesum.messages import SumId, Total
 
@@ -103,7 +103,10 @@ class Contributor:
         check_request(context, (exchange.kind, exchange.index), message)
         sum_id = SumId.of(exchange.kind, exchange.round, exchange.index, message["attempt"])
         state, follows = self._followed.advance(message, total, weights)
-        note_request(context, (exchange.kind, exchange.index), asked=ASKED in state.extra, follows=follows)
+        proven = total is None or verified_total(total.digest().hex()) in noted(context.state_folder)
+        note_request(
+            context, (exchange.kind, exchange.index), asked=ASKED in state.extra, proven=follows and proven
+        )
         received = {name: item.clone() for name, item in exchange.phase.broadcast(state).items()}
         phase = exchange.carrying(exchange.evaluates(received))
         specs = codec.specs(phase.schema, parties=len(weights))
@@ -244,7 +247,7 @@ class Contributor:
         cohort: Sequence[str],
         honest: int,
         tellers: Mapping[str, int] | None,
-        needs: Needs,
+        needs: Needs = NO_NEEDS,
     ) -> LocalSilo:
         """Return this silo's view for an exchange; under privacy, training uses one that charges releases."""
         context, job = self._context, self._context.job
@@ -304,7 +307,7 @@ class Contributor:
             TightframeError: for what does not depend on records.
         """
         epochs = self._context.job.local_baseline_epochs
-        if not (self._has_start() and unproven.reported(self._context) is not None):
+        if not (self._has_start() and own_report.begun(self._context)):
             raise RunError(
                 "this silo missed round 1 or the closing phase, so there is nothing to compare.",
                 code="TF-508",

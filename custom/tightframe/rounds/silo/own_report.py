@@ -140,7 +140,7 @@ def note_sent(context: SiloContext, schema: Schema, encoded: Encoded, *, at_end:
     )
     sent = tuple(by_kind.values())
     write_json(context.state_folder / SENT, [item.as_json() for item in sent], mode=0o600)
-    if at_end and unproven.reported(context) is not None:
+    if at_end and begun(context):
         add(context, sent=sent)
 
 
@@ -157,6 +157,11 @@ def _sent(context: SiloContext) -> tuple[SentTerms, ...]:
         return tuple(SentTerms.model_validate(item) for item in json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError, RecursionError) as error:
         raise damaged(path, error) from None
+
+
+def begun(context: SiloContext) -> bool:
+    """Check whether there is a report, proven or not; a silo that missed the closing has none."""
+    return unproven.reported(context) is not None
 
 
 def add(

@@ -23,10 +23,9 @@ from tightframe.models.frozen import FrozenEncoder
 from tightframe.phases import Fold, Setting, Tensors, stream_seed
 from tightframe.results.local_report import SiloPersonal
 from tightframe.results.parts.dropouts import Lost
-from tightframe.rounds import unproven
 from tightframe.rounds.context import SiloContext
 from tightframe.rounds.encoded import LoadedEncoder
-from tightframe.rounds.unproven import Needs
+from tightframe.rounds.unproven import NO_NEEDS, Needs
 
 if TYPE_CHECKING:
     from tightframe.privacy.events import Event
@@ -49,7 +48,7 @@ class RequestedSum:
     honest: int = 1
     left_out: Sequence[str] = ()
     lost: Mapping[str, Lost] = field(default_factory=dict)
-    needs: Needs = field(default_factory=Needs)
+    needs: Needs = NO_NEEDS
 
 
 class LocalSilo:
@@ -150,7 +149,7 @@ class LocalSilo:
         """Add the personal model to this silo's own report, unless it missed the closing and has none."""
         from tightframe.rounds.silo import own_report
 
-        if unproven.reported(self.context) is not None:
+        if own_report.begun(self.context):
             own_report.add(self.context, personal=personal)
 
     @property
