@@ -6,7 +6,7 @@ counts follows from the totals that it is told, not from the server's list of op
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from unittest import mock
@@ -40,8 +40,8 @@ def kept(federation: Federation) -> dict[str, str]:
     return {name: proposed_in(folder / COMMITTED) for name, folder in folders.items()}
 
 
-def ask_for_a_seal(federation: Federation, attempt: int = 0, unasked: Collection[str] = ()) -> server.Sum:
-    """Ask every hospital but some for its empty term of the sum in which the last total is verified."""
+def ask_for_a_seal(federation: Federation, attempt: int = 0) -> server.Sum:
+    """Ask every hospital for its empty term of the sum in which the last total is verified."""
     turn = server.Sum(
         federation.session,
         slot=federation._slot,
@@ -52,8 +52,7 @@ def ask_for_a_seal(federation: Federation, attempt: int = 0, unasked: Collection
         rests_on=federation.evidence,
     )
     place = {"kind": SEAL, "round": 0, "phase": 0, "attempt": attempt, "opened": {}}
-    for name in sorted(set(federation.sessions) - set(unasked)):
-        session = federation.sessions[name]
+    for name, session in federation.sessions.items():
         request = {**place, **federation.shared.named(), "secure": turn.term_request(b"").to_bytes()}
         answer = session.handle("contribute", request)
         if NEEDS_STATE in answer:
@@ -64,14 +63,10 @@ def ask_for_a_seal(federation: Federation, attempt: int = 0, unasked: Collection
     return turn
 
 
-def open_a_seal(federation: Federation, unasked: Collection[str] = ()) -> None:
-    """Let every hospital but some verify the last total in a seal."""
-    turn = ask_for_a_seal(federation, 1, unasked)
-    alive = turn.close()
-    for name in () if turn.full else alive:
-        request = {"secure": turn.agreement_request().to_bytes()}
-        turn.add_agreement(name, federation.sessions[name].handle("agree", request)["secure"])
-    for name in alive:
+def open_a_seal(federation: Federation) -> None:
+    """Let every hospital verify the last total in a seal."""
+    turn = ask_for_a_seal(federation, attempt=1)
+    for name in turn.close():
         request = {"secure": turn.reveal_request().to_bytes()}
         turn.add_reveal(name, federation.sessions[name].handle("reveal", request)["secure"])
 

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tightframe.data.base import FOLDS
+from tightframe.data.base import FOLDS, unknown_counts
 from tightframe.files import write_json
 from tightframe.phases import Schema, Tensors
 from tightframe.results.files import LOCAL, MODEL
@@ -76,12 +76,18 @@ def close(
     context, setup, missing = silo.context, silo.setup, missing_at(silo)
     folder, names = unproven.begin(context, silo.needs), setup.dataset.class_names
     records = {fold: dict(zip(names, silo.class_counts(fold).tolist(), strict=True)) for fold in FOLDS}
-    sizes: dict[str, int] = {fold: len(context.data.labels(fold)) for fold in FOLDS}
+    labels = {fold: context.data.labels(fold) for fold in FOLDS}
+    sizes: dict[str, int] = {fold: len(of) for fold, of in labels.items()}
+    unknown: dict[str, dict[str, int]] = {fold: unknown_counts(of, names) for fold, of in labels.items()}
     report = SiloReport(
         silo=silo.name,
         data=context.data.source,
         synthetic=context.data.synthetic,
-        records=SiloRecords(**records, folds=sizes if setup.dataset.multi_label else None),
+        records=SiloRecords(
+            **records,
+            folds=sizes if setup.dataset.multi_label else None,
+            unknown=unknown if any(any(of.values()) for of in unknown.values()) else None,
+        ),
         model_sha256=save_tensors(folder / MODEL, final, mode=0o600),
         final=evaluation.local_metrics(counted, names),
         own_model=setup.method.own_model is not None,
