@@ -192,6 +192,40 @@ def test_one_hospital_is_not_asked_about_its_records_by_how_long_it_trains(feder
     assert caught.value.code == "TF-518"
 
 
+@pytest.mark.parametrize("crafted", [True, False])
+def test_nor_in_a_resumed_job_before_its_first_total(
+    hospitals: dict[str, Records], tmp_path: Path, crafted: bool
+) -> None:
+    """All have lost their state; who missed a sum comes back behind the others' first total."""
+    late, resume = "hospital-2", {"lineage": "job-a", "previous": "job-a", "checkpoint_sha256": "0" * 64}
+    stopped = Federation(VALUES, hospitals, state=tmp_path).enroll()
+    stopped.sum("train", 1)
+    state = stopped.shared.state
+    stopped.sum("train", 2, unasked={late})
+    values = {**VALUES, "resume": {**resume, "after_round": 1}}
+    federation = Federation(values, hospitals, state=tmp_path, job_id="job-b").enroll()
+    federation.shared = SharedState(state)
+    named = state.evolve(model={name: value + float(crafted) for name, value in state.model.items()})
+    schema = next(name for name in federation.proposed.schemas if name.startswith("train-0/"))
+    setup = federation.session.setup_for(late).to_bytes()
+    message = {
+        "kind": "train",
+        "round": 2,
+        "phase": 0,
+        "attempt": 0,
+        "opened": {},
+        **SharedState(named).named(),
+        "state_bytes": state_bytes(named),
+        "secure": TermRequest(0, SumId.of("train", 2, 0, 0), schema, setup).to_bytes(),
+    }
+    with pytest.raises(TightframeError) as caught:
+        federation.sessions[late].handle("contribute", message)
+    assert caught.value.code == "TF-519"
+    federation.sum("train", 2, unasked={late})
+    federation.sum("train", 3)
+    assert federation.evidence is not None and late in federation.evidence.total.survivors
+
+
 def test_what_is_left_of_it_a_false_total_told_to_one_hospital_that_is_then_left_out(
     federation: Federation,
 ) -> None:

@@ -241,8 +241,9 @@ class SecureSite:
                 reply = self._commit("reveal", key, step)
             slot = state.slots[request.slot]
             assert isinstance(slot, Masked | Agreed)  # noqa: S101 - nothing else is revealed
-            note_verified(self._context.state_folder, slot.receipt.basis, slot.receipt.sum_id)
-            self._confirm(None if state.told is None else state.told.digest().hex())
+            told = None if state.told is None else state.told.digest().hex()
+            note_verified(self._context.state_folder, slot.receipt.basis, slot.receipt.sum_id, told)
+            self._confirm(told)
             self._context.pace.verified(str(slot.receipt.sum_id))
             self._record.sum(state.epoch.params, slot, state.told, request, step.reply)
             return reply
