@@ -189,7 +189,11 @@ class Column(Part):
 
 
 class DataDescribed(Part):
-    """A site's records by a contract."""
+    """A site's records by a contract.
+
+    ``withheld`` has for each column, by number of bins, how many of its cells exact statistics withhold, and
+    of how many; ``curves`` for each class, by number of bins of time, where its curve ends.
+    """
 
     site: str | None
     place: str
@@ -199,6 +203,8 @@ class DataDescribed(Part):
     unknown: Mapping[str, int]
     findings: tuple[str, ...]
     columns: tuple[Column, ...]
+    withheld: Mapping[str, Mapping[int, tuple[int, int]]]
+    curves: Mapping[str, Mapping[int, float]]
 
 
 class DataDescription(Output):

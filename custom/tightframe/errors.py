@@ -151,7 +151,7 @@ class RunError(TightframeError):
 
     TF-506 synthetic and real records, TF-507 a torn checkpoint, TF-508 no baseline, TF-509 refused.
     TF-104 the workspace replaced by another simulation, TF-105 interrupted.
-    TF-518 the server's state of the run is another than the silo's own.
+    TF-518 the server's state of the run is another than the silo's own, TF-519 one that it cannot check.
     TF-521 another run than the job goes on with, TF-522 a silo's own state is lost.
     TF-523 a withdrawal that may not be opened, TF-524 one that a silo may not take part in.
     """
@@ -200,6 +200,7 @@ REASONS: Mapping[str, str] = {
     "TF-512": "could not write to its disk",
     "TF-513": "too few silos could contribute",
     "TF-518": "the server's state of the run is another than its own",
+    "TF-519": "missed the run's state, and comes back behind the first total",
     "TF-521": "not the run that the job goes on with",
     "TF-522": "its own state of the rounds before is lost",
     "TF-523": "a withdrawal that may not be opened",

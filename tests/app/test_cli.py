@@ -70,6 +70,7 @@ main()
         (["jobs", "export", "fedxyz"], 2, "fedavg_isic", ""),
         (["--help"], 0, "provisioning", "numpy cryptography pydantic"),
         (["methods"], 0, "fedmr", "numpy cryptography tightframe.config.job"),
+        (["methods", "fedmr"], 0, "paper: Fan", "numpy cryptography"),
         (["watch", "--help"], 0, "--once", "numpy cryptography pydantic tightframe.results"),
         (["jobs", "--help"], 0, "export", "numpy pydantic tightframe_app.site.commands"),
         (["site", "--help"], 0, "check", "numpy cryptography pydantic tightframe_app.jobs.commands"),

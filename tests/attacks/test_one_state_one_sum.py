@@ -100,6 +100,16 @@ def name_the_start_behind_a_crafted_state(federation: Federation) -> None:
     federation.sum("train", 2, named=start, attempt=1, dead={"hospital-2"})
 
 
+def start_the_job_again(federation: Federation) -> None:
+    """All processes of the job end, and the server has the engine start it again, under the same id."""
+    federation.sum("train", 1)
+    shared = federation.shared
+    federation.sum("train", 2)
+    federation.start_again()
+    federation.enroll(epoch=1)
+    federation.sum("train", 3, named=shared, dead={"hospital-2"})
+
+
 @pytest.mark.parametrize(
     ("again", "code"),
     [
@@ -109,6 +119,7 @@ def name_the_start_behind_a_crafted_state(federation: Federation) -> None:
         (set_up_another_epoch, "TF-622"),
         (name_it_twice_in_another_epoch, "TF-518"),
         (name_the_start_behind_a_crafted_state, "TF-518"),
+        (start_the_job_again, "TF-608"),
     ],
 )
 def test_no_state_is_summed_twice(
@@ -179,6 +190,40 @@ def test_one_hospital_is_not_asked_about_its_records_by_how_long_it_trains(feder
     with pytest.raises(TightframeError) as caught:
         federation.sessions["hospital-2"].handle("contribute", message)
     assert caught.value.code == "TF-518"
+
+
+@pytest.mark.parametrize("crafted", [True, False])
+def test_nor_in_a_resumed_job_before_its_first_total(
+    hospitals: dict[str, Records], tmp_path: Path, crafted: bool
+) -> None:
+    """All have lost their state; who missed a sum comes back behind the others' first total."""
+    late, resume = "hospital-2", {"lineage": "job-a", "previous": "job-a", "checkpoint_sha256": "0" * 64}
+    stopped = Federation(VALUES, hospitals, state=tmp_path).enroll()
+    stopped.sum("train", 1)
+    state = stopped.shared.state
+    stopped.sum("train", 2, unasked={late})
+    values = {**VALUES, "resume": {**resume, "after_round": 1}}
+    federation = Federation(values, hospitals, state=tmp_path, job_id="job-b").enroll()
+    federation.shared = SharedState(state)
+    named = state.evolve(model={name: value + float(crafted) for name, value in state.model.items()})
+    schema = next(name for name in federation.proposed.schemas if name.startswith("train-0/"))
+    setup = federation.session.setup_for(late).to_bytes()
+    message = {
+        "kind": "train",
+        "round": 2,
+        "phase": 0,
+        "attempt": 0,
+        "opened": {},
+        **SharedState(named).named(),
+        "state_bytes": state_bytes(named),
+        "secure": TermRequest(0, SumId.of("train", 2, 0, 0), schema, setup).to_bytes(),
+    }
+    with pytest.raises(TightframeError) as caught:
+        federation.sessions[late].handle("contribute", message)
+    assert caught.value.code == "TF-519"
+    federation.sum("train", 2, unasked={late})
+    federation.sum("train", 3)
+    assert federation.evidence is not None and late in federation.evidence.total.survivors
 
 
 def test_what_is_left_of_it_a_false_total_told_to_one_hospital_that_is_then_left_out(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from tightframe import federation, methods
 from tightframe.data.image_sets import open_silos
 from tightframe.inference import exports
 from tightframe.inference.errors import ModelError
+from tightframe.inference.model import TrainedModel
 from tightframe.learning.model_update import build_template
 from tightframe.results.files import BEST, CARD, LOCAL, MODEL, PERSONAL
 from tightframe.rounds.setup import assemble
@@ -117,6 +119,44 @@ def test_every_method_round_trips(method: str, tmp_path: Path) -> None:
         script = exports.export(model, "torchscript", tmp_path / f"{name}.ts").path
         exported = torch.jit.load(script)(x).detach().numpy()
         np.testing.assert_allclose(exported, model.predict_proba(x), atol=1e-5)
+        if method not in QUICK:
+            check_bundle(model, x, tmp_path / f"{name}-bundle")
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("method", QUICK)
+def test_bundles_of_the_quick_ones(method: str, tmp_path: Path) -> None:
+    """Apart, as MONAI takes seconds to import."""
+    run(method, tmp_path, personalise=True)
+    for place in (Path("silo-1"), Path("silo-1", PERSONAL)):
+        model = tightframe.load_model(tmp_path / place)
+        check_bundle(model, records("silo-1")[0], tmp_path / f"{place.name}-bundle")
+
+
+def check_bundle(model: TrainedModel, x: torch.Tensor, folder: Path) -> None:
+    """Write a model's bundle and have MONAI run it, in this process: its own takes seconds to start."""
+    from monai.bundle import ConfigWorkflow
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the exporter, about itself
+        exports._bundle(model, exports.Probabilities(model), folder)
+    np.save(folder / "input.npy", x.numpy())
+    workflow = ConfigWorkflow(
+        str(folder / exports.CONFIG),
+        str(folder / exports.METADATA),
+        workflow_type="infer",
+        logging_file=False,
+        bundle_root=str(folder),
+    )
+    workflow.initialize()
+    workflow.run()
+    found = np.load(folder / "output.npy", allow_pickle=False)
+    np.testing.assert_allclose(found, model.predict_proba(x), atol=1e-5)
+    metadata = json.loads((folder / exports.METADATA).read_text())
+    outputs = metadata["network_data_format"]["outputs"][exports.PROBABILITIES]
+    assert tuple(outputs["channel_def"].values()) == model.class_names
+    told = json.loads((folder / exports.DESCRIPTION).read_text())
+    assert told["model_sha256"] == model.hash and ("card" in told or "job" in told)
 
 
 def ended_setting(ended: federation.Result) -> Any:

@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import Encoding
 from tests.methods.test_one_sum import PIXELS, digits, equal
 
 from tightframe import federation
@@ -29,7 +31,10 @@ from tightframe.rounds.run_state import state_sha256
 from tightframe.rounds.server import resume
 from tightframe.rounds.server.coordinator import Result
 from tightframe.rounds.setup import prepare
+from tightframe.rounds.sums.secure_server import SecureSums
 from tightframe.rounds.withdrawn import LIST
+from tightframe.securesum import transcript
+from tightframe.securesum.identity import Anchor
 
 SILOS = ("a", "b", "c", "d")
 FOLDS: tuple[Fold, ...] = ("train", "validation", "test")
@@ -326,6 +331,25 @@ def test_more_can_be_withdrawn_from_the_run_that_a_withdrawal_makes(first: Ended
     assert "TF-524" in str(caught.value)
     again = first.withdraw(names, tmp_path / "four")
     assert state_sha256(again.result.state) == state_sha256(one.result.state)
+
+
+def test_no_list_begins_behind_a_total_that_a_silo_has_not_verified(
+    first: Ended, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As behind a false total of the numbers, which a server tells one silo and lets nobody verify."""
+    names = two_classes(first.data)
+    with monkeypatch.context() as lying:
+        lying.setattr(SecureSums, "seal", lambda self, *args, **values: True)
+        with pytest.raises(RunError, match="TF-523"):
+            first.withdraw(names, tmp_path / "refused")
+    assert not list(first.folder.rglob(LIST))
+    ended = first.withdraw(names, tmp_path / "withdrawn")
+    assert len(list(first.folder.rglob(LIST))) == len(SILOS)
+    root = x509.load_pem_x509_certificate((ended.folder / "server" / "simulated_root.pem").read_bytes())
+    for place in ("server", *SILOS):
+        lines = (ended.folder / place / "transcript.jsonl").read_bytes().splitlines(keepends=True)
+        found = transcript.verify(lines, Anchor(root.public_bytes(Encoding.DER)))
+        assert [item.sum_id.phase for item in found.opened][:3] == ["before-0", "seal-0", "before-1"]
 
 
 def test_an_older_total_is_not_taken_for_the_new_one(first: Ended, tmp_path: Path) -> None:

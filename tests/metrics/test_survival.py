@@ -1,4 +1,7 @@
-"""Survival from bins of time, against scipy on the records themselves."""
+"""Survival from bins of time, against lifelines and scipy on the records themselves.
+
+lifelines is imported where it is used: it takes a second, and each worker collects this file.
+"""
 
 from __future__ import annotations
 
@@ -36,6 +39,30 @@ def test_the_curve_is_scipys() -> None:
     np.testing.assert_allclose(found.low[told], limits.low.probabilities[places])
     np.testing.assert_allclose(found.high[told], limits.high.probabilities[places])
     np.testing.assert_array_equal(found.at_risk, [(times >= time).sum() for time in at])
+
+
+def test_curve_limits_and_test_of_three_groups_are_those_of_lifelines() -> None:
+    """Both limits are of log(-log S), by Greenwood's variance; the third group is small."""
+    from lifelines import KaplanMeierFitter
+    from lifelines.statistics import multivariate_logrank_test
+
+    parts = [drawn(11, 200, 12, 6.0), drawn(12, 150, 12, 4.0), drawn(13, 9, 12, 5.0)]
+    for times, events in parts:
+        found, theirs = kaplan_meier(*counts(times, events, 12)), KaplanMeierFitter().fit(times, events)
+        at = np.arange(1, times.max() + 1)
+        told = found.survival[: len(at)]
+        np.testing.assert_allclose(told, theirs.survival_function_at_times(at), atol=1e-12)
+        limits = theirs.confidence_interval_survival_function_.loc[np.unique(times)].to_numpy()
+        places, inside = np.unique(times) - 1, (told > 0) & (told < 1)
+        chosen = inside[places]
+        np.testing.assert_allclose(found.low[places[chosen]], limits[chosen, 0])
+        np.testing.assert_allclose(found.high[places[chosen]], limits[chosen, 1])
+    groups = np.stack([np.stack(counts(*part, 12)) for part in parts])
+    statistic, degrees = log_rank(groups[:, 0], groups[:, 1])
+    times, events = (np.concatenate(column) for column in zip(*parts, strict=True))
+    wanted = multivariate_logrank_test(times, np.repeat([0, 1, 2], [200, 150, 9]), events)
+    assert degrees == 2 and statistic == pytest.approx(wanted.test_statistic)
+    assert chi2.sf(statistic, degrees) == pytest.approx(wanted.p_value)
 
 
 @pytest.mark.parametrize("scale", [4.0, 7.0])

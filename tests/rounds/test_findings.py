@@ -440,9 +440,14 @@ def test_a_description_tells_the_unknown_from_the_absent(tmp_path: Path) -> None
     (tmp_path / "contract.json").write_text(json.dumps(CONTRACT))
     site = {"data": {"table": {"file": str(tmp_path / "chests.csv")}}}
     (tmp_path / "site.json").write_text(json.dumps(site))
-    command = ["data", "describe", "--contract", str(tmp_path / "contract.json")]
-    command += ["--site-config", str(tmp_path / "site.json"), "--output", str(tmp_path / "page.html")]
-    told = CliRunner().invoke(app, command)
+    options = ["--contract", str(tmp_path / "contract.json"), "--site-config", str(tmp_path / "site.json")]
+    checked = CliRunner().invoke(app, ["data", "check", *options])
+    of_training = truth[(FRAME["fold"] == "train").to_numpy(), 2]
+    present, absent, unknown = ((of_training == there).sum() for there in (1, 0, UNKNOWN))
+    assert f"Nodule {present} present, {absent} absent, {unknown} unknown)" in " ".join(
+        checked.output.split()
+    )
+    told = CliRunner().invoke(app, ["data", "describe", *options, "--output", str(tmp_path / "page.html")])
     assert f"Nodule {(truth[:, 2] == 1).sum()} ({(truth[:, 2] == UNKNOWN).sum()} unknown)" in told.output
     cells = [str((truth[:, 2] == there).sum()) for there in (1, 0, UNKNOWN)]
     page = re.sub(r"<[^>]+>", " ", (tmp_path / "page.html").read_text())
@@ -505,6 +510,11 @@ def test_a_silos_own_report_counts_records_once(result: federation.Result, place
     assert report.records.test == {
         title: int((column == 1).sum()) for title, column in zip(TITLES, truths(own).T, strict=True)
     }
+    unknown = int(own["nodule"].isna().sum())
+    assert unknown and report.records.unknown is not None
+    assert report.records.unknown["test"] == {"edema": 0, "effusion": 0, "Nodule": unknown}
+    page = re.sub(r"<[^>]+>", " ", (place / "run" / "site-1" / "report.html").read_text())
+    assert f"{report.records.test['Nodule']}, {unknown} unknown" in page
 
 
 def test_personal_models_have_an_accuracy_for_each_finding(tmp_path: Path) -> None:

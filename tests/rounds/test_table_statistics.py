@@ -27,8 +27,9 @@ from tightframe.config.job import JobConfig, parse_job
 from tightframe.config.site import SiteEntry
 from tightframe.data.contract import Contract
 from tightframe.data.table import TableOptions, TableSite
+from tightframe.data.table.preview import preview
 from tightframe.data.table.proposal import propose
-from tightframe.data.table.silo import open_site
+from tightframe.data.table.silo import TableData, open_site
 from tightframe.data.table.tabulated import Layout, tabulate
 from tightframe.errors import DataError, JobError, RunError, TightframeError
 from tightframe.results.statistics import ColumnStatistics, Count, OfClass, TableStatistics
@@ -578,14 +579,14 @@ def followed(frame: pd.DataFrame) -> pd.DataFrame:
 @pytest.mark.whole
 def test_survival_is_scipys_on_all_records(tmp_path: Path) -> None:
     """One site counts weeks; a class is withheld where one of its cells is."""
-    frame, bins = followed(FRAME), 4
+    frame = followed(FRAME)
     parts = {site: followed(FRAME).loc[part.index] for site, part in PARTS.items()}
     made = entries(tmp_path, parts, **LOOSE)
     parts["site-2"].assign(days=lambda part: part["days"] / 7).to_csv(tmp_path / "site-2.csv", index=False)
     table = {**made["site-2"].data["table"], "units": {"days": {"unit": "weeks", "factor": 7.0}}}
     made["site-2"] = SiteEntry.model_validate({"data": {"table": table}, **LOOSE})
     options = {"contract": {**CONTRACT, "survival": SURVIVAL}}
-    of_all = job(dataset_options=options, statistics={"bins": bins})
+    of_all = job(dataset_options=options)
     found = told(federation.run_job(of_all, entries=made, folder=tmp_path / "run")).survival
     assert found is not None and found.ends == [250, 500, 750, 1000]
     ended = np.ceil(frame["days"] / 250)
@@ -605,14 +606,14 @@ def test_survival_is_scipys_on_all_records(tmp_path: Path) -> None:
     assert TableStatistics.read(tmp_path / "run" / "server").survival == found
 
     strict = entries(tmp_path, parts, policy={"min_class_count": 5})
-    few = job(dataset_options=options, statistics={"bins": 20})
+    few = job(dataset_options=options, statistics={"time_bins": 20})
     withheld = told(federation.run_job(few, entries=strict, folder=tmp_path / "strict")).survival
     assert withheld is not None and withheld.curves["malignant"] is None and withheld.p is None
 
 
 def test_curves_and_their_test_end_before_the_first_withheld_cell_as_if_all_were_censored_there() -> None:
     """One late cell is withheld: what is opened anyway says who is at risk until then."""
-    layout = Layout(Contract.model_validate({**CONTRACT, "survival": SURVIVAL}), bins=4)
+    layout = Layout(Contract.model_validate({**CONTRACT, "survival": SURVIVAL}), 10, (250, 500, 750, 1000))
     frame = followed(FRAME)
     ended = np.ceil(frame["days"] / 250).astype(int)
     of_classes, records, groups = {}, {}, []
@@ -643,6 +644,52 @@ def test_curves_and_their_test_end_before_the_first_withheld_cell_as_if_all_were
     none = table_summary.survival(layout, some, [column])
     assert none is not None and none.curves["malignant"] is None and none.p is None
     assert none.lacks == ["no curve of malignant: a cell of the first bin is withheld"]
+
+
+def test_bins_of_time_have_ends_of_their_own_and_later_times_may_be_censored(tmp_path: Path) -> None:
+    """Against pandas; a time at an end lies before it."""
+    frame = followed(FRAME)
+    frame.loc[0, "days"], frame.loc[1, "days"] = 90, 1600
+    frame.to_csv(tmp_path / "table.csv", index=False)
+    timed = {**SURVIVAL, "high": 500, "beyond": "censor"}
+    of_all = statistics_job(dataset_options={"contract": {**CONTRACT, "survival": timed}})
+    layout = prepare({**of_all, "statistics": {"time_ends": [90, 200]}}).layout
+    assert layout is not None and layout.ends == (90, 200, 500)
+    data = open_site(TableSite(file=tmp_path / "table.csv"), TableOptions(contract=layout.contract))
+    table = tabulate(data, layout)
+    found = np.bincount(table.cells[:, -1], minlength=6)
+    bins = pd.cut(frame["days"].clip(upper=500), [0, 90, 200, 500])
+    died = (frame["died"] == "yes") & (frame["days"] <= 500)
+    assert found[:3].tolist() == bins[died].value_counts(sort=False).tolist()
+    assert found[3:].tolist() == bins[~died].value_counts(sort=False).tolist()
+    plain = Contract.model_validate({**CONTRACT, "survival": SURVIVAL})
+    assert "beyond" not in plain.model_dump()["survival"] and plain.sha256() != layout.contract.sha256()
+    for wrong, said in (([90, 500], "below the contract's longest time"), ([200, 90], "ascending")):
+        with pytest.raises(JobError, match=rf"(?s)TF-101.*time_ends.*{said}"):
+            prepare({**of_all, "statistics": {"time_ends": wrong}})
+    with pytest.raises(JobError, match=r"(?s)TF-101.*time_ends.*survival"):
+        prepare(statistics_job(statistics={"time_ends": [90]}))
+
+
+def test_of_750_records_at_four_sites_the_default_bins_leave_curves_and_ten_do_not() -> None:
+    """And the preview tells each site's part of it; cells that go with a small one are late ones."""
+    stream = np.random.default_rng(11)
+    contract = Contract.model_validate({**CONTRACT, "survival": SURVIVAL})
+    reached: dict[int, list[float]] = {4: [], 10: []}
+    for _ in range(4):
+        count = 750 // 4
+        labels = stream.integers(0, 2, count)
+        times, leaves = stream.exponential(np.where(labels, 0.6, 0.9)), stream.exponential(1.0, count)
+        ends = np.minimum(np.minimum(times, leaves), 1.0)
+        data = TableData(
+            np.zeros((count, len(contract.features)), np.float32), labels, np.zeros(count, np.int64),
+            [str(row) for row in range(count)], None, source="made", missing=np.zeros((count, 4), np.bool_),
+            survival=np.stack([ends, (times <= np.minimum(leaves, 1.0)).astype(float)], axis=1),
+        )  # fmt: skip
+        told = preview(data, contract, 5).curves
+        for bins, of in reached.items():
+            of += [curve[bins] for curve in told.values()]
+    assert min(reached[4]) >= 500 and min(reached[10]) <= 200, reached
 
 
 def test_a_time_with_its_event_is_proposed_as_survival(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from tightframe_app import formats
 from tightframe_app.screens import console, lines, print_list, shown
 
 if TYPE_CHECKING:
+    from tightframe.config.policy import PolicyBlock
     from tightframe.data.contract import Contract
     from tightframe.data.table import TableSite
     from tightframe_app.site.checks.findings import State
@@ -172,6 +173,17 @@ def entries(config: Path, site: str | None, contract: Contract) -> list[tuple[st
     Raises:
         FileNotFoundError, SiteConfigError: if there is no file, no such site, or no such entry in it.
     """
+    return [(name, entry) for name, entry, _ in with_policies(config, site, contract)]
+
+
+def with_policies(
+    config: Path, site: str | None, contract: Contract
+) -> list[tuple[str, TableSite, PolicyBlock]]:
+    """Return ``entries``, each with its site's policy.
+
+    Raises:
+        FileNotFoundError, SiteConfigError: as ``entries``.
+    """
     from tightframe.config.site import parse_single, parse_site_file, read_object
     from tightframe.data.images import ImagesSite
     from tightframe.data.images.contract import PictureContract
@@ -190,7 +202,9 @@ def entries(config: Path, site: str | None, contract: Contract) -> list[tuple[st
         several = {site or "": parse_single(values, str(config))[0]}
     chosen = {name: entry for name, entry in several.items() if site in (None, name)}
     tables = [
-        (name, model.model_validate(entry.data[key])) for name, entry in chosen.items() if key in entry.data
+        (name, model.model_validate(entry.data[key]), entry.policy)
+        for name, entry in chosen.items()
+        if key in entry.data
     ]
     if not tables:
         raise SiteConfigError(
@@ -232,12 +246,19 @@ def _told(contract: Contract, entry: TableSite) -> Iterator[tuple[State, str]]:
 
 def _found(contract: Contract, entry: TableSite) -> Iterator[tuple[State, str]]:
     """Yield what is found, each with its state; the last is how many records there are, if any."""
-    from tightframe.data.base import FOLDS, class_counts, count_table, finding_counts
+    from tightframe.data.base import FOLDS, class_counts, count_table, finding_counts, unknown_counts
     from tightframe.data.contract import MultiLabel
     from tightframe.data.images import ImagesSite
     from tightframe.data.images.contract import PictureContract
     from tightframe.data.images.silo import divided_pictures, encoded_records
-    from tightframe.data.table.encoding import check_mapping, encode, no_numbers, other_mark, unknown_codes
+    from tightframe.data.table.encoding import (
+        check_mapping,
+        encode,
+        narrow,
+        no_numbers,
+        other_mark,
+        unknown_codes,
+    )
     from tightframe.data.table.silo import divided, read
     from tightframe.errors import DataError
 
@@ -257,10 +278,16 @@ def _found(contract: Contract, entry: TableSite) -> Iterator[tuple[State, str]]:
     if (timed := contract.survival) is not None and any(
         item.column == timed.time and item.rule.startswith("outside") for item in encoded.findings
     ):
-        yield "note", f"{timed.time}: longer than `high`? Raise it, or end there as {timed.event} = no"
+        yield "note", f"{timed.time}: longer than `high`? Raise it, or end curves there by `beyond`: `censor`"
     if marked := other_mark(rows, contract, entry):
         mark = "." if entry.decimal == "," else ","
         yield "note", f"most values of {', '.join(marked)} are numbers with {mark!r}: is that the `decimal`?"
+    narrow_ones = {} if isinstance(contract, PictureContract) else narrow(encoded, contract)
+    for column, part in narrow_ones.items():
+        yield (
+            "note",
+            f"{column}: all values lie in {part:.2%} of the contract's range: another unit (`units`)?",
+        )
     for column, texts in no_numbers(rows, contract, entry).items():
         some = ", ".join(map(repr, texts[:5])) + (", ..." if len(texts) > 5 else "")
         yield "note", f"{column}: no number: {some}; name in `missing` what stands for no value"
@@ -276,9 +303,12 @@ def _found(contract: Contract, entry: TableSite) -> Iterator[tuple[State, str]]:
     sizes = ", ".join(f"{len(data.labels(fold))} {fold}" for fold in FOLDS)
     labels, titles = data.labels("train"), contract.label.titles
     if isinstance(contract.label, MultiLabel):
-        pairs = zip(titles, finding_counts(labels).tolist(), strict=True)
-        classes = ", ".join(
-            f"{title} {present} present, {absent} absent" for title, (present, absent) in pairs
+        of_findings = zip(
+            finding_counts(labels).tolist(), unknown_counts(labels, titles).items(), strict=True
+        )
+        classes = "; ".join(
+            f"{title} {present} present, {absent} absent" + (f", {unknown} unknown" if unknown else "")
+            for (present, absent), (title, unknown) in of_findings
         )
     else:
         classes = count_table(dict(zip(titles, class_counts(labels, len(titles)).tolist(), strict=True)))

@@ -40,8 +40,10 @@ def describe(
     Exit code 0: shown. 2: a table cannot be read, or does not fit the contract.
     """
     agreed = tables.read_contract(contract)
-    found_entries = tables.entries(site_config, site, agreed)
-    described = [(name, _of(agreed, entry)) for name, entry in found_entries]
+    described = [
+        (name, _of(agreed, entry, policy.resolve(production=True).class_count(synthetic=False)))
+        for name, entry, policy in tables.with_policies(site_config, site, agreed)
+    ]
     if output is not None:
         output.touch(mode=0o600)
         output.chmod(0o600)
@@ -63,6 +65,12 @@ def describe(
         for summary in found.columns:
             table.add_row(*(shown(cell) for cell in _cells(summary)))
         console(tables.WIDTH).print(table)
+        for said, rows in _withheld(found):
+            tables.out.print(said)
+            table = Table(*rows[0], box=None, pad_edge=False, padding=(0, 2, 0, 0))
+            for row in rows[1:]:
+                table.add_row(*map(shown, row))
+            console(tables.WIDTH).print(table)
     if output is not None:
         tables.out.print(f"page: {output}")
 
@@ -94,13 +102,39 @@ def _show_json(title: str, described: list[tuple[str, Description]]) -> None:
             present=found.present,
             unknown=found.unknown,
             findings=tuple(map(str, found.findings)),
+            withheld={} if found.preview is None else found.preview.cells,
+            curves={} if found.preview is None else found.preview.curves,
             columns=tuple(columns),
         )
         sites.append(told)
     formats.show(DataDescription(title=title, sites=tuple(sites)))
 
 
-def _of(contract: Contract, entry: TableSite) -> Description:
+def _withheld(found: Description) -> list[tuple[str, list[list[str]]]]:
+    """Return tables of what exact statistics would withhold here, each with what it says, head first."""
+    if (seen := found.preview) is None:
+        return []
+    made = []
+    some = {column: of for column, of in seen.cells.items() if any(hidden for hidden, _ in of.values())}
+    rule = f"a cell is withheld below {seen.least} {'patients' if seen.patients else 'records'}"
+    if some:
+        head = ["column", *map(str, next(iter(some.values())))]
+        rows = [
+            [column, *(f"{hidden} of {most}" if hidden else "-" for hidden, most in of.values())]
+            for column, of in some.items()
+        ]
+        made.append((f"cells that this site withholds of exact statistics, by bins ({rule}):", [head, *rows]))
+    if seen.curves:
+        head = ["class", *map(str, next(iter(seen.curves.values())))]
+        rows = [
+            [title, *(f"{end:.4g}" if end else "-" for end in of.values())]
+            for title, of in seen.curves.items()
+        ]
+        made.append((f"curves of this site end at, by time_bins ({rule}):", [head, *rows]))
+    return made
+
+
+def _of(contract: Contract, entry: TableSite, least: int) -> Description:
     from tightframe.data.images import ImagesSite
     from tightframe.data.images.contract import PictureContract
     from tightframe.data.images.summary import describe as of_pictures
@@ -108,7 +142,7 @@ def _of(contract: Contract, entry: TableSite) -> Description:
 
     if isinstance(contract, PictureContract) and isinstance(entry, ImagesSite):
         return of_pictures(contract, entry)
-    return of_table(contract, entry)
+    return of_table(contract, entry, least)
 
 
 def _cells(summary: Summary) -> list[str]:
@@ -146,14 +180,16 @@ def _page(title: str, described: list[tuple[str, Description]]) -> str:
         ]
         if found.present:
             total = sum(found.records.values())
-            rows = [
+            of_findings = [
                 (title, str(count), str(total - count - unknown), str(unknown))
                 for (title, count), unknown in zip(found.present.items(), found.unknown.values(), strict=True)
             ]
-            inner.append(table(("finding", "present", "absent", "unknown"), rows))
+            inner.append(table(("finding", "present", "absent", "unknown"), of_findings))
         if found.findings:
             inner.append(listed([str(finding) for finding in found.findings]))
         inner.append(table(HEAD, [_cells(summary) for summary in found.columns]))
+        for said, (head, *body) in _withheld(found):
+            inner += [tag("p", said), table(head, body)]
         for summary in found.columns:
             unit = f", {summary.column.unit}" if summary.column.unit else ""
             series = _series(summary)

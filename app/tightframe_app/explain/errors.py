@@ -402,7 +402,10 @@ SECTIONS: tuple[Section, ...] = (
             ),
             "TF-508": Entry(
                 title="there is nothing to compare a baseline with",
-                do="Nothing: the run is not affected. The silo missed round 1 or the closing.",
+                do=(
+                    "Nothing: the run is not affected. The silo missed round 1 or the closing, or gave no "
+                    "shares there."
+                ),
             ),
             "TF-509": Entry(
                 title="a silo refused to enrol",
@@ -460,6 +463,13 @@ SECTIONS: tuple[Section, ...] = (
                     "Compare versions and pretrained start at server and silo. If they agree, do not trust "
                     "the server."
                 ),
+            ),
+            "TF-519": Entry(
+                means=(
+                    "A silo missed the last sums before a new session or a resumed job, so that it has "
+                    "nothing to check the state by that the server sent. Nothing was trained on it."
+                ),
+                do="Nothing: it takes part again once the others' first total is opened.",
             ),
             "TF-521": Entry(
                 means=(
@@ -1205,6 +1215,19 @@ SECTIONS: tuple[Section, ...] = (
                 do=(
                     "Nothing was written. Choose another format, or a larger `--tolerance` if the printed "
                     "difference does no harm."
+                ),
+                leaves=NOTHING,
+            ),
+            "TF-827": Entry(
+                title="a silo's final model was never proven",
+                means=(
+                    "The run ended before this silo gave its shares of a sum that verifies the last total: "
+                    "the server told it a false one, or could open no other sum. What the silo made of that "
+                    "total lies in the folder `unproven`."
+                ),
+                do=(
+                    "Compare `model_sha256` in that folder's report with other silos': if it is the same, "
+                    "move the files one folder up."
                 ),
                 leaves=NOTHING,
             ),

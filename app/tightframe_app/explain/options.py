@@ -110,7 +110,7 @@ def _default(value: Any) -> str:
 def _policy() -> Topic:
     """Return a site's rules, each with its value in every profile, or the one that all have."""
     from tightframe.config.policy import Policy
-    from tightframe.config.profiles import NO_LIMIT, PROFILES
+    from tightframe.config.profiles import PROFILES
 
     told = meanings(Policy)
     given = []
@@ -118,13 +118,13 @@ def _policy() -> Topic:
         if name == "profile":
             continue
         values = [rules[name] for rules in PROFILES.values()]
-        shown = ["-" if value is None and name in NO_LIMIT else _default(value) for value in values]
+        shown = [_default(value) for value in values]
         given.append(
             Value(
                 f"policy.{name}", shown[0] if len(set(shown)) == 1 else "; ".join(shown), told.get(name, "")
             )
         )
-    about = f"A site's rules, with their values in the profiles ({'; '.join(PROFILES)}); - is null, no limit."
+    about = f"A site's rules, with their values in the profiles ({'; '.join(PROFILES)})."
     return Topic("policy", about, tuple(given))
 
 

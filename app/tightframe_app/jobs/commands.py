@@ -168,8 +168,9 @@ def export(
     recipe; only --output, --force, --gpus and --gpu-memory can be combined with it. The same holds for
     --withdraw-from, where --set withdraw.min_withdrawn=N asks for more withdrawn records. With --evaluate the
     job is the one that trained the model, without training; NAME is for a model from elsewhere. With
-    --statistics there is neither method nor model; --set statistics.bins=20 sets the bins of a number. A job
-    gets an update_norm, as production sites require, unless --set names one or null.
+    --statistics there is neither method nor model; --set statistics.bins=20 sets the bins of a number,
+    statistics.time_bins and statistics.time_ends those of time (`tightframe explain statistics`). A job gets
+    an update_norm, as production sites require, unless --set names one or null.
     """
     from tightframe_app.jobs import folders as job_folders
     from tightframe_app.jobs import recipes

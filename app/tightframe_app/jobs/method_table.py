@@ -82,7 +82,8 @@ def methods(
     an evaluation. With secure sums, the silos verify every total and compute each model from it
     themselves.
     """
-    sums = kept() if name is None and like == LIKE else computed(name, like)
+    sums = kept(name) if like == LIKE else []
+    sums = sums or computed(name, like)
     if form == "json":
         from tightframe_app.jobs import presets
         from tightframe_app.outputs import Methods, MethodSums
@@ -105,12 +106,13 @@ def computed(name: str | None, like: str) -> list[Sums]:
     return [describe(method.name, like) for method in chosen]
 
 
-def kept() -> list[Sums]:
-    """Return the sums of all methods in the usual setting, as they are kept."""
+def kept(name: str | None = None) -> list[Sums]:
+    """Return the kept sums of a method, or of all; nothing for an unknown name."""
     found = json.loads(KEPT.read_text(encoding="utf-8"))
     return [
         Sums(**{**item, "each_round": tuple(item["each_round"]), "once": tuple(item["once"])})
         for item in found
+        if name is None or item["name"] == name
     ]
 
 

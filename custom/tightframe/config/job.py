@@ -7,6 +7,7 @@ a model from the registries, and the site decides which records it uses.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import math
 from collections.abc import Callable
@@ -257,14 +258,29 @@ class EvaluateOnly(StrictModel):
     normalisation: Literal["batch", "group", "frozen"] = "batch"
 
 
-class Statistics(StrictModel):
+class Statistics(Lasting):
     """Settings of a job that trains nothing and sums statistics of its sites' tables.
 
     Attributes:
         bins: of one width, into which a number's range is cut.
+        time_bins: of one width, into which the time of a contract's ``survival`` is cut.
+        time_ends: ends of the bins of time in their place, ascending, in the contract's unit, such as
+            ``[90, 365, 730]``; what is later is in one more bin.
     """
 
     bins: int = Field(default=10, ge=2, le=64)
+    time_bins: Annotated[int, Field(ge=2, le=64), LATER] = 4
+    time_ends: Annotated[tuple[float, ...], Field(strict=False, max_length=63), LATER] = ()
+
+    @model_validator(mode="after")
+    def _ends_ascend(self) -> Statistics:
+        rising = all(one < other for one, other in itertools.pairwise((0.0, *self.time_ends)))
+        if not rising or (self.time_ends and "time_bins" in self.model_fields_set):
+            raise ValueError(
+                f"Expected `time_ends` above 0 in ascending order, and no `time_bins` with them, but got "
+                f"{list(self.time_ends)}"
+            )
+        return self
 
 
 STATISTICS_METHOD, STATISTICS_MODEL = "statistics", "identity"

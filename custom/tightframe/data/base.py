@@ -250,6 +250,13 @@ def finding_counts(labels: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.stack([(labels == there).sum(axis=0, dtype=np.int64) for there in (1, 0)], axis=1)
 
 
+def unknown_counts(labels: NDArray[np.int64], names: Sequence[str]) -> dict[str, int]:
+    """Return finding -> number of records of which it is unknown; of classes, (n,), nothing."""
+    if labels.ndim != 2:
+        return {}
+    return dict(zip(names, (labels == UNKNOWN).sum(axis=0).tolist(), strict=True))
+
+
 def class_counts(labels: NDArray[np.int64], num_classes: int) -> NDArray[np.int64]:
     """Count the records of each class, or with each finding, (C,) int64."""
     if labels.ndim == 2:

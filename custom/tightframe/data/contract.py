@@ -247,18 +247,30 @@ class Survival(StrictModel):
         event: column of booleans: whether there was the event at that time.
         high: the longest time that is possible; 0 is the shortest.
         unit: of the time; a site with another one converts it.
+        beyond: ``refuse``: a longer time breaks the contract; ``censor``: it counts as ``high`` without the
+            event, so that curves end there.
     """
 
     time: Text
     event: Text
     high: Annotated[float, Field(gt=0, le=_LARGEST)]
     unit: Text | None = None
+    beyond: Literal["refuse", "censor"] = "refuse"
+
+    @model_serializer(mode="wrap")
+    def _as_made(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out the default of ``beyond``: contracts keep their hash."""
+        return {key: item for key, item in handler(self).items() if key != "beyond" or item != "refuse"}
 
     @property
     def columns(self) -> tuple[Column, Column]:
         """Both as columns, neither of which may be missing."""
         time = Column(column=self.time, kind="number", unit=self.unit, low=0.0, high=self.high)
         return time, Column(column=self.event, kind="boolean")
+
+    def ends(self, bins: int) -> tuple[float, ...]:
+        """Return the ends of bins of one width."""
+        return tuple(self.high * (place + 1) / bins for place in range(bins))
 
 
 def _kind_of_label(value: Any) -> str:

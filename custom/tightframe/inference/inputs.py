@@ -105,7 +105,7 @@ def find(
 
             return OwnRows(places[0], options.contract, entry, name_column)
         problems += [
-            f"Expected a table (.csv) with {form.said}, but got {place}"
+            f"Expected a table (.csv; with --site-config also .parquet) with {form.said}, but got {place}"
             for place in places
             if _is(place) and place.suffix.lower() != TABLE
         ]

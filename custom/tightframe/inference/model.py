@@ -25,7 +25,7 @@ from tightframe.errors import JobError
 from tightframe.inference.errors import ModelError
 from tightframe.learning import loop, outputs
 from tightframe.learning.model_update import build_template
-from tightframe.results.files import BEST, CARD, LOCAL, MODEL, OUTCOME, PERSONAL, read_bytes
+from tightframe.results.files import BEST, CARD, LOCAL, MODEL, OUTCOME, PERSONAL, not_proven, read_bytes
 from tightframe.results.local_report import SiloReport
 from tightframe.results.model_card import Card
 from tightframe.rounds.setup import JobSetup, assemble
@@ -182,13 +182,15 @@ def load_model(place: str | Path, *, device: str | torch.device = "cpu") -> Trai
 
     Raises:
         ModelError: TF-821 if there is no model, or the run left too little to load it; TF-822 if the file is
-            not the one that the run wrote, or does not fit.
+            not the one that the run wrote, or does not fit; TF-827 if a silo never verified its last total.
         ResultsError: TF-802 if a card or report cannot be read.
         JobError: TF-101 if its job names what is not installed here, or values that this version does not
             know.
     """
     path = _model_file(Path(place))
     folder = path.parent
+    if (why := not_proven(path)) is not None:
+        raise ModelError(why, code="TF-827")
     card = Card.read(folder) if (folder / CARD).is_file() else None
     report = SiloReport.read(folder) if (folder / LOCAL).is_file() else None
     described: Card | SiloReport | None = report or card
@@ -239,6 +241,8 @@ def _model_file(place: Path) -> Path:
             "model is stands in the files beside it. A model from elsewhere is evaluated by a job "
             "(`tightframe jobs export --evaluate`)."
         )
+    if (why := not_proven(place)) is not None and not (place / MODEL).is_file():
+        raise ModelError(why, code="TF-827")
     if not place.is_dir():
         raise ModelError(f"Expected a folder with a run's results at {place}, but there is none.")
     folders = [place / part for part in PLACES]

@@ -15,10 +15,12 @@ from typing import Any
 from tightframe.results.files import (
     CARD,
     LOCAL,
+    NEEDS,
     OUTCOME,
     SIMULATED_ROOT,
     TRANSCRIPT,
     ResultsError,
+    not_proven,
     unreadable,
 )
 from tightframe.results.local_report import SiloReport
@@ -103,7 +105,7 @@ def read(folder: Path) -> ServerResults | SiloResults:
 
     Raises:
         ResultsError: TF-801 if there are none, or both a server's and a silo's; TF-802, naming the file,
-            if one cannot be read.
+            if one cannot be read; TF-827 if a silo's were never proven.
     """
     server, silo = (folder / OUTCOME).is_file(), (folder / LOCAL).is_file()
     if server and silo:
@@ -112,6 +114,8 @@ def read(folder: Path) -> ServerResults | SiloResults:
             "a silo's are its own and belong into a folder of their own.",
             code="TF-801",
         )
+    if not server and (not silo or (folder / NEEDS).is_file()) and (why := not_proven(folder)) is not None:
+        raise ResultsError(why, code="TF-827")
     if silo:
         return SiloResults(SiloReport.read(folder))
     if server:

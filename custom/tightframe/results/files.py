@@ -24,6 +24,8 @@ LOCAL = "local_report.json"
 MODEL, BEST = "model.safetensors", "best_model.safetensors"
 PERSONAL = "personal_model.safetensors"
 """A silo's own model, in its run folder."""
+UNPROVEN, NEEDS = "unproven", "needs.json"
+"""Folder in a silo's of what rests on a total that is not proven yet, and its file of what would prove it."""
 CHECKPOINT = "checkpoint.safetensors"
 PAGE = "report.html"
 TRANSCRIPT, SIMULATED_ROOT = "transcript.jsonl", "simulated_root.pem"
@@ -42,10 +44,29 @@ class ResultsError(TightframeError):
     """Results cannot be read or shown.
 
     TF-801 no results, TF-802 a broken file or one of another version, TF-803 the page cannot be written,
-    TF-804 a class that the results do not have, or runs that cannot be compared.
+    TF-804 a class that the results do not have, or runs that cannot be compared, TF-827 not proven.
     """
 
     code = "TF-802"
+
+
+def not_proven(place: Path) -> str | None:
+    """Describe results that are kept apart because their total was not proven; None if there are none.
+
+    Args:
+        place: a folder, or a file that is there or that is looked for.
+    """
+    folders = [place, place.parent, place / UNPROVEN]
+    if not place.exists():
+        folders.append(place.parent / UNPROVEN)
+    apart = next((folder for folder in folders if (folder / NEEDS).is_file()), None)
+    if apart is None:
+        return None
+    return (
+        f"Expected results whose last total this silo has verified, but what is in {apart} was never proven: "
+        "the server can have told this silo a false total. Compare `model_sha256` in its report with other "
+        f"silos': if it is the same, move the files out of the folder {UNPROVEN}."
+    )
 
 
 class Values(BaseModel):

@@ -17,12 +17,14 @@ class SiloRecords(Values):
     Attributes:
         train, validation, test: of each class; or with each finding, of which a record may have several.
         folds: of all records, where they have findings.
+        unknown: fold -> finding -> records of which it is unknown, where there are any.
     """
 
     train: dict[str, int]
     validation: dict[str, int]
     test: dict[str, int]
     folds: dict[str, int] | None = None
+    unknown: dict[str, dict[str, int]] | None = None
 
     @model_serializer(mode="wrap")
     def _as_made(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from tightframe.rounds.encoded import FeatureCache
     from tightframe.rounds.withdrawn import Withdrawn
 
-STATE = "silo_state"
+STATE, SECURE_FOLDER = "silo_state", "secure_sum"
 COMMITTED, EARLIER, PROPOSED = "committed.safetensors", "earlier.safetensors", "proposed.safetensors"
 TOLD = "told.safetensors"
 START = "start.safetensors"
@@ -206,7 +206,7 @@ class SiloContext:
     @property
     def secure_folder(self) -> Path:
         """Folder of this run's secure sums: in the simulator of their secrets, replies and ledger."""
-        return (self.state_dir or self.run_dir) / "secure_sum"
+        return (self.state_dir or self.run_dir) / SECURE_FOLDER
 
     @property
     def transcript(self) -> Path:
@@ -226,6 +226,16 @@ class SiloContext:
             jobs,
             None if jobs is None or self.kit is None else self.kit / KIT_HEAD,
         )
+
+    @property
+    def earlier_ledger(self) -> LedgerPaths:
+        """Paths of the ledger that recorded the job that this one continues: in production the site's one."""
+        continued, folder = self.job.continues, self.previous_state
+        if self.ledger_dir is not None or continued is None or folder is None:
+            return self.ledger_paths
+        secure = folder.parent / SECURE_FOLDER
+        ledger = ledger_path(secure / (continued.previous or "run"), self.name)
+        return LedgerPaths(self.name, ledger, secure, None, None)
 
     @property
     def answer_grid(self) -> float:
@@ -262,8 +272,12 @@ class SiloContext:
     def end(self) -> None:
         """Delete what the site keeps for this run only; called when the run has ended, however.
 
-        What cannot be deleted is named in the site's log: it was made from records.
+        What cannot be deleted is named in the site's log: it was made from records. So is a final model whose
+        total was not proven.
         """
+        from tightframe.rounds import unproven
+
+        unproven.end(self)
         folder = (self.state_dir or self.run_dir) / FEATURES
         if self.site.feature_cache != "run" or not folder.exists():
             return
@@ -290,7 +304,7 @@ class SiloContext:
         return SiteLedger(self.ledger_paths, self.site, self.identity, self.log)
 
 
-def note_verified(folder: Path, basis: bytes, sum_id: SumId) -> None:
+def note_verified(folder: Path, basis: bytes, sum_id: SumId, total: str | None = None) -> None:
     """Remember that the totals behind a state of the run are verified, and a sum that rests on it.
 
     A silo vouches for such a state later, too: in another epoch, and in a job that resumes this one. And it
@@ -300,9 +314,23 @@ def note_verified(folder: Path, basis: bytes, sum_id: SumId) -> None:
         folder: of the silo's state.
         basis: SHA-256 of the state.
         sum_id: of the sum for which this silo gives its shares.
+        total: digest (hex) of the total that was told with it; None if none was.
     """
     state = basis.hex()
-    append_durably(folder / VERIFIED, f"{state} {verified_sum(state, sum_id)}\n".encode(), mode=0o600)
+    words = [] if total is None else [verified_total(total)]
+    words += [state, verified_sum(state, sum_id)]
+    append_durably(folder / VERIFIED, f"{' '.join(words)}\n".encode(), mode=0o600)
+
+
+def noted(folder: Path) -> list[str]:
+    """Return what ``note_verified`` has noted in a silo's state folder, word for word."""
+    path = folder / VERIFIED
+    return path.read_text().split() if path.is_file() else []
+
+
+def verified_total(digest: str) -> str:
+    """Return how the silo's file names a total that it has verified."""
+    return f"total:{digest}"
 
 
 def verified_sum(state: str, sum_id: SumId | str) -> str:

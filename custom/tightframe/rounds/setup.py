@@ -91,7 +91,7 @@ class JobSetup:
         """The cells of a job with ``statistics``; None in others."""
         if self.job.statistics is None:
             return None
-        return table_statistics.layout_of(self.dataset.name, self.dataset_options, self.job.statistics.bins)
+        return table_statistics.layout_of(self.dataset.name, self.dataset_options, self.job.statistics)
 
     @cached_property
     def plan(self) -> RunPlan:

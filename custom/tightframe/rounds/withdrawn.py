@@ -167,25 +167,28 @@ def check_request(context: SiloContext, exchange: tuple[str, int], message: Mess
         )
 
 
-def note_request(context: SiloContext, exchange: tuple[str, int], *, asked: bool, follows: bool) -> None:
+def note_request(context: SiloContext, exchange: tuple[str, int], *, asked: bool, proven: bool) -> None:
     """Note the names before their sums leave, and not for a state that a server could have chosen.
+
+    Once a term has left, the others can open it without this silo, so this cannot wait for its shares.
 
     Args:
         context: of the silo.
         exchange: kind and index of the phase.
         asked: whether the numbers were asked first, by the state that the request rests on.
-        follows: whether this silo vouches for that state.
+        proven: whether this silo vouches for that state, and has verified the total that it follows from.
 
     Raises:
-        RunError: TF-523 if it does not, in a secure sum.
+        RunError: TF-523 if not, in a secure sum.
     """
     job = context.job
     if job.withdraw is None or job.resume is not None or exchange != ("before", 1):
         return
-    if job.summation == "secure" and not follows:
+    if job.summation == "secure" and not proven:
         raise RunError(
             "Expected the sums of the withdrawn records to be asked on the state that follows from the first "
-            "exchange of the withdrawal, but this silo cannot vouch for it: nothing is taken out.",
+            "exchange of the withdrawal, with a total that is verified, but this silo cannot vouch for it: "
+            "nothing is taken out.",
             code="TF-523",
         )
     if asked:  # else no sum of these records is made

@@ -188,7 +188,11 @@ def test_check_shows_all_findings_of_all_sites_with_codes_to_map(agreed: Path, t
         assert words in told(done)
     assert "age: no number: 'x'; name in `missing`" in told(done)
     assert "sex: not in the contract: 'F', 'M'" in told(done) and "60 rows" in told(done)
-    assert typed("data", "check", "--contract", agreed, "-s", config, "--site", "b").exit_code == 0
+    good = typed("data", "check", "--contract", agreed, "-s", config, "--site", "b")
+    assert good.exit_code == 0 and "another unit" not in told(good)
+    tiny = write(tmp_path / "c.csv", [[row[0], str(int(row[1]) / 100), *row[2:]] for row in ward_rows()])
+    done = typed("data", "check", "--contract", agreed, "-s", sites(tmp_path, c={"file": str(tiny)}))
+    assert done.exit_code == 0 and "age: all values lie in 0.59% of the contract's range" in told(done)
     config = sites(tmp_path, a={"file": first, "codes": codes, "invalid": "set_aside"})
     done = typed("data", "check", "--contract", agreed, "-s", config)
     assert done.exit_code == 0 and told(done).count("set aside") == 3 and "60 rows" in told(done)
@@ -254,7 +258,7 @@ def test_a_time_beyond_the_longest_gets_a_hint(tmp_path: Path) -> None:
     entry = {"file": str(write(tmp_path / "a.csv", rows, header=(*HEADER, "days", "died")))}
     done = typed("data", "check", "--contract", tmp_path / "c.json", "-s", sites(tmp_path, a=entry))
     assert done.exit_code == 1 and "days: outside 0 to 1500: 1 row (5)" in told(done)
-    assert "days: longer than `high`? Raise it, or end there as died = no" in told(done)
+    assert "days: longer than `high`? Raise it, or end curves there by `beyond`: `censor`" in told(done)
 
 
 def test_a_job_of_a_contract_is_named_by_its_folder(agreed: Path, tmp_path: Path) -> None:
@@ -297,6 +301,10 @@ def test_describe_shows_a_table_and_writes_a_page_of_its_own(agreed: Path, tmp_p
     assert done.exit_code == 0, told(done)
     assert "60 records (well 30, ill 30)" in told(done) and "female 30, male 30" in told(done)
     assert page.stat().st_mode & 0o077 == 0
+    # Of three bins from 20 to 220 kg the second is too small in both classes; the first goes with it.
+    frame = pd.read_csv(file)
+    small = frame[frame["weight"] >= 20 + 200 / 3].groupby("outcome").size()
+    assert small.between(1, 4).all() and len(small) == 2 and "4 of 8" in told(done)
     text = page.read_text()
     tree = ElementTree.fromstring(text.removeprefix("<!DOCTYPE html>"))  # noqa: S314
     figures = list(tree.iter("figure"))

@@ -57,18 +57,20 @@ def ward(seed: int = 1, count: int = 120) -> list[tuple[float | None, int | None
     ]
 
 
+@pytest.mark.parametrize("ordered", [False, True])
 @pytest.mark.parametrize(("least", "cells", "most"), [(2, 4, 10), (3, 3, 22), (3, 4, 14), (5, 3, 32)])
 def test_no_withheld_cell_follows_from_all_others_their_sum_and_the_rule(
-    least: int, cells: int, most: int
+    least: int, cells: int, most: int, ordered: bool
 ) -> None:
     """Every table of that size, by someone who knows the rule: each small cell may have two values or more.
 
     The tables are enumerated, and put together that look alike; none of the rule's own reasoning is used.
     """
+    order = range(cells)[::-1] if ordered else ()
     alike: dict[Any, list[tuple[int, ...]]] = defaultdict(list)
     for counts in itertools.product(range(most + 1), repeat=cells):
         own = np.array(counts)
-        hidden = withheld(own, least)
+        hidden = withheld(own, least, order)
         if own.sum() >= least and hidden.any():
             alike[tuple(hidden), tuple(np.where(hidden, -1, own)), int(own.sum())].append(counts)
     checked = 0

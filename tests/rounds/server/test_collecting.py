@@ -308,7 +308,7 @@ def sealed(line: Line, start: bytes | None = None) -> tuple[dict[str, Any], Mapp
     accepted: dict[str, Any] = {}
     failed: dict[str, str] = {}
 
-    def seal(transport: Any, common: Mapping[str, Any]) -> None:
+    def seal(transport: Any, common: Mapping[str, Any], *, last: bool) -> None:
         def accept(site: str, answer: Mapping[str, Any]) -> None:
             if answer.get(NEEDS_STATE):
                 raise ContributionError("Expected a term, but the silo asks for the state again.")
@@ -354,7 +354,7 @@ def test_a_second_answer_to_one_request_is_no_other_question_for_the_state() -> 
     accepted, failed = sealed(Twice({"b": lambda request: {NEEDS_STATE: True}}))
     assert accepted == {} and list(failed) == ["b"]
     collector, sums, _ = made()
-    sums.seal = lambda transport, common: transport.exchange(  # type: ignore[attr-defined]
+    sums.seal = lambda transport, common, last: transport.exchange(  # type: ignore[attr-defined]
         "contribute", {"b": {}}, lambda site, answer: got.append(answer)
     )
     got: list[Any] = []

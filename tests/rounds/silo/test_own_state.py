@@ -11,20 +11,23 @@ from typing import Any
 import pytest
 import torch
 from pydantic import BaseModel, ConfigDict
+from tests.support.memory import write
 
 from tightframe import methods
 from tightframe.config.job import JobConfig, parse_job
+from tightframe.errors import RunError
 from tightframe.federation import LocalTransport
 from tightframe.learning.model_update import initial_model
 from tightframe.phases import Cohort, Contribution, Field, Method, Phase, Schema, ServerState
-from tightframe.rounds.context import TOLD, Message, SiloContext, note_verified
+from tightframe.rounds.context import TOLD, Message, SiloContext, note_verified, noted
 from tightframe.rounds.server.coordinator import Coordinator
 from tightframe.rounds.setup import prepare
-from tightframe.rounds.silo.own_state import SiloStateStore, confirm_told
+from tightframe.rounds.silo.own_state import SiloStateStore, begin, confirm_told
 from tightframe.rounds.silo.session import SiloSession
 from tightframe.rounds.sums.simulated_identity import simulated_anchor, simulated_identity
 from tightframe.rounds.sums.transcripts import ServerIdentity
 from tightframe.securesum.messages import SumId
+from tightframe.securesum.site.journal import Advertised, Entry, SlotUsed, StateSummed
 
 
 class NoOptions(BaseModel):
@@ -250,3 +253,50 @@ def test_only_the_total_that_is_verified_makes_its_state_count(tmp_path: Path) -
     assert not (tmp_path / "committed.safetensors").exists()
     confirm_told(tmp_path, "1" * 64)
     assert (tmp_path / "committed.safetensors").exists()
+
+
+KNOWN = Advertised("first", 0, bytes(32), bytes(32))
+
+
+def _masked(sum_id: SumId, job: str = "first") -> SlotUsed:
+    return SlotUsed(job, 0, sum_id.round, sum_id, bytes(32), bytes(32))
+
+
+@pytest.mark.parametrize("said", [{}, {"1/train-0/0": ["a"]}], ids=["had no part", "took part"])
+@pytest.mark.parametrize(
+    ("entries", "took_part"),
+    [
+        ([], True),
+        ([KNOWN], False),
+        ([KNOWN, _masked(SumId(0, "statistics-0"))], False),
+        ([KNOWN, _masked(SumId(2, "train-0"))], True),
+        ([KNOWN, _masked(SumId(3, "train-0"))], False),
+        ([KNOWN, _masked(SumId(2, "train-0"), "another")], False),
+        ([KNOWN, StateSummed("first", "first", 2, bytes(32))], True),
+        ([KNOWN, StateSummed("another", "another", 2, bytes(32))], False),
+        ([_masked(SumId(2, "train-0"), "another")], True),
+    ],
+)
+def test_a_resumed_silo_without_its_state_goes_by_its_journal_whatever_the_server_says(
+    small: dict[str, Any],
+    tmp_path: Path,
+    entries: list[Entry],
+    took_part: bool,
+    said: dict[str, list[str]],
+) -> None:
+    resume = {"lineage": "first", "previous": "first", "after_round": 2, "checkpoint_sha256": "0" * 64}
+    job = parse_job(small | {"summation": "secure", "rounds": 4, "resume": resume})
+    silo = _context("site-1", job, tmp_path, "second", previous_state=tmp_path / "gone", ledger_dir=tmp_path)
+    if entries:
+        write(silo.site_ledger, entries)
+    begin(silo)
+    summed = any(isinstance(item, StateSummed) and item.lineage == "first" for item in entries)
+    assert (bytes(32).hex() in noted(silo.state_folder)) == summed
+    store = SiloStateStore(silo.state_folder, "site-1", secure=True)
+    store.settle(said)
+    if took_part:
+        with pytest.raises(RunError, match="it is missing") as caught:
+            store.propose(SumId(3, "train-0"), {"c": torch.ones(1)})
+        assert caught.value.code == "TF-522"
+    else:
+        store.propose(SumId(3, "train-0"), {"c": torch.ones(1)})

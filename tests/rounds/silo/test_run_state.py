@@ -48,7 +48,7 @@ class Run:
 
 @pytest.fixture(scope="module")
 def run() -> Run:
-    return Run(job())
+    return Run(job(summation="secure"))
 
 
 def silo(folder: Path, run: Run, name: str = "a") -> FollowedState:
@@ -179,16 +179,28 @@ def test_rounding_does_not_add_up(tmp_path: Path, run: Run) -> None:
             followed.advance(message, total, WEIGHTS)
 
 
-def test_who_missed_an_exchange_before_an_epoch_asks_for_the_state(tmp_path: Path, run: Run) -> None:
-    """The first exchange of an epoch tells no total: there is nothing to compute the state from."""
-    followed = silo(tmp_path, run)
+@pytest.mark.parametrize("crafted", [True, False])
+def test_who_missed_an_exchange_before_an_epoch_comes_back_behind_its_first_total(
+    tmp_path: Path, run: Run, crafted: bool
+) -> None:
+    """The first exchange of an epoch tells no total: there is nothing to check a state by."""
+    followed = silo(tmp_path, run, "late")
     for step in (0, 1):
         followed.advance(*run.request(step), WEIGHTS)
+        gave(tmp_path, run, step)
     message, _ = run.request(2)
     with pytest.raises(NeedsStateError):
         followed.advance(message, None, WEIGHTS)
-    state, follows = followed.advance(message | run.sent(2), None, WEIGHTS)
-    assert same(state, run.states[2]) and not follows
+    shift = float(crafted)
+    state = run.states[2].evolve(model={name: value + shift for name, value in run.states[2].model.items()})
+    sent = {"state": state_sha256(state), "state_bytes": state_bytes(state)}
+    for _ in range(2):
+        with pytest.raises(RunError, match="takes part again") as caught:
+            followed.advance(message | sent, None, WEIGHTS)
+        assert caught.value.code == "TF-519"
+    message, total = run.request(3)
+    state, follows = followed.advance(message | run.sent(3), total, WEIGHTS)
+    assert same(state, run.states[3]) and not follows
 
 
 def test_who_is_past_the_start_does_not_go_back_to_one_of_the_servers(tmp_path: Path, run: Run) -> None:
@@ -200,8 +212,9 @@ def test_who_is_past_the_start_does_not_go_back_to_one_of_the_servers(tmp_path: 
         model={name: value * (1 + 1e-6) for name, value in run.states[0].model.items()}
     )
     message = {"state": state_sha256(rounded), "before": "", "state_bytes": state_bytes(rounded)}
-    with pytest.raises(RunError, match="summed once more"):
+    with pytest.raises(RunError, match="a state that this silo has verified") as caught:
         followed.advance(message, None, WEIGHTS)
+    assert caught.value.code == "TF-519"
 
 
 @pytest.mark.parametrize("first", ["that state", "a crafted one", "none: the file is damaged"])
@@ -221,7 +234,11 @@ def test_no_state_is_vouched_for_that_rests_on_less_than_the_last(
     elif first == "a crafted one":
         crafted = run.states[2].evolve(model={name: value + 1 for name, value in run.states[2].model.items()})
         sent = {"state": state_sha256(crafted), "state_bytes": state_bytes(crafted), "before": "0" * 64}
-        assert not followed.advance(sent, told, WEIGHTS)[1]
+        if told is None:
+            with pytest.raises(RunError, match="takes part again"):
+                followed.advance(sent, told, WEIGHTS)
+        else:
+            assert not followed.advance(sent, told, WEIGHTS)[1]
     else:
         (tmp_path / FOLLOWED).write_bytes(b"{}")
         followed = silo(tmp_path, run, "late")
@@ -239,7 +256,7 @@ def test_nor_in_a_resumed_job_once_it_gave_shares_there(tmp_path: Path, run: Run
         gave(tmp_path, run, step)
     append_durably(tmp_path / VERIFIED, f"{RESUMED}\n".encode())
     resume = {"lineage": "j", "previous": "j", "after_round": 1, "checkpoint_sha256": "0" * 64}
-    followed = FollowedState(tmp_path, job(resume=resume), "a", logging.getLogger("test"))
+    followed = FollowedState(tmp_path, job(resume=resume, summation="secure"), "a", logging.getLogger("test"))
     begun, older = ({**run.request(step)[0], **run.sent(step)} for step in (1, 0))
     for _ in range(2):
         assert followed.advance(begun, None, WEIGHTS)[1]
@@ -456,7 +473,7 @@ def test_a_damaged_file_is_asked_for_again(tmp_path: Path, run: Run) -> None:
 
 def test_a_resumed_run_goes_on_from_a_verified_state_alone(tmp_path: Path, run: Run) -> None:
     resume = {"lineage": "j", "previous": "j", "after_round": 1, "checkpoint_sha256": "0" * 64}
-    later = job(resume=resume)
+    later = job(resume=resume, summation="secure")
     message = {"state": state_sha256(run.states[1]), "before": ""} | run.sent(1)
 
     def resumed(folder: Path) -> bool:
@@ -465,9 +482,11 @@ def test_a_resumed_run_goes_on_from_a_verified_state_alone(tmp_path: Path, run: 
             followed.advance(*run.request(2), WEIGHTS)
         return followed.advance(message, None, WEIGHTS)[1]
 
-    assert not resumed(tmp_path / "fresh")
     gave(tmp_path / "other", run, 2)
-    assert not resumed(tmp_path / "other")
+    for folder in ("fresh", "other"):
+        with pytest.raises(RunError, match="takes part again") as caught:
+            resumed(tmp_path / folder)
+        assert caught.value.code == "TF-519"
     gave(tmp_path / "own", run, 1)
     assert resumed(tmp_path / "own")
 

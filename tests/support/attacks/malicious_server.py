@@ -110,10 +110,15 @@ class Federation:
         self._kits = kits
         self.job = self.job_of(values, sorted(data))
         self.setup, self.job_id, self.data, self.state = prepare(self.job), job_id, data, state
-        self.sessions = {name: self._session(name, policy, entry) for name in sorted(data)}
+        self._entry = (policy, entry)
+        self.start_again()
         self._slot, self._informed = 0, set[str]()
         self.evidence: server.Evidence | None = None  # of the last total opened
         self.shared = SharedState(self.setup.initial_state())  # the true state of the run
+
+    def start_again(self) -> None:
+        """Begin each hospital's process of the job; what earlier ones had in memory is lost."""
+        self.sessions = {name: self._session(name, *self._entry) for name in sorted(self.data)}
 
     @staticmethod
     def job_of(values: Mapping[str, Any], names: list[str]) -> JobConfig:

@@ -130,10 +130,14 @@ def _configuration(scope: Scope) -> tuple[dict[str, SiteEntry], list[Finding]]:
 
 def _policy(policy: Policy, label: str, production: bool) -> Iterator[Finding]:
     area = area_of("policy", label)
-    differences = policy.differences()
+    differences, own = policy.differences(), policy.differences(policy.profile)
     yield Finding(area, "ok", f"profile {policy.profile}")
+    if of_profile := [f"{rule} {value}" for rule, value in differences.items() if rule not in own]:
+        text = f"rules of the profile that differ from standard's: {'; '.join(of_profile)}"
+        yield Finding(area, "note", text)
     for rule, value in differences.items():
-        yield Finding(area, "note", f"{rule}: {value} (differs from standard)")
+        if rule in own:
+            yield Finding(area, "note", f"{rule}: {value} (differs from standard)")
     if policy.pinned_only and not policy.pins:
         yield Finding(
             area,

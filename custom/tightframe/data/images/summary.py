@@ -54,5 +54,6 @@ def describe(contract: PictureContract, site: ImagesSite) -> Description:
         encoded.findings,
         int(encoded.broken.sum()) + len(rows.ragged),
         tuple(summaries),
-        **of_findings,
+        of_findings.get("present", {}),
+        of_findings.get("unknown", {}),
     )

@@ -7,7 +7,8 @@ where patients are unknown) in a cell.
 - A class of fewer than m is withheld, and with it all of its cells, empty ones among them.
 - A cell of fewer than m, but not empty, is withheld. The other cells and the number of records of the class
   would give it away, so further cells are withheld with it, the smallest first, until they hold enough
-  together (``withheld``); if there are none, the whole column is, for this class.
+  together (``withheld``); if there are none, the whole column is, for this class. Of times the latest go
+  with it, so that a curve ends late.
 - Fewer than m missing values of a number are hidden among values: as many further records, drawn by a fixed
   hash, count as untold with them, so that m are untold. All that the term says of the column is of the
   others.
@@ -18,6 +19,7 @@ where patients are unknown) in a cell.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -81,7 +83,8 @@ def term(table: Tabulated, least: int) -> Term:
         for index, place in enumerate(layout.places):
             if place.number is None:
                 levels, width = slice(place.start, place.end), place.end - place.start
-                _tell(made, label, levels, table, rows, table.cells[rows, index], width, least)
+                order = layout.latest_first if place is layout.places[-1] else ()
+                _tell(made, label, levels, table, rows, table.cells[rows, index], width, least, order)
             elif len(rows):
                 _number(made, label, table, rows, index, place, least)
     return made
@@ -134,6 +137,7 @@ def _tell(
     found: NDArray[np.int64],
     width: int,
     least: int,
+    order: Sequence[int] = (),
 ) -> None:
     """Count records in cells, in place; only those that can be disclosed."""
     if not len(rows):
@@ -141,12 +145,12 @@ def _tell(
     counts = np.bincount(found, minlength=width)[:width]
     most = int(table.owners.max()) + 1
     patients = np.unique(found * most + table.owners[rows]) // most
-    hidden = withheld(np.bincount(patients, minlength=width)[:width], least)
+    hidden = withheld(np.bincount(patients, minlength=width)[:width], least, order)
     made.cells[label, where] = np.where(hidden, 0, counts)
     made.withheld_cells[label, where] = hidden
 
 
-def withheld(patients: NDArray[np.int64], least: int) -> NDArray[np.bool_]:
+def withheld(patients: NDArray[np.int64], least: int, order: Sequence[int] = ()) -> NDArray[np.bool_]:
     """Return the cells to be withheld of a set whose sum may be known.
 
     Those of fewer than ``least`` patients, but not none; then the smallest others, until there are two cells
@@ -156,6 +160,8 @@ def withheld(patients: NDArray[np.int64], least: int) -> NDArray[np.bool_]:
     Args:
         patients: of each cell, (k,).
         least: m.
+        order: in which further cells go, whatever they hold, in place of the smallest first. Not with m = 2:
+            then a cell that is known to be a small one is 1.
 
     >>> withheld(np.array([3, 40, 0, 60]), 5)
     array([ True,  True, False, False])
@@ -165,10 +171,15 @@ def withheld(patients: NDArray[np.int64], least: int) -> NDArray[np.bool_]:
     hidden: NDArray[np.bool_] = (patients > 0) & (patients < least)
     if not hidden.any():
         return hidden
-    others = [place for place in np.argsort(patients, kind="stable") if patients[place] >= least]
+    by_place = len(order) > 0 and least > 2
+    places = order if by_place else np.argsort(patients, kind="stable").tolist()
+    others = [place for place in places if patients[place] >= least]
     while hidden.sum() < 2 or patients[hidden].sum() < hidden.sum() + 2 * least:
         if not others:
             return np.ones_like(hidden)
+        if by_place:
+            hidden[others.pop(0)] = True
+            continue
         last = patients[others[0]]
         while others and patients[others[0]] <= last + 1:
             hidden[others.pop(0)] = True

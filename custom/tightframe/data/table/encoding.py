@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tightframe.data.contract import FOLD_CODES, Column, Contract, MultiLabel
+from tightframe.data.contract import FOLD_CODES, Column, Contract, MultiLabel, Survival
 from tightframe.data.forms import TableForm, named_columns
 from tightframe.data.table import TableSite, Unit
 from tightframe.data.table.findings import Finding
@@ -26,6 +27,8 @@ BOOLEANS: Mapping[str, float] = {
 }
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,3})?")
 _MISSING = "no value, which the contract refuses"
+_LARGEST = sys.float_info.max
+_TINY, _ENOUGH = 0.01, 10
 
 _AS_IT_IS = TableSite(file=Path("/table.csv"))
 """An entry that maps nothing."""
@@ -116,6 +119,20 @@ def other_mark(rows: Rows, contract: Contract, site: TableSite) -> list[str]:
     return found
 
 
+def narrow(encoded: Encoded, contract: Contract) -> dict[str, float]:
+    """Return each column of numbers -> part of its range that all its values lie in, if that is tiny.
+
+    So they do where they are in another unit, as grams where the contract has milligrams.
+    """
+    kept, found, place = ~encoded.broken, {}, 0
+    for index, item in enumerate(contract.columns):
+        values = encoded.features[kept & ~encoded.missing[:, index], place]
+        if item.kind == "number" and len(values) >= _ENOUGH and np.ptp(values) / 2 < _TINY:
+            found[item.column] = float(np.ptp(values)) / 2
+        place += len(item.features)
+    return found
+
+
 def no_numbers(rows: Rows, contract: Contract, site: TableSite) -> dict[str, list[str]]:
     """Return each column of numbers -> its other texts, for the site's own eyes; not where most are texts."""
     timed = () if contract.survival is None else contract.survival.columns
@@ -183,12 +200,7 @@ def encode(rows: Rows, contract: Contract, site: TableSite) -> Encoded:
         note(name, faults)
     survival = None
     if contract.survival is not None:
-        parts = []
-        for column in contract.survival.columns:
-            values, of_column = _column(rows.cells[column.column], column, site)
-            note(column.column, of_column)
-            parts.append(values[:, 0])
-        survival = np.stack([(parts[0] + 1) / 2, parts[1]], axis=1)
+        survival = _survival(rows.cells, contract.survival, site, note)
     folds = None
     if contract.fold is not None:
         known = {code: float(place) for place, code in enumerate(FOLD_CODES)}
@@ -213,6 +225,27 @@ def encode(rows: Rows, contract: Contract, site: TableSite) -> Encoded:
         missing=_missing(rows.cells, count, contract),
         survival=survival,
     )
+
+
+def _survival(
+    cells: Mapping[str, Cells], timed: Survival, site: TableSite, note: Callable[[str, Faults], None]
+) -> NDArray[np.float64]:
+    """Return times as parts of the longest, and events, (n, 2), and note faults.
+
+    Args:
+        cells: of the table.
+        timed: of the contract.
+        site: its entry.
+        note: takes a column's name and faults.
+    """
+    time, event = timed.columns
+    unit, longer = site.units.get(time.column), timed.beyond == "censor"
+    numbers, faults = _numbers(cells[time.column], time, unit, site.decimal, longer=longer)
+    note(time.column, faults)
+    read, faults = _column(cells[event.column], event, site)
+    note(event.column, faults)
+    times = (numbers + 1) / 2
+    return np.stack([np.minimum(times, 1.0), np.where(times > 1.0, 0.0, read[:, 0])], axis=1)
 
 
 def _labels(
@@ -306,9 +339,12 @@ def _empty(column: Column) -> float | None:
 
 
 def _numbers(
-    cells: Cells, column: Column, unit: Unit | None, decimal: str
+    cells: Cells, column: Column, unit: Unit | None, decimal: str, *, longer: bool = False
 ) -> tuple[NDArray[np.float64], Faults]:
-    """Return a number's values, scaled by its range to [-1, 1], (n,), and its faults."""
+    """Return a number's values, scaled by its range to [-1, 1], (n,), and its faults.
+
+    With ``longer`` values above the range are no faults, and scaled likewise.
+    """
     low, high = column.low, column.high
     assert low is not None and high is not None  # noqa: S101 - the contract has checked
     fill = (low + high) / 2 if column.fill is None else float(column.fill)
@@ -326,7 +362,7 @@ def _numbers(
             faults.setdefault("no number", []).append(place)
             continue
         value = float(text) * factor + offset
-        if low <= value <= high:
+        if low <= value <= (_LARGEST if longer else high):
             values[place] = value
         else:
             faults.setdefault(limits, []).append(place)

@@ -152,13 +152,20 @@ def refuse_broken(encoded: Encoded, site: TableSite) -> None:
         )
 
 
-def divided(encoded: Encoded, contract: Contract, make: Callable[..., TableData] | None = None) -> TableData:
+def divided(
+    encoded: Encoded,
+    contract: Contract,
+    make: Callable[..., TableData] | None = None,
+    *,
+    in_folds: bool = True,
+) -> TableData:
     """Return the rows that keep the contract, in folds.
 
     Args:
         encoded: all rows.
         contract: of the job.
         make: what holds the records; ``TableData`` by default.
+        in_folds: False to leave all in the training fold, for what regards no folds.
 
     Raises:
         DataError: TF-216, TF-208.
@@ -169,7 +176,9 @@ def divided(encoded: Encoded, contract: Contract, make: Callable[..., TableData]
     contents = content_names(features, labels)
     records = _told_apart(contents) if encoded.records is None else [encoded.records[row] for row in kept]
     keys = patients or (contents if encoded.records is None else records)
-    if encoded.folds is None:
+    if not in_folds:
+        folds = np.zeros(len(kept), dtype=np.int64)
+    elif encoded.folds is None:
         folds = np.array([fold_of(key, contract.shares) for key in keys], dtype=np.int64)
     else:
         folds = encoded.folds[kept]
@@ -178,7 +187,7 @@ def divided(encoded: Encoded, contract: Contract, make: Callable[..., TableData]
         if contract.fold is not None and contract.fold.validation is not None:
             folds = _with_validation(folds, labels, keys, contract.fold.validation, encoded.where)
     for place, fold in enumerate(FOLDS):
-        if fold != "validation" and not np.any(folds == place):
+        if in_folds and fold != "validation" and not np.any(folds == place):
             aside = f" ({len(encoded.findings)} rules set rows aside)" if encoded.findings else ""
             raise DataError(
                 f"Expected {encoded.where} to have records of the {fold} fold, but none of its {len(kept)} "

@@ -8,11 +8,13 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from tightframe.data.base import finding_counts
+from tightframe.data.base import finding_counts, unknown_counts
 from tightframe.data.contract import Column, Contract, MultiLabel
 from tightframe.data.table import TableSite
 from tightframe.data.table.encoding import check_mapping, encode
 from tightframe.data.table.findings import Finding
+from tightframe.data.table.preview import Preview, preview
+from tightframe.data.table.silo import divided
 from tightframe.data.table.sources.rows import read
 
 BINS = 12
@@ -57,6 +59,7 @@ class Description:
         columns: in the contract's order.
         present: finding of a multi-label -> number of records with it; a record may have several.
         unknown: finding -> number of records of which it is unknown.
+        preview: what exact statistics would withhold; None of pictures.
     """
 
     where: str
@@ -66,10 +69,16 @@ class Description:
     columns: tuple[Summary, ...]
     present: dict[str, int] = field(default_factory=dict)
     unknown: dict[str, int] = field(default_factory=dict)
+    preview: Preview | None = None
 
 
-def describe(contract: Contract, site: TableSite) -> Description:
+def describe(contract: Contract, site: TableSite, least: int | None = None) -> Description:
     """Return what a site's table holds; rows that break the contract are counted and left out.
+
+    Args:
+        contract: of the records.
+        site: its entry.
+        least: number of patients in a cell of statistics, by the site's policy; None makes no preview.
 
     Raises:
         DataError: as ``read`` and ``check_mapping``.
@@ -89,13 +98,16 @@ def describe(contract: Contract, site: TableSite) -> Description:
         summaries.append(summary_of(column, values, labels[there], int((~there).sum()), titles))
         place += width
     counts = np.bincount(labels, minlength=len(titles)).tolist()
+    seen = None if least is None else preview(divided(encoded, contract, in_folds=False), contract, least)
     return Description(
         encoded.where,
         dict(zip(titles, counts, strict=True)),
         encoded.findings,
         int(encoded.broken.sum()) + len(rows.ragged),
         tuple(summaries),
-        **of_findings,
+        of_findings.get("present", {}),
+        of_findings.get("unknown", {}),
+        preview=seen,
     )
 
 
@@ -111,7 +123,7 @@ def grouped(
         return labels, titles, {}
     known = finding_counts(labels)
     present = dict(zip(titles, known[:, 0].tolist(), strict=True))
-    unknown = dict(zip(titles, (len(labels) - known.sum(axis=1)).tolist(), strict=True))
+    unknown = unknown_counts(labels, titles)
     some, none = (labels == 1).any(axis=1), (labels == 0).all(axis=1)
     group = np.where(some, 1, np.where(none, 0, 2)).astype(np.int64)
     titles = GROUPS if (group == 2).any() else GROUPS[:2]

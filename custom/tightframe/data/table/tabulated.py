@@ -58,10 +58,12 @@ class Layout:
     Attributes:
         contract: of the job.
         bins: of a number.
+        ends: of the bins of time, (B,), the last one the longest time; empty without ``survival``.
     """
 
     contract: Contract
     bins: int
+    ends: tuple[float, ...] = ()
 
     @cached_property
     def columns(self) -> tuple[Column, ...]:
@@ -75,8 +77,7 @@ class Layout:
         """Return one column with a level for each bin of time with the event, then for each without."""
         if (timed := self.contract.survival) is None:
             return ()
-        ends = [f"{timed.high * (place + 1) / self.bins:.6g}" for place in range(self.bins)]
-        levels = [f"{what} by {end}" for what in (timed.event, "censored") for end in ends]
+        levels = [f"{what} by {end:.6g}" for what in (timed.event, "censored") for end in self.ends]
         return (Column(column=f"{timed.time}, {timed.event}", kind="category", vocabulary=tuple(levels)),)
 
     @property
@@ -106,6 +107,12 @@ class Layout:
         assert column.low is not None and column.high is not None  # noqa: S101 - the contract has checked
         width = (column.high - column.low) / self.bins
         return [column.low + width * place for place in range(self.bins)] + [column.high]
+
+    @property
+    def latest_first(self) -> tuple[int, ...]:
+        """Places of the cells of times among their own, the latest first; empty without times."""
+        bins = len(self.ends)
+        return tuple(place for last in reversed(range(bins)) for place in (last, bins + last))
 
     @property
     def cells(self) -> int:
@@ -187,10 +194,13 @@ def tabulate(data: TableData, layout: Layout) -> Tabulated:
         labels = np.zeros(len(labels), dtype=np.int64)
     if data.survival is not None:
         times, events = data.survival.T
-        # A time at an edge lies in the bin that ends there: all of a bin count as its end.
-        places = np.clip(np.ceil(times * layout.bins - _NEXT), 1, layout.bins).astype(np.int64) - 1
-        levels = places + np.where(events > 0, 0, layout.bins)
-        of_times = (levels[:, None] == np.arange(1, 2 * layout.bins)).astype(np.float32)
+        # A time at an end lies in the bin that ends there: all of a bin count as its end.
+        ends = np.array(layout.ends) / layout.ends[-1]
+        reach = ends + _NEXT * np.diff(ends, prepend=0.0)
+        bins = len(ends)
+        places = np.minimum(np.searchsorted(reach, times), bins - 1)
+        levels = places + np.where(events > 0, 0, bins)
+        of_times = (levels[:, None] == np.arange(1, 2 * bins)).astype(np.float32)
         features = np.concatenate([features, of_times], axis=1)
         missing = np.concatenate([missing, np.zeros((len(missing), 1), np.bool_)], axis=1)
     cells = np.zeros((len(labels), len(layout.places)), dtype=np.int64)

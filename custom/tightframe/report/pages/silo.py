@@ -305,8 +305,16 @@ def _cost(value: float | None) -> Part:
 def _records(report: SiloReport) -> Markup:
     records = report.records
     classes = list(dict.fromkeys([*records.train, *records.validation, *records.test]))
-    folds = (records.train, records.validation, records.test)
-    rows: list[list[Part]] = [[name, *(str(fold.get(name, 0)) for fold in folds)] for name in classes]
+    unknown = records.unknown or {}
+
+    def cell(name: str, fold: str) -> str:
+        of_fold: dict[str, int] = getattr(records, fold)
+        more = unknown.get(fold, {}).get(name, 0)
+        return str(of_fold.get(name, 0)) + (f", {more} unknown" if more else "")
+
+    rows: list[list[Part]] = [
+        [name, *(cell(name, fold) for fold in ("train", "validation", "test"))] for name in classes
+    ]
     all_of = "together" if records.folds is None else "records, with several findings or none"
     rows.append([all_of, *(str(records.together(fold)) for fold in ("train", "validation", "test"))])
     return section(

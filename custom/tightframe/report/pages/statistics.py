@@ -94,7 +94,8 @@ def _survival(found: SurvivalStatistics) -> Markup:
         "Greenwood's."
     )
     if found.lacks:
-        said += f" Withheld: {'; '.join(found.lacks)}. Fewer bins withhold less."
+        said += f" Withheld: {'; '.join(found.lacks)}. Fewer bins "
+        said += "(`statistics.time_bins`, or `time_ends`) withhold less."
     if found.log_rank is not None:
         degrees = plural(found.degrees or 0, "degree")
         unit = f" {found.unit}" if found.unit else ""

@@ -38,6 +38,7 @@ from tightframe.phases import (
 from tightframe.results.files import PERSONAL
 from tightframe.results.local_report import SiloPersonal
 from tightframe.results.outcome import Personal
+from tightframe.rounds import unproven
 from tightframe.rounds.checkpoint import save_tensors
 from tightframe.rounds.riders.class_rules import MIN_HOLDERS
 from tightframe.rounds.riders.evaluation import one_answer
@@ -108,7 +109,7 @@ def _make(silo: LocalSilo, last: Phase, received: Tensors, state: Tensors) -> di
         None if findings else silo.class_counts("train"),
         setup.dataset.num_classes,
     )
-    path = context.run_dir / PERSONAL
+    path = unproven.place(context, silo.needs) / PERSONAL
     made = SiloPersonal(
         model_sha256=save_tensors(path, model.state_dict(), mode=0o600),
         confusion=None if findings else confusion.tolist(),
@@ -121,7 +122,8 @@ def _make(silo: LocalSilo, last: Phase, received: Tensors, state: Tensors) -> di
         judged=float(tensors[JUDGED]),
     )
     silo.add_to_report(personal=made)
-    context.log.info("%s: personal model (this silo's own): %s", silo.name, path)
+    if path.parent == context.run_dir:
+        context.log.info("%s: personal model (this silo's own): %s", silo.name, path)
     if not findings:
         return tensors
     told = [place for place in range(len(confusion)) if f"test/{place}" not in silo.left_out]

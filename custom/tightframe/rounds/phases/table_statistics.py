@@ -37,6 +37,8 @@ from tightframe.privacy.releases.table_statistics import BOUND, GRID
 from tightframe.rounds.riders.class_rules import MIN_HOLDERS
 
 if TYPE_CHECKING:
+    from tightframe.config.job import Statistics
+    from tightframe.data.contract import Contract
     from tightframe.rounds.silo.view import LocalSilo
 
 NOTE = "table_statistics"
@@ -53,13 +55,13 @@ PURPOSE = "statistics"
 """Of the charge in the ledger."""
 
 
-def layout_of(dataset: str, options: Any, bins: int) -> Layout:
+def layout_of(dataset: str, options: Any, settings: Statistics) -> Layout:
     """Return the cells of a job's contract.
 
     Args:
         dataset: name of the data set.
         options: of it, validated.
-        bins: of a number.
+        settings: of the job.
 
     Raises:
         JobError: TF-101, if the data set has no contract of a table, or columns made of its names (a finding,
@@ -72,7 +74,7 @@ def layout_of(dataset: str, options: Any, bins: int) -> Layout:
                 f"got {dataset!r}: of other data sets there are no statistics before training"
             ]
         )
-    layout = Layout(options.contract, bins)
+    layout = Layout(options.contract, settings.bins, _ends(options.contract, settings))
     try:
         named = [column.column for column in layout.columns]
     except ValidationError as error:
@@ -87,6 +89,22 @@ def layout_of(dataset: str, options: Any, bins: int) -> Layout:
             ]
         )
     return layout
+
+
+def _ends(contract: Contract, settings: Statistics) -> tuple[float, ...]:
+    """Return the ends of the bins of time; none if the contract has no times."""
+    if (timed := contract.survival) is None:
+        if settings.time_ends:
+            raise JobError(["statistics.time_ends: Expected a contract with `survival`, but it has none"])
+        return ()
+    if settings.time_ends and settings.time_ends[-1] >= timed.high:
+        raise JobError(
+            [
+                f"statistics.time_ends: Expected ends below the contract's longest time, {timed.high:g}, "
+                f"but got {settings.time_ends[-1]:g}"
+            ]
+        )
+    return (*settings.time_ends, timed.high) if settings.time_ends else timed.ends(settings.time_bins)
 
 
 def phases(layout: Layout, *, private: bool) -> tuple[Phase, ...]:

@@ -389,7 +389,7 @@ def survival(
         records: of each class.
         columns: in the layout's order; the last one has the times.
     """
-    timed, bins = layout.contract.survival, layout.bins
+    timed, bins = layout.contract.survival, len(layout.ends)
     if timed is None:
         return None
     told = {
@@ -397,7 +397,7 @@ def survival(
         for title, part in columns[-1].classes.items()
     }
     curves = {title: _curve(*cells) if cells.shape[1] > 1 else None for title, cells in told.items()}
-    ends = [timed.high * (place + 1) / bins for place in range(bins)]
+    ends = list(layout.ends)
     made = SurvivalStatistics(ends=ends, unit=timed.unit, curves=curves)
     shared = min(cells.shape[1] for cells in told.values()) - 1
     if shared < 1 or len(told) < 2:

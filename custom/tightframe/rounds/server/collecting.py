@@ -153,10 +153,16 @@ class Collector:
         )
         return row, totals
 
-    def seal(self, transport: Transport, shared: SharedState) -> None:
-        """Let the silos verify the last total, which no other exchange rests on."""
+    def seal(self, transport: Transport, shared: SharedState, *, last: bool = True) -> bool:
+        """Let the silos verify the last total; return whether they did.
+
+        Args:
+            transport: to the silos.
+            shared: the state of the run.
+            last: whether no other exchange rests on it.
+        """
         following = _FollowingTransport(transport, shared, self.start)
-        self._sums.seal(following, {"opened": {}, **shared.named()})
+        return self._sums.seal(following, {"opened": {}, **shared.named()}, last=last)
 
     def _requests(self, exchange: Exchange, common: Message, silos: Sequence[str]) -> dict[str, Message]:
         """Return each silo's request: the common part, and the sums opened that it may not know of."""

@@ -28,7 +28,7 @@ from tightframe.results.rows import Row
 from tightframe.results.words import plural
 from tightframe.rounds import checkpoint
 from tightframe.rounds.context import Message
-from tightframe.rounds.plan import AFTER, CLOSING, PERSONAL, Exchange
+from tightframe.rounds.plan import AFTER, BEFORE, CLOSING, PERSONAL, Exchange
 from tightframe.rounds.run_state import start_state
 from tightframe.rounds.server import collecting, resume
 from tightframe.rounds.server.collecting import Collector, SharedState
@@ -295,6 +295,14 @@ class Coordinator:
             )
         shared = SharedState(stored.state)
         for exchange in self.setup.plan.beginning():
+            # No silo puts names on its list behind a total that it has not verified.
+            asks = (exchange.kind, exchange.index) == (BEFORE, 1)
+            if asks and not self._collector.seal(transport, shared, last=False):
+                raise RunError(
+                    "Expected the silos to verify the numbers of records before they take any out, but too "
+                    "few did (the log says why): nothing was taken out. Withdraw once all are there.",
+                    code="TF-523",
+                )
             shared, _ = self._exchange(transport, shared, exchange)
         assert withdraw is not None  # noqa: S101  (this job withdraws)
         stay = resume.require_total(shared.state, "the state after the withdrawal")

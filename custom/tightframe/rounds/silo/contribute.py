@@ -5,25 +5,29 @@ Only processes that train import this module, because it imports torch.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TypeVar, cast
 
 import safetensors.torch
 import torch
+from safetensors import safe_open
 
 from tightframe.errors import ContributionError, RunError, TrainingError
+from tightframe.files import write_atomically
 from tightframe.learning.model_update import UPDATE, shared_template
 from tightframe.learning.one_sum.withdrawal import ASKED
 from tightframe.learning.optimizers import OptimizerSettings
 from tightframe.learning.stages import Stage, cross_entropy
 from tightframe.models.frozen import FrozenEncoder, is_frozen
 from tightframe.phases import Contribution, Group, Phase, Schema, ServerState, Tensors
+from tightframe.results.files import NEEDS
 from tightframe.results.local_report import Baseline
 from tightframe.results.parts import dropouts
 from tightframe.rounds import codec
-from tightframe.rounds.checkpoint import save_tensors
-from tightframe.rounds.context import START, Message, SiloContext
+from tightframe.rounds.checkpoint import tensor_bytes
+from tightframe.rounds.context import START, Message, SiloContext, noted, verified_total
 from tightframe.rounds.encoded import LoadedEncoder, used_parts
 from tightframe.rounds.plan import BEFORE, STATISTICS, Exchange
 from tightframe.rounds.privacy_plan import is_frozen_sum
@@ -37,6 +41,7 @@ from tightframe.rounds.silo.run_state import FollowedState
 from tightframe.rounds.silo.view import LocalSilo, RequestedSum
 from tightframe.rounds.sums.common import SEAL
 from tightframe.rounds.sums.plain import Check, Encoded
+from tightframe.rounds.unproven import NO_NEEDS, Needs
 from tightframe.rounds.withdrawn import check_request, note_request
 from tightframe.securesum.messages import SumId, Total
 
@@ -98,15 +103,20 @@ class Contributor:
         check_request(context, (exchange.kind, exchange.index), message)
         sum_id = SumId.of(exchange.kind, exchange.round, exchange.index, message["attempt"])
         state, follows = self._followed.advance(message, total, weights)
-        note_request(context, (exchange.kind, exchange.index), asked=ASKED in state.extra, follows=follows)
+        proven = total is None or verified_total(total.digest().hex()) in noted(context.state_folder)
+        note_request(
+            context, (exchange.kind, exchange.index), asked=ASKED in state.extra, proven=follows and proven
+        )
         received = {name: item.clone() for name, item in exchange.phase.broadcast(state).items()}
         phase = exchange.carrying(exchange.evaluates(received))
         specs = codec.specs(phase.schema, parties=len(weights))
         check(sum_id, specs)
         self._settle(message, total)
-        silo = self._silo(exchange, message, sorted(weights), honest, tellers)
+        needs = Needs.of(context, message["state"], total, follows=follows)
+        silo = self._silo(exchange, message, sorted(weights), honest, tellers, needs)
         if job.local_baseline_epochs and job.withdraw is None and self._setup.plan.starts(exchange):
-            save_tensors(context.state_folder / START, state.model, mode=0o600)
+            data = tensor_bytes(state.model, {NEEDS: json.dumps(needs.stored())})
+            write_atomically(context.state_folder / START, data, mode=0o600)
         # A server could have chosen the state: it is neither the job's own nor verified.
         begins = (exchange.kind, exchange.index) == (BEFORE, 0) and job.withdraw is not None
         chosen = (total is not None or not follows) and not begins  # ``check_request`` has compared it
@@ -237,12 +247,13 @@ class Contributor:
         cohort: Sequence[str],
         honest: int,
         tellers: Mapping[str, int] | None,
+        needs: Needs = NO_NEEDS,
     ) -> LocalSilo:
         """Return this silo's view for an exchange; under privacy, training uses one that charges releases."""
         context, job = self._context, self._context.job
         left_out = (*context.untold(), *told_by_few(job, tellers))
         lost = dropouts.read(message.get("lost"), cohort, job.rounds)
-        requested = RequestedSum(cohort, honest, left_out, lost)
+        requested = RequestedSum(cohort, honest, left_out, lost, needs)
         view = (context, self._setup, self._device, exchange.stream, requested)
         released = any(map(is_frozen_sum, exchange.phase.schema.fields))
         if self._setup.privacy is None or not (exchange.training or released):
@@ -291,11 +302,12 @@ class Contributor:
         cause (``failures.hidden``).
 
         Raises:
-            RunError: TF-508 if this silo missed round 1 or the closing, and has no initial model or report.
+            RunError: TF-508 if this silo missed round 1 or the closing: no initial model or report, or
+                if that model's pooled statistics were not proven.
             TightframeError: for what does not depend on records.
         """
         epochs = self._context.job.local_baseline_epochs
-        if not ((self._context.state_folder / START).is_file() and own_report.begun(self._context)):
+        if not (self._has_start() and own_report.begun(self._context)):
             raise RunError(
                 "this silo missed round 1 or the closing phase, so there is nothing to compare.",
                 code="TF-508",
@@ -315,6 +327,14 @@ class Contributor:
             return {}
         own_report.add(self._context, local_only=alone)
         return {}
+
+    def _has_start(self) -> bool:
+        """Check whether this silo has the model that the run began with, and what it rests on is proven."""
+        if not (path := self._context.state_folder / START).is_file():
+            return False
+        with safe_open(path, "pt") as stream:
+            metadata = stream.metadata() or {}
+        return Needs.read(json.loads(metadata[NEEDS])).proven(self._context) if NEEDS in metadata else True
 
     def _alone(self, epochs: int) -> Baseline:
         """Train the local-only baseline, and return its results."""

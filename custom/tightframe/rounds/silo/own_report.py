@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tightframe.data.base import FOLDS
+from tightframe.data.base import FOLDS, unknown_counts
 from tightframe.files import write_json
 from tightframe.phases import Schema, Tensors
 from tightframe.results.files import LOCAL, MODEL
@@ -23,6 +23,7 @@ from tightframe.results.local_report import (
 )
 from tightframe.results.parts.dropouts import Lost, rule
 from tightframe.results.words import rounded_up
+from tightframe.rounds import unproven
 from tightframe.rounds.checkpoint import save_tensors
 from tightframe.rounds.context import SiloContext
 from tightframe.rounds.privacy_plan import PrivacyPlan
@@ -73,15 +74,21 @@ def close(
         counted: its evaluation on this silo's records, as ``evaluation.count`` has it.
     """
     context, setup, missing = silo.context, silo.setup, missing_at(silo)
-    run_dir, names = context.run_dir, setup.dataset.class_names
+    folder, names = unproven.begin(context, silo.needs), setup.dataset.class_names
     records = {fold: dict(zip(names, silo.class_counts(fold).tolist(), strict=True)) for fold in FOLDS}
-    sizes: dict[str, int] = {fold: len(context.data.labels(fold)) for fold in FOLDS}
+    labels = {fold: context.data.labels(fold) for fold in FOLDS}
+    sizes: dict[str, int] = {fold: len(of) for fold, of in labels.items()}
+    unknown: dict[str, dict[str, int]] = {fold: unknown_counts(of, names) for fold, of in labels.items()}
     report = SiloReport(
         silo=silo.name,
         data=context.data.source,
         synthetic=context.data.synthetic,
-        records=SiloRecords(**records, folds=sizes if setup.dataset.multi_label else None),
-        model_sha256=save_tensors(run_dir / MODEL, final, mode=0o600),
+        records=SiloRecords(
+            **records,
+            folds=sizes if setup.dataset.multi_label else None,
+            unknown=unknown if any(any(of.values()) for of in unknown.values()) else None,
+        ),
+        model_sha256=save_tensors(folder / MODEL, final, mode=0o600),
         final=evaluation.local_metrics(counted, names),
         own_model=setup.method.own_model is not None,
         model=SiloModel(**context.job.model_at(silo.name).model_dump(mode="json")),
@@ -98,8 +105,11 @@ def close(
         job=context.job.model_dump(mode="json"),
         classes=list(names),
     )
-    report.write(context.run_dir, mode=0o600)  # its page follows with what the closing itself sends
-    context.log.info("%s: final model and report (this silo's own): %s", silo.name, run_dir / LOCAL)
+    report.write(folder, mode=0o600)  # its page follows with what the closing itself sends
+    if folder == context.run_dir:
+        context.log.info("%s: final model and report (this silo's own): %s", silo.name, folder / LOCAL)
+    else:
+        context.log.info("%s: made the final model; it counts once its last total is proven", silo.name)
 
 
 def missing_at(silo: LocalSilo) -> Missing:
@@ -156,8 +166,8 @@ def _sent(context: SiloContext) -> tuple[SentTerms, ...]:
 
 
 def begun(context: SiloContext) -> bool:
-    """Check whether there is a report; a silo that missed the closing has none."""
-    return (context.run_dir / LOCAL).is_file()
+    """Check whether there is a report, proven or not; a silo that missed the closing has none."""
+    return unproven.reported(context) is not None
 
 
 def add(
@@ -168,7 +178,7 @@ def add(
     sent: tuple[SentTerms, ...] | None = None,
 ) -> None:
     """Put another model's results, or all terms sent so far, into the report that ``close`` began."""
-    report = SiloReport.read(context.run_dir)
+    report = SiloReport.read(unproven.reported(context) or context.run_dir)
     disclosed = report.disclosed
     if disclosed is not None and sent is not None:
         disclosed = disclosed.model_copy(update={"sent": sent})
@@ -178,8 +188,8 @@ def add(
 
 def _keep(context: SiloContext, report: SiloReport) -> None:
     """Write the report, for programs and for people."""
-    report.write(context.run_dir, mode=0o600)
-    if context.write_page is not None:
+    report.write(folder := unproven.current(context), mode=0o600)
+    if context.write_page is not None and folder == context.run_dir:
         context.write_page(context.run_dir, context.log)
 
 

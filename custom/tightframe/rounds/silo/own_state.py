@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
@@ -31,16 +31,21 @@ from tightframe.rounds.context import (
     TOLD,
     VERIFIED,
     SiloContext,
+    noted,
     verified_sum,
 )
+from tightframe.rounds.sums.vault import read_journal
 from tightframe.rounds.withdrawn import LIST, NAMES
 from tightframe.securesum.messages import SumId
+from tightframe.securesum.site.journal import Advertised, Entry, SlotUsed, StateSummed
 
 RUN = "run.json"
 """File that names the job of a state folder."""
 _TOTAL = "total"
 LOST = "lost"
-"""File that marks a resumed run without the earlier state; empty until the server says who took part."""
+"""File that marks a resumed run without the earlier state; in plain sums empty until the server says who took
+part."""
+TOOK_PART = b"took part"
 
 
 class NeedsStateError(Exception):
@@ -80,18 +85,67 @@ def begin(context: SiloContext) -> None:
                 code="TF-522",
             )
         else:
-            write_atomically(partial / LOST, b"", mode=0o600)
-            context.log.warning(
-                "%s: there is no state of job %s here; if the method keeps one and this silo took part, it "
-                "cannot contribute",
-                context.name,
-                continued.previous,
-            )
+            _begin_without(context, partial, continued.previous, job.resume.after_round)
     values = {"job_sha256": job.origin.sha256(), "lineage": job.lineage(context.job_id)}
     write_atomically(partial / RUN, json.dumps(values).encode(), mode=0o600)
     if folder.exists():
         shutil.rmtree(folder)
     os.replace(partial, folder)
+
+
+def _begin_without(context: SiloContext, folder: Path, previous: str, after_round: int) -> None:
+    """Begin a resumed job without this silo's state, by what its journal has of the jobs before.
+
+    From there come the states that it has verified, and whether it took part; a site that remembers nothing
+    of the job may have. Plain sums have no journal: the server says it with its first request.
+
+    Args:
+        context: of the silo.
+        folder: of the new state.
+        previous: the job that this one resumes.
+        after_round: of the checkpoint.
+    """
+    took_part = b""
+    if context.job.summation == "secure":
+        lineage = context.job.lineage(context.job_id)
+        entries = _journal(context)
+        summed = [item for item in entries if isinstance(item, StateSummed) and item.lineage == lineage]
+        words = [*(item.basis.hex() for item in summed), RESUMED]
+        append_durably(folder / VERIFIED, f"{' '.join(words)}\n".encode(), mode=0o600)
+        if not _had_no_part(entries, {previous, lineage}, lineage, after_round):
+            took_part = TOOK_PART
+    if took_part or context.job.summation == "plain":
+        write_atomically(folder / LOST, took_part, mode=0o600)
+    context.log.warning(
+        "%s: there is no state of job %s here; if the method keeps one and this silo took part, it "
+        "cannot contribute",
+        context.name,
+        previous,
+    )
+
+
+def _journal(context: SiloContext) -> list[Entry]:
+    """Return this site's journal of the jobs before; empty if there is none.
+
+    Raises:
+        TightframeError: as ``read_journal``.
+    """
+    paths = context.earlier_ledger
+    return read_journal(paths, check=None) if paths.ledger.exists() else []
+
+
+def _had_no_part(entries: Iterable[Entry], jobs: set[str], lineage: str, after_round: int) -> bool:
+    """Check that a journal knows these jobs, and of no term for their rounds up to that of the checkpoint."""
+    known = False
+    for item in entries:
+        known |= isinstance(item, Advertised) and item.job in jobs
+        if isinstance(item, SlotUsed):
+            number = item.sum_id.round if item.job in jobs and is_training(str(item.sum_id)) else 0
+        else:
+            number = item.round if isinstance(item, StateSummed) and item.lineage == lineage else 0
+        if 0 < number <= after_round:
+            return False
+    return known
 
 
 def checkpoint_round(sum_id: str) -> int:
@@ -341,14 +395,13 @@ class SiloStateStore:
         """Check whether this silo gave its shares of the sum for which a state was proposed."""
         if not self._secure:
             return True
-        noted = self._folder / VERIFIED
         with safe_open(path, "numpy") as stream:
             basis = str((stream.metadata() or {}).get("basis"))
-        return noted.is_file() and verified_sum(basis, sum_id) in noted.read_text().split()
+        return verified_sum(basis, sum_id) in noted(self._folder)
 
     def _check_participation(self, opened: Mapping[str, Sequence[str]]) -> None:
         """Note from a resumed job's first message whether this silo took part in the jobs before."""
         if any(is_training(sum_id) and self._silo in cohort for sum_id, cohort in opened.items()):
-            write_atomically(self._lost, b"took part", mode=0o600)
+            write_atomically(self._lost, TOOK_PART, mode=0o600)
         else:
             self._lost.unlink()

@@ -14,7 +14,7 @@ from tightframe.files import write_atomically
 from tightframe.learning.model_update import shared_template
 from tightframe.models.frozen import HEAD, is_frozen
 from tightframe.phases import ServerState
-from tightframe.rounds.context import FOLLOWED, PRETRAINED, RESUMED, VERIFIED, Message, verified_sum
+from tightframe.rounds.context import FOLLOWED, PRETRAINED, RESUMED, Message, noted, verified_sum
 from tightframe.rounds.job_checks import STANDARDISE_MEAN, STANDARDISE_STD
 from tightframe.rounds.run_state import (
     differences,
@@ -56,7 +56,7 @@ class FollowedState:
     """
 
     def __init__(self, folder: Path, setup: JobSetup, name: str, log: logging.Logger) -> None:
-        self._path, self._verified = folder / FOLLOWED, folder / VERIFIED
+        self._folder, self._path = folder, folder / FOLLOWED
         self._pretrained = folder / PRETRAINED
         self._setup, self._name, self._log = setup, name, log
         self._current: _Own | None = None
@@ -83,7 +83,7 @@ class FollowedState:
             RunError: TF-518 if the server's state is not the one that it names, or another than this silo's,
                 or one before that for which this silo gave its shares last, or has another frozen encoder
                 than the job's start, or if this silo missed nothing, or was sent another state behind this
-                total. TF-604 if it is no state of this job.
+                total. TF-519 if it missed that state, and no total is told. TF-604 if it is none of this job.
         """
         wanted, sent = message["state"], message.get("state_bytes")
         verified, mine, last = self._verified_before()
@@ -119,10 +119,10 @@ class FollowedState:
             )
         received = read_state(sent)
         if computed is None:
+            if total is None and wanted not in verified and (own is None or own.total or last):
+                self._check_named_by_job(wanted)
             self._check_missed(own, total, digest)
             self._check_form(received)
-            if total is None and not latest:
-                self._check_past_start(received, message)
             if wanted not in verified:
                 self._check_encoder(received, message)
             self._log.info("%s: took the run's state from the server", self._name)
@@ -252,11 +252,20 @@ class FollowedState:
                 code="TF-518",
             )
 
-    def _check_past_start(self, received: ServerState, message: Message) -> None:
-        """Refuse the run's start, rounded or not, once this silo gave shares for what follows from it."""
-        start = self._start(message)
-        if start is not None and not differences(start[0].state, received):
-            raise _passed()
+    def _check_named_by_job(self, wanted: str) -> None:
+        """Refuse a state before an epoch's first total, unless the job names it.
+
+        No total says anything of it: this silo comes back behind the first one, which the others open.
+        """
+        job = self._setup.job
+        if job.summation != "secure" or (job.withdraw is not None and wanted == job.withdraw.state_sha256):
+            return
+        raise RunError(
+            "Expected a state that this silo has verified, because no total was opened in this session yet, "
+            "but it missed the one that the server sent: nothing was trained on it. It takes part again once "
+            "the others' first total is opened.",
+            code="TF-519",
+        )
 
     def _check_form(self, received: ServerState) -> None:
         """Refuse a state whose model is not of this job's form."""
@@ -300,7 +309,7 @@ class FollowedState:
 
         And the last state noted in this job (SHA-256, hex), empty if there is none.
         """
-        words = self._verified.read_text().split() if self._verified.is_file() else []
+        words = noted(self._folder)
         begun = max((place for place, word in enumerate(words, 1) if word == RESUMED), default=0)
         mine = words[begun:]
         return frozenset(words), frozenset(mine), mine[-1].partition(":")[0] if mine else ""

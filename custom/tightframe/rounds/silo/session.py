@@ -20,6 +20,7 @@ from tightframe.data.base import check_form, class_counts, count_table, own_labe
 from tightframe.data.withdrawn import find, read_file
 from tightframe.errors import DataError, JobError, RunError, TightframeError, outside_code
 from tightframe.files import write_atomically
+from tightframe.rounds import unproven
 from tightframe.rounds.context import DECLARATION, NEEDS_STATE, Message, SiloContext
 from tightframe.rounds.silo import own_state, requests
 from tightframe.rounds.silo.own_state import NeedsStateError
@@ -99,7 +100,10 @@ class SiloSession:
         if task == "baseline":
             return self._training().baseline()
         if self._secure is not None and task in ("confirm", "agree", "reveal"):
-            return {SECURE: getattr(self._secure, task)(message.get(SECURE))}
+            answer = {SECURE: getattr(self._secure, task)(message.get(SECURE))}
+            if task == "reveal":
+                unproven.publish(self.context)
+            return answer
         raise RunError(f"Expected a task of {list(TASKS)}, but got {task!r}.", code="TF-505")
 
     def _enroll(self, message: Message) -> Message:

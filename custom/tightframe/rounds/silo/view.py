@@ -25,6 +25,7 @@ from tightframe.results.local_report import SiloPersonal
 from tightframe.results.parts.dropouts import Lost
 from tightframe.rounds.context import SiloContext
 from tightframe.rounds.encoded import LoadedEncoder
+from tightframe.rounds.unproven import NO_NEEDS, Needs
 
 if TYPE_CHECKING:
     from tightframe.privacy.events import Event
@@ -40,12 +41,14 @@ class RequestedSum:
         honest: s - c, the least number of honest silos in a sum that can be opened.
         left_out: parts that this silo's evaluation leaves out: folds, and findings of a fold (``test/2``).
         lost: silos that dropped out, as reported by the server.
+        needs: what proves the state that it rests on.
     """
 
     cohort: Sequence[str]
     honest: int = 1
     left_out: Sequence[str] = ()
     lost: Mapping[str, Lost] = field(default_factory=dict)
+    needs: Needs = NO_NEEDS
 
 
 class LocalSilo:
@@ -73,7 +76,7 @@ class LocalSilo:
         self.device = device
         self.context = context
         self.cohort, self.honest = requested.cohort, requested.honest
-        self.left_out, self.lost = requested.left_out, requested.lost
+        self.left_out, self.lost, self.needs = requested.left_out, requested.lost, requested.needs
         self.setup = setup
         self._encoder: LoadedEncoder | None = None
         self._trains = True

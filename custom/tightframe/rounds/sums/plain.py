@@ -208,12 +208,13 @@ class Sums(Protocol):
             TooFewError: TF-501; nothing was opened.
         """
 
-    def seal(self, transport: Transport, request: Message) -> None:
-        """Let the silos verify the last total, on which no later sum rests; raise nothing if they do not.
+    def seal(self, transport: Transport, request: Message, *, last: bool = True) -> bool:
+        """Let the silos verify the last total; return whether they did, or have none to verify.
 
         Args:
             transport: to the silos.
             request: the keys by which a silo computes the state of the run.
+            last: whether no later sum rests on it.
         """
 
     @property
@@ -409,8 +410,9 @@ class PlainSums:
         """Return False: a silo sees no other silo's term, and cannot verify a plain total."""
         return False
 
-    def seal(self, transport: Transport, request: Message) -> None:
+    def seal(self, transport: Transport, request: Message, *, last: bool = True) -> bool:
         """Do nothing: silos verify no plain totals."""
+        return True
 
     def describe(self) -> str:
         """Describe how the sums are protected, in words."""

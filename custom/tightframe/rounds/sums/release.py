@@ -105,6 +105,8 @@ def release_profile(setup: JobSetup, entry: SiteEntry) -> Profile | None:
     if setup.layout is not None:
         told = {"records": _canonical(_record_options(setup)), "class_rules": job.class_rules}
         told["statistics"] = f"bins {setup.layout.bins}"
+        if ends := setup.layout.ends:
+            told["statistics"] += f", times to {', '.join(f'{end:g}' for end in ends)}"
         told["own min_class_count"] = str(policy.class_count(synthetic=False))
         return tuple(sorted(told.items()))
     if not setup.trains:  # nothing leaves but an evaluation, as at the closing of any job

@@ -48,7 +48,7 @@ class SecureSums:
         self._record = record
         self._log = log
         self._epoch = 0
-        self._slot = 0
+        self._slot, self._seals = 0, 0  # used in this epoch
         self.static_cohort: tuple[str, ...] | None = None  # the cohort for which counts were requested
         self._session: server.Session | None = None
         self._informed: set[str] = set()  # silos that have received this epoch's setup
@@ -57,6 +57,7 @@ class SecureSums:
         self._any_cohort = False  # whether every silo opens counts for any cohort (research profile)
         self._spool: server.Spool = FileSpool()
         self._evidence: server.Evidence | None = None  # of this epoch's last total
+        self._checked = False  # whether silos have verified that total
 
     @property
     def weights(self) -> Mapping[str, float]:
@@ -77,7 +78,7 @@ class SecureSums:
             f"secure (the server sees totals of at least {rules.minimum_survivors(params)} of "
             f"{len(params.roster)} silos; silos verify each total and compute the model from it"
         )
-        if self._evidence is not None:
+        if self._evidence is not None and not self._checked:
             text += f", but have not verified the last one, of {sum_title(self._evidence.total.sum_id)}"
         text += f"; threshold {params.threshold}, {params.colluders} colluding assumed"
         if params.trust == "semi_honest":
@@ -124,16 +125,22 @@ class SecureSums:
         """Return True: silos give no share of a sum before they have verified the total that it rests on."""
         return True
 
-    def seal(self, transport: Transport, request: Message) -> None:
+    def seal(self, transport: Transport, request: Message, *, last: bool = True) -> bool:
         """Let the silos verify this epoch's last total, in a sum without fields, tried twice.
 
         A total that they do not verify stays as it is: the log, the transcript and ``describe`` say so.
         """
-        attempt = 0
-        while self._evidence is not None and self._slot < self.params.slots and attempt < SEALS:
+        slots = self.params.slots - (0 if last else SEALS)
+        for _ in range(SEALS):
+            if self._evidence is None or self._slot >= slots:
+                break
+            attempt, self._seals = self._seals, self._seals + 1
             if self._seal(transport, request, self._evidence, attempt):
-                self._drop_evidence()
-            attempt += 1
+                if last:
+                    self._drop_evidence()
+                self._checked = True
+                return True
+        return self._evidence is None
 
     def _seal(self, transport: Transport, request: Message, evidence: server.Evidence, attempt: int) -> bool:
         """Try to have a total verified; return whether it was."""
@@ -218,7 +225,7 @@ class SecureSums:
     def _drop_evidence(self) -> None:
         if self._evidence is not None:
             self._spool.erase(self._evidence.total.slot)
-        self._evidence = None
+        self._evidence, self._checked = None, False
 
     def _open(
         self,
@@ -280,9 +287,12 @@ class SecureSums:
         for site, code in lost.items():
             self._log.warning("%s: its term is in the sum, but it gave no share: %s", site, code)
         self._record.opened(total, opened)
-        # At least t silos gave shares, which they do only once they have verified the total told.
-        self._drop_evidence()
-        self._evidence = opened.evidence
+        if total.schema == SEAL:  # later sums rest on the total that it has verified
+            self._spool.erase(total.slot)
+        else:
+            # At least t silos gave shares, which they do only once they have verified the total told.
+            self._drop_evidence()
+            self._evidence = opened.evidence
         shut = "static" not in opened.groups and bool(schema.group("static"))
         totals = integer_totals(schema, opened.evidence.total.groups)
         return Collected(cohort, failed, totals, shut, *traffic)
@@ -328,7 +338,7 @@ class SecureSums:
             roster = [site for site in roster if site not in lost]
             self._epoch += 1
         self._drop_evidence()
-        self._session, self._slot, self._informed = session, 0, set()
+        self._session, self._slot, self._seals, self._informed = session, 0, 0, set()
         self._record.session(session)
         declared = {
             name: Declaration.from_bytes(item.application, name) for name, item in session.peers.items()

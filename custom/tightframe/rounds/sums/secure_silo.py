@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -84,6 +85,10 @@ class SecureSite:
             rules.check(params, self._rules, expected)
             with self._vault.locked() as history:
                 history.check_epoch(params)
+                if self._vault.forgotten():
+                    # It cannot know for which sum it gave its shares last. So of a job that was begun in
+                    # another process, and started again, it takes part in nothing.
+                    history.check_epoch(replace(params, epoch=0))
             application = declare(again=params.epoch > 0).to_bytes()
             signer, _ = self._identity()
             with self._vault.locked() as history:
@@ -236,8 +241,9 @@ class SecureSite:
                 reply = self._commit("reveal", key, step)
             slot = state.slots[request.slot]
             assert isinstance(slot, Masked | Agreed)  # noqa: S101 - nothing else is revealed
-            note_verified(self._context.state_folder, slot.receipt.basis, slot.receipt.sum_id)
-            self._confirm(None if state.told is None else state.told.digest().hex())
+            told = None if state.told is None else state.told.digest().hex()
+            note_verified(self._context.state_folder, slot.receipt.basis, slot.receipt.sum_id, told)
+            self._confirm(told)
             self._context.pace.verified(str(slot.receipt.sum_id))
             self._record.sum(state.epoch.params, slot, state.told, request, step.reply)
             return reply

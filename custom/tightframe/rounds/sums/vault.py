@@ -150,6 +150,10 @@ class Vault:
             raise StateError("this site's session", expected="set up by enroll and confirm", found="none")
         return self._state
 
+    def forgotten(self) -> bool:
+        """Return True if this process has no state of this run, and none is kept on disk."""
+        return self._state is None and not self._on_disk
+
     def established(self) -> Established | None:
         """Return the state of this run, if it can take part in sums."""
         with suppress(StateError):

@@ -451,7 +451,7 @@ class _Reading:
             self.check_opened(record, current, groups)
             total = body.get("total", groups)
             _demand(set(total) == set(groups), "sum.total", f"of {list(groups)}", str(sorted(total)))
-            if self.view == SERVER:
+            if self.view == SERVER and current.params.schemas[record.schema]:  # no sum rests on a seal
                 place = record.slot, record.sum_id, record.schema, record.survivors
                 current.last = Told(*place, total, receipts)
         blamed = body.get("blamed", {})

@@ -354,7 +354,7 @@ def test_a_ledger_of_an_earlier_project_is_whole_once_its_root_is_named(
 def test_the_simulators_file_is_looked_at_site_by_site(hospital: Path, tmp_path: Path) -> None:
     data = json.loads(hospital.read_text())["data"]
     sites = {
-        "site-1": {"data": data, "device": "cpu"},
+        "site-1": {"data": data, "device": "cpu", "policy": {"profile": "research", "minimum_cohort": 7}},
         "site-2": {"device": "cpu", "policy": {"profile": "strict"}},
     }
     path = tmp_path / "simulator.json"
@@ -363,6 +363,9 @@ def test_the_simulators_file_is_looked_at_site_by_site(hospital: Path, tmp_path:
     assert [item for item in found if item.state == "problem"] == []
     areas = {item.area for item in found}
     assert {"data of site-1", "policy of site-2", "device of site-2"} <= areas
+    of_profile, own = [item.text for item in found if (item.area, item.state) == ("policy of site-1", "note")]
+    assert "rules of the profile" in of_profile and "signed_jobs off; " in of_profile
+    assert own == "minimum_cohort: 7 (differs from standard)"
     assert any(item.area == "data of site-2" and "no records are configured" in item.text for item in found)
     areas = {item.area for item in _found(path, production=False, site="site-2")}
     assert "policy of site-2" in areas and "policy of site-1" not in areas, (

@@ -1,0 +1,151 @@
+"""What a silo keeps of a run's end before the total that it rests on is proven: apart from its results.
+
+The last total of a run is proven by a later sum (the closing, the personal models, a seal), once this silo
+gives its shares of it: then all silos have named the same state and total, and the terms add up. A server
+that tells one silo a false last total gets no shares from it. The task ``reveal`` does this without torch.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tightframe.files import sync_folder, write_json
+from tightframe.results.files import LOCAL, MODEL, NEEDS, PERSONAL, UNPROVEN
+from tightframe.rounds.context import TOLD, SiloContext, noted, verified_total
+from tightframe.securesum.messages import Total
+
+FILES = (MODEL, PERSONAL, LOCAL)
+"""Files of a silo's results, in the order in which they are published: none is loaded without its report."""
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a silo must note before what it made for a sum is its result (``context.note_verified``).
+
+    Attributes:
+        words: that it must note; none where nothing is to be proven.
+        since: number of words noted before. A state noted earlier proves nothing: a false total that changes
+            nothing would leave the state of the round before.
+    """
+
+    words: tuple[str, ...] = ()
+    since: int = 0
+
+    @classmethod
+    def of(cls, context: SiloContext, state: str, total: Total | None, *, follows: bool) -> Needs:
+        """Return what proves the state that a request rests on.
+
+        Args:
+            context: of the silo.
+            state: SHA-256 (hex) of the run's state.
+            total: the last one told; None if there is none.
+            follows: whether this silo vouches for the state.
+        """
+        if context.job.summation != "secure" or (total is None and follows):
+            return cls()  # totals are not verified, or the state rests on verified ones
+        words = [state]
+        if total is not None and (context.state_folder / TOLD).is_file():  # so does its own state
+            words.append(verified_total(total.digest().hex()))
+        return cls(tuple(words), len(noted(context.state_folder)))
+
+    @classmethod
+    def read(cls, value: Any) -> Needs:
+        """Read ``stored``; what cannot be read is never proven."""
+        try:
+            return cls(tuple(map(str, value["words"])), int(value["since"]))
+        except (KeyError, TypeError, ValueError):
+            return cls(("unreadable",))
+
+    def stored(self) -> dict[str, Any]:
+        """Return plain values."""
+        return {"words": list(self.words), "since": self.since}
+
+    def proven(self, context: SiloContext) -> bool:
+        """Check whether this silo has noted all of it."""
+        return not self.words or set(self.words) <= set(noted(context.state_folder)[self.since :])
+
+
+NO_NEEDS = Needs()
+
+
+def begin(context: SiloContext, needs: Needs) -> Path:
+    """Return the folder for a new final model, without what was kept apart before."""
+    shutil.rmtree(context.run_dir / UNPROVEN, ignore_errors=True)
+    return place(context, needs)
+
+
+def place(context: SiloContext, needs: Needs) -> Path:
+    """Return the folder for files of the run's end. While something is kept apart, all that comes is, too."""
+    apart = context.run_dir / UNPROVEN
+    if (earlier := _needed(apart)) is None and needs.proven(context):
+        return context.run_dir
+    apart.mkdir(parents=True, exist_ok=True, mode=0o700)
+    stored = [item.stored() for item in (*(earlier or ()), needs)]
+    write_json(apart / NEEDS, stored, mode=0o600)
+    return apart
+
+
+def current(context: SiloContext) -> Path:
+    """Return the folder into which additions to the report go."""
+    apart = context.run_dir / UNPROVEN
+    return context.run_dir if _needed(apart) is None else apart
+
+
+def reported(context: SiloContext) -> Path | None:
+    """Return the folder with this silo's report; None if it has none."""
+    folders = (current(context), context.run_dir)
+    return next((folder for folder in folders if (folder / LOCAL).is_file()), None)
+
+
+def publish(context: SiloContext) -> None:
+    """Make what is kept apart this silo's results, if it is proven by now; the next task tries again."""
+    apart = context.run_dir / UNPROVEN
+    needed = _needed(apart)
+    if needed is None or not all(item.proven(context) for item in needed):
+        return
+    try:
+        for name in FILES:
+            if (apart / name).is_file():
+                os.replace(apart / name, context.run_dir / name)
+        sync_folder(context.run_dir)
+        shutil.rmtree(apart)
+    except OSError as error:
+        context.log.error(
+            "%s: final model and report are proven, but could not be moved from %s: %s",
+            context.name,
+            apart,
+            error.strerror,
+        )
+        return
+    report = context.run_dir / LOCAL
+    context.log.info("%s: final model and report (this silo's own): %s", context.name, report)
+    if context.write_page is not None:
+        context.write_page(context.run_dir, context.log)
+
+
+def end(context: SiloContext) -> None:
+    """Say in this silo's log what is still not proven when the run has ended."""
+    publish(context)
+    if (context.run_dir / UNPROVEN / NEEDS).is_file():
+        context.log.error(
+            "TF-827: %s: the final model was never proven: this silo gave no shares of a sum that verifies "
+            "the last total. It lies in %s, and is none of this silo's results.",
+            context.name,
+            context.run_dir / UNPROVEN,
+        )
+
+
+def _needed(apart: Path) -> Iterable[Needs] | None:
+    """Return what all that is kept apart needs; None if nothing is."""
+    if not (path := apart / NEEDS).is_file():
+        return None
+    try:
+        return [Needs.read(item) for item in json.loads(path.read_bytes())]
+    except (OSError, ValueError, TypeError, RecursionError):
+        return [Needs.read(None)]
