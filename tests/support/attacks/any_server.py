@@ -494,8 +494,7 @@ class AnyServer:
                 known += [self.states[self.follow(other, total, self.epochs[epoch])] for other in behind]
             if all(differences(other, self.states[state]) for other in known):
                 behind.append(state)
-            # Before an epoch's first total there is the one of its own, and one that it is sent.
-            assert len(behind) <= (2 if total is None else 1), "several states behind one total"
+            assert len(behind) == 1, "several states behind one total"
 
     def _of(self, name: str, number: int) -> Slot:
         state = self.silos[name].established
