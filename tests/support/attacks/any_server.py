@@ -823,6 +823,7 @@ class AnyServer:
     def _go_on(self, basis: str, total: Total, epoch: Epoch) -> None:
         self.before, self.state = basis, self.follow(basis, total, epoch)
         self.after[self.state] = total.sum_id.round
+        self.after.setdefault(basis, total.sum_id.round - 1)
 
     def follow(self, basis: str, total: Total, epoch: Epoch) -> str:
         """Return the state after a total, known by its hash from now on."""
