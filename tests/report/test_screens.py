@@ -61,7 +61,8 @@ def test_no_chart_is_cut_scrolls_or_is_too_small_to_read(browser: Browser, tmp_p
 def test_no_cell_of_a_silos_page_is_cut_and_what_left_it_needs_no_scrolling(
     browser: Browser, run: Path
 ) -> None:
-    cut = """[...document.querySelectorAll("td,th,dd")].filter(item => item.scrollWidth > item.clientWidth + 1)
+    cut = """[...document.querySelectorAll("td,th,dd")]
+      .filter(item => item.scrollWidth > item.clientWidth + 1)
       .map(item => item.textContent)"""
     browser.open((run / "site-1" / "report.html").as_uri())
     for width in (DESK, PHONE):
