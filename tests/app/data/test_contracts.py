@@ -108,6 +108,7 @@ def test_a_proposal_tells_kinds_and_what_to_decide(tmp_path: Path) -> None:
         assert words in said
     for words in ("same: left out", "empty: left out", "mixed: left out: 10 of 40", "age: which `unit`"):
         assert words in said
+    assert made.notes[0].startswith("title: 'ward', the file's name, will stand in the job"), "and is public"
     assert "crp: 37 of 40 values are numbers; does 'k.A.' stand for no value?" in said
     frame[["mixed", "crp"]] = frame[["mixed", "crp"]].astype(str)
     frame.to_parquet(tmp_path / "ward.parquet")
