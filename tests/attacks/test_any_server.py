@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from tests.support.attacks.any_server import SEEN, AnyServer, Epoch, Slot
+from tests.support.attacks.any_server import SEEN, AnyServer, Epoch, Slot, establish_once
 from tests.support.attacks.small_silos import SECURE, Deals, state_sha256
 
 from tightframe.rounds.sums.common import SEAL
@@ -47,10 +48,17 @@ from tightframe.securesum.server import Evidence
 EXAMPLES = "TIGHTFRAME_ANY_SERVER_EXAMPLES"
 """Environment variable with the number of runs."""
 STEPS = 14
+EPOCHS = 8
+"""More than these take a run too long."""
 SELDOM = (
     "showed a second list",
     "told a total with a mask that was dealt falsely",
     "told a false total with it",
+    "resumed from another state",
+    "opened a state's sum once more in a resumed job",
+    "started again",
+    "refused enroll TF-608",
+    "killed nine times",
 )
 """What a few runs seldom reach."""
 DATA = st.data()
@@ -62,14 +70,19 @@ class MaliciousServer(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self._folder = tempfile.TemporaryDirectory()
-        self._sync = mock.patch("os.fsync")  # what a power cut leaves is no part of this
-        self._sync.start()
+        self._patches = ExitStack()
+        for patch in (
+            mock.patch("os.fsync"),  # what a power cut leaves is no part of this
+            mock.patch("tightframe.securesum.site.establish", establish_once),
+        ):
+            self._patches.enter_context(patch)
+        self.killed = False  # whether a silo's process was ended over records
         self.only = ""  # the single lie of a sum: about its total or about the state
         self.lies: dict[bytes, dict[Group, bytes]] = {}  # digest of a false total -> what was added
         self.misled: str | None = None  # the silo whose masks the total told has wrong
 
     def teardown(self) -> None:
-        self._sync.stop()
+        self._patches.close()
         self._folder.cleanup()
         if hasattr(self, "server"):
             sums = sum("update" in s.opened for e in self.server.epochs.values() for s in e.slots.values())
@@ -337,7 +350,7 @@ class MaliciousServer(RuleBasedStateMachine):
         self.ask_for_terms(data)
         assert self.slot is not None
         if self.slot.asked:
-            if self.everybody and data.draw(st.sampled_from([True, False, False]), "mixes"):
+            if self.everybody and data.draw(st.booleans(), "mixes"):
                 self.mix_sets(data)
             elif not self.everybody or (not self.only and data.draw(st.integers(0, 3), "asks to agree") == 1):
                 self.ask_to_agree(data)
@@ -723,23 +736,186 @@ class MaliciousServer(RuleBasedStateMachine):
             self.server.deceived.add(silo.name)  # it takes the state over once it has missed a sum
         silo.restart()
 
+    @rule(data=DATA)
+    def start_the_job_again(self, data: st.DataObject) -> None:
+        names = sorted(self.server.silos)
+        which = data.draw(st.sampled_from([names, *([name] for name in names)]), "at")
+        if data.draw(st.integers(0, 3), "does it") == 3:
+            self.server.start_again(which)
+            SEEN["started again"] += 1
+
+    @precondition(lambda self: not self.killed and self.epoch.next < self.epoch.params.slots)
+    @rule(data=DATA)
+    def kill_over_a_request(self, data: st.DataObject) -> None:
+        """Ask a silo for terms whose making ends its process, of one slot and of others."""
+        name = data.draw(st.sampled_from(self.honest), "silo")
+        number = self.epoch.next
+        self.server.deceived.add(name)
+        self.killed = True
+        for attempt in range(data.draw(st.sampled_from([1, 2, 10]), "times")):
+            self.server.silos[name].die()
+            other = self.seldom(data, 0, 1)
+            total = None if self.epoch.last is None else self.epoch.last.total
+            self.ask(data, name, number, SumId.of("train", self.server.round + 1, 0, other), total)
+            SEEN["killed nine times"] += attempt == 8
+        self.server.silos[name].restart()
+
+    @precondition(lambda self: self.epoch.next < self.epoch.params.slots)
+    @rule(data=DATA)
+    def show_two_sets(self, data: st.DataObject) -> None:
+        """Ask honestly for terms, and show some silos that all are there, and others that one has gone."""
+        server, epoch = self.server, self.epoch
+        server.round += 1
+        total = None if epoch.last is None else epoch.last.total
+        self.only, self.slot = "sets", epoch.slot(epoch.next)
+        slot, sum_id = self.slot, SumId.of("train", server.round, 0, 0)
+        for name in self.honest:
+            self.ask(data, name, slot.number, sum_id, total)
+        if slot.asked and server.mate in epoch.params.roster:
+            server.play_along(epoch, slot, sum_id, "train", total)
+        if self.everybody:
+            self.mix_sets(data)
+        self.only = ""
+
+    # One state again -----------------------------------------------------------------------------
+
+    def advance(self, data: st.DataObject, step: str) -> None:
+        """Go on honestly by one step, if there is room for it."""
+        server, epoch = self.server, self.epoch
+        if step == "epoch":
+            willing = server.willing()
+            roster = willing if len(willing) >= 3 else server.names
+            server.begin(roster, static_open=tuple(roster) == server.names)
+            self.slot = None
+        elif step == "again":
+            server.start_again(server.silos)
+        elif step == "job":
+            self.resume(data, self.server.resumable(), ())
+        elif epoch.next < epoch.params.slots:
+            server.honest_sum(step, {})
+
+    def ask(
+        self,
+        data: st.DataObject,
+        name: str,
+        number: int,
+        sum_id: SumId,
+        total: Total | None,
+        **named: str,
+    ) -> None:
+        server, epoch = self.server, self.epoch
+        schema = SEAL if sum_id.phase.startswith(SEAL) else "train"
+        told = b"" if total is None else total.to_bytes()
+        seeds = self.seeds(data, total)
+        request = TermRequest(number, sum_id, schema, server.setup_for(name, epoch), told, seeds)
+        server.ask(name, server.message(schema, sum_id.round, request, attempt=sum_id.attempt, **named))
+
+    @precondition(lambda self: self.server.begun < EPOCHS)
+    @rule(data=DATA)
+    def sum_a_state_again(self, data: st.DataObject) -> None:
+        """Name a state that was summed, once or several times, behind seals and in other epochs and jobs."""
+        server = self.server
+        if not server.summed:
+            server.honest_sum("train", {})
+        steps = ["train", SEAL, SEAL, "epoch", "epoch", "again", "job"]
+        for step in data.draw(st.lists(st.sampled_from(steps), max_size=3), "before"):
+            if server.begun < EPOCHS or step in ("train", SEAL, "again"):
+                self.advance(data, step)
+        known = list(dict.fromkeys(item.basis for item in reversed(server.summed)))
+        target = data.draw(st.sampled_from(known[:2] + known), "again") if known else server.state
+        wrong = self.crafted(target)
+        for _ in range(data.draw(st.integers(1, 3), "times")):
+            if self.epoch.next >= self.epoch.params.slots:
+                return
+            self.name_to_all(data, data.draw(st.sampled_from([target] * 4 + [wrong]), "names"))
+        self.only = "again"
+        assert self.slot is not None
+        if self.slot.asked:
+            if not self.everybody:
+                self.ask_to_agree(data)
+            elif data.draw(st.booleans(), "mixes"):
+                self.mix_sets(data)
+            self.ask_to_reveal(data)
+        self.only = ""
+
+    def name_to_all(self, data: st.DataObject, state: str) -> None:
+        """Ask all honest silos but one, or all, for a term that rests on a state."""
+        server, epoch = self.server, self.epoch
+        server.round += 1
+        last = None if epoch.last is None else epoch.last.total
+        older = [server.evidence(epoch, s).total for s in epoch.slots.values() if "update" in s.opened]
+        total = data.draw(st.sampled_from([last, last, None, *older[-2:]]), "tells")
+        befores = ["", "0" * 64, server.before, server.state, state]
+        before = data.draw(st.sampled_from(befores), "before")
+        kind = data.draw(st.sampled_from(["train"] * 5 + [SEAL]), "kind")
+        rounds = [server.round] * 3 + [item.round for item in server.summed if item.basis == state]
+        number = data.draw(st.sampled_from(rounds), "round")
+        sum_id = SumId.of(kind, number, 0, data.draw(st.integers(0, 1), "attempt"))
+        gone = data.draw(st.sampled_from([None, None, *epoch.params.roster]), "drops out")
+        self.slot = slot = epoch.slot(epoch.next)
+        for name in self.honest:
+            if name != gone:
+                self.ask(data, name, slot.number, sum_id, total, state=state, before=before)
+        SEEN["named a state again"] += 1
+        asked = next((slot.asked[name] for name in self.group_of(slot)), None)
+        if asked is not None and server.mate in epoch.params.roster and server.mate != gone:
+            basis = bytes.fromhex(asked.basis)
+            server.play_along(epoch, slot, asked.sum_id, asked.schema, asked.total, basis=basis)
+
+    def crafted(self, state: str) -> str:
+        """Make another state of one, and return its name."""
+        base = self.server.states[state]
+        made = base.evolve(model={name: value + 0.5 for name, value in base.model.items()})
+        self.server.states[sha256 := state_sha256(made)] = made
+        return sha256
+
+    # Jobs ----------------------------------------------------------------------------------------
+
+    @precondition(lambda self: self.server.begun < EPOCHS and self.server.jobs < 6 and self.server.summed)
+    @rule(data=DATA)
+    def resume_a_job(self, data: st.DataObject) -> None:
+        server = self.server
+        names = sorted(server.silos)
+        lost = data.draw(st.sampled_from([[], [], [], names[:1], names[-1:], names]), "state lost at")
+        right = server.resumable()
+        others = [(state, server.after.get(state, 0)) for state in sorted(server.good)]
+        wrong = self.crafted(right[0]), right[1]
+        shown = data.draw(st.sampled_from([right] * (2 + len(others)) + [*others, wrong]), "resumes from")
+        after = data.draw(st.sampled_from([shown[1]] * 4 + [right[1], max(shown[1] - 1, 0)]), "after round")
+        self.resume(data, (shown[0], after), lost)
+        SEEN["resumed" if shown == right else "resumed from another state"] += 1
+        if data.draw(st.booleans(), "goes on"):
+            server.claims = data.draw(st.sampled_from([{}, self.claimed()]), "says were opened")
+            server.honest_sum("train", {})
+            server.claims = {}
+
+    def resume(self, data: st.DataObject, shown: tuple[str, int], lost: Sequence[str]) -> None:
+        if not self.server.resume(*shown, lost):
+            SEEN["no epoch of a resumed job"] += 1
+        self.slot = None
+
     # Epochs --------------------------------------------------------------------------------------
 
-    @precondition(lambda self: self.server.begun < 4 and (self.epoch.next > 4 or len(self.epoch.chain) > 1))
+    @precondition(
+        lambda self: self.server.begun < EPOCHS and (self.epoch.next > 4 or len(self.epoch.chain) > 1)
+    )
     @rule(data=DATA)
     def begin_an_epoch(self, data: st.DataObject) -> None:
         server = self.server
         willing = server.willing()
         refusing = [name for name in server.names if name not in willing]
-        trick = self.seldom(data, "none", "roster", "declaration", "unwilling")
+        trick = self.seldom(data, "none", "roster", "declaration", "unwilling", "counts")
         roster = server.names if trick == "unwilling" else willing
-        if len(roster) < 3:
+        if trick == "counts" and len(roster) > 3:
+            roster = roster[:-1]
+        if len(roster) < 3 or not set(roster) & set(server.silos):
             return
         faces = {data.draw(st.sampled_from(self.honest)): trick} if trick in ("roster", "declaration") else {}
-        made = server.begin(roster, static_open=tuple(roster) == server.names, faces=faces)
+        whole = tuple(roster) == server.names or trick == "counts"
+        made = server.begin(roster, static_open=whole, faces=faces)
         if trick == "none":
             assert made, "silos that verified every total refuse an epoch"
-        if refusing and trick == "unwilling":
+        if set(refusing) & set(server.silos) and trick == "unwilling":
             assert not made
         self.slot = None
         SEEN[f"epoch {trick} {made}"] += 1
@@ -770,7 +946,8 @@ def test_no_strategy_opens_anything_but_verified_totals_of_whole_survivor_sets()
         *("runs that opened 2 or more", "adopted train", "refused contribute TF-622", "agreed"),
         *("shares given for the whole roster", "mixed sets", "refused agree TF-611"),
         *("own state of the total told", "own state on a verified state", "trained on a crafted state"),
-        *("honest sum that false dealing keeps shut", "refused contribute TF-607"),
+        *("honest sum that false dealing keeps shut", "refused contribute TF-607", "named a state again"),
+        *("resumed", "refused enroll TF-622", "refused contribute TF-608"),
         *(SELDOM if many else ()),
     ):
-        assert SEEN[reached], "a test that never gets far shows nothing"
+        assert SEEN[reached], f"a test that never gets far shows nothing: {reached}"

@@ -12,7 +12,11 @@ the secrets that a test knows, what the answers give away together:
   vector for which this silo signed combinations.
 - *Which errors left.* Each has a code, and changes nothing at the silo.
 - *What a silo keeps for itself.* The own state with which it made a term of an opened sum was trained on
-  verified states alone, and is that of the total told if the silo is in it.
+  verified states alone, for sums for which it gave shares or whose total with it it verified, and is that of
+  the total told if the silo is in it.
+- *How often.* In a job no two sums are opened that rest on the same state, but for rounding; in a chain of
+  jobs no more than the threat model says. Counts open for one cohort.
+- *What a silo works on.* One state behind each total, one request a slot, and few tries of it.
 """
 
 from __future__ import annotations
@@ -22,12 +26,14 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from tests.support.attacks.malicious_server import ROOT
 from tests.support.attacks.small_silos import (
     DECLARED,
+    JOB,
     NEEDS_STATE,
     SECURE,
     Colluder,
@@ -45,7 +51,7 @@ from tests.support.attacks.small_silos import (
 from tests.support.securesum.protocol import add_integers
 
 from tightframe import __version__
-from tightframe.errors import TightframeError
+from tightframe.errors import RunError, TightframeError
 from tightframe.phases import ServerState
 from tightframe.rounds.context import Message
 from tightframe.rounds.run_state import differences, state_bytes
@@ -83,12 +89,26 @@ from tightframe.securesum.proofs import Ground
 from tightframe.securesum.rules import minimum_survivors
 from tightframe.securesum.server import Enrolment, Evidence, MemorySpool, Session, Sum
 from tightframe.securesum.site import journal
-from tightframe.securesum.site.state import Established, slot_secret, slot_share
+from tightframe.securesum.site.setup import establish, setup_digest
+from tightframe.securesum.site.state import Confirmed, Established, slot_secret, slot_share
 from tightframe.securesum.site.totals import KeptTerm
 
 SEEN: Counter[str] = Counter()
 """How often what happened, in all runs of this process: refusals by task and code, sums opened, and so on."""
 VERIFIER = Verifier(Anchor(ROOT.certificate), {}, False, datetime.now(UTC))
+
+
+_ESTABLISHED: dict[tuple[bytes, str, bytes], Established] = {}
+
+
+def establish_once(state: Confirmed, raw: bytes) -> Established:
+    """What ``establish`` returns, which is slow and depends on nothing else; a refusal is made anew."""
+    key = state.session, state.epoch.name, setup_digest(raw)
+    if key not in _ESTABLISHED:
+        if len(_ESTABLISHED) > 512:
+            _ESTABLISHED.clear()
+        _ESTABLISHED[key] = establish(state, raw)
+    return _ESTABLISHED[key]
 
 
 @dataclass(frozen=True)
@@ -175,6 +195,25 @@ class Epoch:
 
 
 @dataclass(frozen=True)
+class Opened:
+    """A sum that the server can open: the job, the round, and the state that it rests on."""
+
+    job: str
+    round: int
+    basis: str
+
+
+@dataclass(frozen=True)
+class Made:
+    """What a silo trained for itself: from which states, and for the sum of which slot."""
+
+    basis: str
+    own: bytes
+    epoch: int
+    slot: int
+
+
+@dataclass(frozen=True)
 class _SetUp:
     """A set-up that many runs begin with."""
 
@@ -210,12 +249,21 @@ class AnyServer:
         self.deceived: set[str] = set()  # silos that got other requests for a term than the honest server's
         self.good = {self.state}  # states that follow from the job and from verified totals
         self.claims: dict[str, list[str]] = {}  # sums that it says were opened
-        self.made: dict[bytes, tuple[str, bytes]] = {}  # a silo's own state -> what it was trained from
+        self.made: dict[bytes, Made] = {}  # a silo's own state -> what it was trained from
+        self.after = {self.state: 0}  # state -> the round that it follows from
+        self.job, self.jobs = JOB, 0
+        self.refused: set[str] = set()  # silos that do not take part in the job
+        self.forgot: set[str] = set()  # silos that lost their copy of the run's state, or all in memory
+        self.summed: list[Opened] = []
+        self.cohorts: set[tuple[str, ...]] = set()  # for which counts were opened
+        self.verified: dict[str, set[tuple[int, int]]] = {}  # totals with a silo
+        self.tries: dict[tuple[str, int, int], list[tuple[str, Total | None]]] = {}
+        self.behind: dict[tuple[str, int, bytes], list[str]] = {}  # silo, epoch, total -> states worked on
         self.round = 0
         self.epochs: dict[int, Epoch] = {}
         self.begun = -1  # the last epoch that was begun
         self.log: list[tuple[str, str, Message]] = []
-        self.answers: dict[tuple[str, str, bytes, str], bytes] = {}
+        self.answers: dict[tuple[str, str, str, bytes, str], bytes] = {}
         key = (sites, colluding, self.deals)
         if key not in _SET_UPS:
             self.begin(self.names)
@@ -251,13 +299,15 @@ class AnyServer:
         found = [] if self.mate is None else [self.mate]
         for name, silo in self.silos.items():
             state = silo.established
+            if name in self.refused or silo.begun_elsewhere:
+                continue
             if state is not None and state.last_revealed > (-1 if state.told is None else state.told.slot):
                 continue  # it gave shares of a sum whose total it was not told
             if state is None or state.told is None:
                 found.append(name)
                 continue
-            facts = [journal.entry_from_value(fact) for fact in silo.vault.facts]
-            verified = [(item.epoch, item.slot) for item in facts if isinstance(item, journal.TotalVerified)]
+            kind = journal.TotalVerified.KIND
+            verified = [(item["epoch"], item["slot"]) for item in silo.vault.facts if item["entry"] == kind]
             if (state.epoch.params.epoch, state.told.slot) in verified:
                 found.append(name)
         return sorted(found)
@@ -281,7 +331,8 @@ class AnyServer:
         return made
 
     def _begun(self, roster: Sequence[str], static_open: bool, faces: Mapping[str, str]) -> bool:
-        params = params_of(self.names, roster, self.begun, static_open=static_open)
+        proposed = partial(params_of, self.names, static_open=static_open, job_id=self.job)
+        params = proposed(roster, self.begun)
         honest = [name for name in roster if name in self.silos]
         enrolment, items = Enrolment(params, verifier=VERIFIER), {}
         for name in roster:
@@ -292,7 +343,7 @@ class AnyServer:
                 continue
             shown = params
             if faces.get(name) == "roster":
-                shown = params_of(self.names, roster[:-1], self.begun, static_open=static_open)
+                shown = proposed(roster[:-1], self.begun)
             message = {"job_sha256": "", "version": __version__, SECURE: shown.to_bytes()}
             answer = self.deliver(name, "enroll", message)
             if isinstance(answer, str):
@@ -329,6 +380,50 @@ class AnyServer:
         """The last one whose set-up is complete."""
         return self.epochs[max(self.epochs)]
 
+    def resume(self, state: str, after: int, lost: Iterable[str] = ()) -> bool:
+        """Begin a job that goes on after a round with a state; False if no epoch of it begins.
+
+        Args:
+            state: with which it begins.
+            after: the round; each silo goes back to its own state of then.
+            lost: silos without their state of the job before.
+        """
+        self.jobs += 1
+        self.job = f"{JOB}-{self.jobs}"
+        self.refused, lost = set(), set(lost)
+        for name, silo in self.silos.items():
+            known = state in silo.verified.split()
+            try:
+                silo.resume(self.job, after, with_state=name not in lost)
+            except RunError:
+                self.refused.add(name)
+                continue
+            kind = journal.StateSummed.KIND
+            summed = [item for item in silo.vault.facts if item["entry"] == kind]
+            rounds = [item["round"] for item in summed]
+            own = [item["round"] for item in summed if item["basis"] == state]
+            if name in lost or not known or after < max(rounds, default=0) - 2 or set(own) - {after + 1}:
+                self.deceived.add(name)
+            self.forgot.discard(name)
+            if name in lost:
+                self.forgot.add(name)
+        self.state, self.before, self.round, self.claims = state, "", after, {}
+        self.after.setdefault(state, after)
+        return len(roster := self.willing()) >= 3 and self.begin(
+            roster, static_open=tuple(roster) == self.names
+        )
+
+    def resumable(self) -> tuple[str, int]:
+        """The state from which an honest server would resume, and the round after which."""
+        best = self.state if self.state in self.good else self.before or self.state
+        return best, self.after[best]
+
+    def start_again(self, names: Iterable[str]) -> None:
+        """Begin other processes of the job at silos, which have lost what was in memory."""
+        for name in names:
+            self.silos[name].start_again()
+            self.deceived.add(name)
+
     # Messages ------------------------------------------------------------------------------------
 
     def honest(self, message: Message) -> bool:
@@ -347,11 +442,12 @@ class AnyServer:
         if task == "contribute" and not self.honest(message):
             self.deceived.add(name)
         before, silo.vault.crash = silo.vault.done(), crash
-        own = silo.own()
+        own, trained = silo.own(), len(silo.trained)
         try:
             answer = silo.handle(task, message)
         except CrashError:
             SEEN[f"crash {task}"] += 1
+            self._check_work(name, message, silo.trained[trained:])
             silo.restart()
             return "crash"
         except TightframeError as error:
@@ -360,15 +456,18 @@ class AnyServer:
             assert silo.vault.done() == before, "a refusal changed something"
             assert silo.own() == own, "a refusal changed the silo's own state"
             SEEN[f"refused {task} {code}"] += 1
+            self._check_work(name, message, silo.trained[trained:])
             return code
         finally:
             silo.vault.crash = False
+        self._check_work(name, message, silo.trained[trained:])
         if NEEDS_STATE in answer:
             assert silo.vault.done() == before
             SEEN["asked for the state"] += 1
             return answer
         self.log.append((task, name, message))
-        key, raw = (name, task, message[SECURE], message.get("state", "")), answer[SECURE]
+        key = (self.job, name, task, message[SECURE], message.get("state", ""))
+        raw = answer[SECURE]
         if key in self.answers:
             assert self.answers[key] == raw, "another answer to a repeated request"
             SEEN["repeated"] += 1
@@ -377,6 +476,25 @@ class AnyServer:
         if task in ("contribute", "agree", "reveal"):
             getattr(self, f"_learn_{task}")(name, message, answer[SECURE])
         return answer
+
+    def _check_work(self, name: str, message: Message, trained: Sequence[tuple[str, Total | None]]) -> None:
+        """Check what a silo has worked on: one request of a slot, and one state behind a total."""
+        for state, total in trained:
+            epoch = self.silos[name].vault.state().epoch.params.epoch
+            slot = TermRequest.from_bytes(message[SECURE]).slot
+            tries = self.tries.setdefault((name, epoch, slot), [])
+            tries.append((state, total))
+            assert len(tries) <= journal.MAX_STARTS, "records are read for a slot without end"
+            assert all(item == tries[0] for item in tries), "records are read for two requests of a slot"
+            if name in self.forgot:  # it takes a state over, as one that missed a sum
+                continue
+            behind = self.behind.setdefault((name, epoch, b"" if total is None else total.digest()), [])
+            known = [self.states[other] for other in behind]
+            if total is not None:
+                known += [self.states[self.follow(other, total, self.epochs[epoch])] for other in behind]
+            if all(differences(other, self.states[state]) for other in known):
+                behind.append(state)
+            assert len(behind) == 1, "several states behind one total"
 
     def _of(self, name: str, number: int) -> Slot:
         state = self.silos[name].established
@@ -392,7 +510,9 @@ class AnyServer:
         slot.masked[name] = masked
         own = b"" if request.schema == SEAL else self.silos[name].used
         slot.asked[name] = Asked(request.sum_id, request.schema, message["state"], total, own)
-        self.made[own_after(name, request.sum_id, message["state"], own)] = message["state"], own
+        number = self._epoch_of(name).params.epoch
+        after = own_after(name, request.sum_id, message["state"], own)
+        self.made[after] = Made(message["state"], own, number, request.slot)
         state = self.silos[name].established
         assert state is not None
         slot.held[name] = state.slots[request.slot].shares  # type: ignore[union-attr]
@@ -485,6 +605,25 @@ class AnyServer:
             if group not in slot.opened:
                 slot.opened[group] = survivors
                 SEEN[f"opened {group}"] += 1
+                if slot.asked[next(iter(free[0]))].schema != SEAL:
+                    self._check_again(epoch, slot.asked[next(iter(free[0]))], group)
+
+    def _check_again(self, epoch: Epoch, asked: Asked, group: Group) -> None:
+        """Check that a sum that is opened repeats none: its state, or the cohort of its counts."""
+        if group == "static":
+            self.cohorts.add(epoch.params.roster)
+            assert len(self.cohorts) == 1, "counts of two cohorts"
+            return
+        now = Opened(epoch.params.job, asked.sum_id.round, asked.basis)
+        state = self.states[asked.basis]
+        same = [item for item in self.summed if not differences(self.states[item.basis], state)]
+        assert now.job not in {item.job for item in same}, "one state summed twice in a job"
+        assert {item.round for item in same} <= {now.round}, "a state summed in another round"
+        assert len({item.job for item in same}) < journal.MAX_JOBS_OF_STATE, "a state summed without end"
+        rounds = [item.round for item in self.summed if item.job != now.job]
+        assert now.round >= max(rounds, default=0) - 1, "a chain that goes back by more than a round"
+        SEEN["opened a state's sum once more in a resumed job"] += bool(same)
+        self.summed.append(now)
 
     def _opened_for(self, params: Params, slot: Slot) -> tuple[str, ...]:
         """Return the survivors of the sum that shares of a slot open, which enough honest silos gave for.
@@ -553,6 +692,8 @@ class AnyServer:
             return
         total, source = asked.total, epoch.slots[asked.total.slot]
         self._check_total(epoch, slot, source, total)
+        if name in total.survivors:
+            self.verified.setdefault(name, set()).add((epoch.params.epoch, total.slot))
         honest = [silo for silo in total.survivors if silo in self.silos]
         bases = {source.asked[silo].basis for silo in honest}
         assert len(bases) == 1 and bases <= self.good
@@ -570,10 +711,24 @@ class AnyServer:
             source = epoch.slots[asked.total.slot].asked[name]
             assert own == own_after(name, source.sum_id, source.basis, source.own), "own training was dropped"
             SEEN["own state of the total told"] += 1
+        if own:
+            made, total = self.made[own], asked.total
+            place = made.epoch, made.slot
+            counts = self._gave(name, made) or place in self.verified.get(name, ())
+            if total is not None and name in total.survivors:
+                counts = counts or place == (epoch.params.epoch, total.slot)
+            assert counts, "an own state of a sum for which it gave no shares"
         while own:
-            basis, own = self.made[own]
-            assert basis in self.good, "an own state that was trained on a crafted state"
+            assert self.made[own].basis in self.good, "an own state that was trained on a crafted state"
+            own = self.made[own].own
             SEEN["own state on a verified state"] += 1
+
+    def _gave(self, name: str, made: Made) -> bool:
+        """Return True if a silo gave shares of a sum, or of the same one in an earlier job of the chain."""
+        sum_id = self.epochs[made.epoch].slots[made.slot].asked[name].sum_id
+        slots = [item for epoch in self.epochs.values() for item in epoch.slots.values()]
+        given = [item.asked[name] for item in slots if name in item.given]
+        return any((asked.sum_id, asked.basis) == (sum_id, made.basis) for asked in given)
 
     def _check_total(self, epoch: Epoch, slot: Slot, source: Slot, total: Total) -> None:
         """Check that a total is the sum of its silos' terms, but for what the colluding silo vouches for."""
@@ -663,7 +818,12 @@ class AnyServer:
             return
         epoch.last = evidence
         epoch.chain.append((slot.number, evidence.total.digest()))
-        self.before, self.state = asked.basis, self.follow(asked.basis, evidence.total, epoch)
+        self._go_on(asked.basis, evidence.total, epoch)
+
+    def _go_on(self, basis: str, total: Total, epoch: Epoch) -> None:
+        self.before, self.state = basis, self.follow(basis, total, epoch)
+        self.after[self.state] = total.sum_id.round
+        self.after.setdefault(basis, total.sum_id.round - 1)
 
     def follow(self, basis: str, total: Total, epoch: Epoch) -> str:
         """Return the state after a total, known by its hash from now on."""
@@ -686,8 +846,12 @@ class AnyServer:
             return True
         if name in self.deceived or name in self.deals.boxes:
             return False
-        state = self.silos[name].vault.state()
-        if state.epoch.params.epoch != epoch.params.epoch:
+        summed = [item for item in self.silos[name].vault.facts if item["entry"] == journal.StateSummed.KIND]
+        rounds = {item["round"] for item in summed if item["basis"] == self.state and item["job"] != self.job}
+        if rounds - {self.round}:
+            return False  # a resumed job has a state summed in its own round
+        state = self.silos[name].vault.known
+        if state is None or state.epoch.params.epoch != epoch.params.epoch:
             return False
         opened = -1 if epoch.last is None else epoch.last.total.slot
         if isinstance(state, Established) and state.last_revealed > opened:
@@ -819,7 +983,7 @@ class AnyServer:
             return
         epoch.last = opened.evidence
         epoch.chain.append((turn.slot, opened.evidence.total.digest()))
-        self.before, self.state = self.state, self.follow(self.state, opened.evidence.total, epoch)
+        self._go_on(self.state, opened.evidence.total, epoch)
 
     # The silo that plays along -------------------------------------------------------------------
 
@@ -947,5 +1111,4 @@ class AnyServer:
 
 def journal_slot(fact: Any) -> int | None:
     """The epoch of a slot that a journal says was used."""
-    entry = journal.entry_from_value(fact)
-    return entry.epoch if isinstance(entry, journal.SlotUsed) else None
+    return int(fact["epoch"]) if fact["entry"] == journal.SlotUsed.KIND else None

@@ -26,12 +26,12 @@ from tightframe.errors import RunError
 from tightframe.phases import Cohort, Field, Group, Phase, Schema, ServerState, Totals
 from tightframe.privacy.ledger.entries import Remembered
 from tightframe.rounds import codec
-from tightframe.rounds.context import COMMITTED, FOLLOWED, NEEDS_STATE, PROPOSED, TOLD, Message
+from tightframe.rounds.context import COMMITTED, FOLLOWED, NEEDS_STATE, PROPOSED, TOLD, VERIFIED, Message
 from tightframe.rounds.pace import Pace
 from tightframe.rounds.run_state import next_state, state_sha256
 from tightframe.rounds.silo import requests
 from tightframe.rounds.silo.contribute import Contributor
-from tightframe.rounds.silo.own_state import SiloStateStore, confirm_told
+from tightframe.rounds.silo.own_state import SiloStateStore, begin, confirm_told
 from tightframe.rounds.silo.run_state import FollowedState
 from tightframe.rounds.silo.session import SiloSession
 from tightframe.rounds.sums.common import SEAL, SECURE
@@ -51,6 +51,7 @@ from tightframe.securesum.messages import (
     SumId,
     TermRequest,
     Told,
+    Total,
 )
 from tightframe.securesum.primitives import Secret, ed25519_sign, kem_encapsulate
 from tightframe.securesum.proofs import Ground
@@ -121,8 +122,8 @@ def _start() -> ServerState:
     )
 
 
-def job_of(names: Sequence[str]) -> Any:
-    """What the silos read of a job."""
+def job_of(names: Sequence[str], after: int | None = None) -> Any:
+    """What the silos read of a job; of one that goes on after a round of a stopped one, if it says so."""
     return SimpleNamespace(
         dataset="small",
         summation="secure",
@@ -132,21 +133,24 @@ def job_of(names: Sequence[str]) -> Any:
         server_trust="malicious",
         min_sites=3,
         sites=list(names),
-        resume=None,
-        continues=None,
+        resume=None if after is None else SimpleNamespace(after_round=after),
+        continues=None if after is None else SimpleNamespace(previous=JOB),
+        origin=SimpleNamespace(sha256=lambda: "ab" * 32),
+        rounds=ROUNDS,
+        withdraw=None,
         evaluate_only=None,
         initial_model_sha256=None,
         assumed_colluders=lambda sites: 1,
-        lineage=lambda job_id: job_id,
+        lineage=lambda job_id: JOB,
         sha256=lambda: "ab" * 32,
     )
 
 
-def setup_of(names: Sequence[str]) -> Any:
+def setup_of(names: Sequence[str], after: int | None = None) -> Any:
     """What silos and server read of a job's setup."""
     setting = SimpleNamespace(build_model=_network)
     return SimpleNamespace(
-        job=job_of(names), plan=_Plan(), initial_state=_start, rounded=False, setting=setting
+        job=job_of(names, after), plan=_Plan(), initial_state=_start, rounded=False, setting=setting
     )
 
 
@@ -159,12 +163,14 @@ def specs(parties: int) -> tuple[FieldSpec, ...]:
     return codec.specs(SCHEMA, parties)
 
 
-def params_of(names: Sequence[str], roster: Sequence[str], epoch: int, *, static_open: bool = True) -> Params:
+def params_of(
+    names: Sequence[str], roster: Sequence[str], epoch: int, *, static_open: bool = True, job_id: str = JOB
+) -> Params:
     """What an honest server proposes."""
     job, sites = job_of(names), len(roster)
     colluders = job.assumed_colluders(sites)
     return Params(
-        job=JOB,
+        job=job_id,
         lineage=JOB,
         epoch=epoch,
         roster=tuple(roster),
@@ -203,9 +209,13 @@ class _Contributor(Contributor):
 
     Attributes:
         used: its own state, with which it made its last term.
+        trained: states (SHA-256) that it trained on, and the total told with each.
+        dies: whether its process dies over the next request's records.
     """
 
     def __init__(self, folder: Path, setup: Any, name: str) -> None:
+        self.trained: list[tuple[str, Total | None]] = []
+        self.dies = False
         self.setup = self._setup = setup
         self._name, self._followed = name, FollowedState(folder, setup, name, LOG)
         self._store = SiloStateStore(folder, name, secure=True)
@@ -224,6 +234,9 @@ class _Contributor(Contributor):
         state, follows = message["state"], self._followed.advance(message, total, weights)[1]
         more["check"](sum_id, specs(len(weights)))
         self._settle(message, total)
+        self.trained.append((state, total))
+        if self.dies:
+            raise CrashError
         kept = self._store.committed().get("own")
         self.used = b"" if kept is None else kept.numpy().tobytes()
         term = term_of(self._name, exchange.round, state, len(weights), self.used)
@@ -265,6 +278,16 @@ class _Vault(Vault):
         super().commit(entries, self._state or state, {}, there)
         raise CrashError
 
+    @property
+    def known(self) -> Any:
+        """The state, if there is one."""
+        return self._state
+
+    def forget(self) -> None:
+        """Lose what is in memory only: the state and the replies."""
+        self._state, self._stored = None, {}
+        self.restart()
+
     def restart(self) -> None:
         """Read everything again, as another process does."""
         self._history = journal.History(journal.entry_from_value(fact) for fact in self.facts)
@@ -290,11 +313,26 @@ class SmallSilo(SiloSession):
     """
 
     def __init__(self, name: str, names: Sequence[str], folder: Path) -> None:
-        self.name, self._names = name, names
+        self.name, self._names, self._folder = name, names, folder
+        self._join(JOB, [])
+
+    def resume(self, job_id: str, after: int, *, with_state: bool) -> None:
+        """Go on in another job of the chain, with the state of the job before or without it.
+
+        Raises:
+            RunError: TF-521, TF-522, as ``own_state.begin``; then it stays in the job before.
+        """
+        self._join(job_id, self.vault.facts, after, self.context.state_folder if with_state else None)
+
+    def _join(
+        self, job_id: str, facts: Sequence[Any], after: int | None = None, previous: Path | None = None
+    ) -> None:
+        name, folder = self.name, self._folder / job_id
         context: Any = SimpleNamespace(
             name=name,
-            job=job_of(names),
-            job_id=JOB,
+            job=job_of(self._names, after),
+            job_id=job_id,
+            previous_state=previous,
             policy=SimpleNamespace(site_rules=SiteRules, max_records=None),
             site=SimpleNamespace(records_id=lambda dataset: dataset),
             secure_folder=folder,
@@ -307,15 +345,21 @@ class SmallSilo(SiloSession):
             pace=Pace(folder / "pace.json", on=False, limit=0.0, log=LOG),
             log=LOG,
         )
-        self.context = context
+        entries = [journal.entry_from_value(fact) for fact in facts]
+        with mock.patch("tightframe.rounds.silo.own_state._journal", lambda context: entries):
+            begin(context)
+        self.context, self._after = context, after
         secure = SecureSite(context, partial(confirm_told, folder))
         self.vault = secure._vault = _Vault()
+        self.vault.facts = list(facts)
+        self.vault.restart()
         secure._record = _Unwritten()  # type: ignore[assignment]
         self._secure: SecureSite = secure
         self._fresh()
 
     def _fresh(self) -> None:
-        self._contributor = _Contributor(self.context.state_folder, setup_of(self._names), self.name)
+        setup = setup_of(self._names, self._after)
+        self._contributor = _Contributor(self.context.state_folder, setup, self.name)
 
     def _training(self) -> Contributor:
         assert self._contributor is not None
@@ -337,10 +381,37 @@ class SmallSilo(SiloSession):
         self.vault.restart()
         self._fresh()
 
+    def die(self) -> None:
+        """End the process over the records of the next request."""
+        self._training().dies = True  # type: ignore[attr-defined]
+
+    @property
+    def begun_elsewhere(self) -> bool:
+        """Whether another process of this job took part, of which this one knows nothing."""
+        begun = [item for item in self.vault.facts if item["entry"] == journal.Advertised.KIND]
+        return self.vault.forgotten() and any(item["job"] == self.context.job_id for item in begun)
+
+    @property
+    def verified(self) -> str:
+        """States and sums that it has noted as verified."""
+        path = self.context.state_folder / VERIFIED
+        return path.read_text() if path.is_file() else ""
+
+    def start_again(self) -> None:
+        """Go on as a process that knows nothing but journal and files, as in production."""
+        self.vault.forget()
+        self._fresh()
+
     def lose_followed(self) -> None:
         """Lose the file of the run's state, as after a damage to the disk."""
         (self.context.state_folder / FOLLOWED).unlink(missing_ok=True)
         self._fresh()
+
+    @property
+    def trained(self) -> list[tuple[str, Total | None]]:
+        """States that it trained on since it began its last process, and the total told with each."""
+        trained: list[tuple[str, Total | None]] = self._training().trained  # type: ignore[attr-defined]
+        return trained
 
     @property
     def used(self) -> bytes:
@@ -416,7 +487,7 @@ class Colluder:
             rules=SiteRules(),
             expected=Expected(
                 name=self.name,
-                job=JOB,
+                job=params.job,
                 lineage=JOB,
                 sites=frozenset(self._names),
                 colluders=params.colluders,
