@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.support import ROOT
+from tests.support import ROOT, forking
 from tests.support.engine.simulation import assert_equal, run_alone
 
 DOORS = {
@@ -67,10 +67,11 @@ def walk(begun: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str
 def _run(commands: str, folder: Path) -> str:
     (folder / "jobs").symlink_to(ROOT / "jobs")
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    values = forking.environment(os.environ | {"PATH": path})
     done = subprocess.run(
         ["bash", "-c", f"set -euo pipefail\n{commands}"],
         cwd=folder,
-        env=os.environ | {"PATH": path},
+        env=values,
         capture_output=True,
         text=True,
         check=False,

@@ -16,10 +16,11 @@ from torch import nn
 from typer.testing import CliRunner
 
 import tightframe
-from tightframe import federation
+from tightframe import federation, models
 from tightframe.data.image_sets import open_silos
 from tightframe.inference import exports
 from tightframe.inference.errors import ModelError
+from tightframe.models import BACKBONES
 from tightframe.results.files import PERSONAL
 from tightframe_app.cli import app
 
@@ -128,6 +129,7 @@ def test_a_bundle_is_run_by_monai(ran: Path, tmp_path: Path) -> None:
     [
         ("fednh", {"model_options": {"widths": [8, 8, 32]}}),
         ("fed3r", {"encoder": "random", "class_rules": "off"}),
+        ("fed3r", {"model": "scattering", "model_options": {"J": 2, "L": 2}, "class_rules": "off"}),
         ("creff", {}),
         ("fedavg", {"model": "mlp", "model_options": {"widths": [8], "standardise": True}}),
     ],
@@ -139,6 +141,22 @@ def test_heads_frozen_encoders_and_moments_are_exported(
     for form, name in (("onnx", "m.onnx"), ("torchscript", "m.ts")):
         made = exports.export(model, form, tmp_path / name)  # type: ignore[arg-type]
         assert made.path.is_file() and made.difference <= 1e-5
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("name", [spec.name for spec in BACKBONES])
+def test_every_backbone_can_be_traced(name: str) -> None:
+    """With another number of records than the trace had; what it gives after is what it gave before."""
+    spec, shape = models.get(name), (3, 32, 32)
+    small = {"J": 2} if name == "scattering" else {}
+    network = spec.build(spec.options(**small), shape, 3).eval()
+    x, y = (torch.randn(number, *shape, generator=torch.Generator().manual_seed(number)) for number in (3, 5))
+    with torch.no_grad():
+        before = network(y)
+        for part in network.modules():
+            if isinstance(part, exports.ForExport):
+                part.prepare_export()
+        np.testing.assert_allclose(torch.jit.trace(network, x, check_trace=False)(y), before, atol=1e-5)
 
 
 def test_of_a_silos_own_model_no_result_is_inside(ran: Path, tmp_path: Path) -> None:

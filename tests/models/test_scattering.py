@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from tightframe.models.scattering import paths, scattering2d
+from tightframe.models.scattering_products import ScatteringProducts
 
 GOLDEN = np.load(Path(__file__).resolve().parents[1] / "golden" / "scattering.npz")
 KYMATIO_PI = 3.1415
@@ -40,6 +41,20 @@ def test_golden(case: int, dtype: torch.dtype, close: float) -> None:
         assert _error(found[:, order].numpy(), expected[:, order]) < 1e-4
         scaled = expected[:, order] * (KYMATIO_PI / math.pi) ** filters
         assert _error(found[:, order].double().numpy(), scaled) < close
+
+
+@pytest.mark.parametrize("case", range(int(GOLDEN["n_cases"])))
+def test_products_of_matrices_are_kymatios_too(case: int) -> None:
+    """For exports: of another number of pictures than the trace had."""
+    scales, angles = int(GOLDEN[f"c{case}_J"]), int(GOLDEN[f"c{case}_L"])
+    pictures = torch.from_numpy(GOLDEN[f"c{case}_x"]).float()
+    products, more = ScatteringProducts(*pictures.shape[1:], scales, angles), torch.cat([pictures] * 2)
+    traced = torch.jit.trace(products, more, check_trace=False)
+    expected = GOLDEN[f"c{case}_s"].astype(np.float64)
+    found = traced(pictures)
+    for filters, order in enumerate(_orders(scales, angles), start=1):
+        scaled = expected[:, order] * (KYMATIO_PI / math.pi) ** filters
+        assert _error(found[:, order].double().numpy(), scaled) < 2e-6
 
 
 def _gabor(side: int, sigma: float, theta: float, xi: float, slant: float) -> NDArray[Any]:

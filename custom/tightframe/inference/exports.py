@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -48,6 +48,14 @@ RUN = "import sys; from monai.bundle import run; run(config_file=sys.argv[1], bu
 CONFIG, METADATA, SCRIPT = "configs/inference.json", "configs/metadata.json", "models/model.ts"
 
 
+@runtime_checkable
+class ForExport(Protocol):
+    """A part of a network that computes otherwise where other programs shall run it."""
+
+    def prepare_export(self) -> None:
+        """Compute from here on what these can hold."""
+
+
 class Probabilities(nn.Module):
     """Probabilities (n, C) of records (n, ...), as float32.
 
@@ -58,6 +66,9 @@ class Probabilities(nn.Module):
     def __init__(self, model: TrainedModel) -> None:
         super().__init__()
         network = unfrozen(copy.deepcopy(model.module)).to("cpu")
+        for part in network.modules():
+            if isinstance(part, ForExport):
+                part.prepare_export()
         self.network = network.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
         self._predict = model.setup.method.predict
         self._findings = model.findings

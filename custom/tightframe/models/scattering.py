@@ -72,7 +72,7 @@ def scattering2d(images: torch.Tensor, J: int, L: int = 8) -> torch.Tensor:  # n
     height, width = images.shape[1:]
     if min(height, width) < 2**J:
         raise ValueError(f"Expected pictures of at least {2**J} x {2**J} points, but got {height} x {width}.")
-    bank = _bank(height, width, J, L, images.dtype, images.device)
+    bank = bank_of(height, width, J, L, images.dtype, images.device)
     with torch.autocast(images.device.type, enabled=False):
         return torch.stack([_transform(image, bank) for image in images])
 
@@ -84,6 +84,7 @@ class _Filters:
     Attributes:
         fold: f, the subsampling: what is left is M / f x N / f points.
         count: L.
+        shape: of what is left.
         blocks: where f is 1 or 2, the wavelets in f^2 blocks, each value twice, for real and imaginary parts:
             (f^2, L, M / f, 2 N / f). Else None.
         matrices: where it is more, a matrix for each frequency left: (M N / f^2, f^2, L). Else None.
@@ -91,8 +92,17 @@ class _Filters:
 
     fold: int
     count: int
+    shape: tuple[int, int]
     blocks: torch.Tensor | None
     matrices: torch.Tensor | None
+
+    @property
+    def in_blocks(self) -> torch.Tensor:
+        """The wavelets in f^2 blocks, each value once: (f^2, L, M / f, N / f)."""
+        if self.blocks is not None:
+            return self.blocks[..., ::2]
+        assert self.matrices is not None  # noqa: S101  (one of the two is there)
+        return self.matrices.view(*self.shape, self.fold**2, self.count).permute(2, 3, 0, 1)
 
 
 @dataclass(frozen=True)
@@ -181,7 +191,7 @@ def _averaged(maps: torch.Tensor, low: tuple[torch.Tensor, torch.Tensor]) -> tor
 
 
 @functools.lru_cache(maxsize=8)
-def _bank(
+def bank_of(
     height: int,
     width: int,
     J: int,  # noqa: N803
@@ -198,9 +208,10 @@ def _bank(
 
     def filters(spectra: NDArray[np.float64], fold: int) -> _Filters:
         blocks = _in_blocks(spectra, fold)
+        shape = blocks.shape[2], blocks.shape[3]
         if fold <= 2:
-            return _Filters(fold, L, tensor(blocks.repeat(2, axis=-1)), None)
-        return _Filters(fold, L, None, tensor(blocks.transpose(2, 3, 0, 1).reshape(-1, fold**2, L)))
+            return _Filters(fold, L, shape, tensor(blocks.repeat(2, axis=-1)), None)
+        return _Filters(fold, L, shape, None, tensor(blocks.transpose(2, 3, 0, 1).reshape(-1, fold**2, L)))
 
     wavelets = [
         np.stack([wavelet(sides, j, angle, L) for angle in angles(L)]) for j in range(J)

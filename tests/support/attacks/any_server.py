@@ -494,8 +494,7 @@ class AnyServer:
                 known += [self.states[self.follow(other, total, self.epochs[epoch])] for other in behind]
             if all(differences(other, self.states[state]) for other in known):
                 behind.append(state)
-            # Before an epoch's first total there is the one of its own, and one that it is sent.
-            assert len(behind) <= (2 if total is None else 1), "several states behind one total"
+            assert len(behind) == 1, "several states behind one total"
 
     def _of(self, name: str, number: int) -> Slot:
         state = self.silos[name].established
@@ -824,6 +823,7 @@ class AnyServer:
     def _go_on(self, basis: str, total: Total, epoch: Epoch) -> None:
         self.before, self.state = basis, self.follow(basis, total, epoch)
         self.after[self.state] = total.sum_id.round
+        self.after.setdefault(basis, total.sum_id.round - 1)
 
     def follow(self, basis: str, total: Total, epoch: Epoch) -> str:
         """Return the state after a total, known by its hash from now on."""

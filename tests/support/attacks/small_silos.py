@@ -137,6 +137,7 @@ def job_of(names: Sequence[str], after: int | None = None) -> Any:
         continues=None if after is None else SimpleNamespace(previous=JOB),
         origin=SimpleNamespace(sha256=lambda: "ab" * 32),
         rounds=ROUNDS,
+        withdraw=None,
         evaluate_only=None,
         initial_model_sha256=None,
         assumed_colluders=lambda sites: 1,
@@ -344,7 +345,9 @@ class SmallSilo(SiloSession):
             pace=Pace(folder / "pace.json", on=False, limit=0.0, log=LOG),
             log=LOG,
         )
-        begin(context)
+        entries = [journal.entry_from_value(fact) for fact in facts]
+        with mock.patch("tightframe.rounds.silo.own_state._journal", lambda context: entries):
+            begin(context)
         self.context, self._after = context, after
         secure = SecureSite(context, partial(confirm_told, folder))
         self.vault = secure._vault = _Vault()

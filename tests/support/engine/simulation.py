@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.support import ROOT
+from tests.support import ROOT, forking
 from typer.testing import CliRunner
 
 from tightframe.flare.simulation.simulator import ALLOW_LIST
@@ -97,8 +97,20 @@ def simulate_job(
     timeout: int = 600,
     engine_command: bool = False,
     guarded: bool = False,
+    real: bool = False,
 ) -> Run:
-    """Run a job folder in ``folder``'s own workspace; ``guarded``: the sites have our ``privacy.json``."""
+    """Run a job folder in ``folder``'s own workspace.
+
+    Args:
+        job: the folder.
+        folder: of the workspace.
+        threads: of the engine.
+        site_config: of all sites.
+        timeout: in seconds.
+        engine_command: start it by the engine's own command.
+        guarded: the sites have our ``privacy.json``.
+        real: each process is started by an interpreter of its own, and not forked.
+    """
     workspace = folder / "workspace"
     local = workspace / "local"
     local.mkdir(parents=True, exist_ok=True)
@@ -109,13 +121,17 @@ def simulate_job(
     if site_config is not None:
         (local / "tightframe.json").write_text(json.dumps(site_config))
     if threads is None or engine_command:
-        command = [str(Path(sys.executable).with_name("nvflare")), "simulator"]
+        command = ["nvflare", "simulator"]
     else:
-        command = [sys.executable, "-m", "tightframe.flare.simulation.simulator"]
+        command = ["python3", "-m", "tightframe.flare.simulation.simulator"]
     command += [str(job), "-w", str(workspace), *([] if threads is None else ["-t", str(threads)])]
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join([str(EXECUTORS), os.environ.get("PYTHONPATH", "")])
     }
+    place = Path(sys.executable).parent
+    if not real and (folder_of := forking.started()) is not None:
+        environment, place = forking.environment(environment), folder_of / "bin"
+    command[0] = str(place / command[0])
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=timeout, env=environment, cwd=folder, check=False
     )

@@ -220,7 +220,7 @@ def wait(there: Callable[[], bool], what: str, log: Callable[[], str] = str) -> 
 
 def set_up(folder: Path) -> Six:
     """Everything before the first process."""
-    made = Six(folder, free_port())
+    made = Six(folder, free_port(), forked=False)
     (folder / "home").mkdir()
     made.state(SERVER).parent.mkdir()
     others = [f"--site {name}={name.replace('-', '_')}" for name in SITES[3:]]

@@ -28,7 +28,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
 from PIL import Image
-from tests.support import ROOT
+from tests.support import ROOT, forking
 from tests.support.production.guides import ONE_MACHINE, Guide
 from typer.testing import CliRunner
 
@@ -57,7 +57,16 @@ PACKAGING, CERTIFYING = threading.Lock(), threading.Lock()
 
 @dataclass
 class Federation:
-    """Folders and processes of everybody; ``packaged`` is what the kits held before anybody joined."""
+    """Folders and processes of everybody.
+
+    Attributes:
+        folder: of all.
+        port: of the server.
+        fingerprint: of the root.
+        packaged: what the kits held before anybody joined.
+        forked: whether commands are forked, and not started by an interpreter of their own, as server, sites
+            and the processes of their jobs always are: a job's looks for a site above it.
+    """
 
     folder: Path
     port: int
@@ -66,6 +75,7 @@ class Federation:
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     operations: Guide = field(default_factory=lambda: Guide(OPERATIONS, [FAULTS, ONE_MACHINE]))
     site_guide: Guide = field(default_factory=lambda: Guide(SITE_GUIDE, [ACCOUNTS]))
+    forked: bool = True
 
     def kit(self, name: str) -> Path:
         return self.folder / "kits" / PROJECT / "prod_00" / name
@@ -102,7 +112,7 @@ class Federation:
         done = subprocess.run(
             command,
             cwd=self.folder,
-            env=self.environment,
+            env=forking.environment(self.environment) if self.forked else self.environment,
             capture_output=True,
             text=True,
             timeout=timeout,
@@ -132,6 +142,15 @@ class Federation:
             "PYTHONPATH": path.rstrip(os.pathsep),
             "COLUMNS": "200",
         }
+
+    @contextmanager
+    def real(self) -> Iterator[None]:
+        """Commands that are started meanwhile have an interpreter of their own."""
+        before, self.forked = self.forked, False
+        try:
+            yield
+        finally:
+            self.forked = before
 
     def environment_of(self, name: str) -> dict[str, str]:
         """A kit's processes have a temporary folder of their own, and obey; a hospital's are spied on."""

@@ -146,6 +146,7 @@ def set_up(made: TwoAccounts) -> None:
     made.fingerprint = made.root_fingerprint("ca")
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(made.provision, (SERVER, LEAD, *(name for name in SITES if name != SITE))))
+    made.forked = False  # from here on there are accounts that may not run what forks
     make_records(made.records(SITE), 2)
     shutil.copy(made.folder / "federation" / "requests" / f"{SITE}.yml", made.folder)
     made.follow_two(slice(0, 2))  # the accounts

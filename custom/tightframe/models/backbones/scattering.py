@@ -26,6 +26,7 @@ from torch import nn
 from tightframe.models.base import BackboneSpec, Options, image_channels
 from tightframe.models.heads import Classifier
 from tightframe.models.scattering import MAX_SCALE, paths, scattering2d
+from tightframe.models.scattering_products import ScatteringProducts
 
 COMPRESSION = 300.0
 GUARD = 1e-12
@@ -86,6 +87,8 @@ class ScatteringFeatures(nn.Module):
         channels, height, side = input_shape
         self.scales, self.angles = options.J, options.L
         self.keep, self.length = options.keep, options.length
+        self.sides = (height, side)
+        self.products: nn.Module | None = None
         colours = torch.tensor(OPPONENT) if options.colours == "opponent" and channels == 3 else None
         self.register_buffer("colours", colours, persistent=False)
         of_path = 2 if options.keep == "moments" else (height >> options.J) * (side >> options.J)
@@ -115,12 +118,25 @@ class ScatteringFeatures(nn.Module):
         """Return what is kept of all paths, (B, w), of any length."""
         if self.colours is not None:
             x = torch.einsum("oc,bchw->bohw", self.colours.to(x.dtype), x)
-        maps = scattering2d(x.flatten(0, 1).contiguous(), self.scales, self.angles).flatten(2)
-        return self._moments(maps, len(x)) if self.keep == "moments" else _relative(maps).view(len(x), -1)
+        channels = x.flatten(0, 1)
+        if self.products is None:
+            maps = scattering2d(channels.contiguous(), self.scales, self.angles).flatten(2)
+        else:
+            maps = self.products(channels).flatten(2)
+        wide = x.shape[1] * maps.shape[1]
+        return (
+            self._moments(maps, wide)
+            if self.keep == "moments"
+            else _relative(maps).reshape(-1, wide * maps.shape[2])
+        )
+
+    def prepare_export(self) -> None:
+        """Compute from here on what other programs can hold: the same to rounding, and slower."""
+        self.products = ScatteringProducts(*self.sides, self.scales, self.angles)
 
     @staticmethod
-    def _moments(maps: torch.Tensor, records: int) -> torch.Tensor:
-        moments = torch.cat([maps.mean(2), maps.std(2, correction=0)], dim=1).view(records, -1)
+    def _moments(maps: torch.Tensor, wide: int) -> torch.Tensor:
+        moments = torch.cat([maps.mean(2), maps.std(2, correction=0)], dim=1).reshape(-1, 2 * wide)
         compressed = moments.sign() * torch.log1p(COMPRESSION * moments.abs())
         return compressed - compressed.mean(1, keepdim=True)
 
