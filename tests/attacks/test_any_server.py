@@ -818,16 +818,18 @@ class MaliciousServer(RuleBasedStateMachine):
         if not server.summed:
             server.honest_sum("train", {})
         steps = ["train", SEAL, SEAL, "epoch", "epoch", "again", "job"]
-        for step in data.draw(st.lists(st.sampled_from(steps), max_size=3), "before"):
+        ways = [[SEAL, "epoch"], ["train", SEAL, "epoch"], [SEAL, "job"], ["again", "epoch"]]
+        lists = st.sampled_from(ways) | st.lists(st.sampled_from(steps), max_size=3)
+        for step in data.draw(lists, "before"):
             if server.begun < EPOCHS or step in ("train", SEAL, "again"):
                 self.advance(data, step)
         known = list(dict.fromkeys(item.basis for item in reversed(server.summed)))
         target = data.draw(st.sampled_from(known[:2] + known), "again") if known else server.state
         wrong = self.crafted(target)
-        for _ in range(data.draw(st.integers(1, 3), "times")):
+        for _ in range(data.draw(st.sampled_from([2, 1, 2, 3]), "times")):
             if self.epoch.next >= self.epoch.params.slots:
                 return
-            self.name_to_all(data, data.draw(st.sampled_from([target] * 4 + [wrong]), "names"))
+            self.name_to_all(data, data.draw(st.sampled_from([target] * 6 + [wrong]), "names"))
         self.only = "again"
         assert self.slot is not None
         if self.slot.asked:
