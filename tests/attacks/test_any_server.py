@@ -853,7 +853,7 @@ class MaliciousServer(RuleBasedStateMachine):
         rounds = [server.round] * 3 + [item.round for item in server.summed if item.basis == state]
         number = data.draw(st.sampled_from(rounds), "round")
         sum_id = SumId.of(kind, number, 0, data.draw(st.integers(0, 1), "attempt"))
-        gone = data.draw(st.sampled_from([None, None, *epoch.params.roster]), "drops out")
+        gone = data.draw(st.sampled_from([None] * 6 + list(epoch.params.roster)), "drops out")
         self.slot = slot = epoch.slot(epoch.next)
         for name in self.honest:
             if name != gone:
