@@ -22,6 +22,8 @@ LINK = re.compile(r"\[([^\[\]]*)\]\(([^()\s]+)\)")
 CODE = re.compile(r"^```python\n(.*?)^```$", re.M | re.S)
 NOTEBOOKS = ("notebook.md",)
 """Guides whose cells of code run in order, by a test."""
+NAME = re.compile(r"<code>[^<\n]*</code>")
+"""Code in a line of text; that of a block has tags of its own within."""
 FENCE = re.compile(r"(^ *```.*?^ *```)", re.M | re.S)
 
 
@@ -130,3 +132,8 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         title, _, rest = text.partition("\n")
         text = f"{title}\n\n[This page as a notebook]({PurePosixPath(here).stem}.ipynb)\n{rest}"
     return text
+
+
+def on_post_page(output: str, **_: Any) -> str:
+    """Let names in a line of text break after a low line, and not within a word."""
+    return NAME.sub(lambda code: code.group().replace("_", "_<wbr>"), output)
