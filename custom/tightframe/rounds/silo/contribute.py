@@ -112,10 +112,11 @@ class Contributor:
         specs = codec.specs(phase.schema, parties=len(weights))
         check(sum_id, specs)
         self._settle(message, total)
-        needs = Needs.of(context, message["state"], total, follows=follows)
+        needs = Needs.of(context, message["state"], total)
         silo = self._silo(exchange, message, sorted(weights), honest, tellers, needs)
         if job.local_baseline_epochs and job.withdraw is None and self._setup.plan.starts(exchange):
-            data = tensor_bytes(state.model, {NEEDS: json.dumps(needs.stored())})
+            own = NO_NEEDS if total is None and follows else needs  # the job's own start is known
+            data = tensor_bytes(state.model, {NEEDS: json.dumps(own.stored())})
             write_atomically(context.state_folder / START, data, mode=0o600)
         # A server could have chosen the state: it is neither the job's own nor verified.
         begins = (exchange.kind, exchange.index) == (BEFORE, 0) and job.withdraw is not None
