@@ -22,6 +22,10 @@ LINK = re.compile(r"\[([^\[\]]*)\]\(([^()\s]+)\)")
 CODE = re.compile(r"^```python\n(.*?)^```$", re.M | re.S)
 NOTEBOOKS = ("notebook.md",)
 """Guides whose cells of code run in order, by a test."""
+NAME = re.compile(r"<code>[^<\n]*</code>")
+"""Code in a line of text; that of a block has tags of its own within."""
+COMMANDS = re.compile(r'<div class="language-sh highlight">.*?</div>', re.S)
+OPTION = re.compile(r"(?<![\w-])--[a-z][\w-]*")
 FENCE = re.compile(r"(^ *```.*?^ *```)", re.M | re.S)
 
 
@@ -130,3 +134,13 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         title, _, rest = text.partition("\n")
         text = f"{title}\n\n[This page as a notebook]({PurePosixPath(here).stem}.ipynb)\n{rest}"
     return text
+
+
+def on_post_page(output: str, **_: Any) -> str:
+    """Let names in a line of text break after a low line, and options nowhere."""
+
+    def kept(code: str) -> str:
+        return OPTION.sub(r'<span class="option">\g<0></span>', code)
+
+    output = NAME.sub(lambda code: kept(code.group().replace("_", "_<wbr>")), output)
+    return COMMANDS.sub(lambda block: kept(block.group()), output)

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.support import forking
 
 from tightframe import federation
 from tightframe.errors import JobError
@@ -96,7 +97,9 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def _run(command: list[str], folder: Path, path: Path | None = None) -> str:
     """Run a command and give what it printed; ``path`` is where an extension is installed."""
-    environment = os.environ | ({} if path is None else {"PYTHONPATH": str(path)})
+    programs = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    environment = os.environ | {"PATH": programs} | ({} if path is None else {"PYTHONPATH": str(path)})
+    environment = forking.environment(environment)
     done = subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=900
     )
@@ -211,9 +214,7 @@ def test_the_engines_allow_list_need_not_know_of_it(site: Path, records: Path, t
     """The page's commands, in the engine's simulator with the list as it is."""
     shutil.copy(records / "vitals.json", tmp_path)
     (commands,) = [block for block in _blocks("extension.md", "sh") if block.startswith("tightframe jobs")]
-    call = f"{sys.executable} -c 'from tightframe_app.cli import main; main()'"
-    shell = f'tightframe() {{ {call} "$@"; }}\nset -e\n{commands}'
-    said = _run(["bash", "-c", shell], tmp_path, site)
+    said = _run(["bash", "-c", f"set -e\n{commands}"], tmp_path, site)
     assert "FedAvg with server momentum (vital_momentum) on Vital signs with vital_mlp" in said
     workspace = tmp_path / "simulator_workspace"
     assert (workspace / "local" / "resources.json").read_text() == simulator.allow_list_text()

@@ -65,6 +65,7 @@ def predict(
     from tightframe.inference.errors import ModelError
     from tightframe.inference.model import load_model
     from tightframe.inference.predictions import OperatingPoint, header, line, predictions
+    from tightframe.results.files import BEST, MODEL
 
     if output.exists() and not force:
         raise FileExistsError(f"Expected {output} to be free, but it is there: give --force to replace it.")
@@ -78,7 +79,11 @@ def predict(
     entry = None if site_config is None else _entry(model, site_config, site)
     found = files.find(model, inputs, originals=originals, name_column=name, modality=modality, entry=entry)
     kind = "findings" if model.findings else "classes"
-    err.print(f"model {model.hash[:12]}: {model.setup.method.title}, {kind} {', '.join(model.class_names)}")
+    what = f"{model.setup.method.title}, {kind} {', '.join(model.class_names)}"
+    err.print(f"model {model.hash[:12]} ({model.origin}): {what}")
+    best = model.path.with_name(BEST)
+    if model.path.name == MODEL and model.best_round not in (None, model.setup.job.rounds) and best.is_file():
+        err.print(f"The best by validation was round {model.best_round}'s; it answers if you name {best}")
     if model.synthetic:
         err.print("SYNTHETIC TWIN: the model was trained on generated records; its answers mean nothing")
     last = time.monotonic()

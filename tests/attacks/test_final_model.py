@@ -84,6 +84,25 @@ def test_what_follows_from_a_false_last_total_is_no_final_model(
         assert caught.value.code == "TF-827"
 
 
+def test_nor_is_the_start_where_the_run_ends_for_one_hospital_at_once(federation: Federation) -> None:
+    phase = federation.setup.plan.find("closing", 1, 0).carrying(True)
+    schema = schema_name("closing-0", codec.specs(phase.schema, 4))
+    setup = federation.session.setup_for(ASKED).to_bytes()
+    message = {
+        "kind": "closing",
+        "round": 1,
+        "phase": 0,
+        "attempt": 0,
+        "opened": {},
+        **federation.shared.named(),
+        "secure": TermRequest(0, SumId.of("closing", 1, 0, 0), schema, setup).to_bytes(),
+    }
+    federation.sessions[ASKED].handle("contribute", message)
+    with pytest.raises(TightframeError) as caught:
+        load_model(federation.sessions[ASKED].context.run_dir)
+    assert caught.value.code == "TF-827"
+
+
 def test_what_the_closing_proves_is_each_hospitals_final_model(federation: Federation) -> None:
     """The same run without a lie: nobody waits for the personal models, nor for the end."""
     federation.sum("train", 1)

@@ -194,6 +194,9 @@ def test_the_twin_may_use_single_records_and_real_ones_five() -> None:
 def test_what_is_loose_is_told() -> None:
     assert PolicyBlock().resolve(production=True).describe() == "standard"
     told = PolicyBlock().resolve(production=False).describe()
+    assert PolicyBlock().resolve(production=False).name() == "research"
+    changed = PolicyBlock(profile="research", max_rounds=5).resolve(production=False)
+    assert changed.name() == "research, with max_rounds 5"
     for rule in ("require_secure_sum off", "class_rules_off on", "allow_sign_split on"):
         assert rule in told
 

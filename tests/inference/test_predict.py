@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ from tightframe.errors import DataError
 from tightframe.inference import exports, inputs
 from tightframe.inference.errors import ModelError
 from tightframe.inference.predictions import OperatingPoint
+from tightframe.results.files import BEST, CARD, MODEL
 from tightframe_app.cli import app
 
 NAMES = ["a", "b", "c"]
@@ -178,6 +181,19 @@ def test_rows_of_a_table_by_column_name(heart: Path, tmp_path: Path) -> None:
     found = rows(tmp_path / "out.csv")
     assert [row["input"] for row in found] == [f"p{i}" for i in range(6)]
     np.testing.assert_array_equal(probabilities(found, model), model.predict_proba(expected))
+
+
+def test_which_model_answers_is_said(heart: Path, tmp_path: Path) -> None:
+    best, card = heart / BEST, json.loads((heart / CARD).read_text())
+    (tmp_path / CARD).write_text(json.dumps(card | {"best_round_by_validation": 7}))
+    for name in (MODEL, BEST):
+        shutil.copy(best.with_name(name), tmp_path / name)
+    table = write_table(tmp_path / "in.csv", list(FEATURES), [list(row) for row in heart_rows(1)[0]])
+    made = predict(tmp_path, table, "-o", tmp_path / "out.csv")
+    assert "(the last round's)" in made.stderr
+    assert f"round 7's; it answers if you name {tmp_path / BEST}" in made.stderr.replace("\n", " ")
+    named = predict(tmp_path / BEST, table, "-o", tmp_path / "best.csv").stderr
+    assert "(round 7's, the best by validation)" in named and "if you name" not in named
 
 
 def test_all_that_is_wrong_with_a_header_is_told_at_once(heart: Path, tmp_path: Path) -> None:

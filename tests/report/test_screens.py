@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-from tests.support.browser import Browser
+from tests.support.browser import DESK, PHONE, Browser
 from tests.support.screens import chart_problems
 
 from tightframe.report.drawing import curves, forest, layout, matrix, plots
@@ -56,3 +56,17 @@ def test_no_chart_is_cut_scrolls_or_is_too_small_to_read(browser: Browser, tmp_p
     drawn = [figure(draw, "What it shows.") for draw in crowded()]
     page.write_text(layout.page("Charts", "test", section("All", *drawn)), encoding="utf-8")
     assert chart_problems(browser, page.as_uri(), (1280, 701, 700, 390, 360)) == []
+
+
+def test_no_cell_of_a_silos_page_is_cut_and_what_left_it_needs_no_scrolling(
+    browser: Browser, run: Path
+) -> None:
+    cut = """[...document.querySelectorAll("td,th,dd")]
+      .filter(item => item.scrollWidth > item.clientWidth + 1)
+      .map(item => item.textContent)"""
+    browser.open((run / "site-1" / "report.html").as_uri())
+    for width in (DESK, PHONE):
+        browser.size(width)
+        assert browser.value(cut) == []
+        left = "document.querySelector('#what-left-this-silo .scroll')"
+        assert browser.value(f"{left}.scrollWidth <= {left}.clientWidth"), width

@@ -23,7 +23,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tightframe_app.data import contracts as tables
-from tightframe_app.data import described
+from tightframe_app.data import described, splitting
 from tightframe_app.screens import lines
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ err = lines(stderr=True)
 
 
 app.command("init")(tables.init)
+app.command("split")(splitting.split)
 app.command("check")(tables.check)
 app.command("describe")(described.describe)
 

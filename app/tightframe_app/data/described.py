@@ -51,10 +51,13 @@ def describe(
     if form == "json":
         _show_json(agreed.title, described)
         return
+    from tightframe.results.words import plural
+
     for name, found in described:
         counts = ", ".join(f"{shown(title)} {count}" for title, count in found.records.items())
         tables.out.print(f"{name}: {found.where}" if name else found.where, style="bold")
-        tables.out.print(f"{sum(found.records.values())} records ({counts}); {found.broken} rows broken")
+        broken = plural(found.broken, "row")
+        tables.out.print(f"{sum(found.records.values())} records ({counts}); {broken} broken")
         if found.present:
             present = ", ".join(
                 f"{shown(title)} {count}" + (f" ({unknown} unknown)" if unknown else "")

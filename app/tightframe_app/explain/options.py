@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -11,10 +12,12 @@ from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 import typer
 from pydantic import BaseModel
 
-from tightframe.options import meanings, unknown_name
+from tightframe.options import meanings
 
 if TYPE_CHECKING:
     from tightframe.data import DatasetSpec
+    from tightframe.models import BackboneSpec
+    from tightframe.phases import Method
     from tightframe.registry import Listed
 
 
@@ -154,37 +157,54 @@ def of_methods() -> dict[str, Callable[[], Topic]]:
     """Return the options of our methods, by name."""
     from tightframe.methods import METHODS
 
-    return {
-        item.name: partial(topic, item.name, item.config, about=f"The method {item.title}.")
-        for item in METHODS
-    }
+    return {item.name: partial(_method, item) for item in METHODS}
+
+
+def _method(method: Method) -> Topic:
+    return topic(method.name, method.config, about=f"The method {method.title}.")
 
 
 def of_models() -> dict[str, Callable[[], Topic]]:
     """Return the options of our models, by name."""
     from tightframe.models import BACKBONES
 
-    return {
-        item.name: partial(
-            topic, item.name, item.options, about=f"The model `{item.name}`. {_first(item.options)}"
-        )
-        for item in BACKBONES
-    }
+    return {item.name: partial(_model, item) for item in BACKBONES}
+
+
+def _model(model: BackboneSpec) -> Topic:
+    return topic(model.name, model.options, about=f"The model `{model.name}`. {_first(model.options)}")
 
 
 def of_data() -> dict[str, Callable[[], Topic]]:
     """Return what a job and a site say of our data sets, by name."""
     from tightframe.data import DATASETS
 
-    return {item.name: partial(_data, item) for item in DATASETS}
+    return {item.name: partial(_listed, item) for item in DATASETS}
 
 
-def _data(listed: Listed[DatasetSpec]) -> Topic:
-    spec = listed.load()
-    job = topic(listed.name, spec.options, "dataset_options.")
-    site = topic(listed.name, spec.site, f"data.{listed.name}.")
+def _listed(listed: Listed[DatasetSpec]) -> Topic:
+    return _data(listed.load())
+
+
+def _data(spec: DatasetSpec) -> Topic:
+    job = topic(spec.name, spec.options, "dataset_options.")
+    site = topic(spec.name, spec.site, f"data.{spec.name}.")
     about = f"The data set {spec.title}: `dataset_options` of a job, and a site's entry in `data`."
-    return Topic(listed.name, about, (*job.values, *site.values))
+    return Topic(spec.name, about, (*job.values, *site.values))
+
+
+def of_packages() -> dict[str, Callable[[], Topic]]:
+    """Return the options of methods, models and data sets that installed packages add, by name."""
+    from importlib.metadata import entry_points
+
+    from tightframe import data, methods, models
+
+    made: list[tuple[str, Callable[[str], Topic]]] = [
+        (methods.ENTRY_POINTS, lambda name: _method(methods.get(name))),
+        (models.ENTRY_POINTS, lambda name: _model(models.get(name))),
+        (data.ENTRY_POINTS, lambda name: _data(data.get(name))),
+    ]
+    return {entry.name: partial(of, entry.name) for group, of in made for entry in entry_points(group=group)}
 
 
 def status() -> dict[str, Callable[[], Topic]]:
@@ -198,7 +218,8 @@ def status() -> dict[str, Callable[[], Topic]]:
 
 def named() -> dict[str, Callable[[], Topic]]:
     """Return all topics by name."""
-    return {**blocks(), **status(), **of_methods(), **of_models(), **of_data()}
+    ours = {**blocks(), **status(), **of_methods(), **of_models(), **of_data()}
+    return {**of_packages(), **ours}
 
 
 def _first(model: type[BaseModel]) -> str:
@@ -219,7 +240,9 @@ def find(word: str) -> list[Topic]:
         known = named()
         if word not in known:
             values = [value.name for item in all_blocks for value in item.values]
-            raise typer.BadParameter(unknown_name("word", word, [*known, *values]))
+            near = difflib.get_close_matches(word, [*known, *values], n=1)
+            meant = f"did you mean {near[0]!r}? " if near else ""
+            raise typer.BadParameter(f"no such word as {word!r}: {meant}`tightframe explain` lists them all")
     return [known[word]()]
 
 

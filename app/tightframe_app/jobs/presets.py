@@ -183,7 +183,7 @@ def described(method: str) -> dict[str, Any]:
 def lines(method: str) -> list[str]:
     """Return a method's preset and what was seen of it, as ``tightframe methods NAME`` shows them."""
     preset, compared = of(method), list(effects(method))
-    shown = [f"preset (`tightframe jobs export --method {method}`): {preset.sets}"]
+    shown = [f"preset (`tightframe jobs export --method {method} --data DATASET`): {preset.sets}"]
     shown += [f"  in print: {preset.printed}", f"  source: {preset.source}"]
     if not compared:
         place = ELSEWHERE.get(method)

@@ -13,7 +13,7 @@ import typer
 
 from tightframe import data
 from tightframe.config.job import JobConfig
-from tightframe.config.site import SiteEntry, dataset_of, open_data, site_entry
+from tightframe.config.site import FILE_NAME, SiteEntry, dataset_of, open_data, site_entry
 from tightframe.data.base import SiloData, check_form
 from tightframe.errors import RunError, SiteConfigError, TightframeError
 from tightframe.flare.simulation import workspace as workspaces
@@ -47,14 +47,16 @@ def records(local: Path, used: Path | None, job: JobConfig) -> str:
         except SiteConfigError as error:
             if error.code != "TF-201":
                 raise  # the error covers the whole file, with all its problems
-            problems.setdefault(str(error), []).append(site)
+            # The user's own file, of which the workspace has a copy.
+            problem = str(error).replace(str(local / FILE_NAME), str(used))
+            problems.setdefault(problem, []).append(site)
         else:
             entries |= {} if entry is None else {site: entry}
     if not entries and not problems:
         return f"site configuration: {used}, for the server only; every silo {unconfigured(job)}"
     if problems := problems | unreadable(job, entries):
         lines = "\n".join(f"  - {', '.join(sites)}: {problem}" for problem, sites in problems.items())
-        raise SiteConfigError(f"{used} names records that cannot be opened:\n{lines}")
+        raise SiteConfigError(f"Expected {used} to say where each site's records lie, but:\n{lines}")
     twins = [site for site, entry in entries.items() if entry.rehearses]
     generated = f"; each of {', '.join(twins)} {unconfigured(job)}" if twins else ""
     return f"site configuration: {used}{generated}"

@@ -320,6 +320,11 @@ class Policy(StrictModel):
         rules = ", ".join(f"{name} {value}" for name, value in self.differences().items())
         return f"{self.profile}" + (f" ({rules})" if rules else "")
 
+    def name(self) -> str:
+        """Name the profile, and the rules that were changed in it."""
+        changed = ", ".join(f"{name} {value}" for name, value in self.differences(self.profile).items())
+        return f"{self.profile}, with {changed}" if changed else self.profile
+
     def differences(self, profile: Profile = "standard") -> dict[str, str]:
         """Return the rules that differ from a profile, with their values in words; pins are left out."""
         return {

@@ -287,8 +287,8 @@ def site_entry(folder: Path, site: str, *, production: bool, alone: bool = False
             return None  # only the server is configured
         if site not in sites:
             raise SiteConfigError(
-                f"{path} names {sorted(sites)}, but not {site}: add it, or export the job "
-                "for the sites that are configured.",
+                f"{path} names {', '.join(sorted(sites)) or 'no site'}, but not {site}: add it, or export "
+                "the job for the sites that are configured (--sites).",
                 code="TF-201",
             )
         entry = sites[site]

@@ -74,6 +74,20 @@ class TrainedModel:
         return self.card.synthetic
 
     @property
+    def best_round(self) -> int | None:
+        """The round whose model was the best by validation; None where none was kept."""
+        return self.card.best_round_by_validation if isinstance(self.card, Card) else None
+
+    @property
+    def origin(self) -> str:
+        """Say of which round it is, or that it is personal."""
+        if self.path.name == BEST and self.best_round is not None:
+            return f"round {self.best_round}'s, the best by validation"
+        return {BEST: "the best by validation", PERSONAL: "a silo's personal one"}.get(
+            self.path.name, "the last round's"
+        )
+
+    @property
     def findings(self) -> bool:
         """Whether the classes are findings, of which a record may have several or none."""
         return self.setup.dataset.multi_label

@@ -38,17 +38,18 @@ class Needs:
     since: int = 0
 
     @classmethod
-    def of(cls, context: SiloContext, state: str, total: Total | None, *, follows: bool) -> Needs:
-        """Return what proves the state that a request rests on.
+    def of(cls, context: SiloContext, state: str, total: Total | None) -> Needs:
+        """Return what proves the state that a request rests on; nothing does in plain sums.
+
+        A state that rests on verified totals is no exception: a server could end the run there for one silo.
 
         Args:
             context: of the silo.
             state: SHA-256 (hex) of the run's state.
             total: the last one told; None if there is none.
-            follows: whether this silo vouches for the state.
         """
-        if context.job.summation != "secure" or (total is None and follows):
-            return cls()  # totals are not verified, or the state rests on verified ones
+        if context.job.summation != "secure":
+            return cls()
         words = [state]
         if total is not None and (context.state_folder / TOLD).is_file():  # so does its own state
             words.append(verified_total(total.digest().hex()))

@@ -108,11 +108,40 @@ def test_a_proposal_tells_kinds_and_what_to_decide(tmp_path: Path) -> None:
         assert words in said
     for words in ("same: left out", "empty: left out", "mixed: left out: 10 of 40", "age: which `unit`"):
         assert words in said
+    assert made.notes[0].startswith("title: 'ward', the file's name, will stand in the job"), "and is public"
     assert "crp: 37 of 40 values are numbers; does 'k.A.' stand for no value?" in said
     frame[["mixed", "crp"]] = frame[["mixed", "crp"]].astype(str)
     frame.to_parquet(tmp_path / "ward.parquet")
     again = propose(tmp_path / "ward.parquet", {"label": "ill", "patient": "who"})
     assert kinds(again.contract) == kinds(made.contract)
+
+
+def test_a_table_is_divided_by_a_column_and_no_cell_is_lost(tmp_path: Path) -> None:
+    frame = pd.DataFrame({"ward": ["B", "A, west", "B", "A, west"], "x": ["1,5", 'a "b"', " c ", "Ä;"]})
+    frame.insert(1, "id", ["1", "2", "3", "4"])
+    frame.to_csv(tmp_path / "all.csv", sep=";", index=False, encoding="cp1252")
+    done = typed("data", "split", tmp_path / "all.csv", "--by", "ward", "-o", tmp_path / "sites")
+    assert done.exit_code == 0, done.output
+    assert "site-1: A, west, 2 rows" in told(done)
+    sites = json.loads((tmp_path / "sites" / "sites.json").read_text())["sites"]
+    for site, ward in (("site-1", "A, west"), ("site-2", "B")):
+        entry = TableSite.model_validate(sites[site]["data"]["table"])
+        assert entry.file == tmp_path / "sites" / f"{site}.csv"
+        own = pd.read_csv(entry.file, sep=entry.delimiter, encoding=entry.encoding, dtype=str)
+        wanted = frame[frame["ward"] == ward].drop(columns="ward").reset_index(drop=True)
+        pd.testing.assert_frame_equal(own, wanted)
+    again = typed("data", "split", tmp_path / "all.csv", "--by", "ward", "-o", tmp_path / "sites")
+    assert isinstance(again.exception, FileExistsError)
+    for column, rows, code in (
+        ("nobody", "a,b\n1,2\n", "TF-204"),
+        ("a", "a,b\n1,2\n,3\n", "TF-207"),
+        ("a", "a,b\n1,2\n1,3\n", "TF-207"),
+        ("a", "a,b\n1,2\n2\n", "TF-206"),
+    ):
+        (tmp_path / "bad.csv").write_text(rows)
+        refused = typed("data", "split", tmp_path / "bad.csv", "--by", column, "-o", tmp_path / "none")
+        assert isinstance(refused.exception, DataError) and refused.exception.code == code
+        assert not (tmp_path / "none").exists()
 
 
 def test_init_without_a_label_lists_what_could_be_one_and_overwrites_nothing(tmp_path: Path) -> None:

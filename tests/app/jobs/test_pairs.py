@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from pathlib import Path
 
 import pytest
+from tests.support import ROOT
 from typer.testing import CliRunner
 
 from tightframe.errors import JobError
@@ -96,7 +98,7 @@ def test_the_command_shows_the_preset_and_what_was_measured() -> None:
     assert all(presets.Effect(**values).method in presets.PRESETS for values in measured)
     shown = CliRunner().invoke(app, ["methods", "fednh"]).output
     assert (
-        "preset (`tightframe jobs export --method fednh`)" in shown
+        "preset (`tightframe jobs export --method fednh --data DATASET`)" in shown
         and "method_options.lr_decay 0.99" in shown
     )
     for values in measured:
@@ -104,6 +106,27 @@ def test_the_command_shows_the_preset_and_what_was_measured() -> None:
             assert f"{values['mean']:+.1f} [{values['low']:+.1f}, {values['high']:+.1f}]" in shown
             assert values["command"] in shown
     assert "not measured here" in CliRunner().invoke(app, ["methods", "fed3r"]).output
+
+
+def test_options_of_an_installed_package_are_explained_and_a_wrong_word_is_told_shortly(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    about = tmp_path / "tightframe_vitals-0.1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: tightframe-vitals\nVersion: 0.1.0\n")
+    groups = tomllib.loads((ROOT / "docs/extension/pyproject.toml").read_text())["project"]["entry-points"]
+    lines = [f"[{group}]\n" + "".join(f"{k} = {v}\n" for k, v in of.items()) for group, of in groups.items()]
+    (about / "entry_points.txt").write_text("\n".join(lines))
+    monkeypatch.syspath_prepend(str(ROOT / "docs" / "extension"))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for word, told in (
+        ("vital_momentum", "server_momentum (0.9)"),
+        ("vital_mlp", "The model `vital_mlp`"),
+        ("vital_signs", "data.vital_signs.file (required)"),
+    ):
+        assert told in CliRunner().invoke(app, ["explain", word]).output
+    wrong = CliRunner().invoke(app, ["explain", "vital_momentun"])
+    assert wrong.exit_code == 2 and "'vital_momentum'" in wrong.output and len(wrong.output.splitlines()) < 12
 
 
 def test_privacy_replaces_what_it_excludes_of_a_preset_but_no_value_that_is_set(tmp_path: Path) -> None:

@@ -187,7 +187,7 @@ def test_records_that_cannot_be_opened_are_named_of_all_sites_before_anything_ru
     told = str(done.exception)
     assert "site-1: TF-203: Expected the images of Fed-ISIC2019 in /nowhere/" in told
     assert "site-2: TF-208: Expected images of centre 5" in told
-    assert "site-3: TF-201:" in told and "but not site-3" in told
+    assert f"site-3: TF-201: {tmp_path / 'wrong.json'} names site-1, site-2, " in told, "the user's own file"
     assert started == [] and local(tmp_path) == []
 
 
@@ -365,12 +365,14 @@ def test_an_earlier_run_is_kept_and_said(
 ) -> None:
     results = tmp_path / "ws" / "server" / "simulate_job"
     results.mkdir(parents=True)
-    (results / "outcome.json").write_text('{"trained": true}')
+    (results / "outcome.json").write_text('{"job_name": "mine", "trained": true}')
     simulator.prepare_workspace(tmp_path / "ws")
     done = simulate()
     (kept,) = (tmp_path / "ws.runs").iterdir()
     assert f"kept the earlier run as {kept}" in done.output and len(started) == 1
-    assert (kept / "server" / "simulate_job" / "outcome.json").read_text() == '{"trained": true}'
+    assert kept.name.endswith("_mine"), "a run is found by its job"
+    outcome = (kept / "server" / "simulate_job" / "outcome.json").read_text()
+    assert outcome == '{"job_name": "mine", "trained": true}'
 
 
 def test_a_workspace_in_use_is_refused_before_anything_is_touched(

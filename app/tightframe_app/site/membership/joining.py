@@ -333,6 +333,7 @@ def package(answer: Answer, folder: Path, told: str) -> Path:
     made = Path(str(provisioner("package", answer.path, *words)["output_dir"]))
     if made.resolve() != kit.resolve():
         raise JoinError(f"Expected the engine to make {kit}, but it made {made}.", code="TF-752")
+    kit.chmod(0o700)  # it will hold the jobs' results beside the key
     return kit
 
 

@@ -20,6 +20,7 @@ from tightframe.data.images.views import NIFTI
 from tightframe.data.table.proposal import (
     MISSING,
     Proposal,
+    about_title,
     guessed,
     label_columns,
     label_of,
@@ -77,6 +78,7 @@ def propose(
     require_columns(path, header, [*labels, *chosen.values(), column])
     label = label_of(labels, cells)
     named = title or path.name.partition(".")[0]
+    label = (label[0], [*([] if title else [about_title(named)]), *label[1]])
     return _proposal(named, chosen, label, column, cells[column], _without_decimal(entry), site.root, size)
 
 
@@ -93,6 +95,7 @@ def propose_folders(root: Path, *, size: int | None = None, title: str | None = 
             f"Expected {root} to have a folder of pictures for each class, but there are none.", code="TF-208"
         )
     label = label_of(["class"], {"class": [path.parts[0] for path in files]})
+    label = (label[0], [*([] if title else [about_title(root.name)]), *label[1]])
     entry = {"root": str(root.absolute()), "layout": "folders"}
     chosen = {"record": "record"}
     return _proposal(

@@ -99,6 +99,7 @@ def propose(path: Path, roles: Mapping[str, str | None], *, title: str | None = 
         ) from None
     used = sorted({cell for cell in _raw(site) if cell in MISSING} - {""})
     first = [
+        *([] if title else [about_title(contract["title"])]),
         *about_label,
         "Ranges are this file's, rounded outwards, and vocabularies are this file's levels: a contract is "
         "public, so put in their place what is possible, and what the other sites have.",
@@ -109,6 +110,11 @@ def propose(path: Path, roles: Mapping[str, str | None], *, title: str | None = 
             "folds, and no job can hide patients."
         )
     return Proposal(contract, {**entry, "missing": ["", *used]}, (*first, *notes))
+
+
+def about_title(title: str) -> str:
+    """Return what is to be decided about a title that is a file's or folder's name."""
+    return f"title: {title!r}, the file's name, will stand in the job and in every report. Name the data."
 
 
 def require_columns(path: Path, header: Sequence[str], wanted: Iterable[str]) -> None:

@@ -26,7 +26,7 @@ section{break-inside:auto}figure,tr,.said{break-inside:avoid}h2,h3{break-after:a
 *{box-sizing:border-box}
 body{margin:0;background:var(--paper);color:var(--ink);
 font:16px/1.5 system-ui,"Segoe UI","DejaVu Sans",sans-serif}
-main{max-width:860px;margin:0 auto;padding:24px 20px 48px}
+main{max-width:1080px;margin:0 auto;padding:24px 20px 48px}
 h1{font-size:1.7rem;line-height:1.2;margin:.2em 0 .4em;overflow-wrap:anywhere}
 h2{font-size:1.2rem;margin:2.2em 0 .6em;padding-top:.6em;border-top:1px solid var(--rule)}
 h3{font-size:1rem;margin:1.4em 0 .4em}
@@ -37,7 +37,7 @@ margin:.8em 0;max-width:none}
 .said p{margin:.2em 0}
 .good{border-color:var(--good);background:var(--goodbg)}.bad{border-color:var(--bad);background:var(--badbg)}
 .warn{border-color:var(--warn);background:var(--warnbg)}
-.tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(118px,1fr));gap:12px;margin:1em 0}
+.tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(136px,1fr));gap:12px;margin:1em 0}
 .tile{border:1px solid var(--rule);border-radius:6px;padding:.6em .8em;min-width:0}
 .tile b{display:block;font-size:1.5rem;font-weight:600;font-variant-numeric:tabular-nums;line-height:1.2}
 .tile span{display:block;color:var(--soft);font-size:.85rem;line-height:1.35}
@@ -49,10 +49,10 @@ linear-gradient(270deg,var(--shade),transparent) 100% 0/12px 100% no-repeat}
 table{border-collapse:collapse;font-size:.88rem;margin:.6em 0;font-variant-numeric:tabular-nums}
 caption{text-align:left;color:var(--soft);padding:.2em 0}
 th,td{padding:.28em .9em .28em 0;text-align:left;vertical-align:top;border-bottom:1px solid var(--rule);
-white-space:nowrap;max-width:28em;overflow:hidden;text-overflow:ellipsis}
-td.wrap{white-space:normal;overflow-wrap:anywhere;min-width:12em}
+white-space:nowrap;max-width:28em}
+td.wrap,th.wrap{white-space:normal;overflow-wrap:anywhere;min-width:12em}
 thead th{color:var(--soft);font-weight:600;white-space:normal;vertical-align:bottom;max-width:10em;
-overflow:visible;overflow-wrap:break-word}tbody th{font-weight:500}
+overflow-wrap:break-word}tbody th{font-weight:500}
 .missing{color:var(--soft);font-style:italic}abbr.missing{text-decoration:underline dotted;cursor:help}
 nav.contents ul{list-style:none;margin:.2em 0 1em;padding:0;columns:15em;column-gap:1.5em}
 nav.contents li{break-inside:avoid;padding:.18em 0}
@@ -84,7 +84,8 @@ svg text.note{fill:var(--soft);font-size:11px}svg text.count{font-size:11px}
 svg text.sign{fill:var(--on);font-weight:700}svg text.sign.absent{fill:var(--ink)}
 @media screen and (max-width:700px){.desk{display:none}.phone{display:block}}
 @media (max-width:520px){main{padding:16px 12px 32px}h1{font-size:1.35rem}
-dl>div{grid-template-columns:1fr;gap:0}}
+dl>div{grid-template-columns:1fr;gap:0}tr:has(.wrap) th{white-space:normal;min-width:6em}
+td.wrap{min-width:9em}}
 """
 
 

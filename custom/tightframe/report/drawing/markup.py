@@ -69,6 +69,14 @@ def join(parts: Iterable[Part], between: str = "") -> Markup:
     )
 
 
+LONG = 36
+"""Signs of a table's cell that are shown in one line."""
+
+
+def _signs(cell: Part) -> int:
+    return len(re.sub("<[^>]*>", "", cell)) if cell else 0
+
+
 def table(
     head: Sequence[Part],
     rows: Iterable[Sequence[Part]],
@@ -77,6 +85,8 @@ def table(
     wrapped: Collection[int] = (),
 ) -> Markup:
     """Return a table that scrolls by itself where it is too wide; a row's first cell is its header.
+
+    No cell is cut: one of more than ``LONG`` signs is shown on several lines.
 
     Args:
         head: of the columns.
@@ -92,7 +102,7 @@ def table(
                     "th" if i == 0 else "td",
                     cell,
                     scope="row" if i == 0 else None,
-                    class_="wrap" if i in wrapped else None,
+                    class_="wrap" if i in wrapped or _signs(cell) > LONG else None,
                 )
                 for i, cell in enumerate(row)
             ),

@@ -262,7 +262,7 @@ def _disclosed(report: SiloReport) -> Markup:
             f"(rule: {given.weights}) and its rules. "
             "Records never leave.",
         ),
-        table(["sums", "terms", "what (numbers in a term)", "MB"], rows),
+        table(["sums", "terms", "what (numbers in a term)", "MB"], rows, wrapped=[2]),
         facts([("under the policy", given.policy)]),
     )
 

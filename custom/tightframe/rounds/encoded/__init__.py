@@ -222,7 +222,8 @@ class _Encoding:
     def _batches(self, doing: str, short: str) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         context, fold = self.context, self.fold
         count, log = len(context.data.labels(fold)), context.log
-        log.info("%s: %s of %d %s records, once", context.name, doing, count, fold)
+        how = ", in float64" if self.exact else ""
+        log.info("%s: %s of %d %s records, once%s", context.name, doing, count, fold, how)
         batches = loop.merge_single_tail(list(range(count)), context.job.evaluation.batch_size)
         loader: Any = DataLoader(
             context.data.records(fold),

@@ -162,7 +162,7 @@ class SiloSession:
             data.source,
             count_table(dict(zip(spec.class_names, counts.tolist(), strict=True))),
         )
-        log.info("%s: policy %s", name, policy.describe())
+        log.info("%s: policy %s", name, policy.name())
         if context.draws_batches:
             size = context.training.batch_size
             log.info(

@@ -153,7 +153,8 @@ def test_one_question_each_and_the_kit_is_shut_and_filled(here: Path, told: str)
     assert f"start it:  tightframe site start {(here / KIT)}" in made or "problem" in made
     config = json.loads((KIT / "local" / "tightframe.json").read_text())
     assert config["data"] == {} and config["state_dir"] == str(here / "state" / "hospital-1")
-    assert (here / "state" / "hospital-1").stat().st_mode & 0o777 == 0o700
+    for folder in (here / "state" / "hospital-1", here / KIT):
+        assert folder.stat().st_mode & 0o777 == 0o700
     doors = json.loads((KIT / "local" / "resources.json").read_text())
     assert "tightframe.flare.doors.SiteDoors" in [item["path"] for item in doors["components"]]
     assert "next_step" not in asked + made and "start.sh" not in asked + made
