@@ -97,10 +97,11 @@ def test_nor_is_the_start_where_the_run_ends_for_one_hospital_at_once(federation
         **federation.shared.named(),
         "secure": TermRequest(0, SumId.of("closing", 1, 0, 0), schema, setup).to_bytes(),
     }
-    federation.sessions[ASKED].handle("contribute", message)
     with pytest.raises(TightframeError) as caught:
-        load_model(federation.sessions[ASKED].context.run_dir)
-    assert caught.value.code == "TF-827"
+        federation.sessions[ASKED].handle("contribute", message)
+    assert caught.value.code == "TF-525"
+    folder = federation.sessions[ASKED].context.run_dir
+    assert not [name for name in (MODEL, LOCAL, UNPROVEN) if (folder / name).exists()]
 
 
 def test_what_the_closing_proves_is_each_hospitals_final_model(federation: Federation) -> None:

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from tests.support.attacks.malicious_server import HEART, Records
-from tests.support.runs import MISSED, asked
+from tests.support.runs import asked, missed
 
 from tightframe import methods
 from tightframe.config.job import parse_job
@@ -84,7 +83,7 @@ def repetitions(values: Mapping[str, Any], folder: Path, profile: Profile) -> di
     state, opened = setup.initial_state(), dict[str, list[str]]()
     changes: dict[str, tuple[Field, np.ndarray]] = {}
     for slot, exchange in enumerate(setup.plan):
-        missed = replace(MISSED, slot=slot)
+        total = missed(setup, exchange, slot) if slot else None
         broadcast = dict(exchange.phase.broadcast(state))
         phase = exchange.carrying(exchange.evaluates(broadcast))
         twice: dict[str, list[dict[str, np.ndarray]]] = {name: [] for name in SITES}
@@ -92,7 +91,7 @@ def repetitions(values: Mapping[str, Any], folder: Path, profile: Profile) -> di
             context, contributor = silos[name]
             (context.state_folder / SALT).write_text(salt * 32)
             message = asked(setup, exchange, state, opened=opened if salt == "a" else {})
-            made = contributor.contribute(message, weights, honest=2, total=missed)
+            made = contributor.contribute(message, weights, honest=2, total=total)
             groups = [unpack(phase.schema, group, term) for group, term in made.term.items()]
             twice[name].append({key: item for group in groups for key, item in group.items()})
         for item in phase.schema.fields:

@@ -36,8 +36,17 @@ FOUR = ["site-1", "site-2", "site-3", "site-4"]
 JOB_ID = "a-run"
 
 
-MISSED = Total(0, SumId(0, "before-0"), "a schema", ("another silo",), {}, bytes(32))
-"""A total without the silo that is asked, which therefore takes over the state that is sent with it."""
+def missed(setup: JobSetup, exchange: Exchange, slot: int = 0) -> Total:
+    """Return a total without the silo that is asked, which therefore takes over the state sent with it.
+
+    Args:
+        setup: of the job.
+        exchange: that the silo is asked for; the total is that of the one before it in the plan.
+        slot: of the total.
+    """
+    places = [item.place for item in setup.plan]
+    before = places[: places.index(exchange.place)][-1]
+    return Total(slot, SumId.of(*before, 0), "a schema", ("another silo",), {}, bytes(32))
 
 
 def asked(setup: JobSetup, exchange: Exchange, state: ServerState | None = None, **values: Any) -> Message:

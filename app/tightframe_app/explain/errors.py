@@ -515,6 +515,17 @@ SECTIONS: tuple[Section, ...] = (
                     "withdrawal makes."
                 ),
             ),
+            "TF-525": Entry(
+                title="an exchange out of order",
+                means=(
+                    "A silo answers only the exchange that comes next in the job's plan. No record was read "
+                    "for this one."
+                ),
+                do=(
+                    "Compare versions at server and silo; a job that an earlier version trained to its end "
+                    "is not resumed. If they agree, do not trust the server."
+                ),
+            ),
         },
     ),
     Section(

@@ -40,6 +40,8 @@ REHEARSAL = "rehearsal-"
 """Prefix of the folder of a first round that a silo trains by itself."""
 FOLLOWED, VERIFIED = "followed", "verified"
 """Files of the run's state as this silo computed it, and of the states that it verified, with their sums."""
+ASKED = "asked.json"
+"""File of the last exchange that this silo was asked for."""
 RESUMED = "resumed"
 """Line of that file, behind what was verified in the jobs that this one continues."""
 DECLARATION = "declaration.json"
@@ -310,7 +312,9 @@ class SiloContext:
         return SiteLedger(self.ledger_paths, self.site, self.identity, self.log)
 
 
-def note_verified(folder: Path, basis: bytes, sum_id: SumId, total: str | None = None) -> None:
+def note_verified(
+    folder: Path, basis: bytes, sum_id: SumId, total: str | None = None, told: SumId | None = None
+) -> None:
     """Remember that the totals behind a state of the run are verified, and a sum that rests on it.
 
     A silo vouches for such a state later, too: in another epoch, and in a job that resumes this one. And it
@@ -321,9 +325,11 @@ def note_verified(folder: Path, basis: bytes, sum_id: SumId, total: str | None =
         basis: SHA-256 of the state.
         sum_id: of the sum for which this silo gives its shares.
         total: digest (hex) of the total that was told with it; None if none was.
+        told: the sum of that total.
     """
     state = basis.hex()
     words = [] if total is None else [verified_total(total)]
+    words += [] if told is None else [follows_from(state, told)]
     words += [state, verified_sum(state, sum_id)]
     append_durably(folder / VERIFIED, f"{' '.join(words)}\n".encode(), mode=0o600)
 
@@ -337,6 +343,11 @@ def noted(folder: Path) -> list[str]:
 def verified_total(digest: str) -> str:
     """Return how the silo's file names a total that it has verified."""
     return f"total:{digest}"
+
+
+def follows_from(state: str, sum_id: SumId | str) -> str:
+    """Return how the silo's file names a state (SHA-256, hex), and the sum from whose total it follows."""
+    return f"after:{state}:{sum_id}"
 
 
 def verified_sum(state: str, sum_id: SumId | str) -> str:

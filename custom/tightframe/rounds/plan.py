@@ -11,11 +11,23 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING
 
 from tightframe.errors import RunError
 from tightframe.learning.model_update import BROADCAST
 from tightframe.phases import Phase, Schema, Tensors
+from tightframe.rounds import order
+from tightframe.rounds.order import (
+    AFTER,
+    BEFORE,
+    CLOSING,
+    KINDS,
+    PERSONAL,
+    STATISTICS,
+    TRAIN,
+    Kind,
+    Place,
+)
 from tightframe.rounds.phases import closing, personal
 from tightframe.rounds.riders import (
     class_rules,
@@ -32,14 +44,7 @@ from tightframe.rounds.riders import (
 if TYPE_CHECKING:
     from tightframe.rounds.setup import JobSetup
 
-Kind = Literal["statistics", "before", "train", "after", "closing", "personal"]
-STATISTICS: Final = "statistics"
-BEFORE: Final = "before"
-TRAIN: Final = "train"
-AFTER: Final = "after"
-CLOSING: Final = "closing"
-PERSONAL: Final = "personal"
-KINDS: tuple[Kind, ...] = (STATISTICS, BEFORE, TRAIN, AFTER, CLOSING, PERSONAL)
+__all__ = ["AFTER", "BEFORE", "CLOSING", "KINDS", "PERSONAL", "STATISTICS", "TRAIN", "Exchange", "RunPlan"]
 
 
 @dataclass(frozen=True)
@@ -71,6 +76,11 @@ class Exchange:
         return self.evaluating is self.phase or (
             self.evaluating is not None and any(name.startswith(BROADCAST) for name in broadcast)
         )
+
+    @property
+    def place(self) -> Place:
+        """Its place in the plan."""
+        return self.kind, self.round, self.index
 
     @property
     def phases(self) -> tuple[Phase, ...]:
@@ -168,11 +178,34 @@ class RunPlan:
     def starts(self, exchange: Exchange) -> bool:
         """Check whether an exchange begins with the run's initial model, but for pooled statistics."""
         first = next(iter((*self.at(BEFORE, 0), *self.at(TRAIN, 1))), None)
-        return first is not None and (exchange.kind, exchange.round, exchange.index) == (
-            first.kind,
-            first.round,
-            first.index,
-        )
+        return first is not None and exchange.place == first.place
+
+    def after(self, last: Place | None) -> Iterator[Place]:
+        """Yield the places of the exchanges that may come after a sum.
+
+        Args:
+            last: place of the last sum opened; None at the job's begin.
+
+        Raises:
+            RunError: TF-505 if the job plans no such sum.
+        """
+        if last is not None:
+            self.find(*last)
+        return order.after(self._groups(last), last)
+
+    def last_of(self, number: int) -> Place:
+        """Return the place of a round's last exchange, also of an earlier job's."""
+        return TRAIN, number, len(self._setup.training_phases(number)) - 1
+
+    def _groups(self, last: Place | None) -> Iterator[order.Group]:
+        """Yield the plan's groups, from that of a place on; a long run has many."""
+        job = self._job
+        rounds = range(job.done + 1 if last is None else max(last[1], 1), job.rounds + 1)
+        places = [(STATISTICS, 0), (BEFORE, 0)] if last is None or last[0] in (STATISTICS, BEFORE) else []
+        for kind, number in (*places, *((TRAIN, number) for number in rounds)):
+            yield kind, number, len(self.at(kind, number))
+        for kind in (AFTER, CLOSING, PERSONAL):
+            yield kind, job.rounds, len(self.at(kind, job.rounds))
 
     def find(self, kind: str, number: int, index: int) -> Exchange:
         """Look up the exchange that a server requests.

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from nvflare.apis.fl_constant import ConfigVarName
-from tests.support.runs import MISSED, asked
+from tests.support.runs import asked, missed
 from torch.utils.data import Subset
 
 from tightframe.config.job import parse_job
@@ -251,13 +251,14 @@ def test_the_full_preset_contributes_one_batch_at_every_silo(
     data = FirstRecords(open_data(setup.job, site, entry if kind == "real" else None))
     assert data.synthetic == (kind == "twin") and f"centre {centre}" in data.source
 
-    (exchange,) = setup.plan.round(1)
+    (exchange,) = setup.plan.round(2)
     phase = exchange.carrying(True)
     state = class_rules.with_holders(state, np.full(8, 6.0))
     received = phase.broadcast(state)
     message = asked(setup, exchange, state)
     context = SiloContext(site, setup.job, entry, run_dir=tmp_path, records=data)
-    term = Contributor(context).contribute(message, dict.fromkeys(setup.job.roster, 4.0), total=MISSED).term
+    weights, total = dict.fromkeys(setup.job.roster, 4.0), missed(setup, exchange)
+    term = Contributor(context).contribute(message, weights, total=total).term
     schema = phase.schema
     sums = PlainServer(schema)
     sums.add(site, term)

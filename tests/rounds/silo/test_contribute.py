@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.support.runs import MISSED, asked
+from tests.support.runs import asked, missed
 
 from tightframe.config.job import JobConfig, parse_job
 from tightframe.config.site import SiteEntry, open_data
@@ -22,6 +22,7 @@ from tightframe.rounds.setup import prepare
 from tightframe.rounds.silo.contribute import Contributor, choose_device, seeded
 from tightframe.rounds.silo.view import LocalSilo, guarded
 from tightframe.rounds.sums.plain import PlainServer
+from tightframe.securesum.messages import Total
 
 CPU = torch.device("cpu")
 Batches = list[tuple[torch.Tensor, torch.Tensor]]
@@ -224,10 +225,12 @@ def test_local_training_ends_when_the_run_is_aborted(
         questions.append(True)
         return len(questions) > 5
 
-    job = parse_job(small | {"training": small["training"] | {"epochs": 1000, "batch_size": 8}})
+    training = small["training"] | {"epochs": 1000, "batch_size": 8}
+    job = parse_job(small | {"training": training, "rounds": 2})
     context = _context(job, tmp_path, stopped=stopped, loader_workers=workers)
     with pytest.raises(RunError) as caught:
-        Contributor(context).contribute(_message(job, "site-2")[0], {"site-2": 1.0}, total=MISSED)
+        message, total, _ = _message(job, "site-2")
+        Contributor(context).contribute(message, {"site-2": 1.0}, total=total)
     assert caught.value.code == "TF-504"
     assert len(questions) == 6, "asked once a batch, and never again after the word"
 
@@ -235,12 +238,12 @@ def test_local_training_ends_when_the_run_is_aborted(
 # ---------------------------------------------------------------- prototypes that stay at home
 
 
-def _message(job: JobConfig, site: str) -> tuple[dict[str, Any], Any]:
-    """A message of round 1 as the coordinator makes it, and the phase's schema."""
+def _message(job: JobConfig, site: str) -> tuple[dict[str, Any], Total, Any]:
+    """A message of round 2 as the coordinator makes it, the total that the silo missed, and the schema."""
     setup = prepare(job)
-    (exchange,) = setup.plan.round(1)
+    (exchange,) = setup.plan.round(2)
     state = class_rules.with_holders(setup.initial_state(), np.full(8, 6.0))
-    return asked(setup, exchange, state), exchange.carrying(True).schema
+    return asked(setup, exchange, state), missed(setup, exchange), exchange.carrying(True).schema
 
 
 @pytest.mark.parametrize(
@@ -256,11 +259,11 @@ def _message(job: JobConfig, site: str) -> tuple[dict[str, Any], Any]:
 def test_a_site_or_the_job_keeps_prototypes_at_home(
     small: dict[str, Any], tmp_path: Path, by_site: bool, by_job: list[str] | None, offered: bool
 ) -> None:
-    job = parse_job(small | {"method": "fedmr", "prototype_sites": by_job})
-    message, schema = _message(job, "site-2")
+    job = parse_job(small | {"method": "fedmr", "prototype_sites": by_job, "rounds": 2})
+    message, total, schema = _message(job, "site-2")
     context = _context(job, tmp_path, offer_prototypes=by_site)
     assert LocalSilo(context, prepare(job), CPU, 1).offers_prototypes is offered
-    term = Contributor(context).contribute(message, {"site-2": 1.0}, total=MISSED).term
+    term = Contributor(context).contribute(message, {"site-2": 1.0}, total=total).term
     sums = PlainServer(schema)
     sums.add("site-2", term)
     totals = codec.decode(schema, sums.open(), parties=1)

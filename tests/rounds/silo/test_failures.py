@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.support.runs import FOUR, asked, job, run
+from tests.support.runs import FOUR, asked, job, missed, run
 
 from tightframe.errors import ContributionError, DataError, RunError, TightframeError, TrainingError
 from tightframe.learning.model_update import BROADCAST, BUFFER
@@ -207,9 +207,12 @@ def test_with_privacy_a_failed_silo_adds_its_share_of_the_noise(
             monkeypatch.setattr(evaluation, "count_at", fails)
         state = made.setup.initial_state()
         message = asked(made.setup, exchange, state) | {"state": state_sha256(state)}
-        message.pop("state_bytes", None)
+        total = None if exchange.training else missed(made.setup, exchange)
+        if exchange.training:
+            message.pop("state_bytes", None)
         sums = PlainServer(phase.schema)
-        sums.add("site-1", made.contribute(message, dict.fromkeys(FOUR, 4.0), honest=honest).term)
+        weights = dict.fromkeys(FOUR, 4.0)
+        sums.add("site-1", made.contribute(message, weights, honest=honest, total=total).term)
         totals = codec.decode(phase.schema, sums.open(), parties=4)
         for item in phase.schema.fields:
             if item.mechanism in found:

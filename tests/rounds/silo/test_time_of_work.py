@@ -17,7 +17,7 @@ import pytest
 import torch
 from safetensors.torch import save
 from tests.rounds.test_frozen_encoder import REST, TRAIN, seen, silos, values
-from tests.support.runs import MISSED, asked
+from tests.support.runs import asked, missed
 
 from tightframe.config.job import parse_job
 from tightframe.config.site import SiteEntry
@@ -33,6 +33,7 @@ from tightframe.rounds.silo import contribute
 from tightframe.rounds.silo.contribute import WITHDRAWAL, Contributor
 from tightframe.rounds.silo.rehearsal import rehearse
 from tightframe.rounds.silo.session import SiloSession
+from tightframe.securesum.messages import Total
 
 __all__ = ["seen"]
 NAME = "b"
@@ -58,10 +59,12 @@ def context_of(folder: Path, *, production: bool = True, **changes: Any) -> Silo
     )
 
 
-def asked_first(setup: JobSetup, state: ServerState, kind: str = "train", index: int = 0) -> Message:
+def asked_late(
+    setup: JobSetup, state: ServerState, kind: str = "train", index: int = 0
+) -> tuple[Message, Total]:
     """Ask a silo for a term on a state that it missed, as what follows from a total without it."""
-    exchange = setup.plan.find(kind, 1 if kind == "train" else 0, index)
-    return asked(setup, exchange, state)
+    exchange = setup.plan.find(kind, 2 if kind == "train" else 0, index)
+    return asked(setup, exchange, state), missed(setup, exchange)
 
 
 class Spy:
@@ -110,8 +113,8 @@ def test_features_come_before_it_and_a_rehearsal_begins_with_the_named_start(
     model = {
         name: value * factor if name.startswith("head") else value for name, value in start.model.items()
     }
-    message = asked_first(silo.setup, ServerState(model)) | {"start": weights}
-    silo.contribute(message, WEIGHTS, total=MISSED)
+    message, total = asked_late(silo.setup, ServerState(model))
+    silo.contribute(message | {"start": weights}, WEIGHTS, total=total)
     every = TRAIN + 2 * REST
     assert spy.before == [every] and seen["records"] == every
     assert [state_bytes(item) for item in spy.starts] == [state_bytes(start)]
@@ -127,7 +130,8 @@ def test_a_rehearsal_stores_no_features_of_its_own(tmp_path: Path, spy: Spy) -> 
     context = context_of(tmp_path, **{**FROZEN, **options, **hearts})
     context.records = open_twin(0, HeartOptions())
     silo = Contributor(context)
-    silo.contribute(asked_first(silo.setup, silo.setup.initial_state()), WEIGHTS, total=MISSED)
+    message, total = asked_late(silo.setup, silo.setup.initial_state())
+    silo.contribute(message, WEIGHTS, total=total)
     assert len(spy.starts) == 1
     assert len(list(tmp_path.rglob("features/**/*.safetensors"))) == 3
 
@@ -138,7 +142,8 @@ def test_what_comes_before_the_rounds_has_a_floor_too(tmp_path: Path, spy: Spy) 
     silo = Contributor(context)
     assert [item.kind for item in silo.setup.plan.beginning()] == ["before"] * 3
     assert context.pace.lacks("before-1")
-    silo.contribute(asked_first(silo.setup, silo.setup.initial_state(), "before", 1), WEIGHTS, total=MISSED)
+    message, total = asked_late(silo.setup, silo.setup.initial_state(), "before", 1)
+    silo.contribute(message, WEIGHTS, total=total)
     assert len(spy.starts) == 1 and not context.pace.lacks("before-1") and context.pace.floor > 0
 
 

@@ -29,12 +29,13 @@ from tightframe.rounds import codec
 from tightframe.rounds.checkpoint import tensor_bytes
 from tightframe.rounds.context import START, Message, SiloContext, noted, verified_total
 from tightframe.rounds.encoded import LoadedEncoder, used_parts
+from tightframe.rounds.order import place_of
 from tightframe.rounds.plan import BEFORE, STATISTICS, Exchange
 from tightframe.rounds.privacy_plan import is_frozen_sum
 from tightframe.rounds.riders import evaluation, failures
 from tightframe.rounds.riders.evaluation import told_by_few
 from tightframe.rounds.setup import prepare, set_threads
-from tightframe.rounds.silo import own_report, subnormals
+from tightframe.rounds.silo import order, own_report, subnormals
 from tightframe.rounds.silo.own_state import SiloStateStore
 from tightframe.rounds.silo.rehearsal import part_of, rehearse
 from tightframe.rounds.silo.run_state import FollowedState
@@ -103,6 +104,7 @@ class Contributor:
         check_beginning(context, (exchange.kind, exchange.index), message)
         sum_id = SumId.of(exchange.kind, exchange.round, exchange.index, message["attempt"])
         state, follows = self._followed.advance(message, total, weights)
+        order.check(context, self._setup.plan, exchange, message["state"], total, self._followed.behind)
         proven = total is None or verified_total(total.digest().hex()) in noted(context.state_folder)
         note_request(
             context, (exchange.kind, exchange.index), asked=CLEARED in state.extra, proven=follows and proven
@@ -290,6 +292,8 @@ class Contributor:
             total: the last one opened.
             check: as for ``contribute``.
         """
+        if total is not None:
+            self._setup.plan.find(*place_of(total.sum_id))
         _, follows = self._followed.advance(message, total, weights)
         sum_id = SumId.of(SEAL, message["round"], message["phase"], message["attempt"])
         check(sum_id, ())

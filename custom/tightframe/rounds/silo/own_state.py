@@ -19,6 +19,7 @@ from tightframe.errors import RunError
 from tightframe.files import append_durably, write_atomically
 from tightframe.phases import Tensors
 from tightframe.rounds.context import (
+    ASKED,
     COMMITTED,
     DECLARATION,
     EARLIER,
@@ -69,7 +70,7 @@ def begin(context: SiloContext) -> None:
             # The salt is not copied, so that no two jobs repeat a silo's updates bit for bit.
             again = () if job.resume is not None else (NAMES, PROPOSED, START)
             left_out = shutil.ignore_patterns(
-                SALT, DECLARATION, RUN, FOLLOWED, LIST, TOLD, f"{REHEARSAL}*", *again
+                SALT, DECLARATION, RUN, FOLLOWED, LIST, TOLD, ASKED, f"{REHEARSAL}*", *again
             )
             shutil.copytree(previous, partial, ignore=left_out, dirs_exist_ok=True)
             if (partial / VERIFIED).is_file():

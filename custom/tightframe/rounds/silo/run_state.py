@@ -37,12 +37,14 @@ class _Own:
         sha256: hex.
         total: digest (hex) of the total that it was computed from; empty if there is none.
         computed: whether this silo computed it and vouches for it.
+        sum_id: of that total; empty if there is none.
     """
 
     state: ServerState
     sha256: str
     total: str
     computed: bool
+    sum_id: str = ""
 
 
 class FollowedState:
@@ -108,7 +110,8 @@ class FollowedState:
         if own is not None and total is not None and own.sha256 == message["before"]:
             # Of another sum's total nobody has told this silo which state it rests on.
             sound = own.sha256 == last and verified_sum(last, total.sum_id) in mine
-            computed, data = self._made(next_state(self._setup, own.state, total, weights), digest, sound)
+            following = next_state(self._setup, own.state, total, weights)
+            computed, data = self._made(following, digest, sound, str(total.sum_id))
             if computed.sha256 == wanted:
                 return self._keep(computed, data).state, sound
         if sent is None:
@@ -126,13 +129,19 @@ class FollowedState:
             if wanted not in verified:
                 self._check_encoder(received, message)
             self._log.info("%s: took the run's state from the server", self._name)
-            taken = _Own(received, wanted, digest, computed=False)
+            behind = "" if total is None else str(total.sum_id)
+            taken = _Own(received, wanted, digest, computed=False, sum_id=behind)
         else:
             self._compare(computed.state, received, rounded=total is None or self._setup.rounded)
-            taken = _Own(received, wanted, computed.total, computed.computed)
+            taken = _Own(received, wanted, computed.total, computed.computed, computed.sum_id)
         # A resumed run begins with a verified state; later one would be an earlier state once more.
         resumed = own is None and total is None and wanted in verified
         return self._keep(taken, sent).state, taken.computed or resumed
+
+    @property
+    def behind(self) -> str:
+        """The sum from whose total this silo has the current state; empty if there is none."""
+        return "" if self._current is None else self._current.sum_id
 
     @staticmethod
     def _check_named(own: _Own | None, wanted: str) -> None:
@@ -197,10 +206,10 @@ class FollowedState:
         return weights
 
     @staticmethod
-    def _made(state: ServerState, total: str, sound: bool) -> tuple[_Own, bytes]:
+    def _made(state: ServerState, total: str, sound: bool, sum_id: str = "") -> tuple[_Own, bytes]:
         """Return a state that this silo computed, and its bytes."""
         data = state_bytes(state)
-        return _Own(state, hashlib.sha256(data).hexdigest(), total, sound), data
+        return _Own(state, hashlib.sha256(data).hexdigest(), total, sound, sum_id), data
 
     def _stored(self) -> _Own | None:
         if not self._path.is_file():
@@ -209,7 +218,8 @@ class FollowedState:
         try:
             line, _, data = raw.partition(b"\n")
             described = json.loads(line)
-            own = _Own(read_state(data), described["sha256"], described["total"], described["computed"])
+            known = described["sha256"], described["total"], described["computed"], described["sum_id"]
+            own = _Own(read_state(data), *known)
             if hashlib.sha256(data).hexdigest() != own.sha256:
                 raise ValueError("another SHA-256")
         except (TightframeError, ValueError, TypeError, KeyError) as error:
@@ -218,7 +228,7 @@ class FollowedState:
         return own
 
     def _keep(self, own: _Own, data: bytes) -> _Own:
-        described = {"sha256": own.sha256, "total": own.total, "computed": own.computed}
+        described = {"sha256": own.sha256, "total": own.total, "computed": own.computed, "sum_id": own.sum_id}
         line = json.dumps(described).encode() + b"\n"
         write_atomically(self._path, line + data, mode=0o600)
         self._current = own

@@ -247,7 +247,8 @@ class SecureSite:
             slot = state.slots[request.slot]
             assert isinstance(slot, Masked | Agreed)  # noqa: S101 - nothing else is revealed
             told = None if state.told is None else state.told.digest().hex()
-            note_verified(self._context.state_folder, slot.receipt.basis, slot.receipt.sum_id, told)
+            place = None if state.told is None else state.told.sum_id
+            note_verified(self._context.state_folder, slot.receipt.basis, slot.receipt.sum_id, told, place)
             self._confirm(told)
             self._context.pace.verified(str(slot.receipt.sum_id))
             self._record.sum(state.epoch.params, slot, state.told, request, step.reply)
