@@ -119,19 +119,49 @@ def _verified(
     from tightframe.securesum.transcript import TranscriptError, verify
 
     try:
-        return verify(_lines(file), anchor, any_static_cohort=any_static_cohort)
+        report = verify(_lines(file), anchor, any_static_cohort=any_static_cohort)
     except TranscriptError as error:
         text = str(error)
         if error.expected == BY_ROOT:
             text += " The root is not that of this transcript's sites: give their federation's rootCA.pem."
-        if form == "json":
-            from tightframe_app.outputs import TranscriptVerified
+    else:
+        if (wrong := _out_of_order(report)) is None:
+            return report
+        text = f"Expected sums in the order of the job's plan, but {wrong}."
+    code = TranscriptError.code
+    if form == "json":
+        from tightframe_app.outputs import TranscriptVerified
 
-            formats.show(TranscriptVerified(valid=False, file=str(file), code=error.code, reason=text))
-            raise typer.Exit(1) from None
-        reason = f" {shown(str(file))}: {error.code}: {shown(text)}"
-        console(WIDTH, stderr=True).print(Text.assemble(("invalid:", "bold red"), reason))
-        raise typer.Exit(1) from None
+        formats.show(TranscriptVerified(valid=False, file=str(file), code=code, reason=text))
+        raise typer.Exit(1)
+    reason = f" {shown(str(file))}: {code}: {shown(text)}"
+    console(WIDTH, stderr=True).print(Text.assemble(("invalid:", "bold red"), reason))
+    raise typer.Exit(1)
+
+
+def _out_of_order(report: Report) -> str | None:
+    """Return which sum is out of the order of the plan that the schemas name; None if none is."""
+    from tightframe.rounds.order import KINDS, may_follow, place_of, position
+    from tightframe.rounds.sums.common import SEAL
+
+    params = {item.params.epoch: item.params for item in report.epochs}
+    sums = [item for item in report.sums if item.schema != SEAL]
+    named = (item.schema.startswith(f"{item.sum_id.phase}/") for item in sums)
+    if not all(named) or {place_of(item.sum_id)[0] for item in sums} - set(KINDS):
+        return None  # no plan can be read from these schemas
+    first, reached = min(params, default=0), (0, 0, 0)
+    for item in sums:
+        place, told, epoch = place_of(item.sum_id), item.rests_on, params[item.epoch]
+        # A job that continues another one begins where that one stopped; version 1 names no total.
+        begins = item.epoch == first and epoch.lineage == epoch.job and report.form > 1
+        known = told is not None or begins
+        if known and not may_follow(epoch.schemas, None if told is None else place_of(told), place):
+            behind = "as the first one" if told is None else f"behind that of {told}"
+            return f"the sum of {item.sum_id} was asked {behind}"
+        if position(place) < reached:
+            return f"the sum of {item.sum_id} was asked after a later one"
+        reached = position(place)
+    return None
 
 
 def _print(file: Path, report: Report, anchor: Anchor) -> None:

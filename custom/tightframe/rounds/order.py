@@ -55,7 +55,7 @@ def after(groups: Iterable[Group], last: Place | None) -> Iterator[Place]:
 def position(place: Place) -> tuple[int, int, int]:
     """Return what sorts places as a run has them."""
     kind, number, index = place
-    return [*map(str, KINDS)].index(kind), number, index
+    return tuple(map(str, KINDS)).index(kind), number, index
 
 
 def may_follow(schemas: Iterable[str], last: Place | None, now: Place) -> bool:

@@ -135,7 +135,10 @@ class EpochReport:
 
 @dataclass(frozen=True)
 class SumReport:
-    """One sum; if it was not opened, ``failure`` is the code and ``groups`` is empty."""
+    """One sum; if it was not opened, ``failure`` is the code and ``groups`` is empty.
+
+    ``rests_on`` is the sum whose total was told with the requests; None where there was none.
+    """
 
     epoch: int
     slot: int
@@ -145,6 +148,7 @@ class SumReport:
     missing: tuple[str, ...]
     failure: str | None
     blamed: Mapping[str, str]
+    rests_on: SumId | None = None
 
 
 @dataclass(frozen=True)
@@ -463,11 +467,9 @@ class _Reading:
         present = signers if self.view == SERVER else record.survivors or roster
         missing = tuple(name for name in roster if name not in present)
         failure = None if groups else body["failure"]["code"]
-        self.sums.append(
-            SumReport(
-                record.epoch, record.slot, record.sum_id, record.schema, groups, missing, failure, blamed
-            )
-        )
+        told = None if record.rests_on is None else record.rests_on.sum_id
+        place = record.epoch, record.slot, record.sum_id, record.schema
+        self.sums.append(SumReport(*place, groups, missing, failure, blamed, told))
 
     def check_rests_on(self, record: SumRecord, current: _Session) -> None:
         """Check the total that a sum rests on against the lines before; its digest stands in each receipt."""

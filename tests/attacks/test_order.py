@@ -1,0 +1,216 @@
+"""A server that asks for the exchanges of a run in another order than the job's plan has them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from cryptography.hazmat.primitives.serialization import Encoding
+from tests.attacks.test_own_states import open_a_seal
+from tests.support.attacks.malicious_server import ROOT, Federation, Records, hearts
+from typer.testing import CliRunner
+
+from tightframe import load_model
+from tightframe.config.policy import PolicyBlock
+from tightframe.errors import TightframeError
+from tightframe.results.files import LOCAL, MODEL, UNPROVEN
+from tightframe.rounds.checkpoint import tensor_bytes
+from tightframe.rounds.context import STATE
+from tightframe.rounds.server.collecting import SharedState
+from tightframe.rounds.silo import order
+from tightframe.rounds.silo.session import SiloSession
+from tightframe.rounds.withdrawn import LIST
+from tightframe_app import cli
+
+ASKED = "hospital-2"
+VALUES = {"rounds": 4, "weights": "uniform", "model_options": {"widths": [16]}}
+ONE_SUM = {
+    "method": "fed3r",
+    "rounds": 1,
+    "weights": "uniform",
+    "model": "random_features",
+    "model_options": {"width": 16},
+}
+
+
+class Continued(Federation):
+    """The same hospitals in a job that continues another one, each with its file of withdrawn records."""
+
+    def __init__(
+        self, *given: Any, previous: str, files: Mapping[str, list[str]] | None = None, **more: Any
+    ) -> None:
+        self._previous, self._files = previous, files or {}
+        super().__init__(*given, **more)
+
+    def _session(self, name: str, policy: PolicyBlock | None, more: Mapping[str, Any]) -> SiloSession:
+        made = super()._session(name, policy, more).context
+        own = replace(made, previous_state=self.state / name / self._previous / name / STATE)
+        if name in self._files and own.entry is not None:
+            path = self.state / f"{name}-{self.job_id}.csv"
+            path.write_text("\n".join(self._files[name]) + "\n")
+            own.entry = own.entry.model_copy(update={"withdrawn": {"fed_heart_disease": path}})
+        return SiloSession(own)
+
+
+@pytest.fixture(scope="module")
+def hospitals() -> dict[str, Records]:
+    return hearts(4)
+
+
+@pytest.fixture
+def federation(hospitals: dict[str, Records], tmp_path: Path) -> Federation:
+    return Federation(VALUES, hospitals, state=tmp_path).enroll()
+
+
+def refused(federation: Federation, kind: str, number: int, index: int = 0, **changes: Any) -> None:
+    """Ask for an exchange that every hospital refuses, so that none has a result of it."""
+    with pytest.raises(TightframeError) as caught:
+        federation.sum(kind, number, index, **changes)
+    assert caught.value.code == "TF-525"
+    for session in federation.sessions.values():
+        folder = session.context.run_dir
+        assert not [name for name in (MODEL, LOCAL, UNPROVEN) if (folder / name).exists()]
+
+
+@pytest.mark.parametrize("rounds", [(), (1,), (1, 2, 3)])
+def test_no_round_is_skipped_and_no_state_but_the_last_is_a_final_model(
+    federation: Federation, rounds: tuple[int, ...]
+) -> None:
+    """Nor at one hospital alone, whose term nobody opens."""
+    for number in rounds:
+        federation.sum("train", number)
+    others = set(federation.sessions) - {ASKED}
+    refused(federation, "closing", 4, unasked=others)
+    if len(rounds) < 3:
+        refused(federation, "train", 4)
+    if rounds:  # the sum before was opened, so that this one is backwards
+        refused(federation, "train", len(rounds), attempt=1)
+
+
+def test_what_was_passed_over_is_not_asked_any_more(hospitals: dict[str, Records], tmp_path: Path) -> None:
+    """The sum of the closing may stay shut, so personal models may come at once; then it does not come back."""
+    values = {**VALUES, "rounds": 1, "personalise": True}
+    federation = Federation(values, hospitals, state=tmp_path).enroll()
+    refused(federation, "personal", 1)
+    federation.sum("train", 1)
+    federation.sum("personal", 1)
+    with pytest.raises(TightframeError) as caught:
+        federation.sum("closing", 1)
+    assert caught.value.code == "TF-525"
+
+
+def test_no_record_is_trained_on_before_the_statistics(hospitals: dict[str, Records], tmp_path: Path) -> None:
+    """Without them values are raw, of which wide layers show single ones in an honest total."""
+    values = {**VALUES, "model_options": {"widths": [16], "standardise": True}}
+    federation = Federation(values, hospitals, state=tmp_path).enroll()
+    refused(federation, "train", 1)
+    federation.sum("statistics", 0)
+    federation.sum("train", 1)
+
+
+def test_a_resumed_job_ends_on_the_state_of_its_round_alone(
+    federation: Federation, hospitals: dict[str, Records], tmp_path: Path
+) -> None:
+    states = [federation.shared]
+    for number in range(1, 5):
+        federation.sum("train", number)
+        states.append(federation.shared)
+    open_a_seal(federation)
+    for number in (3, 4):
+        where = {"lineage": "job-a", "previous": "job-a", "after_round": 4, "checkpoint_sha256": "0" * 64}
+        values = {**VALUES, "resume": where}
+        resumed = Continued(values, hospitals, state=tmp_path, job_id=f"job-{number}", previous="job-a")
+        resumed.enroll()
+        resumed.shared = SharedState(states[number].state)
+        if number == 3:
+            refused(resumed, "closing", 4)
+        else:
+            resumed.sum("closing", 4)
+            folder = resumed.sessions[ASKED].context.run_dir
+            assert (folder / MODEL).read_bytes() == tensor_bytes(states[4].state.model)
+            assert load_model(folder).hash
+
+
+def withdrawal(previous: str, state: str) -> dict[str, Any]:
+    """A job that withdraws records from a run of one sum."""
+    where = {"lineage": "job-a", "previous": previous, "checkpoint_sha256": "0" * 64, "state_sha256": state}
+    return {**ONE_SUM, "withdraw": {**where, "min_withdrawn": 10}}
+
+
+def test_a_withdrawal_begins_with_its_numbers(hospitals: dict[str, Records], tmp_path: Path) -> None:
+    """The closing first: the difference to the first run's tells a single withdrawn record's class.
+
+    And the sums first, on a state that an earlier withdrawal asked on, which the silos have verified.
+    """
+    first = Federation(ONE_SUM, hospitals, state=tmp_path).enroll()
+    for exchange in first.setup.plan:
+        first.sum(*exchange.place)
+    open_a_seal(first)
+    final = first.shared
+    lines = {
+        name: [f"record,train-{index}" for label in (0, 1) for index in few(data, label)]
+        for name, data in hospitals.items()
+    }
+    made = {"state": tmp_path, "files": {ASKED: ["record,test-5"]}}
+    one = Continued(withdrawal("job-a", final.sha256), hospitals, job_id="job-b", previous="job-a", **made)
+    one.enroll()
+    for exchange in one.setup.plan:
+        one.shared = SharedState(final.state)
+        if exchange.place != ("before", 0, 0):
+            refused(one, *exchange.place)
+    made["files"] = lines
+    honest = Continued(withdrawal("job-a", final.sha256), hospitals, job_id="job-c", previous="job-a", **made)
+    honest.enroll()
+    honest.shared = SharedState(final.state)
+    honest.sum("before", 0, 0)
+    asked = [honest.shared]
+    open_a_seal(honest)
+    honest._slot += 1
+    honest.sum("before", 0, 1)
+    lists = {path: path.read_bytes() for path in tmp_path.rglob(LIST)}
+    assert lists
+    more = {**lines, ASKED: [*lines[ASKED], "record,train-0"]}
+    made["files"] = more
+    again = Continued(withdrawal("job-c", final.sha256), hospitals, job_id="job-d", previous="job-c", **made)
+    again.enroll()
+    for shared, index in itertools.product((*asked, final), (1, 2)):
+        again.shared = SharedState(shared.state)
+        refused(again, "before", 0, index)
+    assert {path: path.read_bytes() for path in tmp_path.rglob(LIST)} == lists
+
+
+def few(data: Records, label: int) -> list[int]:
+    """The first two training records of a class."""
+    return np.flatnonzero(np.asarray(data.labels("train")) == label)[:2].tolist()
+
+
+@pytest.mark.parametrize(
+    "places",
+    [
+        [("train", 1), ("train", 2), ("train", 3), ("train", 4), ("closing", 4)],
+        [("train", 4), ("closing", 4), ("train", 1)],
+        [("train", 1), ("train", 3)],
+        [("closing", 4)],
+        [("train", 1), ("closing", 4)],
+    ],
+)
+def test_a_transcript_shows_it(
+    federation: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, places: list[tuple[str, int]]
+) -> None:
+    """As silos that do not look would write it; only the job's order is valid."""
+    monkeypatch.setattr(order, "check", lambda *_: None)
+    for place in places:
+        federation.sum(*place)
+    root = tmp_path / "rootCA.pem"
+    root.write_bytes(ROOT.x509.public_bytes(Encoding.PEM))
+    path = federation.sessions[ASKED].context.transcript
+    command = ["transcript", "verify", str(path), "--root", str(root), "--missing-role"]
+    done = CliRunner().invoke(cli.app, command, env={"COLUMNS": "300"})
+    honest = len(places) == 5
+    assert done.exit_code == (0 if honest else 1)
+    assert honest or "in the order of the job's plan" in done.stderr
