@@ -151,7 +151,9 @@ def compare(
         screen.print(each)
     if note := comparing.few_positives(runs):
         screen.print(shown(note))
-    for item in comparing.paired(runs):
+    if not (pairs := comparing.paired(runs)):
+        screen.print("no two settings have two or more seeds in common: one seed says little")
+    for item in pairs:
         low, high = item.limits
         screen.print(
             shown(

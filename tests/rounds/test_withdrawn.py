@@ -17,7 +17,7 @@ from tightframe.data.arrays import ArrayData
 from tightframe.data.base import FOLDS
 from tightframe.errors import DataError, RunError
 from tightframe.rounds.context import SiloContext
-from tightframe.rounds.withdrawn import LIST, NAMES, check_request, note_request
+from tightframe.rounds.withdrawn import LIST, NAMES, check_beginning, note_request
 
 STATE = "a" * 64
 
@@ -119,7 +119,7 @@ def test_a_withdrawal_that_was_refused_leaves_nothing_on_the_list(site: Site) ->
     """Names are noted with the sums, not with the number that is asked first."""
     site.name(0)
     context = site.begin("one", out_of="first")
-    check_request(context, ("before", 0), {"state": STATE})
+    check_beginning(context, ("before", 0), {"state": STATE})
     # A server skips it, or sends a state of its own; in a secure sum no term of such a one is opened.
     note_request(context, ("before", 1), asked=False, proven=True)
     with pytest.raises(RunError, match="TF-523"):
@@ -149,7 +149,7 @@ def test_a_file_changed_meanwhile_changes_no_run(site: Site) -> None:
 def test_a_server_that_begins_with_another_state_is_refused(site: Site) -> None:
     context = site.begin("one", out_of="first")
     with pytest.raises(RunError, match="another total") as caught:
-        check_request(context, ("before", 0), {"state": "b" * 64})
+        check_beginning(context, ("before", 0), {"state": "b" * 64})
     assert caught.value.code == "TF-518"
 
 

@@ -145,7 +145,7 @@ class Withdrawn:
         )
 
 
-def check_request(context: SiloContext, exchange: tuple[str, int], message: Message) -> None:
+def check_beginning(context: SiloContext, exchange: tuple[str, int], message: Message) -> None:
     """Check the state that a withdrawal begins with.
 
     Args:

@@ -42,7 +42,7 @@ from tightframe.rounds.silo.view import LocalSilo, RequestedSum
 from tightframe.rounds.sums.common import SEAL
 from tightframe.rounds.sums.plain import Check, Encoded
 from tightframe.rounds.unproven import NO_NEEDS, Needs
-from tightframe.rounds.withdrawn import check_request, note_request
+from tightframe.rounds.withdrawn import check_beginning, note_request
 from tightframe.securesum.messages import SumId, Total
 
 OVER_BOUND = "TF-402"
@@ -100,7 +100,7 @@ class Contributor:
         """
         context, job = self._context, self._context.job
         exchange = self._setup.plan.find(message["kind"], message["round"], message["phase"])
-        check_request(context, (exchange.kind, exchange.index), message)
+        check_beginning(context, (exchange.kind, exchange.index), message)
         sum_id = SumId.of(exchange.kind, exchange.round, exchange.index, message["attempt"])
         state, follows = self._followed.advance(message, total, weights)
         proven = total is None or verified_total(total.digest().hex()) in noted(context.state_folder)
@@ -120,7 +120,7 @@ class Contributor:
             write_atomically(context.state_folder / START, data, mode=0o600)
         # A server could have chosen the state: it is neither the job's own nor verified.
         begins = (exchange.kind, exchange.index) == (BEFORE, 0) and job.withdraw is not None
-        chosen = (total is not None or not follows) and not begins  # ``check_request`` has compared it
+        chosen = (total is not None or not follows) and not begins  # ``check_beginning`` has compared it
         part = part_of(exchange) if job.withdraw is None else WITHDRAWAL if exchange.before else None
 
         def work() -> tuple[Contribution, dict[Group, bytes], bool]:
