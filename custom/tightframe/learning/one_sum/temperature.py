@@ -163,13 +163,14 @@ def contribute(silo: SiloView, received: Tensors, state: Tensors) -> Contributio
 
 
 def update(state: ServerState, totals: Totals) -> ServerState:
-    """Divide the head by the best temperature; without validation records, or losses, it stays.
-
-    The score of a class that the head does not know is not a score, and stays.
-    """
+    """Divide the head by the best temperature; without validation records, or losses, it stays."""
     if LOSSES not in totals or not np.any(totals[LOSSES] > 0):
         return state
-    temperature = GRID[int(np.argmin(totals[LOSSES]))]
+    return scaled(state, GRID[int(np.argmin(totals[LOSSES]))])
+
+
+def scaled(state: ServerState, temperature: float) -> ServerState:
+    """Divide the head by a temperature, but for the scores of classes that it does not know."""
     model = dict(state.model)
     model[WEIGHT] = (model[WEIGHT].double() / temperature).to(model[WEIGHT].dtype)
     if BIAS in model:
@@ -179,3 +180,16 @@ def update(state: ServerState, totals: Totals) -> ServerState:
         )
         model[BIAS] = scaled.to(model[BIAS].dtype)
     return state.evolve(model=model)
+
+
+def between(bare: Tensors, model: Tensors) -> float:
+    """Return the temperature of ``GRID`` by which a head was divided, from its weights before and after.
+
+    >>> bare = {WEIGHT: torch.tensor([[1.0, -2.0]])}
+    >>> between(bare, {WEIGHT: bare[WEIGHT] / 4})
+    4.0
+    """
+    before, after = (float(item[WEIGHT].double().norm()) for item in (bare, model))
+    if before == 0 or after == 0:
+        return 1.0
+    return min(GRID, key=lambda temperature: abs(math.log(before / after / temperature)))
