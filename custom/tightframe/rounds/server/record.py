@@ -303,10 +303,12 @@ class RunRecord:
         deviation = None
         if plan is None or plan.statistics is None:
             records, columns = table_summary.exact(totals, layout)
+            survival = table_summary.survival(layout, records, columns)
         else:
             honest = honest_silos(self.job, len(self.weights))
             deviation = plan.statistics.config.deviation(silos=len(row.silos), honest=honest)
             records, columns = table_summary.noisy(totals, layout, deviation)
+            survival = table_summary.noisy_survival_of(totals, layout, deviation)
             privacy = {
                 "noisy": True,
                 "epsilon": plan.privacy.epsilon,
@@ -330,7 +332,7 @@ class RunRecord:
             holders=MIN_HOLDERS,
             grid=1 / UNITS,
             synthetic=self.synthetic,
-            survival=None if privacy else table_summary.survival(layout, records, columns),
+            survival=survival,
             **privacy,
         )
 
