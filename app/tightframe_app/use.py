@@ -112,8 +112,8 @@ def predict(
         partial.unlink(missing_ok=True)
     out.print(f"{output}: {count} of {len(found)} inputs")
     if twice := [f"{name!r} {times} times" for name, times in names.items() if times > 1]:
-        more = f" and {len(twice) - SHOWN} more" if len(twice) > SHOWN else ""
-        err.print(shown(f"names that are there more than once: {', '.join(twice[:SHOWN])}{more}"))
+        rest = f" and {len(twice) - SHOWN} more" if len(twice) > SHOWN else ""
+        err.print(shown(f"names that are there more than once: {', '.join(twice[:SHOWN])}{rest}"))
     if found.left:
         err.print(f"{found.left} other files in these folders are no pictures by their names, and were left")
     if found.problems:

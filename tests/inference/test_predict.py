@@ -248,6 +248,7 @@ def test_drugs_of_eicu_are_called_by_their_codes(tmp_path: Path) -> None:
 def test_an_operating_point_chooses_the_answer(digits: Path, tmp_path: Path) -> None:
     names = ("a", "b", "c")
     point = OperatingPoint.parsed("b=0.2", names)
+    assert OperatingPoint.parsed("B=0.2", names) == point
     assert point.answer(np.array([0.7, 0.2, 0.1]), names) == 1
     assert point.answer(np.array([0.1, 0.19, 0.71]), names) == 2
     assert OperatingPoint.parsed("a=0.9", names).answer(np.array([0.8, 0.05, 0.15]), names) == 2

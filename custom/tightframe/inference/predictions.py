@@ -14,6 +14,7 @@ from tightframe.inference.errors import ModelError
 from tightframe.inference.inputs import Inputs, Problem
 from tightframe.inference.model import TrainedModel
 from tightframe.learning import outputs
+from tightframe.results.words import in_their_case
 
 
 @dataclass(frozen=True)
@@ -45,8 +46,8 @@ class OperatingPoint:
             ModelError: TF-823 for another form, an unknown class, or no probability.
         """
         name, _, value = text.rpartition("=")
-        if name not in class_names and codes is not None:
-            name = codes.get(name, name)
+        if name not in class_names:
+            name = in_their_case((codes or {}).get(name, name), class_names)
         try:
             least = float(value)
         except ValueError:

@@ -406,7 +406,7 @@ def test_describe_has_the_numbers_of_pandas(tmp_path: Path) -> None:
     assert by_name["smoker"].counts["ill"] == tuple(smokers.loc[1, ["no", "yes"]])
 
 
-@pytest.mark.parametrize(("count", "advised"), [(24, True), (60, False)])
+@pytest.mark.parametrize(("count", "advised"), [(36, True), (60, False)])
 def test_describe_advises_fewer_bins_where_most_cells_are_withheld(
     count: int, advised: bool, agreed: Path, tmp_path: Path
 ) -> None:
