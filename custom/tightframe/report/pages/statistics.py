@@ -70,10 +70,11 @@ def _table_1(found: TableStatistics) -> Markup:
             else:
                 rows += [[f"{item.column}: {share} between", *texts] for share, texts in told.items()]
         else:
+            # A level of times names its bin and event by itself.
+            timed = found.survival is not None and item is found.columns[-1]
             for place, level in enumerate(item.names):
-                rows.append(
-                    [f"{item.column} = {level}", *(_of_all(part, part.counts[place]) for part in parts)]
-                )
+                named = level if timed else f"{item.column} = {level}"
+                rows.append([named, *(_of_all(part, part.counts[place]) for part in parts)])
         if any(part.missing.value != 0 or part.missing.withheld for part in parts):
             rows.append([f"{item.column}: no value", *(count_in_words(part.missing) for part in parts)])
     return section(
