@@ -37,7 +37,7 @@ from tightframe.rounds.context import (
 from tightframe.rounds.sums.vault import read_journal
 from tightframe.rounds.withdrawn import LIST, LIST_LOCK, NAMES, WITHDRAWS
 from tightframe.securesum.messages import SumId
-from tightframe.securesum.site.journal import Advertised, Entry, SlotUsed, StateSummed
+from tightframe.securesum.site.journal import Advertised, Entry, SlotUsed, StateMasked, StateSummed
 
 RUN = "run.json"
 """File that names the job of a state folder."""
@@ -143,7 +143,9 @@ def _had_no_part(entries: Iterable[Entry], jobs: set[str], lineage: str, after_r
         if isinstance(item, SlotUsed):
             number = item.sum_id.round if item.job in jobs and is_training(str(item.sum_id)) else 0
         else:
-            number = item.round if isinstance(item, StateSummed) and item.lineage == lineage else 0
+            number = 0
+            if isinstance(item, StateMasked | StateSummed) and item.lineage == lineage:
+                number = item.round  # in whatever job of the chain
         if 0 < number <= after_round:
             return False
     return known
