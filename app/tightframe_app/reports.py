@@ -151,6 +151,8 @@ def compare(
         screen.print(each)
     if note := comparing.few_positives(runs):
         screen.print(shown(note))
+    for line in comparing.absent_classes(runs):
+        screen.print(shown(line), soft_wrap=True)
     for item in comparing.paired(runs):
         low, high = item.limits
         screen.print(

@@ -25,6 +25,7 @@ from tightframe.errors import JobError
 from tightframe.inference.errors import ModelError
 from tightframe.learning import loop, outputs
 from tightframe.learning.model_update import build_template
+from tightframe.learning.one_sum.closed_form import ABSENT
 from tightframe.results.files import BEST, CARD, LOCAL, MODEL, OUTCOME, PERSONAL, not_proven, read_bytes
 from tightframe.results.local_report import SiloReport
 from tightframe.results.model_card import Card
@@ -72,6 +73,18 @@ class TrainedModel:
     def synthetic(self) -> bool:
         """True if it was trained on generated records, so that it says nothing about real ones."""
         return self.card.synthetic
+
+    @cached_property
+    def absent_classes(self) -> tuple[str, ...]:
+        """Names of the classes that it never answers, because the sum that it is made of had none of them."""
+        if self.setup.method.one_sum is None:
+            return ()
+        head = self.module.get_submodule("head")
+        weight, bias = head.weight.detach().cpu(), head.bias.detach().cpu()
+        if len(weight) != len(self.class_names):  # one logit for two classes, which both are in it
+            return ()
+        absent = ((weight == 0).all(1) & (bias == ABSENT)).tolist()
+        return tuple(name for name, lacks in zip(self.class_names, absent, strict=True) if lacks)
 
     @property
     def best_round(self) -> int | None:

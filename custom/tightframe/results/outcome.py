@@ -98,6 +98,8 @@ class Outcome(ResultFile):
             every silo.
         one_sum: what the one sum opened, where the model is a function of it; absent if not.
         own_models: each silo has a model of its own, and there is no global one.
+        absent_classes: those that too few silos hold, so that the class rules kept them out of the one sum,
+            or of class sums; absent if none.
         seconds: of the whole run.
         job, job_sha256: also in the model's card, which a run that failed has not.
         effective: the job's values with all defaults, of its method, data set and models, too.
@@ -135,6 +137,7 @@ class Outcome(ResultFile):
     test_shared: bool = False
     one_sum: OpenedSum | None = None
     own_models: bool = False
+    absent_classes: list[str] = []
     personal: Personal | None = None
     seconds: float
     job: dict[str, Any] = {}
@@ -143,10 +146,12 @@ class Outcome(ResultFile):
     versions: dict[str, str] = {}
 
     def as_json(self) -> dict[str, Any]:
-        """Return plain values, of a sum only where there is one."""
+        """Return plain values, of a sum and of absent classes only where there are any."""
         values = super().as_json()
         if self.one_sum is None:
             del values["one_sum"]
+        if not self.absent_classes:
+            del values["absent_classes"]
         return values
 
     @property
