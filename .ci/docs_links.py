@@ -24,6 +24,8 @@ NOTEBOOKS = ("notebook.md",)
 """Guides whose cells of code run in order, by a test."""
 NAME = re.compile(r"<code>[^<\n]*</code>")
 """Code in a line of text; that of a block has tags of its own within."""
+COMMANDS = re.compile(r'<div class="language-sh highlight">.*?</div>', re.S)
+OPTION = re.compile(r"(?<![\w-])--[a-z][\w-]*")
 FENCE = re.compile(r"(^ *```.*?^ *```)", re.M | re.S)
 
 
@@ -135,5 +137,10 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 
 def on_post_page(output: str, **_: Any) -> str:
-    """Let names in a line of text break after a low line, and not within a word."""
-    return NAME.sub(lambda code: code.group().replace("_", "_<wbr>"), output)
+    """Let names in a line of text break after a low line, and options nowhere."""
+
+    def kept(code: str) -> str:
+        return OPTION.sub(r'<span class="option">\g<0></span>', code)
+
+    output = NAME.sub(lambda code: kept(code.group().replace("_", "_<wbr>")), output)
+    return COMMANDS.sub(lambda block: kept(block.group()), output)

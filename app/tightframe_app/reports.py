@@ -153,7 +153,9 @@ def compare(
         screen.print(shown(note))
     for line in comparing.absent_classes(runs):
         screen.print(shown(line), soft_wrap=True)
-    for item in comparing.paired(runs):
+    if not (pairs := comparing.paired(runs)):
+        screen.print("no two settings have two or more seeds in common: one seed says little")
+    for item in pairs:
         low, high = item.limits
         screen.print(
             shown(

@@ -373,6 +373,12 @@ class SiloView(Protocol):
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
         """Yield ``encoded`` of the training fold before a withdrawal, exact, and which records stay (B,)."""
 
+    def withdrawn_from(self, fold: Fold) -> tuple[torch.Tensor, bool]:
+        """Return the labels (n,) of a fold's withdrawn records, and whether exact counts lose a part by it.
+
+        They lose a part where too few of its records stay (``min_test_count``).
+        """
+
     def fit(self, model: torch.nn.Module, stages: Sequence[Any]) -> Any:
         """Run the stages of local training and return ``learning.stages.FitReport``."""
 

@@ -21,8 +21,11 @@ from tightframe.config.job import JobConfig, parse_job
 from tightframe.config.site import SiteEntry
 from tightframe.data.arrays import ArrayData
 from tightframe.errors import JobError, RunError
+from tightframe.learning import one_sum
 from tightframe.learning.one_sum import withdrawal
-from tightframe.learning.one_sum.withdrawal import records_in
+from tightframe.learning.one_sum.temperature import between
+from tightframe.learning.one_sum.withdrawal import EVALUATED, records_in, stored_total
+from tightframe.methods.fed3r import solve
 from tightframe.phases import Fold
 from tightframe.results.files import CHECKPOINT, MODEL
 from tightframe.results.rows import Row
@@ -78,11 +81,11 @@ def records(rare: int | None = None) -> dict[str, ArrayData]:
     return made
 
 
-def of_class(data: ArrayData, label: int, count: int, skip: int = 0) -> list[str]:
-    """Lines that name training records of a class."""
-    places = np.flatnonzero(data.labels("train") == label)[skip : skip + count]
+def of_class(data: ArrayData, label: int, count: int, skip: int = 0, fold: Fold = "train") -> list[str]:
+    """Lines that name records of a class."""
+    places = np.flatnonzero(data.labels(fold) == label)[skip : skip + count]
     assert len(places) == count
-    return [f"record,train-{place}" for place in places]
+    return [f"record,{fold}-{place}" for place in places]
 
 
 def without(data: Mapping[str, ArrayData], names: Names) -> dict[str, ArrayData]:
@@ -182,7 +185,9 @@ def test_the_model_is_that_of_a_run_without_the_records_to_the_bit(
     job: dict[str, Any] = {"method": method, "summation": summation, **model}
     whole = run(data, tmp_path / "whole", **job)
     names = two_classes(data)
-    names["a"] += ["record,validation-0", "record,test-1"]
+    for site, lines in names.items():
+        for fold in EVALUATED:
+            lines += [*of_class(data[site], 3, 2, fold=fold), *of_class(data[site], 7, 2, fold=fold)]
     found = whole.withdraw(names, tmp_path / "withdrawn", least=10)
     expected = run(without(data, names), tmp_path / "again", **job)
     assert equal(found.result.state.model, expected.result.state.model)
@@ -193,6 +198,33 @@ def test_the_model_is_that_of_a_run_without_the_records_to_the_bit(
     assert records_in(found.result.state) == 788
 
 
+def test_no_count_tells_of_a_single_record_that_left_validation_or_test(first: Ended, tmp_path: Path) -> None:
+    """The attack: two cards differ in one row of the test counts by one, which is a diagnosis."""
+    whole, names = first.result, two_classes(first.data)
+    names["a"] += ["record,validation-0", "record,test-1"]
+    ended = first.withdraw(names, tmp_path / "one", least=10)
+    told = ended.result.outcome.withdrawn
+    assert told is not None and told.withheld == ["validation", "test"]
+    assert "test records are not evaluated any more" in ended.result.outcome.screen()
+    bare = run(without(first.data, names), tmp_path / "again").result.state
+    assert equal(stored_total(bare), stored_total(ended.result.state)), "the total is without the records"
+    # No loss of the validation records is told either: the head has the temperature that it had.
+    setting = prepare(first.job(10)).setting
+    temperatures = []
+    for state in (whole.state, ended.result.state):
+        total = {name: item.numpy() for name, item in stored_total(state).items()}
+        head = one_sum.solved(setting, solve, state, total).model
+        temperatures.append(between(head, state.model))
+    assert temperatures[0] == temperatures[1] != 1.0
+    more = {site: [*lines, *of_class(first.data[site], 4, 3)] for site, lines in names.items()}
+    later = ended.withdraw(more, tmp_path / "two", least=1)
+    for made in (ended, later):
+        rows = [row.evaluation for row in made.result.outcome.rows if row.evaluation is not None]
+        assert rows and all(row.validation.records == row.test.records == 0 for row in rows)
+        card = json.loads((made.folder / "server" / "model.json").read_text())
+        assert card["evaluation"]["test"]["records"] == 0 and card["evaluated_by"] == []
+
+
 @pytest.mark.usefixtures("pages")
 def test_patients_leave_with_all_records_and_nobody_tells_who_named_none(
     first: Ended, tmp_path: Path
@@ -201,7 +233,7 @@ def test_patients_leave_with_all_records_and_nobody_tells_who_named_none(
     names = {site: ["patient,1", "patient,30"] for site in ("a", "b", "c")}
     data = first.data
     whole = run(data, tmp_path / "whole", class_rules="off", summation="plain")
-    ended = whole.withdraw(names, tmp_path / "withdrawn", least=12)
+    ended = whole.withdraw(names, tmp_path / "withdrawn", least=6)
     expected = run(without(data, names), tmp_path / "again", class_rules="off", summation="plain")
     assert state_sha256(ended.result.state) == state_sha256(expected.result.state)
     told = ended.result.outcome.withdrawn
@@ -290,7 +322,7 @@ def test_the_number_that_a_refusal_tells_is_no_larger_than_the_rule_needs(
 ) -> None:
     """Silo a withdraws 13 of class 3; the sum of what silos say is 12, not 15."""
     seen: list[float] = []
-    plain = withdrawal.check_rule
+    plain = withdrawal.check_numbers
 
     def look(totals: Any, *rest: Any) -> None:
         seen.append(float(totals[withdrawal.NAMED]))
@@ -298,7 +330,7 @@ def test_the_number_that_a_refusal_tells_is_no_larger_than_the_rule_needs(
 
     names = {"a": of_class(first.data["a"], 3, 13), "b": of_class(first.data["b"], 3, 2)}
     with pytest.MonkeyPatch.context() as patched, pytest.raises(RunError):
-        patched.setattr(withdrawal, "check_rule", look)
+        patched.setattr(withdrawal, "check_numbers", look)
         first.withdraw(names, tmp_path, least=10)
     assert set(seen) == {12.0}
 
@@ -349,7 +381,13 @@ def test_no_list_begins_behind_a_total_that_a_silo_has_not_verified(
     for place in ("server", *SILOS):
         lines = (ended.folder / place / "transcript.jsonl").read_bytes().splitlines(keepends=True)
         found = transcript.verify(lines, Anchor(root.public_bytes(Encoding.DER)))
-        assert [item.sum_id.phase for item in found.opened][:3] == ["before-0", "seal-0", "before-1"]
+        assert [item.sum_id.phase for item in found.opened][:5] == [
+            "before-0",
+            "seal-0",
+            "before-1",
+            "seal-1",
+            "before-2",
+        ]
 
 
 def test_an_older_total_is_not_taken_for_the_new_one(first: Ended, tmp_path: Path) -> None:

@@ -70,6 +70,16 @@ def call(*arguments: str | Path) -> Any:
     return CliRunner().invoke(cli.app, ["compare", *map(str, arguments)], env={"COLUMNS": "120"})
 
 
+def test_one_seed_is_said_to_say_little_on_the_console_too(made: Made) -> None:
+    told = "one seed says little"
+    runs = [
+        made(f"{method}-{seed}", (30, 45), seed=seed, method=method)
+        for method in ("fedavg", "fedprox")
+        for seed in (0, 1)
+    ]
+    assert told in call(runs[0], runs[2]).stdout and told not in call(*runs).stdout
+
+
 def test_paired_differences_are_those_of_a_t_test_over_the_seeds_in_common(made: Made) -> None:
     base = [made(f"base-{seed}", hits, seed=seed) for seed, hits in enumerate([(30, 45), (28, 50), (33, 41)])]
     other = [

@@ -27,6 +27,7 @@ from tightframe.config.job import JobConfig, parse_job
 from tightframe.config.site import SiteEntry
 from tightframe.data.contract import Contract
 from tightframe.data.table import TableOptions, TableSite
+from tightframe.data.table.disclosure import shapes
 from tightframe.data.table.preview import preview
 from tightframe.data.table.proposal import propose
 from tightframe.data.table.silo import TableData, open_site
@@ -507,7 +508,8 @@ def test_one_record_or_patient_changes_the_totals_by_the_sensitivity_at_most(
 ) -> None:
     from tightframe.config.site import open_data
 
-    setup = prepare(private(neighbours=neighbours))
+    of = private(neighbours=neighbours).model_dump(mode="json")
+    setup = prepare({**of, "dataset_options": {"contract": {**CONTRACT, "survival": SURVIVAL}}})
     assert setup.privacy is not None and setup.privacy.statistics is not None and setup.layout is not None
     config = setup.privacy.statistics.config
 
@@ -515,13 +517,13 @@ def test_one_record_or_patient_changes_the_totals_by_the_sensitivity_at_most(
         folder = tmp_path / name
         folder.mkdir(exist_ok=True)
         entry = entries(folder, {"site-1": part})["site-1"]
-        data: Any = open_data(private(), "site-1", entry)
+        data: Any = open_data(setup.job, "site-1", entry)
         table = tabulate(data, setup.layout)  # type: ignore[arg-type]
         if neighbours == "patient":
             table = table.one_of_each_patient()
         return np.concatenate([value.ravel() for value in table_statistics.in_units(table).values()])
 
-    whole = PARTS["site-1"].copy()
+    whole = followed(FRAME).loc[PARTS["site-1"].index]
     whole.iloc[4, whole.columns.get_loc("radius")] = 0.0  # the most that a number can add
     whole.iloc[4, whole.columns.get_loc("area")] = 3000.0
     before = totals(whole, "whole")
@@ -721,7 +723,9 @@ def test_names_of_which_no_cells_can_be_made_are_refused(survival: dict[str, str
         prepare(statistics_job(dataset_options={"contract": contract}))
 
 
-def test_times_break_the_contract_as_other_columns_do_and_have_no_curve_with_noise(tmp_path: Path) -> None:
+def test_times_break_the_contract_as_other_columns_do_and_have_noisy_curves_with_privacy(
+    tmp_path: Path,
+) -> None:
     frame = followed(FRAME)
     frame.loc[0, "days"], frame.loc[1, "died"] = -3, "perhaps"
     frame.to_csv(tmp_path / "table.csv", index=False)
@@ -738,4 +742,40 @@ def test_times_break_the_contract_as_other_columns_do_and_have_no_curve_with_noi
     noisy = job(dataset_options={"contract": contract.model_dump(mode="json")}, privacy={"epsilon": 4})
     made = entries(tmp_path, {site: followed(FRAME).loc[part.index] for site, part in PARTS.items()})
     found = told(federation.run_job(noisy, entries=made, folder=tmp_path / "run"))
-    assert found.survival is None and found.columns[-1].column == "days, died"
+    curves = found.survival
+    assert found.columns[-1].column == "days, died" and curves is not None and curves.noisy
+    ended = np.ceil(followed(FRAME)["days"] / 250)
+    died = followed(FRAME)["died"] == "yes"
+    for title, code in (("benign", "B"), ("malignant", "M")):
+        chosen, curve = FRAME["diagnosis"] == code, curves.curves[title]
+        assert curve is not None
+        groups = CensoredData(uncensored=ended[chosen & died], right=ended[chosen & ~died])
+        wanted = ecdf(groups).sf.evaluate(range(1, len(curve.survival) + 1))
+        np.testing.assert_allclose(curve.survival, wanted, atol=0.25)  # of noise of some five records
+    assert curves.p is not None and curves.degrees == 1
+    page = Page.of(tmp_path / "run" / "server").text
+    assert "Noisy survival" in page and "include sampling and the noise" in page
+    assert TableStatistics.read(tmp_path / "run" / "server").survival == curves
+    # All of it is the one release of all columns, times among them.
+    plan = prepare(noisy).privacy
+    assert plan is not None and plan.statistics is not None
+    assert plan.statistics.config.columns == len(CONTRACT["columns"]) + 1
+    (charge,) = charges_of(tmp_path / "run", "site-1")
+    assert (charge.purpose, charge.event) == ("statistics", plan.statistics.events[0])
+
+
+def test_noise_that_leaves_too_few_leaves_no_curve_and_says_why() -> None:
+    layout = Layout(Contract.model_validate({**CONTRACT, "survival": SURVIVAL}), 10, (250, 500, 750, 1000))
+    totals = {f"statistics/table/{kind}": np.zeros(shape) for kind, shape in shapes(layout).items()}
+    place = layout.places[-1]
+    for label, records in enumerate((800, 40)):
+        totals["statistics/table/records"][label] = records
+        totals["statistics/table/cells"][label, place.start : place.missing] = records / 8
+    found = table_summary.noisy_survival_of(totals, layout, 8.0)
+    assert found is not None and found.curves["benign"] is not None and found.curves["malignant"] is None
+    assert (
+        found.p is None
+        and found.untested == "too few of malignant are left after the first bin for the noise"
+    )
+    assert found.lacks[-1] == "no curve of malignant: too few are left for the noise"
+    assert found.as_json()["untested"] == found.untested

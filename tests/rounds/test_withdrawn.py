@@ -17,7 +17,7 @@ from tightframe.data.arrays import ArrayData
 from tightframe.data.base import FOLDS
 from tightframe.errors import DataError, RunError
 from tightframe.rounds.context import SiloContext
-from tightframe.rounds.withdrawn import LIST, NAMES, check_request, note_request
+from tightframe.rounds.withdrawn import LIST, NAMES, check_beginning, note_request
 
 STATE = "a" * 64
 
@@ -76,7 +76,7 @@ class Site:
     def withdraw(self, run: str, *, out_of: str) -> set[str]:
         """Let a run take its records out, and return the names that are out of its total."""
         context = self.begin(run, out_of=out_of)
-        note_request(context, ("before", 1), asked=True, proven=True)
+        note_request(context, ("before", 2), asked=True, proven=True)
         return set(json.loads((context.state_folder / NAMES).read_text())["records"])
 
 
@@ -116,14 +116,16 @@ def test_the_list_grows_from_a_run_that_has_lost_all_of_it(site: Site) -> None:
 
 
 def test_a_withdrawal_that_was_refused_leaves_nothing_on_the_list(site: Site) -> None:
-    """Names are noted with the sums, not with the number that is asked first."""
+    """Names are noted with the sums, not with the numbers and classes that are asked first."""
     site.name(0)
     context = site.begin("one", out_of="first")
-    check_request(context, ("before", 0), {"state": STATE})
+    check_beginning(context, ("before", 0), {"state": STATE})
     # A server skips it, or sends a state of its own; in a secure sum no term of such a one is opened.
-    note_request(context, ("before", 1), asked=False, proven=True)
-    with pytest.raises(RunError, match="TF-523"):
-        note_request(context, ("before", 1), asked=True, proven=False)
+    note_request(context, ("before", 2), asked=False, proven=True)
+    for exchange in (("before", 1), ("before", 2)):
+        with pytest.raises(RunError, match="TF-523"):
+            note_request(context, exchange, asked=True, proven=False)
+    note_request(context, ("before", 1), asked=True, proven=True)
     assert not (site.folder / LIST).exists()
     site.name(0, 1)
     assert len(site.withdraw("two", out_of="first")) == 2
@@ -149,7 +151,7 @@ def test_a_file_changed_meanwhile_changes_no_run(site: Site) -> None:
 def test_a_server_that_begins_with_another_state_is_refused(site: Site) -> None:
     context = site.begin("one", out_of="first")
     with pytest.raises(RunError, match="another total") as caught:
-        check_request(context, ("before", 0), {"state": "b" * 64})
+        check_beginning(context, ("before", 0), {"state": "b" * 64})
     assert caught.value.code == "TF-518"
 
 

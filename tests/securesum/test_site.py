@@ -25,6 +25,7 @@ from tests.support.securesum.protocol import (
     verifier,
 )
 
+from tightframe.securesum import site as site_module
 from tightframe.securesum.checks import LOW_ORDER, commitment
 from tightframe.securesum.errors import (
     IdentityError,
@@ -583,13 +584,15 @@ def test_a_sum_is_masked_once_with_or_without_a_journal() -> None:
         site.mask(again, MIXED, world.term(ONE))
 
 
-def test_a_request_is_refused_before_anything_is_done_for_it() -> None:
-    """``check_request`` changes nothing, and says what ``mask`` would say."""
+def test_a_request_is_refused_before_anything_is_done_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``check_request`` changes nothing, and says what ``mask`` would say; its set-up is verified once."""
     world = ready()
     site = world.sites[ONE]
     first, before = TermRequest.from_bytes(first_request(world)), site.state
-    check_request(before, first, MIXED)
-    site.mask(first.to_bytes(), MIXED, world.term(ONE))
+    site.state = check_request(before, first, MIXED)
+    with monkeypatch.context() as verified:
+        verified.setattr(site_module, "establish", None)
+        site.mask(first.to_bytes(), MIXED, world.term(ONE))
     for again in (TermRequest(0, SumId(1, "train-0"), "train"), TermRequest(1, SumId(0, "train-0"), "train")):
         with pytest.raises(ReplayError):
             check_request(site.state, again, MIXED)

@@ -63,6 +63,10 @@ def init(
         Path | None, typer.Option(help="The folder that these paths start in; the table's by default.")
     ] = None,
     title: Annotated[str | None, typer.Option(help="Name of the data; the file's by default.")] = None,
+    missing: Annotated[
+        list[str] | None,
+        typer.Option(help="A table's text that stands for no value, such as k.A.; may be repeated."),
+    ] = None,
     output: Annotated[
         Path, typer.Option("--output", "-o", help="Contract to write; notes are written beside it.")
     ] = Path("contract.json"),
@@ -80,6 +84,8 @@ def init(
     from tightframe.errors import DataError
 
     folder = file.is_dir()
+    if missing and (folder or picture is not None):
+        raise typer.BadParameter("it is for a table alone, not for pictures", param_hint="--missing")
     if folder and any((label, record, patient, fold, picture, root)):
         raise DataError(
             f"Expected a table at {file}, whose columns are named, but it is a folder: name none, if its "
@@ -100,7 +106,7 @@ def init(
     elif picture is not None:
         made = of_pictures.propose(file, roles, picture, size=size, root=root, title=title)
     else:
-        made = proposal.propose(file, roles, title=title)
+        made = proposal.propose(file, roles, title=title, missing=missing or ())
     output.write_text(json.dumps(made.contract, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     notes.write_text(proposal.notes_text(made, file), encoding="utf-8")
     if "picture" in made.contract:
@@ -246,12 +252,15 @@ def _told(contract: Contract, entry: TableSite) -> Iterator[tuple[State, str]]:
 
 def _found(contract: Contract, entry: TableSite) -> Iterator[tuple[State, str]]:
     """Yield what is found, each with its state; the last is how many records there are, if any."""
+    import numpy as np
+
     from tightframe.data.base import FOLDS, class_counts, count_table, finding_counts, unknown_counts
     from tightframe.data.contract import MultiLabel
     from tightframe.data.images import ImagesSite
     from tightframe.data.images.contract import PictureContract
     from tightframe.data.images.silo import divided_pictures, encoded_records
     from tightframe.data.table.encoding import (
+        advice,
         check_mapping,
         encode,
         narrow,
@@ -289,12 +298,15 @@ def _found(contract: Contract, entry: TableSite) -> Iterator[tuple[State, str]]:
             f"{column}: all values lie in {part:.2%} of the contract's range: another unit (`units`)?",
         )
     for column, texts in no_numbers(rows, contract, entry).items():
-        some = ", ".join(map(repr, texts[:5])) + (", ..." if len(texts) > 5 else "")
-        yield "note", f"{column}: no number: {some}; name in `missing` what stands for no value"
+        for do in sorted(set(map(advice, texts))):
+            so = [text for text in texts if advice(text) == do]
+            some = ", ".join(map(repr, so[:5])) + (", ..." if len(so) > 5 else "")
+            yield "note", f"{column}: no number: {some}; {do}"
     for column, codes in unknown_codes(rows, contract, entry).items():
         some = ", ".join(repr(code) for code in codes[:20]) + (", ..." if len(codes) > 20 else "")
         yield "note", f"{column}: not in the contract: {some}; map them in `codes`, if they mean what it has"
     if encoded.findings and not aside:
+        yield "note", 'correct these rows, or leave them out: "invalid": "set_aside" in the site\'s entry'
         return
     if isinstance(contract, PictureContract):
         data = divided_pictures(encoded, contract)
@@ -302,6 +314,13 @@ def _found(contract: Contract, entry: TableSite) -> Iterator[tuple[State, str]]:
         data = divided(encoded, contract)
     sizes = ", ".join(f"{len(data.labels(fold))} {fold}" for fold in FOLDS)
     labels, titles = data.labels("train"), contract.label.titles
+    everywhere = np.concatenate([data.labels(fold) for fold in FOLDS])
+    if isinstance(contract.label, MultiLabel):
+        without = np.flatnonzero(~(everywhere == 1).any(axis=0))
+    else:
+        without = np.setdiff1d(np.arange(len(titles)), everywhere)
+    if len(without):
+        yield "note", f"no record of {', '.join(repr(titles[place]) for place in without)} here"
     if isinstance(contract.label, MultiLabel):
         of_findings = zip(
             finding_counts(labels).tolist(), unknown_counts(labels, titles).items(), strict=True

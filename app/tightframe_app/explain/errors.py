@@ -162,8 +162,12 @@ SECTIONS: tuple[Section, ...] = (
                 do="Finish the download or preprocessing, and check that `center` is right.",
             ),
             "TF-206": Entry(
-                title="files are damaged, or do not fit their hashes",
-                do="Copy or preprocess the listed files again.",
+                title="files cannot be read, are damaged, or do not fit their hashes",
+                do=(
+                    "Of a table, correct what is named: `encoding`, ending, quotes; save Excel files as CSV. "
+                    "Replace or leave out named pictures. Copy or prepare a data set's listed files "
+                    "again."
+                ),
             ),
             "TF-207": Entry(
                 title="a class, outcome or level is unknown",
@@ -496,13 +500,13 @@ SECTIONS: tuple[Section, ...] = (
             "TF-523": Entry(
                 means=(
                     "Fewer than `min_withdrawn` records, or of fewer than three silos, are to be taken out, "
-                    "or a class loses some at one or two; or a silo is missing, was not in the first sum, or "
-                    "the total is not that of the silos' terms. Nothing was taken out."
+                    "or a class loses some at one or two; or a silo is missing, was not in an earlier sum, "
+                    "or the total is not that of the silos' terms. Nothing was taken out."
                 ),
                 do="Wait for more withdrawals; look into the logs of silos that failed.",
                 leaves=(
-                    "How many records (up to the number needed), at how many silos, and each class at how "
-                    "many."
+                    "How many records of each fold (up to the number needed), at how many silos; if these "
+                    "are enough, each class at how many."
                 ),
             ),
             "TF-524": Entry(

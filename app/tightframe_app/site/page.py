@@ -59,7 +59,7 @@ _LINE = re.compile(
     r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d),\d+ - [^-]+ - "
     r"(?:WARNING|ERROR|CRITICAL) - .*?\b(TF-\d{3})\b[:)]? ?(.*)"
 )
-_GROUPS = {"update": "updates", "static": "counts and evaluation"}
+_GROUPS = {"update": "training: model changes or sums of features", "static": "counts and evaluation"}
 
 
 @dataclass(frozen=True)
@@ -444,11 +444,16 @@ def _job(known: Known, job: str) -> Markup:
 
 
 def _name(kit: Kit, job: str) -> str | None:
-    """Return what people call a job, from its folder in the kit; None if it is not there any more."""
+    """Return what people call a job, from its folder in the kit, and whether it is a withdrawal.
+
+    None if the folder is not there any more.
+    """
     try:
         path = kit.folder / job / f"app_{kit.name}" / "config" / "config_fed_client.json"
         (executor,) = json.loads(path.read_bytes())["executors"]
-        return str(executor["executor"]["args"]["job_name"])[:LONGEST]
+        values = executor["executor"]["args"]
+        name = str(values["job_name"])[:LONGEST]
+        return f"{name}, a withdrawal" if values.get("withdraw") else name
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
 

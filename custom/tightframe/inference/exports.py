@@ -276,7 +276,8 @@ def _largest_difference(
 def _unsure(model: TrainedModel) -> NDArray[np.float32] | None:
     """Return a record (1, ...) between two classes, by bisection; None where all have one answer."""
     drawn = _records(model, 3 * FEW, 0).numpy()
-    drawn *= np.repeat(np.float32([1, 10, 0.1]), FEW).reshape(-1, *[1] * (drawn.ndim - 1))
+    scales = np.repeat(np.array([1, 10, 0.1], dtype=np.float32), FEW)
+    drawn = drawn * scales.reshape(-1, *[1] * (drawn.ndim - 1))
     likely = model.predict_proba(drawn) > HALF
     place = next((place for place, column in enumerate(likely.T) if len(set(column.tolist())) == 2), None)
     if place is None:

@@ -26,6 +26,7 @@ from tightframe.inference.errors import ModelError
 from tightframe.learning import loop, outputs
 from tightframe.learning.model_update import build_template
 from tightframe.learning.one_sum.closed_form import ABSENT
+from tightframe.learning.one_sum.temperature import BIAS, WEIGHT
 from tightframe.results.files import BEST, CARD, LOCAL, MODEL, OUTCOME, PERSONAL, not_proven, read_bytes
 from tightframe.results.local_report import SiloReport
 from tightframe.results.model_card import Card
@@ -79,8 +80,8 @@ class TrainedModel:
         """Names of the classes that it never answers, because the sum that it is made of had none of them."""
         if self.setup.method.one_sum is None:
             return ()
-        head = self.module.get_submodule("head")
-        weight, bias = head.weight.detach().cpu(), head.bias.detach().cpu()
+        tensors = self.module.state_dict()
+        weight, bias = tensors[WEIGHT].cpu(), tensors[BIAS].cpu()
         if len(weight) != len(self.class_names):  # one logit for two classes, which both are in it
             return ()
         absent = ((weight == 0).all(1) & (bias == ABSENT)).tolist()
@@ -265,8 +266,9 @@ def _model_file(place: Path) -> Path:
             return place
         raise ModelError(
             f"Expected one of {MODEL}, {BEST} and {PERSONAL}, as runs call them, but got {place}: what a "
-            "model is stands in the files beside it. A model from elsewhere is evaluated by a job "
-            "(`tightframe jobs export --evaluate`)."
+            "model is stands in the files beside it. One from elsewhere is evaluated by a job that names its "
+            "network: save its state_dict with safetensors.torch.save_file (no pickle, no TorchScript), then "
+            "`tightframe jobs export --method fedavg --contract contract.json --evaluate FILE`."
         )
     if (why := not_proven(place)) is not None and not (place / MODEL).is_file():
         raise ModelError(why, code="TF-827")

@@ -231,7 +231,9 @@ class Ended(Outcome):
         """Describe the run on one screen: trained or not, which silos, the metrics, where the files are."""
         lines = ["", "=" * 78]
         lines.append(
-            f" {self.ended.upper()}: {self.job_name}, {self.title}, {self.length} in {self.seconds:.0f} s"
+            f" {self.ended.upper()}: {self.job_name}, {self.title}, "
+            f"{'no training, one sum' if self.one_sum and self.trained else self.length} "
+            f"in {self.seconds:.0f} s"
         )
         if self.reason:
             lines += [
@@ -316,7 +318,9 @@ class Ended(Outcome):
                 if row.makes_model
             ]
             if not self.evaluates_only:
-                lines.append(f" Balanced accuracy from round 0 on: {' -> '.join(course)}")
+                summed = self.one_sum is not None and not self.one_sum.noisy
+                which = "before and after the temperature" if summed else "from round 0 on"
+                lines.append(f" Balanced accuracy {which}: {' -> '.join(course)}")
         recall = (f"{name} {shown(value, 2)}" for name, value in test.recall.items())
         lines.append(" Recall: " + ", ".join(recall))
         if self.personal is not None:

@@ -13,6 +13,8 @@ from pydantic import SerializerFunctionWrapHandler, model_serializer
 from tightframe.results.files import ResultFile, Values
 
 STATISTICS = "statistics.json"
+NOISY = ("noisy", "untested")
+"""Attributes of noisy survival alone."""
 
 
 class Count(Values):
@@ -105,13 +107,13 @@ class ColumnStatistics(Values):
 
 
 class Curve(Values):
-    """Survival of a class (Kaplan-Meier), after each bin of time up to the first with a withheld cell.
+    """Survival of a class (Kaplan-Meier), after each bin of time up to the first that cannot be told.
 
     Attributes:
         at_risk: records at the beginning of each bin.
         events: in it.
-        survival: None from where nobody is at risk.
-        low, high: 95 % limits; None where survival is 0 or 1.
+        survival: None from where nobody is at risk; never rising, with noise, too.
+        low, high: 95 % limits, with noise for both that and sampling; None where exact survival is 0 or 1.
     """
 
     at_risk: list[int]
@@ -122,14 +124,16 @@ class Curve(Values):
 
 
 class SurvivalStatistics(Values):
-    """Survival by class, as far as no cell was withheld.
+    """Survival by class, as far as no cell was withheld, or as there are enough records for the noise.
 
     Attributes:
         ends: of the bins of time, as all times in them count.
         unit: of the time.
-        curves: class -> curve; None where a cell of the first bin is not known.
+        curves: class -> curve; None where the first bin cannot be told.
         log_rank, degrees, p: test of equal curves of all classes; None unless all are known.
         until: end of the last bin that the test has; None if it has all.
+        noisy: whether curves are estimates from noisy counts, and limits and test include the noise.
+        untested: why there is no test of noisy curves.
     """
 
     ends: list[float]
@@ -139,18 +143,28 @@ class SurvivalStatistics(Values):
     degrees: int | None = None
     p: float | None = None
     until: float | None = None
+    noisy: bool = False
+    untested: str | None = None
+
+    @model_serializer(mode="wrap")
+    def _as_made(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out what only noisy curves have."""
+        return {key: item for key, item in handler(self).items() if self.noisy or key not in NOISY}
 
     @property
     def lacks(self) -> list[str]:
         """Say which curves are missing, or end early, and why."""
+        first, then = "a cell of the first bin is withheld", "a cell of the next bin is withheld"
+        if self.noisy:
+            first = then = "too few are left for the noise"
         unit = f" {self.unit}" if self.unit else ""
         lines = []
         for name, curve in self.curves.items():
             if curve is None:
-                lines.append(f"no curve of {name}: a cell of the first bin is withheld")
+                lines.append(f"no curve of {name}: {first}")
             elif len(curve.events) < len(self.ends):
                 end = f"{self.ends[len(curve.events) - 1]:g}{unit}"
-                lines.append(f"curve of {name} up to {end}: a cell of the next bin is withheld")
+                lines.append(f"curve of {name} up to {end}: {then}")
         return lines
 
 
@@ -174,7 +188,7 @@ class TableStatistics(ResultFile):
         noise_deviation: standard deviation of the noise in a number of records.
         level: of the intervals.
         synthetic: whether the records were generated.
-        survival: where the contract has time and event, and counts are exact.
+        survival: where the contract has time and event.
     """
 
     NAME = STATISTICS

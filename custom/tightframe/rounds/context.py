@@ -136,17 +136,23 @@ class SiloContext:
         """Policy of the site, with its profile's values filled in."""
         return self.site.policy.resolve(production=self.production)
 
-    def untold(self) -> tuple[str, ...]:
+    def untold(self, *, without_withdrawn: bool = False) -> tuple[str, ...]:
         """Return the parts of exact evaluations with fewer records than ``min_test_count``, left out of them.
 
-        A part is a fold, or of a fold a finding, by its place: ``test/2``.
+        A part is a fold, or of a fold a finding, by its place: ``test/2``. In a withdrawal they are those of
+        the run before, so that nobody sees by name where a part has become too small.
+
+        Args:
+            without_withdrawn: of the records that stay, for a number that is summed.
         """
         if self.job.privacy is not None:
             return ()
         parts: list[str] = []
         least = self.policy.min_test_count
+        then = self.job.withdraw is not None and not without_withdrawn
+        data = self.withdrawn.before if then else self.data
         for fold in EVALUATED:
-            labels = self.data.labels(fold)
+            labels = data.labels(fold)
             if len(labels) < least:
                 parts.append(fold)
             elif labels.ndim == 2:

@@ -27,6 +27,8 @@ NAMES = "withdrawn.json"
 LIST = "withdrawn_list.json"
 """File that outlives runs: the names that this site has withdrawn so far, by data set."""
 OTHER = "TF-524"
+CLASSES, SUMS = ("before", 1), ("before", 2)
+"""Exchanges of a withdrawal after that of the numbers."""
 
 
 class Withdrawn:
@@ -145,7 +147,7 @@ class Withdrawn:
         )
 
 
-def check_request(context: SiloContext, exchange: tuple[str, int], message: Message) -> None:
+def check_beginning(context: SiloContext, exchange: tuple[str, int], message: Message) -> None:
     """Check the state that a withdrawal begins with.
 
     Args:
@@ -168,30 +170,30 @@ def check_request(context: SiloContext, exchange: tuple[str, int], message: Mess
 
 
 def note_request(context: SiloContext, exchange: tuple[str, int], *, asked: bool, proven: bool) -> None:
-    """Note the names before their sums leave, and not for a state that a server could have chosen.
+    """Note the names before their sums leave; tell classes and sums for no state that a server could choose.
 
     Once a term has left, the others can open it without this silo, so this cannot wait for its shares.
 
     Args:
         context: of the silo.
         exchange: kind and index of the phase.
-        asked: whether the numbers were asked first, by the state that the request rests on.
+        asked: whether numbers and classes were asked first, by the state that the request rests on.
         proven: whether this silo vouches for that state, and has verified the total that it follows from.
 
     Raises:
         RunError: TF-523 if not, in a secure sum.
     """
     job = context.job
-    if job.withdraw is None or job.resume is not None or exchange != ("before", 1):
+    if job.withdraw is None or job.resume is not None or exchange not in (CLASSES, SUMS):
         return
     if job.summation == "secure" and not proven:
         raise RunError(
-            "Expected the sums of the withdrawn records to be asked on the state that follows from the first "
-            "exchange of the withdrawal, with a total that is verified, but this silo cannot vouch for it: "
-            "nothing is taken out.",
+            "Expected classes and sums of the withdrawn records to be asked on the state that follows from "
+            "the exchange before, with a total that is verified, but this silo cannot vouch for it: nothing "
+            "is taken out.",
             code="TF-523",
         )
-    if asked:  # else no sum of these records is made
+    if asked and exchange == SUMS:  # else no sum of these records is made
         context.withdrawn.note()
 
 

@@ -116,6 +116,78 @@ def test_a_proposal_tells_kinds_and_what_to_decide(tmp_path: Path) -> None:
     assert kinds(again.contract) == kinds(made.contract)
 
 
+@pytest.mark.parametrize(
+    ("header", "first", "more", "said"),
+    [
+        ("age,age,ill", "1,2,0", [], "the column 'age' is there 2 times"),
+        ("10,20,ill", "1,2,0", ["--label", "x"], "Is its first line a record, not names?"),
+        ("PK\x03\x04", "", [], "an Excel file or another archive: save the table as CSV"),
+    ],
+)
+def test_a_file_that_no_contract_comes_from_is_named(
+    header: str, first: str, more: list[str], said: str, tmp_path: Path
+) -> None:
+    (tmp_path / "t.csv").write_text(f"{header}\n{first}\n")
+    done = typed("data", "init", tmp_path / "t.csv", *(more or ["--label", "ill"]), "-o", tmp_path / "c.json")
+    assert done.exit_code != 0 and said in told(done)
+
+
+def test_a_database_is_to_be_exported_first(tmp_path: Path) -> None:
+    done = typed("data", "init", tmp_path / "ward.sqlite", "--label", "ill", "-o", tmp_path / "c.json")
+    assert "rows of a database, as CSV" in told(done) and "TF-206" in told(done)
+
+
+def test_utf_16_ragged_rows_and_a_mark_for_no_value_are_seen(tmp_path: Path) -> None:
+    rows = [
+        f"{20 + place}.5,p{place // 2},{('train', 'test')[place == 1]},{place % 2}" for place in range(40)
+    ]
+    rows[5], rows[7] = "k.A.,p2,train,1", "1,2"
+    table, output = tmp_path / "t.csv", tmp_path / "c.json"
+    table.write_text("\n".join(["age,who,fold,ill", *rows]) + "\n", encoding="utf-16")
+    words = ("data", "init", table, "--label", "ill", "--patient", "who", "--fold", "fold", "-o", output)
+    done = typed(*words, "--missing", "k.A.")
+    assert done.exit_code == 0, told(done)
+    (entry,) = [json.loads(line) for line in done.output.splitlines() if line.startswith('{"data"')]
+    assert entry["data"]["table"]["encoding"] == "utf-16" and entry["data"]["table"]["missing"] == [
+        "",
+        "k.A.",
+    ]
+    assert kinds(json.loads(output.read_text())) == {"age": "number"}
+    notes = (tmp_path / "c.notes.md").read_text()
+    assert "left out here: 1 row (9)" in notes and "(TF-216): 1 of 20 patients" in notes
+    output.unlink()
+    (tmp_path / "c.notes.md").unlink()
+    assert typed(*words).exit_code != 0, "a column with texts is left out, and it was the only one"
+    assert typed("data", "init", tmp_path, "--missing", "k.A.").exit_code == 2, "pictures have no such text"
+
+
+@pytest.mark.parametrize(
+    ("text", "every", "said"),
+    [
+        ("1954-03-02", True, "age: no number: '1954-03-02'; a date: give an age"),
+        ("inf", False, "age: no number: 'inf'; not finite"),
+        ("1'075.2", False, "; write it without marks between thousands"),
+        ("k.A.", False, "age: no number: 'k.A.'; name in `missing`"),
+    ],
+)
+def test_check_says_what_to_do_about_what_is_no_number(
+    text: str, every: bool, said: str, agreed: Path, tmp_path: Path
+) -> None:
+    rows = [
+        [row[0], text if every or not place else row[1], *row[2:]] for place, row in enumerate(ward_rows())
+    ]
+    entry = {"file": str(write(tmp_path / "a.csv", rows))}
+    done = told(typed("data", "check", "--contract", agreed, "-s", sites(tmp_path, a=entry)))
+    assert said in done and '"invalid": "set_aside"' in done
+
+
+def test_check_notes_a_class_that_the_site_does_not_have(agreed: Path, tmp_path: Path) -> None:
+    rows = [[*row[:-1], "0"] for row in ward_rows()]
+    entry = {"file": str(write(tmp_path / "a.csv", rows))}
+    done = typed("data", "check", "--contract", agreed, "-s", sites(tmp_path, a=entry))
+    assert done.exit_code == 0 and "no record of 'ill' here" in told(done)
+
+
 def test_a_table_is_divided_by_a_column_and_no_cell_is_lost(tmp_path: Path) -> None:
     frame = pd.DataFrame({"ward": ["B", "A, west", "B", "A, west"], "x": ["1,5", 'a "b"', " c ", "Ä;"]})
     frame.insert(1, "id", ["1", "2", "3", "4"])

@@ -365,12 +365,14 @@ def test_an_earlier_run_is_kept_and_said(
 ) -> None:
     results = tmp_path / "ws" / "server" / "simulate_job"
     results.mkdir(parents=True)
-    (results / "outcome.json").write_text('{"trained": true}')
+    (results / "outcome.json").write_text('{"job_name": "mine", "trained": true}')
     simulator.prepare_workspace(tmp_path / "ws")
     done = simulate()
     (kept,) = (tmp_path / "ws.runs").iterdir()
     assert f"kept the earlier run as {kept}" in done.output and len(started) == 1
-    assert (kept / "server" / "simulate_job" / "outcome.json").read_text() == '{"trained": true}'
+    assert kept.name.endswith("_mine"), "a run is found by its job"
+    outcome = (kept / "server" / "simulate_job" / "outcome.json").read_text()
+    assert outcome == '{"job_name": "mine", "trained": true}'
 
 
 def test_a_workspace_in_use_is_refused_before_anything_is_touched(

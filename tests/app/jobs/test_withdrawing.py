@@ -104,12 +104,14 @@ def test_a_site_is_told_what_it_would_withdraw(ended: Path, tmp_path: Path) -> N
             if "withdraw" in item.text
         ]
 
-    file.write_text("record,train-0\nrecord,train-7\n")
+    file.write_text("record,train-0\nrecord,train-7\nrecord,test-1\n")
     ((state, text),) = said()
     assert state == "problem" and "no state here (TF-522)" in text
     assert job.withdraw is not None
     (tmp_path / "state" / job.withdraw.previous / "a" / STATE).mkdir(parents=True)
-    assert [(state, "withdraws 2 training records" in text) for state, text in said()] == [("ok", True)]
+    assert [(state, "2 training, 0 validation and 1 test records" in text) for state, text in said()] == [
+        ("ok", True)
+    ]
     file.write_text("record,train-4711\n")
     ((state, text),) = said()
     assert state == "problem" and "TF-214" in text and "4711" in text

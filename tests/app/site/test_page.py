@@ -131,7 +131,8 @@ def test_one_clock_jobs_by_name_and_no_backticks(kit: kits.Kit, monkeypatch: pyt
     try:
         config = kit.folder / OTHER / "app_hospital-1" / "config"
         config.mkdir(parents=True)
-        job = {"executors": [{"executor": {"args": {"job_name": "flat_<b>"}}}]}
+        args = {"job_name": "flat_<b>", "withdraw": {"previous": JOB}}
+        job = {"executors": [{"executor": {"args": args}}]}
         (config / "config_fed_client.json").write_text(json.dumps(job))
         (kit.folder / OTHER / "log.txt").write_text(
             "2026-11-24 10:00:00,001 - Doors - WARNING - TF-733: add `pins` here\n"
@@ -142,7 +143,7 @@ def test_one_clock_jobs_by_name_and_no_backticks(kit: kits.Kit, monkeypatch: pyt
         monkeypatch.undo()
         time.tzset()
     assert "2026-11-24 01:00 UTC" in shown and "10:00" not in shown
-    assert "flat_&lt;b&gt; (8c41e0d2)" in shown and "add <code>pins</code> here" in shown
+    assert "flat_&lt;b&gt;, a withdrawal (8c41e0d2)" in shown and "add <code>pins</code> here" in shown
     assert found.exact == (OTHER,), "the other one was charged"
     assert "1 job without differential privacy released exact totals; no cap limits these: flat_" in shown
     states = [one.state for one in found.findings]

@@ -14,17 +14,25 @@ from tightframe.learning.one_sum.feature_sums import COUNTS, RECORDS, SUMS, Feat
 from tightframe.learning.one_sum.withdrawal import (
     ASKED,
     CLASSES,
+    CLEARED,
+    FOLD_CLASSES,
+    FOLD_NAMED,
+    FOLD_SHORT,
+    FOLD_SILOS,
     LEFT,
     NAMED,
     OWN_SHA256,
     SILOS,
     TOTAL,
-    check_rule,
+    WITHHELD,
+    check_classes,
+    check_numbers,
     kept_total,
     own_state,
     phases,
     records_in,
     stored_total,
+    withheld,
 )
 from tightframe.phases import Cohort, Phase, ServerState, SiloView, Withdrawal
 
@@ -44,11 +52,12 @@ class Silo:
 
     setting = Setting()
 
-    def __init__(self, leaving: list[int]) -> None:
+    def __init__(self, leaving: list[int], tested: list[int] | None = None, short: bool = False) -> None:
         draw = np.random.default_rng(3)
         self.features = torch.from_numpy(draw.normal(size=(10, WIDTH)))
         self.labels = torch.tensor([0, 0, 0, 0, 1, 1, 1, 2, 2, 2])
         self.stay = torch.tensor([place not in leaving for place in range(10)])
+        self.tested, self.short = tested or [], short
 
     def load(self, tensors: Any) -> nn.Module:
         model = nn.Sequential()
@@ -59,6 +68,12 @@ class Silo:
     def encoded_before(self, model: nn.Module) -> Any:
         for part in (slice(0, 6), slice(6, 10)):
             yield self.features[part], self.labels[part], self.stay[part]
+
+    def withdrawn_from(self, fold: str) -> tuple[torch.Tensor, bool]:
+        if fold == "train":
+            return self.labels[~self.stay], False
+        own = fold == "test"
+        return torch.tensor(self.tested if own else [], dtype=torch.int64), own and self.short
 
     def sums(self, keep: torch.Tensor) -> dict[str, torch.Tensor]:
         own = FeatureSums(CLASSES_OF_ALL, WIDTH, products=True)
@@ -71,12 +86,15 @@ def width(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tightframe.learning.one_sum.withdrawal.feature_width", lambda model: WIDTH)
 
 
-def exchange(index: int, solved: Any = None) -> Phase:
-    return phases(CLASSES_OF_ALL, WIDTH, ASK, solved or (lambda state, total: state), products=True)[index]
-
-
 def asked(sha256: str = START) -> torch.Tensor:
     return torch.tensor(list(bytes.fromhex(sha256)), dtype=torch.uint8)
+
+
+PASSED = {ASKED: asked(), WITHHELD: torch.zeros(2, dtype=torch.uint8)}
+
+
+def exchange(index: int, solved: Any = None) -> Phase:
+    return phases(CLASSES_OF_ALL, WIDTH, ASK, solved or (lambda state, total: state), products=True)[index]
 
 
 def contribute(silo: Silo, index: int, received: dict[str, torch.Tensor], state: Any) -> Any:
@@ -91,7 +109,7 @@ def committed(silo: Silo, admitted: list[bool]) -> dict[str, torch.Tensor]:
 
 def test_a_term_is_minus_the_sum_over_the_withdrawn_records() -> None:
     silo = Silo([0, 5, 9])
-    made = contribute(silo, 1, {ASKED: asked()}, committed(silo, [True] * 3))
+    made = contribute(silo, 2, {CLEARED: asked()}, committed(silo, [True] * 3))
     gone = silo.sums(~silo.stay)
     for name in gone:
         assert torch.equal(made.tensors[LEFT + name], -gone[name]), name
@@ -102,47 +120,107 @@ def test_a_term_is_minus_the_sum_over_the_withdrawn_records() -> None:
 
 def test_of_a_class_that_was_withheld_nothing_is_subtracted() -> None:
     silo = Silo([0, 5, 9])
-    made = contribute(silo, 1, {ASKED: asked()}, committed(silo, [True, True, False]))
+    made = contribute(silo, 2, {CLEARED: asked()}, committed(silo, [True, True, False]))
     # All of class 2 that stays is new then, but the total says that it has none of it, so that it stays out.
     known = torch.tensor([1, 1, 0], dtype=torch.uint8)
-    received = {ASKED: asked(), TOTAL + COUNTS: known}
-    made = contribute(silo, 1, received, committed(silo, [True, True, False]))
+    received = {CLEARED: asked(), TOTAL + COUNTS: known}
+    made = contribute(silo, 2, received, committed(silo, [True, True, False]))
     assert made.tensors[LEFT + COUNTS].tolist() == [-1, -1, 0]
     assert not made.tensors[LEFT + SUMS][2].any()
     counted = contribute(silo, 0, {}, committed(silo, [True, True, False])).tensors
-    assert float(counted[NAMED]) == 2 and counted[CLASSES].tolist() == [1, 1, 0]
+    assert float(counted[NAMED]) == 2
+    counted = contribute(silo, 1, PASSED, committed(silo, [True, True, False])).tensors
+    assert counted[CLASSES].tolist() == [1, 1, 0]
 
 
 def test_a_number_is_told_as_far_as_the_rule_needs_it() -> None:
     many, none = Silo(list(range(7))), Silo([])
     told = contribute(many, 0, {}, committed(many, [True] * 3)).tensors
-    assert float(told[NAMED]) == ASK.least and float(told[SILOS]) == 1 and not told[COUNTS].any()
+    assert float(told[NAMED]) == ASK.least and float(told[SILOS]) == 1
     told = contribute(none, 0, {}, committed(none, [True] * 3)).tensors
     assert not any(item.any() for item in told.values())
 
 
-@pytest.mark.parametrize("received", [{}, {ASKED: asked("cd" * 32)}], ids=["never", "of another withdrawal"])
-def test_without_the_number_asked_first_nothing_is_given(received: dict[str, torch.Tensor]) -> None:
+def test_of_a_single_record_the_first_numbers_tell_no_class() -> None:
+    """Not even that one silo's class has become too small: nothing there is by class."""
+    first, second, third = (exchange(index).schema for index in (0, 1, 2))
+    assert all(item.shape == () and not item.per_class for item in first.fields)
+    assert all(item.per_class == (item.name == COUNTS) for item in (*second.fields, *third.fields))
+    told = [contribute(silo, 0, {}, committed(silo, [True] * 3)).tensors for silo in (Silo([0]), Silo([9]))]
+    assert all(torch.equal(told[0][name], told[1][name]) for name in told[0])
+
+
+@pytest.mark.parametrize("marked", [None, "cd" * 32], ids=["never", "of another withdrawal"])
+@pytest.mark.parametrize(("index", "marker"), [(1, ASKED), (2, CLEARED)])
+def test_without_the_number_asked_first_nothing_is_given(index: int, marker: str, marked: str | None) -> None:
     silo = Silo([0])
+    received = {} if marked is None else {marker: asked(marked)}
     with pytest.raises(RunError, match="asked first") as caught:
-        contribute(silo, 1, received, committed(silo, [True] * 3))
+        contribute(silo, index, received, committed(silo, [True] * 3))
     assert caught.value.code == "TF-523"
 
 
-@pytest.mark.parametrize("index", [0, 1])
+def test_of_a_fold_that_is_not_evaluated_no_class_is_told() -> None:
+    silo = Silo([0], tested=[2])
+    told = contribute(silo, 0, {}, committed(silo, [True] * 3)).tensors
+    assert (float(told[FOLD_NAMED["test"]]), float(told[FOLD_SILOS["test"]])) == (1, 1)
+    for few, classes in ((1, [0, 0, 0]), (0, [0, 0, 1])):
+        received = {ASKED: asked(), WITHHELD: torch.tensor([0, few], dtype=torch.uint8)}
+        told = contribute(silo, 1, received, committed(silo, [True] * 3)).tensors
+        assert told[FOLD_CLASSES["test"]].tolist() == classes
+
+
+@pytest.mark.parametrize(
+    ("fold", "classes", "held", "by_class"),
+    [
+        ((0, 0, 0), [0, 0, 0], False, True),
+        ((1, 1, 0), [0, 0, 0], True, True),
+        ((4, 2, 0), [0, 0, 0], True, True),
+        ((4, 3, 0), [3, 0, 0], False, True),
+        ((5, 3, 0), [3, 1, 0], True, True),
+        ((5, 3, 0), [3, 1, 0], False, False),
+        ((4, 3, 1), [3, 0, 0], True, True),  # at one silo too few of them stay
+    ],
+)
+def test_a_fold_of_which_too_few_records_leave_is_not_evaluated(
+    fold: tuple[int, int, int], classes: list[int], held: bool, by_class: bool
+) -> None:
+    rule = Withdrawal(START, ASK.least, by_class=by_class)
+    first, second, _ = phases(CLASSES_OF_ALL, WIDTH, rule, lambda state, total: state, products=True)
+    cohort = Cohort(0, {"a": 1, "b": 1, "c": 1}, 1, enrolled=3)
+    none = totals(8, 3, [3, 0, 0])
+    numbers = {**none, FOLD_CLASSES["test"]: np.array(classes, dtype=float)}
+    numbers |= {
+        names["test"]: np.float64(value)
+        for names, value in zip((FOLD_NAMED, FOLD_SILOS, FOLD_SHORT), fold, strict=True)
+    }
+    state = second.update(first.update(ServerState({}), numbers, cohort), numbers, cohort)
+    assert withheld(state) == (("test",) if held else ()) and (WITHHELD in state.extra) == held
+    # What continues from such a run does not open it either: it would be compared with a run before.
+    again = second.update(first.update(state, none, cohort), none, cohort)
+    assert withheld(again) == withheld(state)
+
+
+@pytest.mark.parametrize("index", [0, 2])
 def test_a_silo_whose_sums_are_others_by_now_gives_nothing(index: int) -> None:
     silo = Silo([0])
     kept = committed(silo, [True] * 3)
     silo.features[3, 2] += 1e-6
     with pytest.raises(RunError, match="other ones by now") as caught:
-        contribute(silo, index, {ASKED: asked()}, kept)
+        contribute(silo, index, {CLEARED: asked()}, kept)
     assert caught.value.code == "TF-522"
     with pytest.raises(RunError, match="does not"):
-        contribute(silo, index, {ASKED: asked()}, {})
+        contribute(silo, index, {CLEARED: asked()}, {})
 
 
 def totals(named: float, silos: float, classes: list[float]) -> dict[str, Any]:
-    return {NAMED: np.float64(named), SILOS: np.float64(silos), CLASSES: np.array(classes)}
+    """Totals of training records, and none of other folds."""
+    others = {
+        name: np.zeros(CLASSES_OF_ALL if names is FOLD_CLASSES else ())
+        for names in (FOLD_NAMED, FOLD_SILOS, FOLD_SHORT, FOLD_CLASSES)
+        for name in names.values()
+    }
+    return {**others, NAMED: np.float64(named), SILOS: np.float64(silos), CLASSES: np.array(classes)}
 
 
 @pytest.mark.parametrize(
@@ -156,13 +234,18 @@ def totals(named: float, silos: float, classes: list[float]) -> dict[str, Any]:
 )
 def test_the_opening_rule(found: Any, match: str) -> None:
     with pytest.raises(RunError, match=match) as caught:
-        check_rule(found, ASK)
+        check_numbers(found, ASK)
+        check_classes(found, ASK)
     assert caught.value.code == "TF-523"
 
 
 def test_what_the_opening_rule_lets_through() -> None:
-    check_rule(totals(4, 3, [3, 0, 4]), ASK)
-    check_rule(totals(4, 3, [1, 2, 0]), Withdrawal(START, 4, by_class=False))
+    for found, rule in (
+        (totals(4, 3, [3, 0, 4]), ASK),
+        (totals(4, 3, [1, 2, 0]), Withdrawal(START, 4, by_class=False)),
+    ):
+        check_numbers(found, rule)
+        check_classes(found, rule)
 
 
 def test_a_silo_that_is_missing_or_failed_ends_it() -> None:
@@ -174,7 +257,7 @@ def test_a_silo_that_is_missing_or_failed_ends_it() -> None:
         Cohort(0, {"a": 1, "b": 1}, 1, enrolled=3),
         Cohort(0, {"a": 1, "b": 1, "c": 1}, 1, enrolled=3, failed=1),
     ):
-        for index in (0, 1):
+        for index in (0, 1, 2):
             with pytest.raises(RunError, match="1 could not contribute"):
                 exchange(index).update(state, counted, short)
 
@@ -192,16 +275,16 @@ def test_a_total_is_kept_as_integers_and_comes_back() -> None:
 
 def test_an_update_refuses_a_base_that_the_numbers_of_records_do_not_fit() -> None:
     silo = Silo([0, 5, 9])
-    made = contribute(silo, 1, {ASKED: asked()}, committed(silo, [True] * 3)).tensors
+    made = contribute(silo, 2, {CLEARED: asked()}, committed(silo, [True] * 3)).tensors
     told = {name: item.numpy() for name, item in made.items()}
     solved: list[Any] = []
-    phase = exchange(1, lambda state, total: solved.append((state, total)) or state)
+    phase = exchange(2, lambda state, total: solved.append((state, total)) or state)
     cohort = Cohort(0, {"a": 1}, 1, enrolled=1)
     base = silo.sums(torch.ones(10, dtype=torch.bool))
-    right = ServerState({}, {**kept_total({k: v.numpy() for k, v in base.items()}), ASKED: asked()})
+    right = ServerState({}, {**kept_total({k: v.numpy() for k, v in base.items()}), CLEARED: asked()})
     phase.update(right, told, cohort)
     state, total = solved[0]
-    assert ASKED not in state.extra and np.array_equal(total[SUMS], silo.sums(silo.stay)[SUMS])
+    assert CLEARED not in state.extra and np.array_equal(total[SUMS], silo.sums(silo.stay)[SUMS])
     other = silo.sums(torch.tensor([True] * 9 + [False]))
     wrong = ServerState({}, kept_total({k: v.numpy() for k, v in other.items()}))
     with pytest.raises(RunError, match="records that stay to be those of the total"):

@@ -91,6 +91,10 @@ class FakeSilo:
         for features, labels in self.encoded(model, "train", exact=True):
             yield features, labels, torch.ones(len(labels), dtype=torch.bool)
 
+    def withdrawn_from(self, fold: Fold) -> tuple[torch.Tensor, bool]:
+        """None is withdrawn."""
+        return torch.zeros(0, dtype=torch.int64), False
+
     def fit(self, model: torch.nn.Module, stages: Sequence[Stage]) -> FitReport:
         local = self.setting.local
         return loop.fit(

@@ -158,6 +158,7 @@ def check_history(
 
 def _withdrawal(context: SiloContext, area: str) -> Finding:
     """Check that this site can name the records that it withdraws, and has withdrawn no others."""
+    from tightframe.data.base import FOLDS
     from tightframe.errors import TightframeError
     from tightframe.rounds.context import STATE
     from tightframe.rounds.site_ledger import journal_folder
@@ -171,8 +172,11 @@ def _withdrawal(context: SiloContext, area: str) -> Finding:
         stays, before = context.withdrawn.remaining, context.withdrawn.before
     except TightframeError as error:
         return Finding(area, "problem", str(error))
-    left = len(before.labels("train")) - len(stays.labels("train"))
-    text = f"{job.job_name}: withdraws {left} training records from job {job.withdraw.previous}"
+    train, validation, test = (len(before.labels(fold)) - len(stays.labels(fold)) for fold in FOLDS)
+    text = (
+        f"{job.job_name}: withdraws {train} training, {validation} validation and {test} test records from "
+        f"job {job.withdraw.previous}"
+    )
     if context.previous_state is None or not context.previous_state.is_dir():
         return Finding(area, "problem", f"{text}, of which this site has no state here (TF-522)")
     return Finding(area, "ok", text)

@@ -12,6 +12,7 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 import secrets
 import shutil
 import time
@@ -126,10 +127,11 @@ def keep_results(workspace: Path, *, most: int = KEPT_RUNS) -> tuple[Path | None
     if last is None or most < 1:
         return None, []
     ended = datetime.fromtimestamp(last.stat().st_mtime).strftime("%Y-%m-%d_%H-%M-%S")
-    folder, number = kept / ended, 1
+    name = f"{ended}{_job_name(results)}"
+    folder, number = kept / name, 1
     while folder.exists():
         number += 1
-        folder = kept / f"{ended}_{number}"
+        folder = kept / f"{name}_{number}"
     partial = kept / f".{folder.name}"
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
@@ -142,6 +144,15 @@ def keep_results(workspace: Path, *, most: int = KEPT_RUNS) -> tuple[Path | None
     for path in removed:
         shutil.rmtree(path)
     return folder, removed
+
+
+def _job_name(results: Path) -> str:
+    """Return the end of a kept run's name: its job's, where the run has left it."""
+    try:
+        name = json.loads((results / OUTCOME).read_text(encoding="utf-8"))["job_name"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+    return f"_{re.sub(r'[^A-Za-z0-9.-]+', '_', str(name))[:60]}"
 
 
 class Run:

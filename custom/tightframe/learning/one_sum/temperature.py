@@ -206,13 +206,14 @@ def warned(totals: Totals) -> list[str]:
 
 
 def update(state: ServerState, totals: Totals) -> ServerState:
-    """Divide the head by the best temperature; without validation records, or losses, it stays.
-
-    The score of a class that the head does not know is not a score, and stays.
-    """
+    """Divide the head by the best temperature; without validation records, or losses, it stays."""
     if LOSSES not in totals or not np.any(totals[LOSSES] > 0):
         return state
-    temperature = chosen(totals[LOSSES])
+    return scaled(state, chosen(totals[LOSSES]))
+
+
+def scaled(state: ServerState, temperature: float) -> ServerState:
+    """Divide the head by a temperature, but for the scores of classes that it does not know."""
     model = dict(state.model)
     model[WEIGHT] = (model[WEIGHT].double() / temperature).to(model[WEIGHT].dtype)
     if BIAS in model:
@@ -222,3 +223,16 @@ def update(state: ServerState, totals: Totals) -> ServerState:
         )
         model[BIAS] = scaled.to(model[BIAS].dtype)
     return state.evolve(model=model)
+
+
+def between(bare: Tensors, model: Tensors) -> float:
+    """Return the temperature of ``GRID`` by which a head was divided, from its weights before and after.
+
+    >>> bare = {WEIGHT: torch.tensor([[1.0, -2.0]])}
+    >>> between(bare, {WEIGHT: bare[WEIGHT] / 4})
+    4.0
+    """
+    before, after = (float(item[WEIGHT].double().norm()) for item in (bare, model))
+    if before == 0 or after == 0:
+        return 1.0
+    return min(GRID, key=lambda temperature: abs(math.log(before / after / temperature)))

@@ -4,7 +4,8 @@ The model of such a run is a function of G, B and n (``feature_sums``), which ar
 So the stored total plus each silo's ``sums without the records - sums of the run`` is, bit for bit, the total
 of a run without them, and so is all that is computed from it::
 
-    asked      how many records are withdrawn, at how many silos, each class at how many; who holds which
+    asked      how many records of each fold are withdrawn, at how many silos
+    classes    each class at how many silos; who holds which
     withdraw   the differences of G, B and n -> the total, and the head in closed form
 
 A silo first computes the sums of the run again and compares them with what it gave then, of which it has
@@ -14,6 +15,11 @@ would in a run without them.
 
 What the difference of both totals tells is the sum of the records that left, class by class. So it is opened
 only if enough records are withdrawn, at three silos or more, and of each class at none or at three or more.
+Classes are asked only once the numbers are verified to be enough: of a single record they would tell its own.
+
+Exact counts of an evaluation before and after differ in the same way. So a fold of which some records are
+withdrawn, but too few by the same rule, is not evaluated any more, in this run and those that continue from
+it (``withheld``). Without validation records the head keeps the temperature that it had.
 """
 
 from __future__ import annotations
@@ -22,10 +28,13 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from tightframe.errors import RunError
 from tightframe.learning import model_update
+from tightframe.learning.one_sum import temperature
 from tightframe.learning.one_sum.feature_sums import (
     BITS,
     COUNTS,
@@ -42,6 +51,7 @@ from tightframe.phases import (
     Cohort,
     Contribution,
     Field,
+    Fold,
     Phase,
     Schema,
     ServerState,
@@ -55,9 +65,18 @@ TOTAL = "total/"
 """Start of the names in ``ServerState.extra`` of the opened total, int64 in multiples of 2^-24."""
 OWN_SHA256, OWN_ADMITTED = "sums/sha256", "sums/admitted"
 """In a silo's own state: SHA-256 of its term of the total (32,), and the classes in it (C,); uint8."""
-ASKED = "withdrawn/asked"
-"""In ``ServerState.extra`` between both exchanges: the state that the withdrawal began with, uint8 (32,)."""
+ASKED, CLEARED = "withdrawn/asked", "withdrawn/cleared"
+"""In ``ServerState.extra`` after the first and the second exchange, which the numbers and the classes passed:
+the state that the withdrawal began with, uint8 (32,)."""
+EVALUATED: tuple[Fold, ...] = ("validation", "test")
+WITHHELD = "withdrawn/withheld"
+"""In ``ServerState.extra``, if there are any: which of ``EVALUATED`` are not evaluated, uint8 (2,)."""
 NAMED, SILOS, CLASSES = "withdrawn/named", "withdrawn/silos", "withdrawn/classes"
+FOLD_NAMED, FOLD_SILOS, FOLD_SHORT, FOLD_CLASSES = (
+    {fold: f"withdrawn/{fold}/{name}" for fold in EVALUATED}
+    for name in ("named", "silos", "short", "classes")
+)
+"""Of each fold the same, and at how many silos it tells other parts now (``min_test_count``)."""
 LEFT = "withdrawn/"
 MIN_SILOS = 3
 """Least number of silos among whose records the withdrawn ones are, as of holders of a class."""
@@ -71,12 +90,10 @@ class _Terms:
 
     Attributes:
         before, after: tensors of ``feature_sums.sum_fields``.
-        leaving: withdrawn records of each class that are in the total, (C,).
     """
 
     before: Tensors
     after: Tensors
-    leaving: torch.Tensor
 
 
 def kept_total(totals: Totals) -> dict[str, torch.Tensor]:
@@ -118,10 +135,16 @@ def own_state(sums: Tensors, admitted: torch.Tensor) -> dict[str, torch.Tensor]:
     }
 
 
+def withheld(state: ServerState) -> tuple[Fold, ...]:
+    """Return the folds that are not evaluated, because too few of their records were withdrawn."""
+    flags = state.extra.get(WITHHELD)
+    return () if flags is None else tuple(fold for fold, flag in zip(EVALUATED, flags, strict=True) if flag)
+
+
 def phases(
     classes: int, width: int, withdrawal: Withdrawal, solved: Solved, *, products: bool
-) -> tuple[Phase, Phase]:
-    """Return both exchanges.
+) -> tuple[Phase, Phase, Phase]:
+    """Return the three exchanges.
 
     Args:
         classes: C.
@@ -131,41 +154,79 @@ def phases(
         products: whether G is summed.
     """
     return (
-        _asked(classes, withdrawal, products=products),
+        _asked(withdrawal, products=products),
+        _classes(classes, withdrawal),
         _withdraw(classes, width, withdrawal, solved, products=products),
     )
 
 
-def _asked(classes: int, withdrawal: Withdrawal, *, products: bool) -> Phase:
-    # Of the class rules' field only the flags count, which say who holds a class now.
+def _asked(withdrawal: Withdrawal, *, products: bool) -> Phase:
+    numbers = [NAMED, *FOLD_NAMED.values()]
+    flags = [SILOS, *FOLD_SILOS.values(), *FOLD_SHORT.values()]
     fields = (
-        counts_field(classes),
-        Field(NAMED, (), bound=float(withdrawal.least), static=True, bits=0),
-        Field(SILOS, (), bound=1.0, static=True, bits=0),
-        Field(CLASSES, (classes,), bound=1.0, static=True, bits=0),
+        *(Field(name, (), bound=float(withdrawal.least), static=True, bits=0) for name in numbers),
+        *(Field(name, (), bound=1.0, static=True, bits=0) for name in flags),
     )
 
     def contribute(silo: SiloView, received: Tensors, state: Tensors) -> Contribution:
-        leaving = _terms(silo, received, state, products=products).leaving
+        _terms(silo, received, state, products=products)  # refuses if this silo's sums are others by now
         # No larger than the rule needs: a refused withdrawal tells no silo's whole number.
-        count = leaving.sum().clamp(max=withdrawal.least)
-        tensors = {
-            COUNTS: torch.zeros(classes, dtype=torch.float64),
-            NAMED: count,
-            SILOS: (count > 0).double(),
-            CLASSES: (leaving > 0).double(),
-        }
+        count = _leaving(silo, state).sum().clamp(max=withdrawal.least)
+        tensors = {NAMED: count, SILOS: (count > 0).double()}
+        for fold in EVALUATED:
+            labels, short = silo.withdrawn_from(fold)
+            gone = torch.tensor(float(min(len(labels), withdrawal.least)), dtype=torch.float64)
+            tensors |= {FOLD_NAMED[fold]: gone, FOLD_SILOS[fold]: (gone > 0).double()}
+            tensors[FOLD_SHORT[fold]] = torch.tensor(float(short), dtype=torch.float64)
         return Contribution(tensors, None)
 
     def update(state: ServerState, totals: Totals, cohort: Cohort) -> ServerState:
         _check_all(cohort)
-        check_rule(totals, withdrawal)
-        return state.evolve(extra={**state.extra, ASKED: _as_bytes(withdrawal.start)})
+        check_numbers(totals, withdrawal)
+        kept = withheld(state)  # its last counts opened are of an earlier run
+        few = [fold in kept or few_of_fold(totals, fold, withdrawal) for fold in EVALUATED]
+        flags = torch.tensor(few, dtype=torch.uint8)
+        return state.evolve(extra={**state.extra, ASKED: _as_bytes(withdrawal.start), WITHHELD: flags})
 
     def broadcast(state: ServerState) -> Tensors:
         return model_update.broadcast_model(state.model)
 
     return Phase("asked", Schema(fields), broadcast, contribute, update)
+
+
+def _classes(classes: int, withdrawal: Withdrawal) -> Phase:
+    # Of the class rules' field only the flags count, which say who holds a class now.
+    names = [CLASSES, *FOLD_CLASSES.values()]
+    flags = tuple(Field(name, (classes,), bound=1.0, static=True, bits=0) for name in names)
+
+    def broadcast(state: ServerState) -> Tensors:
+        return {name: state.extra[name] for name in (ASKED, WITHHELD) if name in state.extra}
+
+    def contribute(silo: SiloView, received: Tensors, state: Tensors) -> Contribution:
+        _check_passed(received, ASKED, withdrawal)
+        none = torch.zeros(classes, dtype=torch.float64)
+        told = {CLASSES: _leaving(silo, state)} if withdrawal.by_class else {}
+        for fold, few in zip(EVALUATED, received[WITHHELD], strict=True):
+            if withdrawal.by_class and not few:
+                labels, _ = silo.withdrawn_from(fold)
+                told[FOLD_CLASSES[fold]] = torch.bincount(labels, minlength=classes)
+        return Contribution(
+            {COUNTS: none, **{name: (told.get(name, none) > 0).double() for name in names}}, None
+        )
+
+    def update(state: ServerState, totals: Totals, cohort: Cohort) -> ServerState:
+        _check_all(cohort)
+        check_classes(totals, withdrawal)
+        few = [
+            bool(flag) or (withdrawal.by_class and bool(_at_few(totals[FOLD_CLASSES[fold]])))
+            for fold, flag in zip(EVALUATED, state.extra[WITHHELD], strict=True)
+        ]
+        extra = {name: item for name, item in state.extra.items() if name not in (ASKED, WITHHELD)}
+        if any(few):
+            extra[WITHHELD] = torch.tensor(few, dtype=torch.uint8)
+        return state.evolve(extra={**extra, CLEARED: _as_bytes(withdrawal.start)})
+
+    return Phase("classes", Schema((counts_field(classes), *flags)), broadcast, contribute, update)
 
 
 def _withdraw(classes: int, width: int, withdrawal: Withdrawal, solved: Solved, *, products: bool) -> Phase:
@@ -178,17 +239,12 @@ def _withdraw(classes: int, width: int, withdrawal: Withdrawal, solved: Solved, 
     schema = Schema((counts_field(classes), *differences))
 
     def broadcast(state: ServerState) -> Tensors:
-        asked = {ASKED: state.extra[ASKED]} if ASKED in state.extra else {}
+        asked = {CLEARED: state.extra[CLEARED]} if CLEARED in state.extra else {}
         known = (stored_total(state)[COUNTS] > 0).to(torch.uint8)
         return {**model_update.broadcast_model(state.model), **asked, TOTAL + COUNTS: known}
 
     def contribute(silo: SiloView, received: Tensors, state: Tensors) -> Contribution:
-        if not torch.equal(received.get(ASKED, torch.zeros(0)), _as_bytes(withdrawal.start)):
-            raise RunError(
-                "Expected the number of withdrawn records to be asked first, from the state that the job "
-                "names, but it was not: nothing is taken out.",
-                code=REFUSED,
-            )
+        _check_passed(received, CLEARED, withdrawal)
         found = _terms(silo, received, state, products=products)
         left = {LEFT + name: found.after[name] - found.before[name] for name in found.before}
         admitted = _admitted_now(silo, received)
@@ -210,14 +266,18 @@ def _withdraw(classes: int, width: int, withdrawal: Withdrawal, solved: Solved, 
                 f"{float(before[RECORDS]):.0f}: start a new job without these records.",
                 code=REFUSED,
             )
-        extra = {name: item for name, item in state.extra.items() if name != ASKED}
-        return solved(state.evolve(extra=extra), after)
+        extra = {name: item for name, item in state.extra.items() if name != CLEARED}
+        made = solved(state.evolve(extra=extra), after)
+        if "validation" not in withheld(state):
+            return made  # the next exchange scales it
+        bare = solved(state, {name: item.numpy() for name, item in before.items()})
+        return temperature.scaled(made, temperature.between(bare.model, state.model))
 
     return Phase("withdraw", schema, broadcast, contribute, update)
 
 
-def check_rule(totals: Totals, withdrawal: Withdrawal) -> None:
-    """Refuse a withdrawal whose difference would tell too much.
+def check_numbers(totals: Totals, withdrawal: Withdrawal) -> None:
+    """Refuse a withdrawal of too few training records, or at too few silos.
 
     Args:
         totals: of the first exchange.
@@ -235,12 +295,56 @@ def check_rule(totals: Totals, withdrawal: Withdrawal) -> None:
             "withdrawn. Nothing was taken out.",
             code=REFUSED,
         )
-    few = [place for place, held in enumerate(totals[CLASSES]) if 0.5 < held < MIN_SILOS - 0.5]
-    if few and withdrawal.by_class:
+
+
+def few_of_fold(totals: Totals, fold: Fold, withdrawal: Withdrawal) -> bool:
+    """Check whether exact counts of a fold would tell of too few withdrawn records, or of one silo's part.
+
+    Args:
+        totals: of the first exchange.
+        fold: that is evaluated.
+        withdrawal: what the job says of it.
+    """
+    named, silos, short = (
+        round(float(totals[names[fold]])) for names in (FOLD_NAMED, FOLD_SILOS, FOLD_SHORT)
+    )
+    return short > 0 or (named > 0 and (named < withdrawal.least or silos < MIN_SILOS))
+
+
+def check_classes(totals: Totals, withdrawal: Withdrawal) -> None:
+    """Refuse a withdrawal in which a class loses training records at too few silos.
+
+    Args:
+        totals: of the second exchange.
+        withdrawal: what the job says of it.
+
+    Raises:
+        RunError: TF-523; no sum of records has been opened.
+    """
+    if withdrawal.by_class and (few := _at_few(totals[CLASSES])):
         raise RunError(
             f"Expected each class to lose records at {MIN_SILOS} silos or more, or at none, because the new "
             f"total tells their sum by class, but classes {few} lose some at fewer: wait until more are to "
             "be withdrawn. Nothing was taken out.",
+            code=REFUSED,
+        )
+
+
+def _at_few(silos: NDArray[np.float64]) -> list[int]:
+    """Return the classes of which one or two silos withdraw records."""
+    return [place for place, held in enumerate(silos) if 0.5 < held < MIN_SILOS - 0.5]
+
+
+def _check_passed(received: Tensors, marker: str, withdrawal: Withdrawal) -> None:
+    """Refuse to tell more before what comes first was asked and passed the rule.
+
+    Raises:
+        RunError: TF-523.
+    """
+    if not torch.equal(received.get(marker, torch.zeros(0)), _as_bytes(withdrawal.start)):
+        raise RunError(
+            "Expected the numbers of withdrawn records, then their classes, to be asked first, from the "
+            "state that the job names, but they were not: nothing is taken out.",
             code=REFUSED,
         )
 
@@ -278,12 +382,10 @@ def _terms(silo: SiloView, received: Tensors, state: Tensors, *, products: bool)
     before, after = (
         FeatureSums(classes, width, products=products, device=silo.device) for _ in ("before", "after")
     )
-    leaving = torch.zeros(classes, dtype=torch.float64)
     for features, labels, stay in silo.encoded_before(model):
         was, stays = then[labels], now[labels] & stay
         before.add(features[was], labels[was])
         after.add(features[stays], labels[stays])
-        leaving += torch.bincount(labels[was & ~stay].cpu(), minlength=classes)
     sums = before.tensors()
     if not torch.equal(own_state(sums, then)[OWN_SHA256], state[OWN_SHA256]):
         raise RunError(
@@ -292,7 +394,14 @@ def _terms(silo: SiloView, received: Tensors, state: Tensors, *, products: bool)
             "without the withdrawn records.",
             code="TF-522",
         )
-    return _Terms(sums, after.tensors(), leaving)
+    return _Terms(sums, after.tensors())
+
+
+def _leaving(silo: SiloView, state: Tensors) -> torch.Tensor:
+    """Return the withdrawn training records of each class that are in the total, float64 (C,)."""
+    labels, _ = silo.withdrawn_from("train")
+    admitted = state[OWN_ADMITTED].bool()
+    return torch.bincount(labels[admitted[labels]], minlength=len(admitted)).double()
 
 
 def _admitted_now(silo: SiloView, received: Tensors) -> torch.Tensor:

@@ -26,7 +26,7 @@ section{break-inside:auto}figure,tr,.said{break-inside:avoid}h2,h3{break-after:a
 *{box-sizing:border-box}
 body{margin:0;background:var(--paper);color:var(--ink);
 font:16px/1.5 system-ui,"Segoe UI","DejaVu Sans",sans-serif}
-main{max-width:860px;margin:0 auto;padding:24px 20px 48px}
+main{max-width:1080px;margin:0 auto;padding:24px 20px 48px}
 h1{font-size:1.7rem;line-height:1.2;margin:.2em 0 .4em;overflow-wrap:anywhere}
 h2{font-size:1.2rem;margin:2.2em 0 .6em;padding-top:.6em;border-top:1px solid var(--rule)}
 h3{font-size:1rem;margin:1.4em 0 .4em}
@@ -37,7 +37,7 @@ margin:.8em 0;max-width:none}
 .said p{margin:.2em 0}
 .good{border-color:var(--good);background:var(--goodbg)}.bad{border-color:var(--bad);background:var(--badbg)}
 .warn{border-color:var(--warn);background:var(--warnbg)}
-.tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(118px,1fr));gap:12px;margin:1em 0}
+.tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(136px,1fr));gap:12px;margin:1em 0}
 .tile{border:1px solid var(--rule);border-radius:6px;padding:.6em .8em;min-width:0}
 .tile b{display:block;font-size:1.5rem;font-weight:600;font-variant-numeric:tabular-nums;line-height:1.2}
 .tile span{display:block;color:var(--soft);font-size:.85rem;line-height:1.35}

@@ -93,7 +93,16 @@ def _survival(found: SurvivalStatistics) -> Markup:
         "Kaplan-Meier estimates by class; all times of a bin count as its end, and 95 % limits are "
         "Greenwood's."
     )
-    if found.lacks:
+    if found.noisy:
+        said = (
+            "Kaplan-Meier estimates by class from noisy counts; all times of a bin count as its end. The "
+            "95 % limits include sampling and the noise of differential privacy, and so does the test."
+        )
+        if found.lacks:
+            said += f" Not told: {'; '.join(found.lacks)}."
+        if found.untested:
+            said += f" No log-rank test: {found.untested}."
+    elif found.lacks:
         said += f" Withheld: {'; '.join(found.lacks)}. Fewer bins "
         said += "(`statistics.time_bins`, or `time_ends`) withhold less."
     if found.log_rank is not None:
@@ -111,7 +120,7 @@ def _survival(found: SurvivalStatistics) -> Markup:
         row: list[Part] = [end]
         for curve in known.values():
             if place >= len(curve.events):
-                row += [WITHHELD, "", ""]
+                row += ["too few" if found.noisy else WITHHELD, "", ""]
                 continue
             limits = (curve.low[place], curve.high[place])
             low, high = limits
@@ -128,7 +137,12 @@ def _survival(found: SurvivalStatistics) -> Markup:
     bins = range(1, len(ends) + 1)
     picture = partial(plots.lines, "Survival", bins, lines, x_name="bin of time", low=0.0, high=1.0)
     shown = [figure(picture, "Share without the event after each bin.")] if lines else []
-    return section("Survival", tag("p", said), *shown, table(head, rows) if known else None)
+    return section(
+        "Noisy survival" if found.noisy else "Survival",
+        tag("p", said),
+        *shown,
+        table(head, rows) if known else None,
+    )
 
 
 def _columns(found: TableStatistics) -> Markup:

@@ -42,6 +42,7 @@ class WithdrawnRecords(Values):
         records: number of training records that left the total; the model is the one without them.
         stay: number of records in the new total.
         silos: the least number of silos among whose records the withdrawn ones are.
+        withheld: folds that are not evaluated, because too few of their records were withdrawn.
         not_covered: models on record that continue from the run; others may exist.
     """
 
@@ -50,6 +51,7 @@ class WithdrawnRecords(Values):
     records: int
     stay: int
     silos: int
+    withheld: list[str] = []
     not_covered: list[NotCovered] = []
 
     def lines(self) -> list[str]:
@@ -59,6 +61,12 @@ class WithdrawnRecords(Values):
             f"run {self.previous}: the model is, bit for bit, that of the {self.stay} others",
             "whoever has both totals knows the sum of the records that left, class by class; with fewer of "
             "them than features he can tell whether a record that he has is among them",
+        ]
+        said += [
+            f"{fold} records are not evaluated any more: of these too few were withdrawn, and counts before "
+            "and after would tell of single ones"
+            + ("; the model keeps its temperature" if fold == "validation" else "")
+            for fold in self.withheld
         ]
         said += [f"NOT covered: {item.job_name} in {item.folder} ({item.how})" for item in self.not_covered]
         said.append(

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from tightframe.data.table.disclosure import UNIT_BITS, UNITS
 from tightframe.data.table.tabulated import Layout, Place
-from tightframe.metrics import noise_intervals
+from tightframe.metrics import noise_intervals, noisy_survival
 from tightframe.metrics import survival as metrics_of_survival
 from tightframe.phases import Totals
 from tightframe.results.statistics import (
@@ -406,10 +406,58 @@ def survival(
     statistic, degrees = metrics_of_survival.log_rank(groups[:, 0], groups[:, 1])
     if degrees < 1:
         return made
+    return _tested(made, statistic, degrees, shared)
+
+
+def _tested(made: SurvivalStatistics, statistic: float, degrees: int, bins: int) -> SurvivalStatistics:
     half = torch.tensor([degrees / 2, statistic / 2], dtype=torch.float64)
     p = float(torch.special.gammaincc(half[0], half[1]))  # of chi squared
-    until = None if shared == bins else ends[shared - 1]
+    until = None if bins == len(made.ends) else made.ends[bins - 1]
     return made.model_copy(update={"log_rank": statistic, "degrees": degrees, "p": p, "until": until})
+
+
+def noisy_survival_of(totals: Totals, layout: Layout, deviation: float) -> SurvivalStatistics | None:
+    """Return survival by class from totals with noise, up to where too few are left; None without times.
+
+    Args:
+        totals: of the exchange.
+        layout: of the cells; those of times are the last ones.
+        deviation: standard deviation of the noise in each total, in records.
+    """
+    timed, bins, place = layout.contract.survival, len(layout.ends), layout.places[-1]
+    if timed is None:
+        return None
+    records, cells = (np.asarray(totals[f"{PREFIX}{kind}"], np.float64) for kind in ("records", "cells"))
+    groups = {  # the last cell, of records without a time, is noise alone: each record has one
+        title: noisy_survival.fitted(of[place.start : place.missing].reshape(2, bins), float(number))
+        for title, of, number in zip(layout.titles, cells, records, strict=True)
+    }
+    found = {title: noisy_survival.kaplan_meier(of, deviation) for title, of in groups.items()}
+    curves = {
+        title: Curve(
+            at_risk=np.rint(curve.at_risk).astype(int).tolist(),
+            events=np.rint(curve.events).astype(int).tolist(),
+            survival=curve.survival.tolist(),
+            low=curve.low.tolist(),
+            high=curve.high.tolist(),
+        )
+        for title, curve in found.items()
+        if len(curve.survival)
+    }
+    made = SurvivalStatistics(
+        ends=list(layout.ends),
+        unit=timed.unit,
+        curves={title: curves.get(title) for title in groups},
+        noisy=True,
+    )
+    if len(groups) < 2:
+        return made
+    if few := [title for title in groups if title not in curves]:
+        why = f"too few of {', '.join(few)} are left after the first bin for the noise"
+        return made.model_copy(update={"untested": why})
+    shared = min(len(curve.survival) for curve in found.values())
+    statistic = noisy_survival.log_rank(list(groups.values()), shared, deviation)
+    return _tested(made, statistic, len(groups) - 1, shared)
 
 
 def _until_withheld(counts: Sequence[Count], records: Count, bins: int) -> NDArray[np.int64]:

@@ -17,7 +17,7 @@ from pathlib import Path
 from tightframe import __version__
 from tightframe.errors import REASONS, REPLACED, RunError, TightframeError
 from tightframe.learning.model_update import mean_losses, received_model
-from tightframe.learning.one_sum.withdrawal import MIN_SILOS
+from tightframe.learning.one_sum.withdrawal import MIN_SILOS, withheld
 from tightframe.models.pretrained import read_weights
 from tightframe.phases import Cohort, ServerState, advance
 from tightframe.results.files import MODEL, WritePage
@@ -263,6 +263,7 @@ class Coordinator:
     ) -> SharedState:
         """Enrol the silos, and return the state of the checkpoint that the job resumes from."""
         resume.restore(self.record, stored, saved, self.log)
+        self.record.withheld = withheld(stored.state)
         self._collector.opened = [*saved.opened]
         self._named_start()  # warns
         self._sums.static_cohort = saved.static_cohort
@@ -296,8 +297,8 @@ class Coordinator:
             )
         shared = SharedState(stored.state)
         for exchange in self.setup.plan.beginning():
-            # No silo puts names on its list behind a total that it has not verified.
-            asks = (exchange.kind, exchange.index) == (BEFORE, 1)
+            # No silo tells classes, or puts names on its list, behind a total that it has not verified.
+            asks = exchange.kind == BEFORE and exchange.index > 0
             if asks and not self._collector.seal(transport, shared, last=False):
                 raise RunError(
                     "Expected the silos to verify the numbers of records before they take any out, but too "
@@ -307,6 +308,7 @@ class Coordinator:
             shared, _ = self._exchange(transport, shared, exchange)
         assert withdraw is not None  # noqa: S101  (this job withdraws)
         stay = resume.require_total(shared.state, "the state after the withdrawal")
+        record.withheld = withheld(shared.state)
         model = checkpoint.tensor_bytes(stored.state.model)
         record.withdrawn = WithdrawnRecords(
             previous=withdraw.previous,
@@ -314,6 +316,7 @@ class Coordinator:
             records=records - stay,
             stay=stay,
             silos=MIN_SILOS,
+            withheld=list(record.withheld),
             not_covered=not_covered(
                 self.folder.parent,
                 withdraw.lineage,

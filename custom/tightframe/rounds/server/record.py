@@ -67,6 +67,7 @@ class RunRecord:
         self.synthetic = False
         self.initial_model: InitialModel | None = None
         self.withdrawn: WithdrawnRecords | None = None
+        self.withheld: tuple[str, ...] = ()  # folds that a withdrawal keeps from being evaluated
         self.rounds_done = 0
         self.absent: dict[str, str] = {}
         self.refused_rules: dict[str, list[str]] = {}  # of silos that refuse, as they tell them
@@ -253,7 +254,9 @@ class RunRecord:
         for part in self._parts():
             fold, _, place = part.partition("/")
             known = f" with {self._dataset.class_names[int(place)]} known" if place else ""
-            if part in self._told_by_few():
+            if part in self.withheld:
+                lines.append(f"{fold} records are not evaluated: too few of them were withdrawn")
+            elif part in self._told_by_few():
                 lines.append(
                     f"{fold} records{known} of fewer than {MIN_HOLDERS} silos could be counted: none are"
                 )
@@ -313,7 +316,9 @@ class RunRecord:
             self.status = self.status.evaluated(before)
         self._append(row)
         write_rows(self.folder, self.rows)
-        self._log.info("%s", round_line(row, self.job.rounds, self.job.roster, before))
+        summed = self._method.one_sum is not None and self.privacy is None and self._setup.trains
+        start = "head of the sum, before its temperature" if summed else "initial model"
+        self._log.info("%s", round_line(row, self.job.rounds, self.job.roster, before, start=start))
         return row
 
     def _table(self, totals: Totals, row: Row, failed: int) -> TableStatistics:
@@ -330,10 +335,12 @@ class RunRecord:
         deviation = None
         if plan is None or plan.statistics is None:
             records, columns = table_summary.exact(totals, layout)
+            survival = table_summary.survival(layout, records, columns)
         else:
             honest = honest_silos(self.job, len(self.weights))
             deviation = plan.statistics.config.deviation(silos=len(row.silos), honest=honest)
             records, columns = table_summary.noisy(totals, layout, deviation)
+            survival = table_summary.noisy_survival_of(totals, layout, deviation)
             privacy = {
                 "noisy": True,
                 "epsilon": plan.privacy.epsilon,
@@ -357,7 +364,7 @@ class RunRecord:
             holders=MIN_HOLDERS,
             grid=1 / UNITS,
             synthetic=self.synthetic,
-            survival=None if privacy else table_summary.survival(layout, records, columns),
+            survival=survival,
             **privacy,
         )
 
@@ -386,7 +393,7 @@ class RunRecord:
     def _untold(self, site: str, fold: str) -> bool:
         """Check whether a silo leaves a fold out of exact evaluations, by its own declaration or others'."""
         left_out = site in self.declared and not tells(self.declared[site], fold)
-        return left_out or fold in self._told_by_few()
+        return left_out or fold in (*self._told_by_few(), *self.withheld)
 
     def _told_by_few(self) -> tuple[str, ...]:
         """Return the parts that no silo tells of, because only one or two would."""

@@ -17,7 +17,7 @@ from safetensors import safe_open
 from tightframe.errors import ContributionError, RunError, TrainingError
 from tightframe.files import write_atomically
 from tightframe.learning.model_update import UPDATE, shared_template
-from tightframe.learning.one_sum.withdrawal import ASKED
+from tightframe.learning.one_sum.withdrawal import CLEARED, withheld
 from tightframe.learning.optimizers import OptimizerSettings
 from tightframe.learning.stages import Stage, cross_entropy
 from tightframe.models.frozen import FrozenEncoder, is_frozen
@@ -42,12 +42,12 @@ from tightframe.rounds.silo.view import LocalSilo, RequestedSum
 from tightframe.rounds.sums.common import SEAL
 from tightframe.rounds.sums.plain import Check, Encoded
 from tightframe.rounds.unproven import NO_NEEDS, Needs
-from tightframe.rounds.withdrawn import check_request, note_request
+from tightframe.rounds.withdrawn import check_beginning, note_request
 from tightframe.securesum.messages import SumId, Total
 
 OVER_BOUND = "TF-402"
 WITHDRAWAL = "withdrawal"
-"""Part of the run that both exchanges of a withdrawal are a measure of: they do the same work on records."""
+"""Part of the run that a withdrawal's exchanges are a measure of: the first does the most work on records."""
 Result = TypeVar("Result")
 
 
@@ -100,12 +100,12 @@ class Contributor:
         """
         context, job = self._context, self._context.job
         exchange = self._setup.plan.find(message["kind"], message["round"], message["phase"])
-        check_request(context, (exchange.kind, exchange.index), message)
+        check_beginning(context, (exchange.kind, exchange.index), message)
         sum_id = SumId.of(exchange.kind, exchange.round, exchange.index, message["attempt"])
         state, follows = self._followed.advance(message, total, weights)
         proven = total is None or verified_total(total.digest().hex()) in noted(context.state_folder)
         note_request(
-            context, (exchange.kind, exchange.index), asked=ASKED in state.extra, proven=follows and proven
+            context, (exchange.kind, exchange.index), asked=CLEARED in state.extra, proven=follows and proven
         )
         received = {name: item.clone() for name, item in exchange.phase.broadcast(state).items()}
         phase = exchange.carrying(exchange.evaluates(received))
@@ -113,14 +113,15 @@ class Contributor:
         check(sum_id, specs)
         self._settle(message, total)
         needs = Needs.of(context, message["state"], total)
-        silo = self._silo(exchange, message, sorted(weights), honest, tellers, needs)
+        few = (*told_by_few(job, tellers), *withheld(state))
+        silo = self._silo(exchange, message, sorted(weights), honest, few, needs)
         if job.local_baseline_epochs and job.withdraw is None and self._setup.plan.starts(exchange):
             own = NO_NEEDS if total is None and follows else needs  # the job's own start is known
             data = tensor_bytes(state.model, {NEEDS: json.dumps(own.stored())})
             write_atomically(context.state_folder / START, data, mode=0o600)
         # A server could have chosen the state: it is neither the job's own nor verified.
         begins = (exchange.kind, exchange.index) == (BEFORE, 0) and job.withdraw is not None
-        chosen = (total is not None or not follows) and not begins  # ``check_request`` has compared it
+        chosen = (total is not None or not follows) and not begins  # ``check_beginning`` has compared it
         part = part_of(exchange) if job.withdraw is None else WITHDRAWAL if exchange.before else None
 
         def work() -> tuple[Contribution, dict[Group, bytes], bool]:
@@ -247,12 +248,12 @@ class Contributor:
         message: Message,
         cohort: Sequence[str],
         honest: int,
-        tellers: Mapping[str, int] | None,
+        few: Sequence[str],
         needs: Needs = NO_NEEDS,
     ) -> LocalSilo:
         """Return this silo's view for an exchange; under privacy, training uses one that charges releases."""
         context, job = self._context, self._context.job
-        left_out = (*context.untold(), *told_by_few(job, tellers))
+        left_out = (*context.untold(), *few)
         lost = dropouts.read(message.get("lost"), cohort, job.rounds)
         requested = RequestedSum(cohort, honest, left_out, lost, needs)
         view = (context, self._setup, self._device, exchange.stream, requested)

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
@@ -249,6 +250,20 @@ class LocalSilo:
         for features, labels in before.encoded(model, "train", exact=True):
             yield features, labels, stays[place : place + len(labels)]
             place += len(labels)
+
+    def withdrawn_from(self, fold: Fold) -> tuple[torch.Tensor, bool]:
+        """Return the labels (n,) of a fold's withdrawn records, and whether exact counts lose a part by it.
+
+        Args:
+            fold: of the data set.
+        """
+        context, data = self.context, self.context.before_withdrawal.data
+        gone = np.array([name in context.withdrawn.names for name in record_ids(data, fold)], dtype=bool)
+        then, now = (
+            {part for part in parts if part.startswith(fold)}
+            for parts in (context.untold(), context.untold(without_withdrawn=True))
+        )
+        return torch.from_numpy(data.labels(fold)[gone]), then != now
 
     def generator(self, purpose: str) -> torch.Generator:
         """Return a random generator on the CPU, keyed by (seed, silo, round, purpose)."""

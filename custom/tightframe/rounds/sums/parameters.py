@@ -30,7 +30,8 @@ def epoch_params(
     job = setup.job
     sites, colluders = len(roster), job.assumed_colluders(len(roster))
     schemas: dict[str, tuple[messages.FieldSpec, ...]] = {SEAL: ()}
-    needed = RETRIES + SEALS
+    # A withdrawal's numbers and classes are each verified before more is asked.
+    needed = RETRIES + SEALS + (2 if job.withdraw is not None and job.resume is None else 0)
     for exchange in setup.plan:
         needed += 1
         for phase in exchange.phases:

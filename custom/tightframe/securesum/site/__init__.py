@@ -342,7 +342,7 @@ def _commitments(
 
 def check_request(
     state: Confirmed | Established, request: TermRequest, fields: tuple[FieldSpec, ...]
-) -> None:
+) -> Established:
     """Refuse what ``mask`` refuses of a request, before anything is done for it.
 
     Args:
@@ -350,12 +350,15 @@ def check_request(
         request: as for ``mask``.
         fields: as for ``mask``.
 
+    Returns:
+        The state with the request's set-up, for ``mask``, which need not verify that again.
+
     Raises:
         ParametersError, ReplayError, StateError, ProtocolError: as ``mask`` does.
     """
     require_state(state, Confirmed, Established)
     _check_schema(state, request, fields)
-    _unused(state, request)
+    return _unused(state, request)[0]
 
 
 def _unused(state: Confirmed | Established, request: TermRequest) -> tuple[Established, Fresh]:
