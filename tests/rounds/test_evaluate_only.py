@@ -250,10 +250,6 @@ def test_a_model_from_elsewhere_on_an_own_contract(tmp_path: Path) -> None:
     assert "safetensors.torch.save_file" in str(export(torn).exception)
     circular = CliRunner().invoke(app, ["jobs", "export", "--evaluate", str(torn)])
     assert "--method fedavg --contract contract.json --evaluate FILE" in str(circular.exception)
-    pictures = {**CONTRACT, "columns": [], "picture": {"column": "file", "size": [8, 8], "colour": "gray"}}
-    contract.write_text(json.dumps(pictures))
-    told = CliRunner().invoke(app, ["jobs", "export", "--statistics", str(contract)]).exception
-    assert "statistics are for tables only" in str(told)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ All of it is for the eyes of whoever runs it at a site; nothing is sent anywhere
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
@@ -20,6 +20,7 @@ from tightframe_app.screens import console, lines, print_list, shown
 
 if TYPE_CHECKING:
     from tightframe.config.policy import PolicyBlock
+    from tightframe.config.site import SiteEntry
     from tightframe.data.contract import Contract
     from tightframe.data.table import TableSite
     from tightframe_app.site.checks.findings import State
@@ -132,15 +133,25 @@ def check(contract: _Contract, site_config: _Config, site: _Site = None, form: f
     this check, and shows no codes.
 
     Exit code 0: the site can take part, possibly without rows that it sets aside. 1: it cannot.
-    2: there is no such contract or entry.
+    2: there is no such contract, or no valid entry for each site; the others are checked before that is told.
     """
+    from tightframe.errors import SiteConfigError
+
     bad = 0
     agreed = read_contract(contract)
-    tables = entries(site_config, site, agreed)
+    wrong = None
+    try:
+        tables = entries(site_config, site, agreed)
+    except SiteConfigError as error:
+        tables, wrong = [] if form == "json" else _valid_entries(site_config, site, agreed), error
+    if wrong is not None and not tables:
+        raise wrong
     if form == "json":
         _check_as_json(agreed, tables)
     for name, entry in tables:
         bad += not _checked(name, agreed, entry)
+    if wrong is not None:
+        raise wrong
     if bad:
         of = f"{bad} of {len(tables)} sites" if len(tables) > 1 else "the data"
         out.print(f"{of} cannot take part so")
@@ -182,6 +193,21 @@ def entries(config: Path, site: str | None, contract: Contract) -> list[tuple[st
     return [(name, entry) for name, entry, _ in with_policies(config, site, contract)]
 
 
+def _valid_entries(config: Path, site: str | None, contract: Contract) -> list[tuple[str, TableSite]]:
+    """Return the entries of a file for several sites that are valid, each by itself."""
+    from tightframe.config.site import parse_site_file, read_object
+    from tightframe.errors import SiteConfigError
+
+    there, found = read_object(config).get("sites"), []
+    for name, entry in there.items() if isinstance(there, dict) else ():
+        try:
+            valid = parse_site_file({"sites": {name: entry}}, str(config)).sites
+            found += _of_kind(valid, site, contract)
+        except SiteConfigError:
+            continue  # the whole file's error names it
+    return [(name, entry) for name, entry, _ in found]
+
+
 def with_policies(
     config: Path, site: str | None, contract: Contract
 ) -> list[tuple[str, TableSite, PolicyBlock]]:
@@ -191,13 +217,8 @@ def with_policies(
         FileNotFoundError, SiteConfigError: as ``entries``.
     """
     from tightframe.config.site import parse_single, parse_site_file, read_object
-    from tightframe.data.images import ImagesSite
     from tightframe.data.images.contract import PictureContract
-    from tightframe.data.table import TableSite
     from tightframe.errors import SiteConfigError
-
-    pictures = isinstance(contract, PictureContract)
-    key, model = ("images", ImagesSite) if pictures else ("table", TableSite)
 
     if not config.is_file():
         raise FileNotFoundError(f"Expected the site's configuration at {config}, but there is no such file.")
@@ -206,19 +227,32 @@ def with_policies(
         several = parse_site_file(values, str(config)).sites
     else:
         several = {site or "": parse_single(values, str(config))[0]}
-    chosen = {name: entry for name, entry in several.items() if site in (None, name)}
-    tables = [
-        (name, model.model_validate(entry.data[key]), entry.policy)
-        for name, entry in chosen.items()
-        if key in entry.data
-    ]
+    tables = _of_kind(several, site, contract)
     if not tables:
+        key = "images" if isinstance(contract, PictureContract) else "table"
         raise SiteConfigError(
             f"Expected {config} to have an entry `{key}` in `data`{f' of {site}' if site else ''}, but has "
             "none.",
             code="TF-201",
         )
     return tables
+
+
+def _of_kind(
+    several: Mapping[str, SiteEntry], site: str | None, contract: Contract
+) -> list[tuple[str, TableSite, PolicyBlock]]:
+    """Return the entries of a contract's kind, of one site or of all."""
+    from tightframe.data.images import ImagesSite
+    from tightframe.data.images.contract import PictureContract
+    from tightframe.data.table import TableSite
+
+    pictures = isinstance(contract, PictureContract)
+    key, model = ("images", ImagesSite) if pictures else ("table", TableSite)
+    return [
+        (name, model.model_validate(entry.data[key]), entry.policy)
+        for name, entry in several.items()
+        if site in (None, name) and key in entry.data
+    ]
 
 
 def _checked(name: str, contract: Contract, entry: TableSite) -> bool:

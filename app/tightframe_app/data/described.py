@@ -69,11 +69,13 @@ def describe(
             table.add_row(*(shown(cell) for cell in _cells(summary)))
         console(tables.WIDTH).print(table)
         for said, rows in _withheld(found):
-            tables.out.print(said)
+            tables.out.print(shown(said))
             table = Table(*rows[0], box=None, pad_edge=False, padding=(0, 2, 0, 0))
             for row in rows[1:]:
                 table.add_row(*map(shown, row))
             console(tables.WIDTH).print(table)
+        if advised := _fewer_bins(found):
+            tables.out.print(advised)
     if output is not None:
         tables.out.print(f"page: {output}")
 
@@ -120,13 +122,15 @@ def _withheld(found: Description) -> list[tuple[str, list[list[str]]]]:
     made = []
     some = {column: of for column, of in seen.cells.items() if any(hidden for hidden, _ in of.values())}
     rule = f"a cell is withheld below {seen.least} {'patients' if seen.patients else 'records'}"
+    cells = "of all cells: each class's bins or levels, and its missing values"
     if some:
         head = ["column", *map(str, next(iter(some.values())))]
         rows = [
             [column, *(f"{hidden} of {most}" if hidden else "-" for hidden, most in of.values())]
             for column, of in some.items()
         ]
-        made.append((f"cells that this site withholds of exact statistics, by bins ({rule}):", [head, *rows]))
+        said = f"cells that this site withholds of exact statistics, {cells}, by bins ({rule}):"
+        made.append((said, [head, *rows]))
     if seen.curves:
         head = ["class", *map(str, next(iter(seen.curves.values())))]
         rows = [
@@ -135,6 +139,29 @@ def _withheld(found: Description) -> list[tuple[str, list[list[str]]]]:
         ]
         made.append((f"curves of this site end at, by time_bins ({rule}):", [head, *rows]))
     return made
+
+
+def _fewer_bins(found: Description) -> str:
+    """Return the advice to take fewer bins, if of most numbers' cells more than half are withheld."""
+    if found.preview is None:
+        return ""
+    numbers = {item.column.column for item in found.columns if item.column.kind == "number"}
+    shares = [
+        {bins: hidden / most for bins, (hidden, most) in of.items()}
+        for column, of in found.preview.cells.items()
+        if column in numbers
+    ]
+    if not shares:
+        return ""
+    means = {bins: sum(share[bins] for share in shares) / len(shares) for bins in shares[0]}
+    first, *fewer = means
+    if means[first] <= 0.5 or not fewer:
+        return ""
+    best = next((bins for bins in fewer if means[bins] <= 0.25), min(fewer, key=lambda bins: means[bins]))
+    return (
+        f"With {first} bins {means[first]:.0%} of the numbers' cells are withheld here, with {best} "
+        f"{means[best]:.0%}: propose --set statistics.bins={best}."
+    )
 
 
 def _of(contract: Contract, entry: TableSite, least: int) -> Description:

@@ -340,6 +340,15 @@ def _names(sites: str | None) -> list[str] | None:
     return names
 
 
+def _one_sum(job: JobConfig) -> bool:
+    """Check whether records can be taken out of runs of a job, but for how its inputs are scaled."""
+    from tightframe import methods
+
+    if job.privacy is not None or job.statistics is not None or job.evaluate_only is not None:
+        return False
+    return methods.get(job.method).withdraw is not None
+
+
 def _print_export(recipe: Recipe, job: JobConfig, preset: str, changes: dict[str, Any], folder: Path) -> None:
     """Print a summary of an exported job, and the commands that run it."""
     from tightframe.results.words import plural
@@ -356,6 +365,11 @@ def _print_export(recipe: Recipe, job: JobConfig, preset: str, changes: dict[str
     )
     if what != recipe.title and "job_name" not in changes:
         out.print(f"its results will be named {job.job_name}; --set job_name=NAME gives it another name")
+    if job.model_options.get("standardise") and _one_sum(job):
+        err.print(
+            "no record can be taken out of its model later (withdraw), because each record's features depend "
+            "on the moments of all; --set model_options.standardise=false leaves that open"
+        )
     where = quoted(folder)
     out.print(f"run it here:  tightframe simulate {where}")
     out.print("  (on generated records; on the sites' own with --site-config FILE)")

@@ -35,7 +35,12 @@ def of_contract(path: Path, sites: Sequence[str] | None, changes: Mapping[str, A
 
     contract = pairs.read_contract(path)
     if "picture" in contract:
-        raise JobError(["contract: statistics are for tables only, but this contract is of pictures"])
+        raise JobError(
+            [
+                f"{path}: statistics are of tables only, but this contract is of pictures; for a site's own "
+                "pictures take `tightframe data describe`"
+            ]
+        )
     named = list(sites or SITES)
     title = re.sub(r"[^A-Za-z0-9]+", "_", str(contract["title"])).strip("_").lower()[:LONGEST]
     values: dict[str, Any] = {

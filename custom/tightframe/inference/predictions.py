@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +14,7 @@ from tightframe.inference.errors import ModelError
 from tightframe.inference.inputs import Inputs, Problem
 from tightframe.inference.model import TrainedModel
 from tightframe.learning import outputs
+from tightframe.results.words import in_their_case
 
 
 @dataclass(frozen=True)
@@ -31,13 +32,22 @@ class OperatingPoint:
     least: float
 
     @classmethod
-    def parsed(cls, text: str, class_names: tuple[str, ...]) -> OperatingPoint:
+    def parsed(
+        cls, text: str, class_names: tuple[str, ...], codes: Mapping[str, str] | None = None
+    ) -> OperatingPoint:
         """Read ``CLASS=PROBABILITY``.
+
+        Args:
+            text: as it was typed.
+            class_names: of the model.
+            codes: a contract's code of each class -> its name; either may be typed.
 
         Raises:
             ModelError: TF-823 for another form, an unknown class, or no probability.
         """
         name, _, value = text.rpartition("=")
+        if name not in class_names:
+            name = in_their_case((codes or {}).get(name, name), class_names)
         try:
             least = float(value)
         except ValueError:
@@ -61,6 +71,14 @@ class OperatingPoint:
         others = probabilities.copy()
         others[place] = -1
         return int(others.argmax())
+
+
+def class_codes(model: TrainedModel) -> dict[str, str]:
+    """Return the code of each class or finding in the contract -> its name; empty without a contract."""
+    label = model.setup.job.dataset_options.get("contract", {}).get("label", {})
+    if "classes" in label:
+        return {item["code"]: item["title"] for item in label["classes"]}
+    return {item["column"]: item.get("title") or item["column"] for item in label.get("findings", ())}
 
 
 def answer(model: TrainedModel, probabilities: np.ndarray, point: OperatingPoint | None) -> str:

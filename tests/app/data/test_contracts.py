@@ -299,6 +299,17 @@ def test_check_shows_all_findings_of_all_sites_with_codes_to_map(agreed: Path, t
     assert done.exit_code == 0 and told(done).count("set aside") == 3 and "60 rows" in told(done)
 
 
+def test_check_goes_on_with_the_sites_whose_entries_are_valid(agreed: Path, tmp_path: Path) -> None:
+    config = sites(
+        tmp_path, a={"file": "relative.csv"}, b={"file": str(write(tmp_path / "b.csv", ward_rows()))}
+    )
+    done = typed("data", "check", "--contract", agreed, "-s", config)
+    assert done.exit_code != 0 and "60 rows" in done.output and "sites.a.data.table.file" in told(done)
+    assert "no problem" not in done.output
+    config = sites(tmp_path, a={"file": "relative.csv"})
+    assert "TF-202" in told(typed("data", "check", "--contract", agreed, "-s", config))
+
+
 def test_check_lists_a_wrong_mapping_line_by_line_and_asks_for_the_decimal_mark(
     agreed: Path, tmp_path: Path
 ) -> None:
@@ -393,6 +404,15 @@ def test_describe_has_the_numbers_of_pandas(tmp_path: Path) -> None:
         assert by_name["pain"].counts[title] == tuple(crossed.loc[label, ["none", "mild", "strong"]])
     smokers = pd.crosstab(frame["outcome"], frame["smoker"])
     assert by_name["smoker"].counts["ill"] == tuple(smokers.loc[1, ["no", "yes"]])
+
+
+@pytest.mark.parametrize(("count", "advised"), [(36, True), (60, False)])
+def test_describe_advises_fewer_bins_where_most_cells_are_withheld(
+    count: int, advised: bool, agreed: Path, tmp_path: Path
+) -> None:
+    config = sites(tmp_path, a={"file": str(write(tmp_path / "a.csv", ward_rows(count)))})
+    done = typed("data", "describe", "--contract", agreed, "-s", config)
+    assert done.exit_code == 0 and ("propose --set statistics.bins=" in told(done)) == advised, done.output
 
 
 def test_describe_shows_a_table_and_writes_a_page_of_its_own(agreed: Path, tmp_path: Path) -> None:

@@ -184,7 +184,8 @@ def fits(
     said = []
     if release is not None:
         count = fitting(release, epsilon=epsilon, delta=spending.delta, spent=spending.events)
-        said.append(f"{count} more releases at noise multiplier {release.noise_multiplier:g}")
+        releases = "release" if count == 1 else "releases"
+        said.append(f"{count} more {releases} at noise multiplier {release.noise_multiplier:g}")
     if training is not None:
         steps = fitting(training, epsilon=epsilon, delta=spending.delta, spent=spending.events)
         epochs = rounded_down(steps * training.sampling_rate, 1)
