@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
+from tightframe.errors import TightframeError
 from tightframe_app import formats
 from tightframe_app.data import contracts as tables
 from tightframe_app.screens import console, shown
@@ -37,20 +38,40 @@ def describe(
     written, one file that opens offline, readable by its owner only: it has exact numbers about the site's
     own records, so do not pass it on.
 
-    Exit code 0: shown. 2: a table cannot be read, or does not fit the contract.
+    Exit code 0: shown. 2: a table cannot be read, or does not fit the contract; of several sites all others
+    are shown.
     """
     agreed = tables.read_contract(contract)
-    described = [
-        (name, _of(agreed, entry, policy.resolve(production=True).class_count(synthetic=False)))
-        for name, entry, policy in tables.with_policies(site_config, site, agreed)
-    ]
-    if output is not None:
+    described: list[tuple[str, Description]] = []
+    unreadable: dict[str, str] = {}
+    chosen = tables.with_policies(site_config, site, agreed)
+    for name, entry, policy in chosen:
+        least = policy.resolve(production=True).class_count(synthetic=False)
+        try:
+            described.append((name, _of(agreed, entry, least)))
+        except (TightframeError, FileNotFoundError) as error:
+            if len(chosen) == 1:
+                raise
+            unreadable[name] = str(error)
+    if output is not None and described:
         output.touch(mode=0o600)
         output.chmod(0o600)
         output.write_text(_page(agreed.title, described), encoding="utf-8")
     if form == "json":
-        _show_json(agreed.title, described)
-        return
+        _show_json(agreed.title, described, unreadable)
+    else:
+        _show(described)
+        if output is not None and described:
+            tables.out.print(f"page: {output}")
+    for name, why in unreadable.items():
+        tables.err.print(f"error: {shown(name)}: {why}")
+    if unreadable:
+        tables.err.print(f"{len(unreadable)} of {len(chosen)} sites cannot be shown")
+        raise typer.Exit(2)
+
+
+def _show(described: list[tuple[str, Description]]) -> None:
+    """Print each site's table, and what it would withhold."""
     from tightframe.results.words import plural
 
     for name, found in described:
@@ -76,11 +97,9 @@ def describe(
             console(tables.WIDTH).print(table)
         if advised := _fewer_bins(found):
             tables.out.print(advised)
-    if output is not None:
-        tables.out.print(f"page: {output}")
 
 
-def _show_json(title: str, described: list[tuple[str, Description]]) -> None:
+def _show_json(title: str, described: list[tuple[str, Description]], unreadable: dict[str, str]) -> None:
     from tightframe_app.outputs import Column, DataDescribed, DataDescription
 
     sites = []
@@ -112,7 +131,7 @@ def _show_json(title: str, described: list[tuple[str, Description]]) -> None:
             columns=tuple(columns),
         )
         sites.append(told)
-    formats.show(DataDescription(title=title, sites=tuple(sites)))
+    formats.show(DataDescription(title=title, sites=tuple(sites), unreadable=unreadable))
 
 
 def _withheld(found: Description) -> list[tuple[str, list[list[str]]]]:

@@ -434,6 +434,24 @@ def test_describe_shows_a_table_and_writes_a_page_of_its_own(agreed: Path, tmp_p
     assert "Private to this site." in text and "<script" not in text
 
 
+def test_describe_shows_the_others_where_a_site_of_several_cannot_be_read(
+    agreed: Path, tmp_path: Path
+) -> None:
+    file, page = write(tmp_path / "a.csv", ward_rows()), tmp_path / "page.html"
+    config = sites(tmp_path, gone={"file": str(tmp_path / "none.csv")}, last={"file": str(file)})
+    words = ("data", "describe", "--contract", agreed, "-s", config)
+    done = typed(*words, "-o", page)
+    assert done.exit_code == 2 and "60 records (well 30, ill 30)" in done.stdout and page.is_file()
+    assert "error: gone: TF-2" in done.stderr and "none.csv" in done.stderr
+    assert "1 of 2 sites cannot be shown" in done.stderr
+    as_json = typed(*words, "--format", "json")
+    made = json.loads(as_json.stdout)
+    assert as_json.exit_code == 2 and [one["site"] for one in made["sites"]] == ["last"]
+    assert list(made["unreadable"]) == ["gone"]
+    alone = typed(*words, "--site", "gone")
+    assert isinstance(alone.exception, DataError) and not alone.stdout
+
+
 FINDINGS = ["edema", "effusion", "nodule"]
 
 

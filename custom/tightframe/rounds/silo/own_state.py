@@ -35,7 +35,7 @@ from tightframe.rounds.context import (
     verified_sum,
 )
 from tightframe.rounds.sums.vault import read_journal
-from tightframe.rounds.withdrawn import LIST, NAMES
+from tightframe.rounds.withdrawn import LIST, LIST_LOCK, NAMES, WITHDRAWS
 from tightframe.securesum.messages import SumId
 from tightframe.securesum.site.journal import Advertised, Entry, SlotUsed, StateSummed
 
@@ -69,11 +69,12 @@ def begin(context: SiloContext) -> None:
             # The salt is not copied, so that no two jobs repeat a silo's updates bit for bit.
             again = () if job.resume is not None else (NAMES, PROPOSED, START)
             left_out = shutil.ignore_patterns(
-                SALT, DECLARATION, RUN, FOLLOWED, LIST, TOLD, f"{REHEARSAL}*", *again
+                *(SALT, DECLARATION, RUN, FOLLOWED, LIST, LIST_LOCK, TOLD, f"{REHEARSAL}*"), *again
             )
             shutil.copytree(previous, partial, ignore=left_out, dirs_exist_ok=True)
             if (partial / VERIFIED).is_file():
-                append_durably(partial / VERIFIED, f"{RESUMED}\n".encode(), mode=0o600)
+                words = RESUMED if job.resume is not None else f"{WITHDRAWS} {RESUMED}"
+                append_durably(partial / VERIFIED, f"{words}\n".encode(), mode=0o600)
             _rewind(partial, job.rounds if job.resume is None else job.resume.after_round)
             context.log.info(
                 "%s: continuing with this silo's state of job %s", context.name, continued.previous
