@@ -446,6 +446,7 @@ class ComparedRun(Part):
     rounds_done: int
     noisy: bool
     epsilon: str
+    absent_classes: list[str]
     balanced_accuracy: Number
     accuracy: Number
     auroc: Number
