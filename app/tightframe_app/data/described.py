@@ -30,6 +30,13 @@ def describe(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", dir_okay=False, help="Page to write, with plots (HTML).")
     ] = None,
+    bins: Annotated[
+        int | None, typer.Option(min=2, max=64, help="Of a number: tell what would be withheld with so many.")
+    ] = None,
+    time_ends: Annotated[
+        str | None,
+        typer.Option(help="Of bins of time, as 90,365,730: tell where curves would end with them."),
+    ] = None,
     form: formats.Form = "text",
 ) -> None:
     """Show what a site would bring: its table's columns, or its pictures' sizes and light, by class.
@@ -42,13 +49,14 @@ def describe(
     are shown.
     """
     agreed = tables.read_contract(contract)
+    ends = _numbers(time_ends) if time_ends else ()
     described: list[tuple[str, Description]] = []
     unreadable: dict[str, str] = {}
     chosen = tables.with_policies(site_config, site, agreed)
     for name, entry, policy in chosen:
         least = policy.resolve(production=True).class_count(synthetic=False)
         try:
-            described.append((name, _of(agreed, entry, least)))
+            described.append((name, _of(agreed, entry, least, bins, ends)))
         except (TightframeError, FileNotFoundError) as error:
             if len(chosen) == 1:
                 raise
@@ -156,7 +164,10 @@ def _withheld(found: Description) -> list[tuple[str, list[list[str]]]]:
             [title, *(f"{end:.4g}" if end else "-" for end in of.values())]
             for title, of in seen.curves.items()
         ]
-        made.append((f"curves of this site end at, by time_bins ({rule}):", [head, *rows]))
+        by = "time_bins"
+        if seen.ends:
+            by = f"time_ends {','.join(format(end, 'g') for end in seen.ends)}, and one more bin"
+        made.append((f"curves of this site end at, by {by} ({rule}):", [head, *rows]))
     return made
 
 
@@ -183,7 +194,18 @@ def _fewer_bins(found: Description) -> str:
     )
 
 
-def _of(contract: Contract, entry: TableSite, least: int) -> Description:
+def _numbers(typed: str) -> tuple[float, ...]:
+    try:
+        return tuple(map(float, typed.split(",")))
+    except ValueError:
+        raise typer.BadParameter(
+            f"expected numbers divided by commas, got {typed!r}", param_hint="--time-ends"
+        ) from None
+
+
+def _of(
+    contract: Contract, entry: TableSite, least: int, bins: int | None, ends: tuple[float, ...]
+) -> Description:
     from tightframe.data.images import ImagesSite
     from tightframe.data.images.contract import PictureContract
     from tightframe.data.images.summary import describe as of_pictures
@@ -191,7 +213,7 @@ def _of(contract: Contract, entry: TableSite, least: int) -> Description:
 
     if isinstance(contract, PictureContract) and isinstance(entry, ImagesSite):
         return of_pictures(contract, entry)
-    return of_table(contract, entry, least)
+    return of_table(contract, entry, least, bins=bins, ends=ends)
 
 
 def _cells(summary: Summary) -> list[str]:

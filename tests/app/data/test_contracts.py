@@ -415,6 +415,27 @@ def test_describe_advises_fewer_bins_where_most_cells_are_withheld(
     assert done.exit_code == 0 and ("propose --set statistics.bins=" in told(done)) == advised, done.output
 
 
+def test_describe_tells_where_curves_end_with_bins_of_its_own(tmp_path: Path) -> None:
+    """All but the last few of a class have the event early, so that a late bin is withheld."""
+    (tmp_path / "c.json").write_text(
+        json.dumps(contract(survival={"time": "days", "event": "died", "high": 1000}))
+    )
+    rows = [
+        [*row, "700" if place < 2 else str(10 + place // 2 % 2 * 200), "yes"]
+        for place, row in enumerate(ward_rows())
+    ]
+    entry = {"file": str(write(tmp_path / "a.csv", rows, header=(*HEADER, "days", "died")))}
+    words = ("data", "describe", "--contract", tmp_path / "c.json", "-s", sites(tmp_path, a=entry))
+    done = typed(*words, "--time-ends", "90,365", "--bins", "7", "--format", "json")
+    (one,) = json.loads(done.output)["sites"]
+    assert {tuple(ends) for ends in one["curves"].values()} == {("3",)} and "7" in one["withheld"]["age"]
+    assert set(one["curves"]["well"].values()) < {0.0, 90.0, 365.0}
+    assert "by time_ends 90,365, and one more bin" in told(typed(*words, "--time-ends", "90,365"))
+    for wrong in ("365,90", "0,90", "90,1000", "nan"):
+        assert "TF-218" in told(typed(*words, "--time-ends", wrong)), wrong
+    assert typed(*words, "--time-ends", "soon").exit_code == 2
+
+
 def test_describe_shows_a_table_and_writes_a_page_of_its_own(agreed: Path, tmp_path: Path) -> None:
     file, page = write(tmp_path / "a.csv", ward_rows()), tmp_path / "page.html"
     config = sites(tmp_path, a={"file": str(file)})
