@@ -153,6 +153,8 @@ def compare(
         screen.print(each)
     if note := comparing.few_positives(runs):
         screen.print(shown(note))
+    for line in comparing.absent_classes(runs):
+        screen.print(shown(line), soft_wrap=True)
     if not (pairs := comparing.paired(runs)):
         screen.print("no two settings have two or more seeds in common: one seed says little")
     for item in pairs:

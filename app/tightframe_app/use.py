@@ -89,6 +89,9 @@ def predict(
     best = model.path.with_name(BEST)
     if model.path.name == MODEL and model.best_round not in (None, model.setup.job.rounds) and best.is_file():
         err.print(f"The best by validation was round {model.best_round}'s; it answers if you name {best}")
+    if model.absent_classes:
+        lacks = ", ".join(model.absent_classes)
+        err.print(f"NOT IN THE MODEL: {lacks}; it never answers that, whatever the record (see its report)")
     if model.synthetic:
         err.print("SYNTHETIC TWIN: the model was trained on generated records; its answers mean nothing")
     last = time.monotonic()

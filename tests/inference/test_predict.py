@@ -392,6 +392,8 @@ def test_a_row_of_an_own_table_is_judged_as_the_contract_says(tmp_path: Path) ->
     nearest = np.abs(np.asarray(expected)[:, None] - found[None]).max(axis=2).min(axis=1)
     assert len(found) == len(tables.ward_rows()) and nearest.max() < 1e-6
     assert len(np.unique(found[:, 0])) > 3, "rows are told apart"
+    for row in rows(tmp_path / "out.csv"):
+        assert row["answer_code"] == {"well": "0", "ill": "1"}[row["answer"]]
     assert class_codes(model) == {"0": "well", "1": "ill"}
     twice = ("-o", tmp_path / "twice.csv", "--name", "sex", "--operating-point", "1=0.3")
     done = predict(tmp_path / "run" / "server", path, *twice)

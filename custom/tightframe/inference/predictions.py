@@ -152,16 +152,30 @@ def _judged(
 
 
 def header(model: TrainedModel, point: OperatingPoint | None) -> str:
-    """Return the first line: input, one probability a class, the answer, the operating point, the model."""
+    """Return the first line: input, one probability a class, the answer, the operating point, the model.
+
+    Where a contract has codes that are not its titles, the answer's code follows the answer.
+    """
     named = [f"p_{name}" for name in model.class_names]
-    return _line(["input", *named, "answer", *([] if point is None else ["operating_point"]), "model_sha256"])
+    coded = ["answer_code"] * bool(_other_codes(model))
+    point_at = [] if point is None else ["operating_point"]
+    return _line(["input", *named, "answer", *coded, *point_at, "model_sha256"])
 
 
 def line(model: TrainedModel, made: Predicted, point: OperatingPoint | None) -> str:
     """Return the line of an input; probabilities as they are, to the last bit."""
     values = [repr(float(value)) for value in made.probabilities]
     shown = [] if point is None else [str(point)]
-    return _line([made.name, *values, made.answer, *shown, model.hash])
+    codes = _other_codes(model)
+    names = made.answer.split(";") if model.findings else [made.answer]
+    coded = [";".join(codes[name] for name in names if name)] if codes else []
+    return _line([made.name, *values, made.answer, *coded, *shown, model.hash])
+
+
+def _other_codes(model: TrainedModel) -> dict[str, str]:
+    """Return the name of each class or finding -> its code in the contract; empty if all are the same."""
+    codes = {name: code for code, name in class_codes(model).items()}
+    return {} if all(name == code for name, code in codes.items()) else codes
 
 
 def _line(cells: list[str]) -> str:

@@ -415,6 +415,27 @@ def test_describe_advises_fewer_bins_where_most_cells_are_withheld(
     assert done.exit_code == 0 and ("propose --set statistics.bins=" in told(done)) == advised, done.output
 
 
+def test_describe_tells_where_curves_end_with_bins_of_its_own(tmp_path: Path) -> None:
+    """All but the last few of a class have the event early, so that a late bin is withheld."""
+    (tmp_path / "c.json").write_text(
+        json.dumps(contract(survival={"time": "days", "event": "died", "high": 1000}))
+    )
+    rows = [
+        [*row, "700" if place < 2 else str(10 + place // 2 % 2 * 200), "yes"]
+        for place, row in enumerate(ward_rows())
+    ]
+    entry = {"file": str(write(tmp_path / "a.csv", rows, header=(*HEADER, "days", "died")))}
+    words = ("data", "describe", "--contract", tmp_path / "c.json", "-s", sites(tmp_path, a=entry))
+    done = typed(*words, "--time-ends", "90,365", "--bins", "7", "--format", "json")
+    (one,) = json.loads(done.output)["sites"]
+    assert {tuple(ends) for ends in one["curves"].values()} == {("3",)} and "7" in one["withheld"]["age"]
+    assert set(one["curves"]["well"].values()) < {0.0, 90.0, 365.0}
+    assert "by time_ends 90,365, and one more bin" in told(typed(*words, "--time-ends", "90,365"))
+    for wrong in ("365,90", "0,90", "90,1000", "nan"):
+        assert "TF-218" in told(typed(*words, "--time-ends", wrong)), wrong
+    assert typed(*words, "--time-ends", "soon").exit_code == 2
+
+
 def test_describe_shows_a_table_and_writes_a_page_of_its_own(agreed: Path, tmp_path: Path) -> None:
     file, page = write(tmp_path / "a.csv", ward_rows()), tmp_path / "page.html"
     config = sites(tmp_path, a={"file": str(file)})
@@ -432,6 +453,24 @@ def test_describe_shows_a_table_and_writes_a_page_of_its_own(agreed: Path, tmp_p
     assert len(figures) == 5 and all(any(item.tag.endswith("svg") for item in of.iter()) for of in figures)
     assert "default-src 'none'" in html.unescape(text)
     assert "Private to this site." in text and "<script" not in text
+
+
+def test_describe_shows_the_others_where_a_site_of_several_cannot_be_read(
+    agreed: Path, tmp_path: Path
+) -> None:
+    file, page = write(tmp_path / "a.csv", ward_rows()), tmp_path / "page.html"
+    config = sites(tmp_path, gone={"file": str(tmp_path / "none.csv")}, last={"file": str(file)})
+    words = ("data", "describe", "--contract", agreed, "-s", config)
+    done = typed(*words, "-o", page)
+    assert done.exit_code == 2 and "60 records (well 30, ill 30)" in done.stdout and page.is_file()
+    assert "error: gone: TF-2" in done.stderr and "none.csv" in done.stderr
+    assert "1 of 2 sites cannot be shown" in done.stderr
+    as_json = typed(*words, "--format", "json")
+    made = json.loads(as_json.stdout)
+    assert as_json.exit_code == 2 and [one["site"] for one in made["sites"]] == ["last"]
+    assert list(made["unreadable"]) == ["gone"]
+    alone = typed(*words, "--site", "gone")
+    assert isinstance(alone.exception, DataError) and not alone.stdout
 
 
 FINDINGS = ["edema", "effusion", "nodule"]
