@@ -150,6 +150,7 @@ def simulate(
     from tightframe.config.site import parse_site_file, read_object
     from tightframe.flare.simulation import simulator
     from tightframe.flare.simulation.workspace import hold
+    from tightframe.results.words import plural
     from tightframe.rounds.setup import prepare
     from tightframe_app.jobs import at_work, simulation
     from tightframe_app.jobs import folders as job_folders
@@ -189,6 +190,9 @@ def simulate(
         kept = simulation.keep(workspace, keep, out.print)
         previous = simulation.set_previous(previous_run, workspace, kept)
         stopped, code = None, 0
+        out.print(
+            f"starting a server and {plural(len(sites), 'silo')}; without a terminal, a line every minute"
+        )
         try:
             with at_work.shown(out) as relay:
                 code = simulator.run_apart(command, *([] if relay is None else [relay]))

@@ -208,10 +208,14 @@ class DataDescribed(Part):
 
 
 class DataDescription(Output):
-    """Summary of sites' records. Exact numbers: private to the sites."""
+    """Summary of sites' records. Exact numbers: private to the sites.
+
+    ``unreadable`` has why others of several sites cannot be shown, by site.
+    """
 
     title: str
     sites: tuple[DataDescribed, ...]
+    unreadable: Mapping[str, str]
 
 
 class SiteFinding(Finding):
@@ -442,6 +446,7 @@ class ComparedRun(Part):
     rounds_done: int
     noisy: bool
     epsilon: str
+    absent_classes: list[str]
     balanced_accuracy: Number
     accuracy: Number
     auroc: Number

@@ -71,7 +71,9 @@ def report(
         lines = [outcome.ended.upper(), *outcome.notes]
         if test is not None:
             noisy = "noisy " if test.noisy else ""
-            lines.append(f"{noisy}balanced accuracy on the test records: {metric(test, 'balanced_accuracy')}")
+            lines.append(
+                f"{noisy}balanced accuracy on the silos' test records: {metric(test, 'balanced_accuracy')}"
+            )
             lines += [answer] if (answer := one_answer(test.one_answer)) else []
     for line in lines:
         typer.echo(shown(line), err=True)  # for people; programs read the page's path on the other stream
@@ -151,6 +153,8 @@ def compare(
         screen.print(each)
     if note := comparing.few_positives(runs):
         screen.print(shown(note))
+    for line in comparing.absent_classes(runs):
+        screen.print(shown(line), soft_wrap=True)
     if not (pairs := comparing.paired(runs)):
         screen.print("no two settings have two or more seeds in common: one seed says little")
     for item in pairs:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -64,7 +65,7 @@ def predict(
     from tightframe.inference import inputs as files
     from tightframe.inference.errors import ModelError
     from tightframe.inference.model import load_model
-    from tightframe.inference.predictions import OperatingPoint, header, line, predictions
+    from tightframe.inference.predictions import OperatingPoint, class_codes, header, line, predictions
     from tightframe.results.files import BEST, MODEL
 
     if output.exists() and not force:
@@ -75,7 +76,11 @@ def predict(
         model = load_model(model_dir, device=device)
     except RuntimeError as error:
         raise ModelError(f"Expected a device that torch has, but {device!r} gives: {error}.") from None
-    point = None if operating_point is None else OperatingPoint.parsed(operating_point, model.class_names)
+    point = (
+        None
+        if operating_point is None
+        else OperatingPoint.parsed(operating_point, model.class_names, class_codes(model))
+    )
     entry = None if site_config is None else _entry(model, site_config, site)
     found = files.find(model, inputs, originals=originals, name_column=name, modality=modality, entry=entry)
     kind = "findings" if model.findings else "classes"
@@ -84,6 +89,9 @@ def predict(
     best = model.path.with_name(BEST)
     if model.path.name == MODEL and model.best_round not in (None, model.setup.job.rounds) and best.is_file():
         err.print(f"The best by validation was round {model.best_round}'s; it answers if you name {best}")
+    if model.absent_classes:
+        lacks = ", ".join(model.absent_classes)
+        err.print(f"NOT IN THE MODEL: {lacks}; it never answers that, whatever the record (see its report)")
     if model.synthetic:
         err.print("SYNTHETIC TWIN: the model was trained on generated records; its answers mean nothing")
     last = time.monotonic()
@@ -94,17 +102,21 @@ def predict(
             last = time.monotonic()
             err.print(f"{done} of {of}")
 
-    partial, count = output.with_name(f".{output.name}.{os.getpid()}"), 0
+    partial, count, names = output.with_name(f".{output.name}.{os.getpid()}"), 0, Counter[str]()
     try:
         with partial.open("w", encoding="utf-8", newline="") as stream:
             stream.write(header(model, point))
             for made in predictions(model, found, point, progress):
                 stream.write(line(model, made, point))
                 count += 1
+                names[made.name] += 1
         partial.replace(output)
     finally:
         partial.unlink(missing_ok=True)
     out.print(f"{output}: {count} of {len(found)} inputs")
+    if twice := [f"{name!r} {times} times" for name, times in names.items() if times > 1]:
+        rest = f" and {len(twice) - SHOWN} more" if len(twice) > SHOWN else ""
+        err.print(shown(f"names that are there more than once: {', '.join(twice[:SHOWN])}{rest}"))
     if found.left:
         err.print(f"{found.left} other files in these folders are no pictures by their names, and were left")
     if found.problems:

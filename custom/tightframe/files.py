@@ -78,6 +78,18 @@ def sync_folder(folder: Path) -> None:
 
 
 @contextmanager
+def locked_file(path: Path) -> Iterator[None]:
+    """Hold a lock file, created where there is none, waiting for whoever holds it: thread or process."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
 def locked_folder(folder: Path) -> Iterator[bool]:
     """Lock a folder; yield False if another process holds it or has deleted it."""
     handle = _lock(folder)

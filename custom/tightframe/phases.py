@@ -448,7 +448,7 @@ class Phase:
     would have changed keeps its value.
 
     ``read`` is the server half of the phase's riders (``rounds.riders``): it takes out of the totals what
-    is theirs before ``update`` sees them. Methods leave it alone.
+    is theirs before ``update`` sees them. Methods take nothing out; they may warn.
     """
 
     name: str

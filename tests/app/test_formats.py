@@ -22,7 +22,7 @@ from tightframe_app.jobs import folders, recipes
 ACT = {
     *("simulate", "predict", "export", "schema"),
     *("jobs export", "jobs sign", "jobs submit", "jobs fetch"),
-    *("data init", "data prepare isic2019", "data prepare eicu"),
+    *("data init", "data split", "data prepare isic2019", "data prepare eicu"),
     *("federation init", "federation certify", "federation add-site"),
     *("site join", "site start", "site stop", "site leave", "site serve", "site page"),
     *("site cohort accept", "site release accept", "ledger begin"),

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +13,11 @@ from tests.support.attacks.malicious_server import ROOT, Federation, Records, he
 from typer.testing import CliRunner
 
 from tightframe import load_model
-from tightframe.config.policy import PolicyBlock
 from tightframe.errors import TightframeError
 from tightframe.results.files import LOCAL, MODEL, UNPROVEN
 from tightframe.rounds.checkpoint import tensor_bytes
-from tightframe.rounds.context import STATE
 from tightframe.rounds.server.collecting import SharedState
 from tightframe.rounds.silo import order
-from tightframe.rounds.silo.session import SiloSession
 from tightframe.rounds.withdrawn import LIST
 from tightframe_app import cli
 
@@ -36,25 +30,6 @@ ONE_SUM = {
     "model": "random_features",
     "model_options": {"width": 16},
 }
-
-
-class Continued(Federation):
-    """The same hospitals in a job that continues another one, each with its file of withdrawn records."""
-
-    def __init__(
-        self, *given: Any, previous: str, files: Mapping[str, list[str]] | None = None, **more: Any
-    ) -> None:
-        self._previous, self._files = previous, files or {}
-        super().__init__(*given, **more)
-
-    def _session(self, name: str, policy: PolicyBlock | None, more: Mapping[str, Any]) -> SiloSession:
-        made = super()._session(name, policy, more).context
-        own = replace(made, previous_state=self.state / name / self._previous / name / STATE)
-        if name in self._files and own.entry is not None:
-            path = self.state / f"{name}-{self.job_id}.csv"
-            path.write_text("\n".join(self._files[name]) + "\n")
-            own.entry = own.entry.model_copy(update={"withdrawn": {"fed_heart_disease": path}})
-        return SiloSession(own)
 
 
 @pytest.fixture(scope="module")
@@ -88,12 +63,10 @@ def test_no_round_is_skipped_and_no_state_but_the_last_is_a_final_model(
     refused(federation, "closing", 4, unasked=others)
     if len(rounds) < 3:
         refused(federation, "train", 4)
-    if rounds:  # the sum before was opened, so that this one is backwards
-        refused(federation, "train", len(rounds), attempt=1)
 
 
 def test_what_was_passed_over_is_not_asked_any_more(hospitals: dict[str, Records], tmp_path: Path) -> None:
-    """The sum of the closing may stay shut, so personal models may come at once; then it does not come back."""
+    """The closing's sum may stay shut, so personal models may come at once; then it does not come back."""
     values = {**VALUES, "rounds": 1, "personalise": True}
     federation = Federation(values, hospitals, state=tmp_path).enroll()
     refused(federation, "personal", 1)
@@ -124,7 +97,7 @@ def test_a_resumed_job_ends_on_the_state_of_its_round_alone(
     for number in (3, 4):
         where = {"lineage": "job-a", "previous": "job-a", "after_round": 4, "checkpoint_sha256": "0" * 64}
         values = {**VALUES, "resume": where}
-        resumed = Continued(values, hospitals, state=tmp_path, job_id=f"job-{number}", previous="job-a")
+        resumed = Federation(values, hospitals, state=tmp_path, job_id=f"job-{number}", previous="job-a")
         resumed.enroll()
         resumed.shared = SharedState(states[number].state)
         if number == 3:
@@ -156,29 +129,29 @@ def test_a_withdrawal_begins_with_its_numbers(hospitals: dict[str, Records], tmp
         name: [f"record,train-{index}" for label in (0, 1) for index in few(data, label)]
         for name, data in hospitals.items()
     }
-    made = {"state": tmp_path, "files": {ASKED: ["record,test-5"]}}
-    one = Continued(withdrawal("job-a", final.sha256), hospitals, job_id="job-b", previous="job-a", **made)
-    one.enroll()
+    made = {"state": tmp_path, "withdrawn": {ASKED: ["record,test-5"]}}
+    begun = withdrawal("job-a", final.sha256)
+    one = Federation(begun, hospitals, job_id="job-b", previous="job-a", **made).enroll()
     for exchange in one.setup.plan:
         one.shared = SharedState(final.state)
         if exchange.place != ("before", 0, 0):
             refused(one, *exchange.place)
-    made["files"] = lines
-    honest = Continued(withdrawal("job-a", final.sha256), hospitals, job_id="job-c", previous="job-a", **made)
-    honest.enroll()
+    made["withdrawn"] = lines
+    honest = Federation(begun, hospitals, job_id="job-c", previous="job-a", **made).enroll()
     honest.shared = SharedState(final.state)
-    honest.sum("before", 0, 0)
-    asked = [honest.shared]
-    open_a_seal(honest)
-    honest._slot += 1
-    honest.sum("before", 0, 1)
+    asked = []
+    for index in (0, 1):
+        honest.sum("before", 0, index)
+        asked.append(honest.shared)
+        open_a_seal(honest, index)
+        honest._slot += 1
+    honest.sum("before", 0, 2)
     lists = {path: path.read_bytes() for path in tmp_path.rglob(LIST)}
     assert lists
-    more = {**lines, ASKED: [*lines[ASKED], "record,train-0"]}
-    made["files"] = more
-    again = Continued(withdrawal("job-c", final.sha256), hospitals, job_id="job-d", previous="job-c", **made)
-    again.enroll()
-    for shared, index in itertools.product((*asked, final), (1, 2)):
+    made["withdrawn"] = {**lines, ASKED: [*lines[ASKED], "record,train-0"]}
+    lie = withdrawal("job-c", final.sha256)  # the lead's: the state is still the first run's
+    for index, shared in enumerate(asked, 1):
+        again = Federation(lie, hospitals, job_id=f"job-{index}", previous="job-c", **made).enroll()
         again.shared = SharedState(shared.state)
         refused(again, "before", 0, index)
     assert {path: path.read_bytes() for path in tmp_path.rglob(LIST)} == lists

@@ -40,18 +40,18 @@ def kept(federation: Federation) -> dict[str, str]:
     return {name: proposed_in(folder / COMMITTED) for name, folder in folders.items()}
 
 
-def ask_for_a_seal(federation: Federation, attempt: int = 0) -> server.Sum:
+def ask_for_a_seal(federation: Federation, attempt: int = 0, index: int = 0) -> server.Sum:
     """Ask every hospital for its empty term of the sum in which the last total is verified."""
     turn = server.Sum(
         federation.session,
         slot=federation._slot,
-        sum_id=SumId.of(SEAL, 0, 0, attempt),
+        sum_id=SumId.of(SEAL, 0, index, attempt),
         schema=SEAL,
         basis=bytes.fromhex(federation.shared.sha256),
         spool=server.MemorySpool(),
         rests_on=federation.evidence,
     )
-    place = {"kind": SEAL, "round": 0, "phase": 0, "attempt": attempt, "opened": {}}
+    place = {"kind": SEAL, "round": 0, "phase": index, "attempt": attempt, "opened": {}}
     for name, session in federation.sessions.items():
         request = {**place, **federation.shared.named(), "secure": turn.term_request(b"").to_bytes()}
         answer = session.handle("contribute", request)
@@ -63,9 +63,9 @@ def ask_for_a_seal(federation: Federation, attempt: int = 0) -> server.Sum:
     return turn
 
 
-def open_a_seal(federation: Federation) -> None:
+def open_a_seal(federation: Federation, index: int = 0) -> None:
     """Let every hospital verify the last total in a seal."""
-    turn = ask_for_a_seal(federation, attempt=1)
+    turn = ask_for_a_seal(federation, attempt=1, index=index)
     for name in turn.close():
         request = {"secure": turn.reveal_request().to_bytes()}
         turn.add_reveal(name, federation.sessions[name].handle("reveal", request)["secure"])

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.attacks.malicious_server import Federation, hearts
 
 from tightframe import federation
 from tightframe.config.job import JobConfig, parse_job
@@ -21,7 +22,8 @@ from tightframe.results.files import CHECKPOINT
 from tightframe.results.rows import Row
 from tightframe.rounds.context import SiloContext
 from tightframe.rounds.server import resume
-from tightframe.securesum.site.journal import MAX_JOBS_OF_STATE
+from tightframe.rounds.sums.vault import read_journal
+from tightframe.securesum.site.journal import MAX_JOBS_OF_STATE, StateMasked
 
 SITES = ["site-1", "site-2", "site-3"]
 JOB: dict[str, Any] = {
@@ -155,3 +157,56 @@ def test_one_state_is_not_resumed_from_without_end(tmp_path: Path) -> None:
         stopped(tmp_path / f"again-{number}", job=job, before=before)
     with pytest.raises(TightframeError, match="TF-608"):
         federation.run_job(job, folder=tmp_path / "once more", stopped=before)
+
+
+def test_nor_in_jobs_whose_terms_are_masked_before_any_is_opened(tmp_path: Path) -> None:
+    """The server has jobs resumed at once, and asks for shares once it has all terms."""
+    hospitals, values = hearts(4), {"rounds": 3, "model_options": {"widths": [4]}}
+    run = Federation(values, hospitals, state=tmp_path).enroll()
+    run.sum("train", 1)
+    begins_with = run.shared
+    run.sum("train", 2)
+    resumed = {"lineage": "job-a", "previous": "job-a", "after_round": 1, "checkpoint_sha256": "0" * 64}
+
+    def again(number: int) -> Federation:
+        job = Federation(
+            {**values, "resume": resumed},
+            hospitals,
+            state=tmp_path,
+            job_id=f"again-{number}",
+            previous="job-a",
+        ).enroll()
+        job.shared = begins_with
+        session = job.sessions["hospital-1"]
+        answer = session.handle
+
+        def masks_only(task: str, message: Any) -> Any:
+            if task == "reveal":
+                raise PulledPlugError
+            return answer(task, message)
+
+        session.handle = masks_only  # type: ignore[method-assign]
+        return job
+
+    def masks(job: Federation) -> None:
+        with pytest.raises(PulledPlugError):
+            job.sum("train", 2)
+
+    *before, last, beside = (again(number) for number in range(MAX_JOBS_OF_STATE))
+    for job in before:
+        masks(job)
+    first = last.sessions["hospital-1"]
+    training = first._training()
+    honest = training.contribute
+
+    def slowly(*arguments: Any, **options: Any) -> Any:
+        made = honest(*arguments, **options)
+        masks(beside)
+        return made
+
+    training.contribute = slowly  # type: ignore[method-assign]
+    with pytest.raises(TightframeError, match="one more job"):
+        last.sum("train", 2)
+    entries = read_journal(first.context.ledger_paths, check=None)
+    begun = {item.job for item in entries if isinstance(item, StateMasked) and item.round == 2}
+    assert begun == {"job-a", "again-0", "again-1", beside.job_id}

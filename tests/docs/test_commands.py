@@ -74,6 +74,16 @@ def test_its_commands_and_cells_name_what_is_there(page: Path) -> None:
                     assert hasattr(module, item.name) or importlib.util.find_spec(place), place
 
 
+def test_what_a_data_protection_officer_types_every_month_is_whole() -> None:
+    """Each line names the site's file or its kit; without it the command asks for something else."""
+    text = (ROOT / "docs/doors/data-protection.md").read_text(encoding="utf-8").partition("Every month:")[2]
+    lines = [shlex.split(line) for line in re.findall(r"^\d\. `tightframe ([^`]+)`", text, re.M)]
+    assert len(lines) == 4
+    for words in lines:
+        check(words)
+        assert words[-1] == "KIT" or words[words.index("-c") + 1] == "KIT/local/tightframe.json", words
+
+
 FREE = (["jobs", "export"], ["jobs", "list"], ["methods"], ["explain"], ["schema"], ["provisioning", "show"])
 """Commands that need no files of others; what they are given must have none either."""
 OTHERS = {"--contract", "--resume", "--evaluate", "--withdraw-from", "--statistics"}

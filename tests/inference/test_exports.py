@@ -185,16 +185,21 @@ def test_the_part_that_cannot_be_exported_is_named(ran: Path, tmp_path: Path) ->
     assert "not traceable" in str(caught.value) and not (tmp_path / "m.ts").exists()
 
 
-def test_an_export_that_differs_is_not_written(ran: Path, tmp_path: Path) -> None:
-    """A trace keeps the branch that its example took."""
+@pytest.mark.parametrize("sure", [1, 1e4])
+def test_an_export_that_differs_is_not_written(ran: Path, tmp_path: Path, sure: float) -> None:
+    """A trace keeps the branch that its example took; also where the model is sure of most records."""
 
     class Branches(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x if len(x) == 3 else x * 2
+            return x * sure if len(x) == 3 else x * sure * 2
 
     model = tightframe.load_model(ran)
     network: Any = model.module
-    network.head = nn.Sequential(network.head, Branches())
+    with torch.no_grad():
+        features = network.features(torch.from_numpy(records(50)))
+        head = nn.Linear(features.shape[1], 10)
+        head.bias.copy_(-(head.weight @ features.median(0).values))  # answers that differ
+    network.head = nn.Sequential(head, Branches())
     with pytest.raises(ModelError, match=r"TF-826: .* differ by"):
         exports.export(model, "torchscript", tmp_path / "m.ts")
     assert not (tmp_path / "m.ts").exists()

@@ -16,6 +16,7 @@ from sklearn.metrics import balanced_accuracy_score, confusion_matrix
 
 import tightframe
 from tightframe import federation, methods
+from tightframe.config.job import parse_job
 from tightframe.data.image_sets import open_silos
 from tightframe.inference import exports
 from tightframe.inference.errors import ModelError
@@ -131,6 +132,37 @@ def test_bundles_of_the_quick_ones(method: str, tmp_path: Path) -> None:
     for place in (Path("silo-1"), Path("silo-1", PERSONAL)):
         model = tightframe.load_model(tmp_path / place)
         check_bundle(model, records("silo-1")[0], tmp_path / f"{place.name}-bundle")
+
+
+HEADS = ("fedavg", "fedetf", "fednh", "fedavg_etf", "fedprox", "fedbabu", "creff", "fedproc", "fed3r")
+"""The first method of each kind of head and encoder: all methods' ONNX would take two minutes."""
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("method", HEADS)
+def test_onnx_of_each_head_and_encoder(method: str, tmp_path: Path) -> None:
+    """Of test records, run by onnxruntime."""
+    import onnxruntime
+
+    run(method, tmp_path)
+    model = tightframe.load_model(tmp_path)
+    file = exports.export(model, "onnx", tmp_path / "model.onnx").path
+    session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
+    x, _ = records("silo-1")
+    (found,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
+    np.testing.assert_allclose(found, model.predict_proba(x), atol=1e-5)
+
+
+@pytest.mark.whole
+def test_each_head_and_encoder_has_a_method_with_onnx() -> None:
+    """By the types of all modules: a method with a new one is to be exported, too."""
+    first: dict[frozenset[str], str] = {}
+    for item in methods.METHODS:
+        values = {"model": "small_cnn", "rounds": 1, "job_name": "kinds", **SMALL, **OWN.get(item.name, {})}
+        setting = assemble(parse_job({**values, "method": item.name, "sites": list(SILOS)})).setting
+        kind = frozenset(type(module).__name__ for module in build_template(setting).modules())
+        first.setdefault(kind, item.name)
+    assert tuple(first.values()) == HEADS
 
 
 def check_bundle(model: TrainedModel, x: torch.Tensor, folder: Path) -> None:

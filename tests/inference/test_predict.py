@@ -25,7 +25,7 @@ from tightframe.data.images import dicom
 from tightframe.errors import DataError
 from tightframe.inference import exports, inputs
 from tightframe.inference.errors import ModelError
-from tightframe.inference.predictions import OperatingPoint
+from tightframe.inference.predictions import OperatingPoint, class_codes
 from tightframe.results.files import BEST, CARD, MODEL
 from tightframe_app.cli import app
 
@@ -248,6 +248,7 @@ def test_drugs_of_eicu_are_called_by_their_codes(tmp_path: Path) -> None:
 def test_an_operating_point_chooses_the_answer(digits: Path, tmp_path: Path) -> None:
     names = ("a", "b", "c")
     point = OperatingPoint.parsed("b=0.2", names)
+    assert OperatingPoint.parsed("B=0.2", names) == point
     assert point.answer(np.array([0.7, 0.2, 0.1]), names) == 1
     assert point.answer(np.array([0.1, 0.19, 0.71]), names) == 2
     assert OperatingPoint.parsed("a=0.9", names).answer(np.array([0.8, 0.05, 0.15]), names) == 2
@@ -391,6 +392,13 @@ def test_a_row_of_an_own_table_is_judged_as_the_contract_says(tmp_path: Path) ->
     nearest = np.abs(np.asarray(expected)[:, None] - found[None]).max(axis=2).min(axis=1)
     assert len(found) == len(tables.ward_rows()) and nearest.max() < 1e-6
     assert len(np.unique(found[:, 0])) > 3, "rows are told apart"
+    for row in rows(tmp_path / "out.csv"):
+        assert row["answer_code"] == {"well": "0", "ill": "1"}[row["answer"]]
+    assert class_codes(model) == {"0": "well", "1": "ill"}
+    twice = ("-o", tmp_path / "twice.csv", "--name", "sex", "--operating-point", "1=0.3")
+    done = predict(tmp_path / "run" / "server", path, *twice)
+    assert "names that are there more than once: 'female' 30 times, 'male' 30 times" in done.output
+    assert rows(tmp_path / "twice.csv")[0]["operating_point"] == "ill>=0.3", "a code of the contract is taken"
     judged, problems = model.predict_table(path, name="id")
     assert [item.name for item in judged] == [row[0] for row in tables.ward_rows()] and len(problems) == 1
     np.testing.assert_array_equal(np.stack([item.probabilities for item in judged]), found)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,12 +16,15 @@ from sklearn.datasets import load_digits
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from sklearn.linear_model import Ridge
 from sklearn.neighbors import NearestCentroid
+from tests.support.pages import Page
 from tests.support.runs import FOUR, job, run
+from typer.testing import CliRunner
 
 from tightframe import federation
 from tightframe.config.job import parse_job
 from tightframe.data.arrays import ArrayData
 from tightframe.errors import JobError, RunError
+from tightframe.inference.model import load_model
 from tightframe.learning.one_sum import with_head
 from tightframe.learning.one_sum.feature_sums import (
     COARSE,
@@ -33,8 +37,10 @@ from tightframe.learning.one_sum.feature_sums import (
 from tightframe.learning.one_sum.temperature import GRID
 from tightframe.methods import METHODS, fed3r, fedcgs, fedncm
 from tightframe.phases import ADMITTED
+from tightframe.report import writing
 from tightframe.rounds.riders import failures
 from tightframe.rounds.setup import prepare
+from tightframe_app import cli
 
 SOLVED = {"fed3r": fed3r, "fedcgs": fedcgs, "fedncm": fedncm}
 PIXELS = {"dataset": "digits", "model": "mlp", "model_options": {"widths": []}}
@@ -274,12 +280,17 @@ def test_a_silo_that_cannot_add_its_sums_ends_the_run_with_its_counts_in_the_tot
     assert not made.tensors[COARSE].any()
 
 
-def test_under_the_class_rules_a_class_of_two_silos_is_in_nothing() -> None:
+def test_under_the_class_rules_a_class_of_two_silos_is_in_nothing_and_all_say_so(tmp_path: Path) -> None:
     """Class 9 is at two silos only: the model is that of all other records."""
     folds = digits()
     owners = {fold: np.arange(len(labels)) % 5 for fold, (_, labels) in folds.items()}
     owners["train"][folds["train"][1] == 9] %= 2
-    ruled = federation.run("fed3r", silos_of(owners, 5), 1, **{**PLAIN, "class_rules": "on"})
+    ruled, whole = (
+        federation.run(
+            "fed3r", silos_of(owners, 5), 1, folder=tmp_path / rules, **{**PLAIN, "class_rules": rules}
+        )
+        for rules in ("on", "off")
+    )
     (images, labels) = folds["train"]
     kept = labels != 9
     own = FeatureSums(10, 64, products=True)
@@ -293,6 +304,16 @@ def test_under_the_class_rules_a_class_of_two_silos_is_in_nothing() -> None:
     assert np.array_equal(scores[:, :9].argmax(1), told.argmax(1))
     ratio = (told - told.mean(1, keepdims=True)) / scores[:, :9]
     np.testing.assert_allclose(ratio, np.median(ratio), rtol=0.01)
+    said = "9 is not in the model, which never answers it: fewer than 3 silos have 5 training records of it."
+    results = tmp_path / "on" / "server"
+    compared = CliRunner().invoke(cli.app, ["compare", *(str(tmp_path / name) for name in ("on", "off"))])
+    writing.write(results)
+    for told in (ruled.outcome.screen(), Page.of(results).text):
+        assert said in told
+    assert "not in the model, because too few silos have it: 9" in compared.output
+    assert json.loads((results / "model.json").read_text())["absent_classes"] == ["9"]
+    assert load_model(tmp_path / "on").absent_classes == ("9",)
+    assert not load_model(tmp_path / "off").absent_classes and not whole.outcome.absent_classes
 
 
 def test_too_few_holders_end_the_run_and_say_why() -> None:

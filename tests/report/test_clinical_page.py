@@ -29,7 +29,7 @@ def _remade(folder: Path, **wanted: object) -> Page:
 @pytest.mark.whole
 def test_operating_points_are_those_of_the_histograms(copied: Copied) -> None:
     folder = copied("server")
-    page = _remade(folder, specificity=0.8, sensitivity=0.7, prevalence={None: 0.2, "MEL": 0.02})
+    page = _remade(folder, specificity=0.8, sensitivity=0.7, prevalence={None: 0.2, "mel": 0.02})
     scores = values(folder / "outcome.json")["evaluation"]["test"]["scores"]
     calibration, at_specificity, at_sensitivity = page.tables(TITLE)
     assert [row["class"] for row in calibration] == [

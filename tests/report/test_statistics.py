@@ -57,7 +57,7 @@ def shown(statistics_of: TableStatistics) -> Page:
 
 
 def test_withheld_numbers_are_marked_and_never_zero() -> None:
-    page = shown(found({"well": FEW, "ill": CLOSED}))
+    page, (column,) = shown(found({"well": FEW, "ill": CLOSED})), found({"ill": CLOSED}).columns
     rows = {row[""]: row for row in page.tables("Table 1")[0]}
     assert (
         rows["age <b> (years): mean (deviation)"]["well"] == "61.25 (8.5), of 44 records, withheld at 1 silo"
@@ -72,7 +72,12 @@ def test_withheld_numbers_are_marked_and_never_zero() -> None:
     assert {row["ill"] for row in bins.values()} == {"withheld"}
     assert "Some of it is withheld, and not drawn" in page.text and "5 to 10 patients" in page.text
     assert "5 to 10 records" in shown(found({"well": FEW, "ill": CLOSED}, named=False)).text
-    assert "All of it is withheld, and not drawn" in shown(found({"ill": CLOSED})).text
+    closed = shown(found({"ill": CLOSED}, columns=[column.model_copy(update={"overall": CLOSED})]))
+    assert "All of it is withheld, and not drawn" in closed.text
+    assert [row["age <b>"] for row in closed.tables("The columns")[0]] == ["each bin", "no value"], "folded"
+    assert [row[""] for row in closed.tables("Table 1")[0]][1:3] == [
+        "age <b> (years): mean (deviation)", "age <b>: quartiles",
+    ]  # fmt: skip
     words = " ".join(page.picture("age <b>").itertext())
     assert "80 *" in words and "40 *" in words
 

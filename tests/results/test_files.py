@@ -42,7 +42,14 @@ def lines(path: Path) -> list[Any]:
 
 def as_written(values: Any) -> Any:
     """What was written before there were these keys."""
-    later = ("format", "phases", "disclosed", "withdrawn", *(("job", "classes") if "silo" in values else ()))
+    later = (
+        "format",
+        "phases",
+        "disclosed",
+        "withdrawn",
+        "absent_classes",
+        *(("job", "classes") if "silo" in values else ()),
+    )
     kept = {key: value for key, value in values.items() if key not in later}
     for part, keys in (("privacy", ("pld", "alone")), ("personal", ("findings",))):
         if isinstance(kept.get(part), dict):

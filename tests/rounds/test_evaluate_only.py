@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import save_file
 from sklearn.metrics import confusion_matrix, recall_score
 from tests.support import runs
+from torch import nn
 from typer.testing import CliRunner
 
 import tightframe
@@ -211,6 +212,44 @@ def test_a_model_from_elsewhere_is_evaluated(tmp_path: Path) -> None:
         save_file({**dict(zip(names, tensors.values(), strict=True)), **change}, path)
         with pytest.raises(JobError, match=word):
             evaluating.of_file(path, job, {})
+
+
+CONTRACT: dict[str, Any] = {
+    "title": "Masses",
+    "columns": [{"column": "radius", "kind": "number", "low": 0, "high": 60}],
+    "label": {"column": "diagnosis", "classes": [{"code": "B"}, {"code": "M"}]},
+}
+
+
+def test_a_model_from_elsewhere_on_an_own_contract(tmp_path: Path) -> None:
+    """With the contract; and each refusal names what is to be done."""
+    contract, weights, torn = (tmp_path / name for name in ("contract.json", "mine.safetensors", "mine.pt"))
+    contract.write_text(json.dumps(CONTRACT))
+    mine = nn.Sequential(nn.Flatten(), nn.Linear(1, 16), nn.ReLU(), nn.Linear(16, 2))
+    named = {"backbone.1": mine[1], "head": mine[3]}
+    tensors = {f"{to}.{name}": item for to, part in named.items() for name, item in part.state_dict().items()}
+    save_file(tensors, weights)
+    torch.save(mine, torn)
+    words = ["jobs", "export", "--method", "fedavg", "--contract", contract, "--sites", "a,b,c"]
+    words += ["-o", tmp_path / "job", "--set", "model_options.widths=[16]", "--evaluate"]
+
+    def export(*more: Any) -> Any:
+        return CliRunner().invoke(app, [*map(str, words), *map(str, more)], env={"COLUMNS": "300"})
+
+    lacking = export(weights)
+    assert "--set model_options.standardise=false" in str(lacking.exception)
+    save_file({f"net.{name}": item for name, item in tensors.items()}, tmp_path / "other.safetensors")
+    other = str(export(tmp_path / "other.safetensors").exception)
+    assert "'backbone.1.weight', but the file has none (shape (16, 1))" in other, (
+        "the names that the network has"
+    )
+    made = export(weights, "--set", "model_options.standardise=false")
+    assert made.exit_code == 0, made.output
+    job = folders.prepared(folders.read_job(tmp_path / "job"))
+    assert job.evaluate_only is not None and job.dataset_options["contract"]["title"] == "Masses"
+    assert "safetensors.torch.save_file" in str(export(torn).exception)
+    circular = CliRunner().invoke(app, ["jobs", "export", "--evaluate", str(torn)])
+    assert "--method fedavg --contract contract.json --evaluate FILE" in str(circular.exception)
 
 
 @pytest.mark.parametrize(

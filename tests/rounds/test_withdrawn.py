@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from tightframe.config.site import SiteEntry
 from tightframe.data.arrays import ArrayData
 from tightframe.data.base import FOLDS
 from tightframe.errors import DataError, RunError
+from tightframe.rounds import withdrawn
 from tightframe.rounds.context import SiloContext
 from tightframe.rounds.withdrawn import LIST, NAMES, check_beginning, note_request
 
@@ -113,6 +115,39 @@ def test_the_list_grows_from_a_run_that_has_lost_all_of_it(site: Site) -> None:
     site.name(0, 1, 5)
     assert len(site.withdraw("three", out_of="first")) == 3
     assert set(json.loads((site.folder / LIST).read_text())) == {SiteEntry().records_id("digits")}
+
+
+def test_of_two_runs_that_were_enrolled_together_one_is_noted(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second run's thread comes while the first has read the list and not yet written it."""
+    site.name(0, 1)
+    one = site.begin("one", out_of="first")
+    site.name(0, 1, 2)
+    two = site.begin("two", out_of="other")
+    read, refused, beside = withdrawn._lists, list[str](), list[threading.Thread]()
+
+    def note() -> None:
+        try:
+            note_request(two, ("before", 2), asked=True, proven=True)
+        except RunError as error:
+            refused.append(error.code)
+
+    def slowly(path: Path) -> dict[str, list[str]]:
+        found = read(path)
+        if not beside:
+            beside.append(threading.Thread(target=note))
+            beside[0].start()
+            beside[0].join(0.2)
+        return found
+
+    monkeypatch.setattr(withdrawn, "_lists", slowly)
+    note_request(one, ("before", 2), asked=True, proven=True)
+    beside[0].join()
+    assert refused == ["TF-524"]
+    assert [len(names) for names in read(site.folder / LIST).values()] == [2]
+    with pytest.raises(RunError, match="TF-524"):  # nor are its classes told
+        note_request(two, ("before", 1), asked=False, proven=True)
 
 
 def test_a_withdrawal_that_was_refused_leaves_nothing_on_the_list(site: Site) -> None:

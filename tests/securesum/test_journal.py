@@ -23,6 +23,7 @@ from tightframe.securesum.site.journal import (
     Requested,
     Revealed,
     SlotUsed,
+    StateMasked,
     StateSummed,
     StaticMasked,
     StaticOpened,
@@ -42,6 +43,7 @@ ENTRIES: list[Entry] = [
     ProfileUsed("lesions", (("update_norm", "none"), ("weights", "exact")), "first-job"),
     ProfileAccepted("lesions", (("weights", "uniform"),)),
     Requested("job", 2, 5, HASH),
+    StateMasked("first-job", "job", 3, HASH),
     StateSummed("first-job", "job", 3, HASH),
 ]
 
@@ -248,3 +250,7 @@ def test_a_state_is_summed_in_a_few_jobs() -> None:
     with pytest.raises(ReplayError, match="one more job"):
         begins(chain(*((job, 5) for job in jobs)), 5)
     begins(chain(*((job, 5) for job in jobs)), 5, job=jobs[0])
+    begun = History(StateMasked("first", job, 5, STATES[5]) for job in jobs)  # whether or not it gave shares
+    with pytest.raises(ReplayError, match="one more job"):
+        begins(begun, 5)
+    begins(begun, 5, job=jobs[0])

@@ -20,6 +20,7 @@ from tightframe.securesum.site.journal import (
     Agreed,
     Revealed,
     SlotUsed,
+    StateMasked,
     StateSummed,
     StaticOpened,
     TotalVerified,
@@ -107,18 +108,19 @@ def test_one_epoch_with_and_without_drop_outs(stored: bool) -> None:
     first = world.sites["site-001"].entries
     assert [type(entry).__name__ for entry in first] == [
         "Advertised",
-        *("StaticMasked", "SlotUsed", "StateSummed", "Revealed", "StaticOpened"),
-        *("SlotUsed", "Agreed", "StateSummed", "TotalVerified", "Revealed"),
-        "SlotUsed",
-        *("SlotUsed", "Agreed", "StateSummed", "TotalVerified", "Revealed"),
+        *("StaticMasked", "StateMasked", "SlotUsed", "StateSummed", "Revealed", "StaticOpened"),
+        *("StateMasked", "SlotUsed", "Agreed", "StateSummed", "TotalVerified", "Revealed"),
+        *("StateMasked", "SlotUsed"),
+        *("StateMasked", "SlotUsed", "Agreed", "StateSummed", "TotalVerified", "Revealed"),
     ]
-    assert first[3] == StateSummed(JOB, JOB, 0, BASIS)
-    assert first[4] == Revealed(JOB, 0, 0, world.params.roster, GROUPS)
-    assert first[5] == StaticOpened("lesions", world.params.roster, JOB)
-    assert first[8] == StateSummed(JOB, JOB, 1, BASIS)
-    assert first[9] == TotalVerified(JOB, 0, 0, everybody.evidence.total.digest())
-    assert first[10] == Revealed(JOB, 0, 1, without.survivors, ("update",))
-    assert first[15] == TotalVerified(JOB, 0, 2, late.evidence.total.digest())
+    assert first[2] == StateMasked(JOB, JOB, 0, BASIS)
+    assert first[4] == StateSummed(JOB, JOB, 0, BASIS)
+    assert first[5] == Revealed(JOB, 0, 0, world.params.roster, GROUPS)
+    assert first[6] == StaticOpened("lesions", world.params.roster, JOB)
+    assert first[10] == StateSummed(JOB, JOB, 1, BASIS)
+    assert first[11] == TotalVerified(JOB, 0, 0, everybody.evidence.total.digest())
+    assert first[12] == Revealed(JOB, 0, 1, without.survivors, ("update",))
+    assert first[19] == TotalVerified(JOB, 0, 2, late.evidence.total.digest())
 
 
 @pytest.mark.whole

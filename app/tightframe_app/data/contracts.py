@@ -6,7 +6,7 @@ All of it is for the eyes of whoever runs it at a site; nothing is sent anywhere
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
@@ -20,6 +20,7 @@ from tightframe_app.screens import console, lines, print_list, shown
 
 if TYPE_CHECKING:
     from tightframe.config.policy import PolicyBlock
+    from tightframe.config.site import SiteEntry
     from tightframe.data.contract import Contract
     from tightframe.data.table import TableSite
     from tightframe_app.site.checks.findings import State
@@ -63,6 +64,10 @@ def init(
         Path | None, typer.Option(help="The folder that these paths start in; the table's by default.")
     ] = None,
     title: Annotated[str | None, typer.Option(help="Name of the data; the file's by default.")] = None,
+    missing: Annotated[
+        list[str] | None,
+        typer.Option(help="A table's text that stands for no value, such as k.A.; may be repeated."),
+    ] = None,
     output: Annotated[
         Path, typer.Option("--output", "-o", help="Contract to write; notes are written beside it.")
     ] = Path("contract.json"),
@@ -80,6 +85,8 @@ def init(
     from tightframe.errors import DataError
 
     folder = file.is_dir()
+    if missing and (folder or picture is not None):
+        raise typer.BadParameter("it is for a table alone, not for pictures", param_hint="--missing")
     if folder and any((label, record, patient, fold, picture, root)):
         raise DataError(
             f"Expected a table at {file}, whose columns are named, but it is a folder: name none, if its "
@@ -100,7 +107,7 @@ def init(
     elif picture is not None:
         made = of_pictures.propose(file, roles, picture, size=size, root=root, title=title)
     else:
-        made = proposal.propose(file, roles, title=title)
+        made = proposal.propose(file, roles, title=title, missing=missing or ())
     output.write_text(json.dumps(made.contract, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     notes.write_text(proposal.notes_text(made, file), encoding="utf-8")
     if "picture" in made.contract:
@@ -126,15 +133,25 @@ def check(contract: _Contract, site_config: _Config, site: _Site = None, form: f
     this check, and shows no codes.
 
     Exit code 0: the site can take part, possibly without rows that it sets aside. 1: it cannot.
-    2: there is no such contract or entry.
+    2: there is no such contract, or no valid entry for each site; the others are checked before that is told.
     """
+    from tightframe.errors import SiteConfigError
+
     bad = 0
     agreed = read_contract(contract)
-    tables = entries(site_config, site, agreed)
+    wrong = None
+    try:
+        tables = entries(site_config, site, agreed)
+    except SiteConfigError as error:
+        tables, wrong = [] if form == "json" else _valid_entries(site_config, site, agreed), error
+    if wrong is not None and not tables:
+        raise wrong
     if form == "json":
         _check_as_json(agreed, tables)
     for name, entry in tables:
         bad += not _checked(name, agreed, entry)
+    if wrong is not None:
+        raise wrong
     if bad:
         of = f"{bad} of {len(tables)} sites" if len(tables) > 1 else "the data"
         out.print(f"{of} cannot take part so")
@@ -176,6 +193,21 @@ def entries(config: Path, site: str | None, contract: Contract) -> list[tuple[st
     return [(name, entry) for name, entry, _ in with_policies(config, site, contract)]
 
 
+def _valid_entries(config: Path, site: str | None, contract: Contract) -> list[tuple[str, TableSite]]:
+    """Return the entries of a file for several sites that are valid, each by itself."""
+    from tightframe.config.site import parse_site_file, read_object
+    from tightframe.errors import SiteConfigError
+
+    there, found = read_object(config).get("sites"), []
+    for name, entry in there.items() if isinstance(there, dict) else ():
+        try:
+            valid = parse_site_file({"sites": {name: entry}}, str(config)).sites
+            found += _of_kind(valid, site, contract)
+        except SiteConfigError:
+            continue  # the whole file's error names it
+    return [(name, entry) for name, entry, _ in found]
+
+
 def with_policies(
     config: Path, site: str | None, contract: Contract
 ) -> list[tuple[str, TableSite, PolicyBlock]]:
@@ -185,13 +217,8 @@ def with_policies(
         FileNotFoundError, SiteConfigError: as ``entries``.
     """
     from tightframe.config.site import parse_single, parse_site_file, read_object
-    from tightframe.data.images import ImagesSite
     from tightframe.data.images.contract import PictureContract
-    from tightframe.data.table import TableSite
     from tightframe.errors import SiteConfigError
-
-    pictures = isinstance(contract, PictureContract)
-    key, model = ("images", ImagesSite) if pictures else ("table", TableSite)
 
     if not config.is_file():
         raise FileNotFoundError(f"Expected the site's configuration at {config}, but there is no such file.")
@@ -200,19 +227,32 @@ def with_policies(
         several = parse_site_file(values, str(config)).sites
     else:
         several = {site or "": parse_single(values, str(config))[0]}
-    chosen = {name: entry for name, entry in several.items() if site in (None, name)}
-    tables = [
-        (name, model.model_validate(entry.data[key]), entry.policy)
-        for name, entry in chosen.items()
-        if key in entry.data
-    ]
+    tables = _of_kind(several, site, contract)
     if not tables:
+        key = "images" if isinstance(contract, PictureContract) else "table"
         raise SiteConfigError(
             f"Expected {config} to have an entry `{key}` in `data`{f' of {site}' if site else ''}, but has "
             "none.",
             code="TF-201",
         )
     return tables
+
+
+def _of_kind(
+    several: Mapping[str, SiteEntry], site: str | None, contract: Contract
+) -> list[tuple[str, TableSite, PolicyBlock]]:
+    """Return the entries of a contract's kind, of one site or of all."""
+    from tightframe.data.images import ImagesSite
+    from tightframe.data.images.contract import PictureContract
+    from tightframe.data.table import TableSite
+
+    pictures = isinstance(contract, PictureContract)
+    key, model = ("images", ImagesSite) if pictures else ("table", TableSite)
+    return [
+        (name, model.model_validate(entry.data[key]), entry.policy)
+        for name, entry in several.items()
+        if site in (None, name) and key in entry.data
+    ]
 
 
 def _checked(name: str, contract: Contract, entry: TableSite) -> bool:
@@ -246,12 +286,15 @@ def _told(contract: Contract, entry: TableSite) -> Iterator[tuple[State, str]]:
 
 def _found(contract: Contract, entry: TableSite) -> Iterator[tuple[State, str]]:
     """Yield what is found, each with its state; the last is how many records there are, if any."""
+    import numpy as np
+
     from tightframe.data.base import FOLDS, class_counts, count_table, finding_counts, unknown_counts
     from tightframe.data.contract import MultiLabel
     from tightframe.data.images import ImagesSite
     from tightframe.data.images.contract import PictureContract
     from tightframe.data.images.silo import divided_pictures, encoded_records
     from tightframe.data.table.encoding import (
+        advice,
         check_mapping,
         encode,
         narrow,
@@ -289,12 +332,15 @@ def _found(contract: Contract, entry: TableSite) -> Iterator[tuple[State, str]]:
             f"{column}: all values lie in {part:.2%} of the contract's range: another unit (`units`)?",
         )
     for column, texts in no_numbers(rows, contract, entry).items():
-        some = ", ".join(map(repr, texts[:5])) + (", ..." if len(texts) > 5 else "")
-        yield "note", f"{column}: no number: {some}; name in `missing` what stands for no value"
+        for do in sorted(set(map(advice, texts))):
+            so = [text for text in texts if advice(text) == do]
+            some = ", ".join(map(repr, so[:5])) + (", ..." if len(so) > 5 else "")
+            yield "note", f"{column}: no number: {some}; {do}"
     for column, codes in unknown_codes(rows, contract, entry).items():
         some = ", ".join(repr(code) for code in codes[:20]) + (", ..." if len(codes) > 20 else "")
         yield "note", f"{column}: not in the contract: {some}; map them in `codes`, if they mean what it has"
     if encoded.findings and not aside:
+        yield "note", 'correct these rows, or leave them out: "invalid": "set_aside" in the site\'s entry'
         return
     if isinstance(contract, PictureContract):
         data = divided_pictures(encoded, contract)
@@ -302,6 +348,13 @@ def _found(contract: Contract, entry: TableSite) -> Iterator[tuple[State, str]]:
         data = divided(encoded, contract)
     sizes = ", ".join(f"{len(data.labels(fold))} {fold}" for fold in FOLDS)
     labels, titles = data.labels("train"), contract.label.titles
+    everywhere = np.concatenate([data.labels(fold) for fold in FOLDS])
+    if isinstance(contract.label, MultiLabel):
+        without = np.flatnonzero(~(everywhere == 1).any(axis=0))
+    else:
+        without = np.setdiff1d(np.arange(len(titles)), everywhere)
+    if len(without):
+        yield "note", f"no record of {', '.join(repr(titles[place]) for place in without)} here"
     if isinstance(contract.label, MultiLabel):
         of_findings = zip(
             finding_counts(labels).tolist(), unknown_counts(labels, titles).items(), strict=True

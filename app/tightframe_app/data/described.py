@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
+from tightframe.errors import TightframeError
 from tightframe_app import formats
 from tightframe_app.data import contracts as tables
 from tightframe_app.screens import console, shown
@@ -29,6 +30,13 @@ def describe(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", dir_okay=False, help="Page to write, with plots (HTML).")
     ] = None,
+    bins: Annotated[
+        int | None, typer.Option(min=2, max=64, help="Of a number: tell what would be withheld with so many.")
+    ] = None,
+    time_ends: Annotated[
+        str | None,
+        typer.Option(help="Of bins of time, as 90,365,730: tell where curves would end with them."),
+    ] = None,
     form: formats.Form = "text",
 ) -> None:
     """Show what a site would bring: its table's columns, or its pictures' sizes and light, by class.
@@ -37,20 +45,41 @@ def describe(
     written, one file that opens offline, readable by its owner only: it has exact numbers about the site's
     own records, so do not pass it on.
 
-    Exit code 0: shown. 2: a table cannot be read, or does not fit the contract.
+    Exit code 0: shown. 2: a table cannot be read, or does not fit the contract; of several sites all others
+    are shown.
     """
     agreed = tables.read_contract(contract)
-    described = [
-        (name, _of(agreed, entry, policy.resolve(production=True).class_count(synthetic=False)))
-        for name, entry, policy in tables.with_policies(site_config, site, agreed)
-    ]
-    if output is not None:
+    ends = _numbers(time_ends) if time_ends else ()
+    described: list[tuple[str, Description]] = []
+    unreadable: dict[str, str] = {}
+    chosen = tables.with_policies(site_config, site, agreed)
+    for name, entry, policy in chosen:
+        least = policy.resolve(production=True).class_count(synthetic=False)
+        try:
+            described.append((name, _of(agreed, entry, least, bins, ends)))
+        except (TightframeError, FileNotFoundError) as error:
+            if len(chosen) == 1:
+                raise
+            unreadable[name] = str(error)
+    if output is not None and described:
         output.touch(mode=0o600)
         output.chmod(0o600)
         output.write_text(_page(agreed.title, described), encoding="utf-8")
     if form == "json":
-        _show_json(agreed.title, described)
-        return
+        _show_json(agreed.title, described, unreadable)
+    else:
+        _show(described)
+        if output is not None and described:
+            tables.out.print(f"page: {output}")
+    for name, why in unreadable.items():
+        tables.err.print(f"error: {shown(name)}: {why}")
+    if unreadable:
+        tables.err.print(f"{len(unreadable)} of {len(chosen)} sites cannot be shown")
+        raise typer.Exit(2)
+
+
+def _show(described: list[tuple[str, Description]]) -> None:
+    """Print each site's table, and what it would withhold."""
     from tightframe.results.words import plural
 
     for name, found in described:
@@ -69,16 +98,16 @@ def describe(
             table.add_row(*(shown(cell) for cell in _cells(summary)))
         console(tables.WIDTH).print(table)
         for said, rows in _withheld(found):
-            tables.out.print(said)
+            tables.out.print(shown(said))
             table = Table(*rows[0], box=None, pad_edge=False, padding=(0, 2, 0, 0))
             for row in rows[1:]:
                 table.add_row(*map(shown, row))
             console(tables.WIDTH).print(table)
-    if output is not None:
-        tables.out.print(f"page: {output}")
+        if advised := _fewer_bins(found):
+            tables.out.print(advised)
 
 
-def _show_json(title: str, described: list[tuple[str, Description]]) -> None:
+def _show_json(title: str, described: list[tuple[str, Description]], unreadable: dict[str, str]) -> None:
     from tightframe_app.outputs import Column, DataDescribed, DataDescription
 
     sites = []
@@ -110,7 +139,7 @@ def _show_json(title: str, described: list[tuple[str, Description]]) -> None:
             columns=tuple(columns),
         )
         sites.append(told)
-    formats.show(DataDescription(title=title, sites=tuple(sites)))
+    formats.show(DataDescription(title=title, sites=tuple(sites), unreadable=unreadable))
 
 
 def _withheld(found: Description) -> list[tuple[str, list[list[str]]]]:
@@ -120,24 +149,63 @@ def _withheld(found: Description) -> list[tuple[str, list[list[str]]]]:
     made = []
     some = {column: of for column, of in seen.cells.items() if any(hidden for hidden, _ in of.values())}
     rule = f"a cell is withheld below {seen.least} {'patients' if seen.patients else 'records'}"
+    cells = "of all cells: each class's bins or levels, and its missing values"
     if some:
         head = ["column", *map(str, next(iter(some.values())))]
         rows = [
             [column, *(f"{hidden} of {most}" if hidden else "-" for hidden, most in of.values())]
             for column, of in some.items()
         ]
-        made.append((f"cells that this site withholds of exact statistics, by bins ({rule}):", [head, *rows]))
+        said = f"cells that this site withholds of exact statistics, {cells}, by bins ({rule}):"
+        made.append((said, [head, *rows]))
     if seen.curves:
         head = ["class", *map(str, next(iter(seen.curves.values())))]
         rows = [
             [title, *(f"{end:.4g}" if end else "-" for end in of.values())]
             for title, of in seen.curves.items()
         ]
-        made.append((f"curves of this site end at, by time_bins ({rule}):", [head, *rows]))
+        by = "time_bins"
+        if seen.ends:
+            by = f"time_ends {','.join(format(end, 'g') for end in seen.ends)}, and one more bin"
+        made.append((f"curves of this site end at, by {by} ({rule}):", [head, *rows]))
     return made
 
 
-def _of(contract: Contract, entry: TableSite, least: int) -> Description:
+def _fewer_bins(found: Description) -> str:
+    """Return the advice to take fewer bins, if of most numbers' cells more than half are withheld."""
+    if found.preview is None:
+        return ""
+    numbers = {item.column.column for item in found.columns if item.column.kind == "number"}
+    shares = [
+        {bins: hidden / most for bins, (hidden, most) in of.items()}
+        for column, of in found.preview.cells.items()
+        if column in numbers
+    ]
+    if not shares:
+        return ""
+    means = {bins: sum(share[bins] for share in shares) / len(shares) for bins in shares[0]}
+    first, *fewer = means
+    if means[first] <= 0.5 or not fewer:
+        return ""
+    best = next((bins for bins in fewer if means[bins] <= 0.25), min(fewer, key=lambda bins: means[bins]))
+    return (
+        f"With {first} bins {means[first]:.0%} of the numbers' cells are withheld here, with {best} "
+        f"{means[best]:.0%}: propose --set statistics.bins={best}."
+    )
+
+
+def _numbers(typed: str) -> tuple[float, ...]:
+    try:
+        return tuple(map(float, typed.split(",")))
+    except ValueError:
+        raise typer.BadParameter(
+            f"expected numbers divided by commas, got {typed!r}", param_hint="--time-ends"
+        ) from None
+
+
+def _of(
+    contract: Contract, entry: TableSite, least: int, bins: int | None, ends: tuple[float, ...]
+) -> Description:
     from tightframe.data.images import ImagesSite
     from tightframe.data.images.contract import PictureContract
     from tightframe.data.images.summary import describe as of_pictures
@@ -145,7 +213,7 @@ def _of(contract: Contract, entry: TableSite, least: int) -> Description:
 
     if isinstance(contract, PictureContract) and isinstance(entry, ImagesSite):
         return of_pictures(contract, entry)
-    return of_table(contract, entry, least)
+    return of_table(contract, entry, least, bins=bins, ends=ends)
 
 
 def _cells(summary: Summary) -> list[str]:

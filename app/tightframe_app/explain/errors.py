@@ -162,8 +162,12 @@ SECTIONS: tuple[Section, ...] = (
                 do="Finish the download or preprocessing, and check that `center` is right.",
             ),
             "TF-206": Entry(
-                title="files are damaged, or do not fit their hashes",
-                do="Copy or preprocess the listed files again.",
+                title="files cannot be read, are damaged, or do not fit their hashes",
+                do=(
+                    "Of a table, correct what is named: `encoding`, ending, quotes; save Excel files as CSV. "
+                    "Replace or leave out named pictures. Copy or prepare a data set's listed files "
+                    "again."
+                ),
             ),
             "TF-207": Entry(
                 title="a class, outcome or level is unknown",

@@ -190,13 +190,15 @@ def export(
         return
     if evaluate is not None:
         wrong = {"--rounds": rounds, "--resume": resume, "--withdraw-from": withdraw_from}
-        wrong |= {"--committed": committed or None, "--contract": contract}
+        wrong |= {"--committed": committed or None}
         if given := [option for option, value in wrong.items() if value is not None]:
             raise typer.BadParameter(f"nothing is trained: omit {', '.join(given)}", param_hint="--evaluate")
+        if name is None and method is None and (contract or dataset):
+            raise typer.BadParameter("expected --method, too: that of the network", param_hint="--evaluate")
         own = {"min_sites": min_sites, "seed": seed}
         wanted_values = {key: value for key, value in own.items() if value is not None}
         wanted_values |= _changes(change or [])
-        named = None if name is None and method is None else (name, method, dataset, preset)
+        named = None if name is None and method is None else (name, method, dataset, contract, preset)
         _evaluate(evaluate, named, _names(sites), wanted_values, output, gpus or 0, gpu_memory, force)
         return
     on = [item for item in (dataset, contract) if item is not None]
@@ -250,7 +252,7 @@ def export(
 
 def _evaluate(
     place: Path,
-    named: tuple[str | None, str | None, str | None, str] | None,
+    named: tuple[str | None, str | None, str | None, Path | None, str] | None,
     sites: list[str] | None,
     changes: dict[str, Any],
     output: Path | None,
@@ -265,18 +267,25 @@ def _evaluate(
     if named is None:
         made = evaluating.of_run(place, sites, changes)
     else:
-        name, method, dataset, preset = named
+        name, method, dataset, contract, preset = named
+        on = [item for item in (dataset, contract) if item is not None]
         if not place.is_file():
             raise typer.BadParameter(
                 "expected a safetensors file with a job's NAME; a run's own folder says itself which job "
                 "trained the model: omit NAME",
                 param_hint="--evaluate",
             )
-        if (name is None) == (method is None or dataset is None) or (name and (method or dataset)):
-            raise typer.BadParameter("expected a job's NAME, or --method and --data", param_hint="NAME")
+        if (name is None) == (method is None or len(on) != 1) or (name and (method or on)):
+            expected = "expected a job's NAME, or --method with --data or --contract"
+            raise typer.BadParameter(expected, param_hint="NAME")
         from tightframe_app.jobs import pairs
 
-        recipe = _recipe(name) if name is not None else pairs.pair(str(method), str(dataset))
+        if name is not None:
+            recipe = _recipe(name)
+        elif contract is not None:
+            recipe = pairs.pair_with_contract(str(method), contract)
+        else:
+            recipe = pairs.pair(str(method), str(dataset))
         of_network = {key: value for key, value in changes.items() if not key.startswith("privacy")}
         job = recipe.job(preset, sites=sites, changes=of_network)
         made = evaluating.of_file(place, job, changes)
@@ -331,6 +340,15 @@ def _names(sites: str | None) -> list[str] | None:
     return names
 
 
+def _one_sum(job: JobConfig) -> bool:
+    """Check whether records can be taken out of runs of a job, but for how its inputs are scaled."""
+    from tightframe import methods
+
+    if job.privacy is not None or job.statistics is not None or job.evaluate_only is not None:
+        return False
+    return methods.get(job.method).withdraw is not None
+
+
 def _print_export(recipe: Recipe, job: JobConfig, preset: str, changes: dict[str, Any], folder: Path) -> None:
     """Print a summary of an exported job, and the commands that run it."""
     from tightframe.results.words import plural
@@ -347,6 +365,11 @@ def _print_export(recipe: Recipe, job: JobConfig, preset: str, changes: dict[str
     )
     if what != recipe.title and "job_name" not in changes:
         out.print(f"its results will be named {job.job_name}; --set job_name=NAME gives it another name")
+    if job.model_options.get("standardise") and _one_sum(job):
+        err.print(
+            "no record can be taken out of its model later (withdraw), because each record's features depend "
+            "on the moments of all; --set model_options.standardise=false leaves that open"
+        )
     where = quoted(folder)
     out.print(f"run it here:  tightframe simulate {where}")
     out.print("  (on generated records; on the sites' own with --site-config FILE)")

@@ -104,7 +104,8 @@ def _of_pictures(contract: dict[str, Any], *, one_sum: bool) -> Recipe:
         elif one_sum:
             # As on Fed-ISIC2019: wavelets cover a quarter of the smaller side, 16 pixels at most.
             scales = max(1, min(4, min(picture.size).bit_length() - 3))
-            own = {"model": "scattering", "model_options": {"J": scales, "colours": "rgb", "width": 256}}
+            options = {"J": scales, "width": 256} | ({"colours": "rgb"} if picture.channels == 3 else {})
+            own = {"model": "scattering", "model_options": options}
         else:
             own = {}
         layer |= own

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tightframe.errors import JobError
 from tightframe.files import quoted
 from tightframe_app.jobs import pairs, recipes
 from tightframe_app.jobs.folders import prepared
@@ -33,6 +34,13 @@ def of_contract(path: Path, sites: Sequence[str] | None, changes: Mapping[str, A
     from tightframe.config.job import STATISTICS_METHOD, STATISTICS_MODEL
 
     contract = pairs.read_contract(path)
+    if "picture" in contract:
+        raise JobError(
+            [
+                f"{path}: statistics are of tables only, but this contract is of pictures; for a site's own "
+                "pictures take `tightframe data describe`"
+            ]
+        )
     named = list(sites or SITES)
     title = re.sub(r"[^A-Za-z0-9]+", "_", str(contract["title"])).strip("_").lower()[:LONGEST]
     values: dict[str, Any] = {

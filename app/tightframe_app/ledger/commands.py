@@ -18,6 +18,7 @@ from tightframe_app import formats
 from tightframe_app.ledger.query import (
     ROOT_HELP,
     WIDTH,
+    Config,
     File,
     MissingRole,
     Options,
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from tightframe.privacy.events import Gaussian, SubsampledGaussian
     from tightframe.privacy.ledger.chain import Verified
     from tightframe.privacy.ledger.entries import Entry
+    from tightframe.privacy.ledger.rows import Check
     from tightframe.privacy.ledger.summary import Spending
     from tightframe.securesum.identity import Anchor
 
@@ -81,7 +83,7 @@ def ledger_show(options: Options, form: formats.Form = "text") -> None:
 
     out = console(WIDTH)
     query = options.query(needed=form == "json")
-    verified, spent = _read(query, options.root, options.missing_role)
+    verified, spent = _read(query, options)
     if form == "json":
         formats.show(shown_as_json(query, verified, spent))
         return
@@ -104,7 +106,8 @@ def ledger_show(options: Options, form: formats.Form = "text") -> None:
 
 @app.command("verify")
 def ledger_verify(
-    root: Annotated[list[Path], typer.Option(exists=True, dir_okay=False, help=ROOT_HELP)],
+    config: Config = None,
+    root: Annotated[list[Path] | None, typer.Option(exists=True, dir_okay=False, help=ROOT_HELP)] = None,
     file: File = None,
     state_dir: StateDir = None,
     site: Site = None,
@@ -129,7 +132,8 @@ def ledger_verify(
 ) -> None:
     """Check every signature and the chain of a ledger, and report what that proves and what it does not.
 
-    Needs no key. Exit code 0: whole. 1: altered; the first wrong entry is named (TF-702). 2: it
+    With the site's file (--config) it finds ledger and root by itself; otherwise give --root. Needs no key.
+    Exit code 0: whole. 1: altered; the first wrong entry is named (TF-702). 2: it
     cannot be read at all. Write the printed head down, or send it to somebody: only such a head, given
     with --known, can distinguish a ledger from an older copy of itself.
     """
@@ -139,15 +143,24 @@ def ledger_verify(
     from tightframe.rounds.site_ledger.keys import signature_check
     from tightframe.rounds.sums.common import package_errors
     from tightframe.rounds.sums.vault import journal_of
+    from tightframe_app.site.memory import memory_of
 
-    path, out = ledger_of(file, state_dir, site, needed=True), console(WIDTH)
-    root_of_kit = None if kit is None else kit.resolve().parent
-    ledger_dir = path if state_dir is None else state_dir
-    places = LedgerPaths.of_site(ledger_dir, path.parent.name, root_of_kit)
+    out, heads = console(WIDTH), [_known(text) for text in known or ()]
+    check = signature_check([_anchor(item, missing_role) for item in root]) if root else None
+    if config is not None and file is None and state_dir is None:
+        memory = memory_of(config, site, kit)
+        path, places, check = memory.places.ledger, memory.places, check or memory.check()
+        state_dir = Path(str(memory.entry.state_dir))
+    else:
+        path = ledger_of(file, state_dir, site, needed=True)
+        root_of_kit = None if kit is None else kit.resolve().parent
+        places = LedgerPaths.of_site(state_dir or path, path.parent.name, root_of_kit)
+    if check is None:
+        raise typer.BadParameter(
+            "expected a project's root certificate, or --config beside a startup kit", param_hint="--root"
+        )
     if state_dir is not None and not path.exists():
         check_not_lost(places, None)
-    heads = [_known(text) for text in known or ()]
-    check = signature_check([_anchor(item, missing_role) for item in root])
     try:
         whole = (renew_head_file if renew_head else read_ledger)(path, check=check, known=heads)
         check_witness(
@@ -294,14 +307,15 @@ def ledger_explain(
     what_if = WhatIf(None if release_noise is None else Gaussian(release_noise), training)
     out = console(WIDTH)
     query = options.query(needed=form == "json")
-    verified, spent = _read(query, options.root, options.missing_role)
+    verified, spent = _read(query, options)
+    exact = exact_jobs(verified.entries)
     if form == "json":
         from tightframe_app.outputs import DatasetExplained, LedgerExplained
 
         told = [
             DatasetExplained(
                 dataset=spending.dataset_id,
-                paragraphs=tuple(explain(spending, query.epsilon)),
+                paragraphs=tuple(explain(spending, query.epsilon, exact)),
                 fits=() if query.epsilon is None else tuple(what_if.fitting(spending, query.epsilon)),
             )
             for spending in spent
@@ -311,13 +325,13 @@ def ledger_explain(
             ledger=str(query.path),
             signatures_checked=checked,
             data_sets=tuple(told),
-            exact_jobs=tuple(exact_jobs(verified.entries)),
+            exact_jobs=tuple(exact),
         )
         formats.show(explained)
         return
     for spending in spent:
         out.print(Text(f"Data set {shown(spending.dataset_id)}", style="bold"))
-        for paragraph in explain(spending, query.epsilon):
+        for paragraph in explain(spending, query.epsilon, exact):
             out.print(Padding(shown(paragraph), (0, 0, 1, 2)))
         if query.epsilon is not None and (sentences := what_if.fitting(spending, query.epsilon)):
             said = (
@@ -331,18 +345,29 @@ def ledger_explain(
     _print_checked(out, verified, query)
 
 
-def _read(query: Query, root: Sequence[Path] | None, missing_role: bool) -> tuple[Verified, list[Spending]]:
+def _read(query: Query, options: Options) -> tuple[Verified, list[Spending]]:
     from tightframe.privacy.ledger.chain import read_ledger
     from tightframe.privacy.ledger.summary import spendings
-    from tightframe.rounds.site_ledger.keys import signature_check
 
-    check = signature_check([_anchor(item, missing_role) for item in root]) if root else None
-    whole = read_ledger(query.path, check=check)
+    whole = read_ledger(query.path, check=_check(options))
     names, wanted = _datasets(whole), query.datasets
     if query.named and wanted is not None and not set(wanted) <= set(names):
         raise typer.BadParameter(f"expected one of {names}, got {wanted[0]!r}", param_hint="--dataset")
     entries = [entry for entry in whole.of_records if wanted is None or _dataset(entry) in wanted]
     return whole, spendings(entries, query.delta)
+
+
+def _check(options: Options) -> Check | None:
+    """Return the check of signatures by the roots given, else by the kit beside the site's file, if any."""
+    from tightframe.rounds.site_ledger.keys import signature_check
+    from tightframe_app.site.checks.findings import Scope
+    from tightframe_app.site.memory import memory_of
+
+    if options.root:
+        return signature_check([_anchor(item, options.missing_role) for item in options.root])
+    if options.config is None or options.file is not None or options.state_dir is not None:
+        return None
+    return None if Scope(options.config).startup is None else memory_of(options.config, None, None).check()
 
 
 def _datasets(whole: Verified) -> list[str]:

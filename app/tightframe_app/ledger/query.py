@@ -32,6 +32,17 @@ Site = Annotated[
 MissingRole = Annotated[
     bool, typer.Option("--missing-role", help="Accept certificates without a role, for tests.")
 ]
+Config = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        "-c",
+        exists=True,
+        dir_okay=False,
+        help="The site's own local/tightframe.json: gives the state folder, the data sets, the policy's cap "
+        "and, with the kit beside it, the root unless other options do.",
+    ),
+]
 ROOT_HELP = (
     "A project's root certificate (rootCA.pem of a startup kit), to check signatures. Repeat it if the site "
     "took part in several projects."
@@ -64,17 +75,7 @@ class Options:
     file: File = None
     state_dir: StateDir = None
     site: Site = None
-    config: Annotated[
-        Path | None,
-        typer.Option(
-            "--config",
-            "-c",
-            exists=True,
-            dir_okay=False,
-            help="The site's own local/tightframe.json: gives the state folder, the data sets and the "
-            "policy's cap unless other options do.",
-        ),
-    ] = None
+    config: Config = None
     root: Annotated[list[Path] | None, typer.Option(exists=True, dir_okay=False, help=ROOT_HELP)] = None
     missing_role: MissingRole = False
     delta: Annotated[

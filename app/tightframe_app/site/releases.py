@@ -49,6 +49,11 @@ ALIKE = """\
 All were formed alike: no two totals differ by a rule that acts on this hospital alone."""
 NONE_DIFFERS = "No setting that several jobs have differs, but some have settings that others lack."
 CHANGED = "Where few records changed between two jobs, their totals together tell of these."
+WITHDREW = (
+    "Job {job!r} withdrew records from the chain of job {first!r}: if it was opened, the total before less "
+    "the total after is the sum of those records, by class."
+)
+RESUMED = "Job {job!r} went on with job {first!r}."
 UNUSED = "None was formed yet."
 NO_NOISE = "Secure sums do not prevent it; only noise (differential privacy) would."
 
@@ -149,7 +154,7 @@ def release_show(config: Config, site: Site = None, kit: Kit = None, form: forma
     Two totals together give one site's numbers if they were formed in different ways, or over different
     sites. ``--format json`` lists every setting.
     """
-    from tightframe.securesum.site.journal import ProfileAccepted, ProfileUsed
+    from tightframe.securesum.site.journal import ProfileAccepted, ProfileUsed, StateSummed
 
     memory = memory_of(config, site, kit)
     site, entries = memory.site, memory.read()
@@ -178,15 +183,32 @@ def release_show(config: Config, site: Site = None, kit: Kit = None, form: forma
             f"{site} has taken part in no sums without noise yet: the first job fixes how they are formed"
         )
     for dataset in sorted({name for name, _ in ways}):
-        mine = [entry for entry in ways.values() if entry.dataset == dataset]
-        hows = [
+        of_records = [entry for entry in entries if isinstance(entry, ProfileUsed | ProfileAccepted)]
+        hows = dict.fromkeys(
             "accepted by hand" if isinstance(entry, ProfileAccepted) else f"used in job {entry.lineage!r}"
-            for entry in mine
-        ]
+            for entry in of_records
+            if entry.dataset == dataset
+        )
         out.print(f"Exact totals over {dataset} ({', '.join(hows)})")
+        chains = {entry.lineage for entry in of_records if isinstance(entry, ProfileUsed)}
+        for job in dict.fromkeys(item.job for item in entries if isinstance(item, StateSummed)):
+            chain = next(
+                item.lineage for item in entries if isinstance(item, StateSummed) and item.job == job
+            )
+            if chain in chains and job != chain:
+                kind = WITHDREW if _withdrew(memory, job) else RESUMED
+                out.print(kind.format(job=job, first=chain))
         out.print(_together([profile for name, profile in used if name == dataset]))
         for before, after in pairwise(dict.fromkeys(_cohorts(entries, dataset, all_of_them=True))):
             out.print(_leak(before, after))
+
+
+def _withdrew(memory: Memory, job: str) -> bool:
+    """Check whether a job took records out of an ended run, by the state that this site keeps of it."""
+    from tightframe.rounds.context import STATE
+    from tightframe.rounds.withdrawn import NAMES
+
+    return (Path(str(memory.entry.state_dir)) / job / memory.site / STATE / NAMES).is_file()
 
 
 def _together(profiles: Sequence[Profile]) -> str:

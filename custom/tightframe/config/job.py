@@ -508,7 +508,13 @@ def _cross_problems(values: dict[str, Any]) -> list[str]:
             "withdraw: not possible with `privacy`: the difference of two noisy totals would be one more "
             "release, which nothing has charged. Start a new job without these records instead"
         )
-    resume = values.get("resume")
+    resume, withdraw = values.get("resume"), values.get("withdraw")
+    stopped, ended = (item.get("previous") if isinstance(item, dict) else None for item in (resume, withdraw))
+    if stopped is not None and stopped == ended:
+        problems.append(
+            f"resume.previous: Expected a withdrawal that was stopped, but {stopped!r} is the run from "
+            "which `withdraw` takes records out: leave `resume` out"
+        )
     done = resume.get("after_round") if isinstance(resume, dict) else None
     if isinstance(done, int) and isinstance(rounds, int) and done > rounds:
         problems.append(f"resume.after_round: Expected at most `rounds` ({rounds}), but got {done}")

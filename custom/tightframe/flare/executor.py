@@ -38,7 +38,7 @@ from tightframe.rounds.site_ledger import journal_folder
 from tightframe.rounds.sums.simulated_identity import simulated_identity
 from tightframe.securesum.identity import Anchor, KeySigner
 
-_NAMED = {"enroll": "enrolling", "contribute": "beginning", "baseline": "local baseline"}
+_NAMED = {"enroll": "enrolling", "contribute": "reading records", "baseline": "local baseline"}
 """Progress text of each task until the records are read."""
 
 

@@ -25,6 +25,8 @@ from tightframe.errors import JobError
 from tightframe.inference.errors import ModelError
 from tightframe.learning import loop, outputs
 from tightframe.learning.model_update import build_template
+from tightframe.learning.one_sum.closed_form import ABSENT
+from tightframe.learning.one_sum.temperature import BIAS, WEIGHT
 from tightframe.results.files import BEST, CARD, LOCAL, MODEL, OUTCOME, PERSONAL, not_proven, read_bytes
 from tightframe.results.local_report import SiloReport
 from tightframe.results.model_card import Card
@@ -72,6 +74,18 @@ class TrainedModel:
     def synthetic(self) -> bool:
         """True if it was trained on generated records, so that it says nothing about real ones."""
         return self.card.synthetic
+
+    @cached_property
+    def absent_classes(self) -> tuple[str, ...]:
+        """Names of the classes that it never answers, because the sum that it is made of had none of them."""
+        if self.setup.method.one_sum is None:
+            return ()
+        tensors = self.module.state_dict()
+        weight, bias = tensors[WEIGHT].cpu(), tensors[BIAS].cpu()
+        if len(weight) != len(self.class_names):  # one logit for two classes, which both are in it
+            return ()
+        absent = ((weight == 0).all(1) & (bias == ABSENT)).tolist()
+        return tuple(name for name, lacks in zip(self.class_names, absent, strict=True) if lacks)
 
     @property
     def best_round(self) -> int | None:
@@ -252,8 +266,9 @@ def _model_file(place: Path) -> Path:
             return place
         raise ModelError(
             f"Expected one of {MODEL}, {BEST} and {PERSONAL}, as runs call them, but got {place}: what a "
-            "model is stands in the files beside it. A model from elsewhere is evaluated by a job "
-            "(`tightframe jobs export --evaluate`)."
+            "model is stands in the files beside it. One from elsewhere is evaluated by a job that names its "
+            "network: save its state_dict with safetensors.torch.save_file (no pickle, no TorchScript), then "
+            "`tightframe jobs export --method fedavg --contract contract.json --evaluate FILE`."
         )
     if (why := not_proven(place)) is not None and not (place / MODEL).is_file():
         raise ModelError(why, code="TF-827")

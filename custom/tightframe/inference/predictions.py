@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +14,7 @@ from tightframe.inference.errors import ModelError
 from tightframe.inference.inputs import Inputs, Problem
 from tightframe.inference.model import TrainedModel
 from tightframe.learning import outputs
+from tightframe.results.words import in_their_case
 
 
 @dataclass(frozen=True)
@@ -31,13 +32,22 @@ class OperatingPoint:
     least: float
 
     @classmethod
-    def parsed(cls, text: str, class_names: tuple[str, ...]) -> OperatingPoint:
+    def parsed(
+        cls, text: str, class_names: tuple[str, ...], codes: Mapping[str, str] | None = None
+    ) -> OperatingPoint:
         """Read ``CLASS=PROBABILITY``.
+
+        Args:
+            text: as it was typed.
+            class_names: of the model.
+            codes: a contract's code of each class -> its name; either may be typed.
 
         Raises:
             ModelError: TF-823 for another form, an unknown class, or no probability.
         """
         name, _, value = text.rpartition("=")
+        if name not in class_names:
+            name = in_their_case((codes or {}).get(name, name), class_names)
         try:
             least = float(value)
         except ValueError:
@@ -61,6 +71,14 @@ class OperatingPoint:
         others = probabilities.copy()
         others[place] = -1
         return int(others.argmax())
+
+
+def class_codes(model: TrainedModel) -> dict[str, str]:
+    """Return the code of each class or finding in the contract -> its name; empty without a contract."""
+    label = model.setup.job.dataset_options.get("contract", {}).get("label", {})
+    if "classes" in label:
+        return {item["code"]: item["title"] for item in label["classes"]}
+    return {item["column"]: item.get("title") or item["column"] for item in label.get("findings", ())}
 
 
 def answer(model: TrainedModel, probabilities: np.ndarray, point: OperatingPoint | None) -> str:
@@ -134,16 +152,30 @@ def _judged(
 
 
 def header(model: TrainedModel, point: OperatingPoint | None) -> str:
-    """Return the first line: input, one probability a class, the answer, the operating point, the model."""
+    """Return the first line: input, one probability a class, the answer, the operating point, the model.
+
+    Where a contract has codes that are not its titles, the answer's code follows the answer.
+    """
     named = [f"p_{name}" for name in model.class_names]
-    return _line(["input", *named, "answer", *([] if point is None else ["operating_point"]), "model_sha256"])
+    coded = ["answer_code"] * bool(_other_codes(model))
+    point_at = [] if point is None else ["operating_point"]
+    return _line(["input", *named, "answer", *coded, *point_at, "model_sha256"])
 
 
 def line(model: TrainedModel, made: Predicted, point: OperatingPoint | None) -> str:
     """Return the line of an input; probabilities as they are, to the last bit."""
     values = [repr(float(value)) for value in made.probabilities]
     shown = [] if point is None else [str(point)]
-    return _line([made.name, *values, made.answer, *shown, model.hash])
+    codes = _other_codes(model)
+    names = made.answer.split(";") if model.findings else [made.answer]
+    coded = [";".join(codes[name] for name in names if name)] if codes else []
+    return _line([made.name, *values, made.answer, *coded, *shown, model.hash])
+
+
+def _other_codes(model: TrainedModel) -> dict[str, str]:
+    """Return the name of each class or finding -> its code in the contract; empty if all are the same."""
+    codes = {name: code for code, name in class_codes(model).items()}
+    return {} if all(name == code for name, code in codes.items()) else codes
 
 
 def _line(cells: list[str]) -> str:

@@ -17,6 +17,9 @@ from torch import nn
 from tightframe.errors import JobError, SiteConfigError
 from tightframe.models.frozen import HEAD
 
+STANDARDISE = "standardise."
+"""Start of the names of pooled moments, which the model option ``standardise`` brings."""
+
 
 @dataclass(frozen=True)
 class InitialWeights:
@@ -74,12 +77,19 @@ def load_weights(model: nn.Module, content: bytes, where: str) -> InitialWeights
     fresh = _fresh_head(state, tensors)
     problems = _problems({name: item for name, item in state.items() if name not in fresh}, tensors, fresh)
     if problems:
-        raise JobError([f"initial weights {where}: {problem}" for problem in problems])
+        raise JobError([f"initial weights {where}: {item}" for item in problems])
     loaded = tuple(sorted(set(state) - fresh))
     with torch.no_grad():
         for name in loaded:
             state[name].copy_(tensors[name])
     return InitialWeights(hashlib.sha256(content).hexdigest(), loaded, tuple(sorted(fresh)))
+
+
+def _hint(name: str, wanted: bool) -> str:
+    """Name the option of the network that brings a tensor, which is there or missing."""
+    if not name.startswith(STANDARDISE):
+        return ""
+    return f": --set model_options.standardise={'false' if wanted else 'true'}"
 
 
 def _unreadable(where: str, error: Exception) -> SiteConfigError:
@@ -105,12 +115,16 @@ def _fresh_head(state: dict[str, torch.Tensor], tensors: dict[str, torch.Tensor]
 def _problems(
     state: dict[str, torch.Tensor], tensors: dict[str, torch.Tensor], fresh: frozenset[str]
 ) -> list[str]:
-    problems = [f"Expected a tensor {name!r}, but the file has none" for name in state if name not in tensors]
+    problems = [
+        f"Expected a tensor {name!r}, but the file has none (shape {tuple(item.shape)}){_hint(name, True)}"
+        for name, item in state.items()
+        if name not in tensors
+    ]
     for name, tensor in tensors.items():
         if name in fresh:
             continue
         if name not in state:
-            problems.append(f"the file's tensor {name!r} is not in the model")
+            problems.append(f"the file's tensor {name!r} is not in the model{_hint(name, False)}")
             continue
         expected = state[name]
         if tensor.shape != expected.shape:

@@ -226,6 +226,16 @@ def few_positives(runs: Sequence[Run]) -> str:
     return f"AUROC is a mean over findings, some of few positive records: {', '.join(few)}" if few else ""
 
 
+def absent_classes(runs: Sequence[Run]) -> list[str]:
+    """Say of each run that lacks classes which, and where."""
+    said = []
+    for run in runs:
+        if lacks := run.found.outcome.absent_classes:
+            where = "model" if run.found.outcome.one_sum is not None else "class sums"
+            said.append(f"{run.name}: not in the {where}, because too few silos have it: {', '.join(lacks)}")
+    return said
+
+
 def settings(runs: Sequence[Run]) -> list[tuple[str, list[Run]]]:
     """Return the settings, each with a name that tells it from the others, and its runs (seeds).
 
@@ -324,6 +334,7 @@ def as_json(runs: Sequence[Run]) -> dict[str, Any]:
                 "rounds_done": run.found.outcome.rounds_done,
                 "noisy": run.test is not None and run.test.noisy,
                 "epsilon": run.epsilon,
+                "absent_classes": run.found.outcome.absent_classes,
                 **{name: None if run.test is None else getattr(run.test, name) for name in MEASURES},
                 **{f"{name}_interval": run.interval(name) for name in MEASURES},
             }

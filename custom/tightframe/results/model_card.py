@@ -30,6 +30,7 @@ class Card(ResultFile):
     Attributes:
         job, job_sha256: the job's plain values, and their hash.
         classes: names, in the order of the model's outputs.
+        absent_classes: those that too few silos hold: a model of one sum never answers them; absent if none.
         data: one line about the records; ``synthetic`` if they are generated.
         public_weights: silo -> weight in the sums.
         model_sha256: of ``model.safetensors``; None where each silo has a model of its own.
@@ -47,6 +48,7 @@ class Card(ResultFile):
     job_sha256: str | None = None
     method: MethodCard
     classes: list[str] = []
+    absent_classes: list[str] = []
     data: str | None = None
     synthetic: bool = False
     public_weights: dict[str, float] = {}
@@ -58,3 +60,10 @@ class Card(ResultFile):
     evaluation: Evaluation | None = None
     evaluated_by: list[str] = []
     versions: dict[str, str] = {}
+
+    def as_json(self) -> dict[str, Any]:
+        """Return plain values, of absent classes only where there are any."""
+        values = super().as_json()
+        if not self.absent_classes:
+            del values["absent_classes"]
+        return values

@@ -98,6 +98,8 @@ class Outcome(ResultFile):
             every silo.
         one_sum: what the one sum opened, where the model is a function of it; absent if not.
         own_models: each silo has a model of its own, and there is no global one.
+        absent_classes: those that too few silos hold, so that the class rules kept them out of the one sum,
+            or of class sums; absent if none.
         seconds: of the whole run.
         job, job_sha256: also in the model's card, which a run that failed has not.
         effective: the job's values with all defaults, of its method, data set and models, too.
@@ -135,6 +137,7 @@ class Outcome(ResultFile):
     test_shared: bool = False
     one_sum: OpenedSum | None = None
     own_models: bool = False
+    absent_classes: list[str] = []
     personal: Personal | None = None
     seconds: float
     job: dict[str, Any] = {}
@@ -143,10 +146,12 @@ class Outcome(ResultFile):
     versions: dict[str, str] = {}
 
     def as_json(self) -> dict[str, Any]:
-        """Return plain values, of a sum only where there is one."""
+        """Return plain values, of a sum and of absent classes only where there are any."""
         values = super().as_json()
         if self.one_sum is None:
             del values["one_sum"]
+        if not self.absent_classes:
+            del values["absent_classes"]
         return values
 
     @property
@@ -226,7 +231,9 @@ class Ended(Outcome):
         """Describe the run on one screen: trained or not, which silos, the metrics, where the files are."""
         lines = ["", "=" * 78]
         lines.append(
-            f" {self.ended.upper()}: {self.job_name}, {self.title}, {self.length} in {self.seconds:.0f} s"
+            f" {self.ended.upper()}: {self.job_name}, {self.title}, "
+            f"{'no training, one sum' if self.one_sum and self.trained else self.length} "
+            f"in {self.seconds:.0f} s"
         )
         if self.reason:
             lines += [
@@ -311,7 +318,9 @@ class Ended(Outcome):
                 if row.makes_model
             ]
             if not self.evaluates_only:
-                lines.append(f" Balanced accuracy from round 0 on: {' -> '.join(course)}")
+                summed = self.one_sum is not None and not self.one_sum.noisy
+                which = "before and after the temperature" if summed else "from round 0 on"
+                lines.append(f" Balanced accuracy {which}: {' -> '.join(course)}")
         recall = (f"{name} {shown(value, 2)}" for name, value in test.recall.items())
         lines.append(" Recall: " + ", ".join(recall))
         if self.personal is not None:

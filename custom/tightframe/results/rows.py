@@ -161,7 +161,9 @@ def final_row(rows: Sequence[Row], rounds: int) -> Row | None:
     return evaluated[-1] if evaluated and evaluated[-1].round == rounds else None
 
 
-def round_line(row: Row, rounds: int, roster: Sequence[str], before: Row | None) -> str:
+def round_line(
+    row: Row, rounds: int, roster: Sequence[str], before: Row | None, *, start: str = "initial model"
+) -> str:
     """Describe an exchange in one line.
 
     Args:
@@ -169,6 +171,7 @@ def round_line(row: Row, rounds: int, roster: Sequence[str], before: Row | None)
         rounds: of the job.
         roster: of the job.
         before: the row whose model this exchange has evaluated, if it has.
+        start: name of the model that the rounds begin with.
     """
     parts = []
     if row.training:
@@ -179,7 +182,7 @@ def round_line(row: Row, rounds: int, roster: Sequence[str], before: Row | None)
         )
     if before is not None and before.test is not None:
         # A closed form's sum before the first round makes a model, too.
-        first = "initial model" if before.kind == "start" else "model before round 1"
+        first = start if before.kind == "start" else "model before round 1"
         which = first if before.round == 0 else f"model after round {before.round}"
         parts.append(f"test of the {which}: {in_words(before.test)}")
     if row.privacy is not None:

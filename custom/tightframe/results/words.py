@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from typing import TYPE_CHECKING, Any
 
@@ -115,6 +115,16 @@ def without_others(epsilon: float) -> str:
         "This counts on the noise of other hospitals in the joint sums. If none of them added any, it would "
         f"be epsilon {rounded_up(epsilon)}."
     )
+
+
+def in_their_case(name: str, names: Collection[str]) -> str:
+    """Return the only one of names that is this one in another case; the name itself if there is none.
+
+    >>> in_their_case("mel", ["MEL", "NV"]), in_their_case("x", ["X", "x"]), in_their_case("y", ["X"])
+    ('MEL', 'x', 'y')
+    """
+    near = [other for other in names if other.casefold() == name.casefold()]
+    return near[0] if len(near) == 1 else name
 
 
 def plural(number: int, noun: str) -> str:

@@ -347,7 +347,7 @@ def verified_total(digest: str) -> str:
 
 def follows_from(state: str, sum_id: SumId | str) -> str:
     """Return how the silo's file names a state (SHA-256, hex), and the sum from whose total it follows."""
-    return f"after:{state}:{sum_id}"
+    return f"after:{state}/{sum_id}"
 
 
 def verified_sum(state: str, sum_id: SumId | str) -> str:

@@ -17,7 +17,8 @@ from tightframe.data import withdrawn
 from tightframe.data.base import FOLDS, SiloData
 from tightframe.data.withdrawn import Remaining
 from tightframe.errors import DataError, RunError
-from tightframe.files import write_atomically
+from tightframe.files import locked_file, write_atomically
+from tightframe.rounds.context import noted
 
 if TYPE_CHECKING:
     from tightframe.rounds.context import Message, SiloContext
@@ -26,6 +27,9 @@ NAMES = "withdrawn.json"
 """File in a silo's state: names of the records that are out of the run's total, or will be after this run."""
 LIST = "withdrawn_list.json"
 """File that outlives runs: the names that this site has withdrawn so far, by data set."""
+LIST_LOCK = "withdrawn_list.lock"
+WITHDRAWS = "withdraws"
+"""Word in a silo's file of what it verified, behind the run that a withdrawal begins with."""
 OTHER = "TF-524"
 CLASSES, SUMS = ("before", 1), ("before", 2)
 """Exchanges of a withdrawal after that of the numbers."""
@@ -56,16 +60,23 @@ class Withdrawn:
 
         Raises:
             DataError: TF-214 for an unreadable file, or names that the records do not have.
-            RunError: TF-524 if the site has withdrawn other records before.
+            RunError: TF-522 if a resumed job has no names of the enrolment; TF-524 if the site has withdrawn
+                other records before.
         """
         begun = self._context.state_folder / NAMES
         if begun.is_file():
             return _read(begun)
-        context, noted = self._context, self._noted
+        context, listed = self._context, self._noted
+        if context.job.resume is not None:
+            raise RunError(
+                f"Expected the records that job {context.job.resume.previous} withdraws in this silo's state "
+                f"of it, but {begun} is missing: restore it from a backup, or withdraw them anew.",
+                code="TF-522",
+            )
         path = context.site.withdrawn.get(context.job.dataset)
         named = withdrawn.read_file(None if path is None else Path(path))
-        names = self._gone | withdrawn.find(self._data, named, self._gone | (noted or frozenset()))
-        self._check(names, noted)
+        names = self._gone | withdrawn.find(self._data, named, self._gone | (listed or frozenset()))
+        self._check(names, listed)
         return names
 
     @cached_property
@@ -101,13 +112,29 @@ class Withdrawn:
             context.job.withdraw.previous if context.job.withdraw is not None else "",
         )
 
+    def check_again(self) -> None:
+        """Refuse names beside which others were put on the list since the run was enrolled.
+
+        Raises:
+            RunError: TF-524.
+        """
+        self._check(self.names, self._noted)
+
     def note(self) -> None:
-        """Add the names to the site's list, before anything computed from them leaves."""
+        """Add the names to the site's list, before anything computed from them leaves.
+
+        Another withdrawal may have been enrolled beside this one, and have added others since.
+
+        Raises:
+            RunError: TF-524 if the site has withdrawn other records since this run was enrolled.
+        """
         if (path := self._list) is None:
             return
-        lists, dataset = _lists(path), self._dataset
-        lists[dataset] = sorted(self.names | set(lists.get(dataset, ())))
-        write_atomically(path, json.dumps(lists).encode(), mode=0o600)
+        with locked_file(path.with_name(LIST_LOCK)):
+            self.check_again()
+            lists, dataset = _lists(path), self._dataset
+            lists[dataset] = sorted(self.names | set(lists.get(dataset, ())))
+            write_atomically(path, json.dumps(lists).encode(), mode=0o600)
 
     @property
     def _dataset(self) -> str:
@@ -126,16 +153,16 @@ class Withdrawn:
         lists = {} if self._list is None else _lists(self._list)
         return frozenset(lists[self._dataset]) if self._dataset in lists else None
 
-    def _check(self, names: frozenset[str], noted: frozenset[str] | None) -> None:
+    def _check(self, names: frozenset[str], listed: frozenset[str] | None) -> None:
         """Refuse names that are neither those withdrawn last, nor these and more.
 
         Raises:
             RunError: TF-524.
         """
-        if noted is None:
+        if listed is None:
             return
         known = {name for fold in FOLDS for name in withdrawn.record_ids(self._data, fold)} | self._gone
-        last = noted & known
+        last = listed & known
         if names == last or (self._gone >= last and names >= last):
             return
         raise RunError(
@@ -169,6 +196,35 @@ def check_beginning(context: SiloContext, exchange: tuple[str, int], message: Me
         )
 
 
+def check_resumed(context: SiloContext, state: str) -> None:
+    """Refuse to go on with a withdrawal that took nothing out, as far as this silo knows.
+
+    Such a job has the closing alone: on any other state it would be the run's own, of other records.
+
+    Args:
+        context: of the silo.
+        state: SHA-256 (hex) of the state that a request without a total rests on.
+
+    Raises:
+        RunError: TF-523 unless this silo has verified it behind the sums of the withdrawn records, for which
+            it gave its shares.
+    """
+    job = context.job
+    if job.withdraw is None or job.resume is None or job.summation != "secure":
+        return
+    words = noted(context.state_folder)
+    begun = max((place for place, word in enumerate(words, 1) if word == WITHDRAWS), default=len(words))
+    sums = f"0/{SUMS[0]}-{SUMS[1]}"
+    taken = [place for place, word in enumerate(words) if place >= begun and f":{sums}/" in word]
+    if not taken or state not in words[taken[0] :]:
+        raise RunError(
+            f"Expected job {job.resume.previous} to have taken the withdrawn records out of the total, and "
+            f"this one to go on with a state of its behind that, but this silo did not verify {state} there: "
+            "counts of fewer records would tell which left. Withdraw them anew.",
+            code="TF-523",
+        )
+
+
 def note_request(context: SiloContext, exchange: tuple[str, int], *, asked: bool, proven: bool) -> None:
     """Note the names before their sums leave; tell classes and sums for no state that a server could choose.
 
@@ -181,7 +237,7 @@ def note_request(context: SiloContext, exchange: tuple[str, int], *, asked: bool
         proven: whether this silo vouches for that state, and has verified the total that it follows from.
 
     Raises:
-        RunError: TF-523 if not, in a secure sum.
+        RunError: TF-523 if not, in a secure sum. TF-524 if other records were withdrawn meanwhile.
     """
     job = context.job
     if job.withdraw is None or job.resume is not None or exchange not in (CLASSES, SUMS):
@@ -193,6 +249,8 @@ def note_request(context: SiloContext, exchange: tuple[str, int], *, asked: bool
             "is taken out.",
             code="TF-523",
         )
+    if exchange == CLASSES:
+        context.withdrawn.check_again()
     if asked and exchange == SUMS:  # else no sum of these records is made
         context.withdrawn.note()
 

@@ -116,6 +116,78 @@ def test_a_proposal_tells_kinds_and_what_to_decide(tmp_path: Path) -> None:
     assert kinds(again.contract) == kinds(made.contract)
 
 
+@pytest.mark.parametrize(
+    ("header", "first", "more", "said"),
+    [
+        ("age,age,ill", "1,2,0", [], "the column 'age' is there 2 times"),
+        ("10,20,ill", "1,2,0", ["--label", "x"], "Is its first line a record, not names?"),
+        ("PK\x03\x04", "", [], "an Excel file or another archive: save the table as CSV"),
+    ],
+)
+def test_a_file_that_no_contract_comes_from_is_named(
+    header: str, first: str, more: list[str], said: str, tmp_path: Path
+) -> None:
+    (tmp_path / "t.csv").write_text(f"{header}\n{first}\n")
+    done = typed("data", "init", tmp_path / "t.csv", *(more or ["--label", "ill"]), "-o", tmp_path / "c.json")
+    assert done.exit_code != 0 and said in told(done)
+
+
+def test_a_database_is_to_be_exported_first(tmp_path: Path) -> None:
+    done = typed("data", "init", tmp_path / "ward.sqlite", "--label", "ill", "-o", tmp_path / "c.json")
+    assert "rows of a database, as CSV" in told(done) and "TF-206" in told(done)
+
+
+def test_utf_16_ragged_rows_and_a_mark_for_no_value_are_seen(tmp_path: Path) -> None:
+    rows = [
+        f"{20 + place}.5,p{place // 2},{('train', 'test')[place == 1]},{place % 2}" for place in range(40)
+    ]
+    rows[5], rows[7] = "k.A.,p2,train,1", "1,2"
+    table, output = tmp_path / "t.csv", tmp_path / "c.json"
+    table.write_text("\n".join(["age,who,fold,ill", *rows]) + "\n", encoding="utf-16")
+    words = ("data", "init", table, "--label", "ill", "--patient", "who", "--fold", "fold", "-o", output)
+    done = typed(*words, "--missing", "k.A.")
+    assert done.exit_code == 0, told(done)
+    (entry,) = [json.loads(line) for line in done.output.splitlines() if line.startswith('{"data"')]
+    assert entry["data"]["table"]["encoding"] == "utf-16" and entry["data"]["table"]["missing"] == [
+        "",
+        "k.A.",
+    ]
+    assert kinds(json.loads(output.read_text())) == {"age": "number"}
+    notes = (tmp_path / "c.notes.md").read_text()
+    assert "left out here: 1 row (9)" in notes and "(TF-216): 1 of 20 patients" in notes
+    output.unlink()
+    (tmp_path / "c.notes.md").unlink()
+    assert typed(*words).exit_code != 0, "a column with texts is left out, and it was the only one"
+    assert typed("data", "init", tmp_path, "--missing", "k.A.").exit_code == 2, "pictures have no such text"
+
+
+@pytest.mark.parametrize(
+    ("text", "every", "said"),
+    [
+        ("1954-03-02", True, "age: no number: '1954-03-02'; a date: give an age"),
+        ("inf", False, "age: no number: 'inf'; not finite"),
+        ("1'075.2", False, "; write it without marks between thousands"),
+        ("k.A.", False, "age: no number: 'k.A.'; name in `missing`"),
+    ],
+)
+def test_check_says_what_to_do_about_what_is_no_number(
+    text: str, every: bool, said: str, agreed: Path, tmp_path: Path
+) -> None:
+    rows = [
+        [row[0], text if every or not place else row[1], *row[2:]] for place, row in enumerate(ward_rows())
+    ]
+    entry = {"file": str(write(tmp_path / "a.csv", rows))}
+    done = told(typed("data", "check", "--contract", agreed, "-s", sites(tmp_path, a=entry)))
+    assert said in done and '"invalid": "set_aside"' in done
+
+
+def test_check_notes_a_class_that_the_site_does_not_have(agreed: Path, tmp_path: Path) -> None:
+    rows = [[*row[:-1], "0"] for row in ward_rows()]
+    entry = {"file": str(write(tmp_path / "a.csv", rows))}
+    done = typed("data", "check", "--contract", agreed, "-s", sites(tmp_path, a=entry))
+    assert done.exit_code == 0 and "no record of 'ill' here" in told(done)
+
+
 def test_a_table_is_divided_by_a_column_and_no_cell_is_lost(tmp_path: Path) -> None:
     frame = pd.DataFrame({"ward": ["B", "A, west", "B", "A, west"], "x": ["1,5", 'a "b"', " c ", "Ä;"]})
     frame.insert(1, "id", ["1", "2", "3", "4"])
@@ -227,6 +299,17 @@ def test_check_shows_all_findings_of_all_sites_with_codes_to_map(agreed: Path, t
     assert done.exit_code == 0 and told(done).count("set aside") == 3 and "60 rows" in told(done)
 
 
+def test_check_goes_on_with_the_sites_whose_entries_are_valid(agreed: Path, tmp_path: Path) -> None:
+    config = sites(
+        tmp_path, a={"file": "relative.csv"}, b={"file": str(write(tmp_path / "b.csv", ward_rows()))}
+    )
+    done = typed("data", "check", "--contract", agreed, "-s", config)
+    assert done.exit_code != 0 and "60 rows" in done.output and "sites.a.data.table.file" in told(done)
+    assert "no problem" not in done.output
+    config = sites(tmp_path, a={"file": "relative.csv"})
+    assert "TF-202" in told(typed("data", "check", "--contract", agreed, "-s", config))
+
+
 def test_check_lists_a_wrong_mapping_line_by_line_and_asks_for_the_decimal_mark(
     agreed: Path, tmp_path: Path
 ) -> None:
@@ -323,6 +406,36 @@ def test_describe_has_the_numbers_of_pandas(tmp_path: Path) -> None:
     assert by_name["smoker"].counts["ill"] == tuple(smokers.loc[1, ["no", "yes"]])
 
 
+@pytest.mark.parametrize(("count", "advised"), [(36, True), (60, False)])
+def test_describe_advises_fewer_bins_where_most_cells_are_withheld(
+    count: int, advised: bool, agreed: Path, tmp_path: Path
+) -> None:
+    config = sites(tmp_path, a={"file": str(write(tmp_path / "a.csv", ward_rows(count)))})
+    done = typed("data", "describe", "--contract", agreed, "-s", config)
+    assert done.exit_code == 0 and ("propose --set statistics.bins=" in told(done)) == advised, done.output
+
+
+def test_describe_tells_where_curves_end_with_bins_of_its_own(tmp_path: Path) -> None:
+    """All but the last few of a class have the event early, so that a late bin is withheld."""
+    (tmp_path / "c.json").write_text(
+        json.dumps(contract(survival={"time": "days", "event": "died", "high": 1000}))
+    )
+    rows = [
+        [*row, "700" if place < 2 else str(10 + place // 2 % 2 * 200), "yes"]
+        for place, row in enumerate(ward_rows())
+    ]
+    entry = {"file": str(write(tmp_path / "a.csv", rows, header=(*HEADER, "days", "died")))}
+    words = ("data", "describe", "--contract", tmp_path / "c.json", "-s", sites(tmp_path, a=entry))
+    done = typed(*words, "--time-ends", "90,365", "--bins", "7", "--format", "json")
+    (one,) = json.loads(done.output)["sites"]
+    assert {tuple(ends) for ends in one["curves"].values()} == {("3",)} and "7" in one["withheld"]["age"]
+    assert set(one["curves"]["well"].values()) < {0.0, 90.0, 365.0}
+    assert "by time_ends 90,365, and one more bin" in told(typed(*words, "--time-ends", "90,365"))
+    for wrong in ("365,90", "0,90", "90,1000", "nan"):
+        assert "TF-218" in told(typed(*words, "--time-ends", wrong)), wrong
+    assert typed(*words, "--time-ends", "soon").exit_code == 2
+
+
 def test_describe_shows_a_table_and_writes_a_page_of_its_own(agreed: Path, tmp_path: Path) -> None:
     file, page = write(tmp_path / "a.csv", ward_rows()), tmp_path / "page.html"
     config = sites(tmp_path, a={"file": str(file)})
@@ -340,6 +453,24 @@ def test_describe_shows_a_table_and_writes_a_page_of_its_own(agreed: Path, tmp_p
     assert len(figures) == 5 and all(any(item.tag.endswith("svg") for item in of.iter()) for of in figures)
     assert "default-src 'none'" in html.unescape(text)
     assert "Private to this site." in text and "<script" not in text
+
+
+def test_describe_shows_the_others_where_a_site_of_several_cannot_be_read(
+    agreed: Path, tmp_path: Path
+) -> None:
+    file, page = write(tmp_path / "a.csv", ward_rows()), tmp_path / "page.html"
+    config = sites(tmp_path, gone={"file": str(tmp_path / "none.csv")}, last={"file": str(file)})
+    words = ("data", "describe", "--contract", agreed, "-s", config)
+    done = typed(*words, "-o", page)
+    assert done.exit_code == 2 and "60 records (well 30, ill 30)" in done.stdout and page.is_file()
+    assert "error: gone: TF-2" in done.stderr and "none.csv" in done.stderr
+    assert "1 of 2 sites cannot be shown" in done.stderr
+    as_json = typed(*words, "--format", "json")
+    made = json.loads(as_json.stdout)
+    assert as_json.exit_code == 2 and [one["site"] for one in made["sites"]] == ["last"]
+    assert list(made["unreadable"]) == ["gone"]
+    alone = typed(*words, "--site", "gone")
+    assert isinstance(alone.exception, DataError) and not alone.stdout
 
 
 FINDINGS = ["edema", "effusion", "nodule"]

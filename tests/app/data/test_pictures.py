@@ -140,3 +140,9 @@ def test_a_contract_of_both_kinds_is_refused(tmp_path: Path) -> None:
     )
     done = typed("jobs", "export", "--method", "fedavg", "--contract", path, "-o", tmp_path / "job")
     assert done.exit_code != 0 and "TF-101" in told(done) and "columns" in told(done)
+
+
+def test_statistics_are_of_tables_only(tmp_path: Path) -> None:
+    (tmp_path / "c.json").write_text(json.dumps(contract()))
+    done = typed("jobs", "export", "--statistics", tmp_path / "c.json", "-o", tmp_path / "job")
+    assert done.exit_code != 0 and "statistics are of tables only" in told(done)

@@ -96,6 +96,7 @@ def test_a_given_site_configuration_is_there_for_one_run(
     first = simulate("-s", str(given))
     assert first.exit_code == 0, first.output
     assert f"site configuration: {given}\n" in first.output
+    assert "starting a server and 3 silos; without a terminal, a line every minute\n" in first.output
     assert local(tmp_path) == []
     second = simulate()
     assert (

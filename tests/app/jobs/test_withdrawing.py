@@ -140,3 +140,12 @@ def test_the_export_lists_models_that_continue_from_the_run(ended: Path, typed: 
     code, out, _ = typed("jobs", "export", "our_study", "--withdraw-from", str(ended), "-o", "listed")
     assert code == 0
     assert f"will NOT be covered: tuned in {beside} (starts from its model)" in out.replace("\n", " ")
+
+
+def test_an_export_says_if_nothing_can_be_withdrawn_later(typed: Typed, tmp_path: Path) -> None:
+    said = "no record can be taken out of its model later"
+    for values, warned in (([], True), (["--set", "model_options.standardise=false"], False)):
+        code, _, err = typed("jobs", "export", "fedncm_heart", "-o", f"job-{warned}", *values)
+        assert code == 0 and (said in " ".join(err.split())) == warned, err
+    *_, err = typed("jobs", "export", "fedavg_heart", "-o", "trained")
+    assert said not in err, "of which nothing can be taken out anyway"

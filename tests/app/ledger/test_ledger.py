@@ -145,7 +145,10 @@ def test_jobs_that_released_exact_totals_are_counted_beside_what_was_charged(
         )
         ledger.charge(charge(job_id="j2"), cap=CAP)
     said = flat(run("explain", "--state-dir", tmp_path).stdout)
-    assert "2 jobs without differential privacy released exact totals; no cap limits these" in said
+    assert "2 jobs without differential privacy released exact totals; no cap limits these: j1, j3" in said
+    # No proved limit covers them, so none is promised for all that was released.
+    assert "whoever sees all of these noisy releases" in said and "everything" not in said
+    assert "Not counted: the exact totals of 2 jobs" in said and "no limit is proved" in said
     told = checked("ledger explain", run("explain", "--state-dir", tmp_path, "--epsilon", "8", *JSON).stdout)
     assert told["exact_jobs"] == ["j1", "j3"]
 
@@ -235,6 +238,7 @@ def test_explain(state: Path) -> None:
     assert "protects single records" in said and f"Spent: epsilon {spent + 0.0005:.3f} at delta 1e-05" in said
     assert "times as sure as before" in said and "1 in 100,000" in said
     assert "If none of them added any, it would be epsilon" in said
+    assert f"The cap counts {spent + 0.0005:.3f}." in said and "Not counted" not in said
     assert "Job 'fedmr_isic_dp' (a1b2): 9 noisy sums or counts, by itself epsilon" in said
     assert "Retries of failed rounds among them: 1; they stay charged." in said
     assert "Job 'fedetf_isic_dp' (c3d4): 5 steps of training" in said

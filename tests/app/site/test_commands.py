@@ -14,8 +14,10 @@ from tests.support.outputs import checked
 from typer.testing import CliRunner, Result
 
 from tightframe.errors import SiteConfigError, TightframeError
+from tightframe.rounds.context import STATE
 from tightframe.rounds.sums.release import REVEALED
 from tightframe.rounds.sums.vault import locked_ledger, remember
+from tightframe.rounds.withdrawn import NAMES
 from tightframe.securesum.errors import StaticCohortError
 from tightframe.securesum.site.journal import (
     CohortAccepted,
@@ -23,6 +25,7 @@ from tightframe.securesum.site.journal import (
     History,
     ProfileAccepted,
     ProfileUsed,
+    StateSummed,
     StaticOpened,
 )
 from tightframe_app.cli import app
@@ -109,10 +112,18 @@ def test_what_all_releases_give_together_is_said_and_the_site_is_the_certificate
     assert "All were formed alike" in show() and "batches of 32" not in show()
     write(journal, [ProfileAccepted(DATASET, (("steps", "batches of 32"), ("weights", "other")))])
     assert "All were formed alike" in show()
+    write(journal, [ProfileUsed(DATASET, (("steps", "batches of 32"), ("weights", "exact")), "job-1b")])
+    write(journal, [StateSummed("job-1b", job, 1, b"x" * 32) for job in ("job-1b", "job-1c", "job-1d")])
+    names = Path(str(journal.entry.state_dir)) / "job-1c" / SITE / STATE / NAMES
+    names.parent.mkdir(parents=True)
+    names.write_text("{}")
+    assert "(used in job 'job-1', accepted by hand, used in job 'job-1b')" in show()
+    assert "Job 'job-1c' withdrew records from the chain of job 'job-1b'" in show()
+    assert "Job 'job-1d' went on with job 'job-1b'." in show()
     write(journal, [ProfileUsed(DATASET, (("steps", "batches of 32"),), "job-2")])
     assert "No setting that several jobs have differs" in show() and "alike" not in show()
     write(journal, [ProfileUsed(DATASET, (("steps", "batches of 32"), ("weights", "uniform")), "job-3")])
-    said = show()
+    assert "used in job 'job-3'" in (said := show())
     assert "weights: exact or uniform" in said and REVEALED["weights"] in said
     assert REVEALED["steps"] not in said and "learns exactly" not in said
     write(journal, [CohortAccepted(DATASET, SMALLER)])
@@ -269,3 +280,20 @@ def test_without_the_sites_key_nothing_is_decided(
     done = accept(cohort, SMALLER, "--yes")
     assert isinstance(done.exception, SiteConfigError) and done.exception.code == "TF-615"
     assert "--kit" in str(done.exception) and memory_of(config, SITE, None).read() == kept
+
+
+def test_a_ledger_is_verified_and_explained_with_the_root_of_the_kit(config: Path, journal: Memory) -> None:
+    verified = CliRunner().invoke(app, ["ledger", "verify", "-c", str(config)])
+    assert verified.exit_code == 0 and "whole:" in verified.output, verified.output
+    told = CliRunner().invoke(app, ["ledger", "explain", "-c", str(config)])
+    assert "checked: hashes and signatures" in told.output, told.output
+    write(journal, [StaticOpened(DATASET, SMALLER, "job-3")])
+    connection = sqlite3.connect(journal.places.ledger)
+    with connection:
+        connection.execute("UPDATE entries SET time = '2020' WHERE sequence = 1")
+    connection.close()
+    for command in ("verify", "explain"):
+        done = CliRunner().invoke(app, ["ledger", command, "-c", str(config)])
+        assert done.exit_code != 0, done.output
+    alone = CliRunner().invoke(app, ["ledger", "verify", "--state-dir", str(config.parents[2] / "state")])
+    assert alone.exit_code == 2 and "--root" in alone.output

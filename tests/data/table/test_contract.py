@@ -17,6 +17,7 @@ from tightframe.config.job import BUILD_KEYS, parse_job
 from tightframe.config.site import SiteEntry
 from tightframe.data.contract import Contract
 from tightframe.data.table.encoding import form
+from tightframe.data.table.tabulated import Layout
 from tightframe.errors import JobError
 from tightframe.rounds.setup import prepare
 from tightframe.rounds.sums.release import release_profile
@@ -185,3 +186,14 @@ def test_the_formulas_of_a_record_give_the_values_that_the_reader_makes() -> Non
     assert made["pain = strong"] == "1 if strong, else 0; without a value as none"
     assert made["pain missing"] == "1 without a value, else 0" and of[1]["pain missing"] == 1
     assert [of[1][name] for name in ("smoker", "pain = mild", "pain = strong")] == [0, 0, 0]
+
+
+def test_a_level_of_times_names_its_own_bin() -> None:
+    """It counts who had the event in that bin, not until its end."""
+    timed = Contract.model_validate(contract(survival={"time": "days", "event": "died", "high": 365}))
+    assert Layout(timed, 2, (181.0, 365.0)).columns[-1].vocabulary == (
+        "died, days 0 to 181",
+        "died, days 181 to 365",
+        "censored, days 0 to 181",
+        "censored, days 181 to 365",
+    )

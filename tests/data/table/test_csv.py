@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -235,13 +236,17 @@ def broken_file(kind: str, path: Path) -> tuple[str, str, dict[str, Any]]:
         return "TF-208", "empty", entry
     if kind == "header only":
         path.write_text(",".join(HEADER) + "\n")
-        return "TF-208", "train fold", entry
+        return "TF-208", "train fold, but it has a header and no rows", entry
     if kind == "latin-1":
         path.write_bytes(body.replace("none", "n\u00f6ne", 1).encode("latin-1"))
         return "TF-206", "not in utf-8", entry
     if kind == "utf-16":
         path.write_bytes(body.encode("utf-16"))
-        return "TF-206", "not in utf-8 at byte 0", entry
+        return "TF-206", "not in utf-8 at byte 0: name its `encoding`, utf-16", entry
+    if kind == "an Excel file":
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("xl/workbook.xml", "<x/>")
+        return "TF-206", "an Excel file or another archive: save the table as CSV", entry
     if kind == "utf-16 without mark":
         path.write_bytes(body.encode("utf-16-le"))
         return "TF-206", "zero bytes", entry
@@ -254,6 +259,9 @@ def broken_file(kind: str, path: Path) -> tuple[str, str, dict[str, Any]]:
     if kind == "no header":
         path.write_text(body.partition("\n")[2].replace("r0", OF_A_RECORD))
         return "TF-204", "no column 'age'", entry
+    if kind == "no header, nor a name":
+        path.write_text(body.partition("\n")[2].replace("r0", OF_A_RECORD))
+        return "TF-204", "Is its first line a record, not names?", entry
     if kind == "column missing":
         path.write_text(body.replace("weight", "Weight", 1))
         return "TF-204", "did you mean 'Weight'? Write {'Weight': 'weight'} into `columns`", entry
@@ -294,6 +302,7 @@ def broken_file(kind: str, path: Path) -> tuple[str, str, dict[str, Any]]:
         *("no file", "empty", "blank lines", "header only", "latin-1", "utf-16", "utf-16 without mark"),
         *("semicolons", "tabs", "no header", "column missing", "column twice", "open quote", "quote inside"),
         *("a huge cell", "binary", "a folder", "no gzip", "half a gzip", "all records broken"),
+        *("an Excel file", "no header, nor a name"),
     ],
 )
 def test_a_broken_file_is_named_and_tells_no_record(kind: str, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 from scipy.optimize import minimize_scalar
+from scipy.special import expit, log_expit
 
 from tightframe.learning.one_sum.temperature import (
     BIAS,
@@ -14,8 +15,10 @@ from tightframe.learning.one_sum.temperature import (
     MOST,
     UNIT,
     WEIGHT,
+    chosen,
     losses,
     update,
+    warned,
 )
 from tightframe.phases import ServerState
 
@@ -41,6 +44,26 @@ def test_the_best_of_the_grid_is_next_to_the_optimum() -> None:
     assert best / 2**0.5 <= chosen <= best * 2**0.5 and 0.05 < best < 0.2
     for index in (18, 22):
         np.testing.assert_allclose(float(total[index]) / 4000, loss(GRID[index]), atol=UNIT)
+
+
+def test_records_without_an_error_do_not_make_the_head_certain() -> None:
+    """SciPy's loss of 20 separable records: within 1 nat at the chosen temperature, not at the next."""
+    margins = np.random.default_rng(5).uniform(0.05, 1.0, 20)
+    scores = torch.from_numpy(np.stack([margins, np.zeros(20), np.full(20, -30.0)], 1))
+    scores[10:, :2] = scores[10:, :2].flip(1)
+    labels = torch.tensor([0] * 10 + [1] * 10 + [2] * 6)  # no head knows class 2
+    known = torch.tensor([True, True, False])
+    total = losses(torch.cat([scores, torch.zeros(6, 3)]), labels, known).numpy()
+
+    def loss(temperature: float) -> float:
+        return float(-log_expit(margins / temperature).sum())
+
+    place = GRID.index(chosen(total))
+    assert loss(GRID[place]) <= 1.0 < loss(GRID[place + 1]) and int(np.argmin(total)) == 0
+    assert expit(margins / GRID[0]).max() == 1.0 > expit(margins / GRID[place]).max()
+    assert "no error on the validation records" in warned({LOSSES: total})[0]
+    assert "largest of the grid" in warned({LOSSES: total.max() + 1 - np.arange(len(GRID))})[0]
+    assert not warned({LOSSES: losses(*scored(), torch.ones(3, dtype=torch.bool)).numpy()})
 
 
 def test_a_total_does_not_depend_on_how_records_are_spread() -> None:

@@ -27,7 +27,7 @@ from tightframe.rounds.silo.session import SiloSession
 from tightframe.rounds.sums.simulated_identity import simulated_anchor, simulated_identity
 from tightframe.rounds.sums.transcripts import ServerIdentity
 from tightframe.securesum.messages import SumId
-from tightframe.securesum.site.journal import Advertised, Entry, SlotUsed, StateSummed
+from tightframe.securesum.site.journal import Advertised, Entry, SlotUsed, StateMasked, StateSummed
 
 
 class NoOptions(BaseModel):
@@ -272,6 +272,8 @@ def _masked(sum_id: SumId, job: str = "first") -> SlotUsed:
         ([KNOWN, _masked(SumId(2, "train-0"))], True),
         ([KNOWN, _masked(SumId(3, "train-0"))], False),
         ([KNOWN, _masked(SumId(2, "train-0"), "another")], False),
+        ([KNOWN, StateMasked("first", "between", 2, bytes(32))], True),  # in a job of which it says no more
+        ([KNOWN, StateMasked("first", "between", 3, bytes(32))], False),
         ([KNOWN, StateSummed("first", "first", 2, bytes(32))], True),
         ([KNOWN, StateSummed("another", "another", 2, bytes(32))], False),
         ([_masked(SumId(2, "train-0"), "another")], True),

@@ -23,7 +23,7 @@ from tightframe.config.site import SiteEntry
 from tightframe.data.heart import HeartOptions
 from tightframe.data.heart.twin import open_twin
 from tightframe.rounds import codec
-from tightframe.rounds.context import NEEDS_STATE, SiloContext
+from tightframe.rounds.context import NEEDS_STATE, STATE, SiloContext
 from tightframe.rounds.run_state import next_state, state_bytes
 from tightframe.rounds.server.collecting import SharedState
 from tightframe.rounds.setup import prepare
@@ -93,6 +93,8 @@ class Federation:
         job_id: the engine's name of the job.
         policy: of every hospital.
         kits: folder with each hospital's kit, where its client works; None has none.
+        previous: the engine's name of the job that this one continues; None if it continues none.
+        withdrawn: hospital -> lines of its file of withdrawn records.
         entry: more values of each hospital's ``SiteEntry``.
     """
 
@@ -105,9 +107,11 @@ class Federation:
         job_id: str = "job-a",
         policy: PolicyBlock | None = None,
         kits: Path | None = None,
+        previous: str | None = None,
+        withdrawn: Mapping[str, Sequence[str]] | None = None,
         **entry: Any,
     ) -> None:
-        self._kits = kits
+        self._kits, self._previous, self._withdrawn = kits, previous, withdrawn or {}
         self.job = self.job_of(values, sorted(data))
         self.setup, self.job_id, self.data, self.state = prepare(self.job), job_id, data, state
         self._entry = (policy, entry)
@@ -137,6 +141,10 @@ class Federation:
             policy=policy,
             **more,
         )
+        if name in self._withdrawn:
+            file = self.state / f"{name}-{self.job_id}.csv"
+            file.write_text("".join(f"{line}\n" for line in self._withdrawn[name]))
+            entry = entry.model_copy(update={"withdrawn": {"fed_heart_disease": file}})
         return SiloSession(
             SiloContext(
                 name,
@@ -144,6 +152,7 @@ class Federation:
                 entry,
                 run_dir=own / "run" / self.job_id,
                 state_dir=own / self.job_id / name,
+                previous_state=None if self._previous is None else own / self._previous / name / STATE,
                 records=self.data[name],
                 job_id=self.job_id,
                 production=True,

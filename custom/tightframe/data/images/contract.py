@@ -124,6 +124,18 @@ class Picture(StrictModel):
         """Shape of a record: (channels, height, width) or (1, depth, height, width)."""
         return (self.channels, *self.size)
 
+    @property
+    def formula(self) -> str:
+        """How the model's values are made from a pixel x of 8 bits, channel by channel.
+
+        >>> Picture(column="file", size=(8, 8), colour="gray").formula
+        '(x / 255 - 0.5) / 0.5'
+        """
+        half = (0.5,) * self.channels
+        mean, std = self.mean or half, self.std or half
+        each = [f"(x / 255 - {of:g}) / {by:g}" for of, by in zip(mean, std, strict=True)]
+        return each[0] if len(set(each)) == 1 else f"by channel: {'; '.join(each)}"
+
 
 class PictureContract(Contract):
     """Contract of pictures: a picture and its label; all else as in a table's contract.

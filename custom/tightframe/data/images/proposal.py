@@ -72,7 +72,7 @@ def propose(
     """
     entry = {**guessed(path), "root": str((root or path.parent).absolute())}
     site = ImagesSite.model_validate({**_without_decimal(entry), "missing": list(MISSING)})
-    header, cells = read_all(site, MAX_COLUMNS)
+    header, cells, _ = read_all(site, MAX_COLUMNS)
     chosen = {role: name for role, name in roles.items() if name is not None}
     labels = label_columns(chosen.pop("label"), header)
     require_columns(path, header, [*labels, *chosen.values(), column])

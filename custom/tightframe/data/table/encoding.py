@@ -26,6 +26,9 @@ BOOLEANS: Mapping[str, float] = {
     **{"false": 0.0, "no": 0.0, "0": 0.0},
 }
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,3})?")
+DATE = re.compile(r"\d{4}-\d\d?-\d\d?([T ].*)?|\d\d?[./]\d\d?[./]\d{2,4}( .*)?")
+_GROUPED = re.compile(r"[+-]?\d{1,3}([.,'\u2019 ]\d{3})+([.,]\d+)?")
+_INFINITE = re.compile(r"[+-]?inf(inity)?", re.I)
 _MISSING = "no value, which the contract refuses"
 _LARGEST = sys.float_info.max
 _TINY, _ENOUGH = 0.01, 10
@@ -134,15 +137,38 @@ def narrow(encoded: Encoded, contract: Contract) -> dict[str, float]:
 
 
 def no_numbers(rows: Rows, contract: Contract, site: TableSite) -> dict[str, list[str]]:
-    """Return each column of numbers -> its other texts, for the site's own eyes; not where most are texts."""
+    """Return each column of numbers -> its other texts, for the site's own eyes.
+
+    Where most are texts, they are returned only if ``advice`` knows them, so that no notes are shown.
+    """
     timed = () if contract.survival is None else contract.survival.columns
     found = {}
     for item in (*contract.columns, *timed):
         cells = [cell for cell in rows.cells[item.column] if isinstance(cell, str)]
         others = [cell for cell in cells if not is_number(cell, site.decimal)]
-        if item.kind == "number" and 0 < len(others) < len(cells) / 2:
+        if len(others) >= len(cells) / 2:
+            others = [cell for cell in others if advice(cell) != _NO_VALUE]
+        if item.kind == "number" and others:
             found[item.column] = sorted(set(others))
     return found
+
+
+_NO_VALUE = "name in `missing` what stands for no value"
+
+
+def advice(text: str) -> str:
+    """Return what to do about a text in a column of numbers.
+
+    >>> advice("1,075.2"), advice("k.A.")
+    ('write it without marks between thousands', 'name in `missing` what stands for no value')
+    """
+    if DATE.fullmatch(text):
+        return "a date: give an age or a number of days"
+    if _GROUPED.fullmatch(text):
+        return "write it without marks between thousands"
+    if _INFINITE.fullmatch(text):
+        return "not finite: correct it, or leave the row out"
+    return _NO_VALUE
 
 
 def unknown_codes(rows: Rows, contract: Contract, site: TableSite) -> dict[str, list[str]]:

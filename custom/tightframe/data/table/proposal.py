@@ -17,8 +17,9 @@ from pydantic import ValidationError
 
 from tightframe.data.contract import MAX_COLUMNS, Contract
 from tightframe.data.table import CSV_ENDINGS, PARQUET_ENDINGS, TableSite
-from tightframe.data.table.encoding import BOOLEANS, is_number
-from tightframe.data.table.sources.rows import Cells, read_all, text_header
+from tightframe.data.table.encoding import BOOLEANS, DATE, is_number
+from tightframe.data.table.findings import rows_in_words
+from tightframe.data.table.sources.rows import Cells, in_utf16, read_all, text_header
 from tightframe.errors import DataError
 from tightframe.options import listed
 
@@ -26,7 +27,6 @@ MISSING = ("", "NA", "N/A", "NaN", "nan", "null", "NULL", "None", "?")
 MOST_LEVELS = 20
 FEW_NUMBERS = 5
 MOST_CLASSES = 20
-_DATE = re.compile(r"\d{4}-\d\d?-\d\d?([T ].*)?|\d\d?[./]\d\d?[./]\d{2,4}( .*)?")
 _TIME = re.compile(
     r"(^|[\W_])(time|days|weeks|months|years|follow[\W_]?up|survival|os|pfs|dfs|efs)([\W_]|$)", re.I
 )
@@ -51,7 +51,9 @@ class Proposal:
     notes: tuple[str, ...]
 
 
-def propose(path: Path, roles: Mapping[str, str | None], *, title: str | None = None) -> Proposal:
+def propose(
+    path: Path, roles: Mapping[str, str | None], *, title: str | None = None, missing: Sequence[str] = ()
+) -> Proposal:
     """Propose a contract from a file.
 
     Args:
@@ -59,14 +61,16 @@ def propose(path: Path, roles: Mapping[str, str | None], *, title: str | None = 
         roles: ``label``, a column of classes, or several of findings, with commas; and where there are such
             columns ``record``, ``patient``, ``fold``.
         title: of the data; the file's stem by default.
+        missing: texts that stand for no value here, besides ``MISSING``.
 
     Raises:
         DataError: TF-204 to TF-208 if the file cannot be read, has no such columns, more columns than a
             contract may have, or none to learn from.
     """
     entry = guessed(path)
-    site = TableSite.model_validate({**entry, "missing": list(MISSING)})
-    header, cells = read_all(site, MAX_COLUMNS + len(_ROLES))
+    marks = [*MISSING, *missing]
+    site = TableSite.model_validate({**entry, "missing": marks})
+    header, cells, ragged = read_all(site, MAX_COLUMNS + len(_ROLES))
     chosen = {role: column for role, column in roles.items() if column is not None and role != "label"}
     labels = label_columns(roles["label"] or "", header)
     require_columns(path, header, (*labels, *chosen.values()))
@@ -97,19 +101,36 @@ def propose(path: Path, roles: Mapping[str, str | None], *, title: str | None = 
             f"Expected names and codes in {path} that a contract can have, but{listed_problems}",
             code="TF-204",
         ) from None
-    used = sorted({cell for cell in _raw(site) if cell in MISSING} - {""})
+    used = sorted({cell for cell in _raw(site) if cell in marks} - {""})
     first = [
         *([] if title else [about_title(contract["title"])]),
         *about_label,
         "Ranges are this file's, rounded outwards, and vocabularies are this file's levels: a contract is "
         "public, so put in their place what is possible, and what the other sites have.",
     ]
+    if ragged:
+        first.append(
+            "Another number of cells than the header, which breaks the contract, and is left out here: "
+            f"{rows_in_words(ragged)}. Correct them, or let the entry set them aside (`invalid`)."
+        )
+    if {"patient", "fold"} <= chosen.keys():
+        first += _in_two_folds(cells[chosen["patient"]], cells[chosen["fold"]])
     if "patient" not in chosen:
         first.append(
             "No column tells the patient (--patient): records of one patient may then lie in different "
             "folds, and no job can hide patients."
         )
     return Proposal(contract, {**entry, "missing": ["", *used]}, (*first, *notes))
+
+
+def _in_two_folds(patients: Cells, folds: Cells) -> list[str]:
+    """Return the note on patients with records in several folds, if there are any."""
+    of: dict[str, set[str | None]] = {}
+    for patient, fold in zip(patients, folds, strict=True):
+        if patient is not None:
+            of.setdefault(patient, set()).add(fold)
+    count = sum(len(folds) > 1 for folds in of.values())
+    return [f"In several folds, which no job takes (TF-216): {count} of {len(of)} patients."] * bool(count)
 
 
 def about_title(title: str) -> str:
@@ -126,7 +147,8 @@ def require_columns(path: Path, header: Sequence[str], wanted: Iterable[str]) ->
     if unknown := sorted(set(wanted) - set(header)):
         raise DataError(
             f"Expected {path} to have the columns {unknown}, but it has {', '.join(header[:40])}"
-            f"{', ...' if len(header) > 40 else ''}.",
+            f"{', ...' if len(header) > 40 else ''}."
+            f"{' Is its first line a record, not names?' if any(map(is_number, header)) else ''}",
             code="TF-204",
         )
 
@@ -201,7 +223,7 @@ def _findings(labels: Sequence[str], cells: Mapping[str, Cells]) -> tuple[dict[s
 def candidates(path: Path) -> list[str]:
     """Return the columns of a file that could be a label: 2 to 20 different values."""
     site = TableSite.model_validate({**guessed(path), "missing": list(MISSING)})
-    header, cells = read_all(site, MAX_COLUMNS + len(_ROLES))
+    header, cells, _ = read_all(site, MAX_COLUMNS + len(_ROLES))
     return [column for column in header if 2 <= len(_levels(cells[column])) <= MOST_CLASSES]
 
 
@@ -211,10 +233,14 @@ def guessed(path: Path) -> dict[str, Any]:
     if not path.name.lower().endswith(CSV_ENDINGS + PARQUET_ENDINGS):
         known = ", ".join(CSV_ENDINGS + PARQUET_ENDINGS)
         what = "it is a folder" if path.is_dir() else "its name has another ending"
-        raise DataError(f"Expected a table ({known}) at {path}, but {what}.", code="TF-206")
+        raise DataError(
+            f"Expected a table ({known}) at {path}, but {what}: save an Excel file, or some "
+            "rows of a database, as CSV.",
+            code="TF-206",
+        )
     if not TableSite.model_validate(entry).is_text:
         return entry
-    for encoding in ("utf-8", "cp1252"):
+    for encoding in ("utf-16",) if in_utf16(path) else ("utf-8", "cp1252"):
         entry |= {} if encoding == "utf-8" else {"encoding": encoding}
         try:
             header = text_header(TableSite.model_validate({**entry, "delimiter": "\x1f"}))
@@ -235,7 +261,7 @@ def guessed(path: Path) -> dict[str, Any]:
 
 def _raw(site: TableSite) -> Iterable[str]:
     """Yield every cell of a file as it is."""
-    _, cells = read_all(site.model_copy(update={"missing": ["\0"]}), MAX_COLUMNS + len(_ROLES))
+    _, cells, _ = read_all(site.model_copy(update={"missing": ["\0"]}), MAX_COLUMNS + len(_ROLES))
     return (cell or "" for column in cells.values() for cell in column)
 
 
@@ -276,7 +302,7 @@ def _column(name: str, cells: Cells, decimal: str) -> tuple[dict[str, Any] | Non
             )
         notes.append(f"{name}: which `unit`, and what is possible at all? Proposed: {low:g} to {high:g}.")
         return {"column": name, "kind": "number", "low": low, "high": high, **missing}, notes
-    if all(_DATE.fullmatch(cell) for cell in there):
+    if all(DATE.fullmatch(cell) for cell in there):
         return None, [left_out + "dates; give an age or a number of days."]
     others = sorted({cell for cell in there if not is_number(cell, decimal)})
     number = sum(is_number(cell, decimal) for cell in there)
@@ -296,7 +322,7 @@ def _column(name: str, cells: Cells, decimal: str) -> tuple[dict[str, Any] | Non
     if number > len(there) / 2:
         why = (
             f"{len(there) - number} of {len(there)} values are no numbers ({some}); correct them, or, where "
-            "they stand for no value, leave them empty, and propose again."
+            "they stand for no value, name them (--missing) and propose again."
         )
     elif len(set(there)) == len(there):
         why = "every value is another one; if it names the record, give --record, if the patient, --patient."

@@ -186,6 +186,11 @@ def divided(
             _check_patients(patients, folds, encoded.numbers[kept], encoded.where)
         if contract.fold is not None and contract.fold.validation is not None:
             folds = _with_validation(folds, labels, keys, contract.fold.validation, encoded.where)
+    if in_folds and not len(encoded.numbers) and not encoded.findings:
+        raise DataError(
+            f"Expected {encoded.where} to have records of the train fold, but it has a header and no rows.",
+            code="TF-208",
+        )
     for place, fold in enumerate(FOLDS):
         if in_folds and fold != "validation" and not np.any(folds == place):
             aside = f" ({len(encoded.findings)} rules set rows aside)" if encoded.findings else ""

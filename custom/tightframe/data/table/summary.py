@@ -72,16 +72,25 @@ class Description:
     preview: Preview | None = None
 
 
-def describe(contract: Contract, site: TableSite, least: int | None = None) -> Description:
+def describe(
+    contract: Contract,
+    site: TableSite,
+    least: int | None = None,
+    *,
+    bins: int | None = None,
+    ends: Sequence[float] = (),
+) -> Description:
     """Return what a site's table holds; rows that break the contract are counted and left out.
 
     Args:
         contract: of the records.
         site: its entry.
         least: number of patients in a cell of statistics, by the site's policy; None makes no preview.
+        bins: one more number of bins for the preview.
+        ends: of bins of time for the preview, as of ``statistics.time_ends``.
 
     Raises:
-        DataError: as ``read`` and ``check_mapping``.
+        DataError: as ``read``, ``check_mapping`` and ``preview``.
     """
     check_mapping(contract, site)
     rows = read(contract, site)
@@ -98,7 +107,9 @@ def describe(contract: Contract, site: TableSite, least: int | None = None) -> D
         summaries.append(summary_of(column, values, labels[there], int((~there).sum()), titles))
         place += width
     counts = np.bincount(labels, minlength=len(titles)).tolist()
-    seen = None if least is None else preview(divided(encoded, contract, in_folds=False), contract, least)
+    seen = None
+    if least is not None:
+        seen = preview(divided(encoded, contract, in_folds=False), contract, least, bins, ends)
     return Description(
         encoded.where,
         dict(zip(titles, counts, strict=True)),

@@ -29,6 +29,9 @@ SALT = "tightframe-untold-v1"
 _NEXT = 1e-5
 """Part of a bin's width below an edge from which on a value counts to the next bin: values are float32."""
 
+_LONGEST = 80
+"""Characters of a name within the name of a level, which has 200 at most."""
+
 
 @dataclass(frozen=True)
 class Place:
@@ -77,7 +80,12 @@ class Layout:
         """Return one column with a level for each bin of time with the event, then for each without."""
         if (timed := self.contract.survival) is None:
             return ()
-        levels = [f"{what} by {end:.6g}" for what in (timed.event, "censored") for end in self.ends]
+        bins = list(zip((0.0, *self.ends), self.ends, strict=False))
+        levels = [
+            f"{what[:_LONGEST]}, {timed.time[:_LONGEST]} {low:.6g} to {high:.6g}"
+            for what in (timed.event, "censored")
+            for low, high in bins
+        ]
         return (Column(column=f"{timed.time}, {timed.event}", kind="category", vocabulary=tuple(levels)),)
 
     @property

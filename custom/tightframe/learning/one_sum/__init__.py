@@ -52,6 +52,7 @@ from tightframe.phases import (
     Method,
     OneSum,
     Phase,
+    Reading,
     Schema,
     ServerState,
     Setting,
@@ -273,7 +274,10 @@ def scale_phase(*, beside: bool) -> Phase:
     def update(state: ServerState, totals: Totals, cohort: Cohort) -> ServerState:
         return temperature.update(state, totals)
 
-    return Phase("scale", schema, temperature.broadcast, contribute, update)
+    def read(state: ServerState, totals: Totals, cohort: Cohort) -> Reading:
+        return Reading(state, totals).warning(*temperature.warned(totals))
+
+    return Phase("scale", schema, temperature.broadcast, contribute, update, read)
 
 
 def check_head(setting: Setting, *, bias: bool) -> None:

@@ -15,6 +15,7 @@ import math
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from tightframe.learning import model_update
 from tightframe.learning.one_sum.closed_form import Priors
@@ -35,6 +36,8 @@ PASSES, STEPS = 3, 100
 """Turns of intercepts and temperature, and steps of each search for intercepts."""
 HIDDEN = 0.7
 """Up to this share of the spectral norm of G's noise an eigenvalue counts as noise there."""
+SLACK = 1.0
+"""Nats of all validation records together, see ``chosen``."""
 UNIT = 2.0**-16
 """Each record's loss is rounded to it, so that a total does not depend on how records are spread."""
 WEIGHT, BIAS = "head.weight", "head.bias"
@@ -162,11 +165,51 @@ def contribute(silo: SiloView, received: Tensors, state: Tensors) -> Contributio
     return Contribution({LOSSES: total}, None)
 
 
+def chosen(losses: NDArray[np.float64]) -> float:
+    """Return the temperature of the least summed loss, or the softest one of records without an error.
+
+    Where the head tells all validation records apart, the loss falls for ever with the temperature, and n
+    records without an error would be claimed as certainty. Then it is the largest temperature whose loss is
+    within 1 nat: a mean probability of the right class of exp(-1 / n), about 1 - 1 / n.
+
+    Args:
+        losses: at each temperature of ``GRID``.
+
+    >>> falling = np.array([0.0] * 20 + [2.0**step for step in range(len(GRID) - 20)])
+    >>> chosen(falling) == GRID[20]
+    True
+    """
+    least = int(np.argmin(losses))
+    if least > 0:
+        return GRID[least]
+    within = losses <= losses[0] + SLACK
+    return GRID[len(GRID) - 1 if bool(within.all()) else int(np.argmin(within)) - 1]
+
+
+def warned(totals: Totals) -> list[str]:
+    """Say that the best temperature is at an end of the grid, if it is."""
+    if LOSSES not in totals or not np.any(totals[LOSSES] > 0):
+        return []
+    least = int(np.argmin(totals[LOSSES]))
+    if least == 0:
+        return [
+            "the head makes no error on the validation records of the classes that it knows, so that they do "
+            f"not say how sure it may be: its temperature is the softest that explains them, "
+            f"{chosen(totals[LOSSES]):.2g}"
+        ]
+    if least == len(GRID) - 1:
+        return [
+            f"the temperature is the largest of the grid, {GRID[-1]:g}: on the validation records the head "
+            "says next to nothing"
+        ]
+    return []
+
+
 def update(state: ServerState, totals: Totals) -> ServerState:
     """Divide the head by the best temperature; without validation records, or losses, it stays."""
     if LOSSES not in totals or not np.any(totals[LOSSES] > 0):
         return state
-    return scaled(state, GRID[int(np.argmin(totals[LOSSES]))])
+    return scaled(state, chosen(totals[LOSSES]))
 
 
 def scaled(state: ServerState, temperature: float) -> ServerState:

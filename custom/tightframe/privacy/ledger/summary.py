@@ -141,10 +141,10 @@ def exact_jobs(entries: Sequence[Entry]) -> list[str]:
 
 
 def exact_text(jobs: Sequence[str]) -> str:
-    """Say that jobs released exact totals, which no cap counts."""
+    """List the jobs that released exact totals, which no cap counts."""
     return (
         f"{plural(len(jobs), 'job')} without differential privacy released exact totals; no cap limits "
-        "these; see `tightframe site page`"
+        f"these: {', '.join(jobs)}"
     )
 
 
@@ -184,7 +184,8 @@ def fits(
     said = []
     if release is not None:
         count = fitting(release, epsilon=epsilon, delta=spending.delta, spent=spending.events)
-        said.append(f"{count} more releases at noise multiplier {release.noise_multiplier:g}")
+        releases = "release" if count == 1 else "releases"
+        said.append(f"{count} more {releases} at noise multiplier {release.noise_multiplier:g}")
     if training is not None:
         steps = fitting(training, epsilon=epsilon, delta=spending.delta, spent=spending.events)
         epochs = rounded_down(steps * training.sampling_rate, 1)
@@ -195,12 +196,13 @@ def fits(
     return said
 
 
-def explain(spending: Spending, epsilon: float | None) -> Iterator[str]:
+def explain(spending: Spending, epsilon: float | None, exact: Sequence[str] = ()) -> Iterator[str]:
     """Explain the spending in paragraphs for somebody who answers for the data and is no statistician.
 
     Args:
         spending: of one data set.
         epsilon: the site's cap; None if it is not known here.
+        exact: jobs at this site that released exact totals.
     """
     if spending.neighbours is None:
         yield "Nothing was released under differential privacy from these records. Their budget is whole."
@@ -216,8 +218,13 @@ def explain(spending: Spending, epsilon: float | None) -> Iterator[str]:
         f"Spent: epsilon {rounded_up(spending.spent.guaranteed)} at delta {spending.delta:g}. "
         f"{_meaning(spending.spent.guaranteed, spending.neighbours, spending.delta)}"
     )
+    if exact:
+        yield (
+            f"Not counted: the exact totals of {plural(len(exact), 'job')} at this hospital. Whoever sees "
+            "those, too, can become surer than that: of exact totals no limit is proved."
+        )
     if counts_on_others(spending.spent.guaranteed, spending.alone):
-        yield without_others(spending.alone)
+        yield f"{without_others(spending.alone)} The cap counts {rounded_up(spending.spent.guaranteed)}."
     for job in spending.jobs:
         yield _job_text(job)
     if jobs > 1:
@@ -241,7 +248,7 @@ def _meaning(epsilon: float, neighbours: str, delta: float) -> str:
     factor = math.exp(epsilon) if epsilon < math.log(_SHOWN_FACTOR) else math.inf
     bound = f"{rounded_up(factor, 1)} times" if math.isfinite(factor) else "more than a million times"
     return (
-        f"In plain words: whoever sees everything that was released can become at most {bound} as sure as "
+        f"In plain words: whoever sees all of these noisy releases can become at most {bound} as sure as "
         f"before, in odds, whether one particular {neighbours} was among the data; with a probability of at "
         f"most about 1 in {round(1 / delta):,} this does not hold. It is a worst case, for an observer who "
         "knows all else."

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
@@ -16,6 +16,7 @@ from tightframe.report.drawing.markup import Markup, Part, figure, folded, secti
 from tightframe.report.drawing.plots import Series
 from tightframe.results.files import ResultsError
 from tightframe.results.parts.evaluation import FoldMetrics
+from tightframe.results.words import in_their_case
 
 TITLE = "The scores, read clinically"
 MOST_DRAWN = 24
@@ -53,9 +54,9 @@ def reading(fold: FoldMetrics, whose: str, wanted: Wanted = DEFAULT, copies: int
         ResultsError: TF-804, if a prevalence is of a class that the results do not have.
     """
     if not fold.scores or (fold.noisy and fold.scores_deviation is None):
-        _check_classes(wanted, ())
+        _named(wanted, ())
         return None
-    _check_classes(wanted, tuple(fold.scores))
+    wanted = _named(wanted, tuple(fold.scores))
     found = {name: _scores(fold, name, copies) for name in fold.scores}
     told = {name: scores for name, scores in found.items() if scores.told}
     silent = [name for name in found if name not in told]
@@ -119,7 +120,17 @@ def _scores(fold: FoldMetrics, name: str, copies: int) -> Scores:
     return Scores(positives, negatives, fold.scores_deviation if fold.noisy else None, limits)
 
 
-def _check_classes(wanted: Wanted, classes: Sequence[str]) -> None:
+def _named(wanted: Wanted, classes: Sequence[str]) -> Wanted:
+    """Return what is wanted with the classes' names as the results write them.
+
+    Raises:
+        ResultsError: TF-804 for another class.
+    """
+    shares = {
+        None if name is None else in_their_case(name, classes): share
+        for name, share in wanted.prevalence.items()
+    }
+    wanted = replace(wanted, prevalence=shares)
     unknown = [name for name in wanted.prevalence if name is not None and name not in classes]
     if unknown:
         there = ", ".join(classes) if classes else "none, as the results have no score histograms"
@@ -127,6 +138,7 @@ def _check_classes(wanted: Wanted, classes: Sequence[str]) -> None:
             f"Expected the prevalence of a class of the results ({there}), but got {', '.join(unknown)!r}.",
             code="TF-804",
         )
+    return wanted
 
 
 def _words(fold: FoldMetrics, whose: str, bins: int) -> str:

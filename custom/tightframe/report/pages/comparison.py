@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from tightframe.report.comparing import MEASURES, Run, differing, few_positives, paired, positives, settings
+from tightframe.report.comparing import (
+    MEASURES,
+    Run,
+    absent_classes,
+    differing,
+    few_positives,
+    paired,
+    positives,
+    settings,
+)
 from tightframe.report.drawing import forest, layout, plots
 from tightframe.report.drawing.frame import SERIES
 from tightframe.report.drawing.markup import Markup, Part, figure, section, table, tag
@@ -21,6 +30,7 @@ def page(runs: Sequence[Run]) -> str:
         parts.append(
             layout.notice("warn", "Synthetic records: the numbers say nothing about medicine or a method.")
         )
+    parts += [layout.notice("warn", line) for line in absent_classes(runs)]
     parts += [_last(runs), *_findings(runs), _curves(runs), _paired(runs), _differing(runs)]
     return layout.page(f"{len(runs)} runs", "Tightframe comparison of runs", *parts)
 

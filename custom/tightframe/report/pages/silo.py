@@ -281,7 +281,10 @@ def _privacy(report: SiloReport) -> Markup:
         ),
         facts(
             [
-                ("epsilon, guaranteed", rounded_up(spent.epsilon)),
+                (
+                    "epsilon, guaranteed" if spent.alone is None else "epsilon if the others add their noise",
+                    rounded_up(spent.epsilon),
+                ),
                 ("epsilon if no other silo added noise", _cost(spent.alone)),
                 ("promised", f"{spent.promised:g}"),
                 ("delta", f"{spent.delta:g}"),

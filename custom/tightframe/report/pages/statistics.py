@@ -19,6 +19,7 @@ from tightframe.results.words import count_in_words, plural
 MOST_SERIES = 4
 """Classes up to which each has its own colour."""
 WITHHELD = "withheld"
+_UNKNOWN = ("not known", "-")
 
 
 def sections(found: TableStatistics) -> list[Part]:
@@ -60,14 +61,20 @@ def _table_1(found: TableStatistics) -> Markup:
         unit = f" ({item.unit})" if item.unit else ""
         if item.kind == "number":
             rows.append([f"{item.column}{unit}: mean (deviation)", *map(_mean, parts)])
-            for place, share in enumerate(("lower quartile", "median", "upper quartile")):
-                between = (_quantile(part, place, item.edges) for part in parts)
-                rows.append([f"{item.column}: {share} between", *between])
+            told = {
+                share: [_quantile(part, place, item.edges) for part in parts]
+                for place, share in enumerate(("lower quartile", "median", "upper quartile"))
+            }
+            if all(text in _UNKNOWN for texts in told.values() for text in texts):
+                rows.append([f"{item.column}: quartiles", *[_UNKNOWN[0]] * len(parts)])
+            else:
+                rows += [[f"{item.column}: {share} between", *texts] for share, texts in told.items()]
         else:
+            # A level of times names its bin and event by itself.
+            timed = found.survival is not None and item is found.columns[-1]
             for place, level in enumerate(item.names):
-                rows.append(
-                    [f"{item.column} = {level}", *(_of_all(part, part.counts[place]) for part in parts)]
-                )
+                named = level if timed else f"{item.column} = {level}"
+                rows.append([named, *(_of_all(part, part.counts[place]) for part in parts)])
         if any(part.missing.value != 0 or part.missing.withheld for part in parts):
             rows.append([f"{item.column}: no value", *(count_in_words(part.missing) for part in parts)])
     return section(
@@ -162,6 +169,9 @@ def _columns(found: TableStatistics) -> Markup:
             [name, *(count_in_words(part.counts[place]) for part in item.classes.values())]
             for place, name in enumerate(item.names)
         ]
+        if much == "All":
+            every = "each bin" if item.kind == "number" else "each level"
+            rows = [[every, *[WITHHELD] * len(item.classes)]]
         rows.append(["no value", *(count_in_words(part.missing) for part in item.classes.values())])
         parts.append(folded(f"{item.column} by class", table(head, rows)))
     return section("The columns", *parts)
@@ -223,7 +233,7 @@ def _limits(interval: tuple[float, float] | None) -> str:
 
 def _quantile(part: OfClass, place: int, edges: list[float]) -> str:
     if len(part.quantiles) <= place:
-        return "-"
+        return _UNKNOWN[1]
     if (part.quantiles[place].low, part.quantiles[place].high) == (edges[0], edges[-1]):
-        return "not known"
+        return _UNKNOWN[0]
     return f"{part.quantiles[place].low:.4g}\u2013{part.quantiles[place].high:.4g}"

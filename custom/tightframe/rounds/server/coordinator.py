@@ -167,6 +167,7 @@ class Coordinator:
             self._keep_checkpoint(shared.state, number)
         shared = self._after(transport, shared)
         state, sha256 = shared.state, None
+        self.record.set_absent_classes(state)
         if self.setup.method.own_model is None:
             sha256 = checkpoint.save_tensors(self.folder / MODEL, state.model)
         self.record.write_card(sha256)

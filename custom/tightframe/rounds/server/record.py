@@ -15,13 +15,14 @@ from pydantic import BaseModel
 
 from tightframe import __version__, models
 from tightframe.data.table.disclosure import UNITS
+from tightframe.learning.one_sum.temperature import KNOWN
 from tightframe.metrics import noise_intervals
-from tightframe.phases import Tensors, Totals
+from tightframe.phases import ServerState, Tensors, Totals
 from tightframe.results import engine_files
 from tightframe.results.files import BEST, WritePage
 from tightframe.results.model_card import Card, InitialModel, MethodCard
 from tightframe.results.outcome import Ended, LeftOut, OpenedSum, Personal, ending, is_measured
-from tightframe.results.parts import dropouts
+from tightframe.results.parts import absent_classes, dropouts
 from tightframe.results.parts.evaluation import Evaluation
 from tightframe.results.parts.withdrawal import WithdrawnRecords
 from tightframe.results.rows import Row, final_row, last_spent, round_line, write_rows
@@ -31,7 +32,14 @@ from tightframe.rounds.checkpoint import save_tensors
 from tightframe.rounds.job_checks import HEAD_OPTIONS, brings_head
 from tightframe.rounds.phases import personal, table_statistics, table_summary
 from tightframe.rounds.privacy_plan import honest_silos
-from tightframe.rounds.riders import epsilon, evaluation, failures, noisy_evaluation, update_norms
+from tightframe.rounds.riders import (
+    class_rules,
+    epsilon,
+    evaluation,
+    failures,
+    noisy_evaluation,
+    update_norms,
+)
 from tightframe.rounds.riders.class_rules import MIN_HOLDERS
 from tightframe.rounds.setup import JobSetup
 from tightframe.rounds.sums.declaration import Declaration, applied_weights, tellers, tells
@@ -66,6 +74,7 @@ class RunRecord:
         self.lost: dict[str, dropouts.Lost] = {}  # of the enrolled ones, those that are missing now
         self.closing_failed: str | None = None  # why the last model could not be evaluated, if it was asked
         self.trained = False
+        self.absent_classes: list[str] = []  # which the class rules kept out of the model's sums
         self.sums: str = job.summation
         self.declared: dict[str, Declaration] = {}
         self.privacy = setup.privacy
@@ -167,7 +176,28 @@ class RunRecord:
         )
         if self.closing_failed is not None:
             said.append(f"The final model was not measured: {self.closing_failed}")
+        if self.absent_classes:
+            ruled = self.job.class_rules == "on" and self.privacy is None
+            said.append(
+                absent_classes.note(
+                    self.absent_classes,
+                    in_sums_only=self._method.one_sum is None,
+                    least=[item.min_class_count for item in self.declared.values()] if ruled else [],
+                    holders=MIN_HOLDERS,
+                    noisy=self.privacy is not None,
+                )
+            )
         return said
+
+    def set_absent_classes(self, state: ServerState) -> None:
+        """Note the classes that the sums of a run lack, by the state at its end."""
+        holders, known = class_rules.holders_in(state), state.extra.get(KNOWN)
+        if self._method.one_sum is not None and known is not None:
+            lacks = (known == 0).tolist()
+        else:
+            lacks = [] if holders is None else (holders < MIN_HOLDERS - 0.5).tolist()
+        names = self._dataset.class_names
+        self.absent_classes = [name for name, lack in zip(names, lacks, strict=False) if lack]
 
     def _unmeasured(self) -> int | None:
         return dropouts.unmeasured_since((row.kind, row.round, not row.static_opened) for row in self.rows)
@@ -286,7 +316,9 @@ class RunRecord:
             self.status = self.status.evaluated(before)
         self._append(row)
         write_rows(self.folder, self.rows)
-        self._log.info("%s", round_line(row, self.job.rounds, self.job.roster, before))
+        summed = self._method.one_sum is not None and self.privacy is None and self._setup.trains
+        start = "head of the sum, before its temperature" if summed else "initial model"
+        self._log.info("%s", round_line(row, self.job.rounds, self.job.roster, before, start=start))
         return row
 
     def _table(self, totals: Totals, row: Row, failed: int) -> TableStatistics:
@@ -394,6 +426,7 @@ class RunRecord:
             job_sha256=self.job.sha256(),
             method=MethodCard(name=self._method.name, paper=self._method.paper),
             classes=list(self._dataset.class_names),
+            absent_classes=self.absent_classes,
             data=self.data_line,
             synthetic=self.synthetic,
             public_weights=dict(sorted(self.weights.items())),
@@ -455,6 +488,7 @@ class RunRecord:
             test_shared=self._test_shared,
             one_sum=self._one_sum(),
             own_models=self._method.own_model is not None,
+            absent_classes=self.absent_classes,
             personal=self.personal,
             seconds=round(time.monotonic() - self._started, 1),
             job=job.model_dump(mode="json"),

@@ -43,7 +43,7 @@ from tightframe.rounds.silo.view import LocalSilo, RequestedSum
 from tightframe.rounds.sums.common import SEAL
 from tightframe.rounds.sums.plain import Check, Encoded
 from tightframe.rounds.unproven import NO_NEEDS, Needs
-from tightframe.rounds.withdrawn import check_beginning, note_request
+from tightframe.rounds.withdrawn import check_beginning, check_resumed, note_request
 from tightframe.securesum.messages import SumId, Total
 
 OVER_BOUND = "TF-402"
@@ -102,6 +102,8 @@ class Contributor:
         context, job = self._context, self._context.job
         exchange = self._setup.plan.find(message["kind"], message["round"], message["phase"])
         check_beginning(context, (exchange.kind, exchange.index), message)
+        if total is None:
+            check_resumed(context, message["state"])
         sum_id = SumId.of(exchange.kind, exchange.round, exchange.index, message["attempt"])
         state, follows = self._followed.advance(message, total, weights)
         order.check(context, self._setup.plan, exchange, message["state"], total, self._followed.behind)

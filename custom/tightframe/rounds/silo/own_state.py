@@ -36,9 +36,9 @@ from tightframe.rounds.context import (
     verified_sum,
 )
 from tightframe.rounds.sums.vault import read_journal
-from tightframe.rounds.withdrawn import LIST, NAMES
+from tightframe.rounds.withdrawn import LIST, LIST_LOCK, NAMES, WITHDRAWS
 from tightframe.securesum.messages import SumId
-from tightframe.securesum.site.journal import Advertised, Entry, SlotUsed, StateSummed
+from tightframe.securesum.site.journal import Advertised, Entry, SlotUsed, StateMasked, StateSummed
 
 RUN = "run.json"
 """File that names the job of a state folder."""
@@ -70,11 +70,12 @@ def begin(context: SiloContext) -> None:
             # The salt is not copied, so that no two jobs repeat a silo's updates bit for bit.
             again = () if job.resume is not None else (NAMES, PROPOSED, START)
             left_out = shutil.ignore_patterns(
-                SALT, DECLARATION, RUN, FOLLOWED, LIST, TOLD, ASKED, f"{REHEARSAL}*", *again
+                *(SALT, DECLARATION, RUN, FOLLOWED, LIST, LIST_LOCK, TOLD, ASKED, f"{REHEARSAL}*"), *again
             )
             shutil.copytree(previous, partial, ignore=left_out, dirs_exist_ok=True)
             if (partial / VERIFIED).is_file():
-                append_durably(partial / VERIFIED, f"{RESUMED}\n".encode(), mode=0o600)
+                words = RESUMED if job.resume is not None else f"{WITHDRAWS} {RESUMED}"
+                append_durably(partial / VERIFIED, f"{words}\n".encode(), mode=0o600)
             _rewind(partial, job.rounds if job.resume is None else job.resume.after_round)
             context.log.info(
                 "%s: continuing with this silo's state of job %s", context.name, continued.previous
@@ -143,7 +144,9 @@ def _had_no_part(entries: Iterable[Entry], jobs: set[str], lineage: str, after_r
         if isinstance(item, SlotUsed):
             number = item.sum_id.round if item.job in jobs and is_training(str(item.sum_id)) else 0
         else:
-            number = item.round if isinstance(item, StateSummed) and item.lineage == lineage else 0
+            number = 0
+            if isinstance(item, StateMasked | StateSummed) and item.lineage == lineage:
+                number = item.round  # in whatever job of the chain
         if 0 < number <= after_round:
             return False
     return known

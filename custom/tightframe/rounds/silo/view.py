@@ -190,6 +190,8 @@ class LocalSilo:
     def _take_features(self, model: FrozenEncoder) -> None:
         """Let a model take cached features, unless records are augmented."""
         if self.setting.local.augment:
+            if self.setup.method.one_sum is not None or not self.setup.dataset.augments:
+                return  # what is computed anew is alike, or is a personal model's alone
             self.context.features.tell_once(
                 lambda: self.context.log.info(
                     "%s: the encoder is frozen, but its features are computed in every epoch, because "

@@ -199,8 +199,11 @@ class SecureSite:
                 checked.append((before, site.check_request(before, request, fields)))
 
             encoded = train(weights, honest, tellers(declared.values()), total=total, check=check)
+            first = total is None
             del total  # as large as a model; the request has it
             with self._vault.locked() as history:
+                if self._context.job.resume is not None:  # again: jobs beside this one may have come first
+                    history.check_resumed(params, request.sum_id, named, first=first)
                 state = self._ready()
                 # A set-up that was checked before the training is not verified again.
                 ready = next((after for before, after in checked if before is state), state)

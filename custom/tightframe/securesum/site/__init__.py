@@ -121,8 +121,8 @@ def mask(
     The masked term and the keys of its masks are kept until shares of the slot are revealed; then the term
     with its masks between survivors, until a request rests on a later total: see ``site.totals``.
 
-    Once a masked term has left, t other sites can open it without this one. So the cohort and the
-    release profile that it commits its site to are in the journal before it leaves, whether or not
+    Once a masked term has left, t other sites can open it without this one. So the cohort, the state and
+    the release profile that it commits its site to are in the journal before it leaves, whether or not
     the site is ever asked to reveal. They stay there if a drop-out keeps the static group masked.
 
     Slot numbers only increase. Whatever an older slot still holds is erased here: its sum is finished
@@ -209,7 +209,12 @@ def mask(
         MaskedSlot(request.schema, receipt, fresh.shares),
         *established.slots[slot + 1 :],
     )
-    used = journal.SlotUsed(params.job, params.epoch, slot, request.sum_id, receipt.update, receipt.static)
+    entries = [*commitments]
+    if params.schemas[request.schema]:
+        entries.append(journal.StateMasked(params.lineage, params.job, request.sum_id.round, basis))
+    entries.append(
+        journal.SlotUsed(params.job, params.epoch, slot, request.sum_id, receipt.update, receipt.static)
+    )
     sums = (*established.sums, request.sum_id)
     after = replace(established, sums=sums, slots=slots, told=told, expected=expected)
     left: dict[str, bytes | None] = {
@@ -219,7 +224,7 @@ def mask(
     }
     left[term_name(slot)] = KeptTerm(masked, own_keys, keys).to_bytes()
     reply = Masked(masked["update"], masked["static"], receipt, links)
-    return Step(after, reply, (*commitments, used), left)
+    return Step(after, reply, tuple(entries), left)
 
 
 def agree(

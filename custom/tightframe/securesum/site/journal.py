@@ -28,7 +28,7 @@ MAX_STARTS = 8
 """Limit of starts of one slot's term; a start is repeated only if the process died on the way."""
 
 MAX_JOBS_OF_STATE = 4
-"""Limit of jobs in one chain for which a site gives shares of sums that rest on one state in one round."""
+"""Limit of jobs in one chain in which a site masks terms of sums that rest on one state in one round."""
 
 Profile: TypeAlias = tuple[tuple[str, str], ...]
 """The release profile of sums over a data set: name and value of every setting that changes one site's term
@@ -236,6 +236,19 @@ class TotalVerified(JournalEntry):
 
 
 @dataclass(frozen=True)
+class StateMasked(JournalEntry):
+    """This site masked a term of a sum of a round that rests on a state, in a lineage of jobs."""
+
+    lineage: str
+    job: str
+    round: int
+    basis: bytes
+
+    KIND = "state_masked"
+    KEYS = {"lineage": _text, "job": _text, "round": _COUNT, "basis": _digits}  # noqa: RUF012
+
+
+@dataclass(frozen=True)
 class StateSummed(JournalEntry):
     """This site revealed its shares of a sum of a round that rests on a state, in a lineage of jobs."""
 
@@ -260,6 +273,7 @@ Entry: TypeAlias = (
     | ProfileUsed
     | ProfileAccepted
     | TotalVerified
+    | StateMasked
     | StateSummed
 )
 
@@ -298,6 +312,7 @@ class History:
         self._verified: set[Slot] = set()  # of totals
         self._rounds: dict[str, dict[str, int]] = {}  # lineage -> job -> the last round with revealed shares
         self._states: dict[tuple[str, bytes], dict[int, set[str]]] = {}  # (lineage, state) -> round -> jobs
+        self._begun: dict[tuple[str, bytes, int], set[str]] = {}  # (lineage, state, round) -> jobs with terms
         self._cohorts: dict[str, set[tuple[str, ...]]] = {}
         self._profiles: dict[str, list[Profile]] = {}  # in the order in which they came
         for entry in entries:
@@ -339,11 +354,15 @@ class History:
                     known.append(entry.profile)
             case TotalVerified():
                 self._verified.add((entry.job, entry.epoch, entry.slot))
+            case StateMasked():
+                self._begun.setdefault((entry.lineage, entry.basis, entry.round), set()).add(entry.job)
             case StateSummed():
                 rounds = self._rounds.setdefault(entry.lineage, {})
                 rounds[entry.job] = max(entry.round, rounds.get(entry.job, 0))
                 summed = self._states.setdefault((entry.lineage, entry.basis), {})
                 summed.setdefault(entry.round, set()).add(entry.job)
+                # Earlier versions noted no masked term.
+                self._begun.setdefault((entry.lineage, entry.basis, entry.round), set()).add(entry.job)
             case _:
                 assert_never(entry)
 
@@ -406,7 +425,10 @@ class History:
             )
 
     def check_resumed(self, params: Params, sum_id: SumId, basis: bytes, *, first: bool) -> None:
-        """Check that a resumed job goes on where its chain stopped, before a record is read for it.
+        """Check that a resumed job goes on where its chain stopped.
+
+        Before a record is read for it, and as its term is masked: other jobs may have begun meanwhile. Once
+        a term has left, others can open it without this site, so each counts from then on.
 
         Each job that begins with a state gives one more total of updates from it, over silos of the server's
         choice and from batches drawn anew. So the chain goes back by one round at most, which a server that
@@ -429,16 +451,17 @@ class History:
                 expected=f"{last - 1} at least, because this site gave shares of round {last} before",
                 found=str(sum_id.round),
             )
-        summed = self._states.get((params.lineage, basis), {})
-        if not first or job in rounds or not summed:
+        begun = self._begun.get((params.lineage, basis, sum_id.round), set())
+        if not first or job in rounds or job in begun:
             return
-        if sum_id.round not in summed:
+        summed = self._states.get((params.lineage, basis), {})
+        if summed and sum_id.round not in summed:
             raise ReplayError(
                 "the state that a resumed job begins with",
                 expected=f"that of round {sum_id.round}",
                 found=f"that of {sorted(summed)}",
             )
-        if len(summed[sum_id.round]) >= MAX_JOBS_OF_STATE:
+        if len(begun) >= MAX_JOBS_OF_STATE:
             raise ReplayError(
                 f"the state of round {sum_id.round}",
                 expected=f"summed in {MAX_JOBS_OF_STATE} jobs at most",

@@ -13,7 +13,6 @@ import zlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
 
 from tightframe.data.contract import Contract
 from tightframe.data.table import TableSite
@@ -23,6 +22,9 @@ Cells = list[str | None]
 Line = tuple[int, Sequence[str | None]]
 _FIELD_LIMIT = 1 << 20
 _UTF8 = frozenset({"utf-8", "utf8", "utf_8"})
+_UTF16 = (b"\xff\xfe", b"\xfe\xff")
+_EXCEL = (b"PK\x03\x04", b"\xd0\xcf\x11\xe0")
+"""First bytes of ``.xlsx`` (a zip archive) and of ``.xls``."""
 
 
 @dataclass
@@ -74,6 +76,8 @@ def places(header: Sequence[str], names: Mapping[str, str], where: str, hint: st
             ]
             problems.append(f"there is no column {own!r}{''.join(meant)}")
     if problems:
+        if len(problems) == len(names) and len(header) > 1 and not at.keys() & set(names.values()):
+            hint += " Is its first line a record, not names?"
         listed = "".join(f"\n  - {problem}" for problem in problems)
         number = f"{len(header)} column{'s' if len(header) != 1 else ''}"
         raise DataError(
@@ -146,8 +150,8 @@ def opened(site: TableSite, wanted: Collection[str] | None) -> tuple[list[str], 
     return first[1], ((number, [cell.strip() for cell in cells]) for number, cells in lines)
 
 
-def read_all(site: TableSite, most: int) -> tuple[list[str], dict[str, Cells]]:
-    """Return a file's header, and the cells of each of its columns, for a proposal.
+def read_all(site: TableSite, most: int) -> tuple[list[str], dict[str, Cells], list[int]]:
+    """Return a file's header, the cells of each of its columns, and its ragged rows' numbers, for a proposal.
 
     Args:
         site: an entry with the file.
@@ -157,19 +161,38 @@ def read_all(site: TableSite, most: int) -> tuple[list[str], dict[str, Cells]]:
         DataError: TF-204 with more columns, or one twice; TF-206; TF-208 without rows.
     """
     header, lines = opened(site, None)
-    if len(header) > most or len(set(header)) < len(header):
-        twice = sorted({name for name in header if header.count(name) > 1})[:5] if len(header) <= most else []
-        what = f"{twice} twice" if twice else f"{len(header)}"
+    if len(header) > most:
         raise DataError(
-            f"Expected {site.place} to have {most} columns at most, but got {what}.", code="TF-204"
+            f"Expected {site.place} to have {most} columns at most, but got {len(header)}.", code="TF-204"
         )
-    missing, rows = frozenset(site.missing), [cells for _, cells in lines if len(cells) == len(header)]
+    if twice := sorted({name for name in header if header.count(name) > 1})[:5]:
+        found = ", ".join(f"the column {name!r} is there {header.count(name)} times" for name in twice)
+        raise DataError(
+            f"Expected {site.place} to have a name for each column, but {found}: rename or remove them.",
+            code="TF-204",
+        )
+    missing, rows, ragged = frozenset(site.missing), list[Sequence[str | None]](), list[int]()
+    for number, cells in lines:
+        if len(cells) == len(header):
+            rows.append(cells)
+        else:
+            ragged.append(number)
     if not rows:
         raise DataError(f"Expected {site.place} to have rows, but it has none.", code="TF-208")
-    return header, {
+    columns: dict[str, Cells] = {
         name: [None if (cell := cells[place]) is None or cell in missing else cell for cells in rows]
         for place, name in enumerate(header)
     }
+    return header, columns, ragged
+
+
+def in_utf16(path: Path) -> bool:
+    """Check whether a text file begins with the mark of UTF-16."""
+    try:
+        with _opened(path) as raw:
+            return raw.peek(4)[:2] in _UTF16
+    except (OSError, EOFError, zlib.error):
+        return False
 
 
 def text_header(site: TableSite) -> str:
@@ -193,6 +216,11 @@ def text_lines(path: Path, site: TableSite) -> Iterator[tuple[int, list[str]]]:
     try:
         csv.field_size_limit(_FIELD_LIMIT)
         with _opened(path) as raw, io.TextIOWrapper(raw, encoding=encoding, newline="") as stream:
+            begin, mark = raw.peek(4)[:4], "utf-16"
+            if begin in _EXCEL:
+                raise _unreadable(path, "it is an Excel file or another archive", "save the table as CSV")
+            if begin[:2] not in _UTF16:
+                mark = "often cp1252 or utf-16"
             reader = csv.reader(stream, delimiter=site.delimiter, strict=True)
             begins = 1
             for cells in reader:
@@ -207,15 +235,15 @@ def text_lines(path: Path, site: TableSite) -> Iterator[tuple[int, list[str]]]:
     except UnicodeError as error:
         place = f" at byte {error.start}" if isinstance(error, UnicodeDecodeError) else ""
         what = f"it is not in {site.encoding}{place}"
-        raise _unreadable(path, what, "name its `encoding`, often cp1252 or utf-16") from None
+        raise _unreadable(path, what, f"name its `encoding`, {mark}") from None
     except csv.Error as error:
         raise _unreadable(path, f"line {begins}: {error}", "quotes must be doubled inside quotes") from None
     except (OSError, EOFError, zlib.error) as error:
         raise _unreadable(path, type(error).__name__, "is it whole, and may this process read it?") from None
 
 
-def _opened(path: Path) -> IO[bytes]:
-    return gzip.open(path, "rb") if path.name.lower().endswith(".gz") else path.open("rb")  # type: ignore[return-value]
+def _opened(path: Path) -> io.BufferedReader | gzip.GzipFile:
+    return gzip.open(path, "rb") if path.name.lower().endswith(".gz") else path.open("rb")
 
 
 def _unreadable(path: Path, what: str, do: str) -> DataError:

@@ -1,0 +1,133 @@
+"""Two withdrawals, or one that takes nothing out, whose totals differ by a single record."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.attacks.test_own_states import open_a_seal
+from tests.support.attacks.malicious_server import Federation, hearts
+
+from tightframe.errors import JobError, TightframeError
+from tightframe.rounds.server.collecting import SharedState
+
+VALUES: dict[str, Any] = {
+    "method": "fed3r",
+    "weights": "uniform",
+    "model": "random_features",
+    "model_options": {"width": 4},
+}
+NAMED = "hospital-2"
+
+
+class Ended:
+    """Hospitals with an ended run, out of which they withdraw records."""
+
+    def __init__(self, state: Path) -> None:
+        self.state, self.data = state, hearts(4)
+        run = Federation(VALUES, self.data, state=state).enroll()
+        for place in (("before", 0, 0), ("before", 0, 1), ("train", 1), ("closing", 1)):
+            run.sum(*place)
+        open_a_seal(run)
+        self.final = run.shared
+
+    def withdraws(self, job_id: str, names: Mapping[str, Sequence[str]]) -> Federation:
+        """Enrol the hospitals in a withdrawal from it."""
+        values = {**VALUES, "withdraw": {**continued("job-a"), "state_sha256": self.final.sha256}}
+        return self.goes_on(job_id, "job-a", values, names)
+
+    def resumes(self, job_id: str, stopped: Federation, names: Mapping[str, Sequence[str]]) -> Federation:
+        """Enrol the hospitals in a job that resumes a withdrawal."""
+        withdraw = stopped.job.withdraw
+        assert withdraw is not None
+        values = {
+            **VALUES,
+            "withdraw": withdraw.model_dump(mode="json"),
+            "resume": {**continued(stopped.job_id), "after_round": 1},
+        }
+        return self.goes_on(job_id, stopped.job_id, values, names)
+
+    def goes_on(
+        self, job_id: str, previous: str, values: dict[str, Any], names: Mapping[str, Sequence[str]]
+    ) -> Federation:
+        """Enrol the hospitals in a job that continues another one, from the run's final state."""
+        made = Federation(
+            values, self.data, state=self.state, job_id=job_id, previous=previous, withdrawn=names
+        ).enroll()
+        made.shared = SharedState(self.final.state)
+        return made
+
+    def enough(self) -> dict[str, list[str]]:
+        """Names of two records of each class at each hospital."""
+        labels = {name: np.asarray(item.labels("train")) for name, item in self.data.items()}
+        return {
+            name: [
+                f"record,train-{place}" for label in (0, 1) for place in np.flatnonzero(found == label)[:2]
+            ]
+            for name, found in labels.items()
+        }
+
+
+def continued(job_id: str) -> dict[str, Any]:
+    return {"lineage": "job-a", "previous": job_id, "checkpoint_sha256": "0" * 64}
+
+
+def take_out(federation: Federation) -> None:
+    """Ask numbers, classes and sums as an honest server does."""
+    for index in (0, 1):
+        federation.sum("before", 0, index)
+        open_a_seal(federation, index)
+        federation._slot += 1
+    federation.sum("before", 0, 2)
+
+
+@pytest.fixture
+def ended(tmp_path: Path) -> Ended:
+    return Ended(tmp_path)
+
+
+def test_of_two_withdrawals_that_were_enrolled_together_one_goes_on(ended: Ended) -> None:
+    """A hospital adds a name to its file between the two: their difference would be this record."""
+    names = ended.enough()
+    more = {**names, NAMED: [*names[NAMED], "record,train-50"]}
+    assert "record,train-50" not in names[NAMED]
+    one, other = ended.withdraws("job-b", names), ended.withdraws("job-c", more)
+    take_out(other)
+    with pytest.raises(TightframeError, match="names 0 others, and 1 of those not") as caught:
+        take_out(one)
+    assert caught.value.code == "TF-524"
+
+
+def test_a_withdrawal_that_took_nothing_out_is_not_resumed(ended: Ended) -> None:
+    """The server says that it stopped; its closing would count one test record fewer on the run's model.
+
+    Nor is one that did from the state before, on which no fold is withheld.
+    """
+    names = {NAMED: ["record,test-5"]}
+    stopped = ended.withdraws("job-b", names)
+    with pytest.raises(TightframeError, match="did not verify") as caught:
+        ended.resumes("job-c", stopped, names).sum("closing", 1)
+    assert caught.value.code == "TF-523"
+    enough = ended.enough()
+    whole = ended.withdraws("job-d", {**enough, NAMED: [*enough[NAMED], "record,test-5"]})
+    take_out(whole)
+    whole.sum("train", 1)
+    first = whole.shared
+    whole.sum("closing", 1)
+    again = ended.resumes("job-e", whole, {})
+    with pytest.raises(TightframeError, match="did not verify"):
+        again.sum("closing", 1)
+    again.shared = SharedState(first.state)
+    again.sum("closing", 1)
+
+
+def test_no_lead_resumes_a_withdrawal_from_the_run_itself() -> None:
+    withdraw = {**continued("job-a"), "state_sha256": "0" * 64}
+    resume = {**continued("job-a"), "after_round": 1}
+    with pytest.raises(JobError, match="leave `resume` out"):
+        Federation.job_of({**VALUES, "withdraw": withdraw, "resume": resume}, ["a", "b", "c"])
+    resume["previous"] = "job-b"
+    assert Federation.job_of({**VALUES, "withdraw": withdraw, "resume": resume}, ["a", "b", "c"]).resume
