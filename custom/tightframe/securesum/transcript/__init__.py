@@ -468,8 +468,8 @@ class _Reading:
         missing = tuple(name for name in roster if name not in present)
         failure = None if groups else body["failure"]["code"]
         told = None if record.rests_on is None else record.rests_on.sum_id
-        place = record.epoch, record.slot, record.sum_id, record.schema
-        self.sums.append(SumReport(*place, groups, missing, failure, blamed, told))
+        of_sum = record.epoch, record.slot, record.sum_id, record.schema
+        self.sums.append(SumReport(*of_sum, groups, missing, failure, blamed, told))
 
     def check_rests_on(self, record: SumRecord, current: _Session) -> None:
         """Check the total that a sum rests on against the lines before; its digest stands in each receipt."""
