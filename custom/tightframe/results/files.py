@@ -65,7 +65,7 @@ def not_proven(place: Path) -> str | None:
     return (
         f"Expected results whose last total this silo has verified, but what is in {apart} was never proven: "
         "the server can have told this silo a false total. Compare `model_sha256` in its report with other "
-        f"silos': if it is the same, move the files out of the folder {UNPROVEN}."
+        f"silos': if it is the same, move all files but {NEEDS} out of the folder {UNPROVEN}, and delete it."
     )
 
 
