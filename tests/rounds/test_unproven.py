@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,7 @@ def test_a_move_that_was_cut_short_is_finished_later(
     with monkeypatch.context() as full:
         full.setattr(unproven.os, "replace", once)
         unproven.publish(silo)
+        unproven.end(silo)
     assert (silo.run_dir / MODEL).exists() and not (silo.run_dir / LOCAL).exists()
     assert "could not be moved" in caplog.text
     unproven.end(silo)
@@ -127,3 +129,14 @@ def test_what_cannot_be_read_is_not_proven(silo: SiloContext, stored: bytes) -> 
     assert written == [{"words": [STATE.hex()], "since": 0}]
     (silo.run_dir / UNPROVEN / NEEDS).write_bytes(stored)
     assert not is_result(silo)
+
+
+def test_who_compared_the_models_moves_the_files_as_the_refusal_says(silo: SiloContext) -> None:
+    apart = kept(silo, needs(silo))
+    refusal = str(not_proven(silo.run_dir))
+    assert f"move all files but {NEEDS} out of the folder {UNPROVEN}, and delete it" in refusal
+    for name in os.listdir(apart):
+        if name != NEEDS:
+            os.replace(apart / name, silo.run_dir / name)
+    shutil.rmtree(apart)
+    assert not_proven(silo.run_dir) is None and not_proven(silo.run_dir / MODEL) is None
