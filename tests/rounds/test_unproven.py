@@ -14,6 +14,7 @@ from tightframe.config.job import parse_job
 from tightframe.results.files import LOCAL, MODEL, NEEDS, UNPROVEN, not_proven
 from tightframe.rounds import unproven
 from tightframe.rounds.context import TOLD, SiloContext, note_verified
+from tightframe.rounds.silo.session import SiloSession
 from tightframe.rounds.unproven import Needs
 from tightframe.securesum.messages import SumId, Total
 
@@ -110,6 +111,14 @@ def test_a_move_that_was_cut_short_is_finished_later(
     assert "could not be moved" in caplog.text
     unproven.end(silo)
     assert is_result(silo) and "TF-827" not in caplog.text
+
+
+def test_what_a_killed_process_proved_is_published_by_the_next_one(silo: SiloContext) -> None:
+    kept(silo, needs(silo))
+    note_verified(silo.state_folder, STATE, CLOSING)
+    assert "killed" in str(not_proven(silo.run_dir / MODEL))
+    SiloSession(silo)
+    assert (silo.run_dir / MODEL).exists() and not_proven(silo.run_dir / MODEL) is None
 
 
 @pytest.mark.parametrize("stored", [b"", b"7", b"[7]", b'[{"words": []}]', b"[" * 100_000])
