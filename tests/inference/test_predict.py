@@ -6,6 +6,7 @@ import csv
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from tightframe import data, federation
 from tightframe.data.heart import FEATURES
 from tightframe.data.images import dicom
 from tightframe.errors import DataError
-from tightframe.inference import exports, inputs
+from tightframe.inference import exports, inputs, predictions
 from tightframe.inference.errors import ModelError
 from tightframe.inference.predictions import OperatingPoint, class_codes
 from tightframe.results.files import BEST, CARD, MODEL
@@ -404,3 +405,18 @@ def test_a_row_of_an_own_table_is_judged_as_the_contract_says(tmp_path: Path) ->
     np.testing.assert_array_equal(np.stack([item.probabilities for item in judged]), found)
     named = exports.description(model)["input"]["values"]
     assert [item["name"] for item in named] == list(tables.options().contract.features)
+
+
+def test_an_answers_codes_need_no_titles_and_a_title_may_have_a_semicolon() -> None:
+    def judging(label: dict[str, Any], names: tuple[str, ...], findings: bool) -> Any:
+        job = SimpleNamespace(dataset_options={"contract": {"label": label}})
+        setup = SimpleNamespace(job=job)
+        return SimpleNamespace(setup=setup, class_names=names, findings=findings, hash="h")
+
+    bare = judging({"classes": [{"code": "0"}, {"code": "1", "title": None}]}, ("0", "1"), findings=False)
+    assert class_codes(bare) == {"0": "0", "1": "1"} and "answer_code" not in predictions.header(bare, None)
+    columns = [{"column": "e", "title": "edema; mild"}, {"column": "n", "title": "nodule"}]
+    several = judging({"findings": columns}, ("edema; mild", "nodule"), findings=True)
+    found = np.array([0.9, 0.8])
+    made = predictions.Predicted("p", found, predictions.answers(several, found, None))
+    assert next(csv.reader([predictions.line(several, made, None)]))[3:5] == ["edema; mild;nodule", "e;n"]

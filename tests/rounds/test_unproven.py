@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tightframe.config.job import parse_job
-from tightframe.results.files import LOCAL, MODEL, NEEDS, UNPROVEN
+from tightframe.results.files import LOCAL, MODEL, NEEDS, UNPROVEN, not_proven
 from tightframe.rounds import unproven
 from tightframe.rounds.context import TOLD, SiloContext, note_verified
+from tightframe.rounds.silo.session import SiloSession
 from tightframe.rounds.unproven import Needs
 from tightframe.securesum.messages import SumId, Total
 
@@ -104,10 +106,19 @@ def test_a_move_that_was_cut_short_is_finished_later(
     with monkeypatch.context() as full:
         full.setattr(unproven.os, "replace", once)
         unproven.publish(silo)
+        unproven.end(silo)
     assert (silo.run_dir / MODEL).exists() and not (silo.run_dir / LOCAL).exists()
     assert "could not be moved" in caplog.text
     unproven.end(silo)
     assert is_result(silo) and "TF-827" not in caplog.text
+
+
+def test_what_a_killed_process_proved_is_published_by_the_next_one(silo: SiloContext) -> None:
+    kept(silo, needs(silo))
+    note_verified(silo.state_folder, STATE, CLOSING)
+    assert "killed" in str(not_proven(silo.run_dir / MODEL))
+    SiloSession(silo)
+    assert (silo.run_dir / MODEL).exists() and not_proven(silo.run_dir / MODEL) is None
 
 
 @pytest.mark.parametrize("stored", [b"", b"7", b"[7]", b'[{"words": []}]', b"[" * 100_000])
@@ -118,3 +129,14 @@ def test_what_cannot_be_read_is_not_proven(silo: SiloContext, stored: bytes) -> 
     assert written == [{"words": [STATE.hex()], "since": 0}]
     (silo.run_dir / UNPROVEN / NEEDS).write_bytes(stored)
     assert not is_result(silo)
+
+
+def test_who_compared_the_models_moves_the_files_as_the_refusal_says(silo: SiloContext) -> None:
+    apart = kept(silo, needs(silo))
+    refusal = str(not_proven(silo.run_dir))
+    assert f"move all files but {NEEDS} out of the folder {UNPROVEN}, and delete it" in refusal
+    for name in os.listdir(apart):
+        if name != NEEDS:
+            os.replace(apart / name, silo.run_dir / name)
+    shutil.rmtree(apart)
+    assert not_proven(silo.run_dir) is None and not_proven(silo.run_dir / MODEL) is None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from tightframe.data.base import FOLDS
 from tightframe.errors import DataError, RunError
 from tightframe.rounds import withdrawn
 from tightframe.rounds.context import SiloContext
+from tightframe.rounds.silo.view import LocalSilo
 from tightframe.rounds.withdrawn import LIST, NAMES, check_beginning, note_request
 
 STATE = "a" * 64
@@ -60,12 +62,13 @@ class Site:
     def name(self, *places: int) -> None:
         self.file.write_text("".join(f"record,train-{place}\n" for place in places))
 
-    def begin(self, run: str, *, out_of: str) -> SiloContext:
-        """Enrol in a run that withdraws from another one."""
+    def begin(self, run: str, *, out_of: str, least: int = 1) -> SiloContext:
+        """Enrol in a run that withdraws from another one; a fold with fewer records is not counted."""
+        policy = PolicyBlock(profile="research", min_test_count=least)
         context = SiloContext(
             "a",
             job(),
-            SiteEntry(withdrawn={"digits": str(self.file)}),
+            SiteEntry(withdrawn={"digits": str(self.file)}, policy=policy),
             run_dir=self.folder / run,
             previous_state=self.folder / out_of / "silo_state",
             records=self.data,
@@ -209,3 +212,15 @@ def test_a_site_asks_for_more_withdrawn_records_than_the_job() -> None:
     assert few.withdraw is not None
     more = few.model_copy(update={"withdraw": few.withdraw.model_copy(update={"min_withdrawn": 15})})
     policy.check(more)
+
+
+@pytest.mark.parametrize(("least", "hidden", "short"), [(1, 2, False), (19, 2, True), (21, 0, False)])
+def test_records_that_no_count_contained_hide_nobody(
+    least: int, hidden: int, short: bool, site: Site
+) -> None:
+    """Of 20 test records two are withdrawn: of a fold that was too small before, they do not count."""
+    site.file.write_text("record,test-0\nrecord,test-3\n")
+    context = site.begin("one", out_of="first", least=least)
+    silo = SimpleNamespace(context=context)
+    labels, lost = LocalSilo.withdrawn_from(silo, "test")  # type: ignore[arg-type]
+    assert (len(labels), lost) == (hidden, short)

@@ -11,6 +11,7 @@ from tests.support.securesum.protocol import make_params
 from tightframe.securesum.errors import MessageError, ReplayError, StaticCohortError, SurvivorsError
 from tightframe.securesum.messages import GROUPS, SumId
 from tightframe.securesum.site.journal import (
+    MAX_ENROLMENTS,
     MAX_JOBS_OF_STATE,
     MAX_STARTS,
     Advertised,
@@ -101,6 +102,17 @@ def test_epochs_of_a_job_only_rise() -> None:
             history.check_epoch(make_params(3, epoch=epoch))
     history.check_epoch(make_params(3, epoch=5))
     history.check_epoch(make_params(3, epoch=0, job="another"))
+
+
+def test_enrolments_without_a_term_are_few() -> None:
+    """Each is in the ledger for good, and costs a server one message."""
+    tries = [Advertised("job", epoch, HASH, HASH) for epoch in range(MAX_ENROLMENTS)]
+    following = make_params(3, job="job", epoch=MAX_ENROLMENTS)
+    History(tries[1:]).check_epoch(following)
+    with pytest.raises(ReplayError, match="in a row without a term to be at most 64"):
+        History(tries).check_epoch(following)
+    History([*tries, SlotUsed("job", 9, 5, SUM, HASH, HASH)]).check_epoch(following)
+    History(tries).check_epoch(make_params(MAX_ENROLMENTS, job="job", epoch=MAX_ENROLMENTS))
 
 
 def test_slots_of_an_epoch_rise_and_sums_of_a_job_come_once() -> None:

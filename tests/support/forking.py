@@ -68,15 +68,15 @@ while words and words[0] in ("-u", "-P"):
     del words[0]
 known = name in {commands} or words[:1] == ["-m"]
 site = given[:2] in (["site", "start"], ["site", "serve"]) or words[1:2] and words[1].endswith("_train")
-if not known or site or os.geteuid() != {owner} or not os.path.exists(where):
+connection = socket.socket(socket.AF_UNIX)
+if not known or site or os.geteuid() != {owner} or connection.connect_ex(where):
     here = os.path.join(os.path.dirname(sys.argv[0]), "python3")
     os.execv("{base}", [here, *(["{programs}/" + name] if name in {commands} else []), *given])
 ignored = [int(n) for n in (signal.SIGHUP, signal.SIGINT) if signal.getsignal(n) == signal.SIG_IGN]
 os.umask(umask := os.umask(0))
 asked = {{"name": name, "arguments": given, "folder": os.getcwd(), "umask": umask, "ignored": ignored}}
 asked = json.dumps(asked | {{"executable": sys.argv[0], "environment": dict(os.environ)}}).encode()
-with socket.socket(socket.AF_UNIX) as connection:
-    connection.connect(where)
+with connection:
     socket.send_fds(connection, [struct.pack("=q", len(asked)) + asked], [0, 1, 2])
     (child,) = struct.unpack("=i", connection.recv(4, socket.MSG_WAITALL))
     for number in {{signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}} - {{*ignored}}:

@@ -212,6 +212,8 @@ def _of(
     from tightframe.data.table.summary import describe as of_table
 
     if isinstance(contract, PictureContract) and isinstance(entry, ImagesSite):
+        if bins is not None or ends:
+            raise typer.BadParameter("expected a table's contract: pictures have neither bins nor times")
         return of_pictures(contract, entry)
     return of_table(contract, entry, least, bins=bins, ends=ends)
 

@@ -1242,7 +1242,7 @@ SECTIONS: tuple[Section, ...] = (
                 ),
                 do=(
                     "Compare `model_sha256` in that folder's report with other silos': if it is the same, "
-                    "move the files one folder up."
+                    "move all files but `needs.json` one folder up, and delete `unproven`."
                 ),
                 leaves=NOTHING,
             ),

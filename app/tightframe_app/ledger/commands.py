@@ -147,9 +147,11 @@ def ledger_verify(
 
     out, heads = console(WIDTH), [_known(text) for text in known or ()]
     check = signature_check([_anchor(item, missing_role) for item in root]) if root else None
-    if config is not None and file is None and state_dir is None:
-        memory = memory_of(config, site, kit)
-        path, places, check = memory.places.ledger, memory.places, check or memory.check()
+    memory = None if config is None else memory_of(config, site, kit)
+    if memory is not None and check is None:
+        check = memory.check()
+    if memory is not None and file is None and state_dir is None:
+        path, places = memory.places.ledger, memory.places
         state_dir = Path(str(memory.entry.state_dir))
     else:
         path = ledger_of(file, state_dir, site, needed=True)

@@ -77,17 +77,17 @@ def class_codes(model: TrainedModel) -> dict[str, str]:
     """Return the code of each class or finding in the contract -> its name; empty without a contract."""
     label = model.setup.job.dataset_options.get("contract", {}).get("label", {})
     if "classes" in label:
-        return {item["code"]: item["title"] for item in label["classes"]}
+        return {item["code"]: item.get("title") or item["code"] for item in label["classes"]}
     return {item["column"]: item.get("title") or item["column"] for item in label.get("findings", ())}
 
 
-def answer(model: TrainedModel, probabilities: np.ndarray, point: OperatingPoint | None) -> str:
-    """Return the class in words, or all findings, joined by semicolons, for probabilities (C,)."""
+def answers(model: TrainedModel, probabilities: np.ndarray, point: OperatingPoint | None) -> tuple[str, ...]:
+    """Return the class in words, or all findings, for probabilities (C,)."""
     names = model.class_names
     if not model.findings:
-        return names[int(probabilities.argmax()) if point is None else point.answer(probabilities, names)]
+        return (names[int(probabilities.argmax()) if point is None else point.answer(probabilities, names)],)
     least = [point.least if point and name == point.of_class else outputs.LEAST for name in names]
-    return ";".join(name for name, p, at in zip(names, probabilities, least, strict=True) if p >= at)
+    return tuple(name for name, p, at in zip(names, probabilities, least, strict=True) if p >= at)
 
 
 @dataclass(frozen=True)
@@ -97,12 +97,17 @@ class Predicted:
     Attributes:
         name: of the input.
         probabilities: (C,).
-        answer: the class, or all findings.
+        answers: the class, or all findings.
     """
 
     name: str
     probabilities: np.ndarray
-    answer: str
+    answers: tuple[str, ...]
+
+    @property
+    def answer(self) -> str:
+        """Return the answers, joined by semicolons."""
+        return ";".join(self.answers)
 
 
 def predictions(
@@ -148,7 +153,7 @@ def _judged(
             yield from _judged(model, [item], point, problems)
         return
     for (name, _), row in zip(items, made, strict=True):
-        yield Predicted(name, row, answer(model, row, point))
+        yield Predicted(name, row, answers(model, row, point))
 
 
 def header(model: TrainedModel, point: OperatingPoint | None) -> str:
@@ -167,8 +172,7 @@ def line(model: TrainedModel, made: Predicted, point: OperatingPoint | None) -> 
     values = [repr(float(value)) for value in made.probabilities]
     shown = [] if point is None else [str(point)]
     codes = _other_codes(model)
-    names = made.answer.split(";") if model.findings else [made.answer]
-    coded = [";".join(codes[name] for name in names if name)] if codes else []
+    coded = [";".join(codes[name] for name in made.answers)] if codes else []
     return _line([made.name, *values, made.answer, *coded, *shown, model.hash])
 
 

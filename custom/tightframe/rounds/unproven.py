@@ -104,12 +104,18 @@ def reported(context: SiloContext) -> Path | None:
     return next((folder for folder in folders if (folder / LOCAL).is_file()), None)
 
 
-def publish(context: SiloContext) -> None:
-    """Make what is kept apart this silo's results, if it is proven by now; the next task tries again."""
+def publish(context: SiloContext) -> bool:
+    """Make what is kept apart this silo's results, if it is proven by now; the next task tries again.
+
+    Returns:
+        whether nothing is left that was never proven.
+    """
     apart = context.run_dir / UNPROVEN
     needed = _needed(apart)
-    if needed is None or not all(item.proven(context) for item in needed):
-        return
+    if needed is None:
+        return True
+    if not all(item.proven(context) for item in needed):
+        return False
     try:
         for name in FILES:
             if (apart / name).is_file():
@@ -123,22 +129,24 @@ def publish(context: SiloContext) -> None:
             apart,
             error.strerror,
         )
-        return
+        return True
     report = context.run_dir / LOCAL
     context.log.info("%s: final model and report (this silo's own): %s", context.name, report)
     if context.write_page is not None:
         context.write_page(context.run_dir, context.log)
+    return True
 
 
 def end(context: SiloContext) -> None:
     """Say in this silo's log what is still not proven when the run has ended."""
-    publish(context)
-    if (context.run_dir / UNPROVEN / NEEDS).is_file():
+    if not publish(context):
+        apart = context.run_dir / UNPROVEN
         context.log.error(
-            "TF-827: %s: the final model was never proven: this silo gave no shares of a sum that verifies "
-            "the last total. It lies in %s, and is none of this silo's results.",
+            "TF-827: %s: what the run ended with was never proven: this silo gave no shares of a sum that "
+            "verifies the total behind it. %s in %s: none of this silo's results.",
             context.name,
-            context.run_dir / UNPROVEN,
+            ", ".join(name for name in FILES if (apart / name).is_file()) or "nothing",
+            apart,
         )
 
 

@@ -14,7 +14,7 @@ from tests.support.outputs import checked
 from typer.testing import CliRunner, Result
 
 from tightframe.errors import SiteConfigError, TightframeError
-from tightframe.rounds.context import STATE
+from tightframe.rounds.context import STATE, VERIFIED
 from tightframe.rounds.sums.release import REVEALED
 from tightframe.rounds.sums.vault import locked_ledger, remember
 from tightframe.rounds.withdrawn import NAMES
@@ -114,9 +114,14 @@ def test_what_all_releases_give_together_is_said_and_the_site_is_the_certificate
     assert "All were formed alike" in show()
     write(journal, [ProfileUsed(DATASET, (("steps", "batches of 32"), ("weights", "exact")), "job-1b")])
     write(journal, [StateSummed("job-1b", job, 1, b"x" * 32) for job in ("job-1b", "job-1c", "job-1d")])
-    names = Path(str(journal.entry.state_dir)) / "job-1c" / SITE / STATE / NAMES
-    names.parent.mkdir(parents=True)
-    names.write_text("{}")
+    for withdrawal, noted in (
+        ("job-1c", "s withdraws resumed\n"),
+        ("job-1d", "s withdraws resumed s resumed\n"),
+    ):
+        folder = Path(str(journal.entry.state_dir)) / withdrawal / SITE / STATE
+        folder.mkdir(parents=True)
+        (folder / NAMES).write_text("{}")
+        (folder / VERIFIED).write_text(noted)
     assert "(used in job 'job-1', accepted by hand, used in job 'job-1b')" in show()
     assert "Job 'job-1c' withdrew records from the chain of job 'job-1b'" in show()
     assert "Job 'job-1d' went on with job 'job-1b'." in show()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import threading
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -225,6 +226,42 @@ def test_a_repeated_round_is_charged_again_and_never_beyond_the_promise(tmp_path
     assert "it promises" in str(caught.value)
     assert charged == len(charges_in(spending.path)) >= 4
     assert [item.attempt for item in charges_in(spending.path)] == list(range(charged))
+
+
+def test_two_jobs_of_a_chain_that_charge_at_once_keep_the_promise_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    setup = prepare(parse_job(JOB))
+    assert setup.privacy is not None
+    event = SubsampledGaussian(setup.privacy.training_noise(0.1, 40), 0.1, 10)
+    one = _budget(tmp_path, "site-1", "run")
+    promise, most = setup.privacy.privacy, 1
+    while accounting.guaranteed([event] * (most + 1), promise.delta) <= promise.epsilon:
+        most += 1
+    for number in range(most - 1):
+        one.charge(f"round {number} training", (event,))
+    other, refused, beside = _budget(tmp_path, "site-1", "run"), list[str](), list[threading.Thread]()
+    guaranteed = accounting.guaranteed
+
+    def charge() -> None:
+        try:
+            other.charge("round 99 training", (event,))
+        except BudgetError as error:
+            refused.append(error.code)
+
+    def slowly(*arguments: Any) -> float:
+        found = guaranteed(*arguments)
+        if not beside:
+            beside.append(threading.Thread(target=charge))
+            beside[0].start()
+            beside[0].join(0.5)
+        return found
+
+    monkeypatch.setattr(accounting, "guaranteed", slowly)
+    one.charge("round 98 training", (event,))
+    beside[0].join()
+    assert refused == ["TF-701"]
+    assert len(charges_in(one.path)) == most
 
 
 def test_the_class_counts_of_a_silos_prior_are_drawn_once_a_job(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 from tightframe.config.job import parse_job
 from tightframe.errors import RunError
 from tightframe.phases import Field, Schema
+from tightframe.results.parts.dropouts import Lost
 from tightframe.rounds.context import SiloContext
 from tightframe.rounds.silo import own_report as report
 from tightframe.rounds.sums.plain import Encoded
@@ -52,3 +53,11 @@ def test_a_damaged_record_is_damaged_state(context: SiloContext, stored: bytes) 
     with pytest.raises(RunError, match=rf"{report.SENT}.* is missing or damaged .*: restore it") as refused:
         _note(context, 1)
     assert refused.value.code == "TF-522"
+
+
+def test_who_is_missing_is_told_as_the_servers_word() -> None:
+    """A server can name a hospital that took part in every sum."""
+    lost = Lost(kind="train", round=1, at="2026-11-22T21:42:10Z", code="TF-502")
+    said, rule = report.Missing({"hospital-3": lost}, 4, shut=True).notes()
+    assert said.startswith("The server says: hospital-3 is missing since round 1 (")
+    assert "The server" not in rule

@@ -17,9 +17,10 @@ from tightframe import methods
 from tightframe.config.job import JobConfig, parse_job
 from tightframe.errors import RunError
 from tightframe.federation import LocalTransport
+from tightframe.files import append_durably
 from tightframe.learning.model_update import initial_model
 from tightframe.phases import Cohort, Contribution, Field, Method, Phase, Schema, ServerState
-from tightframe.rounds.context import TOLD, Message, SiloContext, note_verified, noted
+from tightframe.rounds.context import RESUMED, TOLD, VERIFIED, Message, SiloContext, note_verified, noted
 from tightframe.rounds.server.coordinator import Coordinator
 from tightframe.rounds.setup import prepare
 from tightframe.rounds.silo.own_state import SiloStateStore, begin, confirm_told
@@ -218,6 +219,24 @@ def test_in_secure_sums_a_silo_commits_what_it_gave_its_shares_for(tmp_path: Pat
     store.settle({}, str(SumId(4, "train-0")), other)
     assert store.committed()["c"].tolist() == [3.0], "though the server lists no sum"
     assert not (tmp_path / TOLD).exists()
+
+
+def test_shares_of_the_same_sum_in_another_job_of_the_chain_count_for_its_own_training(
+    tmp_path: Path,
+) -> None:
+    store, basis, first = SiloStateStore(tmp_path, "a", secure=True), "b" * 64, SumId(1, "train-0")
+    store.propose(first, {"c": torch.tensor([1.0])}, basis)
+    note_verified(tmp_path, bytes.fromhex(basis), first)
+    append_durably(tmp_path / VERIFIED, f"{RESUMED}\n".encode())
+    store.settle({})
+    assert store.committed()["c"].tolist() == [1.0], "trained in the job before, as its shares"
+    store.propose(first, {"c": torch.tensor([2.0])}, basis)
+    store.settle({str(first): ["a"]})
+    assert store.committed()["c"].tolist() == [1.0], "trained again, and in no total"
+    store.propose(first, {"c": torch.tensor([2.0])}, basis)
+    note_verified(tmp_path, bytes.fromhex(basis), first)
+    store.settle({})
+    assert store.committed()["c"].tolist() == [2.0]
 
 
 def test_silo_state_is_private(tmp_path: Path) -> None:

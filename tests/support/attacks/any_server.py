@@ -714,7 +714,9 @@ class AnyServer:
         if own:
             made, total = self.made[own], asked.total
             place = made.epoch, made.slot
-            counts = self._gave(name, made) or place in self.verified.get(name, ())
+            counts = name in self.epochs[made.epoch].slots[made.slot].given or place in self.verified.get(
+                name, ()
+            )
             if total is not None and name in total.survivors:
                 counts = counts or place == (epoch.params.epoch, total.slot)
             assert counts, "an own state of a sum for which it gave no shares"
@@ -722,13 +724,6 @@ class AnyServer:
             assert self.made[own].basis in self.good, "an own state that was trained on a crafted state"
             own = self.made[own].own
             SEEN["own state on a verified state"] += 1
-
-    def _gave(self, name: str, made: Made) -> bool:
-        """Return True if a silo gave shares of a sum, or of the same one in an earlier job of the chain."""
-        sum_id = self.epochs[made.epoch].slots[made.slot].asked[name].sum_id
-        slots = [item for epoch in self.epochs.values() for item in epoch.slots.values()]
-        given = [item.asked[name] for item in slots if name in item.given]
-        return any((asked.sum_id, asked.basis) == (sum_id, made.basis) for asked in given)
 
     def _check_total(self, epoch: Epoch, slot: Slot, source: Slot, total: Total) -> None:
         """Check that a total is the sum of its silos' terms, but for what the colluding silo vouches for."""

@@ -52,6 +52,11 @@ def split(path: Path, column: str, folder: Path) -> dict[str, SitePart]:
     lines = text_lines(path, source)
     _, header = next(lines, (1, []))
     require_columns(path, header, [column])
+    if header.count(column) > 1:
+        raise DataError(
+            f"Expected one column {column!r} in {path}, but it is there {header.count(column)} times.",
+            code="TF-204",
+        )
     place, rows = header.index(column), dict[str, list[list[str]]]()
     for number, cells in lines:
         if len(cells) != len(header):

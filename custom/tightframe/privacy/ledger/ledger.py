@@ -147,14 +147,26 @@ class Ledger:
             "was not. Charge what is released; only identical bytes may be sent again without."
         )
 
-    def charge_all(self, charges: Sequence[Charge], *, cap: Cap) -> tuple[Entry, ...]:
+    def charge_all(
+        self,
+        charges: Sequence[Charge],
+        *,
+        cap: Cap,
+        check: Callable[[Sequence[Entry]], None] = lambda entries: None,
+    ) -> tuple[Entry, ...]:
         """Charge several releases that belong together: all of them, or none.
+
+        Args:
+            charges: in their order.
+            cap: on all charges.
+            check: of the caller's own, of the entries that nothing is added to until these charges are.
 
         Raises:
             BudgetError, RepeatError, NeighboursError, TamperError, LedgerError: as ``charge``.
         """
         with self._store.writing():
             whole = self._verified()
+            check(whole.entries)
             check_rules(whole.entries, charges, cap)
             over = overspent(whole.entries, charges, cap)
             written = () if over else self._append(whole, charges)

@@ -127,17 +127,21 @@ class Budget:
                 for entry in entries
                 if entry.charge is not None and entry.charge.key[:2] == (self._job_id, purpose)
             )
-            charged = events_of(entries, self._dataset, job_id=self._job_id)
-            self._keep_promise(
-                purpose,
-                [*charged, *events],
-                advice="Repeated rounds are charged again. Nothing was charged now; run the job again with a "
-                "larger `privacy.epsilon`, more `privacy.spare_rounds` or more noise.",
-            )
+
+            def promised(entries: Sequence[Entry]) -> None:
+                charged = events_of(entries, self._dataset, job_id=self._job_id)
+                self._keep_promise(
+                    purpose,
+                    [*charged, *events],
+                    advice="Repeated rounds are charged again. Nothing was charged now; run the job again "
+                    "with a larger `privacy.epsilon`, more `privacy.spare_rounds` or more noise.",
+                )
+
             charges = [
                 self._charge(purpose, attempt + place, event, alone) for place, event in enumerate(events)
             ]
-            ledger.charge_all(charges, cap=self.cap)
+            # With these charges: another job of the chain may charge at this moment.
+            ledger.charge_all(charges, cap=self.cap, check=promised)
             spent = ledger.spent(
                 self._dataset, self._plan.privacy.neighbours, self.cap.delta, prv=False
             ).guaranteed

@@ -52,7 +52,7 @@ class Missing:
 
     def notes(self) -> list[str]:
         """Say in sentences who is missing and what that means for the final model's metrics."""
-        said = [item.words(silo) for silo, item in sorted(self.lost.items())]
+        said = [f"The server says: {item.words(silo)}" for silo, item in sorted(self.lost.items())]
         if said and self.shut:
             said.append(
                 f"So the final model is not measured over all silos: {rule(self.enrolled)}. What this report "

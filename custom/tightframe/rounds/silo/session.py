@@ -54,6 +54,7 @@ class SiloSession:
         secure = context.job.summation == "secure"
         confirm = partial(own_state.confirm_told, context.state_folder)
         self._secure = SecureSite(context, confirm) if secure else None
+        unproven.publish(context)  # an earlier process of the job can have been killed before it did
 
     def handle(self, task: str, message: Message) -> Message:
         """Answer one task.

@@ -254,15 +254,19 @@ class LocalSilo:
     def withdrawn_from(self, fold: Fold) -> tuple[torch.Tensor, bool]:
         """Return the labels (n,) of a fold's withdrawn records, and whether exact counts lose a part by it.
 
+        No labels where the counts of the run before had none of the fold's records: they hide nobody in the
+        difference of both.
+
         Args:
             fold: of the data set.
         """
         context, data = self.context, self.context.before_withdrawal.data
-        gone = np.array([name in context.withdrawn.names for name in record_ids(data, fold)], dtype=bool)
         then, now = (
             {part for part in parts if part.startswith(fold)}
             for parts in (context.untold(), context.untold(without_withdrawn=True))
         )
+        names = set() if fold in then else context.withdrawn.names
+        gone = np.array([name in names for name in record_ids(data, fold)], dtype=bool)
         return torch.from_numpy(data.labels(fold)[gone]), then != now
 
     def generator(self, purpose: str) -> torch.Generator:

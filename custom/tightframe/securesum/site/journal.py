@@ -27,6 +27,10 @@ Slot: TypeAlias = tuple[str, int, int]
 MAX_STARTS = 8
 """Limit of starts of one slot's term; a start is repeated only if the process died on the way."""
 
+MAX_ENROLMENTS = 64
+"""Limit of enrolments of a job in a row without a term, or twice the silos if that is more: each try of an
+honest server leaves out at least one silo of the last."""
+
 MAX_JOBS_OF_STATE = 4
 """Limit of jobs in one chain in which a site masks terms of sums that rest on one state in one round."""
 
@@ -302,6 +306,7 @@ class History:
 
     def __init__(self, entries: Iterable[Entry] = ()) -> None:
         self._epochs: dict[str, int] = {}
+        self._idle: dict[str, int] = {}  # job -> enrolments since its last term
         self._slots: dict[tuple[str, int], int] = {}
         self._requests: dict[Slot, list[bytes]] = {}
         self._sums: set[tuple[str, SumId]] = set()
@@ -326,10 +331,12 @@ class History:
         match entry:
             case Advertised():
                 self._epochs[entry.job] = max(entry.epoch, self._epochs.get(entry.job, -1))
+                self._idle[entry.job] = self._idle.get(entry.job, 0) + 1
             case Requested():
                 slot = (entry.job, entry.epoch, entry.slot)
                 self._requests.setdefault(slot, []).append(entry.request)
             case SlotUsed():
+                self._idle[entry.job] = 0
                 key = (entry.job, entry.epoch)
                 self._slots[key] = max(entry.slot, self._slots.get(key, -1))
                 self._sums.add((entry.job, entry.sum_id))
@@ -370,11 +377,18 @@ class History:
         """Check that this site may take part in the setup of this epoch.
 
         Epoch numbers of a job only increase. An epoch is never begun twice, not even with the same
-        parameters, because its keys would be different.
+        parameters, because its keys would be different. And each is an entry for good, so that a server gets
+        few of them for nothing.
 
         Raises:
             ReplayError: TF-608.
         """
+        if self._idle.get(params.job, 0) >= (most := max(MAX_ENROLMENTS, 2 * len(params.roster))):
+            raise ReplayError(
+                f"the enrolments of job {params.job} in a row without a term",
+                expected=f"at most {most}",
+                found="one more",
+            )
         last = self._epochs.get(params.job)
         if last is not None and params.epoch <= last:
             raise ReplayError(
