@@ -501,7 +501,8 @@ SECTIONS: tuple[Section, ...] = (
                 means=(
                     "Fewer than `min_withdrawn` records, or of fewer than three silos, are to be taken out, "
                     "or a class loses some at one or two; or a silo is missing, was not in an earlier sum, "
-                    "or the total is not that of the silos' terms. Nothing was taken out."
+                    "or the total is not that of the silos' terms; or a withdrawal is resumed that took "
+                    "nothing out. Nothing was taken out."
                 ),
                 do="Wait for more withdrawals; look into the logs of silos that failed.",
                 leaves=(
@@ -589,7 +590,8 @@ SECTIONS: tuple[Section, ...] = (
             "TF-608": Entry(
                 means=(
                     "An epoch, slot or sum was asked for twice; or a resumed job starts from another state "
-                    "than its round's, goes back too far, or is the fifth from one state."
+                    "than its round's, goes back too far, or is the fifth from one state; or silos were "
+                    "enrolled again and again without a term."
                 ),
                 do=(
                     "After a crash in a task nothing: the silo is back in the next sum. Resume from the "
