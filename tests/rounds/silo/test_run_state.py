@@ -132,6 +132,10 @@ def test_a_silo_trains_on_one_state_that_it_cannot_check_behind_a_total(tmp_path
     for one in (late, silo(tmp_path, run, "late")):
         with pytest.raises(RunError, match="before, but got another"):
             one.advance(message | sent, total, WEIGHTS)
+    twice = next_state(run.setup, run.states[2], total, WEIGHTS)
+    more = {"state": state_sha256(twice), "before": message["state"]}
+    with pytest.raises(NeedsStateError):  # what it has includes that total already
+        late.advance(message | more, total, WEIGHTS)
 
 
 @pytest.mark.parametrize("before", ["", "0" * 64, "the state itself"])

@@ -489,10 +489,7 @@ class AnyServer:
             if name in self.forgot:  # it takes a state over, as one that missed a sum
                 continue
             behind = self.behind.setdefault((name, epoch, b"" if total is None else total.digest()), [])
-            known = [self.states[other] for other in behind]
-            if total is not None:
-                known += [self.states[self.follow(other, total, self.epochs[epoch])] for other in behind]
-            if all(differences(other, self.states[state]) for other in known):
+            if all(differences(self.states[other], self.states[state]) for other in behind):
                 behind.append(state)
             assert len(behind) == 1, "several states behind one total"
 

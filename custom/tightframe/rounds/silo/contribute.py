@@ -107,14 +107,14 @@ class Contributor:
         sum_id = SumId.of(exchange.kind, exchange.round, exchange.index, message["attempt"])
         state, follows = self._followed.advance(message, total, weights)
         order.check(context, self._setup.plan, exchange, message["state"], total, self._followed.behind)
-        proven = total is None or verified_total(total.digest().hex()) in noted(context.state_folder)
-        note_request(
-            context, (exchange.kind, exchange.index), asked=CLEARED in state.extra, proven=follows and proven
-        )
         received = {name: item.clone() for name, item in exchange.phase.broadcast(state).items()}
         phase = exchange.carrying(exchange.evaluates(received))
         specs = codec.specs(phase.schema, parties=len(weights))
         check(sum_id, specs)
+        proven = total is None or verified_total(total.digest().hex()) in noted(context.state_folder)
+        note_request(
+            context, (exchange.kind, exchange.index), asked=CLEARED in state.extra, proven=follows and proven
+        )
         self._settle(message, total)
         needs = Needs.of(context, message["state"], total)
         few = (*told_by_few(job, tellers), *withheld(state))

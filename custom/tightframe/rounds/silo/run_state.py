@@ -107,7 +107,8 @@ class FollowedState:
         if began and total is None and not message["before"]:
             # Not `own`: small steps away from the start would add up.
             computed = start[0] if (start := self._start(message)) is not None else None
-        if own is not None and total is not None and own.sha256 == message["before"]:
+        # A state that this silo has behind this very total does not include it twice.
+        if own is not None and total is not None and own.sha256 == message["before"] and own.total != digest:
             # Of another sum's total nobody has told this silo which state it rests on.
             sound = own.sha256 == last and verified_sum(last, total.sum_id) in mine
             following = next_state(self._setup, own.state, total, weights)

@@ -88,7 +88,14 @@ class SecureSite:
                 if self._vault.forgotten():
                     # It cannot know for which sum it gave its shares last. So of a job that was begun in
                     # another process, and started again, it takes part in nothing.
-                    history.check_epoch(replace(params, epoch=0))
+                    try:
+                        history.check_epoch(replace(params, epoch=0))
+                    except ReplayError:
+                        raise ReplayError(
+                            f"job {params.job} in a new process of this silo",
+                            expected="the process that it was begun in, whose sums are forgotten",
+                            found="another one: submit a new job",
+                        ) from None
             application = declare(again=params.epoch > 0).to_bytes()
             signer, _ = self._identity()
             with self._vault.locked() as history:
