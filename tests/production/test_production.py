@@ -625,7 +625,8 @@ def test_a_hospital_that_is_lost_in_the_third_round_is_told_of_the_same_everywhe
     assert outcome["rounds_done"] == 4 and outcome["reason"] is None and outcome["evaluation"] is None
     lost = outcome["lost"]
     assert list(lost) == [NEWCOMER] and (lost[NEWCOMER]["kind"], lost[NEWCOMER]["round"]) == ("train", 3)
-    who, rounds, final = outcome["notes"]
+    who, rounds, final, classes = outcome["notes"]
+    assert classes.startswith("no class sum of")
     assert who.startswith(f"{NEWCOMER} is missing since round 3 (20") and who.endswith("TF-502 (late).")
     assert rounds.startswith("No loss and no metric from round 3 on: counts are opened for all 4 enrolled")
     assert final.startswith("The final model was not measured for the same reason;")

@@ -352,8 +352,7 @@ def _spent(known: Known) -> Markup:
     if known.exact:
         from tightframe.privacy.ledger.summary import exact_text
 
-        said = exact_text(known.exact).partition("; see")[0]
-        parts.append(tag("p", f"{said}: {', '.join(_named(known, job) for job in known.exact)}."))
+        parts.append(tag("p", f"{exact_text([_named(known, job) for job in known.exact])}."))
     if not known.spendings:
         parts.append(
             tag("p", "No job with differential privacy has charged this site's ledger yet.", class_="missing")

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from sklearn.metrics import balanced_accuracy_score
 from tests.support.audit import gaussian_epsilon
 from tests.support.ledgers import charges_in
-from tests.support.runs import asked
+from tests.support.runs import asked, missed
 
 from tightframe import federation
 from tightframe.config.job import parse_job
@@ -30,6 +30,7 @@ from tightframe.rounds.context import DECLARATION, SiloContext
 from tightframe.rounds.plan import CLOSING
 from tightframe.rounds.riders import evaluation, failures, noisy_evaluation
 from tightframe.rounds.riders.noisy_evaluation import with_noise
+from tightframe.rounds.run_state import state_bytes
 from tightframe.rounds.setup import JobSetup, prepare
 from tightframe.rounds.silo import private_view as private_silo
 from tightframe.rounds.silo.session import SiloSession
@@ -174,8 +175,14 @@ def _session(folder: Path, **privacy: Any) -> tuple[SiloSession, JobSetup]:
 
 
 def _request(setup: JobSetup, kind: str, number: int) -> dict[str, Any]:
+    """A request for a term; behind the first round the silo has missed all sums before."""
     (exchange,) = setup.plan.at(kind, number)
-    return asked(setup, exchange, declared=dict.fromkeys(SITES, DECLARED.to_bytes()))
+    request = asked(setup, exchange, declared=dict.fromkeys(SITES, DECLARED.to_bytes()))
+    if (kind, number) == ("train", 1):
+        return request
+    start = setup.initial_state()
+    sent = {"state_bytes": state_bytes(start), "before": "0" * 64}
+    return request | sent | {"total": missed(setup, exchange).to_bytes()}
 
 
 @pytest.mark.parametrize(("evaluation", "number"), [("noisy", 1), ("noisy", 2), ("noisy", 4), ("local", 3)])

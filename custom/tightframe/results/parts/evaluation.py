@@ -135,18 +135,18 @@ class FoldMetrics(Values):
     reading: dict[str, ClassReading] | None = None
 
     def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
-        """Show the main numbers; counts and curves fill a page."""
+        """Show the main numbers; counts and curves fill a page.
+
+        >>> FoldMetrics(records=2, accuracy=0.5, confusion=[[1, 0], [1, 0]])
+        FoldMetrics(records=2, accuracy=0.5)
+        """
         for name in ("records", "balanced_accuracy", "accuracy", "auroc", "loss"):
             if (told := getattr(self, name)) is not None:
                 yield name, round(told, 4)
 
     @model_serializer(mode="wrap")
     def _as_made(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out what was not set: exact metrics have no keys of noise.
-
-        >>> FoldMetrics(records=2, accuracy=0.5, scores={"a": []})
-        FoldMetrics(records=2, accuracy=0.5)
-        """
+        """Leave out what was not set: exact metrics have no keys of noise."""
         return {key: value for key, value in handler(self).items() if key in self.model_fields_set}
 
 
