@@ -649,7 +649,7 @@ def test_a_hospital_that_is_lost_in_the_third_round_is_told_of_the_same_everywhe
     for name in SITES:
         own = federation.kit(name) / job_id
         report = json.loads((own / "local_report.json").read_text())
-        assert report["lost"] == lost and report["notes"][0] == who
+        assert report["lost"] == lost and report["notes"][0] == f"The server says: {who}"
         until = time.monotonic() + 60
         while not (own / "report.html").exists():  # it comes last, perhaps after the job's end
             assert time.monotonic() < until, federation.said(name)[-3000:]
