@@ -109,6 +109,27 @@ def test_a_resumed_job_ends_on_the_state_of_its_round_alone(
             assert load_model(folder).hash
 
 
+def test_a_resumed_job_trains_on_the_state_of_its_round_in_the_next_one_alone(
+    federation: Federation, hospitals: dict[str, Records], tmp_path: Path
+) -> None:
+    states = [federation.shared]
+    for number in (1, 2):
+        federation.sum("train", number)
+        states.append(federation.shared)
+    open_a_seal(federation)
+    where = {"lineage": "job-a", "previous": "job-a", "after_round": 2, "checkpoint_sha256": "0" * 64}
+    resumed = Federation(
+        {**VALUES, "resume": where}, hospitals, state=tmp_path, job_id="job-b", previous="job-a"
+    ).enroll()
+    for state, number in ((2, 4), (1, 2), (1, 3), (1, 4), (0, 3)):
+        resumed.shared = SharedState(states[state].state)
+        with pytest.raises(TightframeError) as caught:
+            resumed.sum("train", number)
+        assert caught.value.code in ("TF-505", "TF-525", "TF-608"), (state, number)
+    resumed.shared = SharedState(states[2].state)
+    resumed.sum("train", 3)
+
+
 def withdrawal(previous: str, state: str) -> dict[str, Any]:
     """A job that withdraws records from a run of one sum."""
     where = {"lineage": "job-a", "previous": previous, "checkpoint_sha256": "0" * 64, "state_sha256": state}
