@@ -105,9 +105,17 @@ def unknown_name(kind: str, name: str, known: Sequence[str]) -> str:
     """
     if not known:
         return f"no such {kind}: none is known here"
+    return f"no such {kind}: {did_you_mean(name, known)}Known are {', '.join(known)}"
+
+
+def did_you_mean(name: str, known: Sequence[str]) -> str:
+    """Return a question after the known name nearest to another; empty if none is near.
+
+    >>> did_you_mean("site-22", ["site-1", "site-2"])
+    "did you mean 'site-2'? "
+    """
     near = difflib.get_close_matches(name, known, n=1)
-    suggestion = f"did you mean {near[0]!r}? " if near else ""
-    return f"no such {kind}: {suggestion}Known are {', '.join(known)}"
+    return f"did you mean {near[0]!r}? " if near else ""
 
 
 def _keys(model: Any, place: Sequence[str | int]) -> list[str] | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 import typer
 from pydantic import BaseModel
 
-from tightframe.options import meanings
+from tightframe.options import did_you_mean, meanings
 
 if TYPE_CHECKING:
     from tightframe.data import DatasetSpec
@@ -240,8 +239,7 @@ def find(word: str) -> list[Topic]:
         known = named()
         if word not in known:
             values = [value.name for item in all_blocks for value in item.values]
-            near = difflib.get_close_matches(word, [*known, *values], n=1)
-            meant = f"did you mean {near[0]!r}? " if near else ""
+            meant = did_you_mean(word, [*known, *values])
             raise typer.BadParameter(f"no such word as {word!r}: {meant}`tightframe explain` lists them all")
     return [known[word]()]
 

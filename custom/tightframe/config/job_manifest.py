@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import base64
 import binascii
-import fcntl
 import hashlib
 import json
-import os
 import secrets
 import stat
 from collections.abc import Mapping
@@ -26,7 +24,7 @@ from pydantic import Field, ValidationError
 
 from tightframe.config.job import JobConfig, SiteName
 from tightframe.errors import ManifestError
-from tightframe.files import append_durably, drop_torn_line, file_sha256, write_json
+from tightframe.files import append_durably, drop_torn_line, file_sha256, locked_file, write_json
 from tightframe.options import StrictModel
 from tightframe.securesum.errors import ProtocolError
 from tightframe.securesum.identity import Anchor, Signer, verify_certificate, verify_signature
@@ -215,10 +213,7 @@ def take_up(manifest: Manifest, job_id: str, store: Path, *, now: datetime) -> N
         ManifestError: TF-636 if it has expired or is not valid yet; TF-637 if another job of the engine used
             its nonce, or the file cannot be read.
     """
-    store.parent.mkdir(parents=True, exist_ok=True)
-    lock = os.open(store.with_name(f".{store.name}.lock"), os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with locked_file(store.with_name(f".{store.name}.lock")):
         recorded = _taken_up(store).get(manifest.nonce)
         if recorded == job_id:
             return
@@ -236,8 +231,6 @@ def take_up(manifest: Manifest, job_id: str, store: Path, *, now: datetime) -> N
             "expires": manifest.expires,
         }
         append_durably(store, json.dumps(line).encode() + b"\n")
-    finally:
-        os.close(lock)
 
 
 def check_time(manifest: Manifest, *, now: datetime) -> None:

@@ -340,6 +340,11 @@ def noted(folder: Path) -> list[str]:
     return path.read_text().split() if path.is_file() else []
 
 
+def of_this_job(words: list[str]) -> list[str]:
+    """Return what was noted in the last job of a chain, of ``noted``."""
+    return words[max((place for place, word in enumerate(words, 1) if word == RESUMED), default=0) :]
+
+
 def verified_total(digest: str) -> str:
     """Return how the silo's file names a total that it has verified."""
     return f"total:{digest}"

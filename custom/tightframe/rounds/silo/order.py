@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from tightframe.errors import RunError
 from tightframe.files import write_atomically
-from tightframe.rounds.context import ASKED, RESUMED, SiloContext, follows_from, noted
+from tightframe.rounds.context import ASKED, SiloContext, follows_from, noted, of_this_job
 from tightframe.rounds.order import Place, place_of, position
 from tightframe.rounds.plan import Exchange, RunPlan
 from tightframe.securesum.messages import SumId, Total
@@ -51,8 +51,7 @@ def _noted(context: SiloContext, plan: RunPlan, exchange: Exchange, state: str, 
         RunError: TF-525 if a resumed job begins with a state that this silo has not verified as its round's.
     """
     words, job = noted(context.state_folder), context.job
-    begun = max((place for place, word in enumerate(words, 1) if word == RESUMED), default=0)
-    if mine := _sums(words[begun:], state):
+    if mine := _sums(of_this_job(words), state):
         return mine[-1]
     if told:
         return _read(told)

@@ -14,7 +14,7 @@ from tightframe.files import write_atomically
 from tightframe.learning.model_update import shared_template
 from tightframe.models.frozen import HEAD, is_frozen
 from tightframe.phases import ServerState
-from tightframe.rounds.context import FOLLOWED, PRETRAINED, RESUMED, Message, noted, verified_sum
+from tightframe.rounds.context import FOLLOWED, PRETRAINED, Message, noted, of_this_job, verified_sum
 from tightframe.rounds.job_checks import STANDARDISE_MEAN, STANDARDISE_STD
 from tightframe.rounds.run_state import (
     differences,
@@ -321,8 +321,7 @@ class FollowedState:
         And the last state noted in this job (SHA-256, hex), empty if there is none.
         """
         words = noted(self._folder)
-        begun = max((place for place, word in enumerate(words, 1) if word == RESUMED), default=0)
-        mine = words[begun:]
+        mine = of_this_job(words)
         return frozenset(words), frozenset(mine), mine[-1].partition(":")[0] if mine else ""
 
 

@@ -11,14 +11,12 @@ that only their owner can read.
 
 from __future__ import annotations
 
-import fcntl
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeAlias
 
-from tightframe.files import write_atomically
+from tightframe.files import locked_file, write_atomically
 from tightframe.privacy.ledger.entries import Entry, Remembered
 from tightframe.privacy.ledger.ledger import Ledger
 from tightframe.privacy.ledger.rows import Check
@@ -87,14 +85,9 @@ def locked_ledger(site_ledger: SiteLedger) -> Iterator[Ledger]:
     if not lock.exists():  # the ledger first: a lock without a ledger is evidence of a lost one
         site_ledger.open().close()
     lock.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        with site_ledger.open() as ledger:
-            yield ledger
-            site_ledger.keep_witness()
-    finally:
-        os.close(descriptor)
+    with locked_file(lock), site_ledger.open() as ledger:
+        yield ledger
+        site_ledger.keep_witness()
 
 
 class Vault:
