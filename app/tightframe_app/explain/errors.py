@@ -37,7 +37,6 @@ class Section:
     """Codes of one subject.
 
     Attributes:
-        title: of the subject.
         codes: in order.
         about: what holds for all of them; may be empty.
     """
