@@ -21,8 +21,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import nn
 
-from tightframe.errors import JobError
-from tightframe.inference.errors import ModelError
+from tightframe.errors import JobError, ModelError
 from tightframe.learning import loop, outputs
 from tightframe.learning.model_update import build_template
 from tightframe.learning.one_sum.closed_form import ABSENT
