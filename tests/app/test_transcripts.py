@@ -276,12 +276,16 @@ def asked(sum_id: SumId, rests_on: SumId | None = None, **changes: Any) -> SumRe
     return replace(SumReport(0, 0, sum_id, schema, ("update",), (), None, {}, rests_on), **changes)
 
 
-def in_order(*sums: SumReport, schemas: Sequence[str] = NAMED, form: int = 3, **changes: Any) -> bool:
-    """Check the order of a transcript's sums; ``changes`` are of the parameters."""
+def wrong_in(*sums: SumReport, schemas: Sequence[str] = NAMED, form: int = 3, **changes: Any) -> str | None:
+    """Return what is wrong in the order of a transcript's sums; ``changes`` are of the parameters."""
     made = replace(PARAMS, schemas=dict.fromkeys(schemas, ()), **changes)
     epochs = tuple(EpochReport(replace(made, epoch=number), AT, {}) for number in (0, 1))
     report = Report("server", "job-7", "1", AT, form, epochs, sums, (), (), False, True, None, "")
-    return out_of_order(report) is None
+    return out_of_order(report)
+
+
+def in_order(*sums: SumReport, **changes: Any) -> bool:
+    return wrong_in(*sums, **changes) is None
 
 
 RUN = asked(S), asked(T1, S), asked(T2, T1), asked(C, T2)
@@ -303,6 +307,8 @@ def test_the_order_of_the_plan_that_the_schemas_name() -> None:
     assert not in_order(asked(S), asked(T2, S, epoch=1))
     assert in_order(asked(T2), asked(C, T2), lineage="job-1"), "a job that continues another one"
     assert not in_order(asked(T2), asked(P, T1), lineage="job-1")
+    assert wrong_in(asked(T2), form=2) == "the sum of 2/train-0/0 was asked as the first one"
+    assert str(wrong_in(asked(S), asked(T2, S))).endswith("behind that of 0/statistics-0/0")
     assert in_order(asked(T1), asked(T2), form=1) and not in_order(asked(T2), asked(T1), form=1)
     assert in_order(*RUN, asked(SumId(1, "seal-0"), C), asked(P, T2)), "the last total's seal is of no place"
 

@@ -91,6 +91,7 @@ def test_without_a_total_the_silos_own_notes_of_the_state_say_it(tmp_path: Path)
 def test_without_notes_a_job_begins_or_goes_on_as_the_silo_was_told(tmp_path: Path) -> None:
     silo = Silo(tmp_path)
     assert not silo.answers(SECOND) and silo.answers(FIRST)
+    assert Silo(tmp_path / "other", method_options={"loss": "focal"}).answers(("statistics", 0, 0))
     assert not silo.answers(SECOND, told=str(sum_of(SECOND)))
     assert silo.answers(THIRD, told=str(sum_of(SECOND)))
 
