@@ -79,7 +79,6 @@ def fit(
             without gradients.
         batches: makes the mini-batches (inputs, labels) of an epoch; epochs count on over stages.
         stages: what to train, see ``Stage``.
-        device: where the model lies.
         amp: forward pass in bfloat16, or float16 with loss scaling where the GPU has no bfloat16;
             without effect on a CPU.
         progress: gets a line of epoch, step and loss, at most every 20 seconds.

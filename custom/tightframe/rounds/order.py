@@ -66,7 +66,6 @@ def may_follow(schemas: Iterable[str], last: Place | None, now: Place) -> bool:
     Args:
         schemas: their names begin with kind and index.
         last: the sum whose total the other rests on; None if that is the run's first.
-        now: the sum that rests on it.
     """
     counts = dict.fromkeys(map(str, KINDS), 0)
     for name in schemas:

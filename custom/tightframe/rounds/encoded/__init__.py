@@ -131,10 +131,8 @@ class FeatureCache:
         to the bit in each process that computes them.
 
         Args:
-            context: of the silo.
             encoder: on ``device``.
             fold: of the records.
-            device: on which features are computed.
             exact: compute in float64.
 
         Raises:
@@ -171,7 +169,6 @@ class _Encoding:
     """Passes over the records of one fold, in order.
 
     Attributes:
-        context: of the silo.
         model: the encoder, on ``device`` and of the type that is asked for.
         fold: of the records.
         device: on which features are computed.
