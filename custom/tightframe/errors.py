@@ -135,7 +135,6 @@ class ContributionError(TightframeError):
 
     Args:
         message: what was expected, and what came.
-        code: of these.
         field: which field it is about; None if it is no single one.
     """
 

@@ -108,7 +108,6 @@ def run(
         method: a registered method's name, or a ``Method``, registered or not.
         silos: name -> records, opened or as objects: ``(X, y)``, a torch data set, or one for each fold
             (``data.objects.from_objects``); or names alone, which then get the data set's synthetic twin.
-        rounds: training rounds.
         dataset: a registered data set: class names, input shape, and the twin. Records as objects need none.
         class_names: of records as objects without ``dataset``; by default the numbers of their labels.
         model: a registered backbone's name, or a module that returns logits (B, C) and is the start of the

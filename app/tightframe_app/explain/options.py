@@ -22,9 +22,7 @@ def topic(name: str, model: type[BaseModel], prefix: str = "", about: str = "") 
     """Return a model's values.
 
     Args:
-        name: of the topic.
         model: with a docstring, or descriptions, for each field.
-        prefix: of the names.
         about: in place of the first line of the docstring.
     """
     told = meanings(model)

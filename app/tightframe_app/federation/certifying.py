@@ -31,7 +31,6 @@ class Request:
     """A participant's request, by its own words.
 
     Attributes:
-        path: the zip.
         values: its ``request.json``.
         code: of its key, which the participant reads to the keeper.
     """
@@ -74,10 +73,8 @@ def certify(
     """Certify the requests that are confirmed.
 
     Args:
-        requests: of different participants.
         ca: folder with the root's key.
         profile: the federation's.
-        output: folder for the answers.
         confirmed: asked before each is certified.
 
     Returns:

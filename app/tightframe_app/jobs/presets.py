@@ -25,7 +25,6 @@ class Preset:
 
     Attributes:
         printed: the setting in print, as far as it is known to us.
-        source: where it stands.
         training: values of the job's ``training``.
         options: values of its ``method_options``.
     """
@@ -132,12 +131,9 @@ class Effect:
 
     Attributes:
         method, options: what was compared.
-        setting: data, network and schedule.
         measure: of the difference; a ``loss`` and a ``spread`` are better where they are lower.
         baseline: title of the other.
         mean, low, high: of the paired differences over seeds, with the 95 % t interval.
-        seeds: how many.
-        command: that repeats it.
     """
 
     method: str

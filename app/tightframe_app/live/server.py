@@ -75,7 +75,6 @@ class Content:
     """Content of a live page at one moment.
 
     Attributes:
-        title: of the window.
         said: one sentence, which screen readers say when it changes.
         parts: of the page, each an element with an id.
         over: whether nothing will change any more.
@@ -91,7 +90,6 @@ class Live:
     """A page that is served while the ``with`` block runs.
 
     Args:
-        title: of the page.
         kind: what kind of a page it is.
         first: content at the start.
         port: to listen on; 0 for one that is free.
@@ -173,7 +171,6 @@ class Live:
 
         Args:
             target: path and query as the request has them; compared, never resolved.
-            cookies: of the request.
             known: the version that the browser has.
         """
         path, query = _parted(target)

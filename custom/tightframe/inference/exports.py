@@ -99,7 +99,6 @@ def export(model: TrainedModel, form: Format, out: Path, *, tolerance: float = T
     """Write a model in another form, once it is found to give the same.
 
     Args:
-        model: loaded.
         form: of ``FORMATS``.
         out: file, or folder for a bundle; it must not be there.
         tolerance: largest difference of a probability.
@@ -187,7 +186,6 @@ def failing_part(
     """Return the name and class of the innermost part of a network that cannot be exported.
 
     Args:
-        network: that cannot.
         record: on which it is run once, to see what its parts are given.
         tried: exports a module with its inputs; raises if it cannot.
     """

@@ -45,12 +45,10 @@ class TrainedModel:
     """A model that gives what the evaluation of its run used.
 
     Attributes:
-        path: of its file.
         hash: SHA-256 (hex) of the file.
         card: of the run, or the silo's own report where the model is of a silo's folder.
         setup: of the run's job.
         module: the network, in evaluation mode, on ``device``.
-        device: on which it computes.
     """
 
     path: Path
@@ -206,7 +204,6 @@ def load_model(place: str | Path, *, device: str | torch.device = "cpu") -> Trai
     Args:
         place: results of a run's server or of a silo, or a folder above them as a run in process, a
             simulation or a download has it; or one of the model files in such a folder.
-        device: on which it computes.
 
     Raises:
         ModelError: TF-821 if there is no model, or the run left too little to load it; TF-822 if the file is

@@ -65,7 +65,6 @@ class Transcript:
     """Content of a server's transcript, as its writer has it.
 
     Attributes:
-        job, version, started: of the run.
         epochs: number -> what was signed.
         sums: in order.
         complete: whether it has its last line.

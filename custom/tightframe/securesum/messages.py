@@ -203,7 +203,6 @@ class Params(reading.Message):
         min_sites: the smallest survivor set.
         static_open: whether this epoch's static group may be opened, for the full roster.
         config_sha256: SHA-256 of the validated job configuration.
-        version: of the package.
     """
 
     job: str
@@ -311,7 +310,6 @@ class Advertisement(reading.SizedMessage):
     """i -> S -> all: a site's identity and public keys of one epoch, signed with its provisioned key.
 
     Attributes:
-        name: the site.
         certificate: its certificate, DER.
         channel_key: X25519 public key of its boxes.
         session_key: Ed25519 public key of all its signatures in this epoch.
@@ -425,8 +423,6 @@ def pair_secret_offset(slot: int, group: Group, slots: int, width: int) -> int:
     """Return the offset of a pair secret in a box, or of its hash in a list: they follow all shares.
 
     Args:
-        slot: the slot.
-        group: the group.
         slots: K of the epoch.
         width: bytes of a share's entry. A pair secret's is 32 in both.
     """
@@ -456,7 +452,6 @@ class Confirmation(reading.SizedMessage):
     """i -> S: the boxes for all other sites, hashes of every share, and a signature of readiness.
 
     Attributes:
-        name: the dealer.
         boxes: holder (every other site) -> ML-KEM-768 ciphertext (1088 bytes), nonce (12 bytes), sealed
             shares and pair secrets.
         hashes: holder (every site, the dealer included) -> hashes of its shares and pair secrets, ordered
@@ -602,7 +597,6 @@ class Told:
     """A total that a site was told, without its integers.
 
     Attributes:
-        slot, sum_id, schema: of its sum.
         survivors: the sites whose terms are in it, in roster order.
         hashes: opened group -> SHA-256 of its integers.
         receipts: ``receipts_digest`` of its terms.
@@ -634,7 +628,6 @@ class Total(reading.Message):
     """S -> i, with the next request for a term: the last sum that was opened in this epoch.
 
     Attributes:
-        slot, sum_id, schema: of its sum.
         survivors: the sites whose terms are in it, in roster order.
         groups: group -> its integers as opened, little-endian in schema order: ``update``, and ``static`` if
             it was opened and is not empty.
@@ -681,7 +674,6 @@ class TermRequest(reading.Message):
 
     Attributes:
         slot: the slot whose one-time secrets mask the term.
-        sum_id: the sum.
         schema: name of the schema in ``Params.schemas``.
         setup: a ``Setup`` with the first request of an epoch, else empty.
         total: the last ``Total`` of this epoch; empty if none was opened yet.
@@ -713,8 +705,6 @@ class Receipt(reading.Record):
     """A site's signed statement of the inputs of its masked term, with its part of the proof of a total.
 
     Attributes:
-        name: the site.
-        slot, sum_id: of the term.
         basis: SHA-256 of the state that the term rests on.
         total: digest of the total that the site was told with the request; ``NO_TOTAL`` if none.
         combinations: group of the total told -> combinations of this site's term of that total; empty if its
@@ -779,7 +769,6 @@ class Masked(reading.Message):
     """i -> S: the masked integers of both groups, little-endian in schema order, links, and the receipt.
 
     Attributes:
-        update, static: the masked integers.
         receipt: signed, with a hash of the rest.
         links: for each group, for each site after this one in the roster, 32 bytes (``links_of``): with
             them the server finds the pair secret of a later site that drops out.
@@ -814,8 +803,6 @@ def pairs_of(hashes: bytes, group: Group, roster: Sequence[str], site: str) -> d
 
     Args:
         hashes: for each group, for each other site in roster order, 32 bytes.
-        group: the group.
-        roster: of the epoch.
         site: whose term it is.
 
     Raises:
@@ -860,7 +847,6 @@ def challenge(session: bytes, told: Told) -> bytes:
 
     Args:
         session: T.
-        told: the total.
     """
     return digest("challenge 3", session, told.digest())
 
@@ -887,8 +873,6 @@ class Agreement(reading.Message):
     """i -> S: a site's signature of the survivors of a sum and of their receipts.
 
     Attributes:
-        name: the site.
-        slot: of the sum.
         signature: Ed25519 over ``agreement_signed``.
     """
 
@@ -939,7 +923,6 @@ class RevealRequest(reading.Message):
     """S -> survivors: all receipts, agreements after a drop-out, and what proves the total told.
 
     Attributes:
-        slot: of the sum.
         receipts: of the survivors, in roster order.
         agreements: of at least t of them, in roster order; none if the survivors are the whole roster.
         missing: site -> the proof of its term, for each site in the total whose combinations are not used.
@@ -969,8 +952,6 @@ class Reveal(reading.Message):
     """i -> S: signed shares; of b for each survivor, of a for each dropped site.
 
     Attributes:
-        name: the site that reveals.
-        slot: of the sum.
         update, static: dealer -> salt and share (48 bytes); ``static`` is empty unless it is opened.
         signature: Ed25519 over ``signed(session)``.
     """

@@ -54,9 +54,7 @@ class Report:
 
     Attributes:
         rows: number of requested images: of the split file, or of one of its centres.
-        centers: the requested centres.
         made, kept: images made by this run, and those of an earlier run (verified by their hashes).
-        missing: images without an original.
         broken: image -> why its original cannot be read, or its result cannot be saved as JPEG.
         ignored: originals that were not requested.
         strangers: files in the output folder that the manifest does not list.

@@ -302,7 +302,6 @@ def few_of_fold(totals: Totals, fold: Fold, withdrawal: Withdrawal) -> bool:
 
     Args:
         totals: of the first exchange.
-        fold: that is evaluated.
         withdrawal: what the job says of it.
     """
     named, silos, short = (

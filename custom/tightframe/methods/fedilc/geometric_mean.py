@@ -102,7 +102,6 @@ def weighted_geometric_mean_from_sums(
     Args:
         sums: the summed terms, each of shape (...).
         num_silos: K, the number of gradients in the sums.
-        zero: the rule of the terms.
         threshold: coordinates whose mean sign ``|n+ - n-| / K`` is smaller become zero.
 
     Returns:
@@ -196,7 +195,6 @@ def substitute_mean_from_sums(
     Args:
         sums: the summed terms, each of shape (...).
         num_silos: K, the number of gradients in the sums.
-        zero: the rule of the terms.
         substitute: positive.
 
     Returns:
@@ -267,11 +265,7 @@ class Rule:
 
 
 class RunningMean:
-    """A geometric mean in the making, which keeps sums only.
-
-    Args:
-        rule: which one.
-    """
+    """A geometric mean in the making, which keeps sums only."""
 
     def __init__(self, rule: Rule) -> None:
         self._rule = rule

@@ -114,9 +114,7 @@ def page(title: str, kind: str, *parts: Part, script: str | None = None) -> str:
     """Return a whole page, with a list of its sections before the first of them.
 
     Args:
-        title: of the page.
         kind: what kind of a report it is, above the title.
-        parts: its content.
         script: a script of this package that a live page runs; a report has none.
     """
     head = tag(

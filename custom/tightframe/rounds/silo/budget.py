@@ -34,8 +34,6 @@ class Budget:
     Every charge is in the ledger, written under its lock, before the noise that it pays for is drawn.
 
     Args:
-        context: of the silo.
-        plan: of the job.
         cohort: the silos enrolled.
     """
 
@@ -83,7 +81,6 @@ class Budget:
         """Refuse what ``check`` refuses, given the ledger's entries; nothing is opened or written.
 
         Args:
-            entries: of the ledger.
             planned: all that the job may charge.
 
         Returns:

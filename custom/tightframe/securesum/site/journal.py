@@ -450,7 +450,6 @@ class History:
 
         Args:
             params: of an epoch of the resumed job.
-            sum_id: of the requested sum.
             basis: SHA-256 of the state that it rests on.
             first: whether no total is told with the request.
 

@@ -268,7 +268,6 @@ def combined(
     terms; another takes their digest as told, and compares it by the receipts of the next sum.
 
     Args:
-        state: of the site.
         total: checked by ``check_told``; None if none was told.
         kept: what earlier steps kept.
 
@@ -316,7 +315,6 @@ def check_total(ground: Ground, request: RevealRequest, expected: Mapping[Group,
     """Check that the last total is the sum of its terms.
 
     Args:
-        ground: of the total.
         request: its receipts' signatures are checked already.
         expected: group -> combinations of the total that this site was told.
 
