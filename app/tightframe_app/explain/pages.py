@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 
-from tightframe_app.explain import errors, options
+from tightframe_app.explain import errors, topics
 
 MARK = re.compile(r"^<!--explain:(.+)-->$", re.MULTILINE)
-"""A line of a guide; after the colon ``errors``, or names of ``explain.options``, with + between them."""
+"""A line of a guide; after the colon ``errors``, or names of ``explain.topics``, with + between them."""
 
 
 def filled(page: str) -> str:
@@ -18,11 +18,11 @@ def filled(page: str) -> str:
 def _part(name: str) -> str:
     if name == "errors":
         return "\n\n".join(map(_section, errors.SECTIONS))
-    topic = options.named()[name]()
+    topic = topics.ours()[name]
     lines = [f"- `{value.name}`{value.shown_default}: {value.means}" for value in topic.values] or [
         "No options."
     ]
-    return "\n".join(lines if name in options.of_methods() else (topic.about, "", *lines))
+    return "\n".join(lines if name in topics.of(topics.METHODS) else (topic.about, "", *lines))
 
 
 def _section(section: errors.Section) -> str:
