@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from tightframe_app.explain import errors, options
+from tightframe_app.explain import errors, topics
 from tightframe_app.jobs import presets
 
 MARK = re.compile(r"^<!--explain:(.+)-->$", re.MULTILINE)
-"""A line of a guide; after the colon ``errors``, ``effects``, or names of ``explain.options`` joined by +."""
+"""A line of a guide; after the colon ``errors``, ``effects``, or names of ``explain.topics`` joined by +."""
 
 
 def filled(page: str) -> str:
@@ -22,11 +22,11 @@ def _part(name: str) -> str:
         return "\n\n".join(map(_section, errors.SECTIONS))
     if name == "effects":
         return "\n".join(_effects())
-    topic = options.named()[name]()
+    topic = topics.ours()[name]
     lines = [f"- `{value.name}`{value.shown_default}: {value.means}" for value in topic.values] or [
         "No options."
     ]
-    return "\n".join(lines if name in options.of_methods() else (topic.about, "", *lines))
+    return "\n".join(lines if name in topics.of(topics.METHODS) else (topic.about, "", *lines))
 
 
 def _effects() -> Iterator[str]:

@@ -289,8 +289,8 @@ class _Loop:
 @contextmanager
 def _running_statistics(model: nn.Module, *, only_if: bool) -> Iterator[None]:
     """Let BatchNorm layers use their running statistics: the variance of one record is undefined."""
-    layers = [module for module in model.modules() if isinstance(module, _BatchNorm) and module.training]
-    layers = layers if only_if else []
+    modules = model.modules() if only_if else ()
+    layers = [module for module in modules if isinstance(module, _BatchNorm) and module.training]
     for layer in layers:
         layer.eval()
     try:

@@ -211,9 +211,9 @@ class _Encoding:
         return seen.hexdigest() == kept.records
 
     def _features(self, inputs: torch.Tensor) -> torch.Tensor:
-        if inputs.dim() == 4:
-            inputs = inputs.contiguous(memory_format=torch.channels_last)
         given = inputs.to(self.device, torch.float64 if self.exact else inputs.dtype, non_blocking=True)
+        if given.dim() == 4:
+            given = given.contiguous(memory_format=torch.channels_last)
         return self.model.encode(given).cpu()
 
     def _batches(self, doing: str, short: str) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
