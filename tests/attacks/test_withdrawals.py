@@ -16,9 +16,9 @@ from tightframe.rounds.server.collecting import SharedState
 
 VALUES: dict[str, Any] = {
     "method": "fed3r",
-    "weights": "uniform",
+    "weights": "exact",
     "model": "random_features",
-    "model_options": {"width": 4},
+    "model_options": {"width": 2},
 }
 NAMED = "hospital-2"
 
@@ -29,7 +29,7 @@ class Ended:
     def __init__(self, state: Path) -> None:
         self.state, self.data = state, hearts(4)
         run = Federation(VALUES, self.data, state=state).enroll()
-        for place in (("before", 0, 0), ("before", 0, 1), ("train", 1), ("closing", 1)):
+        for place in (("before", 0, 0), ("before", 0, 1), ("before", 0, 2), ("train", 1), ("closing", 1)):
             run.sum(*place)
         open_a_seal(run)
         self.final = run.shared
