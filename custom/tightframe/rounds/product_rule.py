@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 
 from tightframe.config.policy import Policy
+from tightframe.config.profiles import PROFILES
 from tightframe.config.refusals import BelowPolicyError, Refusal
 from tightframe.learning.products import COUNTED, Products, Sizes
 from tightframe.phases import Schema, ServerState
@@ -92,6 +93,22 @@ def check_sum(policy: Policy, setup: JobSetup, schema: Schema, state: ServerStat
         return
     counted = float(state.extra[COUNTED].sum()) if COUNTED in state.extra else 0.0
     _check(policy, found, sizes.sure(counted), "counted")
+
+
+def warned(found: Products, records: float | None) -> list[str]:
+    """Say what a reader of a sum can do that a ``standard`` policy would refuse; empty if it would not.
+
+    Args:
+        records: surely in it; None where weights tell no number.
+    """
+    if records is not None and found.allowed(records, PROFILES["standard"][RULE]):
+        return []
+    many = "UNTOLD NUMBERS OF" if records is None else f"{records:.0f} SURE"
+    return [
+        f"PRODUCTS OF {found.width} FEATURES OVER {many} RECORDS: whoever reads their total, as each silo does, "
+        "can compute single records from it if they are few; `standard` policies refuse it "
+        f"({RULE}, {CODE})"
+    ]
 
 
 def _check(policy: Policy, found: Products, records: float, how: str) -> None:
