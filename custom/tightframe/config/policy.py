@@ -308,7 +308,7 @@ class Policy(StrictModel):
     def asks_of_method(self, job: JobConfig) -> bool:
         """Return True if ``check_method`` can refuse, so that enrolment needs the method's options."""
         norm = self.max_update_norm is not None and job.update_norm is None
-        return not self.allow_sign_split or self.private(job) or norm or self.records_per_feature > 0
+        return not self.allow_sign_split or self.private(job) or norm
 
     def refuse(self, refusals: Sequence[Refusal]) -> None:
         """Refuse a job if there is any reason to.

@@ -105,7 +105,7 @@ def warned(found: Products, records: float | None) -> list[str]:
         return []
     many = "UNTOLD NUMBERS OF" if records is None else f"{records:.0f} SURE"
     return [
-        f"PRODUCTS OF {found.width} FEATURES OVER {many} RECORDS: whoever reads their total, as each silo does, "
+        f"PRODUCTS OF {found.width} FEATURES OVER {many} RECORDS: whoever reads their total, as all silos, "
         "can compute single records from it if they are few; `standard` policies refuse it "
         f"({RULE}, {CODE})"
     ]

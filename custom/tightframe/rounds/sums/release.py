@@ -5,7 +5,7 @@ them reveal one silo's term: its update, or the mean and the number of its recor
 noise a data set has one profile, until a person at the site accepts another.
 
 Settings that apply the same function to every silo's records are not part of it: model, learning rate, a
-method's own loss; but for the features whose exact products are summed. The weights of the terms are, and what
+method's own loss; but for features whose exact products are summed. The weights of the terms are, and what
 decides how many steps a silo takes for its number of records: small steps add up to the silo's gradient times
 a weight that this number gives.
 
