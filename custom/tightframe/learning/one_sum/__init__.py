@@ -45,6 +45,7 @@ from tightframe.learning.one_sum.feature_sums import (
 from tightframe.learning.one_sum.noisy_sums import PREFIX, noisy_fields, read
 from tightframe.learning.one_sum.temperature import BIAS, KNOWN, WEIGHT
 from tightframe.learning.own_models import TRAINED, trained
+from tightframe.learning.products import COUNTED
 from tightframe.models import feature_width
 from tightframe.models.heads import UnitBallLinear
 from tightframe.phases import (
@@ -229,7 +230,8 @@ def solved(setting: Setting, solve: Solve, state: ServerState, totals: Totals) -
     """Return the state with the head that a total gives, and with the total, for a withdrawal."""
     found = pooled(totals)
     weight, bias = centred(*solve(setting.config, found, BIAS in state.model), found.known)
-    extra = {**state.extra, **withdrawal.kept_total(totals), KNOWN: found.known.to(torch.uint8)}
+    before = {name: item for name, item in state.extra.items() if name != COUNTED}
+    extra = {**before, **withdrawal.kept_total(totals), KNOWN: found.known.to(torch.uint8)}
     return state.evolve(model=with_head(state.model, weight, bias), extra=extra)
 
 

@@ -50,7 +50,7 @@ from tightframe.learning.one_sum.feature_sums import (
     frozen,
     sum_fields,
 )
-from tightframe.learning.products import Products
+from tightframe.learning.products import COUNTED, Products
 from tightframe.models import feature_width
 from tightframe.phases import (
     Cohort,
@@ -240,7 +240,9 @@ def _classes(classes: int, withdrawal: Withdrawal) -> Phase:
         extra = {name: item for name, item in state.extra.items() if name not in (ASKED, WITHHELD)}
         if any(few):
             extra[WITHHELD] = torch.tensor(few, dtype=torch.uint8)
-        return state.evolve(extra={**extra, CLEARED: _as_bytes(withdrawal.start)})
+        stored = stored_total(state)
+        total = {COUNTED: stored[COUNTS]} if COUNTS in stored else {}
+        return state.evolve(extra={**extra, **total, CLEARED: _as_bytes(withdrawal.start)})
 
     return Phase("classes", Schema((counts_field(classes), *flags)), broadcast, contribute, update)
 
