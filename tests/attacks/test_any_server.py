@@ -78,7 +78,7 @@ class MaliciousServer(RuleBasedStateMachine):
         ):
             self._patches.enter_context(patch)
         self.killed = False  # whether a silo's process was ended over records
-        self.only = ""  # the single lie of a sum: about its total or about the state
+        self.only = ""  # the single lie of a sum: about its total, the state or the round
         self.lies: dict[bytes, dict[Group, bytes]] = {}  # digest of a false total -> what was added
         self.misled: str | None = None  # the silo whose masks the total told has wrong
 
@@ -197,7 +197,7 @@ class MaliciousServer(RuleBasedStateMachine):
             "schema",
         ]
         how = "last"
-        if self.only != "state":
+        if self.only in ("", "total"):
             usual = [] if self.only else ["last"] * 8 + lies
             usual += ["bit", "vector", "ground"] * 3
             if last is not None and self.server.misled(epoch, last.slot, last.survivors):
@@ -322,7 +322,7 @@ class MaliciousServer(RuleBasedStateMachine):
         server = self.server
         lies = ["older", "nudged", "same"] + ["crafted"] * 2 + ["mixed"] * 3
         how = "follows"
-        if self.only != "total":
+        if self.only in ("", "state"):
             how = data.draw(st.sampled_from(([] if self.only else ["follows"] * 16) + lies), "names")
         state, before = server.state, server.before
         if total is not None and total.digest() in self.lies and server.before:
@@ -345,7 +345,9 @@ class MaliciousServer(RuleBasedStateMachine):
     def a_sum(self, data: st.DataObject, kind: str, total: Total | None) -> SumId:
         """The sum that comes after a total in the plan, or another one, or a try that was before."""
         after = self.server.round if total is None else total.sum_id.round
-        number = max(after + self.seldom(data, 1, 0, 2, 3, -1), 1)
+        wrong = [0, 2, 3, -1]
+        by = data.draw(st.sampled_from(wrong)) if self.only == "order" else self.seldom(data, 1, *wrong)
+        number = max(after + by, 1)
         made = self.server.sum_id(kind, number)
         if kind == SEAL:
             return made
@@ -369,10 +371,27 @@ class MaliciousServer(RuleBasedStateMachine):
             self.ask_to_reveal(data)
         self.only = ""
 
-    @precondition(lambda self: self.epoch.next < self.epoch.params.slots)
     @rule(data=DATA)
-    def contribute(self, data: st.DataObject) -> None:
-        self.ask_for_terms(data)
+    def ask_for_a_part(self, data: st.DataObject) -> None:
+        parts = ["contribute"] * (self.epoch.next < self.epoch.params.slots)
+        parts += ["agree", "reveal"] if self.slot is not None and self.slot.asked else []
+        how = data.draw(st.sampled_from(parts or ["nothing"]), "part")
+        if how == "contribute":
+            self.ask_for_terms(data)
+        elif how == "agree":
+            self.ask_to_agree(data)
+        elif how == "reveal":
+            self.ask_to_reveal(data)
+
+    @precondition(lambda self: self.epoch.next + 1 < self.epoch.params.slots)
+    @rule(data=DATA)
+    def lie_about_one_thing(self, data: st.DataObject) -> None:
+        """Lie about a total, the state that follows from it or the round, and about nothing else."""
+        if self.epoch.last is None:
+            self.server.honest_sum("train", {})
+        self.sum_with_lies(
+            data, data.draw(st.sampled_from(["total", "total", "state", "order"]), "lies about")
+        )
 
     def ask_for_terms(self, data: st.DataObject) -> None:
         server, epoch = self.server, self.epoch
@@ -516,11 +535,6 @@ class MaliciousServer(RuleBasedStateMachine):
             found = found[::-1]
         return tuple(found)
 
-    @precondition(lambda self: self.slot is not None and self.slot.asked)
-    @rule(data=DATA)
-    def agree(self, data: st.DataObject) -> None:
-        self.ask_to_agree(data)
-
     def ask_to_agree(self, data: st.DataObject) -> None:
         assert self.slot is not None
         common = self.receipts(data)
@@ -542,11 +556,6 @@ class MaliciousServer(RuleBasedStateMachine):
             return None
         true = self.server.evidence(self.epoch, source)
         return replace(true, total=replace(true.total, groups={**true.total.groups, **total.groups}))
-
-    @precondition(lambda self: self.slot is not None and self.slot.asked)
-    @rule(data=DATA)
-    def reveal(self, data: st.DataObject) -> None:
-        self.ask_to_reveal(data)
 
     def settled(self, data: st.DataObject) -> tuple[tuple[Receipt, ...], list[Agreement]] | None:
         """Receipts to show, and the agreements to exactly these: of the whole roster, or of fewer silos."""
@@ -698,6 +707,13 @@ class MaliciousServer(RuleBasedStateMachine):
 
     @precondition(lambda self: self.server.log)
     @rule(data=DATA)
+    def send_again(self, data: st.DataObject) -> None:
+        """Send an earlier message once more, or with something changed in it."""
+        if data.draw(st.booleans(), "as it was"):
+            self.replay(data)
+        else:
+            self.garble(data)
+
     def replay(self, data: st.DataObject) -> None:
         server = self.server
         task, name, message = server.log[data.draw(st.integers(0, len(server.log) - 1), "earlier message")]
@@ -712,8 +728,6 @@ class MaliciousServer(RuleBasedStateMachine):
             target = name
         server.deliver(target, task, message)
 
-    @precondition(lambda self: self.server.log)
-    @rule(data=DATA)
     def garble(self, data: st.DataObject) -> None:
         server = self.server
         task, name, message = server.log[
@@ -738,7 +752,14 @@ class MaliciousServer(RuleBasedStateMachine):
     def restart(self, data: st.DataObject) -> None:
         names = sorted(self.server.silos)
         which = data.draw(st.sampled_from([*([name] for name in names), names]), "at")
-        self.begin_processes(which, without_state=data.draw(st.integers(0, 3), "without its copy") == 3)
+        how = data.draw(
+            st.sampled_from(["as it was", "as it was", "without its copy", "started again"]), "how"
+        )
+        if how == "started again":
+            self.server.start_again(which)
+            SEEN["started again"] += 1
+        else:
+            self.begin_processes(which, without_state=how == "without its copy")
 
     def begin_processes(self, names: Sequence[str], *, without_state: bool) -> None:
         for name in names:
@@ -759,14 +780,6 @@ class MaliciousServer(RuleBasedStateMachine):
         self.begin_processes(data.draw(st.sampled_from([names, names, names[1:]]), "at"), without_state=True)
         if self.epoch.next < self.epoch.params.slots:
             self.sum_with_lies(data, "state")
-
-    @rule(data=DATA)
-    def start_the_job_again(self, data: st.DataObject) -> None:
-        names = sorted(self.server.silos)
-        which = data.draw(st.sampled_from([names, *([name] for name in names)]), "at")
-        if data.draw(st.integers(0, 3), "does it") == 3:
-            self.server.start_again(which)
-            SEEN["started again"] += 1
 
     @precondition(lambda self: not self.killed and self.epoch.next < self.epoch.params.slots)
     @rule(data=DATA)
@@ -900,19 +913,14 @@ class MaliciousServer(RuleBasedStateMachine):
 
     @precondition(lambda self: self.server.begun < EPOCHS and self.server.jobs < JOBS and self.server.summed)
     @rule(data=DATA)
-    def resume_again_and_again(self, data: st.DataObject) -> None:
-        """Resume from one state in several jobs, of which each sums it."""
-        server = self.server
-        shown = server.resumable()
-        for _ in range(data.draw(st.sampled_from([2, 5]), "times")):
-            if server.begun < EPOCHS and server.jobs < JOBS:
-                self.resume(data, shown, ())
-                server.honest_sum("train", {})
-
-    @precondition(lambda self: self.server.begun < EPOCHS and self.server.jobs < JOBS and self.server.summed)
-    @rule(data=DATA)
     def resume_a_job(self, data: st.DataObject) -> None:
         server = self.server
+        if data.draw(st.integers(0, 4), "from one state, in several jobs that sum it") == 4:
+            shown = server.resumable()
+            while server.begun < EPOCHS and server.jobs < JOBS:
+                self.resume(data, shown, ())
+                server.honest_sum("train", {})
+            return
         names = sorted(server.silos)
         lost = data.draw(st.sampled_from([[], [], [], names[:1], names[-1:], names]), "state lost at")
         right = server.resumable()
@@ -934,9 +942,7 @@ class MaliciousServer(RuleBasedStateMachine):
 
     # Epochs --------------------------------------------------------------------------------------
 
-    @precondition(
-        lambda self: self.server.begun < EPOCHS and (self.epoch.next > 4 or len(self.epoch.chain) > 1)
-    )
+    @precondition(lambda self: self.server.begun < EPOCHS and self.epoch.chain)
     @rule(data=DATA)
     def begin_an_epoch(self, data: st.DataObject) -> None:
         server = self.server
