@@ -463,7 +463,7 @@ class AnyServer:
             request = TermRequest.from_bytes(message[SECURE])
         except ProtocolError:
             return False
-        self.asked.add((self.job, request.sum_id))
+        self.asked.add((self.epoch.params.job, request.sum_id))
         if request.schema != SEAL and request.sum_id.round != self.round + 1:
             return False
         right = b"" if last is None else last.total.to_bytes()
@@ -476,7 +476,7 @@ class AnyServer:
             number = self.epoch.params.epoch
         for attempt in range(1000):
             made = SumId.of(kind, number, *((attempt, 0) if kind == SEAL else (0, attempt)))
-            if (self.job, made) not in self.asked:
+            if (self.epoch.params.job, made) not in self.asked:
                 break
         return made
 
@@ -538,8 +538,9 @@ class AnyServer:
                 assert number == self.after.get(state, number - 1) + 1, "a state of another round"
             else:
                 assert number == total.sum_id.round + 1, "a round that is not the next of the plan"
-            assert number >= self.worked.get((name, self.job), 0), "a round that was passed over"
-            self.worked[name, self.job] = number
+            job = self.silos[name].context.job_id
+            assert number >= self.worked.get((name, job), 0), "a round that was passed over"
+            self.worked[name, job] = number
             if name in self.forgot:  # it takes a state over, as one that missed a sum
                 continue
             behind = self.behind.setdefault((name, epoch, b"" if total is None else total.digest()), [])
@@ -895,7 +896,7 @@ class AnyServer:
         """
         if name == self.mate:
             return True
-        if name in self.deceived or name in self.deals.boxes:
+        if epoch.params.job != self.job or name in self.deceived or name in self.deals.boxes:
             return False
         facts = self.silos[name].vault.facts
         summed = [item for item in facts if item["entry"] == journal.StateSummed.KIND]
