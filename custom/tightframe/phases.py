@@ -309,7 +309,6 @@ class SiloView(Protocol):
 
         Args:
             features: (B, ...) -> (B, width); each record's is clipped.
-            width: of it.
 
         Returns:
             Tensors (C, width) and (C,) for the two fields whose mechanism is ``class_sums``; only
@@ -402,7 +401,6 @@ class Reading:
 
     Attributes:
         state: of the server, with what riders remember in ``extra``, under names that begin with ``RIDERS``.
-        totals: left for the method.
         notes: for the record of the run, by rider.
         warnings: for the server's log.
         failed: number of silos in the sum that could not contribute.
@@ -466,7 +464,6 @@ def advance(phase: Phase, state: ServerState, totals: Totals, cohort: Cohort) ->
     a silo could.
 
     Args:
-        phase: with its riders.
         state: before the exchange.
         totals: as opened, by field name; empty if the sum stayed shut.
         cohort: the silos in the sum.
@@ -510,7 +507,6 @@ class Method:
 
     Attributes:
         name: what a job calls it.
-        title: how people call it.
         paper: citation.
         config: frozen pydantic model of its options.
         init_server: makes the state before round 1 from a seed.

@@ -167,9 +167,6 @@ def round_line(
     """Describe an exchange in one line.
 
     Args:
-        row: of the exchange.
-        rounds: of the job.
-        roster: of the job.
         before: the row whose model this exchange has evaluated, if it has.
         start: name of the model that the rounds begin with.
     """

@@ -73,7 +73,6 @@ class FeatureFiles:
     Args:
         folder: of this data set's files.
         encoder: hex digits of all that features depend on beside the records.
-        log: of the silo.
     """
 
     def __init__(self, folder: Path, encoder: str, log: logging.Logger) -> None:
@@ -86,7 +85,6 @@ class FeatureFiles:
         """Return the files of a silo's features; None if its site keeps them in memory only.
 
         Args:
-            context: of the silo.
             encoder: SHA-256 of the encoder's tensors.
             device: on which features are computed.
             exact: whether in float64.

@@ -108,7 +108,6 @@ def neutral(schema: Schema, received: Tensors) -> Contribution:
 
     Args:
         schema: of the phase, with its riders.
-        received: the broadcast.
     """
     tensors = {}
     for item in schema.fields:
@@ -129,9 +128,7 @@ def untrained(silo: LocalSilo, phase: Phase, received: Tensors, state: Tensors) 
     difference of two totals would be this silo's own.
 
     Args:
-        silo: its view.
         phase: that failed, without the flag.
-        received: the broadcast.
         state: what the silo has kept.
     """
     if not any(item.per_class or item.name.startswith(INPUTS) for item in phase.schema.fields):

@@ -64,9 +64,6 @@ def rehearse(
     """Return the seconds that each exchange up to the first round's last takes this silo, by ``part_of``.
 
     Args:
-        context: of the silo.
-        setup: of its job.
-        device: on which it trains.
         requested: the cohort, and ``RequestedSum.honest``.
         start: the state that the job starts with, or the first job of those that it continues.
 

@@ -96,7 +96,6 @@ def release_profile(setup: JobSetup, entry: SiteEntry) -> Profile | None:
     """Return the settings under which a silo forms its terms in a job; None with differential privacy.
 
     Args:
-        setup: of the job.
         entry: configuration of the site; its policy is resolved as in production.
     """
     job, policy = setup.job, entry.policy.resolve(production=True)

@@ -55,7 +55,6 @@ class SecureSite:
     """One silo's side of a run's secure sums.
 
     Args:
-        context: of the silo.
         confirm: called with the digest (hex) of the total told once this silo has verified it, and given its
             shares; with None if none was told.
     """
@@ -121,7 +120,6 @@ class SecureSite:
 
         Args:
             params: as a server would propose them.
-            setup: of the job.
             entries: this site's journal of production jobs.
 
         Raises:
@@ -355,8 +353,6 @@ class SecureSite:
         """Answer a request; a repeated one is answered with the identical bytes.
 
         Args:
-            task: of the request.
-            raw: its protocol message.
             also: more bytes that identify the request: the hash of its broadcast.
             make: makes the answer to a new request, given its key.
         """
