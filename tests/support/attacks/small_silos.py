@@ -217,9 +217,9 @@ class _Contributor(Contributor):
         dies: whether its process dies over the next request's records.
     """
 
-    def __init__(self, context: Any, setup: Any) -> None:
+    def __init__(self, context: Any, setup: Any, *, keeps: bool) -> None:
         self.trained: list[tuple[str, int, Total | None]] = []
-        self.dies = False
+        self.dies, self._keeps = False, keeps
         self._context, self.setup, self._setup = context, setup, setup
         self._store = SiloStateStore(context.state_folder, context.name, secure=True)
         self._followed = FollowedState(context.state_folder, setup, context.name, LOG)
@@ -239,7 +239,7 @@ class _Contributor(Contributor):
         self.trained.append((silo.state, silo.sum_id.round, self._told))
         if self.dies:
             raise CrashError
-        if not self._context.keeps:
+        if not self._keeps:
             return Contribution({}), term_of(silo.name, silo.sum_id.round, silo.state, len(others[-1])), True
         kept = self._store.committed().get("own")
         self.used = b"" if kept is None else kept.numpy().tobytes()
@@ -346,7 +346,6 @@ class SmallSilo(SiloSession):
             memory_only=True,
             production=False,
             untold=lambda: (),
-            keeps=self._keeps,
             identity=lambda: identity(name),
             pace=Pace(folder / "pace.json", on=False, limit=0.0, log=LOG),
             log=LOG,
@@ -365,7 +364,7 @@ class SmallSilo(SiloSession):
 
     def _fresh(self) -> None:
         setup = setup_of(self._names, self._after)
-        self._contributor = _Contributor(self.context, setup)
+        self._contributor = _Contributor(self.context, setup, keeps=self._keeps)
 
     def _training(self) -> Contributor:
         assert self._contributor is not None
