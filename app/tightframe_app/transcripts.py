@@ -147,12 +147,13 @@ def out_of_order(report: Report) -> str | None:
     """
     from tightframe.rounds.order import KINDS, may_follow, place_of, position
     from tightframe.rounds.sums.common import SEAL
+    from tightframe.securesum.transcript import SERVER
 
     params = {item.params.epoch: item.params for item in report.epochs}
     named = {name.partition("/")[0] for item in params.values() for name in item.schemas} - {SEAL}
     if {phase.rpartition("-")[0] for phase in named} - set(KINDS):
         return None  # no plan can be read from these schemas
-    first, reached = min(params, default=0), (0, 0, 0)
+    first, reached, opened = min(params, default=0), (0, 0, 0), None
     for item in report.sums:
         place, told, epoch = place_of(item.sum_id), item.rests_on, params[item.epoch]
         if set(item.missing) == set(epoch.roster):
@@ -161,15 +162,19 @@ def out_of_order(report: Report) -> str | None:
             return f"the sum of {item.sum_id} has the fields of another one, {item.schema}"
         if place[0] == SEAL:
             continue
+        # In a new epoch the server goes on from what it opened; a site does not know what that was.
+        last = opened if told is None else told
         # A job that continues another one begins where that one stopped; version 1 names no total.
-        begins = item.epoch == first and epoch.lineage == epoch.job and report.form > 1
-        known = told is not None or begins
-        if known and not may_follow(epoch.schemas, None if told is None else place_of(told), place):
-            behind = "as the first one" if told is None else f"behind that of {told}"
+        begins = (item.epoch == first or report.view == SERVER) and epoch.lineage == epoch.job
+        known = told is not None or (report.form > 1 and (begins or last is not None))
+        if known and not may_follow(epoch.schemas, None if last is None else place_of(last), place):
+            behind = "as the first one" if last is None else f"behind that of {last}"
             return f"the sum of {item.sum_id} was asked {behind}"
         if position(place) < reached:
             return f"the sum of {item.sum_id} was asked after a later one"
         reached = position(place)
+        if item.groups and report.view == SERVER:
+            opened = item.sum_id
     return None
 
 

@@ -276,11 +276,17 @@ def asked(sum_id: SumId, rests_on: SumId | None = None, **changes: Any) -> SumRe
     return replace(SumReport(0, 0, sum_id, schema, ("update",), (), None, {}, rests_on), **changes)
 
 
-def wrong_in(*sums: SumReport, schemas: Sequence[str] = NAMED, form: int = 3, **changes: Any) -> str | None:
+def wrong_in(
+    *sums: SumReport,
+    schemas: Sequence[str] = NAMED,
+    form: int = 3,
+    view: str = "server",
+    **changes: Any,
+) -> str | None:
     """Return what is wrong in the order of a transcript's sums; ``changes`` are of the parameters."""
     made = replace(PARAMS, schemas=dict.fromkeys(schemas, ()), **changes)
     epochs = tuple(EpochReport(replace(made, epoch=number), AT, {}) for number in (0, 1))
-    report = Report("server", "job-7", "1", AT, form, epochs, sums, (), (), False, True, None, "")
+    report = Report(view, "job-7", "1", AT, form, epochs, sums, (), (), False, True, None, "")
     return out_of_order(report)
 
 
@@ -297,13 +303,8 @@ def test_the_order_of_the_plan_that_the_schemas_name() -> None:
     """Each sum behind the one that it rests on; where none is named, not after a later one."""
     retried = replace(T1, attempt=1)
     assert in_order(*RUN) and in_order(asked(S), asked(T1, S, **SHUT), asked(retried, S))
-    assert (
-        not in_order(asked(T1))
-        and not in_order(asked(S), asked(T2, S))
-        and not in_order(asked(S), asked(C, S))
-    )
-    assert in_order(asked(S), asked(T1, epoch=1), asked(T2, epoch=1)), "a later epoch's first names no total"
-    assert not in_order(asked(S), asked(T2, epoch=1), asked(T1, epoch=1))
+    for wrong in ([asked(T1)], [asked(S), asked(T2, S)], [asked(S), asked(C, S)]):
+        assert not in_order(*wrong)
     assert not in_order(asked(S), asked(T2, S, epoch=1))
     assert in_order(asked(T2), asked(C, T2), lineage="job-1"), "a job that continues another one"
     assert not in_order(asked(T2), asked(P, T1), lineage="job-1")
@@ -311,6 +312,20 @@ def test_the_order_of_the_plan_that_the_schemas_name() -> None:
     assert str(wrong_in(asked(S), asked(T2, S))).endswith("behind that of 0/statistics-0/0")
     assert in_order(asked(T1), asked(T2), form=1) and not in_order(asked(T2), asked(T1), form=1)
     assert in_order(*RUN, asked(SumId(1, "seal-0"), C), asked(P, T2)), "the last total's seal is of no place"
+
+
+def test_a_later_epoch_goes_on_from_what_the_server_opened_before() -> None:
+    """Its first sum names no total; which of its sums was opened a site does not learn."""
+    later, skipped = asked(T1, epoch=1), asked(T2, epoch=1)
+    for view in ("server", "site-1"):
+        assert in_order(asked(S), later, asked(T2, epoch=1), view=view)
+        assert not in_order(asked(S), skipped, later, view=view)
+        assert in_order(asked(S), skipped, view=view) == (view != "server")
+        assert in_order(asked(S, **SHUT), asked(S, epoch=1), view=view)
+        assert in_order(asked(S, **SHUT), later, view=view) == (view != "server")
+        assert in_order(asked(S), skipped, form=1, view=view), "version 1 let other sums stay shut"
+        assert in_order(asked(T2), asked(P, epoch=1), lineage="job-1", view=view)
+        assert in_order(asked(T1), asked(C, epoch=1), lineage="job-1", view=view) == (view != "server")
 
 
 def test_no_word_of_the_writer_alone_takes_the_order_away() -> None:
