@@ -187,11 +187,7 @@ def _records(
     class_names: Sequence[str] | None,
     job_values: dict[str, Any],
 ) -> tuple[DatasetSpec, Mapping[str, SiloData]]:
-    """Return the data set of records as objects, which has a registered one's form if that is named.
-
-    Raises:
-        JobError, DataError: see ``run``.
-    """
+    """Return the data set of records as objects, which has a registered one's form if that is named."""
     if opened := sorted(site for site, records in silos.items() if is_opened(records)):
         raise JobError(
             [f"silos: Expected all records opened or all as objects, but only {opened} are opened"]

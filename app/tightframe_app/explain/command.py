@@ -54,11 +54,7 @@ def explain(
 
 
 def _code(word: str) -> str:
-    """Refuse what is no code.
-
-    Raises:
-        typer.BadParameter: naming one that is near.
-    """
+    """Refuse what is no code."""
     if word not in errors.ENTRIES:
         from tightframe.options import unknown_name
 

@@ -154,11 +154,7 @@ def _issued(ca: Path) -> dict[str, dict[str, str]]:
 
 
 def _refuse_issued(requests: list[Request], ca: Path) -> None:
-    """Refuse another key of a name that has a certificate.
-
-    Raises:
-        JoinError: TF-755.
-    """
+    """Refuse another key of a name that has a certificate."""
     issued = _issued(ca)
     for request in requests:
         one = issued.get(request.name)

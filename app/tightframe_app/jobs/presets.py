@@ -153,12 +153,18 @@ class Effect:
         return self.seeds >= 5 and (self.high < 0 if self.measure in ("loss", "spread") else self.low > 0)
 
     @property
+    def numbers(self) -> str:
+        """Return the difference and its interval."""
+        digits = {"loss": 3, "accuracy": 3, "spread": 2}.get(self.measure, 1)
+        return f"{self.mean:+.{digits}f} [{self.low:+.{digits}f}, {self.high:+.{digits}f}]"
+
+    @property
     def line(self) -> str:
         """Return the comparison in one line."""
-        digits = {"loss": 3, "accuracy": 3, "spread": 2}.get(self.measure, 1)
-        numbers = f"{self.mean:+.{digits}f} [{self.low:+.{digits}f}, {self.high:+.{digits}f}]"
         named = f" ({self.options})" if self.options else ""
-        return f"{self.setting}{named}: {self.measure} {numbers} less {self.baseline}'s, {self.seeds} seeds"
+        return (
+            f"{self.setting}{named}: {self.measure} {self.numbers} less {self.baseline}'s, {self.seeds} seeds"
+        )
 
 
 def effects(method: str) -> Iterator[Effect]:

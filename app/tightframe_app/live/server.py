@@ -26,6 +26,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
+from importlib.resources import files
 from socketserver import ThreadingTCPServer
 from types import TracebackType
 from typing import Any, Self
@@ -34,8 +35,12 @@ from urllib.parse import parse_qsl, urlsplit
 from tightframe.errors import TightframeError
 from tightframe.report.drawing import layout
 from tightframe.report.drawing.markup import Markup, tag
-from tightframe_app.live.script import EVERY, SCRIPT
 
+EVERY = 2.0
+"""Seconds between two questions of a browser."""
+SCRIPT = (
+    (files(__package__) / "script.js").read_text(encoding="utf-8").replace("EVERY", f"{EVERY * 1000:.0f}")
+)
 LOOPBACK = "127.0.0.1"
 COOKIE = "tightframe"
 SECRET_BYTES = 32

@@ -31,7 +31,7 @@ from tightframe import __version__
 from tightframe.data.contract import Contract
 from tightframe.data.forms import RecordForm
 from tightframe.data.images.contract import PictureContract
-from tightframe.inference.errors import ModelError
+from tightframe.errors import ModelError
 from tightframe.inference.model import TrainedModel
 from tightframe.learning import outputs
 from tightframe.models.frozen import unfrozen

@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 from tightframe.data.forms import PictureForm, Pixels, TableForm
 from tightframe.data.images import dicom
 from tightframe.data.table import TableSite
-from tightframe.errors import TightframeError
-from tightframe.inference.errors import ModelError
+from tightframe.errors import ModelError, TightframeError
 from tightframe.inference.model import TrainedModel
 
 PICTURES = (".png", ".jpg", ".jpeg", ".tif", ".tiff")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from tightframe.inference.errors import ModelError
+from tightframe.errors import ModelError
 from tightframe.inference.inputs import Inputs, Problem
 from tightframe.inference.model import TrainedModel
 from tightframe.learning import outputs

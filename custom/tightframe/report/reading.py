@@ -171,11 +171,7 @@ def _server(folder: Path) -> ServerResults:
 
 
 def _transcript(path: Path) -> Transcript:
-    """Read a server's transcript: form only.
-
-    Raises:
-        ResultsError: TF-802, naming the line.
-    """
+    """Read a server's transcript: form only."""
     first: dict[str, Any] | None = None
     epochs: dict[int, Epoch] = {}
     sums: list[Sum] = []

@@ -338,11 +338,7 @@ def make_private(model: torch.nn.Module, form: Any) -> torch.nn.Module:
 
 
 def _with_privacy(setup: JobSetup) -> JobSetup:
-    """Return the setup with its privacy plan.
-
-    Raises:
-        JobError: TF-101, naming each field or option that no mechanism protects.
-    """
+    """Return the setup with its privacy plan."""
     job, method, config = setup.job, setup.method, setup.setting.config
     if not setup.trains:
         reasons: list[str] = []  # the evaluation alone needs noise

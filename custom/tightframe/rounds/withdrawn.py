@@ -154,11 +154,7 @@ class Withdrawn:
         return frozenset(lists[self._dataset]) if self._dataset in lists else None
 
     def _check(self, names: frozenset[str], listed: frozenset[str] | None) -> None:
-        """Refuse names that are neither those withdrawn last, nor these and more.
-
-        Raises:
-            RunError: TF-524.
-        """
+        """Refuse names that are neither those withdrawn last, nor these and more."""
         if listed is None:
             return
         known = {name for fold in FOLDS for name in withdrawn.record_ids(self._data, fold)} | self._gone

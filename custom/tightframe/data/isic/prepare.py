@@ -302,11 +302,7 @@ def _run(
 
 
 def _originals(images: Path) -> tuple[Path, frozenset[str]]:
-    """Find the folder of the originals, and list the names in it.
-
-    Raises:
-        DataError: TF-203.
-    """
+    """Find the folder of the originals, and list the names in it."""
     folder = images / ORIGINALS if (images / ORIGINALS).is_dir() else images
     try:
         names = frozenset(name[:-4] for name in os.listdir(folder) if name.endswith(".jpg"))

@@ -304,11 +304,7 @@ def _logarithms(values: torch.Tensor, eps: float) -> torch.Tensor:
 
 
 def _checked(gradient: torch.Tensor) -> torch.Tensor:
-    """Return the gradient in float64, if its logarithms have bounds.
-
-    Raises:
-        ContributionError: TF-401, TF-402.
-    """
+    """Return the gradient in float64, if its logarithms have bounds."""
     values = gradient.detach().to(torch.float64)
     # NaN passes through the maximum, so one number read from the device settles the usual case.
     largest = float(values.abs().max()) if values.numel() else 0.0

@@ -289,9 +289,6 @@ def _left_behind(previous: Established | None, history: journal.History) -> dict
     """Return what is erased of the epoch before, once its last total is verified.
 
     In a new epoch nothing asks for it any more, although what this site computes from then on rests on it.
-
-    Raises:
-        TotalError: TF-622.
     """
     if previous is None:
         return {}

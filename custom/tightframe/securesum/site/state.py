@@ -432,8 +432,7 @@ def _slot_restored(value: list[Any]) -> SlotState:
 
 
 def _told_stored(told: Told) -> list[Any]:
-    survivors = list(told.survivors)
-    return [told.slot, told.sum_id.as_value(), told.schema, survivors, dict(told.hashes), told.receipts]
+    return list(told.as_value().values())
 
 
 def _told_restored(value: list[Any]) -> Told:
