@@ -26,7 +26,8 @@ from tightframe.errors import RunError
 from tightframe.phases import Cohort, Field, Group, Phase, Schema, ServerState, Totals
 from tightframe.privacy.ledger.entries import Remembered
 from tightframe.rounds import codec
-from tightframe.rounds.context import COMMITTED, FOLLOWED, NEEDS_STATE, PROPOSED, TOLD, VERIFIED, Message
+from tightframe.rounds.context import COMMITTED, FOLLOWED, NEEDS_STATE, PROPOSED, TOLD, Message
+from tightframe.rounds.notes import VERIFIED
 from tightframe.rounds.pace import Pace
 from tightframe.rounds.run_state import next_state, state_sha256
 from tightframe.rounds.silo import requests
