@@ -203,7 +203,7 @@ def keep_personal_head(trained: Trained) -> Contribution:
 def personalise(silo: SiloView, model: Tensors, state: Tensors) -> nn.Module:
     """Make a personal model: one more round of local training, then the sum of both heads.
 
-    A silo that was part of no round starts from a personal head of zeros, as every silo does in its first one.
+    A silo that was part of no round starts from a personal head of zeros, as every silo does at first.
     """
     config, local = silo.setting.config, silo.setting.local
     hyper = config.personal_head == "hyper_network"
