@@ -273,6 +273,10 @@ class Established(_Stored, _Peers):
     told: Annotated[Told | None, _maybe_told]
     expected: Annotated[Mapping[Group, bytes], dict]
 
+    def __post_init__(self) -> None:
+        if not all(isinstance(item, SlotState) for item in self.slots):
+            raise AssertionError("a slot has another state than those of slots")
+
     @property
     def last_revealed(self) -> int:
         """The last slot of a sum with fields for which this site gave its shares; -1 if there is none."""
