@@ -182,7 +182,9 @@ class SecureSite:
                 params = self._ready().epoch.params
                 history.check_slot(params.job, params.epoch, request.slot, request.sum_id)
                 total = site.check_told(self._ready(), request, history)
-                if self._context.job.resume is not None:
+                # A seal sums nothing, and is of no round of the plan.
+                resumed = self._context.job.resume is not None and params.schemas.get(request.schema) != ()
+                if resumed:
                     history.check_resumed(params, request.sum_id, named, first=total is None)
                 arrived = journal.Requested(params.job, params.epoch, request.slot, key)
                 history.check_request(arrived)
@@ -208,7 +210,7 @@ class SecureSite:
             first = total is None
             del total  # as large as a model; the request has it
             with self._vault.locked() as history:
-                if self._context.job.resume is not None:  # again: jobs beside this one may have come first
+                if resumed:  # again: jobs beside this one may have come first
                     history.check_resumed(params, request.sum_id, named, first=first)
                 state = self._ready()
                 # A set-up that was checked before the training is not verified again.
