@@ -27,7 +27,8 @@ from tightframe import __version__
 from tightframe.phases import Cohort, Contribution, Field, Group, Phase, Schema, ServerState, Totals
 from tightframe.privacy.ledger.entries import Remembered
 from tightframe.rounds import codec
-from tightframe.rounds.context import COMMITTED, FOLLOWED, NEEDS_STATE, PROPOSED, TOLD, VERIFIED, Message
+from tightframe.rounds.context import COMMITTED, FOLLOWED, NEEDS_STATE, PROPOSED, TOLD, Message
+from tightframe.rounds.notes import VERIFIED
 from tightframe.rounds.pace import Pace
 from tightframe.rounds.plan import TRAIN, Exchange, RunPlan
 from tightframe.rounds.run_state import next_state, state_sha256
