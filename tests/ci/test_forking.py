@@ -93,3 +93,47 @@ def test_a_signal_ends_it_as_it_does_a_real_one(
     assert started.wait(timeout=60) == -number
     assert gone(forked, 60)
     started.stdout.close()
+
+
+SITE = """
+import json, os, subprocess, sys, time
+
+if __name__ == "__main__":
+    job = subprocess.Popen([sys.executable, "-m", "probe", "wait"], stdout=subprocess.PIPE)
+    job.stdout.readline()
+    print(json.dumps([os.getpid(), "torch" in sys.modules]), flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_sites_job_is_below_the_site_and_ends_with_it(
+    number: signal.Signals, environment: dict[str, str], tmp_path: Path
+) -> None:
+    (tmp_path / "site_train.py").write_text(SITE)
+    imported = []
+    for values, program in ((forking.environment(environment, sites=True), "python3"), ({}, sys.executable)):
+        started = subprocess.Popen(
+            [program, "-m", "site_train"],
+            cwd=tmp_path,
+            env=values or environment | {forking.SOCKET: ""},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+        )
+        assert started.stdout is not None
+        own, torch = json.loads(started.stdout.readline())
+        imported.append(torch)
+        site = forking.forked(psutil.Process(started.pid))
+        assert site.pid == own and (site.pid == started.pid) == (program != "python3")
+        (job,) = {
+            forking.forked(one) for one in site.children(recursive=True) if "probe" in " ".join(one.cmdline())
+        }
+        assert site in job.parents()
+        started.send_signal(number)
+        assert started.wait(timeout=60) == -number and gone(site, 60)
+        if program != "python3":
+            job.kill()
+        assert gone(job, 60)
+        started.stdout.close()
+    assert imported == [True, False], "one began where torch is there already"
