@@ -19,10 +19,9 @@ import json, os, random, signal, sys, threading
 import numpy as np
 
 def main():
-    ours = sorted(name for name in sys.modules if name.startswith(("tightframe", "tests")))
     ignored = [n for n in (1, 2, 13, 15) if signal.getsignal(n) == signal.SIG_IGN]
     os.umask(umask := os.umask(0))
-    told = [sys.argv, os.getcwd(), os.environ["MINE"], "HOME" in os.environ, umask, sys.stdin.read(), ours]
+    told = [sys.argv, os.getcwd(), os.environ["MINE"], "HOME" in os.environ, umask, sys.stdin.read()]
     told += [__name__, ignored, threading.active_count(), sys.stdout.encoding, sys.path[:2]]
     drawn = [random.random(), float(np.random.random())]
     print(json.dumps([told, drawn, os.path.basename(sys.executable)]), flush=True)

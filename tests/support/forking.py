@@ -1,11 +1,11 @@
 """Processes of tests, forked from one that has imported the packages of others already.
 
 Four fifths of the CPU time of a command, and of a process that works on a job of a test, are imports. One
-process a test session imports torch, the engine and other packages of others, has a single thread, and
-forks a child for each program that tests start with ``environment()``. Our own code is imported by each
-child anew. A small script in the place of ``python3``, ``tightframe`` and ``nvflare`` stands for the child:
-it passes on arguments, environment, folder and files, then the signals that it gets, and ends as the child
-does; if it is killed, so is the child.
+process a test session imports torch, the engine, other packages of others and what each job begins with of
+ours, has a single thread, and forks a child for each program that tests start with ``environment()``. A small
+script in the place of ``python3``, ``tightframe`` and ``nvflare`` stands for the child: it passes on
+arguments, environment, folder and files, then the signals that it gets, and ends as the child does; if it is
+killed, so is the child.
 
 A server or site is forked if ``environment(sites=True)`` asks for it. Before it is anything else it forks a
 process that forks those of its jobs: they are below the engine that starts them, as the doors demand
@@ -56,6 +56,13 @@ REAL = "TIGHTFRAME_REAL_PROCESSES"
 COMMANDS = {"tightframe": "tightframe_app.cli", "nvflare": "nvflare.cli"}
 PACKAGES = "torch numpy nvflare pydantic cryptography safetensors typer rich psutil yaml PIL opacus scipy"
 """Of others: what our code imports of them, anywhere, is imported before a child is forked."""
+OURS = (
+    "tightframe.flare.executor",
+    "tightframe.flare.controller",
+    "tightframe.methods",
+    "tightframe_app.cli",
+)
+"""What a silo's job, the server's and a command begin with; when imported, none of it changes the engine."""
 ENGINE = (
     "private.fed.app.client.worker_process",
     "private.fed.app.server.runner_process",
@@ -183,8 +190,8 @@ def _write_programs(folder: Path) -> None:
     (folder / "lib").symlink_to(Path(sys.prefix) / "lib")
 
 
-def _import_others() -> None:
-    """Import what our code, and the engine's processes, import of others, and nothing of ours."""
+def _import_before() -> None:
+    """Import what our code and the engine's processes import of others, and what jobs begin with of ours."""
     line = re.compile(rf"^\s*(?:from|import) ((?:{'|'.join(PACKAGES.split())})\b[\w.]*)", re.MULTILINE)
     wanted = {f"nvflare.{name}" for name in ENGINE}
     for path in [*(ROOT / "custom").rglob("*.py"), *(ROOT / "app").rglob("*.py")]:
@@ -192,15 +199,14 @@ def _import_others() -> None:
     for name in sorted(name for name in wanted if "mlflow" not in name):  # it starts a thread
         with contextlib.suppress(ImportError):  # an extra that is not installed
             importlib.import_module(name)
+    for name in OURS:
+        with contextlib.suppress(ModuleNotFoundError):  # found by the path of a test alone
+            importlib.import_module(name)
     # `python -m` warns where it is there already.
     for name in (f"nvflare.{name}" for name in ENGINE):
         package, _, own = name.rpartition(".")
         vars(sys.modules[package]).pop(own, None)
         del sys.modules[name]
-    ours = [
-        name for name in sys.modules if name.partition(".")[0] in ("tightframe", "tightframe_app", "tests")
-    ]
-    assert not ours, ours
     assert len(os.listdir("/proc/self/task")) == 1, "a process with threads cannot be forked"
 
 
@@ -364,7 +370,7 @@ def _open_streams(*, unbuffered: bool) -> None:
 def main() -> None:
     """Fork until the session has ended; in each child, run its program as ``python`` does."""
     folder = Path(sys.argv[1])
-    _import_others()
+    _import_before()
     gc.collect()
     gc.freeze()
     connection = serve(folder, int(sys.argv[2]), lambda: os.write(1, b"ready\n"))
