@@ -116,6 +116,11 @@ def environment(values: Mapping[str, str], *, sites: bool = False) -> dict[str, 
     return dict(values) | {"PATH": path, SOCKET: str(folder / "socket")} | ({SITES: "1"} if sites else {})
 
 
+def executable(values: Mapping[str, str]) -> str:
+    """Return the interpreter of an environment: the script, where programs are forked in it."""
+    return str(shutil.which("python3", path=values["PATH"])) if SOCKET in values else sys.executable
+
+
 def forked(process: psutil.Process) -> psutil.Process:
     """Return the process for which a script stands; the same one if it is none of these scripts.
 
