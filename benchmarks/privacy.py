@@ -22,6 +22,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -121,6 +122,8 @@ def parser() -> argparse.ArgumentParser:
         "--canaries", type=int, default=20, help="mislabelled records per silo, for --inference"
     )
     command.add_argument("--turns", type=int, help="turns of --cost, in place of each case's")
+    command.add_argument("--device", default="cpu", help="of --cost, for example cuda")
+    command.add_argument("--size", type=int, help="pixels of --cost, in place of each case's")
     command.add_argument("--cases", nargs="+", choices=[case.model for case in privacy_cost.CASES])
     command.add_argument(
         "--engine",
@@ -162,7 +165,13 @@ def utility(arguments: argparse.Namespace, log: Log) -> dict[str, Any]:
 
 def cost(arguments: argparse.Namespace, log: Log) -> dict[str, Any]:
     """Run part (b): time of a step."""
-    return privacy_cost.measure(privacy_cost.cases_of(arguments.cases, arguments.turns), log=log)
+    cases = privacy_cost.cases_of(arguments.cases, arguments.turns)
+    if arguments.size or arguments.batch_size:
+        cases = [
+            replace(case, size=arguments.size or case.size, batch=arguments.batch_size or case.batch)
+            for case in cases
+        ]
+    return privacy_cost.measure(cases, log=log, device=arguments.device)
 
 
 def inversion(arguments: argparse.Namespace, log: Log) -> dict[str, Any]:

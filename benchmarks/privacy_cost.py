@@ -52,8 +52,8 @@ def build(name: str, size: int) -> nn.Module:
     return model
 
 
-def step_of(case: Case, engine: EngineName | None) -> Callable[[], None]:
-    """Return a training step, a plain one without an engine.
+def step_of(case: Case, engine: EngineName | None, device: str = "cpu") -> Callable[[], None]:
+    """Return a training step, a plain one without an engine; on a GPU it ends when the GPU has.
 
     A private step has every record in its batch, so that both kinds process equally many.
     """
@@ -61,37 +61,48 @@ def step_of(case: Case, engine: EngineName | None) -> Callable[[], None]:
     inputs = torch.randn((case.batch, 3, case.size, case.size), generator=generator)
     records = TensorDataset(inputs, torch.randint(CLASSES, (case.batch,), generator=generator))
     model = build(case.model, case.size).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    model = model.to(device)
     settings = OptimizerSettings(learning_rate=0.01, momentum=0.9)
     stages = [Stage((cross_entropy(),), settings, steps=1)]
     if engine is None:
         return lambda: void(
-            loop.fit(model, lambda epoch: iter(DataLoader(records, case.batch)), stages, device="cpu", seed=0)
+            loop.fit(
+                model, lambda epoch: iter(DataLoader(records, case.batch)), stages, device=device, seed=0
+            ),
+            device,
         )
-    model = make_private(model)
+    model = make_private(model).to(device)
     private = PrivateSettings(1.0, 1.0, 1.0, case.batch)
     return lambda: void(
         private_fit(
-            model, lambda step: records, stages, settings=private, device="cpu", engine=engine, probe=False
-        )
+            model, lambda step: records, stages, settings=private, device=device, engine=engine, probe=False
+        ),
+        device,
     )
 
 
-def void(result: Any) -> None:
-    """Discard a result."""
+def void(result: Any, device: str = "cpu") -> None:
+    """Discard a result, once a GPU is done."""
+    if device != "cpu":
+        torch.cuda.synchronize(device)
 
 
 def measure(
     cases: Sequence[Case] = CASES,
     engines: Sequence[EngineName] = ENGINES,
     log: Callable[[str], None] = lambda text: None,
+    device: str = "cpu",
 ) -> dict[str, Any]:
     """Return the seconds of every kind of step in every case, in turns of all kinds; the first warms up."""
-    return {"cases": [_measure(case, engines, log) for case in cases]}
+    place = "CPU" if device == "cpu" else torch.cuda.get_device_name(device)
+    return {"device": place, "cases": [_measure(case, engines, log, device) for case in cases]}
 
 
-def _measure(case: Case, engines: Sequence[EngineName], log: Callable[[str], None]) -> dict[str, Any]:
-    steps: dict[str, Callable[[], None]] = {"plain": step_of(case, None)}
-    steps |= {name: step_of(case, name) for name in engines}
+def _measure(
+    case: Case, engines: Sequence[EngineName], log: Callable[[str], None], device: str
+) -> dict[str, Any]:
+    steps: dict[str, Callable[[], None]] = {"plain": step_of(case, None, device)}
+    steps |= {name: step_of(case, name, device) for name in engines}
     seconds: dict[str, list[float]] = {name: [] for name in steps}
     failed: dict[str, str] = {}
     for turn in range(case.turns + 1):

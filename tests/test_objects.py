@@ -15,8 +15,7 @@ from torch.utils.data import TensorDataset
 
 import tightframe
 from tightframe import data, federation, methods
-from tightframe.errors import DataError, JobError
-from tightframe.inference.errors import ModelError
+from tightframe.errors import DataError, JobError, ModelError
 
 SILOS = ["a", "b", "c"]
 SMALL: dict[str, Any] = {

@@ -13,8 +13,7 @@ from torch import nn
 
 import tightframe
 from tightframe import federation, methods, models
-from tightframe.errors import JobError
-from tightframe.inference.errors import ModelError
+from tightframe.errors import JobError, ModelError
 from tightframe.phases import stream_seed
 
 SILOS = ["a", "b", "c"]

@@ -30,7 +30,6 @@ class Recipe:
     Args:
         name: of ``tightframe jobs list``.
         preset: ``rehearsal`` or ``full``.
-        **values: of the job.
 
     Raises:
         JobError: listing every problem.

@@ -125,7 +125,7 @@ def _verified(
         if error.expected == BY_ROOT:
             text += " The root is not that of this transcript's sites: give their federation's rootCA.pem."
     else:
-        if (wrong := _out_of_order(report)) is None:
+        if (wrong := out_of_order(report)) is None:
             return report
         text = f"Expected sums in the order of the job's plan, but {wrong}."
     code = TranscriptError.code
@@ -139,28 +139,42 @@ def _verified(
     raise typer.Exit(1)
 
 
-def _out_of_order(report: Report) -> str | None:
-    """Return which sum is out of the order of the plan that the schemas name; None if none is."""
+def out_of_order(report: Report) -> str | None:
+    """Return which sum is out of the order of the plan that the schemas name; None if none is.
+
+    Whether they name one is read from the parameters, which sites sign: a sum's line names its schema, and a
+    failed one its sum, by the writer's word.
+    """
     from tightframe.rounds.order import KINDS, may_follow, place_of, position
     from tightframe.rounds.sums.common import SEAL
+    from tightframe.securesum.transcript import SERVER
 
     params = {item.params.epoch: item.params for item in report.epochs}
-    sums = [item for item in report.sums if item.schema != SEAL]
-    named = (item.schema.startswith(f"{item.sum_id.phase}/") for item in sums)
-    if not all(named) or {place_of(item.sum_id)[0] for item in sums} - set(KINDS):
+    named = {name.partition("/")[0] for item in params.values() for name in item.schemas} - {SEAL}
+    if {phase.rpartition("-")[0] for phase in named} - set(KINDS):
         return None  # no plan can be read from these schemas
-    first, reached = min(params, default=0), (0, 0, 0)
-    for item in sums:
+    first, reached, opened = min(params, default=0), (0, 0, 0), None
+    for item in report.sums:
         place, told, epoch = place_of(item.sum_id), item.rests_on, params[item.epoch]
+        if set(item.missing) == set(epoch.roster):
+            continue  # nobody has signed that it was asked
+        if item.schema.partition("/")[0] != (SEAL if place[0] == SEAL else item.sum_id.phase):
+            return f"the sum of {item.sum_id} has the fields of another one, {item.schema}"
+        if place[0] == SEAL:
+            continue
+        # In a new epoch the server goes on from what it opened; a site does not know what that was.
+        last = opened if told is None else told
         # A job that continues another one begins where that one stopped; version 1 names no total.
-        begins = item.epoch == first and epoch.lineage == epoch.job and report.form > 1
-        known = told is not None or begins
-        if known and not may_follow(epoch.schemas, None if told is None else place_of(told), place):
-            behind = "as the first one" if told is None else f"behind that of {told}"
+        begins = (item.epoch == first or report.view == SERVER) and epoch.lineage == epoch.job
+        known = told is not None or (report.form > 1 and (begins or last is not None))
+        if known and not may_follow(epoch.schemas, None if last is None else place_of(last), place):
+            behind = "as the first one" if last is None else f"behind that of {last}"
             return f"the sum of {item.sum_id} was asked {behind}"
         if position(place) < reached:
             return f"the sum of {item.sum_id} was asked after a later one"
         reached = position(place)
+        if item.groups and report.view == SERVER:
+            opened = item.sum_id
     return None
 
 

@@ -62,8 +62,8 @@ def predict(
     The form of all inputs is checked first. Inputs that cannot be read are listed at the end, with codes,
     and then the exit code is 1; all others are in the output. No medical device: for research only.
     """
+    from tightframe.errors import ModelError
     from tightframe.inference import inputs as files
-    from tightframe.inference.errors import ModelError
     from tightframe.inference.model import load_model
     from tightframe.inference.predictions import OperatingPoint, class_codes, header, line, predictions
     from tightframe.results.files import BEST, MODEL
@@ -136,7 +136,7 @@ def _entry(model: TrainedModel, config: Path, site: str | None) -> TableSite:
         SiteConfigError: if there is no such site or entry.
     """
     from tightframe.data.table.encoding import check_mapping
-    from tightframe.inference.errors import ModelError
+    from tightframe.errors import ModelError
     from tightframe_app.data.contracts import entries
 
     dataset = model.setup.dataset

@@ -135,7 +135,6 @@ class ContributionError(TightframeError):
 
     Args:
         message: what was expected, and what came.
-        code: of these.
         field: which field it is about; None if it is no single one.
     """
 
@@ -144,6 +143,17 @@ class ContributionError(TightframeError):
     def __init__(self, message: str, *, code: str | None = None, field: str | None = None) -> None:
         self.field = field
         super().__init__(message, code=code)
+
+
+class ModelError(TightframeError):
+    """A trained model cannot be used.
+
+    TF-821 no model to load, TF-822 another model than its card says, TF-823 input of another form than the
+    model takes, TF-824 a record that cannot be read or judged, TF-825 no export in this form, TF-826 an
+    export that differs from the model, TF-827 a model whose last total a silo never verified.
+    """
+
+    code = "TF-821"
 
 
 class RunError(TightframeError):

@@ -108,7 +108,6 @@ def run(
         method: a registered method's name, or a ``Method``, registered or not.
         silos: name -> records, opened or as objects: ``(X, y)``, a torch data set, or one for each fold
             (``data.objects.from_objects``); or names alone, which then get the data set's synthetic twin.
-        rounds: training rounds.
         dataset: a registered data set: class names, input shape, and the twin. Records as objects need none.
         class_names: of records as objects without ``dataset``; by default the numbers of their labels.
         model: a registered backbone's name, or a module that returns logits (B, C) and is the start of the
@@ -188,11 +187,7 @@ def _records(
     class_names: Sequence[str] | None,
     job_values: dict[str, Any],
 ) -> tuple[DatasetSpec, Mapping[str, SiloData]]:
-    """Return the data set of records as objects, which has a registered one's form if that is named.
-
-    Raises:
-        JobError, DataError: see ``run``.
-    """
+    """Return the data set of records as objects, which has a registered one's form if that is named."""
     if opened := sorted(site for site, records in silos.items() if is_opened(records)):
         raise JobError(
             [f"silos: Expected all records opened or all as objects, but only {opened} are opened"]

@@ -26,9 +26,6 @@ def write_atomically(path: Path, data: bytes, *, mode: int = 0o644, locked: bool
     """Replace ``path`` by ``data``: temporary file, fsync, rename.
 
     Args:
-        path: the file.
-        data: all of it.
-        mode: of the new file.
         locked: the caller holds a lock on the file, so that the temporary one needs no name of its own
             process: what a kill has left of it is overwritten the next time.
     """

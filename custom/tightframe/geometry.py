@@ -23,7 +23,6 @@ def simplex_etf(num_classes: int, dim: int, *, seed: int, scale: float = 1.0) ->
     Args:
         num_classes: number of classes C, at least 2.
         dim: feature width d, at least C - 1.
-        seed: of the rotation.
         scale: norm of each class vector.
 
     Returns:

@@ -4,22 +4,22 @@ Every method, the evaluation and the statistics are *phases*::
 
     broadcast (server -> silos)  ->  contribution (named tensors)  ->  SUM  ->  update (server)
 
-This is the bottom layer: types only, and importable without torch, because the processes that
+This is the bottom layer: types only, and importable without torch and NumPy, because the processes that
 only carry messages must start fast.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
-import numpy as np
-from numpy.typing import NDArray
-
 if TYPE_CHECKING:
+    import numpy as np
     import torch
+    from numpy.typing import NDArray
     from pydantic import BaseModel
 
 
@@ -50,10 +50,10 @@ sums, a noisy sum of clipped gradients, noisy sums of frozen features, noisy tot
 statistics of a table, the same whatever the records are, or a function of what the silo's ledger says was
 charged, which follows from the job, from what was repeated, and from a number of records that is taken as
 known."""
-Totals: TypeAlias = Mapping[str, NDArray[np.float64]]
+Totals: TypeAlias = "Mapping[str, NDArray[np.float64]]"
 """Decoded sums, by field name, each of its field's shape, in float64."""
 
-RING_DTYPE: Mapping[int, Any] = {32: np.uint32, 64: np.uint64}
+RING_DTYPE: Mapping[int, str] = {32: "uint32", 64: "uint64"}
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class Field:
     @property
     def size(self) -> int:
         """Number of elements."""
-        return int(np.prod(self.shape, dtype=np.int64))
+        return math.prod(self.shape)
 
     @property
     def bytes(self) -> int:
@@ -309,7 +309,6 @@ class SiloView(Protocol):
 
         Args:
             features: (B, ...) -> (B, width); each record's is clipped.
-            width: of it.
 
         Returns:
             Tensors (C, width) and (C,) for the two fields whose mechanism is ``class_sums``; only
@@ -402,7 +401,6 @@ class Reading:
 
     Attributes:
         state: of the server, with what riders remember in ``extra``, under names that begin with ``RIDERS``.
-        totals: left for the method.
         notes: for the record of the run, by rider.
         warnings: for the server's log.
         failed: number of silos in the sum that could not contribute.
@@ -466,7 +464,6 @@ def advance(phase: Phase, state: ServerState, totals: Totals, cohort: Cohort) ->
     a silo could.
 
     Args:
-        phase: with its riders.
         state: before the exchange.
         totals: as opened, by field name; empty if the sum stayed shut.
         cohort: the silos in the sum.
@@ -510,7 +507,6 @@ class Method:
 
     Attributes:
         name: what a job calls it.
-        title: how people call it.
         paper: citation.
         config: frozen pydantic model of its options.
         init_server: makes the state before round 1 from a seed.

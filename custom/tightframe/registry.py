@@ -21,6 +21,9 @@ from tightframe.errors import JobError
 OBJECT = "object:"
 """Prefix of the names of a run's own objects, which no list of ours and no package can take."""
 
+METHODS, BACKBONES, DATASETS = "tightframe.methods", "tightframe.backbones", "tightframe.datasets"
+"""Groups of the entry points by which installed packages offer theirs."""
+
 _OBJECTS: ContextVar[Mapping[str, Any]] = ContextVar("objects of a run", default={})  # noqa: B039 (never changed)
 
 

@@ -75,6 +75,8 @@ main()
         (["jobs", "--help"], 0, "export", "numpy pydantic tightframe_app.site.commands"),
         (["site", "--help"], 0, "check", "numpy cryptography pydantic tightframe_app.jobs.commands"),
         (["provisioning", "show"], 0, "local/privacy.json", "numpy cryptography tightframe.config.job"),
+        (["explain"], 0, "TF-612", "numpy cryptography tightframe.options"),
+        (["explain", "policy"], 0, "policy.require_secure_sum", "numpy cryptography tightframe.options"),
     ],
 )
 def test_names_are_listed_and_checked_without_what_takes_long_to_load(
@@ -86,6 +88,38 @@ def test_names_are_listed_and_checked_without_what_takes_long_to_load(
     assert done.returncode == code, done.stderr
     assert said in done.stdout + done.stderr
     assert done.stderr.endswith("loaded:\n"), done.stderr
+
+
+WALK = """
+import sys, typer
+from typer.testing import CliRunner
+from tightframe_app.cli import app
+def helps(group, *words):
+    yield [*words, "--help"]
+    for name, command in getattr(group, "commands", {}).items():
+        yield from helps(command, *words, name)
+typed = [line.split() for line in sys.argv[1].split(";")]
+typed += [[*words, "--format", "json"] for words in typed if words[0] != "schema"]
+typed += helps(typer.main.get_command(app))
+for words in typed:
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, (words, done.output)
+    heavy = {"torch", "monai", "opacus", "nvflare", "pandas", "matplotlib", "numpy"} & set(sys.modules)
+    assert not heavy, (words, heavy)
+print(len(typed))
+"""
+
+
+@pytest.mark.whole
+def test_no_list_no_help_and_no_explanation_loads_what_takes_long() -> None:
+    shown = (
+        "methods;methods fedmr;explain;explain fedmr;explain small_cnn;explain eicu;explain status;"
+        "explain TF-612;jobs list;schema;schema --all;provisioning show;"
+        "provisioning show policies/strict.json"
+    )
+    done = subprocess.run([sys.executable, "-c", WALK, shown], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 60, "each command's help is among them"
 
 
 def test_the_list_of_commands_says_what_each_command_s_own_help_says() -> None:

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -19,12 +20,14 @@ from tests.support import runs
 from tests.support.outputs import checked
 from tests.support.securesum.certificates import AT, Issued, issue, make_root
 from tests.support.securesum.replay import VECTORS
-from tests.support.securesum.transcripts import NAMES, Run, edited, rechained, short_run, whole_run
+from tests.support.securesum.transcripts import NAMES, PARAMS, Run, edited, rechained, short_run, whole_run
 from typer.testing import CliRunner
 
 from tightframe.rounds.sums.simulated_identity import simulated_root_pem
-from tightframe.securesum.messages import GROUPS
+from tightframe.securesum.messages import GROUPS, SumId
+from tightframe.securesum.transcript import EpochReport, Report, SumReport
 from tightframe_app import cli
+from tightframe_app.transcripts import out_of_order
 
 Verify = Callable[..., Result]
 
@@ -258,6 +261,84 @@ def test_a_transcript_cannot_steer_the_terminal(verify: Verify) -> None:
     assert done.exit_code == 1 and "\x1b" not in done.stderr
     first = edited(run.lines[-1], lambda value: value.update(reason="[/x]\x1b[2J"))
     assert r"[/x]\x1b[2J" in verify(run, lines=[*run.lines[:-1], first]).stdout
+
+
+NAMED = ("statistics-0/a", "train-0/b", "closing-0/c", "personal-0/d", "seal")
+S, T1, T2, C, P = (
+    SumId(*of)
+    for of in ((0, "statistics-0"), (1, "train-0"), (2, "train-0"), (2, "closing-0"), (2, "personal-0"))
+)
+
+
+def asked(sum_id: SumId, rests_on: SumId | None = None, **changes: Any) -> SumReport:
+    """A sum as a transcript tells it."""
+    schema = next((name for name in NAMED if name.startswith(f"{sum_id.phase}/")), "seal")
+    return replace(SumReport(0, 0, sum_id, schema, ("update",), (), None, {}, rests_on), **changes)
+
+
+def wrong_in(
+    *sums: SumReport,
+    schemas: Sequence[str] = NAMED,
+    form: int = 3,
+    view: str = "server",
+    **changes: Any,
+) -> str | None:
+    """Return what is wrong in the order of a transcript's sums; ``changes`` are of the parameters."""
+    made = replace(PARAMS, schemas=dict.fromkeys(schemas, ()), **changes)
+    epochs = tuple(EpochReport(replace(made, epoch=number), AT, {}) for number in (0, 1))
+    report = Report(view, "job-7", "1", AT, form, epochs, sums, (), (), False, True, None, "")
+    return out_of_order(report)
+
+
+def in_order(*sums: SumReport, **changes: Any) -> bool:
+    return wrong_in(*sums, **changes) is None
+
+
+RUN = asked(S), asked(T1, S), asked(T2, T1), asked(C, T2)
+SHUT = {"groups": (), "failure": "TF-501"}
+UNSIGNED = {"missing": PARAMS.roster, **SHUT}
+
+
+def test_the_order_of_the_plan_that_the_schemas_name() -> None:
+    """Each sum behind the one that it rests on; where none is named, not after a later one."""
+    retried = replace(T1, attempt=1)
+    assert in_order(*RUN) and in_order(asked(S), asked(T1, S, **SHUT), asked(retried, S))
+    for wrong in ([asked(T1)], [asked(S), asked(T2, S)], [asked(S), asked(C, S)]):
+        assert not in_order(*wrong)
+    assert not in_order(asked(S), asked(T2, S, epoch=1))
+    assert in_order(asked(T2), asked(C, T2), lineage="job-1"), "a job that continues another one"
+    assert not in_order(asked(T2), asked(P, T1), lineage="job-1")
+    assert wrong_in(asked(T2), form=2) == "the sum of 2/train-0/0 was asked as the first one"
+    assert str(wrong_in(asked(S), asked(T2, S))).endswith("behind that of 0/statistics-0/0")
+    assert in_order(asked(T1), asked(T2), form=1) and not in_order(asked(T2), asked(T1), form=1)
+    assert in_order(*RUN, asked(SumId(1, "seal-0"), C), asked(P, T2)), "the last total's seal is of no place"
+
+
+def test_a_later_epoch_goes_on_from_what_the_server_opened_before() -> None:
+    """Its first sum names no total; which of its sums was opened a site does not learn."""
+    later, skipped = asked(T1, epoch=1), asked(T2, epoch=1)
+    for view in ("server", "site-1"):
+        assert in_order(asked(S), later, asked(T2, epoch=1), view=view)
+        assert not in_order(asked(S), skipped, later, view=view)
+        assert in_order(asked(S), skipped, view=view) == (view != "server")
+        assert in_order(asked(S, **SHUT), asked(S, epoch=1), view=view)
+        assert in_order(asked(S, **SHUT), later, view=view) == (view != "server")
+        assert in_order(asked(S), skipped, form=1, view=view), "version 1 let other sums stay shut"
+        assert in_order(asked(T2), asked(P, epoch=1), lineage="job-1", view=view)
+        assert in_order(asked(T1), asked(C, epoch=1), lineage="job-1", view=view) == (view != "server")
+
+
+def test_no_word_of_the_writer_alone_takes_the_order_away() -> None:
+    """Which schema a line names, and that a failed sum without a receipt was asked, nobody has signed."""
+    wrong = asked(S), asked(T2, S)
+    for line in (asked(SumId(2, "x-0"), **UNSIGNED), asked(C, S, schema="seal", **UNSIGNED)):
+        assert not in_order(*wrong, line)
+    for schema in ("seal", "closing-0/c"):
+        assert not in_order(asked(S), asked(T2, S, schema=schema))
+    assert not in_order(asked(S), asked(SumId(1, "seal-0"), S, schema="train-0/b"))
+    assert not in_order(asked(S), asked(SumId(1, "x-0"), S))
+    assert in_order(asked(S), asked(C, S, **UNSIGNED), asked(T1, S)), "nobody answered the closing"
+    assert in_order(*wrong, schemas=(*NAMED, "other")), "the sites signed schemas that name no plan"
 
 
 def test_help() -> None:

@@ -16,6 +16,7 @@ from tests.support.attacks.malicious_server import Federation, Records, hearts
 from tightframe.config.policy import PolicyBlock
 from tightframe.errors import SecureSumError
 from tightframe.securesum.messages import Params
+from tightframe.securesum.reading import keys_of
 
 SEMI_HONEST = PolicyBlock(profile="standard", semi_honest_server=True)
 
@@ -68,7 +69,7 @@ def test_every_parameter_is_the_jobs_or_has_a_rule_of_its_own() -> None:
     """A field that is added to the parameters must be decided on here."""
     jobs = {"job", "lineage", "threshold", "colluders", "slots", "schemas", "weights", "trust", "min_sites"}
     jobs |= {"config_sha256", "version"}
-    assert set(Params.KEYS) == jobs | {
+    assert set(keys_of(Params)) == jobs | {
         "roster",  # silos of the job, as many as the site's policy and the job's minimum ask for
         "epoch",  # only rises
         "static_open",  # shut opens less; open is held against the cohort that the site remembers

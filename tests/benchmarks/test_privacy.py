@@ -275,7 +275,9 @@ def test_an_engine_that_cannot_is_shown_as_such(
 
     original = privacy_cost.step_of
     monkeypatch.setattr(
-        privacy_cost, "step_of", lambda case, engine: broken if engine == "hooks" else original(case, engine)
+        privacy_cost,
+        "step_of",
+        lambda case, engine, device: broken if engine == "hooks" else original(case, engine, device),
     )
     found = privacy_cost.measure([privacy_cost.Case("small_cnn", 16, 4, 1)])
     rows = {row["step"]: row for row in found["cases"][0]["rows"]}

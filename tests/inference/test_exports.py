@@ -18,8 +18,8 @@ from typer.testing import CliRunner
 import tightframe
 from tightframe import federation, models
 from tightframe.data.image_sets import open_silos
+from tightframe.errors import ModelError
 from tightframe.inference import exports
-from tightframe.inference.errors import ModelError
 from tightframe.models import BACKBONES
 from tightframe.results.files import PERSONAL
 from tightframe_app.cli import app

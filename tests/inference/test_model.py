@@ -18,8 +18,8 @@ import tightframe
 from tightframe import federation, methods
 from tightframe.config.job import parse_job
 from tightframe.data.image_sets import open_silos
+from tightframe.errors import ModelError
 from tightframe.inference import exports
-from tightframe.inference.errors import ModelError
 from tightframe.inference.model import TrainedModel
 from tightframe.learning.model_update import build_template
 from tightframe.results.files import BEST, CARD, LOCAL, MODEL, PERSONAL

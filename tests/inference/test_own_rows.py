@@ -12,8 +12,7 @@ from tests.support.tables import HEADER, contract, options, ward_rows, write
 from tightframe.data.base import FOLDS
 from tightframe.data.table import TableSite
 from tightframe.data.table.silo import open_site
-from tightframe.errors import DataError
-from tightframe.inference.errors import ModelError
+from tightframe.errors import DataError, ModelError
 from tightframe.inference.own_rows import OwnRows
 
 ENTRY = {

@@ -23,9 +23,8 @@ import tightframe
 from tightframe import data, federation
 from tightframe.data.heart import FEATURES
 from tightframe.data.images import dicom
-from tightframe.errors import DataError
+from tightframe.errors import DataError, ModelError
 from tightframe.inference import exports, inputs, predictions
-from tightframe.inference.errors import ModelError
 from tightframe.inference.predictions import OperatingPoint, class_codes
 from tightframe.results.files import BEST, CARD, MODEL
 from tightframe_app.cli import app

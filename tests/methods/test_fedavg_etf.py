@@ -37,7 +37,6 @@ from tightframe.methods.fedavg_etf import (
     OFFSETS,
     VALID,
     FedAvgETFConfig,
-    memory_logits,
     memory_offsets,
     update_memory,
 )
@@ -47,6 +46,20 @@ GOLDEN = np.load(Path(__file__).resolve().parent.parent / "golden" / "fedavg_etf
 CASES = range(int(GOLDEN["n_cases"]))
 ALPHAS = ["0.0", "0.1", "0.5", "1.0"]
 TYPES = [(torch.float64, 1e-9, 1e-12), (torch.float32, 1e-4, 1e-6)]
+
+
+def memory_logits(
+    features: torch.Tensor,
+    labels: torch.Tensor,
+    memory: torch.Tensor,
+    valid: torch.Tensor,
+    etf: torch.Tensor,
+    *,
+    alpha: float,
+) -> torch.Tensor:
+    """Return the paper's form, ``(f + alpha mu_y) V``; silos compute ``f V + memory_offsets(...)[y]``."""
+    vectors = torch.where(valid.to(torch.bool)[:, None], memory, 0)
+    return (features + alpha * vectors[labels]) @ etf
 
 
 def _golden(name: str, dtype: torch.dtype = torch.float64) -> torch.Tensor:

@@ -16,6 +16,7 @@ from PIL import Image
 from scipy.stats import binomtest
 from sklearn.datasets import make_multilabel_classification
 from sklearn.metrics import average_precision_score, multilabel_confusion_matrix, roc_auc_score
+from tests.support.error_bounds import auroc_error_bound, average_precision_error_bound
 from tests.support.ledgers import charges_of
 from tests.support.tables import FOUR, statistics_job
 from torch import nn
@@ -221,9 +222,9 @@ def check_metrics(found: FoldMetrics, likely: np.ndarray, truth: np.ndarray) -> 
         assert one.specificity == absent / (absent + false)
         assert found.scores is not None
         histogram = np.array([found.scores[name]])
-        off = metrics.auroc_error_bound(histogram).item() + 1e-9
+        off = auroc_error_bound(histogram).item() + 1e-9
         assert one.auroc == pytest.approx(roc_auc_score(y, p), abs=off)
-        off = metrics.average_precision_error_bound(histogram).item() + 1e-9
+        off = average_precision_error_bound(histogram).item() + 1e-9
         assert one.average_precision == pytest.approx(average_precision_score(y, p), abs=off)
         areas.append(one.auroc)
         recalls.append((one.sensitivity + one.specificity) / 2)

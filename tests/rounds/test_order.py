@@ -51,6 +51,28 @@ def test_schemas_tell_it_but_for_the_number_of_a_rounds_exchanges(
     assert found == [*allowed, *more]
 
 
+def test_a_kind_without_a_schema_is_not_in_the_plan() -> None:
+    schemas = ["train-0/hash", "closing-0/hash", "other-0/hash", "train-x/hash"]
+    assert may_follow(schemas, None, ("train", 1, 0)) and may_follow(
+        schemas, ("train", 1, 0), ("closing", 1, 0)
+    )
+    assert not may_follow(schemas, None, ("statistics", 0, 0))
+    assert not may_follow(schemas, ("closing", 1, 0), ("personal", 1, 0))
+    assert may_follow(["closing-0/hash"], None, ("closing", 1, 0))
+
+
+def test_any_number_of_a_round_is_told_at_once() -> None:
+    schemas, number = ["train-0/hash", "train-1/hash", "closing-0/hash"], 2**31
+    last = "train", number, 1
+    assert may_follow(schemas, last, ("train", number + 1, 0)) and may_follow(
+        schemas, last, ("closing", number, 0)
+    )
+    assert may_follow(schemas, ("train", number, 0), last)
+    assert not may_follow(schemas, last, ("closing", number + 1, 0))
+    for other in (None, ("train", 3, 0), ("statistics", 7, 0), ("closing", 7, 0)):
+        assert not may_follow(schemas, other, last)
+
+
 def test_a_place_is_read_from_a_sums_id() -> None:
     assert place_of(SumId.of("train", 3, 1, 2)) == ("train", 3, 1)
     assert place_of(SumId(1, "seal")) == ("", 1, -1)

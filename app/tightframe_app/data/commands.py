@@ -22,9 +22,10 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
+from tightframe.files import quoted
 from tightframe_app.data import contracts as tables
-from tightframe_app.data import described, splitting
-from tightframe_app.screens import lines
+from tightframe_app.data import described
+from tightframe_app.screens import lines, shown
 
 if TYPE_CHECKING:
     from tightframe.data.isic.prepare import Report
@@ -42,7 +43,6 @@ err = lines(stderr=True)
 
 
 app.command("init")(tables.init)
-app.command("split")(splitting.split)
 app.command("check")(tables.check)
 app.command("describe")(described.describe)
 
@@ -229,3 +229,26 @@ def _resumable() -> Iterator[None]:
     except KeyboardInterrupt:
         err.print("interrupted: finished files are kept; the same command continues with the rest")
         raise typer.Exit(INTERRUPTED) from None
+
+
+@app.command()
+def split(
+    file: Annotated[Path, typer.Argument(help="A text table with a header: .csv, .tsv, .txt (also .gz).")],
+    by: Annotated[str, typer.Option("--by", help="The column that tells the hospital.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="New folder.")],
+) -> None:
+    """Write a table for each value of a column, without that column, and a simulation's sites.json.
+
+    Exit code 0: written. 2: the file cannot be read, or the column does not tell 2 to 100 sites.
+    """
+    from tightframe.data.table import splitting
+
+    parts = splitting.split(file, by, output)
+    for site, part in parts.items():
+        out.print(shown(f"{site}: {part.value}, {part.rows} rows in {part.entry['file']}"))
+    config = output / "sites.json"
+    sites = {site: {"data": {"table": part.entry}} for site, part in parts.items()}
+    config.write_text(json.dumps({"sites": sites}, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    first = next(iter(parts.values())).entry["file"]
+    out.print(f"{config}: where they lie, for --site-config")
+    out.print(f"then: tightframe data init {quoted(Path(first))} --label COLUMN --title NAME")

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import re
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.padding import Padding
 
 from tightframe_app import formats
-from tightframe_app.explain import errors
+from tightframe_app.explain import errors, topics
+from tightframe_app.explain.topics import Topic
 from tightframe_app.screens import console
-
-if TYPE_CHECKING:
-    from tightframe_app.explain.options import Topic
 
 WIDTH = 100
 _LINK = re.compile(r"\[([^\[\]]*)\]\(([^()\s]+)\)")
@@ -30,39 +28,33 @@ def explain(
 
     Without words it lists what it knows. A value stands with its (default).
     """
-    from tightframe_app.explain import options
-
     codes: list[str] = []
-    topics: list[Topic] = []
+    found: list[Topic] = []
     known: tuple[str, ...] = ()
     for word in words or ():
         if re.fullmatch(r"TF-\d+", word, re.IGNORECASE):
             codes.append(_code(word.upper()))
         else:
-            topics += options.find(word)
+            found += topics.find(word)
     if not words:
-        known = (*errors.ENTRIES, *options.named())
+        known = (*errors.ENTRIES, *topics.offered(), *topics.ours())
     if form == "json":
         from tightframe_app.outputs import CodeExplained, Explained, TopicExplained
 
         told = [CodeExplained(code=code, title=errors.title(code), **_plain(code)) for code in codes]
-        blocks = [TopicExplained.model_validate(asdict(topic)) for topic in topics]
+        blocks = [TopicExplained.model_validate(asdict(topic)) for topic in found]
         formats.show(Explained(codes=tuple(told), topics=tuple(blocks), known=known))
         return
     if known:
         console(WIDTH).print(", ".join(known))
     for code in codes:
         _print_code(code)
-    for topic in topics:
+    for topic in found:
         _print_topic(topic)
 
 
 def _code(word: str) -> str:
-    """Refuse what is no code.
-
-    Raises:
-        typer.BadParameter: naming one that is near.
-    """
+    """Refuse what is no code."""
     if word not in errors.ENTRIES:
         from tightframe.options import unknown_name
 

@@ -1,68 +1,28 @@
-"""Names, defaults and meanings of values, from the docstrings of the models that hold them."""
+"""Topics of ``tightframe explain``, from the docstrings of the models that hold the values."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
-import typer
 from pydantic import BaseModel
 
-from tightframe.options import did_you_mean, meanings
+from tightframe.options import meanings
+from tightframe_app.explain import topics
+from tightframe_app.explain.topics import Topic, Value
 
 if TYPE_CHECKING:
     from tightframe.data import DatasetSpec
     from tightframe.models import BackboneSpec
     from tightframe.phases import Method
-    from tightframe.registry import Listed
-
-
-@dataclass(frozen=True)
-class Value:
-    """A value that somebody may set.
-
-    Attributes:
-        name: with the blocks that it stands in, such as ``training.epochs``.
-        default: as a configuration has it, ``none`` (nothing in it) or ``required``; of a policy's rule that
-            of each profile; empty where nobody sets the value.
-        means: what it is.
-    """
-
-    name: str
-    default: str
-    means: str
-
-    @property
-    def shown_default(self) -> str:
-        """The default in brackets, after a blank; empty if there is none."""
-        return f" ({self.default})" if self.default else ""
-
-
-@dataclass(frozen=True)
-class Topic:
-    """Values that belong together.
-
-    Attributes:
-        name: by which they are asked for.
-        about: what they are, in a sentence.
-        values: in the order of the model.
-    """
-
-    name: str
-    about: str
-    values: tuple[Value, ...]
 
 
 def topic(name: str, model: type[BaseModel], prefix: str = "", about: str = "") -> Topic:
     """Return a model's values.
 
     Args:
-        name: of the topic.
         model: with a docstring, or descriptions, for each field.
-        prefix: of the names.
         about: in place of the first line of the docstring.
     """
     told = meanings(model)
@@ -130,8 +90,37 @@ def _policy() -> Topic:
     return Topic("policy", about, tuple(given))
 
 
-def blocks() -> dict[str, Callable[[], Topic]]:
-    """Return what a job and a site may say, by name, without importing torch."""
+def computed() -> dict[str, list[Topic]]:
+    """Return all topics of ours by their kind: what ``tightframe_app.kept`` keeps."""
+    from tightframe.data import DATASETS
+    from tightframe.methods import METHODS
+    from tightframe.models import BACKBONES
+
+    return {
+        topics.BLOCKS: _blocks(),
+        topics.STATUS: [_status()],
+        topics.METHODS: [_method(item) for item in METHODS],
+        topics.MODELS: [_model(item) for item in BACKBONES],
+        topics.DATA: [_data(item.load()) for item in DATASETS],
+    }
+
+
+def of_package(kind: str, name: str) -> Topic:
+    """Return the options of a method, model or data set that an installed package adds.
+
+    Args:
+        kind: ``topics.METHODS``, ``MODELS`` or ``DATA``.
+        name: its name.
+    """
+    from tightframe import data, methods, models
+
+    if kind == topics.METHODS:
+        return _method(methods.get(name))
+    return _model(models.get(name)) if kind == topics.MODELS else _data(data.get(name))
+
+
+def _blocks() -> list[Topic]:
+    """Return what a job and a site may say."""
     from tightframe.config import job, site
 
     of_job: dict[str, type[BaseModel]] = {
@@ -143,46 +132,21 @@ def blocks() -> dict[str, Callable[[], Topic]]:
         "withdraw": job.Withdraw,
         "resume": job.Resume,
     }
-    return {
-        "job": partial(topic, "job", job.JobConfig),
-        **{name: partial(topic, name, model, f"{name}.") for name, model in of_job.items()},
-        "site": partial(topic, "site", site.SiteEntry),
-        "server": partial(topic, "server", site.ServerEntry, "server."),
-        "policy": _policy,
-    }
-
-
-def of_methods() -> dict[str, Callable[[], Topic]]:
-    """Return the options of our methods, by name."""
-    from tightframe.methods import METHODS
-
-    return {item.name: partial(_method, item) for item in METHODS}
+    return [
+        topic("job", job.JobConfig),
+        *(topic(name, model, f"{name}.") for name, model in of_job.items()),
+        topic("site", site.SiteEntry),
+        topic("server", site.ServerEntry, "server."),
+        _policy(),
+    ]
 
 
 def _method(method: Method) -> Topic:
     return topic(method.name, method.config, about=f"The method {method.title}.")
 
 
-def of_models() -> dict[str, Callable[[], Topic]]:
-    """Return the options of our models, by name."""
-    from tightframe.models import BACKBONES
-
-    return {item.name: partial(_model, item) for item in BACKBONES}
-
-
 def _model(model: BackboneSpec) -> Topic:
     return topic(model.name, model.options, about=f"The model `{model.name}`. {_first(model.options)}")
-
-
-def of_data() -> dict[str, Callable[[], Topic]]:
-    """Return what a job and a site say of our data sets, by name."""
-    from tightframe.data import DATASETS
-
-    return {item.name: partial(_listed, item) for item in DATASETS}
-
-
-def _listed(listed: Listed[DatasetSpec]) -> Topic:
-    return _data(listed.load())
 
 
 def _data(spec: DatasetSpec) -> Topic:
@@ -192,59 +156,14 @@ def _data(spec: DatasetSpec) -> Topic:
     return Topic(spec.name, about, (*job.values, *site.values))
 
 
-def of_packages() -> dict[str, Callable[[], Topic]]:
-    """Return the options of methods, models and data sets that installed packages add, by name."""
-    from importlib.metadata import entry_points
-
-    from tightframe import data, methods, models
-
-    made: list[tuple[str, Callable[[str], Topic]]] = [
-        (methods.ENTRY_POINTS, lambda name: _method(methods.get(name))),
-        (models.ENTRY_POINTS, lambda name: _model(models.get(name))),
-        (data.ENTRY_POINTS, lambda name: _data(data.get(name))),
-    ]
-    return {entry.name: partial(of, entry.name) for group, of in made for entry in entry_points(group=group)}
-
-
-def status() -> dict[str, Callable[[], Topic]]:
+def _status() -> Topic:
     """Return what ``tightframe watch`` and consoles show of a run."""
     from tightframe.results.status import Status
 
     shown = topic("status", Status, about="What can be seen of a run while it goes on.")
     keys = tuple(replace(value, default="") for value in shown.values if value.name != "format")
-    return {"status": lambda: replace(shown, values=keys)}
-
-
-def named() -> dict[str, Callable[[], Topic]]:
-    """Return all topics by name."""
-    ours = {**blocks(), **status(), **of_methods(), **of_models(), **of_data()}
-    return {**of_packages(), **ours}
+    return replace(shown, values=keys)
 
 
 def _first(model: type[BaseModel]) -> str:
     return (inspect.getdoc(model) or "").partition("\n")[0].replace("``", "`")
-
-
-def find(word: str) -> list[Topic]:
-    """Return the topics, or topics with one value alone, that a word names.
-
-    Raises:
-        typer.BadParameter: if there is none, naming one that is near.
-    """
-    known = blocks()
-    if word not in known:
-        all_blocks = [make() for make in known.values()]
-        if single := [item for item in (_single(item, word) for item in all_blocks) if item.values]:
-            return single
-        known = named()
-        if word not in known:
-            values = [value.name for item in all_blocks for value in item.values]
-            meant = did_you_mean(word, [*known, *values])
-            raise typer.BadParameter(f"no such word as {word!r}: {meant}`tightframe explain` lists them all")
-    return [known[word]()]
-
-
-def _single(item: Topic, word: str) -> Topic:
-    """Return a topic with the values of a name alone, which is given with its block or without."""
-    chosen = [value for value in item.values if word in (value.name, value.name.rpartition(".")[2])]
-    return replace(item, values=tuple(chosen))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
-from tightframe_app.explain import errors, options
+from tightframe_app.explain import errors, topics
+from tightframe_app.jobs import presets
 
 MARK = re.compile(r"^<!--explain:(.+)-->$", re.MULTILINE)
-"""A line of a guide; after the colon ``errors``, or names of ``explain.options``, with + between them."""
+"""A line of a guide; after the colon ``errors``, ``effects``, or names of ``explain.topics`` joined by +."""
 
 
 def filled(page: str) -> str:
@@ -18,11 +20,31 @@ def filled(page: str) -> str:
 def _part(name: str) -> str:
     if name == "errors":
         return "\n\n".join(map(_section, errors.SECTIONS))
-    topic = options.named()[name]()
+    if name == "effects":
+        return "\n".join(_effects())
+    topic = topics.ours()[name]
     lines = [f"- `{value.name}`{value.shown_default}: {value.means}" for value in topic.values] or [
         "No options."
     ]
-    return "\n".join(lines if name in options.of_methods() else (topic.about, "", *lines))
+    return "\n".join(lines if name in topics.of(topics.METHODS) else (topic.about, "", *lines))
+
+
+def _effects() -> Iterator[str]:
+    """Yield a table of all measured comparisons."""
+    from tightframe import methods
+
+    yield "| method, options | setting | measure | less the baseline's [95 %] | seeds | |"
+    yield "|---|---|---|---|---|---|"
+    for method in methods.METHODS:
+        for effect in presets.effects(method.name):
+            named = f"{method.title} (`{effect.options}`)" if effect.options else method.title
+            found = (
+                effect.measure,
+                effect.numbers,
+                str(effect.seeds),
+                "**seen**" if effect.seen else "not seen",
+            )
+            yield f"| {' | '.join((named, effect.setting, *found))} |"
 
 
 def _section(section: errors.Section) -> str:

@@ -31,7 +31,6 @@ class Request:
     """A participant's request, by its own words.
 
     Attributes:
-        path: the zip.
         values: its ``request.json``.
         code: of its key, which the participant reads to the keeper.
     """
@@ -74,10 +73,8 @@ def certify(
     """Certify the requests that are confirmed.
 
     Args:
-        requests: of different participants.
         ca: folder with the root's key.
         profile: the federation's.
-        output: folder for the answers.
         confirmed: asked before each is certified.
 
     Returns:
@@ -157,11 +154,7 @@ def _issued(ca: Path) -> dict[str, dict[str, str]]:
 
 
 def _refuse_issued(requests: list[Request], ca: Path) -> None:
-    """Refuse another key of a name that has a certificate.
-
-    Raises:
-        JoinError: TF-755.
-    """
+    """Refuse another key of a name that has a certificate."""
     issued = _issued(ca)
     for request in requests:
         one = issued.get(request.name)

@@ -31,7 +31,6 @@ class Evaluation:
 
     Attributes:
         job: validated.
-        model: file of it.
         title: what it is, in one line.
     """
 

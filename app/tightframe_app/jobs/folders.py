@@ -133,7 +133,6 @@ def write_job(
 
     Args:
         files: relative path -> text or bytes.
-        folder: to write.
         force: write it even if the folder holds something else, which is kept beside it.
         anew: the folder is a generated one, like the committed ones: replace its files without reporting it.
 
@@ -174,7 +173,6 @@ def out_of_sync(files: Mapping[str, str | bytes], folder: Path, *, source: str =
 
     Args:
         files: relative path -> text or bytes.
-        folder: to compare.
         source: origin of the files, for the messages.
     """
     problems = []
@@ -195,7 +193,6 @@ def check_folder(folder: Path, *, to_sign: bool = False) -> list[str]:
     exported again in memory. This finds silos with other values, another class, and added files.
 
     Args:
-        folder: of the job.
         to_sign: refuse the script of a committed folder, too: what is signed is submitted whole.
 
     Raises:
@@ -408,7 +405,6 @@ def sign(folder: Path, signer: Signer, *, days: int = job_manifest.DAYS) -> job_
     """Sign a job folder that matches an export of its job; replace an earlier signature.
 
     Args:
-        folder: of the job.
         signer: the lead's identity.
         days: number of days in which sites may accept the job.
 

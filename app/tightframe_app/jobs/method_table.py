@@ -1,14 +1,11 @@
 """``tightframe methods``: every method, the fields of its sums, and their size.
 
-Nothing here is written by hand: these are the sums that a job would declare and hash into its transcript. Of
-the usual setting they are kept in ``method_sums.json``, as computing them takes torch and seconds:
-
-    python -m tightframe_app.jobs.method_table
+Nothing here is written by hand: these are the sums that a job would declare and hash into its transcript.
+Those of the usual setting are kept in ``method_sums.json`` (``tightframe_app.kept``).
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tightframe_app import formats
+from tightframe_app import kept as files
 from tightframe_app.screens import console, shown
 
 if TYPE_CHECKING:
@@ -108,18 +106,12 @@ def computed(name: str | None, like: str) -> list[Sums]:
 
 def kept(name: str | None = None) -> list[Sums]:
     """Return the kept sums of a method, or of all; nothing for an unknown name."""
-    found = json.loads(KEPT.read_text(encoding="utf-8"))
+    found = files.read(KEPT)
     return [
         Sums(**{**item, "each_round": tuple(item["each_round"]), "once": tuple(item["once"])})
         for item in found
         if name is None or item["name"] == name
     ]
-
-
-def keep() -> None:
-    """Compute what is kept, and write it."""
-    found = [asdict(item) for item in computed(None, LIKE)]
-    KEPT.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def describe(name: str, like: str = LIKE) -> Sums:
@@ -259,7 +251,3 @@ def _private(item: Sums) -> str:
     if item.opened:
         return "yes; all silos make the noise of the one release together"
     return "yes; the noise of training is each silo's own"
-
-
-if __name__ == "__main__":
-    keep()

@@ -25,7 +25,6 @@ class Preset:
 
     Attributes:
         printed: the setting in print, as far as it is known to us.
-        source: where it stands.
         training: values of the job's ``training``.
         options: values of its ``method_options``.
     """
@@ -132,12 +131,9 @@ class Effect:
 
     Attributes:
         method, options: what was compared.
-        setting: data, network and schedule.
         measure: of the difference; a ``loss`` and a ``spread`` are better where they are lower.
         baseline: title of the other.
         mean, low, high: of the paired differences over seeds, with the 95 % t interval.
-        seeds: how many.
-        command: that repeats it.
     """
 
     method: str
@@ -157,12 +153,18 @@ class Effect:
         return self.seeds >= 5 and (self.high < 0 if self.measure in ("loss", "spread") else self.low > 0)
 
     @property
+    def numbers(self) -> str:
+        """Return the difference and its interval."""
+        digits = {"loss": 3, "accuracy": 3, "spread": 2}.get(self.measure, 1)
+        return f"{self.mean:+.{digits}f} [{self.low:+.{digits}f}, {self.high:+.{digits}f}]"
+
+    @property
     def line(self) -> str:
         """Return the comparison in one line."""
-        digits = {"loss": 3, "accuracy": 3, "spread": 2}.get(self.measure, 1)
-        numbers = f"{self.mean:+.{digits}f} [{self.low:+.{digits}f}, {self.high:+.{digits}f}]"
         named = f" ({self.options})" if self.options else ""
-        return f"{self.setting}{named}: {self.measure} {numbers} less {self.baseline}'s, {self.seeds} seeds"
+        return (
+            f"{self.setting}{named}: {self.measure} {self.numbers} less {self.baseline}'s, {self.seeds} seeds"
+        )
 
 
 def effects(method: str) -> Iterator[Effect]:

@@ -500,7 +500,6 @@ def set_value(values: dict[str, Any], dotted: str, value: Any) -> None:
     """Set a value of a job, in place.
 
     Args:
-        values: of the job.
         dotted: its key, for example ``training.epochs``.
         value: plain.
     """

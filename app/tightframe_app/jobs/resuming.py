@@ -34,7 +34,6 @@ def export(
     Args:
         name: of the job, or of its recipe, so that nobody continues another run by mistake.
         stopped: the server's results of the stopped run, or a downloaded job with them.
-        folder: to write.
         gpus: as in ``folders.job_files``; the stopped job's are not on record.
         gpu_memory: likewise.
         force: as in ``folders.write_job``.
@@ -90,7 +89,6 @@ def export_withdrawal(
     Args:
         name: as in ``export``.
         ended: the server's results of the ended run.
-        folder: to write.
         least: ``withdraw.min_withdrawn``; None for the default.
         gpus: as in ``export``.
         gpu_memory: likewise.

@@ -31,7 +31,6 @@ def records(local: Path, used: Path | None, job: JobConfig) -> str:
     Args:
         local: the workspace's ``local/``.
         used: path of the site configuration in use, for messages; None if there is none.
-        job: of the run.
 
     Raises:
         SiteConfigError: if the site configuration is wrong, does not name a site of the job, or names
@@ -134,7 +133,6 @@ def set_previous(previous: Path | None, workspace: Path, kept: Path | None) -> P
 
     Args:
         previous: the folder that the user gave; it may be this workspace.
-        workspace: of this run.
         kept: folder to which the workspace's earlier run was moved.
 
     Returns:
@@ -164,9 +162,6 @@ def left_behind(
     """Write the results and the report of a run that was interrupted; return how to continue it.
 
     Args:
-        setup: of the job.
-        workspace: of the run.
-        job: its folder.
         stopped: the cause of the interruption; None if the run failed by itself.
         options: command-line options of this run that the next one needs too, above all --site-config.
         previous: present folder of the simulation that this one continued.

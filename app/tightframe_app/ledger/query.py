@@ -54,7 +54,6 @@ class Query:
     """Ledger, data sets and cap that a command is about.
 
     Attributes:
-        path: of the ledger.
         delta: at which epsilon is computed.
         epsilon: cap to compare with; None if there is none.
         datasets: the data sets to show; None for all.

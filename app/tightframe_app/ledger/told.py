@@ -58,8 +58,6 @@ def verified_as_json(path: Path, whole: Verified, secure_sums: int, known: int) 
     """Return what is known of a whole ledger.
 
     Args:
-        path: of the ledger.
-        whole: the ledger.
         secure_sums: number of its entries that are about secure sums.
         known: number of heads that it continues.
     """

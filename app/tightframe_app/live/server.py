@@ -26,6 +26,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
+from importlib.resources import files
 from socketserver import ThreadingTCPServer
 from types import TracebackType
 from typing import Any, Self
@@ -34,8 +35,12 @@ from urllib.parse import parse_qsl, urlsplit
 from tightframe.errors import TightframeError
 from tightframe.report.drawing import layout
 from tightframe.report.drawing.markup import Markup, tag
-from tightframe_app.live.script import EVERY, SCRIPT
 
+EVERY = 2.0
+"""Seconds between two questions of a browser."""
+SCRIPT = (
+    (files(__package__) / "script.js").read_text(encoding="utf-8").replace("EVERY", f"{EVERY * 1000:.0f}")
+)
 LOOPBACK = "127.0.0.1"
 COOKIE = "tightframe"
 SECRET_BYTES = 32
@@ -75,7 +80,6 @@ class Content:
     """Content of a live page at one moment.
 
     Attributes:
-        title: of the window.
         said: one sentence, which screen readers say when it changes.
         parts: of the page, each an element with an id.
         over: whether nothing will change any more.
@@ -91,7 +95,6 @@ class Live:
     """A page that is served while the ``with`` block runs.
 
     Args:
-        title: of the page.
         kind: what kind of a page it is.
         first: content at the start.
         port: to listen on; 0 for one that is free.
@@ -173,7 +176,6 @@ class Live:
 
         Args:
             target: path and query as the request has them; compared, never resolved.
-            cookies: of the request.
             known: the version that the browser has.
         """
         path, query = _parted(target)

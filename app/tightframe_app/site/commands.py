@@ -10,11 +10,11 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from tightframe.errors import SiteConfigError
 from tightframe_app import formats
 from tightframe_app.federation.commands import TRAINING_SOCKET
 from tightframe_app.screens import console, lines
 from tightframe_app.site import releases
-from tightframe_app.site.features import features
 from tightframe_app.site.membership import commands as membership
 
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ app.command("join")(membership.join)
 app.command("start")(membership.start)
 app.command("page")(membership.page)
 app.command("leave")(membership.leave)
-app.command("features")(features)
 out = lines()
 
 CUT_OFF = """\
@@ -250,3 +249,40 @@ def _shown(text: str) -> str:
         part if part.isprintable() or part == "\n" else part.encode("unicode_escape").decode()
         for part in text
     )
+
+
+@app.command()
+def features(
+    config: Annotated[
+        Path,
+        typer.Option("--config", "-c", help="The site's own local/tightframe.json (with its `state_dir`)."),
+    ],
+    delete: Annotated[
+        bool, typer.Option("--delete", help="Delete them; the next job computes them again.")
+    ] = False,
+    form: formats.Form = "text",
+) -> None:
+    """Show the features of records that this site keeps on disk (`feature_cache`), or delete them all."""
+    from tightframe.config.site import parse_single, read_object
+    from tightframe.rounds import feature_folders
+
+    entry, _ = parse_single(read_object(config), str(config))
+    if entry.state_dir is None:
+        raise SiteConfigError(
+            f"Expected `state_dir` in {config}, which is where features are kept, but it is not set.",
+            code="TF-201",
+        )
+    state = Path(entry.state_dir)
+    kept = list(feature_folders.stored(state))
+    size = sum(path.stat().st_size for path in kept)
+    if delete:
+        feature_folders.delete_all(state)
+    if form == "json":
+        from tightframe_app.outputs import Features
+
+        kind = entry.feature_cache
+        formats.show(Features(feature_cache=kind, files=len(kept), bytes=size, deleted=delete))
+        return
+    files = "1 file" if len(kept) == 1 else f"{len(kept)} files"
+    told = f"{files} of features, {size / 2**20:.1f} MiB, in {state}"
+    out.print(f"deleted: {told}" if delete else f"{told} (feature_cache: {entry.feature_cache})")

@@ -67,7 +67,6 @@ class Released:
     """Sums to which this site contributed in one job, by its ledger.
 
     Attributes:
-        job: id.
         first: when its first sum was answered.
         last: when its last one was.
         sums: number of sums to which this site gave its shares.
@@ -89,7 +88,6 @@ class Refusal:
 
     Attributes:
         when: as the log has it, by this machine's clock and zone.
-        code: of the error.
         text: what it says.
         job: id; empty for the client's own log.
     """
@@ -105,8 +103,6 @@ class Known:
     """Values that the page shows.
 
     Attributes:
-        site: name.
-        kit: folder.
         running: a line for each of the kit's processes.
         jobs: ids of the jobs that run.
         entry: the site's configuration; None if it cannot be used.

@@ -216,7 +216,7 @@ def _withdrew(memory: Memory, job: str) -> bool:
 
 def _together(profiles: Sequence[Profile]) -> str:
     """Say what totals give together that were formed in these ways."""
-    from tightframe.rounds.sums.release import REVEALED
+    from tightframe.rounds.sums.revealed import REVEALED
 
     values: dict[str, list[str]] = {}
     for name, value in (item for profile in profiles for item in profile):
@@ -248,7 +248,8 @@ def release_accept(
     """
     from tightframe.config.job import parse_job
     from tightframe.rounds.setup import prepare
-    from tightframe.rounds.sums.release import REVEALED, release_profile
+    from tightframe.rounds.sums.release import release_profile
+    from tightframe.rounds.sums.revealed import REVEALED
     from tightframe.securesum.errors import ProtocolError
     from tightframe.securesum.site.journal import CohortAccepted, Entry, History, ProfileAccepted
     from tightframe_app.jobs import folders as job_folders

@@ -56,7 +56,6 @@ class KitProcess:
 
     Attributes:
         process: the process; another one that has got its number meanwhile is not mistaken for it.
-        role: its role.
         job: id of the job that it runs, if it runs one.
         account: the training account, if the process runs in it and it is not the client's account.
     """
@@ -86,7 +85,6 @@ class Stopped:
 
     Attributes:
         killed: processes that did not end when terminated.
-        left: processes that still run.
     """
 
     killed: list[KitProcess] = field(default_factory=list)
@@ -212,7 +210,6 @@ def stop(kit: Path, processes: Sequence[KitProcess], *, timeout: float) -> Stopp
     A job's process is not terminated: by the engine's design it ends within seconds of its client.
 
     Args:
-        kit: folder of the kit.
         processes: from ``running``.
         timeout: seconds from terminating to killing.
     """
@@ -282,7 +279,6 @@ def _known(process: psutil.Process, kit: Path, trainer: tuple[str, str] | None) 
 
     Args:
         process: any.
-        kit: the folder.
         trainer: account that trains for it, and name of its site.
     """
     try:

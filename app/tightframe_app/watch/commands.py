@@ -147,13 +147,11 @@ def follow(
 
     Args:
         server: whom to ask.
-        job_id: of the run.
         show: called with each new view.
         every: seconds between questions.
         patience: seconds without any answer after which it is given up.
         results: folder into which the caller then fetches the result.
         clock: seconds.
-        sleep: waits.
 
     Raises:
         WatchError: if it cannot be watched, or not any more (TF-812).

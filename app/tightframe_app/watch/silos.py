@@ -31,7 +31,6 @@ class Silences:
         """Return those of some sites that are silent: when the server last heard of each, or None.
 
         Args:
-            names: of the sites.
             heard: when the server heard last of each site that is registered there, by its clock.
             now: seconds, by a clock here.
         """
@@ -63,7 +62,6 @@ def rows(
     """Return rows (what, which silos and why, style), without those that are empty but for the joined silos.
 
     Args:
-        status: of the run.
         silent: silos of which the server hears nothing, and since when.
         brief: of the notes only who is missing, not what that means.
     """
@@ -97,7 +95,6 @@ def each(status: Status, silent: Silent) -> list[tuple[str, str, str]]:
     """Return each silo that is known, what it does now, and what is to be said of it; who is missing first.
 
     Args:
-        status: of the run.
         silent: silos of which the server hears nothing, and since when.
     """
     waited, everyone = missing(status), {*status.joined, *status.waiting, *status.refused, *status.lost}

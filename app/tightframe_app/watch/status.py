@@ -67,7 +67,6 @@ class NoOutcomeError(Exception):
     """The outcome of a run that is over cannot be read; the message says why.
 
     Args:
-        message: why.
         allowed: whether this person may fetch the result at all.
     """
 
@@ -82,7 +81,6 @@ class Seen:
 
     Attributes:
         engine: the engine's word for where the job stands.
-        name: of the job.
         told: of the engine's: why it still waits, or why it was not sent to its sites.
         status: the run's own; None before it has begun and after it is over.
         silent: silos that are waited for and of which the server hears nothing: when it heard of each last,
@@ -159,7 +157,6 @@ def judge(
     that has trained ``FINISHED:ABNORMAL`` where a silo's client died. So the run's own outcome decides.
 
     Args:
-        job_id: of the run.
         seen: the server's last answer.
         last: the run's own last status, if any was seen.
         found: what the run left behind, or why that could not be read.

@@ -31,7 +31,6 @@ class View:
     """Values that a screen shows.
 
     Attributes:
-        job_id: of the run.
         seen: the server's last answer; None before the first.
         last: the run's own last status; it stays where an answer has none.
         elapsed: seconds since the watch began.

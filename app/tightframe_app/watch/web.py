@@ -52,7 +52,6 @@ class WatchPage:
     """The page of one watched job.
 
     Args:
-        job_id: of the job.
         port: to serve it on; None for a free one.
         out: for what happens to its link.
     """
@@ -76,9 +75,7 @@ def watch_page(job_id: str, port: int | None, out: Console) -> Iterator[WatchPag
     """Serve the page of a job, and print its link.
 
     Args:
-        job_id: of the job.
         port: to serve it on; None for a free one.
-        out: of the command.
 
     Raises:
         LiveError: TF-816 if the port cannot be used.

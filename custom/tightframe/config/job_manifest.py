@@ -100,7 +100,6 @@ def sign(
 
     Args:
         app: the app's folder.
-        job: the job of the folder.
         signer: the lead's identity.
         days: how long sites may accept the job.
         nonce: the same for all apps of a job; a new one by default.

@@ -7,10 +7,11 @@ group ``tightframe.datasets``; each entry is a ``DatasetSpec``. Torch-free at im
 
 from __future__ import annotations
 
+from tightframe import registry
 from tightframe.data.base import DatasetSpec, SiloData
 from tightframe.registry import Listed, find
 
-ENTRY_POINTS = "tightframe.datasets"
+ENTRY_POINTS = registry.DATASETS
 
 _IMAGE_SETS = (
     *("digits", "mnist", "fashion_mnist", "cifar10", "cifar100", "svhn"),

@@ -75,8 +75,6 @@ class DatasetSpec:
     """A registry entry.
 
     Attributes:
-        name: its name in jobs.
-        title: its name in reports.
         class_names: the classes in label order.
         options: pydantic model (frozen) of a job's options, such as ``image_size``.
         site: pydantic model (frozen) of a site's entry in ``local/tightframe.json``.
@@ -172,9 +170,7 @@ def check_form(data: SiloData, spec: DatasetSpec, options: BaseModel) -> None:
     read.
 
     Args:
-        data: of one silo.
         spec: of the data set that the job names.
-        options: of the job.
 
     Raises:
         DataError: TF-212 for another shape or type of value, TF-213 for labels that are not among the

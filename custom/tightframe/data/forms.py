@@ -64,7 +64,6 @@ def named_columns(names: Sequence[str], header: Sequence[str]) -> tuple[list[str
 
     Args:
         names: in the model's order.
-        header: of the table.
 
     Returns:
         The columns, and the problems: what is missing, and what is there twice.
@@ -95,8 +94,6 @@ def numbers(
     """Turn texts into numbers.
 
     Args:
-        columns: names.
-        values: their texts.
         levels: column -> the only values that it has; None for any number.
 
     Returns:

@@ -28,7 +28,6 @@ class Entry:
     """A finished file.
 
     Attributes:
-        name: of the record.
         input_sha256, output_sha256: hex, of the file's input and of the file itself.
         facts: further information on the file; plain values.
     """
@@ -52,7 +51,6 @@ class Manifest:
     """The manifest of one folder; open it with ``Manifest.open`` in a ``with`` statement.
 
     Attributes:
-        path: of the file.
         entries: finished files by name, according to the file; the caller verifies those of earlier runs.
     """
 
@@ -69,9 +67,7 @@ class Manifest:
         Lines that a crash left incomplete are ignored: their files are made again.
 
         Args:
-            path: of the manifest.
             recipe: plain values that describe how files are made.
-            folder: folder of the files.
 
         Raises:
             FileExistsError: if the folder's files were made with another recipe, or have no manifest.

@@ -183,7 +183,6 @@ def iid(labels: Labels, silos: int, *, seed: int) -> Parts:
     Args:
         labels: class of each record, int64 (n,); only their number matters.
         silos: K.
-        seed: of the shuffle.
 
     Raises:
         ValueError: if ``silos`` is not positive.
@@ -202,7 +201,6 @@ def follow(train_labels: Sequence[Labels], test_labels: Labels, *, seed: int) ->
     Args:
         train_labels: class of each training record of each silo.
         test_labels: class of each record of the test set, int64 (n,).
-        seed: of the shuffles.
 
     Returns:
         Indices into the test set, one array per silo.

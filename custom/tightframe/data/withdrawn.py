@@ -39,7 +39,6 @@ class Named:
     """Records and patients that a site's file names.
 
     Attributes:
-        records, patients: their names.
         source: of the file, for messages.
     """
 

@@ -25,7 +25,6 @@ def verify_app(app: Path, site: str, startup: Path, entry: SiteEntry) -> None:
 
     Args:
         app: the app's folder, unpacked.
-        site: name of the site.
         startup: the kit's ``startup`` folder, which holds the project's root.
         entry: the site's configuration.
 

@@ -44,7 +44,6 @@ def checked(task: str, message: object, site: str, *, plain: bool, max_bytes: in
     """Return the answer to a task, rebuilt from its checked parts.
 
     Args:
-        task: the task that it answers.
         message: the answer that the executor wants to send.
         site: name of the site that answers.
         plain: whether the site accepts plain sums, in which the server sees its term.

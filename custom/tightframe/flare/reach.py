@@ -51,8 +51,6 @@ def watch(
     Args:
         startup: the kit's folder ``startup``.
         connected: tells whether the engine is connected.
-        say: gets the sentence.
-        sleep: waits.
         clock: seconds.
     """
     said, when = "", 0.0

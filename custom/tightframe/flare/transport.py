@@ -64,7 +64,6 @@ class FlareTransport:
     """``rounds.server.coordinator.Transport`` over a controller.
 
     Args:
-        controller: sends the tasks.
         fl_ctx: of ``control_flow``.
         abort_signal: of ``control_flow``.
         site_timeout: seconds a silo may work on one task, from fetching it.

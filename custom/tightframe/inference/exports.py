@@ -31,7 +31,7 @@ from tightframe import __version__
 from tightframe.data.contract import Contract
 from tightframe.data.forms import RecordForm
 from tightframe.data.images.contract import PictureContract
-from tightframe.inference.errors import ModelError
+from tightframe.errors import ModelError
 from tightframe.inference.model import TrainedModel
 from tightframe.learning import outputs
 from tightframe.models.frozen import unfrozen
@@ -99,7 +99,6 @@ def export(model: TrainedModel, form: Format, out: Path, *, tolerance: float = T
     """Write a model in another form, once it is found to give the same.
 
     Args:
-        model: loaded.
         form: of ``FORMATS``.
         out: file, or folder for a bundle; it must not be there.
         tolerance: largest difference of a probability.
@@ -187,7 +186,6 @@ def failing_part(
     """Return the name and class of the innermost part of a network that cannot be exported.
 
     Args:
-        network: that cannot.
         record: on which it is run once, to see what its parts are given.
         tried: exports a module with its inputs; raises if it cannot.
     """

@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 from tightframe.data.forms import PictureForm, Pixels, TableForm
 from tightframe.data.images import dicom
 from tightframe.data.table import TableSite
-from tightframe.errors import TightframeError
-from tightframe.inference.errors import ModelError
+from tightframe.errors import ModelError, TightframeError
 from tightframe.inference.model import TrainedModel
 
 PICTURES = (".png", ".jpg", ".jpeg", ".tif", ".tiff")
@@ -36,8 +35,6 @@ class Problem:
     """An input that cannot be judged.
 
     Attributes:
-        name: of the input.
-        code: TF-xxx.
         reason: what was expected, and what came.
     """
 
@@ -74,7 +71,6 @@ def find(
     """Find what is to be judged, and hold its form against the model's, before anything is computed.
 
     Args:
-        model: that judges.
         places: files, or folders with pictures; for a model of a table one CSV file.
         originals: pictures are as the camera gave them, and are prepared as training records were.
         name_column: of a table: the column that names a row in the output.
@@ -163,8 +159,6 @@ class PictureFiles:
     """Pictures, each in a file.
 
     Attributes:
-        files: of the pictures.
-        form: of the model.
         originals, modality: see ``find``.
         left: number of other files in the folders.
         problems: see ``Inputs``.
@@ -237,8 +231,6 @@ class TableRows:
     """Rows of a CSV file.
 
     Attributes:
-        path: of it.
-        form: of the model.
         name_column: see ``find``.
         left: see ``PictureFiles``; always 0.
         problems: see ``Inputs``.

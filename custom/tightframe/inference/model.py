@@ -21,8 +21,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import nn
 
-from tightframe.errors import JobError
-from tightframe.inference.errors import ModelError
+from tightframe.errors import JobError, ModelError
 from tightframe.learning import loop, outputs
 from tightframe.learning.model_update import build_template
 from tightframe.learning.one_sum.closed_form import ABSENT
@@ -45,12 +44,10 @@ class TrainedModel:
     """A model that gives what the evaluation of its run used.
 
     Attributes:
-        path: of its file.
         hash: SHA-256 (hex) of the file.
         card: of the run, or the silo's own report where the model is of a silo's folder.
         setup: of the run's job.
         module: the network, in evaluation mode, on ``device``.
-        device: on which it computes.
     """
 
     path: Path
@@ -206,7 +203,6 @@ def load_model(place: str | Path, *, device: str | torch.device = "cpu") -> Trai
     Args:
         place: results of a run's server or of a silo, or a folder above them as a run in process, a
             simulation or a download has it; or one of the model files in such a folder.
-        device: on which it computes.
 
     Raises:
         ModelError: TF-821 if there is no model, or the run left too little to load it; TF-822 if the file is
@@ -296,11 +292,7 @@ def _model_file(place: Path) -> Path:
 
 
 def _check_hash(path: Path, found: str, described: Card | SiloReport | None) -> None:
-    """Refuse a file that is not the one that its run has on record.
-
-    Raises:
-        ModelError: TF-822.
-    """
+    """Refuse a file that is not the one that its run has on record."""
     wanted = None
     if path.name == MODEL and described is not None:
         wanted = described.model_sha256
@@ -315,11 +307,7 @@ def _check_hash(path: Path, found: str, described: Card | SiloReport | None) -> 
 
 
 def _check_classes(described: Card | SiloReport | None, setup: JobSetup, folder: Path) -> None:
-    """Refuse a model whose classes the installed data set calls or orders otherwise.
-
-    Raises:
-        ModelError: TF-822.
-    """
+    """Refuse a model whose classes the installed data set calls or orders otherwise."""
     names = setup.dataset.class_names
     if described is not None and described.classes and tuple(described.classes) != names:
         raise ModelError(
@@ -330,11 +318,7 @@ def _check_classes(described: Card | SiloReport | None, setup: JobSetup, folder:
 
 
 def _load(module: nn.Module, content: bytes, path: Path) -> None:
-    """Put the tensors of a file into a module of their form.
-
-    Raises:
-        ModelError: TF-822 naming what does not fit.
-    """
+    """Put the tensors of a file into a module of their form."""
     try:
         tensors = load(content)
     except SafetensorError as error:

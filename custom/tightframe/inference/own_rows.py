@@ -15,7 +15,7 @@ from tightframe.data.contract import Contract
 from tightframe.data.table import CSV_ENDINGS, PARQUET_ENDINGS, TableSite
 from tightframe.data.table.encoding import features_of
 from tightframe.data.table.sources.rows import read
-from tightframe.inference.errors import ModelError
+from tightframe.errors import ModelError
 from tightframe.inference.inputs import Problem
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from tightframe.inference.errors import ModelError
+from tightframe.errors import ModelError
 from tightframe.inference.inputs import Inputs, Problem
 from tightframe.inference.model import TrainedModel
 from tightframe.learning import outputs
@@ -24,7 +24,6 @@ class OperatingPoint:
     Of findings it is that one's alone, in place of 0.5.
 
     Attributes:
-        of_class: its name.
         least: the probability, above 0 and at most 1.
     """
 
@@ -39,7 +38,6 @@ class OperatingPoint:
 
         Args:
             text: as it was typed.
-            class_names: of the model.
             codes: a contract's code of each class -> its name; either may be typed.
 
         Raises:
@@ -95,7 +93,6 @@ class Predicted:
     """One input, judged.
 
     Attributes:
-        name: of the input.
         probabilities: (C,).
         answers: the class, or all findings.
     """
@@ -119,7 +116,6 @@ def predictions(
     """Yield what the model says of each input that can be read, in order.
 
     Args:
-        model: that judges.
         inputs: in whose ``problems`` the others are afterwards.
         point: by which the answer is chosen; None takes the most probable class.
         progress: called after each batch with the number of inputs judged, and of all.

@@ -247,7 +247,6 @@ def silo_class_sums(silo: SiloView, model: nn.Module, width: int) -> tuple[torch
     """Return ``class_feature_sums`` of a silo's training fold; zeros where it submits no prototypes.
 
     Args:
-        silo: its view.
         model: in evaluation mode.
         width: feature width d.
     """

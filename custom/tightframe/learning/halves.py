@@ -80,7 +80,6 @@ class Trained:
     """A silo after its local training.
 
     Attributes:
-        silo: its view.
         broadcast: what it received.
         state: what it had kept, {} before its first term was summed.
         model: trained, in evaluation mode.
@@ -138,7 +137,6 @@ class ServerRule:
     """The server's half, and the form in which it wants the silos' updates.
 
     Attributes:
-        fields: of the update.
         update: the next state from the opened sums.
         terms: a silo's tensors for ``fields``.
         initial: what the server keeps beside the model, before round 1.
@@ -401,7 +399,6 @@ def next_model(
         model: w, that was broadcast.
         parameters: new values by name.
         totals: opened sums, with ``buffer/<name>``.
-        divisor: of these sums.
 
     Returns:
         The model's tensors, each in its own type.

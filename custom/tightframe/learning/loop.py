@@ -79,7 +79,6 @@ def fit(
             without gradients.
         batches: makes the mini-batches (inputs, labels) of an epoch; epochs count on over stages.
         stages: what to train, see ``Stage``.
-        device: where the model lies.
         amp: forward pass in bfloat16, or float16 with loss scaling where the GPU has no bfloat16;
             without effect on a CPU.
         progress: gets a line of epoch, step and loss, at most every 20 seconds.
@@ -290,8 +289,8 @@ class _Loop:
 @contextmanager
 def _running_statistics(model: nn.Module, *, only_if: bool) -> Iterator[None]:
     """Let BatchNorm layers use their running statistics: the variance of one record is undefined."""
-    layers = [module for module in model.modules() if isinstance(module, _BatchNorm) and module.training]
-    layers = layers if only_if else []
+    modules = model.modules() if only_if else ()
+    layers = [module for module in modules if isinstance(module, _BatchNorm) and module.training]
     for layer in layers:
         layer.eval()
     try:

@@ -106,7 +106,6 @@ def fit_head(
         features: (N, d) float32.
         labels: (N,) int64.
         epochs: passes over all of them.
-        learning_rate: of SGD.
         momentum: likewise.
         batch_size: records of a step; the last step of an epoch may have fewer.
         stream: of the order, drawn anew in each epoch.

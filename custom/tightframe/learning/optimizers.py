@@ -38,8 +38,6 @@ class OptimizerSettings:
 
     Attributes:
         name: ``sgd`` or ``adam``.
-        learning_rate: step size.
-        momentum: of SGD.
         weight_decay: coupled L2.
     """
 

@@ -38,7 +38,6 @@ class LocalTraining:
         num_classes: C.
         round: from 1.
         seed: of this silo and round; torch's own streams are seeded already.
-        device: of the site.
         log: the silo's own.
     """
 
@@ -78,7 +77,6 @@ def run(loop: TrainingLoop, training: LocalTraining, stopped: Callable[[], bool]
     """Let an own loop train, and check what it leaves.
 
     Args:
-        loop: of the site.
         training: what it gets; its model is in evaluation mode afterwards, without gradients.
         stopped: whether the run was aborted meanwhile.
 

@@ -46,7 +46,6 @@ def adam_step(
         gradients: g, the same names and shapes.
         moments: ``first/<name>`` and ``second/<name>``; empty before the first step.
         step: t, the number of this step, from 1.
-        learning_rate: step size.
         betas: b1 and b2.
         eps: added to the root.
         weight_decay: coupled L2: part of the gradient and so of the moments.
@@ -95,7 +94,6 @@ def sgd_step(
         parameters: w, by name, floating point of any shape.
         gradients: g, the same names and shapes.
         moments: ``momentum/<name>``; empty before the first step.
-        learning_rate: step size.
         momentum: share of the last direction that is kept.
         weight_decay: coupled L2.
 
@@ -190,9 +188,6 @@ class GradientDescent:
 
     Attributes:
         optimizer: ``sgd_step`` or ``adam_step``.
-        learning_rate, weight_decay: of either.
-        momentum: of SGD.
-        betas, eps: of Adam.
     """
 
     optimizer: Literal["sgd", "adam"]

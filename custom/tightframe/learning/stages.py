@@ -30,7 +30,6 @@ class BatchView:
         labels: int64, classes (B,) or findings (B, K), see ``learning.outputs``.
         features: (B, d), float32 (or the model's own wider type); ``NoFeatures`` of a network without them.
         logits: (B, C), likewise.
-        model: the model in training.
     """
 
     inputs: torch.Tensor
@@ -90,7 +89,6 @@ class Stage:
 
     Attributes:
         terms: parts of the loss of each batch, in the order of summation.
-        optimizer: its settings.
         epochs, steps: how long; exactly one of them. With ``steps``, epochs repeat as needed.
         trainable: which parameters train, by name; the others stay as they are (their modules'
             running statistics are still updated).
@@ -119,7 +117,6 @@ class Stage:
         """Let those parameters train that the stage trains, and no others; they are returned, in order.
 
         Args:
-            model: in training.
             flags: which parameters the model itself lets train, by name.
 
         Raises:

@@ -6,6 +6,7 @@ object is a ``Method``; only the one that a job names is imported.
 
 from __future__ import annotations
 
+from tightframe import registry
 from tightframe.methods import (
     ccvr,
     combine,
@@ -43,7 +44,7 @@ from tightframe.methods import (
 from tightframe.phases import Method
 from tightframe.registry import find
 
-ENTRY_POINTS = "tightframe.methods"
+ENTRY_POINTS = registry.METHODS
 
 METHODS: list[Method] = [
     fedavg.METHOD,

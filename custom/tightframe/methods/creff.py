@@ -190,7 +190,6 @@ def match_features(
         target: G_c, (C, d + 1).
         weight: of the re-trained head, (C, d).
         bias: (C,).
-        steps: of gradient descent.
         learning_rate: of each.
 
     Returns:

@@ -115,34 +115,6 @@ def update_memory(previous: torch.Tensor, summed_means: torch.Tensor, holders: t
     return ratio_of_sums(previous, summed_means, holders)[0]
 
 
-def memory_logits(
-    features: torch.Tensor,
-    labels: torch.Tensor,
-    memory: torch.Tensor,
-    valid: torch.Tensor,
-    etf: torch.Tensor,
-    *,
-    alpha: float,
-) -> torch.Tensor:
-    """Return the paper's form: logits ``(f + alpha mu_y) V`` of training records.
-
-    Silos compute ``f V + memory_offsets(...)[y]`` instead, which is the same; this is the reference.
-
-    Args:
-        features: f, (B, d).
-        labels: y, (B,) int64 in [0, C).
-        memory: mu, (C, d); rows that are not valid are never used.
-        valid: (C,) bool or uint8.
-        etf: V, class vectors in columns, (d, C).
-        alpha: weight of the memory vectors.
-
-    Returns:
-        (B, C).
-    """
-    vectors = torch.where(valid.to(torch.bool)[:, None], memory, 0)
-    return (features + alpha * vectors[labels]) @ etf
-
-
 def memory_offsets(
     memory: torch.Tensor, valid: torch.Tensor, etf: torch.Tensor, *, alpha: float
 ) -> torch.Tensor:

@@ -53,7 +53,6 @@ def spreadout(vectors: torch.Tensor, *, margin: float = 0.5) -> torch.Tensor:
 
     Args:
         vectors: w, one a row, (C, d), C of at least 2.
-        margin: nu.
 
     >>> spreadout(torch.tensor([[1.0, 0.0], [2.0, 0.0]]), margin=0.5)
     tensor(0.2500)

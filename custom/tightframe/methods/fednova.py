@@ -74,7 +74,6 @@ def server_rule(setting: Setting, *, mu: float = 0.0) -> ServerRule:
     """Return FedNova's half of the server.
 
     Args:
-        setting: of the job.
         mu: weight of the proximal term in the silos' loss.
 
     Raises:

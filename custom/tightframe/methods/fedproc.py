@@ -129,7 +129,6 @@ def local_rule(config: FedProcConfig, *, alpha: float) -> LocalRule:
 
     Args:
         config: the method's options.
-        alpha: alpha_t of the round.
     """
 
     def objective(silo: SiloView, broadcast: Tensors, state: Tensors) -> Objective:

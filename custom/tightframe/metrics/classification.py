@@ -187,7 +187,7 @@ def auroc(histogram: Counts) -> NDArray[np.float64]:
 
     The share of (positive, negative) pairs in which the positive scores higher, pairs within a bin
     counting one half: the trapezoid rule on the binned scores. NaN for a class without positives
-    or without negatives. For its distance from the area on raw scores see ``auroc_error_bound``.
+    or without negatives.
 
     >>> auroc(np.array([[[0, 1, 3], [4, 1, 0]]])).tolist()
     [0.975]
@@ -198,27 +198,11 @@ def auroc(histogram: Counts) -> NDArray[np.float64]:
     return _share(ordered, positives.sum(axis=1) * negatives.sum(axis=1))
 
 
-def auroc_error_bound(histogram: Counts) -> NDArray[np.float64]:
-    """Return the largest distance of ``auroc`` from the area on the raw scores, (C,).
-
-    Bins keep the order of scores that lie in different bins. A pair within one bin counts 1/2
-    where the raw scores would count 0, 1/2 or 1, so the error is at most half the share of (positive,
-    negative) pairs that share a bin: ``sum_b p_b n_b / (2 P N)``.
-
-    >>> auroc_error_bound(np.array([[[0, 1, 3], [4, 1, 0]]])).tolist()
-    [0.025]
-    """
-    positives, negatives = _split(histogram)
-    tied = (positives * negatives).sum(axis=1) / 2
-    return _share(tied, positives.sum(axis=1) * negatives.sum(axis=1))
-
-
 def average_precision(histogram: Counts) -> NDArray[np.float64]:
     """Average precision of each class one-vs-rest, (C,); NaN for a class without positives.
 
     ``sum_b (R_b - R_(b-1)) * precision_b`` with a threshold below each bin, from the highest: the
-    standard step-wise sum without interpolation, records within a bin being tied. For its
-    distance from the value on raw scores see ``average_precision_error_bound``.
+    standard step-wise sum without interpolation, records within a bin being tied.
 
     >>> average_precision(np.array([[[0, 1, 3], [4, 1, 0]]])).tolist()
     [0.95]
@@ -227,31 +211,6 @@ def average_precision(histogram: Counts) -> NDArray[np.float64]:
     precision = _share(_from_top(positives), _from_top(positives) + _from_top(negatives))
     steps = np.where(positives > 0, positives * precision, 0.0).sum(axis=1)
     return _share(steps, positives.sum(axis=1))
-
-
-def average_precision_error_bound(histogram: Counts) -> NDArray[np.float64]:
-    """Return the largest distance of ``average_precision`` from the value on the raw scores, (C,).
-
-    Consider a bin of p positives and n negatives with T positives and F negatives above it. On raw
-    scores each of the p positives takes the precision at its own threshold, where T + i positives
-    (1 <= i <= p) and F + j negatives (0 <= j <= n) are found. ``(T + i) / (T + i + F + j)`` grows with
-    i and falls with j, so it lies between ``(T + 1) / (T + 1 + F + n)`` and ``(T + p) / (T + p + F)``,
-    as does the binned value ``(T + p) / (T + p + F + n)``. The differences to either end, weighted by
-    p / P and summed over bins, bound the error upwards and downwards; the larger is returned.
-
-    >>> average_precision_error_bound(np.array([[[0, 1, 3], [4, 0, 0]]])).tolist()
-    [0.0]
-    """
-    positives, negatives = _split(histogram)
-    hits, false = _from_top(positives), _from_top(negatives)
-    binned = _share(hits, hits + false)
-    highest = _share(hits, hits + false - negatives)
-    first = hits - positives + 1
-    lowest = _share(first, first + false)
-    present = positives > 0
-    above = np.where(present, positives * (highest - binned), 0.0).sum(axis=1)
-    below = np.where(present, positives * (binned - lowest), 0.0).sum(axis=1)
-    return _share(np.maximum(above, below), positives.sum(axis=1))
 
 
 def _split(histogram: Counts) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

@@ -102,7 +102,6 @@ class Share:
 
     Attributes:
         value: of the counts.
-        low: limit of the interval.
         high: the other.
     """
 
@@ -256,7 +255,6 @@ def at_specificity(scores: Scores, least: float, level: float = LEVEL) -> Point 
     Args:
         scores: of a class.
         least: specificity wanted, in [0, 1].
-        level: of the intervals.
 
     Returns:
         None for a class without positives or negatives, or with too much noise.
@@ -347,7 +345,6 @@ def net_benefit(
         scores: of a class.
         edge: from 0 to B - 1.
         prevalence: pi; by default that of the test records, whose interval then counts, too.
-        level: of the interval.
 
     Raises:
         ValueError: for the last edge, where t / (1 - t) is infinite.

@@ -39,7 +39,6 @@ def eigenvalue_spread(features: NDArray[np.floating], k: int = 50, divisor: floa
 
     Args:
         features: (n, d), n >= 2.
-        k: how many eigenvalues.
         divisor: None divides by their number, which gives the variance.
 
     Raises:

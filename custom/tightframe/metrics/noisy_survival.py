@@ -48,7 +48,6 @@ def fitted(cells: Floats, records: float) -> Floats:
 
     Args:
         cells: events, then censored, in each bin, (2, B).
-        records: of the class.
     """
     drawn: Floats = cells + (records - cells.sum()) / (cells.size + 1)
     return drawn

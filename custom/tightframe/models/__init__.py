@@ -6,6 +6,7 @@ a ``BackboneSpec``; it is imported only if a job names it.
 
 from __future__ import annotations
 
+from tightframe import registry
 from tightframe.models.backbones.conv2cifar import CONV2CIFAR
 from tightframe.models.backbones.efficientnet import EFFICIENTNET_B0
 from tightframe.models.backbones.fedilc_cnn import FEDILC_CNN
@@ -23,7 +24,7 @@ from tightframe.models.frozen import freeze, is_frozen
 from tightframe.models.heads import Classifier, feature_width
 from tightframe.registry import find
 
-ENTRY_POINTS = "tightframe.backbones"
+ENTRY_POINTS = registry.BACKBONES
 
 BACKBONES: list[BackboneSpec] = [
     SMALL_CNN,

@@ -21,8 +21,6 @@ class BackboneSpec:
     """A registry entry.
 
     Attributes:
-        name: its name in jobs.
-        title: its name in reports.
         options: pydantic model (frozen) of a job's options.
         build: (options, input_shape, num_classes) -> an untrained model with
             ``features(x) -> (B, d)``, ``head`` and ``forward = head(features)``.

@@ -22,7 +22,6 @@ def build_within(make: Callable[[], nn.Module], most: int | None) -> nn.Module:
     it. This works for any backbone, those of other packages included.
 
     Args:
-        make: builds the model.
         most: largest number of values in its parameters and buffers; None for no limit.
 
     Raises:

@@ -191,7 +191,6 @@ def initial_prototypes(num_classes: int, dim: int, *, init: PrototypeInit, seed:
         num_classes: number of classes C.
         dim: feature width d.
         init: ``orthonormal`` or ``etf``.
-        seed: of the random rotation.
 
     Returns:
         (C, d) float64.

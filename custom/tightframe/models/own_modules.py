@@ -55,7 +55,6 @@ def check_output(module: nn.Module, input_shape: tuple[int, ...], num_classes: i
 
     Args:
         module: a copy that may be used up.
-        input_shape: of one record.
         num_classes: C.
 
     Raises:

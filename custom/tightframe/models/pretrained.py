@@ -59,7 +59,6 @@ def load_weights(model: nn.Module, content: bytes, where: str) -> InitialWeights
 
     Args:
         model: changed in place.
-        content: of the file.
         where: the weights come from, for messages.
 
     Returns:

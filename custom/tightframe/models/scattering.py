@@ -150,7 +150,6 @@ def _moduli(spectra: torch.Tensor, filters: _Filters) -> Iterator[torch.Tensor]:
 
     Args:
         spectra: Fourier transforms of the maps, complex (A, M, N).
-        filters: for this size.
     """
     maps, rows, columns = spectra.shape
     fold = filters.fold

@@ -18,7 +18,6 @@ class ScatteringProducts(nn.Module):
     """Paths (B, K, h, w) of pictures (B, H, W) of one size.
 
     Args:
-        height, width: of the pictures.
         scales: J.
         angles: L.
     """

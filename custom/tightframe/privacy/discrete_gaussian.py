@@ -55,7 +55,6 @@ def discrete_gaussian(variance: Fraction | float, shape: tuple[int, ...]) -> NDA
     Args:
         variance: the parameter v above, exact; a float stands for the rational that it is. The variance
             of the samples is below v by a share of ``8 pi**2 v exp(-2 pi**2 v)``: 2e-7 at v = 1.
-        shape: of the result.
 
     Returns:
         int64 array of that shape.

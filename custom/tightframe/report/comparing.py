@@ -29,8 +29,6 @@ class Run:
 
     Attributes:
         name: by which the comparison calls it.
-        folder: of its results.
-        found: the results.
         last: the line of ``metrics.jsonl`` with the last model that was evaluated; None without one.
         values: of the job, defaults included, by dotted keys.
     """
@@ -123,9 +121,7 @@ class Paired:
 
     Attributes:
         names: of the runs of the setting, and of those that they are held against.
-        seeds: in common.
         differences: in balanced accuracy, one a seed.
-        mean: of the differences.
         limits: of the mean at 95 %, by Student's t over seeds.
     """
 

@@ -65,7 +65,6 @@ class Transcript:
     """Content of a server's transcript, as its writer has it.
 
     Attributes:
-        job, version, started: of the run.
         epochs: number -> what was signed.
         sums: in order.
         complete: whether it has its last line.
@@ -172,11 +171,7 @@ def _server(folder: Path) -> ServerResults:
 
 
 def _transcript(path: Path) -> Transcript:
-    """Read a server's transcript: form only.
-
-    Raises:
-        ResultsError: TF-802, naming the line.
-    """
+    """Read a server's transcript: form only."""
     first: dict[str, Any] | None = None
     epochs: dict[int, Epoch] = {}
     sums: list[Sum] = []

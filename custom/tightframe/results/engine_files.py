@@ -25,9 +25,6 @@ def write(folder: Path, job_name: str, rows: Sequence[Row], best: tuple[float, i
     """Write the files of a run's folder; those of metrics only if a model was evaluated.
 
     Args:
-        folder: of the results.
-        job_name: of the run.
-        rows: of the run.
         best: balanced accuracy on the validation records of the best model, and its round.
     """
     measured = [row for row in rows if row.test is not None]

@@ -54,7 +54,6 @@ class Checkpoint:
     """State of a run after a round.
 
     Attributes:
-        state: of the server.
         best: the best model so far by validation; empty while there is none.
         described: ``after_round``, ``job_sha256``, and ``run``, which a resumed run reads
             (``rounds.server.resume``).

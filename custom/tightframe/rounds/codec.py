@@ -56,7 +56,6 @@ def encode(schema: Schema, tensors: Tensors, *, share: float, parties: int) -> d
     """Encode one silo's term.
 
     Args:
-        schema: of the phase.
         tensors: a tensor for every field, by name.
         share: the silo's public weight over the largest weight, in (0, 1].
         parties: number of silos enrolled; fixes the fraction bits of 32-bit fields.

@@ -325,7 +325,6 @@ def note_verified(
         basis: SHA-256 of the state.
         sum_id: of the sum for which this silo gives its shares.
         total: digest (hex) of the total that was told with it; None if none was.
-        told: the sum of that total.
     """
     state = basis.hex()
     words = [] if total is None else [verified_total(total)]

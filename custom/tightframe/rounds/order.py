@@ -66,7 +66,6 @@ def may_follow(schemas: Iterable[str], last: Place | None, now: Place) -> bool:
     Args:
         schemas: their names begin with kind and index.
         last: the sum whose total the other rests on; None if that is the run's first.
-        now: the sum that rests on it.
     """
     counts = dict.fromkeys(map(str, KINDS), 0)
     for name in schemas:
@@ -75,9 +74,11 @@ def may_follow(schemas: Iterable[str], last: Place | None, now: Place) -> bool:
             counts[kind] = max(counts[kind], int(index) + 1)
     rounds = {number: index + 1 for kind, number, index in filter(None, (last, now)) if kind == TRAIN}
     first = last[1] if last is not None and last[0] == TRAIN else 1
+    # None of a later round comes next; who writes a transcript chooses the number.
+    numbers = [number for number in (first, first + 1) if number <= now[1] and counts[TRAIN]]
     groups = [
         *((kind, 0, counts[kind]) for kind in (STATISTICS, BEFORE)),
-        *((TRAIN, number, rounds.get(number, 1)) for number in range(first, now[1] + 1) if counts[TRAIN]),
+        *((TRAIN, number, rounds.get(number, 1)) for number in numbers),
         *((kind, now[1], counts[kind]) for kind in (AFTER, CLOSING, PERSONAL)),
     ]
     return now in after(groups, last)

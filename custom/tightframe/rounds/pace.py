@@ -89,12 +89,9 @@ class Pace:
     """The floor of one silo's answers in one run, in a file: a new process goes on with it.
 
     Args:
-        path: of the file.
         on: whether answers are held back; only for a term that others see, and not in a simulation.
         limit: seconds after which the server gives a silo up (``site_timeout``), for a warning.
-        log: of the silo.
         stopped: returns True once the run is aborted; then nothing is held back any longer.
-        clock, sleep: of the operating system.
     """
 
     def __init__(
@@ -136,7 +133,6 @@ class Pace:
         """Hold work on records back until the floor, whether it succeeds or not, unless the run is aborted.
 
         Args:
-            sum_id: that it is for.
             part: of the run that it is a measure of, if all of it is done; None if it is a measure of none.
             known: its state is the job's start, or was verified before: no server has chosen it.
         """

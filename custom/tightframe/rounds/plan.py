@@ -126,11 +126,7 @@ class Exchange:
 
 
 class RunPlan:
-    """The exchanges of one job.
-
-    Args:
-        setup: of the job.
-    """
+    """The exchanges of one job."""
 
     def __init__(self, setup: JobSetup) -> None:
         self._setup, self._job = setup, setup.job
@@ -211,8 +207,6 @@ class RunPlan:
         """Look up the exchange that a server requests.
 
         Args:
-            kind: part of the run.
-            number: of the round.
             index: of the phase in that kind and round.
 
         Raises:

@@ -32,7 +32,6 @@ class PrivacyPlan:
     """Releases of every silo in a job.
 
     Attributes:
-        privacy: of the job.
         releases: rounds in which class sums are released; empty if the method has no class sums.
         prior: whether the method uses the silo's own class counts, made noisy once.
         spare: number of releases of class sums that may be repeated.
@@ -353,7 +352,6 @@ class StatisticsRelease:
     """The one release of statistics of tables in a job.
 
     Attributes:
-        config: of it.
         spare: number of times that it may be repeated.
     """
 
@@ -404,7 +402,6 @@ class FrozenRelease:
     """The one release of sums of frozen features in a job.
 
     Attributes:
-        config: of it.
         spare: number of times that it may be repeated.
     """
 
@@ -433,8 +430,6 @@ def plan_frozen(job: JobConfig, plan: PrivacyPlan, fields: Sequence[Field]) -> F
 
     Args:
         job: with ``privacy``.
-        plan: without this release.
-        fields: of it.
 
     Raises:
         BudgetError: TF-701 if no noise is enough.

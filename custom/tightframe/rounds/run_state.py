@@ -36,7 +36,6 @@ def start_state(setup: JobSetup, weights: bytes | None) -> tuple[ServerState, In
     """Return the state before the first exchange: from the job's seed, and from the weights that it names.
 
     Args:
-        setup: of the job.
         weights: content of the safetensors file of a pretrained start; None if there is none.
 
     Returns:
@@ -85,7 +84,6 @@ def next_state(
     """Return the state after an exchange.
 
     Args:
-        setup: of the job.
         state: before the exchange.
         total: as opened.
         weights: public weights of all enrolled silos.

@@ -56,8 +56,6 @@ class JobSetup:
 
     Attributes:
         job: validated.
-        method: of the job.
-        dataset: of the job.
         setting: with the job's own model, which fixes the fields of the sums.
         privacy: plan of the releases; None without privacy.
         site_settings: silo -> setting, of silos with a model of their own.
@@ -195,7 +193,6 @@ def prepare(values: dict[str, Any] | JobConfig, ceilings: Ceilings = CEILINGS) -
     """Validate a whole job: its values, the names that it uses, their options, its sums.
 
     Args:
-        values: of the job.
         ceilings: limits on what is built or planned.
 
     Raises:
@@ -218,7 +215,6 @@ def assemble(values: dict[str, Any] | JobConfig, ceilings: Ceilings = CEILINGS) 
     For whoever uses a model of an ended run and starts none.
 
     Args:
-        values: of the job.
         ceilings: limits on what is built.
 
     Raises:
@@ -342,11 +338,7 @@ def make_private(model: torch.nn.Module, form: Any) -> torch.nn.Module:
 
 
 def _with_privacy(setup: JobSetup) -> JobSetup:
-    """Return the setup with its privacy plan.
-
-    Raises:
-        JobError: TF-101, naming each field or option that no mechanism protects.
-    """
+    """Return the setup with its privacy plan."""
     job, method, config = setup.job, setup.method, setup.setting.config
     if not setup.trains:
         reasons: list[str] = []  # the evaluation alone needs noise

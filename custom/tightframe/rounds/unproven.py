@@ -44,7 +44,6 @@ class Needs:
         A state that rests on verified totals is no exception: a server could end the run there for one silo.
 
         Args:
-            context: of the silo.
             state: SHA-256 (hex) of the run's state.
             total: the last one told; None if there is none.
         """

@@ -154,11 +154,7 @@ class Withdrawn:
         return frozenset(lists[self._dataset]) if self._dataset in lists else None
 
     def _check(self, names: frozenset[str], listed: frozenset[str] | None) -> None:
-        """Refuse names that are neither those withdrawn last, nor these and more.
-
-        Raises:
-            RunError: TF-524.
-        """
+        """Refuse names that are neither those withdrawn last, nor these and more."""
         if listed is None:
             return
         known = {name for fold in FOLDS for name in withdrawn.record_ids(self._data, fold)} | self._gone
@@ -178,9 +174,7 @@ def check_beginning(context: SiloContext, exchange: tuple[str, int], message: Me
     """Check the state that a withdrawal begins with.
 
     Args:
-        context: of the silo.
         exchange: kind and index of the phase.
-        message: of the task.
 
     Raises:
         RunError: TF-518 if the server begins with another state than the job names.
@@ -202,7 +196,6 @@ def check_resumed(context: SiloContext, state: str) -> None:
     Such a job has the closing alone: on any other state it would be the run's own, of other records.
 
     Args:
-        context: of the silo.
         state: SHA-256 (hex) of the state that a request without a total rests on.
 
     Raises:
@@ -231,7 +224,6 @@ def note_request(context: SiloContext, exchange: tuple[str, int], *, asked: bool
     Once a term has left, the others can open it without this silo, so this cannot wait for its shares.
 
     Args:
-        context: of the silo.
         exchange: kind and index of the phase.
         asked: whether numbers and classes were asked first, by the state that the request rests on.
         proven: whether this silo vouches for that state, and has verified the total that it follows from.

@@ -91,8 +91,6 @@ def pair_secret(seed: bytes, session: bytes, slot: int, group: Group, dealer: st
     Args:
         seed: a of the dealer, of this slot and group.
         session: T.
-        slot: the slot.
-        group: the group.
         dealer: the site that derives it, and seals it for the holder.
         holder: the other.
     """
@@ -132,9 +130,6 @@ def dropped_secrets(
 
     Args:
         session: T.
-        slot: of the sum.
-        group: the group.
-        site: the survivor.
         seeds: dropped site -> its pair seed a of this slot and group.
         links: the survivor's, of this group (``messages.links_of``).
     """
@@ -152,8 +147,6 @@ def dropped_masks(
 
     Args:
         session: T.
-        slot: of the sum.
-        group: the group.
         site: a survivor.
         secrets: from ``dropped_secrets``.
     """

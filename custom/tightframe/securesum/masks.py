@@ -189,8 +189,6 @@ def pair_key(secret: bytes, session: bytes, slot: int, group: str, first: str, s
     Args:
         secret: the pair secret of this slot and group from the first to the second.
         session: T.
-        slot: the slot.
-        group: the group.
         first: the site that comes first in the roster; it adds the stream.
         second: the other; it subtracts.
 
@@ -209,9 +207,6 @@ def self_key(seed: bytes, session: bytes, slot: int, group: str, name: str) -> b
     Args:
         seed: b of this slot and group.
         session: T.
-        slot: the slot.
-        group: the group.
-        name: the site.
     """
     return derive(seed, salt=session, tag="self mask", fields=(slot, group, name))
 

@@ -25,8 +25,7 @@ import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
-from typing import Any, Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
 from tightframe.securesum import reading
 from tightframe.securesum.errors import MessageError
@@ -43,60 +42,6 @@ from tightframe.securesum.primitives import (
 )
 from tightframe.securesum.rules import MAX_SITES, MAX_SLOTS, Trust
 
-__all__ = [
-    "BOX_OVERHEAD",
-    "GROUPS",
-    "KINDS",
-    "MAX_ADVERTISEMENT",
-    "MAX_APPLICATION",
-    "MAX_CERTIFICATE",
-    "MAX_COMBINATIONS",
-    "MAX_SIGNATURE",
-    "MAX_TERM",
-    "NO_TOTAL",
-    "SALT_BYTES",
-    "SHARE_BYTES",
-    "Advertisement",
-    "Advertisements",
-    "Agreement",
-    "AgreementRequest",
-    "AnyAdvertisement",
-    "Confirmation",
-    "Dealt",
-    "FieldSpec",
-    "Group",
-    "Kind",
-    "Masked",
-    "Params",
-    "Receipt",
-    "Reveal",
-    "RevealRequest",
-    "Setup",
-    "SumId",
-    "TermProof",
-    "TermRequest",
-    "Told",
-    "Total",
-    "agreement_signed",
-    "box_plain_bytes",
-    "by_group",
-    "challenge",
-    "hashes_digest",
-    "hashes_signed",
-    "links_of",
-    "pair_secret_hash",
-    "pair_secret_offset",
-    "pairs_digest",
-    "pairs_of",
-    "read_sum_id",
-    "ready_signed",
-    "receipts_digest",
-    "session_id",
-    "share_hash",
-    "share_offset",
-]
-
-
 Group = Literal["update", "static"]
 GROUPS: tuple[Group, ...] = ("update", "static")
 
@@ -105,12 +50,12 @@ GROUPS: tuple[Group, ...] = ("update", "static")
 class FieldSpec(reading.Record):
     """One field of a sum: name, shape, ring (32 or 64 bits), fraction bits, bound, group."""
 
-    name: str
-    shape: tuple[int, ...]
-    ring: int
-    bits: int
-    bound: float
-    group: Group
+    name: Annotated[str, reading.text(1024)]
+    shape: Annotated[tuple[int, ...], reading.sequence(reading.integer(0, 2**40), 0, 16)]
+    ring: Annotated[int, reading.integer(32, 64)]
+    bits: Annotated[int, reading.integer(0, 1024)]
+    bound: Annotated[float, reading.number]
+    group: Annotated[Group, reading.one_of(*GROUPS)]
 
     @property
     def size(self) -> int:
@@ -135,17 +80,7 @@ def read_field(value: object, where: str) -> FieldSpec:
     return field
 
 
-_FIELD = reading.built(
-    FieldSpec,
-    {
-        "name": reading.text(1024),
-        "shape": reading.sequence(reading.integer(0, 2**40), 0, 16),
-        "ring": reading.integer(32, 64),
-        "bits": reading.integer(0, 1024),
-        "bound": reading.number,
-        "group": reading.one_of(*GROUPS),
-    },
-)
+_FIELD = reading.built(FieldSpec)
 
 
 @dataclass(frozen=True)
@@ -203,42 +138,25 @@ class Params(reading.Message):
         min_sites: the smallest survivor set.
         static_open: whether this epoch's static group may be opened, for the full roster.
         config_sha256: SHA-256 of the validated job configuration.
-        version: of the package.
     """
 
-    job: str
-    lineage: str
-    epoch: int
-    roster: tuple[str, ...]
-    threshold: int
-    colluders: int
-    slots: int
-    schemas: Mapping[str, tuple[FieldSpec, ...]]
-    weights: str
-    trust: Trust
-    min_sites: int
-    static_open: bool
-    config_sha256: bytes
-    version: str
-
-    KEYS = MappingProxyType(
-        {
-            "job": reading.text(256),
-            "lineage": reading.text(256),
-            "epoch": reading.integer(0, 2**31),
-            "roster": reading.sequence(reading.text(64), 1, MAX_SITES),
-            "threshold": reading.integer(1, MAX_SITES),
-            "colluders": reading.integer(0, MAX_SITES),
-            "slots": reading.integer(1, MAX_SLOTS),
-            "schemas": reading.mapping(reading.sequence(read_field, 0, 100_000), 0, 4096),
-            "weights": reading.text(64),
-            "trust": reading.one_of("malicious", "semi_honest"),
-            "min_sites": reading.integer(1, MAX_SITES),
-            "static_open": reading.flag,
-            "config_sha256": reading.blob(HASH_BYTES),
-            "version": reading.text(64),
-        }
-    )
+    job: Annotated[str, reading.text(256)]
+    lineage: Annotated[str, reading.text(256)]
+    epoch: Annotated[int, reading.integer(0, 2**31)]
+    roster: Annotated[tuple[str, ...], reading.sequence(reading.text(64), 1, MAX_SITES)]
+    threshold: Annotated[int, reading.integer(1, MAX_SITES)]
+    colluders: Annotated[int, reading.integer(0, MAX_SITES)]
+    slots: Annotated[int, reading.integer(1, MAX_SLOTS)]
+    schemas: Annotated[
+        Mapping[str, tuple[FieldSpec, ...]],
+        reading.mapping(reading.sequence(read_field, 0, 100_000), 0, 4096),
+    ]
+    weights: Annotated[str, reading.text(64)]
+    trust: Annotated[Trust, reading.one_of("malicious", "semi_honest")]
+    min_sites: Annotated[int, reading.integer(1, MAX_SITES)]
+    static_open: Annotated[bool, reading.flag]
+    config_sha256: Annotated[bytes, reading.blob(HASH_BYTES)]
+    version: Annotated[str, reading.text(64)]
 
     @property
     def may_open_static(self) -> bool:
@@ -311,7 +229,6 @@ class Advertisement(reading.SizedMessage):
     """i -> S -> all: a site's identity and public keys of one epoch, signed with its provisioned key.
 
     Attributes:
-        name: the site.
         certificate: its certificate, DER.
         channel_key: X25519 public key of its boxes.
         session_key: Ed25519 public key of all its signatures in this epoch.
@@ -332,17 +249,7 @@ class Advertisement(reading.SizedMessage):
 
     def signed(self, params_digest: bytes) -> bytes:
         """Return the bytes that ``signature`` covers."""
-        return encode_fields(
-            "advertisement 2",
-            params_digest,
-            self.name,
-            self.certificate,
-            self.channel_key,
-            self.session_key,
-            self.slots,
-            self.application,
-            self.encapsulation_key,
-        )
+        return encode_fields("advertisement 2", params_digest, *self.unsigned())
 
     @property
     def agreement_keys(self) -> tuple[bytes, ...]:
@@ -392,13 +299,7 @@ def session_id(params: Params, advertisements: Sequence[Advertisement]) -> bytes
 class Advertisements(reading.Message):
     """S -> i: all advertisements as the server received them, in roster order."""
 
-    items: tuple[bytes, ...]
-
-    KEYS = MappingProxyType(
-        {
-            "items": reading.sequence(reading.blob(1, MAX_ADVERTISEMENT), 1, MAX_SITES),
-        }
-    )
+    items: Annotated[tuple[bytes, ...], reading.sequence(reading.blob(1, MAX_ADVERTISEMENT), 1, MAX_SITES)]
 
 
 ADVERTISED_SLOT = len(GROUPS) * len(KINDS) * HASH_BYTES
@@ -425,8 +326,6 @@ def pair_secret_offset(slot: int, group: Group, slots: int, width: int) -> int:
     """Return the offset of a pair secret in a box, or of its hash in a list: they follow all shares.
 
     Args:
-        slot: the slot.
-        group: the group.
         slots: K of the epoch.
         width: bytes of a share's entry. A pair secret's is 32 in both.
     """
@@ -456,7 +355,6 @@ class Confirmation(reading.SizedMessage):
     """i -> S: the boxes for all other sites, hashes of every share, and a signature of readiness.
 
     Attributes:
-        name: the dealer.
         boxes: holder (every other site) -> ML-KEM-768 ciphertext (1088 bytes), nonce (12 bytes), sealed
             shares and pair secrets.
         hashes: holder (every site, the dealer included) -> hashes of its shares and pair secrets, ordered
@@ -587,6 +485,7 @@ MAX_TERM = 2**33
 _NAME = reading.text(64)
 _SLOT = reading.integer(0, MAX_SLOTS - 1)
 _HASH = reading.blob(HASH_BYTES)
+_SHARES = reading.mapping(reading.blob(SHARE_BYTES), 0, MAX_SITES)
 _SIGNATURE = reading.blob(SIGNATURE_BYTES)
 _LINKS = reading.blob(0, len(GROUPS) * MAX_SITES * KEY_BYTES)
 
@@ -598,11 +497,10 @@ MAX_COMBINATIONS = 128 * (4 + 8)
 
 
 @dataclass(frozen=True)
-class Told:
+class Told(reading.Record):
     """A total that a site was told, without its integers.
 
     Attributes:
-        slot, sum_id, schema: of its sum.
         survivors: the sites whose terms are in it, in roster order.
         hashes: opened group -> SHA-256 of its integers.
         receipts: ``receipts_digest`` of its terms.
@@ -634,30 +532,18 @@ class Total(reading.Message):
     """S -> i, with the next request for a term: the last sum that was opened in this epoch.
 
     Attributes:
-        slot, sum_id, schema: of its sum.
         survivors: the sites whose terms are in it, in roster order.
         groups: group -> its integers as opened, little-endian in schema order: ``update``, and ``static`` if
             it was opened and is not empty.
         receipts: ``receipts_digest`` of its terms.
     """
 
-    slot: int
-    sum_id: SumId
-    schema: str
-    survivors: tuple[str, ...]
-    groups: Mapping[Group, bytes] = field(repr=False)
-    receipts: bytes
-
-    KEYS = MappingProxyType(
-        {
-            "slot": _SLOT,
-            "sum_id": read_sum_id,
-            "schema": reading.text(256),
-            "survivors": reading.sequence(_NAME, 1, MAX_SITES),
-            "groups": by_group(reading.blob(0, MAX_TERM)),
-            "receipts": _HASH,
-        }
-    )
+    slot: Annotated[int, _SLOT]
+    sum_id: Annotated[SumId, read_sum_id]
+    schema: Annotated[str, reading.text(256)]
+    survivors: Annotated[tuple[str, ...], reading.sequence(_NAME, 1, MAX_SITES)]
+    groups: Annotated[Mapping[Group, bytes], by_group(reading.blob(0, MAX_TERM))] = field(repr=False)
+    receipts: Annotated[bytes, _HASH]
 
     def told(self) -> Told:
         """Return all of it but its integers."""
@@ -681,7 +567,6 @@ class TermRequest(reading.Message):
 
     Attributes:
         slot: the slot whose one-time secrets mask the term.
-        sum_id: the sum.
         schema: name of the schema in ``Params.schemas``.
         setup: a ``Setup`` with the first request of an epoch, else empty.
         total: the last ``Total`` of this epoch; empty if none was opened yet.
@@ -689,23 +574,14 @@ class TermRequest(reading.Message):
             that the server has opened the sum. A site reads its own alone.
     """
 
-    slot: int
-    sum_id: SumId
-    schema: str
-    setup: bytes = b""
-    total: bytes = field(default=b"", repr=False)
-    seeds: Mapping[str, Mapping[Group, bytes]] = field(default_factory=dict, repr=False)
-
-    KEYS = MappingProxyType(
-        {
-            "slot": _SLOT,
-            "sum_id": read_sum_id,
-            "schema": reading.text(256),
-            "setup": reading.blob(0, 2**30),
-            "total": reading.blob(0, 2 * MAX_TERM),
-            "seeds": reading.mapping(by_group(reading.blob(KEY_BYTES)), 0, MAX_SITES),
-        }
-    )
+    slot: Annotated[int, _SLOT]
+    sum_id: Annotated[SumId, read_sum_id]
+    schema: Annotated[str, reading.text(256)]
+    setup: Annotated[bytes, reading.blob(0, 2**30)] = b""
+    total: Annotated[bytes, reading.blob(0, 2 * MAX_TERM)] = field(default=b"", repr=False)
+    seeds: Annotated[
+        Mapping[str, Mapping[Group, bytes]], reading.mapping(by_group(reading.blob(KEY_BYTES)), 0, MAX_SITES)
+    ] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True)
@@ -713,8 +589,6 @@ class Receipt(reading.Record):
     """A site's signed statement of the inputs of its masked term, with its part of the proof of a total.
 
     Attributes:
-        name: the site.
-        slot, sum_id: of the term.
         basis: SHA-256 of the state that the term rests on.
         total: digest of the total that the site was told with the request; ``NO_TOTAL`` if none.
         combinations: group of the total told -> combinations of this site's term of that total; empty if its
@@ -725,53 +599,26 @@ class Receipt(reading.Record):
         signature: Ed25519 over ``signed(session)``.
     """
 
-    name: str
-    slot: int
-    sum_id: SumId
-    basis: bytes
-    total: bytes
-    combinations: Mapping[Group, bytes] = field(repr=False)
-    follows: bool
-    update: bytes
-    static: bytes
-    pairs: bytes
-    signature: bytes
+    name: Annotated[str, _NAME]
+    slot: Annotated[int, _SLOT]
+    sum_id: Annotated[SumId, read_sum_id]
+    basis: Annotated[bytes, _HASH]
+    total: Annotated[bytes, _HASH]
+    combinations: Annotated[Mapping[Group, bytes], by_group(reading.blob(0, MAX_COMBINATIONS))] = field(
+        repr=False
+    )
+    follows: Annotated[bool, reading.flag]
+    update: Annotated[bytes, _HASH]
+    static: Annotated[bytes, _HASH]
+    pairs: Annotated[bytes, _HASH]
+    signature: Annotated[bytes, _SIGNATURE]
 
     def signed(self, session: bytes) -> bytes:
         """Return the bytes that ``signature`` covers."""
-        combinations: Any = dict(self.combinations)
-        return encode_fields(
-            "receipt 3",
-            session,
-            self.name,
-            self.slot,
-            self.sum_id.as_value(),
-            self.basis,
-            self.total,
-            combinations,
-            self.follows,
-            self.update,
-            self.static,
-            self.pairs,
-        )
+        return encode_fields("receipt 3", session, *self.unsigned())
 
 
-_RECEIPT = reading.built(
-    Receipt,
-    {
-        "name": _NAME,
-        "slot": _SLOT,
-        "sum_id": read_sum_id,
-        "basis": _HASH,
-        "total": _HASH,
-        "combinations": by_group(reading.blob(0, MAX_COMBINATIONS)),
-        "follows": reading.flag,
-        "update": _HASH,
-        "static": _HASH,
-        "pairs": _HASH,
-        "signature": _SIGNATURE,
-    },
-)
+_RECEIPT = reading.built(Receipt)
 
 
 @dataclass(frozen=True)
@@ -779,25 +626,15 @@ class Masked(reading.Message):
     """i -> S: the masked integers of both groups, little-endian in schema order, links, and the receipt.
 
     Attributes:
-        update, static: the masked integers.
         receipt: signed, with a hash of the rest.
         links: for each group, for each site after this one in the roster, 32 bytes (``links_of``): with
             them the server finds the pair secret of a later site that drops out.
     """
 
-    update: bytes = field(repr=False)
-    static: bytes = field(repr=False)
-    receipt: Receipt
-    links: bytes = field(repr=False)
-
-    KEYS = MappingProxyType(
-        {
-            "update": reading.blob(0, MAX_TERM),
-            "static": reading.blob(0, MAX_TERM),
-            "receipt": _RECEIPT,
-            "links": _LINKS,
-        }
-    )
+    update: Annotated[bytes, reading.blob(0, MAX_TERM)] = field(repr=False)
+    static: Annotated[bytes, reading.blob(0, MAX_TERM)] = field(repr=False)
+    receipt: Annotated[Receipt, _RECEIPT]
+    links: Annotated[bytes, _LINKS] = field(repr=False)
 
 
 def links_of(links: bytes, group: Group, roster: Sequence[str], site: str) -> dict[str, bytes]:
@@ -814,8 +651,6 @@ def pairs_of(hashes: bytes, group: Group, roster: Sequence[str], site: str) -> d
 
     Args:
         hashes: for each group, for each other site in roster order, 32 bytes.
-        group: the group.
-        roster: of the epoch.
         site: whose term it is.
 
     Raises:
@@ -860,7 +695,6 @@ def challenge(session: bytes, told: Told) -> bytes:
 
     Args:
         session: T.
-        told: the total.
     """
     return digest("challenge 3", session, told.digest())
 
@@ -876,10 +710,8 @@ def agreement_signed(
 class AgreementRequest(reading.Message):
     """S -> survivors, fewer than the roster: all receipts; the survivor set is their names, sorted."""
 
-    slot: int
-    receipts: tuple[Receipt, ...]
-
-    KEYS = MappingProxyType({"slot": _SLOT, "receipts": reading.sequence(_RECEIPT, 1, MAX_SITES)})
+    slot: Annotated[int, _SLOT]
+    receipts: Annotated[tuple[Receipt, ...], reading.sequence(_RECEIPT, 1, MAX_SITES)]
 
 
 @dataclass(frozen=True)
@@ -887,19 +719,15 @@ class Agreement(reading.Message):
     """i -> S: a site's signature of the survivors of a sum and of their receipts.
 
     Attributes:
-        name: the site.
-        slot: of the sum.
         signature: Ed25519 over ``agreement_signed``.
     """
 
-    name: str
-    slot: int
-    signature: bytes
-
-    KEYS = MappingProxyType({"name": _NAME, "slot": _SLOT, "signature": _SIGNATURE})
+    name: Annotated[str, _NAME]
+    slot: Annotated[int, _SLOT]
+    signature: Annotated[bytes, _SIGNATURE]
 
 
-_AGREEMENT = reading.built(Agreement, Agreement.KEYS)
+_AGREEMENT = reading.built(Agreement)
 
 
 @dataclass(frozen=True)
@@ -915,23 +743,14 @@ class TermProof(reading.Record):
         seeds: group -> b, which the site's advertisement commits to.
     """
 
-    receipt: Receipt
-    masked: Mapping[Group, bytes] = field(repr=False)
-    links: bytes = field(repr=False)
-    pairs: bytes = field(repr=False)
-    seeds: Mapping[Group, bytes] = field(repr=False)
+    receipt: Annotated[Receipt, _RECEIPT]
+    masked: Annotated[Mapping[Group, bytes], by_group(reading.blob(0, MAX_TERM))] = field(repr=False)
+    links: Annotated[bytes, _LINKS] = field(repr=False)
+    pairs: Annotated[bytes, _LINKS] = field(repr=False)
+    seeds: Annotated[Mapping[Group, bytes], by_group(reading.blob(KEY_BYTES))] = field(repr=False)
 
 
-_PROOF = reading.built(
-    TermProof,
-    {
-        "receipt": _RECEIPT,
-        "masked": by_group(reading.blob(0, MAX_TERM)),
-        "links": _LINKS,
-        "pairs": _LINKS,
-        "seeds": by_group(reading.blob(KEY_BYTES)),
-    },
-)
+_PROOF = reading.built(TermProof)
 
 
 @dataclass(frozen=True)
@@ -939,7 +758,6 @@ class RevealRequest(reading.Message):
     """S -> survivors: all receipts, agreements after a drop-out, and what proves the total told.
 
     Attributes:
-        slot: of the sum.
         receipts: of the survivors, in roster order.
         agreements: of at least t of them, in roster order; none if the survivors are the whole roster.
         missing: site -> the proof of its term, for each site in the total whose combinations are not used.
@@ -947,21 +765,15 @@ class RevealRequest(reading.Message):
             the total; empty if nothing is missing.
     """
 
-    slot: int
-    receipts: tuple[Receipt, ...]
-    agreements: tuple[Agreement, ...]
-    missing: Mapping[str, TermProof] = field(default_factory=dict)
-    dropped: Mapping[str, Mapping[Group, bytes]] = field(default_factory=dict, repr=False)
-
-    KEYS = MappingProxyType(
-        {
-            "slot": _SLOT,
-            "receipts": reading.sequence(_RECEIPT, 1, MAX_SITES),
-            "agreements": reading.sequence(_AGREEMENT, 0, MAX_SITES),
-            "missing": reading.mapping(_PROOF, 0, MAX_SITES),
-            "dropped": reading.mapping(by_group(reading.blob(KEY_BYTES)), 0, MAX_SITES),
-        }
+    slot: Annotated[int, _SLOT]
+    receipts: Annotated[tuple[Receipt, ...], reading.sequence(_RECEIPT, 1, MAX_SITES)]
+    agreements: Annotated[tuple[Agreement, ...], reading.sequence(_AGREEMENT, 0, MAX_SITES)]
+    missing: Annotated[Mapping[str, TermProof], reading.mapping(_PROOF, 0, MAX_SITES)] = field(
+        default_factory=dict
     )
+    dropped: Annotated[
+        Mapping[str, Mapping[Group, bytes]], reading.mapping(by_group(reading.blob(KEY_BYTES)), 0, MAX_SITES)
+    ] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True)
@@ -969,28 +781,16 @@ class Reveal(reading.Message):
     """i -> S: signed shares; of b for each survivor, of a for each dropped site.
 
     Attributes:
-        name: the site that reveals.
-        slot: of the sum.
         update, static: dealer -> salt and share (48 bytes); ``static`` is empty unless it is opened.
         signature: Ed25519 over ``signed(session)``.
     """
 
-    name: str
-    slot: int
-    update: Mapping[str, bytes] = field(repr=False)
-    static: Mapping[str, bytes] = field(repr=False)
-    signature: bytes
-
-    KEYS = MappingProxyType(
-        {
-            "name": _NAME,
-            "slot": _SLOT,
-            "update": reading.mapping(reading.blob(SHARE_BYTES), 0, MAX_SITES),
-            "static": reading.mapping(reading.blob(SHARE_BYTES), 0, MAX_SITES),
-            "signature": _SIGNATURE,
-        }
-    )
+    name: Annotated[str, _NAME]
+    slot: Annotated[int, _SLOT]
+    update: Annotated[Mapping[str, bytes], _SHARES] = field(repr=False)
+    static: Annotated[Mapping[str, bytes], _SHARES] = field(repr=False)
+    signature: Annotated[bytes, _SIGNATURE]
 
     def signed(self, session: bytes) -> bytes:
         """Return the bytes that ``signature`` covers."""
-        return encode_fields("reveal", session, self.name, self.slot, dict(self.update), dict(self.static))
+        return encode_fields("reveal", session, *self.unsigned())

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, Self, TypeAlias, cast
+from typing import Any, Self, TypeAlias, cast, get_type_hints
 
 import msgpack
 
@@ -30,6 +30,10 @@ class Record:
         """Return plain values in the order of the fields, for the wire and for hashing."""
         return {item.name: plain(getattr(self, item.name)) for item in fields(self)}
 
+    def unsigned(self) -> list[Value]:
+        """Return the values of all fields but the last, which is the signature, in their order."""
+        return list(self.as_value().values())[:-1]
+
 
 class SizedMessage(Record):
     """A record that is a message of its own. The lengths of its parts depend on the epoch's parameters."""
@@ -49,13 +53,7 @@ class SizedMessage(Record):
 
 
 class Message(SizedMessage):
-    """A record that is a message of its own, always checked against the same ``KEYS``.
-
-    This class is not a dataclass, and its subclasses set ``KEYS`` without an annotation, which would
-    make it one of their dataclass fields.
-    """
-
-    KEYS: ClassVar[Keys]
+    """A record that is a message of its own, always checked against the same ``keys_of``."""
 
     @classmethod
     def from_bytes(cls, raw: bytes) -> Self:
@@ -64,7 +62,18 @@ class Message(SizedMessage):
         Raises:
             MessageError: TF-604.
         """
-        return cls.read(raw, cls.KEYS)
+        return cls.read(raw, keys_of(cls))
+
+
+_KEYS: dict[type[Record], Keys] = {}
+
+
+def keys_of(kind: type[Record]) -> Keys:
+    """Return the check of each field of a record: the last part of its ``Annotated`` type."""
+    if kind not in _KEYS:
+        hints = get_type_hints(kind, include_extras=True)
+        _KEYS[kind] = {item.name: hints[item.name].__metadata__[-1] for item in fields(kind)}
+    return _KEYS[kind]
 
 
 def plain(value: Any) -> Value:
@@ -147,9 +156,9 @@ def record(keys: Keys) -> Check:
     return check
 
 
-def built(kind: Callable[..., object], keys: Keys) -> Check:
-    """Return a check for a map with exactly these keys; it calls ``kind`` with them."""
-    read = record(keys)
+def built(kind: type[Record], keys: Keys | None = None) -> Check:
+    """Return a check for a map with these keys, by default the record's; it calls ``kind`` with them."""
+    read = record(keys_of(kind) if keys is None else keys)
     return lambda value, where: kind(**read(value, where))
 
 

@@ -18,7 +18,7 @@ def test_the_bytes_are_those_of_encoded_terms(method: object) -> None:
     found, setup = method_table.describe(name), method_table.setup_of(name, method_table.LIKE)
     kept = {item.name: item for item in method_table.kept()}
     assert list(kept) == [item.name for item in METHODS]
-    assert kept[name] == found, "python -m tightframe_app.jobs.method_table"
+    assert kept[name] == found, "python -m tightframe_app.kept"
     sizes = []
     for number in range(1, setup.job.rounds + 1):
         total = 0

@@ -21,8 +21,7 @@ from tests.support.pages import Page
 from tightframe.report.drawing import layout
 from tightframe.report.drawing.markup import tag
 from tightframe_app.live import server
-from tightframe_app.live.script import SCRIPT
-from tightframe_app.live.server import Content, Live, LiveError
+from tightframe_app.live.server import SCRIPT, Content, Live, LiveError
 
 METHODS = ("HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "CONNECT", "PROPFIND", "FOO")
 

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 from sklearn import metrics as oracle
+from tests.support.error_bounds import auroc_error_bound, average_precision_error_bound
 
-from tightframe import metrics
 from tightframe.results.parts.evaluation import FoldMetrics
 from tightframe.rounds.riders import evaluation
 
@@ -120,11 +120,11 @@ def _compare(found: FoldMetrics, scores: np.ndarray, inputs: torch.Tensor, label
     assert found.recall == pytest.approx(dict(zip(NAMES, recall, strict=True)))
     assert found.class_records == dict(zip(NAMES, np.bincount(truth, minlength=CLASSES), strict=True))
     areas = [oracle.roc_auc_score(truth == c, exact[:, c]) for c in range(CLASSES)]
-    room = metrics.auroc_error_bound(scores).mean()
+    room = auroc_error_bound(scores).mean()
     assert 0 < room < 0.05
     assert abs(found.auroc - np.mean(areas)) <= room + 1e-12
     precision = [oracle.average_precision_score(truth == c, exact[:, c]) for c in range(CLASSES)]
-    room = metrics.average_precision_error_bound(scores).mean()
+    room = average_precision_error_bound(scores).mean()
     assert abs(found.average_precision - np.mean(precision)) <= room + 1e-12
 
 

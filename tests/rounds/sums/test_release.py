@@ -14,7 +14,8 @@ from tightframe.config.job import Evaluation, JobConfig, Training, parse_job
 from tightframe.config.policy import Policy, PolicyBlock
 from tightframe.config.site import SiteEntry
 from tightframe.rounds.setup import prepare
-from tightframe.rounds.sums.release import REVEALED, release_profile
+from tightframe.rounds.sums.release import release_profile
+from tightframe.rounds.sums.revealed import REVEALED
 
 SITES = ["a", "b", "c", "d"]
 METHOD = {"method": "fedmr", "training": {"learning_rate": 1e-3}}

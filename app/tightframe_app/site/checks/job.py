@@ -129,10 +129,8 @@ def check_history(
 
     Args:
         job: to check; there are no findings if it is not for this site.
-        name: of the site.
         entry: the site's only configuration.
         entries: of its ledger; None if they are unknown.
-        scope: of the check.
     """
     from tightframe.errors import JobError
     from tightframe.rounds.context import SiloContext

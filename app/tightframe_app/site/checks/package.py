@@ -44,7 +44,6 @@ def compared(installed: Distribution, runs: Path) -> Iterator[Finding]:
     """Compare an installed distribution with its own list of files.
 
     Args:
-        installed: the distribution.
         runs: folder of the package that this process has imported.
     """
     what = f"{PROJECT} {installed.version}"

@@ -67,7 +67,6 @@ class Participant:
     Attributes:
         project: the federation's name.
         name: the participant's.
-        org: its organisation.
         kind: ``site``, ``server`` or ``user``.
         role: of a person.
     """
@@ -88,7 +87,6 @@ class Asked:
     """A request that was made.
 
     Attributes:
-        folder: with the key.
         zipped: what to send.
         code: of the key, for the telephone.
     """
@@ -103,9 +101,7 @@ class Answer:
     """A keeper's answer to a request.
 
     Attributes:
-        path: the zip.
         participant: whom it certifies.
-        number: id of the request.
         version: of the federation's root, a part of the kit's path.
         root: fingerprint of the root in it, 64 hexadecimal digits.
     """
@@ -251,7 +247,6 @@ def find_request(answer: Answer, given: Path | None) -> Path:
     """Find the folder with the key that an answer belongs to.
 
     Args:
-        answer: of the keeper.
         given: the folder, if it is none of the usual ones: beside the answer, or in the current folder.
 
     Raises:
@@ -307,8 +302,6 @@ def package(answer: Answer, folder: Path, told: str) -> Path:
     """Make the startup kit, or find the one that an interrupted call has made; return its folder.
 
     Args:
-        answer: of the keeper.
-        folder: of the request.
         told: the root's fingerprint, by telephone.
 
     Raises:

@@ -173,7 +173,6 @@ def silo_folds(
     test fold, and a patient with stays in the training hospitals of two silos is in no validation fold.
 
     Args:
-        stays: of the table.
         split: of its hospitals.
         place: the silo's hospitals.
         equal_sizes: keep ``split.smallest`` stays of each training hospital, chosen by a fixed hash.

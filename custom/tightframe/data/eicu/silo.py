@@ -197,11 +197,7 @@ def _prepared(root: Path, window: Window) -> Path:
 
 
 def _verify(root: Path, window: Window) -> None:
-    """Compare a window's files with the manifest.
-
-    Raises:
-        DataError: TF-206.
-    """
+    """Compare a window's files with the manifest."""
     for name, digest in read_manifest(root).windows[window].outputs.items():
         if not (root / name).is_file() or file_sha256(root / name) != digest:
             raise DataError(
@@ -212,11 +208,7 @@ def _verify(root: Path, window: Window) -> None:
 
 
 def _check_vocabulary(codes: tuple[int, ...], path: Path, options: EicuOptions) -> None:
-    """Refuse a vocabulary that is not the job's: a column must be the same drug at all silos.
-
-    Raises:
-        DataError: TF-209.
-    """
+    """Refuse a vocabulary that is not the job's: a column must be the same drug at all silos."""
     digest = vocabulary_sha256(codes)
     if len(codes) != options.drugs:
         raise DataError(

@@ -99,7 +99,6 @@ def read_tables(folder: Path, windows: Sequence[Window], progress: Progress | No
     """Read the tables once, for one window or both.
 
     Args:
-        folder: the folder of the tables.
         windows: the windows for which to make a matrix.
         progress: receives a line from time to time.
 
@@ -191,10 +190,8 @@ def _read_medication(
     """Read the drugs given, by window: stay number times ``_CODES`` plus HICL code, ascending, distinct.
 
     Args:
-        path: of the table.
         units: every unit stay of the patient table.
         places: number of the usable hospital stay, by unit stay.
-        windows: the windows to collect.
         counts: updated with the number of orders of each kind.
         progress: receives a line from time to time.
     """

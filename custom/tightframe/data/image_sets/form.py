@@ -14,7 +14,6 @@ def form(name: str, shape: tuple[int, int, int], options: Any) -> PictureForm:
     """Return how records are made of pictures.
 
     Args:
-        name: of the set.
         shape: of a record, (channels, height, width), with 1 or 3 channels.
         options: of the job; they change no transform.
     """

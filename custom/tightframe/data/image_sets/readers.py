@@ -225,11 +225,7 @@ def _digits() -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
 
 
 def _optional(module: str, what: str) -> Any:
-    """Import a module of a package that Tightframe does not require.
-
-    Raises:
-        DataError: TF-203, with the command that installs it.
-    """
+    """Import a module of a package that Tightframe does not require."""
     try:
         return import_module(module)
     except ImportError:

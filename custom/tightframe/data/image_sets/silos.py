@@ -53,7 +53,6 @@ class Files:
     """The files of one set; each part is read once for all shares.
 
     Attributes:
-        spec: the data set.
         root: the folder with the files; None for a set that needs none.
     """
 
@@ -197,7 +196,6 @@ class BenchmarkSilo:
     """One silo's share; see ``SiloData``. The records are real, so never synthetic.
 
     Args:
-        source: the set.
         silo: index of the share.
     """
 

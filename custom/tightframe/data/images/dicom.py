@@ -68,7 +68,6 @@ def read(
     """Read a picture.
 
     Args:
-        path: of the file.
         pixels: False checks the header only; then the pixels are of size 0.
         window: rescaled grey values that become black and white, in place of the file's own window.
         most_pixels: of a picture, checked before anything is decoded; None for any number.

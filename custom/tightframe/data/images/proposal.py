@@ -60,7 +60,6 @@ def propose(
     """Propose a contract from a manifest.
 
     Args:
-        path: of the manifest.
         roles: as of ``data.table.proposal.propose``.
         column: with the paths of the pictures.
         size: side of the pictures for the model; by default the largest usual one that all of them have.

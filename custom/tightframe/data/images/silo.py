@@ -42,7 +42,6 @@ class ImageData(TableData):
     Args:
         pixels: uint8 (n, channels, *size).
         labels, folds, records, patients: as of ``TableData``.
-        picture: of the contract.
         about: ``source``, ``synthetic`` and ``aside`` of ``TableData``.
     """
 

@@ -31,7 +31,6 @@ class Views:
     Args:
         pixels: uint8 (n, channels, *size).
         rows: of the fold, in record order.
-        picture: of the contract.
         augment_seed: None for the view of the evaluation; else record i of the fold is transformed by draws
             from (augment_seed, i) only, if the contract has transforms.
     """
@@ -75,7 +74,6 @@ def transformed(values: torch.Tensor, draws: Sequence[Sequence[float]], augment:
     Args:
         values: in [0, 1], (B, channels, H, W) or (B, 1, D, H, W), of which all slices are moved alike.
         draws: twelve numbers in [0, 1) for each.
-        augment: of the contract.
 
     Returns:
         The same shape, in [0, 1]; beyond its edge a picture is mirrored.

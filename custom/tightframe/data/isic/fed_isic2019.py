@@ -95,8 +95,6 @@ class FedIsic2019(Dataset[tuple[torch.Tensor, torch.Tensor]]):
         train: the training fold with training transforms, or the test fold with a centre crop.
         pooled: all centres together.
         debug: accepted and ignored, as in FLamby.
-        X_dtype: of the image.
-        y_dtype: of the label.
         data_path: the folder that holds ``ISIC_2019_Training_Input_preprocessed``.
         split_path: FLamby's split file; by default ``<data_path>/train_test_split``.
         seed: None draws an item's training transforms from torch's global stream, so that they

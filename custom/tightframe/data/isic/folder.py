@@ -125,9 +125,6 @@ def _check_lesions(rows: Sequence[Row], lesions: dict[str, str], site: IsicSite)
     """Refuse a lesion file that lacks an image whose lesion is needed.
 
     These are the centre's own images and, for a leakage-free test, the training images of all HAM centres.
-
-    Raises:
-        DataError: TF-204, with the number of missing images and the first names.
     """
     needed = [row for row in rows if row.center == site.center]
     if site.leakage_free_test:
@@ -300,11 +297,7 @@ def _centers(rows: Sequence[Row], fold: str) -> str:
 
 
 def _csv(path: Path, columns: Sequence[str], what: str) -> list[tuple[int, dict[str, str]]]:
-    """Read the lines of a CSV file as (line number, values), and check that it has these columns.
-
-    Raises:
-        DataError: TF-204.
-    """
+    """Read the lines of a CSV file as (line number, values), and check that it has these columns."""
     try:
         with path.open(newline="", encoding="utf-8") as stream:
             reader = csv.DictReader(stream)

@@ -54,9 +54,7 @@ class Report:
 
     Attributes:
         rows: number of requested images: of the split file, or of one of its centres.
-        centers: the requested centres.
         made, kept: images made by this run, and those of an earlier run (verified by their hashes).
-        missing: images without an original.
         broken: image -> why its original cannot be read, or its result cannot be saved as JPEG.
         ignored: originals that were not requested.
         strangers: files in the output folder that the manifest does not list.
@@ -304,11 +302,7 @@ def _run(
 
 
 def _originals(images: Path) -> tuple[Path, frozenset[str]]:
-    """Find the folder of the originals, and list the names in it.
-
-    Raises:
-        DataError: TF-203.
-    """
+    """Find the folder of the originals, and list the names in it."""
     folder = images / ORIGINALS if (images / ORIGINALS).is_dir() else images
     try:
         names = frozenset(name[:-4] for name in os.listdir(folder) if name.endswith(".jpg"))

@@ -106,7 +106,6 @@ def training(
         size: side of the crop in pixels; see ``evaluation``.
         generator: the only source of randomness; a fixed number of draws is taken first, so that the
             draws of a transform do not depend on whether another one is applied.
-        ranges: ranges of the transforms.
 
     Returns:
         float32 (3, size, size), normalised.

@@ -78,7 +78,6 @@ def image(key: Key, side: int) -> NDArray[np.uint8]:
     """Render one record.
 
     Args:
-        key: the record.
         side: pixels of a side; the scene is the same at every size.
 
     Returns:

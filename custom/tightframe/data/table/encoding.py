@@ -50,7 +50,6 @@ class Encoded:
         folds: index of each row's fold in ``FOLD_CODES``, (n,); None if no column tells it.
         records, patients: names, (n,); None if no column tells them.
         broken: True for rows that break the contract, (n,).
-        findings: all of them.
         numbers: of the rows in their table, (n,).
         where: what they were read from.
         missing: True where a row has no value of a column, (n, K).
@@ -259,9 +258,6 @@ def _survival(
     """Return times as parts of the longest, and events, (n, 2), and note faults.
 
     Args:
-        cells: of the table.
-        timed: of the contract.
-        site: its entry.
         note: takes a column's name and faults.
     """
     time, event = timed.columns

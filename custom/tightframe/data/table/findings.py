@@ -15,7 +15,6 @@ class Finding:
     Attributes:
         column: the contract's name of it; empty for a rule of whole rows.
         rule: that they break, in words.
-        rows: their numbers.
     """
 
     column: str

@@ -44,7 +44,6 @@ def preview(
 
     Args:
         data: the site's records.
-        contract: of the job.
         least: m.
         bins_too: one more number of bins.
         ends: of bins of time, as of ``statistics.time_ends``, in place of ``TIME_BINS``.

@@ -57,7 +57,6 @@ def propose(
     """Propose a contract from a file.
 
     Args:
-        path: of the table.
         roles: ``label``, a column of classes, or several of findings, with commas; and where there are such
             columns ``record``, ``patient``, ``fold``.
         title: of the data; the file's stem by default.

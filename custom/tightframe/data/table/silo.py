@@ -162,8 +162,6 @@ def divided(
     """Return the rows that keep the contract, in folds.
 
     Args:
-        encoded: all rows.
-        contract: of the job.
         make: what holds the records; ``TableData`` by default.
         in_folds: False to leave all in the training fold, for what regards no folds.
 

@@ -21,7 +21,6 @@ class SitePart:
 
     Attributes:
         value: of the column that all its rows have.
-        rows: how many it has.
         entry: for the site's configuration, as far as the file shows.
     """
 
@@ -37,7 +36,6 @@ def split(path: Path, column: str, folder: Path) -> dict[str, SitePart]:
 
     Args:
         path: of a text table.
-        column: that tells the site.
         folder: to make, for its owner alone.
 
     Raises:

@@ -30,7 +30,6 @@ class Summary:
     """One column of the records that keep the contract; values in its unit, missing ones left out.
 
     Attributes:
-        column: of the contract.
         missing: number of missing values.
         mean, deviation: of a number; the deviation has the divisor n - 1.
         quantiles: least, lower quartile, median, upper quartile, largest value of a number.
@@ -52,7 +51,6 @@ class Description:
     """A site's table by a contract.
 
     Attributes:
-        where: the table is.
         records: class title -> number of records that keep the contract; of a multi-label, ``GROUPS``.
         findings: what the others break.
         broken: number of rows that do.
@@ -84,7 +82,6 @@ def describe(
 
     Args:
         contract: of the records.
-        site: its entry.
         least: number of patients in a cell of statistics, by the site's policy; None makes no preview.
         bins: one more number of bins for the preview.
         ends: of bins of time for the preview, as of ``statistics.time_ends``.
@@ -151,11 +148,9 @@ def summary_of(
     """Return a column's summary.
 
     Args:
-        column: of the contract.
         values: of its features, (n, k), as a model gets them, of the records that have one.
         labels: of these records, (n,).
         missing: number of the others.
-        titles: of the classes.
     """
     mean = deviation = None
     quantiles: tuple[float, ...] = ()

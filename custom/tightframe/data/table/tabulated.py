@@ -38,7 +38,6 @@ class Place:
     """Where a column's cells lie.
 
     Attributes:
-        column: of the contract.
         start, end: its first cell, and the one after its last; the last one counts records without a value.
         number: place among the columns of numbers; None for others.
     """
@@ -59,7 +58,6 @@ class Layout:
     """The cells of a contract.
 
     Attributes:
-        contract: of the job.
         bins: of a number.
         ends: of the bins of time, (B,), the last one the longest time; empty without ``survival``.
     """

@@ -28,8 +28,6 @@ class Account:
     """A local account.
 
     Attributes:
-        name: name of the account.
-        uid: its user id.
         groups: ids of all its groups.
     """
 

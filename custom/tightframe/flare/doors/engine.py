@@ -404,7 +404,6 @@ def _judge_manifest(kit: Path, site: str, data: bytes) -> str:
 
     Args:
         kit: folder of the site's kit.
-        site: name of the site.
         data: the app, already known to hold only files of ``rules.APP_FILES``.
     """
     if not os.path.lexists(kit / "local" / FILE_NAME):

@@ -246,7 +246,6 @@ class Place:
     """One process's place in the federation.
 
     Attributes:
-        role: kind of process.
         cell: the engine's name for it.
         job: the job that it runs; empty in a parent process.
         site: the site that it belongs to; empty at the server.

@@ -37,7 +37,6 @@ class Telemetry:
     Args:
         sender: the controller, which fires the engine's events and hands all of them to ``handle_event``.
         entry: the server's configuration.
-        job_name: of the run.
         fl_ctx: of the run that is about to start.
 
     Raises:

@@ -30,8 +30,6 @@ class OneRun(MLflowReceiver):
 
     Args:
         uri: of MLflow's tracking server or folder.
-        job_name: of the run.
-        job_id: of the run.
     """
 
     def __init__(self, uri: str, job_name: str, job_id: str) -> None:

@@ -102,10 +102,6 @@ def site_configuration(workspace: Path, given: Path | None) -> Iterator[Path | N
     A copy left behind by a run that crashed is removed first, so that no later run uses real records
     by accident. The user's own file is never replaced or removed.
 
-    Args:
-        workspace: of the simulator.
-        given: site configuration for this run.
-
     Yields:
         The file that the run uses: ``given``, or the user's own in ``workspace/local``, or None.
 

@@ -156,12 +156,7 @@ def _job_name(results: Path) -> str:
 
 
 class Run:
-    """Marks a simulation's workspace from its server half, and detects that another run has replaced it.
-
-    Args:
-        workspace: of the simulation.
-        job: its name.
-    """
+    """Marks a simulation's workspace from its server half, and detects that another run has replaced it."""
 
     def __init__(self, workspace: Path, job: str) -> None:
         self._mark, self._token = workspace / "server" / _MARK, secrets.token_hex(8)
@@ -191,11 +186,7 @@ class Run:
 
 
 class AtWork:
-    """Writes one silo's progress with its task to the folder that ``AT_WORK`` names, if it is set.
-
-    Args:
-        silo: its name.
-    """
+    """Writes one silo's progress with its task to the folder that ``AT_WORK`` names, if it is set."""
 
     def __init__(self, silo: str) -> None:
         folder = os.environ.get(AT_WORK)

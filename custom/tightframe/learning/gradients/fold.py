@@ -72,7 +72,6 @@ class FoldGradients:
         gradient: of the cross-entropy: the mean over records, or over mini-batches of their means.
         penalty: of the penalty; zero without one.
         cross_entropy: its mean over records.
-        batches, records: how many there were.
     """
 
     gradient: torch.Tensor

@@ -84,8 +84,6 @@ def gradient_phase(
     """Return one round: each silo's mean gradient of the cross-entropy, and one step down their mean.
 
     Args:
-        setting: of the job.
-        optimizer: of the server.
         weighted: the mean is weighted by the silos' public weights: with numbers of records as weights it is
             the gradient over all silos' records.
         share: the part of its records that a silo draws; under privacy the job's plan has it.
@@ -143,11 +141,9 @@ def descend(
     """Return the state after one step; running statistics are averaged.
 
     Args:
-        optimizer: of the server.
         state: before it.
         directions: by the names of the parameters that train.
         totals: with the fields of the model's buffers.
-        cohort: of the totals.
     """
     stepped, kept = optimizer.step(state.model, directions, state.extra)
     model = model_update.apply_mean(state.model, totals, cohort) | stepped
@@ -163,7 +159,6 @@ def check_one_step(setting: Setting, *, digits: str) -> list[str]:
     """Return what of a job's training has no meaning where a round is one step, in words.
 
     Args:
-        setting: of the job.
         digits: why gradients are not computed in reduced precision.
     """
     problems = []

@@ -90,7 +90,6 @@ def one_sum_method(
     """Make a method, and a start, of what a closed form does with the pooled sums.
 
     Args:
-        solve: the closed form.
         products: whether it needs G, and not B and n only.
         needs_bias: whether it has no form for a head without a bias.
         follows: see ``phases.OneSum``.
@@ -147,7 +146,6 @@ def sums_phase(setting: Setting, solve: Solve, *, products: bool, start: bool) -
 
     Args:
         setting: with the options of the closed form.
-        solve: the closed form.
         products: whether G is summed.
         start: for a head that takes features as they are and goes on training; otherwise one that brings them
             into the unit ball itself.
@@ -189,7 +187,6 @@ def release_phase(
 
     Args:
         setting: with the options of the closed form, and privacy.
-        solve: the closed form.
         intercepts: see ``one_sum_method``.
         products: whether G is released.
         start: for a head that takes features as they are and goes on training: they are shortened to the
@@ -284,7 +281,6 @@ def check_head(setting: Setting, *, bias: bool) -> None:
     """Refuse a model whose head no linear solution can be put into.
 
     Args:
-        setting: of the job.
         bias: whether the solution needs a bias.
 
     Raises:

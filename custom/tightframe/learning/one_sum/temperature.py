@@ -88,7 +88,6 @@ def of_gaussians(
     Args:
         weight: (C, d).
         bias: (C,).
-        found: of the release.
         intercepts: shift the bias so that on these points the mean probability of each class is its share
             of the records (or 1 / K): the condition that the best intercepts meet. A ridge regression with a
             large penalty needs it, whose scores grow with the number of a class's records. None leaves them.

@@ -302,7 +302,6 @@ def few_of_fold(totals: Totals, fold: Fold, withdrawal: Withdrawal) -> bool:
 
     Args:
         totals: of the first exchange.
-        fold: that is evaluated.
         withdrawal: what the job says of it.
     """
     named, silos, short = (
@@ -336,11 +335,7 @@ def _at_few(silos: NDArray[np.float64]) -> list[int]:
 
 
 def _check_passed(received: Tensors, marker: str, withdrawal: Withdrawal) -> None:
-    """Refuse to tell more before what comes first was asked and passed the rule.
-
-    Raises:
-        RunError: TF-523.
-    """
+    """Refuse to tell more before what comes first was asked and passed the rule."""
     if not torch.equal(received.get(marker, torch.zeros(0)), _as_bytes(withdrawal.start)):
         raise RunError(
             "Expected the numbers of withdrawn records, then their classes, to be asked first, from the "
@@ -350,11 +345,7 @@ def _check_passed(received: Tensors, marker: str, withdrawal: Withdrawal) -> Non
 
 
 def _check_all(cohort: Cohort) -> None:
-    """Refuse a sum that is not of all silos of the run.
-
-    Raises:
-        RunError: TF-523.
-    """
+    """Refuse a sum that is not of all silos of the run."""
     if cohort.failed or cohort.size < cohort.enrolled:
         missing = cohort.failed + cohort.enrolled - cohort.size
         raise RunError(

@@ -102,7 +102,6 @@ def weighted_geometric_mean_from_sums(
     Args:
         sums: the summed terms, each of shape (...).
         num_silos: K, the number of gradients in the sums.
-        zero: the rule of the terms.
         threshold: coordinates whose mean sign ``|n+ - n-| / K`` is smaller become zero.
 
     Returns:
@@ -196,7 +195,6 @@ def substitute_mean_from_sums(
     Args:
         sums: the summed terms, each of shape (...).
         num_silos: K, the number of gradients in the sums.
-        zero: the rule of the terms.
         substitute: positive.
 
     Returns:
@@ -267,11 +265,7 @@ class Rule:
 
 
 class RunningMean:
-    """A geometric mean in the making, which keeps sums only.
-
-    Args:
-        rule: which one.
-    """
+    """A geometric mean in the making, which keeps sums only."""
 
     def __init__(self, rule: Rule) -> None:
         self._rule = rule
@@ -310,11 +304,7 @@ def _logarithms(values: torch.Tensor, eps: float) -> torch.Tensor:
 
 
 def _checked(gradient: torch.Tensor) -> torch.Tensor:
-    """Return the gradient in float64, if its logarithms have bounds.
-
-    Raises:
-        ContributionError: TF-401, TF-402.
-    """
+    """Return the gradient in float64, if its logarithms have bounds."""
     values = gradient.detach().to(torch.float64)
     # NaN passes through the maximum, so one number read from the device settles the usual case.
     largest = float(values.abs().max()) if values.numel() else 0.0

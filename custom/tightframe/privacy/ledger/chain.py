@@ -26,7 +26,6 @@ class Verified:
 
     Attributes:
         entries: all, oldest first.
-        head: the signed head.
         certificates: SHA-256 -> certificate (DER) of all that signed.
         signatures: whether signatures were checked, or the chain of hashes only.
     """
@@ -63,7 +62,6 @@ class Chain:
 
         Args:
             contents: what the file holds.
-            published: the head file.
             known: (number of entries, hash of the last) of heads seen before.
 
         Raises:

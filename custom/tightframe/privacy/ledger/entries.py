@@ -265,7 +265,6 @@ class Entry:
         previous: hash of the entry before it, or the ledger's own.
         signer: SHA-256 of the certificate whose key signed it.
         hash: SHA-256 of all of the above.
-        signature: of the hash.
     """
 
     sequence: int

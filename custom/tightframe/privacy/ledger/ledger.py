@@ -158,7 +158,6 @@ class Ledger:
 
         Args:
             charges: in their order.
-            cap: on all charges.
             check: of the caller's own, of the entries that nothing is added to until these charges are.
 
         Raises:

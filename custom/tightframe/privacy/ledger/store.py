@@ -53,7 +53,6 @@ class Head:
         hash: of the last entry; of an empty ledger ``genesis(ledger)``.
         time: when it was signed.
         signer: SHA-256 of the certificate.
-        signature: hexadecimal digits.
     """
 
     ledger: str

@@ -200,7 +200,6 @@ def explain(spending: Spending, epsilon: float | None, exact: Sequence[str] = ()
     """Explain the spending in paragraphs for somebody who answers for the data and is no statistician.
 
     Args:
-        spending: of one data set.
         epsilon: the site's cap; None if it is not known here.
         exact: jobs at this site that released exact totals.
     """

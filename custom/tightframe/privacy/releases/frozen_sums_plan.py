@@ -174,7 +174,6 @@ def check_bound(config: FrozenSumsConfig, bound: float, num_silos: int) -> None:
     Args:
         config: see there.
         bound: of the fields of the release.
-        num_silos: terms of the sum.
 
     Raises:
         ContributionError: TF-404.

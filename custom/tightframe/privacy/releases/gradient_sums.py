@@ -119,7 +119,6 @@ def check_sum(config: GradientSumConfig, num_records: int, num_silos: int, bound
     Args:
         config: see there.
         num_records: a public limit of the records of one silo.
-        num_silos: terms of the sum.
         bound: of the field, in units of the clipping norm.
 
     Raises:

@@ -67,7 +67,6 @@ class NoisyRelease(ABC):
         Charge a release of records to the ledger before this is called.
 
         Args:
-            shape: of the integers.
             honest: s - c: the shares of so many silos carry the promised variance ``z**2 D**2`` together.
 
         Raises:

@@ -83,9 +83,7 @@ def check_bound(config: StatisticsConfig, num_records: int, num_silos: int) -> N
     """Refuse noise with which a silo's term could exceed ``BOUND``, or a total the integers of a float64.
 
     Args:
-        config: of the release.
         num_records: a public limit of the records of one silo.
-        num_silos: terms of the sum.
 
     Raises:
         ContributionError: TF-404.

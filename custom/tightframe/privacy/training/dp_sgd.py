@@ -133,8 +133,6 @@ def private_fit(
             (s, record). Steps count on over stages. Each must hold every record once. With K ``views`` step s
             takes each of its records as K s, K s + 1, ... K s + K - 1 see it.
         stages: what to train; all weighted terms per-record, see ``probe``.
-        settings: clipping, noise, sampling.
-        device: where the model lies.
         patients: whose each record is, (n,), to hide patients; None hides records.
         views: K, of each record in a step.
         charge: called with the events before anything is drawn; what it raises stops the training.

@@ -53,7 +53,6 @@ def clipped_gradient_sum(
         terms: of the loss; all weighted ones per-record, see ``probe``.
         config: see there.
         clip_norm: C.
-        device: where the model lies.
         batch_size: records that are loaded at a time.
         charge: called once, before anything is drawn; what it raises stops the round.
         patients: whose each record is, (n,), to hide patients; None hides records.

@@ -94,8 +94,6 @@ def running(name: EngineName, loss: RecordLoss, trained: Sequence[nn.Parameter])
     """Hold an engine for as long as the context lasts.
 
     Args:
-        name: which.
-        loss: of the stage.
         trained: its trained parameters, all of them part of ``loss.model``.
     """
     if name == "hooks":
@@ -194,7 +192,6 @@ def choose_engine(
     Engines are compared with the same dropout mask for every record, else no two runs would be equal.
 
     Args:
-        loss: of the stage.
         trained: its trained parameters.
         inputs: a batch (B, ...), not empty, on the device of the model.
         labels: (B,).

@@ -32,7 +32,6 @@ class Portions:
     """Gradients of a batch's records, as many records at a time as memory holds.
 
     Args:
-        device: where the model lies.
         engine: of per-sample gradients; by default the fastest on a GPU, and on a CPU the loop, or ``vmap``
             where a head on computed features is all that trains.
         tell: gets a line about the choice.

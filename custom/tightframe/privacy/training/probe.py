@@ -55,10 +55,8 @@ def check_per_record(
 
     Args:
         model: with ``features`` and ``head``, on ``device``.
-        stages: of local training.
         batch: inputs (B, ...) and labels (B,) of at least one record; four of them are used, and fewer are
             repeated, faded.
-        device: where the model lies.
 
     Raises:
         ValueError: if the batch is empty.

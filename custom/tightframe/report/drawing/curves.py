@@ -32,7 +32,6 @@ def calibration(title: str, bins: Sequence[Bin], *, width: float = DESK) -> Mark
     Args:
         title: what is shown.
         bins: those that have records.
-        width: of the picture.
     """
     named = [("share among the records, with interval", 0), ("as the score says", 2)]
     at_x, at_y, height, parts = _axes(width, named, 0.0, 1.0, "score of the model", "share of the class")
@@ -58,7 +57,6 @@ def decision(
         title: what is shown.
         thresholds: rising, in [0, 1).
         series: lines over them.
-        width: of the picture.
     """
     top = max((item for of in series for item in of.values if item is not None), default=0.0)
     high = max(top, 0.01)

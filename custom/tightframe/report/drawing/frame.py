@@ -138,9 +138,7 @@ def in_rows(names: Sequence[str], left: float, right: float, sign: float) -> lis
     """Return x and y of a legend's entries, in as many rows as they need.
 
     Args:
-        names: of the entries.
         left: where a row starts.
-        right: where it must end.
         sign: pixels from an entry's x to its name.
 
     >>> in_rows(["one", "two"], 0, 60, 20)

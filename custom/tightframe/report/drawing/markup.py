@@ -91,7 +91,6 @@ def table(
     Args:
         head: of the columns.
         rows: of cells.
-        caption: above it.
         wrapped: columns of sentences, which are shown whole, on several lines.
     """
     body = [

@@ -35,7 +35,6 @@ def confusion(
 
     Args:
         title: what is shown.
-        classes: their names.
         counts: (C, C).
         width: of the picture; where it is narrow, not every class may be named.
     """
@@ -124,10 +123,8 @@ def grid(
 
     Args:
         title: what is shown.
-        silos: names of the rows.
         exchanges: short names of the columns.
         cells: a row for each silo.
-        width: of the picture.
     """
     most = 18 if width >= NARROW else 12
     left, high = 14 + widest(silos, most), 22.0

@@ -33,7 +33,6 @@ class Series:
     """One line: a value for each x, None where it is missing.
 
     Attributes:
-        name: in the legend.
         values: as many as there are x.
         kind: colour, dash and marker, from 0 to 3.
         hollow: points to be marked as counting less.
@@ -63,10 +62,8 @@ def lines(
         title: what is shown.
         xs: places of the values, rising.
         series: the lines.
-        x_name: below the axis.
         low: of the y axis; by default what the values need, and 0.
         high: likewise.
-        width: of the picture.
     """
     bottom, right = 44.0, 16.0
     given = [value for item in series for value in item.values if value is not None]
@@ -160,8 +157,6 @@ def columns(
         title: what is shown.
         names: of the columns.
         series: name -> a value of at least 0 for each column.
-        x_name: below the axis.
-        width: of the picture.
     """
     bottom, right = 44.0, 16.0
     heights = [sum(values[i] for values in series.values()) for i in range(len(names))]

@@ -18,7 +18,6 @@ def page(found: ServerResults, wanted: clinical.Wanted = clinical.DEFAULT) -> st
     """Return the whole page.
 
     Args:
-        found: the results.
         wanted: what the clinical reading is to be at.
     """
     outcome = found.outcome

@@ -22,7 +22,6 @@ def page(found: SiloResults, wanted: clinical.Wanted = clinical.DEFAULT) -> str:
     """Return the whole page.
 
     Args:
-        found: the results.
         wanted: what the clinical reading is to be at.
     """
     report = found.report

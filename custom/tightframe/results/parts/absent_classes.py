@@ -13,7 +13,6 @@ def note(
     """Say which classes a model lacks, why, and what changes that.
 
     Args:
-        classes: names.
         in_sums_only: the model is trained and lacks class sums alone; otherwise it is one sum's, and never
             answers these.
         least: training records of a class from which each silo counts; empty without the class rules.

@@ -59,8 +59,6 @@ def read(told: Any, silos: Collection[str], rounds: int) -> dict[str, Lost]:
 
     Args:
         told: silo -> values of ``Lost``, or anything else.
-        silos: of the job.
-        rounds: of the job.
     """
     lost: dict[str, Lost] = {}
     for silo in sorted(silos) if isinstance(told, Mapping) else ():

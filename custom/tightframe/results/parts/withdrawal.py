@@ -83,7 +83,6 @@ def not_covered(
 
     Args:
         above: folder above the results of this run.
-        lineage: of the run.
         models: SHA-256 of the files of its models.
         own: folder of this run's results, which is left out.
         ended_jobs: folder in which the engine's server keeps ended jobs; None where it keeps none.

@@ -131,10 +131,8 @@ class FeatureCache:
         to the bit in each process that computes them.
 
         Args:
-            context: of the silo.
             encoder: on ``device``.
             fold: of the records.
-            device: on which features are computed.
             exact: compute in float64.
 
         Raises:
@@ -171,7 +169,6 @@ class _Encoding:
     """Passes over the records of one fold, in order.
 
     Attributes:
-        context: of the silo.
         model: the encoder, on ``device`` and of the type that is asked for.
         fold: of the records.
         device: on which features are computed.
@@ -214,9 +211,9 @@ class _Encoding:
         return seen.hexdigest() == kept.records
 
     def _features(self, inputs: torch.Tensor) -> torch.Tensor:
-        if inputs.dim() == 4:
-            inputs = inputs.contiguous(memory_format=torch.channels_last)
         given = inputs.to(self.device, torch.float64 if self.exact else inputs.dtype, non_blocking=True)
+        if given.dim() == 4:
+            given = given.contiguous(memory_format=torch.channels_last)
         return self.model.encode(given).cpu()
 
     def _batches(self, doing: str, short: str) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:

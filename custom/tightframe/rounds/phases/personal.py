@@ -76,7 +76,6 @@ def phase(setup: JobSetup, last: Phase) -> Phase:
     """Return the phase in which every silo makes its personal model and stores it.
 
     Args:
-        setup: of the job.
         last: the last phase of the last round, with which a model is trained once more.
     """
 
@@ -137,8 +136,6 @@ def build(silo: SiloView, method: Method, phase: Phase, received: Tensors, state
     method sends no update of a model (it shares gradients), it is the global model itself.
 
     Args:
-        silo: that the model is for.
-        method: of the job.
         phase: the last phase of the last round.
         received: broadcast of that phase, with the final model.
         state: the silo's own committed state.

@@ -43,7 +43,6 @@ def phases(setting: Setting, names: tuple[str, ...], *, class_rules: bool) -> tu
     """Return the phases for the statistics that a method names; empty if it names none.
 
     Args:
-        setting: of the job.
         names: keys of ``_PARTS``.
         class_rules: whether the job's class rules are on.
     """

@@ -61,7 +61,6 @@ def layout_of(dataset: str, options: Any, settings: Statistics) -> Layout:
     Args:
         dataset: name of the data set.
         options: of it, validated.
-        settings: of the job.
 
     Raises:
         JobError: TF-101, if the data set has no contract of a table, or columns made of its names (a finding,

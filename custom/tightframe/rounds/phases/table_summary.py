@@ -255,7 +255,6 @@ def noisy(
     """Return the records of each class, and all columns, from totals with noise.
 
     Args:
-        totals: of the exchange.
         layout: of the cells.
         deviation: standard deviation of the noise in each total, in records.
     """
@@ -292,9 +291,7 @@ def _near_class(
 
     Args:
         layout: of the cells.
-        place: of the column.
         totals: by kind.
-        labels: the classes.
         deviation: standard deviation of the noise in a number of these records.
     """
     counts = totals["cells"][labels, place.start : place.end].sum(0)
@@ -320,7 +317,6 @@ def _near_moments(
     """Return mean and deviation with limits that hold if number, sum and squares are within theirs.
 
     Args:
-        place: of the column.
         records: noisy number of values.
         of_records: standard deviation of its noise.
         moments: noisy sum and sum of squares of the values, each in [-1, 1].
@@ -420,7 +416,6 @@ def noisy_survival_of(totals: Totals, layout: Layout, deviation: float) -> Survi
     """Return survival by class from totals with noise, up to where too few are left; None without times.
 
     Args:
-        totals: of the exchange.
         layout: of the cells; those of times are the last ones.
         deviation: standard deviation of the noise in each total, in records.
     """
@@ -465,8 +460,6 @@ def _until_withheld(counts: Sequence[Count], records: Count, bins: int) -> NDArr
 
     Args:
         counts: of events in each bin, then of censored records.
-        records: of the class.
-        bins: of time.
 
     Returns:
         (2, b + 1), for the first b bins.

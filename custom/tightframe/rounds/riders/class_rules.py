@@ -93,11 +93,9 @@ def own_classes(silo: LocalSilo, schema: Schema, received: Tensors) -> dict[str,
     """Return this silo's numbers of records and flags of each class, whatever becomes of its class sums.
 
     Args:
-        silo: its view.
         schema: of the phase; of its per-class fields those of shape (C,) are numbers of records, or with a
             bound of 1 flags, and those of shape (K, 2) numbers of records with a finding and without it.
             ``feature_sums.RECORDS`` is the sum of the first.
-        received: the broadcast.
     """
     counts = silo.held_counts()
     shapes = {(len(counts),), (len(counts), 2)} if silo.setting.findings else {(len(counts),)}

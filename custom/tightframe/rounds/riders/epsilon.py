@@ -99,7 +99,6 @@ def terms(spent: float, how: EpsilonShown, name: str, roster: Sequence[str]) -> 
     Args:
         spent: the epsilon that the job has cost its records.
         how: what its policy lets out.
-        name: of the silo.
         roster: the silos of the job, sorted.
 
     Returns:
@@ -128,10 +127,8 @@ def read_totals(job: JobConfig, totals: Totals, cohort: Sequence[str], round_num
     """The server's reading of the two sums.
 
     Args:
-        job: with privacy.
         totals: of the two fields; none where the phase is not a round's last.
         cohort: the silos in the sum.
-        round_number: of the round.
 
     Returns:
         None without the two fields.
@@ -183,7 +180,6 @@ def spent(
     Args:
         round_number: up to and including which the charges count.
         promised: the most that the job may cost each silo, which none passes.
-        delta: of all epsilons here.
         silos: in the sum.
         bins: how many of them lie in each range of ``EDGES``.
         shown: silo -> its own epsilon, rounded up, of those that tell it.

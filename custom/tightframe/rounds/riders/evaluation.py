@@ -175,7 +175,6 @@ def told_by_few(job: JobConfig, tellers: Mapping[str, int] | None) -> tuple[str,
     is left out.
 
     Args:
-        job: of the run.
         tellers: number of silos that evaluate each part; None in a plain sum.
     """
     if job.privacy is not None or job.class_rules == "off" or tellers is None:

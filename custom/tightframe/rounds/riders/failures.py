@@ -34,6 +34,7 @@ from tightframe.phases import (
     Totals,
     taken_out,
 )
+from tightframe.results.rows import FAILED_SILOS
 from tightframe.results.words import plural
 from tightframe.rounds.riders import class_rules
 from tightframe.rounds.sums.plain import TooFewError
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
 FAILED = "failed"
 INPUTS = "statistics/"
 """Prefix of pooled statistics, which are of the records alone."""
-NOTE = "failed_silos"
+NOTE = FAILED_SILOS
 """Name of the note: number of silos in the sum that could not contribute."""
 TOLD = ("TF-504", "TF-512", "TF-604", "TF-730")
 """Codes that do not depend on records: stopped, disk full, a malformed request, the site's guard."""
@@ -108,7 +109,6 @@ def neutral(schema: Schema, received: Tensors) -> Contribution:
 
     Args:
         schema: of the phase, with its riders.
-        received: the broadcast.
     """
     tensors = {}
     for item in schema.fields:
@@ -129,9 +129,7 @@ def untrained(silo: LocalSilo, phase: Phase, received: Tensors, state: Tensors) 
     difference of two totals would be this silo's own.
 
     Args:
-        silo: its view.
         phase: that failed, without the flag.
-        received: the broadcast.
         state: what the silo has kept.
     """
     if not any(item.per_class or item.name.startswith(INPUTS) for item in phase.schema.fields):

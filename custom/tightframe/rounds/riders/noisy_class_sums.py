@@ -41,9 +41,6 @@ def read(
     Classes whose noisy count is below the floor get zero records, so that a method keeps its earlier values.
 
     Args:
-        plan: of the job.
-        phase: of the totals.
-        state: of the server.
         totals: as opened.
         silos: number of silos in the sum.
         honest: s - c of the enrolled silos.

@@ -32,7 +32,6 @@ def term(plan: PrivacyPlan, purpose: str) -> evaluation.Term:
 
     Args:
         plan: of the job, with noisy evaluations.
-        purpose: of the charge in the ledger.
 
     Raises:
         ValueError: if the plan has no noisy evaluation.
@@ -54,7 +53,6 @@ def with_noise(counted: Tensors, config: EvaluationConfig, honest: int) -> dict[
 
     Args:
         counted: exact counts, as of ``evaluation.count``.
-        config: of the noisy evaluation.
         honest: s - c of the enrolled silos, among whom the noise is divided.
     """
     units = _units(config)
@@ -85,7 +83,6 @@ def summarise(
 
     Args:
         totals: the fields ``evaluation/...``.
-        config: of the noisy evaluation.
         class_names: names of the C classes.
         silos: number of silos in the sum, each with its share of the noise.
         honest: s - c of the enrolled silos.
@@ -178,7 +175,6 @@ def _finding_fold(
         tables: noisy counts (K, 2, 2), rows absent and present.
         scores: noisy histograms (K, 2, bins).
         records: noisy number of records.
-        class_names: names of the findings.
         noise: standard deviation in a cell, and in a bin.
         readable: whether scores are read for a clinic.
     """

@@ -58,8 +58,6 @@ def expected_records(
     have fewer silos, and each round draws anew.
 
     Args:
-        config: of the sums.
-        state: of the server.
         total: opened, in units of the clipping norm.
         silos: in the sum.
         honest: s - c, of which each silo's noise is a share.

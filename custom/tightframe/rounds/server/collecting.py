@@ -65,8 +65,6 @@ class Collector:
     Args:
         job: validated.
         sums: plain or secure.
-        record: of the run.
-        log: of the server.
 
     Attributes:
         opened: (sum, cohort) of each sum opened so far. A silo that missed a request must still learn whether
@@ -94,7 +92,6 @@ class Collector:
 
         Args:
             transport: to the silos.
-            exchange: of the plan.
             phase: of the exchange, with its evaluation if it has one.
             shared: the state of the run, which silos compute too.
             among: silos to ask; by default those drawn for the round.

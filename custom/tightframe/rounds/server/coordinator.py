@@ -59,14 +59,12 @@ class Coordinator:
 
     Args:
         setup: the validated job.
-        folder: for the results.
         identity: of the run, for secure sums; plain sums need none.
         initial_model: safetensors file of a pretrained start, from the server's own site.
         job_id: the run's id in the engine; by default the identity's.
         stopped: checkpoint of the run that the job resumes.
         ended_jobs: folder in which the engine keeps ended jobs, for the models that a withdrawal does not
             reach; None where their results lie beside this one's.
-        log: of the server.
         on_round: called with the row of each exchange.
         write_page: writes the page of the results; without it there is none.
     """
@@ -392,8 +390,6 @@ class Coordinator:
 
         Args:
             transport: to the silos.
-            shared: the state of the run.
-            exchange: of the plan.
             among: silos in the sum of the round's phase before; only they can answer a later phase.
 
         Returns:

@@ -50,7 +50,6 @@ class RunRecord:
     """Record of a run, kept on disk and up to date while it runs.
 
     Args:
-        folder: where the files go.
         setup: the job, and what it names.
         log: for the line a round and the last screen.
         write_page: makes the page of the folder at the end; without it there is none.
@@ -288,7 +287,6 @@ class RunRecord:
         """Put an exchange on record, and its evaluation to the model that it is of.
 
         Args:
-            row: of the exchange.
             notes: of the riders of the exchange, by name.
             received: the model that was evaluated: the one before this exchange.
 
@@ -325,7 +323,6 @@ class RunRecord:
         """Return the statistics of a job that sums them.
 
         Args:
-            totals: of its exchanges.
             row: of the last one.
             failed: number of silos that could not count.
         """

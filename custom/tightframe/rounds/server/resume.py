@@ -110,9 +110,6 @@ def checkpoint_of(
     """Return what writes the checkpoint of a run after a round, with everything that resuming it needs.
 
     Args:
-        record: of the run.
-        state: of the server.
-        number: of the round.
         job_id: the engine's id of this job.
         static_cohort: the cohort for which counts were requested; None before.
         opened: every sum opened so far with its cohort.
@@ -271,7 +268,6 @@ def withdrawal_job(path: Path, least: int | None = None) -> JobConfig:
     """Return the job that withdraws records from the run of a checkpoint.
 
     Args:
-        path: of the checkpoint.
         least: the least number of withdrawn records; None for the default.
 
     Raises:

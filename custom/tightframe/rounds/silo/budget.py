@@ -34,8 +34,6 @@ class Budget:
     Every charge is in the ledger, written under its lock, before the noise that it pays for is drawn.
 
     Args:
-        context: of the silo.
-        plan: of the job.
         cohort: the silos enrolled.
     """
 
@@ -83,7 +81,6 @@ class Budget:
         """Refuse what ``check`` refuses, given the ledger's entries; nothing is opened or written.
 
         Args:
-            entries: of the ledger.
             planned: all that the job may charge.
 
         Returns:
@@ -189,11 +186,7 @@ class Budget:
         ledger.note_data(self._dataset, fingerprint(self._context.job.dataset, self._context.data))
 
     def _check_named(self) -> None:
-        """Refuse records without a name in production, where moving a folder must not renew their budget.
-
-        Raises:
-            SiteConfigError: TF-201.
-        """
+        """Refuse records without a name in production, where moving a folder must not renew their budget."""
         context = self._context
         if context.production and context.site.dataset_id is None:
             raise SiteConfigError(
@@ -203,11 +196,7 @@ class Budget:
             )
 
     def _keep_promise(self, purpose: str, events: Sequence[Event], *, advice: str) -> None:
-        """Refuse a charge with which the job would exceed the epsilon that it promises, repeats included.
-
-        Raises:
-            BudgetError: TF-701.
-        """
+        """Refuse a charge with which the job would exceed the epsilon that it promises, repeats included."""
         privacy = self._plan.privacy
         total = accounting.guaranteed(events, privacy.delta)
         if total > privacy.epsilon:
@@ -217,11 +206,7 @@ class Budget:
             )
 
     def _check_number(self) -> None:
-        """Refuse a job that plans more releases than this site's policy allows.
-
-        Raises:
-            BudgetError: TF-701.
-        """
+        """Refuse a job that plans more releases than this site's policy allows."""
         most, planned = self._context.policy.max_releases, self._plan.number_of_releases
         if most is not None and planned > most:
             raise BudgetError(

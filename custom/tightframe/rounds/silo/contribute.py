@@ -55,9 +55,6 @@ Result = TypeVar("Result")
 class Contributor:
     """The tasks of a silo that need torch.
 
-    Args:
-        context: of the silo.
-
     Raises:
         PolicyError: TF-614 if the model is larger than the site's policy allows, or the policy does not
             accept the method.

@@ -26,7 +26,6 @@ def check_sums(context: SiloContext, setup: JobSetup, entries: Sequence[journal.
 
     Args:
         context: of the silo, with ``UNKNOWN`` as the job's id.
-        setup: of the job.
         entries: of the site's journal.
 
     Raises:
@@ -49,7 +48,6 @@ def check_budget(context: SiloContext, setup: JobSetup, entries: Sequence[Entry]
 
     Args:
         context: of the silo; its records are opened, and the noise solved is stored in its folder.
-        setup: of the job.
         entries: of the site's ledger.
 
     Returns:

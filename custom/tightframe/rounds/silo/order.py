@@ -22,9 +22,6 @@ def check(
     notes do: of another sum it opened nothing.
 
     Args:
-        context: of the silo.
-        plan: of the job.
-        exchange: that the server requests.
         state: SHA-256 (hex) of the state that it rests on.
         total: the one told; None if there is none.
         told: the sum from whose total this silo had the state in an earlier session; empty if there is none.

@@ -123,9 +123,6 @@ def note_sent(context: SiloContext, schema: Schema, encoded: Encoded, *, at_end:
     """Record that this silo made a term of a sum, for what its report says of what left it.
 
     Args:
-        context: of the silo.
-        schema: of the sum.
-        encoded: the term.
         at_end: whether it belongs to the closing or comes after it, so that the report has begun.
 
     Raises:

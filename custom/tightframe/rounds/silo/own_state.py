@@ -100,12 +100,6 @@ def _begin_without(context: SiloContext, folder: Path, previous: str, after_roun
 
     From there come the states that it has verified, and whether it took part; a site that remembers nothing
     of the job may have. Plain sums have no journal: the server says it with its first request.
-
-    Args:
-        context: of the silo.
-        folder: of the new state.
-        previous: the job that this one resumes.
-        after_round: of the checkpoint.
     """
     took_part = b""
     if context.job.summation == "secure":
@@ -290,7 +284,6 @@ class SiloStateStore:
 
     Args:
         folder: of the silo's state.
-        silo: its name.
         secure: whether sums are secure.
     """
 
@@ -322,7 +315,6 @@ class SiloStateStore:
         """Store a proposed state beside the committed one; an empty one is not stored.
 
         Args:
-            sum_id: of the sum.
             state: proposed.
             basis: SHA-256 (hex) of the run's state that the sum rests on.
 
@@ -374,7 +366,6 @@ class SiloStateStore:
 
         Args:
             sum_id: of the sum whose total is told.
-            cohort: of that sum.
             digest: hex digits of that total.
         """
         path = self._folder / PROPOSED

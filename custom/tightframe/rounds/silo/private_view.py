@@ -239,7 +239,6 @@ class PrivateSilo(LocalSilo):
 
         Args:
             model: as it was broadcast.
-            terms: of the loss.
 
         Returns:
             (P,) and (), float64, in units of the clipping norm.

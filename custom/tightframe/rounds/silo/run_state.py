@@ -33,7 +33,6 @@ class _Own:
     """A state with what this silo knows of it.
 
     Attributes:
-        state: of the run.
         sha256: hex.
         total: digest (hex) of the total that it was computed from; empty if there is none.
         computed: whether this silo computed it and vouches for it.
@@ -52,9 +51,6 @@ class FollowedState:
 
     Args:
         folder: of the silo's state.
-        setup: of the job.
-        name: of the silo.
-        log: of the silo.
     """
 
     def __init__(self, folder: Path, setup: JobSetup, name: str, log: logging.Logger) -> None:

@@ -61,7 +61,6 @@ class SiloSession:
 
         Args:
             task: one of ``TASKS``.
-            message: of the server.
 
         Raises:
             TightframeError: with a code; the server learns nothing but the code.

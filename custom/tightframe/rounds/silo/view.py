@@ -56,9 +56,6 @@ class LocalSilo:
     """A silo as a method sees it (``phases.SiloView``) in one exchange, with what the riders need as well.
 
     Args:
-        context: of the silo.
-        setup: of the job.
-        device: on which it trains.
         round_number: that keys its random streams.
         requested: the sum that its term goes into; none of several silos where it is for itself.
     """
@@ -98,7 +95,6 @@ class LocalSilo:
         """Count the records of each class in a fold, int64 (C,).
 
         Args:
-            fold: of the data set.
             distinct: count repeated training records once.
         """
         data = self.context.data
@@ -256,9 +252,6 @@ class LocalSilo:
 
         No labels where the counts of the run before had none of the fold's records: they hide nobody in the
         difference of both.
-
-        Args:
-            fold: of the data set.
         """
         context, data = self.context, self.context.before_withdrawal.data
         then, now = (
@@ -285,7 +278,6 @@ class LocalSilo:
             augment: as the data set does.
             shuffle: for training: in a random order, or each batch drawn anew from all records where the
                 site's policy asks for it. False keeps the records in order.
-            epoch: of the training.
             share: the part of the fold that is taken, in that order, and one record at least.
         """
         count = len(self.context.data.labels(fold))
@@ -337,9 +329,10 @@ class LocalSilo:
         )
         for done, (inputs, labels) in enumerate(guarded(iter(loader), self.context.stopped)):
             self.context.at_work(f"round {self.round}, {activity}", done, len(loader))
-            if self._images:
+            inputs = inputs.to(self.device, non_blocking=True)
+            if self._images:  # laid out anew where it is fast: on a GPU, and from pinned memory
                 inputs = inputs.contiguous(memory_format=torch.channels_last)
-            yield inputs.to(self.device, non_blocking=True), labels.to(self.device, non_blocking=True)
+            yield inputs, labels.to(self.device, non_blocking=True)
 
     def fit(self, model: torch.nn.Module, stages: Sequence[Stage]) -> FitReport:
         """Run the stages of local training on the training fold."""
@@ -450,7 +443,6 @@ def memory_named(key: str, size: int, device: torch.device) -> Iterator[None]:
 
     Args:
         key: of the job's value.
-        size: its present value.
         device: on which the memory ran out.
 
     Raises:

@@ -96,7 +96,6 @@ def describe_loss(paths: LedgerPaths, entries: tuple[Entry, ...] | None) -> str 
     """Describe which records a site has lost; None if there is no evidence of a loss.
 
     Args:
-        paths: of the site.
         entries: of its ledger; None if there is none.
     """
     if entries is None and (traces := paths.traces()):
@@ -125,7 +124,6 @@ def check_witness(paths: LedgerPaths, ledger: str, verify: Callable[[int, str], 
     """Compare a ledger with the copy of its head in the startup kit's folder.
 
     Args:
-        paths: of the site.
         ledger: the ledger's id.
         verify: raises if the ledger's entry of this number does not have this hash.
 
@@ -150,7 +148,6 @@ class SiteLedger:
     """Opens a site's ledger, and creates one where the site has none.
 
     Attributes:
-        paths: of the site.
         entry: the site's configuration, for the roots under which its ledger may be signed.
         identity: returns the site's signer and its trust anchor.
         log: the site's own log.
@@ -312,7 +309,6 @@ def read_contents(paths: LedgerPaths, *, check: Check | None) -> LedgerContents:
     """Read a site's records without changing them; a job may be writing at the same time.
 
     Args:
-        paths: of the site.
         check: verifies signatures; None to verify hashes only.
 
     Raises:
@@ -343,9 +339,7 @@ def already_imported(entries: Sequence[Entry], source: str, path: Path) -> bool:
     """Check whether a ledger contains an earlier version's journal already.
 
     Args:
-        entries: of the ledger.
         source: SHA-256 of the journal.
-        path: of the journal.
 
     Raises:
         SecureSumError: TF-621 if the ledger has secure sums of its own, but not this journal.

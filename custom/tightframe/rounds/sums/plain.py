@@ -89,7 +89,6 @@ class Collected:
         totals: integer total of every field that was opened.
         shut: whether the static group was not opened, because the cohort is not the enrolled one.
         bytes_down: size of the requests for terms.
-        bytes_up: size of the terms.
     """
 
     cohort: list[str]
@@ -199,8 +198,6 @@ class Sums(Protocol):
 
         Args:
             transport: to the silos.
-            sum_id: of the sum.
-            schema: of the sum.
             requests: silo -> its request.
             accepted: called with the name of each silo whose term was added.
 
@@ -294,11 +291,7 @@ def integer_totals(schema: Schema, groups: Mapping[Group, bytes]) -> IntegerTota
 
 
 class PlainServer:
-    """One plain sum, with one accumulator whatever the number of silos.
-
-    Args:
-        schema: of the sum.
-    """
+    """One plain sum, with one accumulator whatever the number of silos."""
 
     def __init__(self, schema: Schema) -> None:
         self._schema = schema

@@ -35,9 +35,6 @@ class SecureSums:
 
     Args:
         setup: the validated job.
-        identity: of this run.
-        record: writer of the transcript.
-        log: of the server.
     """
 
     def __init__(
@@ -239,8 +236,6 @@ class SecureSums:
 
         Args:
             transport: to the silos.
-            total: the sum.
-            schema: of the sum.
             failed: silo -> code, of those without a term in it.
             traffic: bytes sent and received so far, for the record.
         """

@@ -55,7 +55,6 @@ class SecureSite:
     """One silo's side of a run's secure sums.
 
     Args:
-        context: of the silo.
         confirm: called with the digest (hex) of the total told once this silo has verified it, and given its
             shares; with None if none was told.
     """
@@ -121,7 +120,6 @@ class SecureSite:
 
         Args:
             params: as a server would propose them.
-            setup: of the job.
             entries: this site's journal of production jobs.
 
         Raises:
@@ -183,7 +181,9 @@ class SecureSite:
                 params = self._ready().epoch.params
                 history.check_slot(params.job, params.epoch, request.slot, request.sum_id)
                 total = site.check_told(self._ready(), request, history)
-                if self._context.job.resume is not None:
+                # A seal sums nothing, and is of no round of the plan.
+                resumed = self._context.job.resume is not None and params.schemas.get(request.schema) != ()
+                if resumed:
                     history.check_resumed(params, request.sum_id, named, first=total is None)
                 arrived = journal.Requested(params.job, params.epoch, request.slot, key)
                 history.check_request(arrived)
@@ -209,7 +209,7 @@ class SecureSite:
             first = total is None
             del total  # as large as a model; the request has it
             with self._vault.locked() as history:
-                if self._context.job.resume is not None:  # again: jobs beside this one may have come first
+                if resumed:  # again: jobs beside this one may have come first
                     history.check_resumed(params, request.sum_id, named, first=first)
                 state = self._ready()
                 # A set-up that was checked before the training is not verified again.
@@ -353,8 +353,6 @@ class SecureSite:
         """Answer a request; a repeated one is answered with the identical bytes.
 
         Args:
-            task: of the request.
-            raw: its protocol message.
             also: more bytes that identify the request: the hash of its broadcast.
             make: makes the answer to a new request, given its key.
         """

@@ -94,7 +94,6 @@ class Vault:
     """Journal, state and last replies of one site's secure sums.
 
     Args:
-        folder: of this run.
         site_ledger: opens the ledger, which outlives runs in production and is shared by concurrent jobs.
         on_disk: whether state and replies are files.
     """
@@ -164,8 +163,6 @@ class Vault:
         """Make a step durable: the journal first, then what it keeps, the state and the replies by name.
 
         Args:
-            entries: of the journal.
-            state: the next one.
             replies: name -> bytes.
             kept: name -> bytes; None to erase them.
         """

@@ -32,8 +32,6 @@ class Certificate:
         subject: name of the holder.
         issuer: name of the stated issuer.
         not_before: start of its validity.
-        not_after: end of its validity.
-        extensions: all of them.
         signed: the bytes that the issuer signed.
         signed_how: the signature's padding or scheme.
         signed_hash: the signature's hash; None if the scheme has its own.
@@ -57,7 +55,6 @@ class Certificate:
 
         Args:
             der: the certificate, DER.
-            what: its name in errors.
             blamed: the site that sent it; None if no site did.
 
         Raises:

@@ -51,9 +51,7 @@ class Ground:
 
     Attributes:
         session: T.
-        params: of the epoch.
         peers: site -> its advertisement.
-        told: the total.
     """
 
     session: bytes
@@ -142,8 +140,6 @@ class Ground:
         """Check the proof of one term, and return z' of each group of the total.
 
         Args:
-            name: the site.
-            proof: of its term.
             dropped: checked by ``check_dropped``.
 
         Raises:

@@ -56,7 +56,6 @@ def combine(challenge: bytes, group: str, layout: Layout, data: bytes | memoryvi
     Args:
         challenge: 32 bytes.
         group: the group; each has bits of its own.
-        layout: of the integers.
         data: the integers, little-endian, in the layout's order.
 
     Raises:

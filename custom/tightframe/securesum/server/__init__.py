@@ -523,10 +523,6 @@ class Sum:
 
         The survivor checked what it was dealt, and each hash is signed by the dealer of its secret: no third
         site can be at fault.
-
-        Raises:
-            RecoveryError: TF-613, naming a dropped site that dealt another pair secret than its seed gives,
-                or the survivor if its link is wrong.
         """
         for dropped, (dealt, keyed) in secrets.items():
             self._check_pair_secret(group, dropped, survivor, dealt, "its pair seed")

@@ -55,8 +55,6 @@ class Evidence:
 
     Attributes:
         session: in which it was opened.
-        total: the total.
-        receipts: of the survivors.
         links: survivor -> the links that it sent with its term.
         secrets: opened group -> survivor -> b, and dropped site -> a.
         spool: has the survivors' masked terms.

@@ -36,7 +36,6 @@ class Enrolment:
     """Collects the advertisements of an epoch.
 
     Args:
-        params: of the epoch.
         verifier: checks identities for the server.
     """
 
@@ -90,7 +89,6 @@ class Session:
     """Collects the confirmations of an epoch, and gives each site the shares dealt to it.
 
     Args:
-        params: of the epoch.
         advertisements: those of ``Enrolment.relay``.
     """
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Self, TypeAlias, assert_never, get_args
+from typing import Annotated, ClassVar, Self, TypeAlias, assert_never, get_args
 
 from tightframe.securesum import reading
 from tightframe.securesum.errors import (
@@ -39,36 +39,6 @@ Profile: TypeAlias = tuple[tuple[str, str], ...]
 before the sum, sorted by name. The caller chooses the settings."""
 
 
-class JournalEntry(reading.Record):
-    """An entry as plain values: its kind, then its fields, bytes as hexadecimal digits.
-
-    This class is not a dataclass, and its subclasses set ``KIND`` and ``KEYS`` without annotating them, as
-    those of ``reading.Message`` do.
-    """
-
-    KIND: ClassVar[str]
-    KEYS: ClassVar[reading.Keys]
-
-    def as_value(self) -> dict[str, Value]:
-        """Return plain values for a journal in JSON."""
-        values = super().as_value().items()
-        return {
-            "entry": self.KIND,
-            **{key: item.hex() if isinstance(item, bytes) else item for key, item in values},
-        }
-
-    @classmethod
-    def from_value(cls, value: Mapping[str, Value]) -> Self:
-        """Return the entry of which ``value`` is the ``as_value``.
-
-        Raises:
-            MessageError: TF-604.
-        """
-        keys = {"entry": reading.one_of(cls.KIND), **cls.KEYS}
-        parts = reading.record(keys)(value, f"a journal entry {cls.KIND}")
-        return cls(**{key: part for key, part in parts.items() if key != "entry"})
-
-
 def _text(value: object, where: str) -> str:
     if not isinstance(value, str):
         raise MessageError(where, expected="text", found=reading.described(value))
@@ -86,183 +56,189 @@ def _profile(value: object, where: str) -> Profile:
     return tuple(sorted(reading.mapping(_text, 1, 2**16)(value, where).items()))
 
 
-_COUNT = reading.integer(0, 2**63 - 1)
-_NAMES = reading.sequence(_text, 0, 2**16)
-_GROUPS = reading.sequence(reading.one_of(*GROUPS), 0, len(GROUPS))
-_SLOT: reading.Keys = {"job": _text, "epoch": _COUNT, "slot": _COUNT}
+_Text = Annotated[str, _text]
+_Digits = Annotated[bytes, _digits]
+_Count = Annotated[int, reading.integer(0, 2**63 - 1)]
+_Sites = Annotated[tuple[str, ...], reading.sequence(_text, 0, 2**16)]
+_Groups = Annotated[tuple[Group, ...], reading.sequence(reading.one_of(*GROUPS), 0, len(GROUPS))]
+_Profile = Annotated[Profile, _profile]
+
+
+class JournalEntry(reading.Record):
+    """An entry as plain values: its kind, then its fields, bytes as hexadecimal digits, a profile as a map.
+
+    This class is not a dataclass, and its subclasses set ``KIND`` without annotating it, which would make it
+    one of their fields.
+    """
+
+    KIND: ClassVar[str]
+
+    def as_value(self) -> dict[str, Value]:
+        """Return plain values for a journal in JSON."""
+        values = {
+            key: item.hex() if isinstance(item, bytes) else item for key, item in super().as_value().items()
+        }
+        if isinstance(self, ProfileUsed | ProfileAccepted):
+            values["profile"] = dict(self.profile)
+        return {"entry": self.KIND, **values}
+
+    @classmethod
+    def from_value(cls, value: Mapping[str, Value]) -> Self:
+        """Return the entry of which ``value`` is the ``as_value``.
+
+        Raises:
+            MessageError: TF-604.
+        """
+        keys = {"entry": reading.one_of(cls.KIND), **reading.keys_of(cls)}
+        parts = reading.record(keys)(value, f"a journal entry {cls.KIND}")
+        return cls(**{key: part for key, part in parts.items() if key != "entry"})
 
 
 @dataclass(frozen=True)
 class Advertised(JournalEntry):
     """This site took part in the setup of an epoch: SHA-256 of its parameters and of the advertisement."""
 
-    job: str
-    epoch: int
-    params: bytes
-    advertisement: bytes
+    job: _Text
+    epoch: _Count
+    params: _Digits
+    advertisement: _Digits
 
     KIND = "advertised"
-    KEYS = {"job": _text, "epoch": _COUNT, "params": _digits, "advertisement": _digits}  # noqa: RUF012
 
 
 @dataclass(frozen=True)
-class Requested(JournalEntry):
+class _OfSlot(JournalEntry):
+    """An entry of a slot."""
+
+    job: _Text
+    epoch: _Count
+    slot: _Count
+
+
+@dataclass(frozen=True)
+class Requested(_OfSlot):
     """A term was requested for a slot: digest of the request. Written before a record is read for it."""
 
-    job: str
-    epoch: int
-    slot: int
-    request: bytes
+    request: _Digits
 
     KIND = "requested"
-    KEYS = {**_SLOT, "request": _digits}  # noqa: RUF012
 
 
 @dataclass(frozen=True)
-class SlotUsed(JournalEntry):
+class SlotUsed(_OfSlot):
     """A term was masked with a slot's secrets: SHA-256 of the masked bytes of each group."""
 
-    job: str
-    epoch: int
-    slot: int
-    sum_id: SumId
-    update: bytes
-    static: bytes
+    sum_id: Annotated[SumId, read_sum_id]
+    update: _Digits
+    static: _Digits
 
     KIND = "slot_used"
-    KEYS = {**_SLOT, "sum_id": read_sum_id, "update": _digits, "static": _digits}  # noqa: RUF012
 
 
 @dataclass(frozen=True)
-class Agreed(JournalEntry):
+class Agreed(_OfSlot):
     """This site signed a survivor set that is smaller than the roster."""
 
-    job: str
-    epoch: int
-    slot: int
-    survivors: tuple[str, ...]
+    survivors: _Sites
 
     KIND = "agreed"
-    KEYS = {**_SLOT, "survivors": _NAMES}  # noqa: RUF012
 
 
 @dataclass(frozen=True)
-class Revealed(JournalEntry):
+class Revealed(_OfSlot):
     """This site revealed its shares of a slot for a survivor set: of b for its members, of s for the rest."""
 
-    job: str
-    epoch: int
-    slot: int
-    survivors: tuple[str, ...]
-    groups: tuple[Group, ...]
+    survivors: _Sites
+    groups: _Groups
 
     KIND = "revealed"
-    KEYS = {**_SLOT, "survivors": _NAMES, "groups": _GROUPS}  # noqa: RUF012
 
 
 @dataclass(frozen=True)
-class StaticMasked(JournalEntry):
+class TotalVerified(_OfSlot):
+    """This site checked that a total told is the sum of its terms: slot and digest of the total."""
+
+    total: _Digits
+
+    KIND = "total_verified"
+
+
+@dataclass(frozen=True)
+class _OfCohort(JournalEntry):
+    """An entry of a static term of a data set, for a cohort, in a lineage of jobs."""
+
+    dataset: _Text
+    roster: _Sites
+    lineage: _Text
+
+
+@dataclass(frozen=True)
+class StaticMasked(_OfCohort):
     """This site masked a static term of a data set for a cohort; from then on t other sites can open it."""
 
-    dataset: str
-    roster: tuple[str, ...]
-    lineage: str
-
     KIND = "static_masked"
-    KEYS = {"dataset": _text, "roster": _NAMES, "lineage": _text}  # noqa: RUF012
 
 
 @dataclass(frozen=True)
-class StaticOpened(JournalEntry):
+class StaticOpened(_OfCohort):
     """This site revealed its shares of the static group of a data set, for a cohort, in a lineage of jobs."""
 
-    dataset: str
-    roster: tuple[str, ...]
-    lineage: str
-
     KIND = "static_opened"
-    KEYS = {"dataset": _text, "roster": _NAMES, "lineage": _text}  # noqa: RUF012
 
 
 @dataclass(frozen=True)
 class CohortAccepted(JournalEntry):
     """A person at this site accepted one other cohort for a data set, knowing what that discloses."""
 
-    dataset: str
-    roster: tuple[str, ...]
+    dataset: _Text
+    roster: _Sites
 
     KIND = "cohort_accepted"
-    KEYS = {"dataset": _text, "roster": _NAMES}  # noqa: RUF012
 
 
 @dataclass(frozen=True)
 class ProfileUsed(JournalEntry):
     """This site masked a term of a data set under a release profile, in a lineage of jobs."""
 
-    dataset: str
-    profile: Profile
-    lineage: str
+    dataset: _Text
+    profile: _Profile
+    lineage: _Text
 
     KIND = "profile_used"
-    KEYS = {"dataset": _text, "profile": _profile, "lineage": _text}  # noqa: RUF012
-
-    def as_value(self) -> dict[str, Value]:
-        """Return plain values; the profile as a map."""
-        return {**super().as_value(), "profile": dict(self.profile)}
 
 
 @dataclass(frozen=True)
 class ProfileAccepted(JournalEntry):
     """A person at this site accepted a further release profile for a data set, knowing what both disclose."""
 
-    dataset: str
-    profile: Profile
+    dataset: _Text
+    profile: _Profile
 
     KIND = "profile_accepted"
-    KEYS = {"dataset": _text, "profile": _profile}  # noqa: RUF012
-
-    def as_value(self) -> dict[str, Value]:
-        """Return plain values; the profile as a map."""
-        return {**super().as_value(), "profile": dict(self.profile)}
 
 
 @dataclass(frozen=True)
-class TotalVerified(JournalEntry):
-    """This site checked that a total told is the sum of its terms: slot and digest of the total."""
+class _OfState(JournalEntry):
+    """An entry of a sum of a round that rests on a state, in a lineage of jobs."""
 
-    job: str
-    epoch: int
-    slot: int
-    total: bytes
-
-    KIND = "total_verified"
-    KEYS = {**_SLOT, "total": _digits}  # noqa: RUF012
+    lineage: _Text
+    job: _Text
+    round: _Count
+    basis: _Digits
 
 
 @dataclass(frozen=True)
-class StateMasked(JournalEntry):
+class StateMasked(_OfState):
     """This site masked a term of a sum of a round that rests on a state, in a lineage of jobs."""
 
-    lineage: str
-    job: str
-    round: int
-    basis: bytes
-
     KIND = "state_masked"
-    KEYS = {"lineage": _text, "job": _text, "round": _COUNT, "basis": _digits}  # noqa: RUF012
 
 
 @dataclass(frozen=True)
-class StateSummed(JournalEntry):
+class StateSummed(_OfState):
     """This site revealed its shares of a sum of a round that rests on a state, in a lineage of jobs."""
 
-    lineage: str
-    job: str
-    round: int
-    basis: bytes
-
     KIND = "state_summed"
-    KEYS = {"lineage": _text, "job": _text, "round": _COUNT, "basis": _digits}  # noqa: RUF012
 
 
 Entry: TypeAlias = (
@@ -450,7 +426,6 @@ class History:
 
         Args:
             params: of an epoch of the resumed job.
-            sum_id: of the requested sum.
             basis: SHA-256 of the state that it rests on.
             first: whether no total is told with the request.
 

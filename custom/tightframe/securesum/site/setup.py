@@ -92,7 +92,6 @@ class Step(Generic[State, Reply]):
 
     Attributes:
         state: the site's next state.
-        reply: the message to send.
         entries: journal entries that must be durable before the state is stored and the reply sent.
         kept: name -> bytes to keep, secretly, until a later step replaces them; None to erase them. They are
             as large as a term, so they are not part of the state.
@@ -188,7 +187,6 @@ def confirm(
 
     Args:
         state: this site's.
-        message: all advertisements.
         verifier: checks identities for this site.
         random: source of random bytes.
         encapsulate: makes a fresh shared secret for an encapsulation key.
@@ -291,9 +289,6 @@ def _left_behind(previous: Established | None, history: journal.History) -> dict
     """Return what is erased of the epoch before, once its last total is verified.
 
     In a new epoch nothing asks for it any more, although what this site computes from then on rests on it.
-
-    Raises:
-        TotalError: TF-622.
     """
     if previous is None:
         return {}

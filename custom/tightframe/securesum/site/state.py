@@ -54,7 +54,6 @@ class Epoch:
 
     Attributes:
         params: the parameters that it accepted.
-        name: its own name.
         dataset: its data set, for which the rule of the static group holds.
         minimum_cohort: of its own rules.
         any_static_cohort: of its own rules.
@@ -120,7 +119,6 @@ class Agreed:
 
     Attributes:
         schema, receipt, shares: as in ``Masked``.
-        survivors: the set.
         receipts: ``receipts_digest`` of the set.
     """
 
@@ -434,8 +432,7 @@ def _slot_restored(value: list[Any]) -> SlotState:
 
 
 def _told_stored(told: Told) -> list[Any]:
-    survivors = list(told.survivors)
-    return [told.slot, told.sum_id.as_value(), told.schema, survivors, dict(told.hashes), told.receipts]
+    return list(told.as_value().values())
 
 
 def _told_restored(value: list[Any]) -> Told:

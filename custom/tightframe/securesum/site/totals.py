@@ -10,8 +10,7 @@ from __future__ import annotations
 import hmac
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
-from typing import TypeAlias
+from typing import Annotated, TypeAlias
 
 from tightframe.securesum import reading
 from tightframe.securesum.checks import commitment, group_layout
@@ -125,17 +124,11 @@ class KeptTerm:
 class _Head(reading.Message):
     """Header before the integers in a kept term's stored form."""
 
-    sizes: Mapping[Group, int]
-    own_keys: Mapping[Group, bytes] = field(repr=False)
-    keys: Mapping[Group, Mapping[str, bytes]] = field(repr=False)
-
-    KEYS = MappingProxyType(
-        {
-            "sizes": by_group(reading.integer(0, MAX_TERM)),
-            "own_keys": by_group(reading.blob(KEY_BYTES)),
-            "keys": by_group(reading.mapping(reading.blob(KEY_BYTES), 0, MAX_SITES)),
-        }
-    )
+    sizes: Annotated[Mapping[Group, int], by_group(reading.integer(0, MAX_TERM))]
+    own_keys: Annotated[Mapping[Group, bytes], by_group(reading.blob(KEY_BYTES))] = field(repr=False)
+    keys: Annotated[
+        Mapping[Group, Mapping[str, bytes]], by_group(reading.mapping(reading.blob(KEY_BYTES), 0, MAX_SITES))
+    ] = field(repr=False)
 
 
 def check_told(
@@ -268,7 +261,6 @@ def combined(
     terms; another takes their digest as told, and compares it by the receipts of the next sum.
 
     Args:
-        state: of the site.
         total: checked by ``check_told``; None if none was told.
         kept: what earlier steps kept.
 
@@ -316,7 +308,6 @@ def check_total(ground: Ground, request: RevealRequest, expected: Mapping[Group,
     """Check that the last total is the sum of its terms.
 
     Args:
-        ground: of the total.
         request: its receipts' signatures are checked already.
         expected: group -> combinations of the total that this site was told.
 

@@ -123,7 +123,6 @@ class EpochReport:
     """One epoch, with the parameters that every site signed.
 
     Attributes:
-        params: the parameters of the epoch.
         time: when certificates were checked, according to the writer.
         keys: site -> SHA-256 (hex) of its provisioned public key, in the format of a pin.
     """
@@ -156,7 +155,6 @@ class TotalReport:
     """One total that the silos checked before they opened the sum that rests on it.
 
     Attributes:
-        epoch: of its sum.
         told: the total, as the receipts of the sum that rests on it name it.
         agreed: the silos that signed a receipt of the sum that rests on it; in format 2, the challenge.
         combined: the silos of the total whose own signed combinations are in the check.
@@ -288,7 +286,6 @@ class _Session:
     """The current epoch.
 
     Attributes:
-        params: of the epoch.
         identifier: the session's id, T.
         peers: site -> its advertisement; empty in format 1.
         keys: site -> its session key.

@@ -53,16 +53,7 @@ class Advertisement1(reading.SizedMessage):
 
     def signed(self, params_digest: bytes) -> bytes:
         """Return the bytes that ``signature`` covers."""
-        return encode_fields(
-            "advertisement",
-            params_digest,
-            self.name,
-            self.certificate,
-            self.channel_key,
-            self.session_key,
-            self.slots,
-            self.application,
-        )
+        return encode_fields("advertisement", params_digest, *self.unsigned())
 
     @classmethod
     def from_bytes(cls, raw: bytes, *, slots: int) -> Advertisement1:
@@ -93,7 +84,7 @@ def session_id(params: Params, advertisements: Sequence[Advertisement1]) -> byte
 
 
 @dataclass(frozen=True)
-class Receipt1:
+class Receipt1(reading.Record):
     """A receipt of version 1; see ``messages.Receipt``.
 
     Attributes:
@@ -115,16 +106,7 @@ class Receipt1:
 
     def signed(self, session: bytes) -> bytes:
         """Return the bytes that ``signature`` covers."""
-        return encode_fields(
-            "receipt",
-            session,
-            self.name,
-            self.slot,
-            self.sum_id.as_value(),
-            self.broadcast,
-            self.update,
-            self.static,
-        )
+        return encode_fields("receipt", session, *self.unsigned())
 
 
 def survivors_signed(session: bytes, slot: int, sum_id: SumId, survivors: Sequence[str]) -> bytes:

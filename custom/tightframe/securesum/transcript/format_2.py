@@ -11,12 +11,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tightframe.securesum import reading
 from tightframe.securesum.messages import Group, SumId, Told
 from tightframe.securesum.primitives import Value, digest, encode_fields
 
 
 @dataclass(frozen=True)
-class Receipt2:
+class Receipt2(reading.Record):
     """A receipt of version 2; see ``messages.Receipt``.
 
     Attributes:
@@ -36,23 +37,11 @@ class Receipt2:
 
     def signed(self, session: bytes) -> bytes:
         """Return the bytes that ``signature`` covers."""
-        return encode_fields(
-            "receipt 2",
-            session,
-            self.name,
-            self.slot,
-            self.sum_id.as_value(),
-            self.basis,
-            self.total,
-            self.seed,
-            self.follows,
-            self.update,
-            self.static,
-        )
+        return encode_fields("receipt 2", session, *self.unsigned())
 
 
 @dataclass(frozen=True)
-class Agreement2:
+class Agreement2(reading.Record):
     """An agreement of version 2, with the site's combinations; see ``messages.Receipt``."""
 
     name: str

@@ -82,7 +82,6 @@ class SumRecord:
     """The record of a sum, opened or failed.
 
     Attributes:
-        epoch, slot, sum_id, schema: of the sum.
         basis: SHA-256 of the state that the terms rest on.
         rests_on: the total that was told with the requests; None if the epoch had none yet.
         receipts: those of the survivors; if the sum failed before there was a survivor set, all that

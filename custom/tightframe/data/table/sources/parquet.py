@@ -15,7 +15,6 @@ def open_parquet(
     """Return a file's columns, and its rows as text with their places from 1.
 
     Args:
-        path: of the file.
         wanted: columns to read; the others' cells are None. None reads all.
 
     Raises:

@@ -54,9 +54,7 @@ def places(header: Sequence[str], names: Mapping[str, str], where: str, hint: st
     """Return the contract's columns -> their places in the header.
 
     Args:
-        header: of the table.
         names: the contract's columns -> the site's names.
-        where: for messages.
         hint: what else may be wrong if columns are missing.
 
     Raises:
@@ -128,7 +126,6 @@ def opened(site: TableSite, wanted: Collection[str] | None) -> tuple[list[str], 
     """Return the header of a site's table, and its rows with their numbers, as text.
 
     Args:
-        site: the entry.
         wanted: the site's names of the columns that are needed; None for all.
 
     Raises:

@@ -1,12 +1,5 @@
-"""The one script of a live page: it asks for the newest content, and puts in what has changed."""
-
-from __future__ import annotations
-
-EVERY = 2.0
-"""Seconds between two questions of a browser."""
-
-# Neither < nor & is in it, so that the page stays well-formed XML, whose hash is that of the file.
-SCRIPT = """
+// The one script of a live page: it asks for the newest content, and puts in what has changed.
+// Neither the less-than sign nor the ampersand is in it, so that the page stays well-formed XML, whose hash is that of the file.
 const place = name => document.getElementById(name);
 const known = new Map();
 let version = "", asked = 0;
@@ -66,4 +59,3 @@ async function look() {
   if (!over) setTimeout(look, EVERY);
 }
 look();
-""".replace("EVERY", f"{EVERY * 1000:.0f}")

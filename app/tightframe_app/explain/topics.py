@@ -1,0 +1,113 @@
+"""What ``tightframe explain`` knows beside codes: values that belong together, by name.
+
+Ours are kept in ``topics.json`` (``tightframe_app.kept``), those of installed packages are worked out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+
+import typer
+
+from tightframe_app import kept
+
+KEPT = Path(__file__).with_name("topics.json")
+BLOCKS, STATUS, METHODS, MODELS, DATA = "blocks", "status", "methods", "models", "data"
+
+
+@dataclass(frozen=True)
+class Value:
+    """A value that somebody may set.
+
+    Attributes:
+        name: with the blocks that it stands in, such as ``training.epochs``.
+        default: as a configuration has it, ``none`` (nothing in it) or ``required``; of a policy's rule that
+            of each profile; empty where nobody sets the value.
+        means: what it is.
+    """
+
+    name: str
+    default: str
+    means: str
+
+    @property
+    def shown_default(self) -> str:
+        """The default in brackets, after a blank; empty if there is none."""
+        return f" ({self.default})" if self.default else ""
+
+
+@dataclass(frozen=True)
+class Topic:
+    """Values that belong together.
+
+    Attributes:
+        name: by which they are asked for.
+        about: what they are, in a sentence.
+        values: in the order of the model.
+    """
+
+    name: str
+    about: str
+    values: tuple[Value, ...]
+
+
+@cache
+def of(kind: str) -> Mapping[str, Topic]:
+    """Return our topics of a kind, by name: ``BLOCKS`` are what a job and a site may say."""
+    found = kept.read(KEPT)[kind]
+    return {
+        item["name"]: Topic(item["name"], item["about"], tuple(Value(**value) for value in item["values"]))
+        for item in found
+    }
+
+
+def ours() -> dict[str, Topic]:
+    """Return all topics of ours, by name."""
+    return {
+        name: topic for kind in (BLOCKS, STATUS, METHODS, MODELS, DATA) for name, topic in of(kind).items()
+    }
+
+
+def offered() -> dict[str, str]:
+    """Return the names of methods, models and data sets that installed packages add, each with its kind."""
+    from importlib.metadata import entry_points
+
+    from tightframe import registry
+
+    groups = {METHODS: registry.METHODS, MODELS: registry.BACKBONES, DATA: registry.DATASETS}
+    return {entry.name: kind for kind, group in groups.items() for entry in entry_points(group=group)}
+
+
+def find(word: str) -> list[Topic]:
+    """Return the topics, or topics with one value alone, that a word names.
+
+    Raises:
+        typer.BadParameter: if there is none, naming one that is near.
+    """
+    blocks = of(BLOCKS)
+    if word in blocks:
+        return [blocks[word]]
+    if single := [item for item in (_single(item, word) for item in blocks.values()) if item.values]:
+        return single
+    known = ours()
+    if word in known:
+        return [known[word]]
+    packages = offered()
+    if word in packages:
+        from tightframe_app.explain import options
+
+        return [options.of_package(packages[word], word)]
+    from tightframe.options import did_you_mean
+
+    values = [value.name for item in blocks.values() for value in item.values]
+    meant = did_you_mean(word, [*packages, *known, *values])
+    raise typer.BadParameter(f"no such word as {word!r}: {meant}`tightframe explain` lists them all")
+
+
+def _single(item: Topic, word: str) -> Topic:
+    """Return a topic with the values of a name alone, which is given with its block or without."""
+    chosen = [value for value in item.values if word in (value.name, value.name.rpartition(".")[2])]
+    return replace(item, values=tuple(chosen))

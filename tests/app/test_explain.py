@@ -1,0 +1,16 @@
+"""What ``tightframe explain`` has kept."""
+
+from __future__ import annotations
+
+from tightframe import data, methods, models
+from tightframe_app.explain import options, topics
+
+
+def test_what_is_kept_is_what_the_docstrings_say() -> None:
+    computed = options.computed()
+    for kind, found in computed.items():
+        assert list(topics.of(kind).values()) == found, "python -m tightframe_app.kept"
+    assert sum(map(len, computed.values())) == len(topics.ours()), "no two have one name"
+    assert list(topics.of(topics.METHODS)) == [item.name for item in methods.METHODS]
+    assert list(topics.of(topics.MODELS)) == [item.name for item in models.BACKBONES]
+    assert list(topics.of(topics.DATA)) == [item.name for item in data.DATASETS]

@@ -1,0 +1,116 @@
+"""Which exchange a silo answers, by the total told, its notes of the state, and what it was asked before."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.jobs import SMALL
+
+from tightframe.errors import RunError
+from tightframe.files import append_durably
+from tightframe.rounds.context import ASKED, RESUMED, VERIFIED, SiloContext, note_verified
+from tightframe.rounds.order import Place
+from tightframe.rounds.plan import RunPlan
+from tightframe.rounds.setup import prepare
+from tightframe.rounds.silo import order
+from tightframe.securesum.messages import SumId, Total
+
+JOB: dict[str, Any] = {**SMALL, "sites": [f"site-{number}" for number in range(4)], "min_sites": 3}
+WHERE = {"lineage": "job-a", "previous": "job-a", "after_round": 2, "checkpoint_sha256": "0" * 64}
+FIRST, SECOND, THIRD, LAST = (("train", number, 0) for number in range(1, 5))
+CLOSING, PERSONAL = ("closing", 4, 0), ("personal", 4, 0)
+STATE, OTHER = b"s" * 32, b"o" * 32
+
+
+class Silo:
+    """A silo's check of the order, in a job of four rounds with personal models."""
+
+    def __init__(self, folder: Path, **changes: Any) -> None:
+        values = {**JOB, "method": "fedavg", "rounds": 4, "personalise": True, **changes}
+        setup = prepare(values)
+        self.plan, self.context = RunPlan(setup), SiloContext("site-0", setup.job, None, folder)
+
+    def answers(self, place: Place, total: Place | None = None, told: str = "") -> bool:
+        """Check whether it answers a request on the state, behind a total or as a server told it before."""
+        exchange, behind = self.plan.find(*place), None if total is None else opened(total)
+        try:
+            order.check(self.context, self.plan, exchange, STATE.hex(), behind, told)
+        except RunError as error:
+            assert error.code == "TF-525"
+            return False
+        return True
+
+    def notes(self, state: bytes, told: Place) -> None:
+        """Note that a state follows from a sum's total, as it gives shares for the next."""
+        note_verified(self.context.state_folder, state, SumId(9, "seal-0"), "00", sum_of(told))
+
+    def resumes(self) -> None:
+        """Go on in the next job of a chain."""
+        append_durably(self.context.state_folder / VERIFIED, f"{RESUMED}\n".encode(), mode=0o600)
+
+
+def sum_of(place: Place) -> SumId:
+    return SumId.of(*place, 0)
+
+
+def opened(place: Place) -> Total:
+    return Total(0, sum_of(place), "", ("site-0",), {}, bytes(32))
+
+
+def test_a_total_that_is_told_says_what_comes_next(tmp_path: Path) -> None:
+    silo = Silo(tmp_path)
+    silo.notes(STATE, THIRD)
+    assert not silo.answers(LAST, FIRST) and not silo.answers(FIRST, FIRST), "whatever the notes say"
+    assert silo.answers(SECOND, FIRST)
+    with pytest.raises(RunError) as caught:
+        order.check(silo.context, silo.plan, silo.plan.find(*THIRD), "", opened(("after", 4, 0)), "")
+    assert caught.value.code == "TF-505"
+
+
+def test_what_was_passed_is_not_answered_and_the_same_again_is(tmp_path: Path) -> None:
+    silo = Silo(tmp_path)
+    assert not silo.answers(PERSONAL) and not (silo.context.state_folder / ASKED).exists()
+    assert silo.answers(CLOSING, LAST) and silo.answers(CLOSING, LAST)
+    assert silo.answers(PERSONAL, LAST) and not silo.answers(CLOSING, LAST)
+    assert silo.answers(PERSONAL, LAST)
+    assert stat.S_IMODE((silo.context.state_folder / ASKED).stat().st_mode) == 0o600
+
+
+def test_without_a_total_the_silos_own_notes_of_the_state_say_it(tmp_path: Path) -> None:
+    silo = Silo(tmp_path)
+    silo.notes(OTHER, THIRD)
+    assert not silo.answers(LAST), "they are of another state"
+    silo.notes(STATE, FIRST)
+    silo.notes(STATE, SECOND)
+    assert not silo.answers(FIRST) and not silo.answers(SECOND) and silo.answers(THIRD)
+
+
+def test_without_notes_a_job_begins_or_goes_on_as_the_silo_was_told(tmp_path: Path) -> None:
+    silo = Silo(tmp_path)
+    assert not silo.answers(SECOND) and silo.answers(FIRST)
+    assert Silo(tmp_path / "other", method_options={"loss": "focal"}).answers(("statistics", 0, 0))
+    assert not silo.answers(SECOND, told=str(sum_of(SECOND)))
+    assert silo.answers(THIRD, told=str(sum_of(SECOND)))
+
+
+@pytest.mark.parametrize("verified", [FIRST, SECOND, None])
+def test_a_resumed_job_begins_on_the_state_of_its_round(tmp_path: Path, verified: Place | None) -> None:
+    """Where the silo has noted nothing of it, the journal binds a training's state, and nothing another's."""
+    silo = Silo(tmp_path, resume=WHERE)
+    if verified is not None:
+        silo.notes(STATE, verified)
+    silo.resumes()
+    assert silo.answers(THIRD) == (verified != FIRST)
+    assert not silo.answers(LAST)
+    assert silo.answers(LAST, told=str(sum_of(THIRD)))
+    # Of two rounds, none is left to train.
+    ending = Silo(tmp_path / "ending", resume=WHERE, rounds=2)
+    if verified is not None:
+        ending.notes(STATE, verified)
+    ending.resumes()
+    assert ending.answers(("closing", 2, 0)) == (verified == SECOND)
+    plain = Silo(tmp_path / "plain", resume=WHERE, rounds=2, summation="plain")
+    assert plain.answers(("closing", 2, 0))
