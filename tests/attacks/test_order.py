@@ -133,8 +133,10 @@ def test_a_withdrawal_begins_with_its_numbers(hospitals: dict[str, Records], tmp
     And the sums first, on a state that an earlier withdrawal asked on, which the silos have verified.
     """
     first = Federation(ONE_SUM, hospitals, state=tmp_path).enroll()
+    states = [first.shared]
     for exchange in first.setup.plan:
         first.sum(*exchange.place)
+        states.append(first.shared)
     open_a_seal(first)
     final = first.shared
     lines = {
@@ -144,6 +146,10 @@ def test_a_withdrawal_begins_with_its_numbers(hospitals: dict[str, Records], tmp
     made = {"state": tmp_path, "withdrawn": {ASKED: ["record,test-5"]}}
     begun = withdrawal("job-a", final.sha256)
     one = Federation(begun, hospitals, job_id="job-b", previous="job-a", **made).enroll()
+    one.shared = SharedState(states[1].state)  # the hospitals have verified it, too
+    with pytest.raises(TightframeError, match="begin with the state") as caught:
+        one.sum("before", 0, 0)
+    assert caught.value.code == "TF-518"
     for exchange in one.setup.plan:
         one.shared = SharedState(final.state)
         if exchange.place != ("before", 0, 0):
