@@ -206,7 +206,7 @@ def test_the_model_of_the_run_is_at_every_hospital(federation: Federation, done:
 
 
 def test_the_server_listens_on_loopback_only(federation: Federation) -> None:
-    process = federation.engine(SERVER)
+    process = federation.engine_process(SERVER)
     listening = [item.laddr for item in process.net_connections() if item.status == psutil.CONN_LISTEN]
     assert federation.port in [address.port for address in listening]
     assert {address.ip for address in listening} <= LOOPBACK
@@ -290,9 +290,9 @@ class TestARunningJob:
         ask = source + "from nvflare.fuel.f3.cellnet.core_cell import CoreCell\n"
         ask += "(cell,) = CoreCell.ALL_CELLS.values()\nanswer = [answer, sorted(cell.req_reg.reg)]\n"
         places = {
-            Role.SITE: federation.engine("hospital-1"),
+            Role.SITE: federation.engine_process("hospital-1"),
             Role.SITE_JOB: process_of(federation, "hospital-1", live.job),
-            Role.SERVER: federation.engine(SERVER),
+            Role.SERVER: federation.engine_process(SERVER),
             Role.SERVER_JOB: process_of(federation, SERVER, live.job),
         }
         for role, process in places.items():
@@ -339,7 +339,7 @@ class TestARunningJob:
             own += cases(site, [name for name in names[1:] if name], read)
             own += cases(half, names[:2], read, rights=(Sender.SERVER, Sender.SERVER_JOB))
             own += cases(half, [name for name in names[2:] if name], read)
-            answers = by(federation, federation.engine(SERVER).pid, own, secrets)
+            answers = by(federation, federation.engine_process(SERVER).pid, own, secrets)
             assert sum(map(len, answers)) > 50 and empty(answers)
             # A hospital and a person may say nothing to a site, whatever they call themselves.
             theirs = [case for target in (site, half) for case in cases(target, names, read)]
@@ -353,7 +353,7 @@ class TestARunningJob:
             ours = cases("server", ("server", site, f"server.{job}"), read)
             ours += cases("server", ("",), read, rights=(Sender.SITE, Sender.SITE_JOB, Sender.CONSOLE))
             ours += cases(f"server.{job}", ("server", half, f"server.{job}"), read)
-            for one in (federation.engine("hospital-2"), process_of(federation, "hospital-2", job)):
+            for one in (federation.engine_process("hospital-2"), process_of(federation, "hospital-2", job)):
                 assert empty(by(federation, one.pid, theirs + ours, secrets))
             for one in (session, member):
                 console = one.api.cell.core_cell

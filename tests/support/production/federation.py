@@ -65,7 +65,7 @@ class Federation:
         fingerprint: of the root.
         packaged: what the kits held before anybody joined.
         forked: whether commands are forked, and not started by an interpreter of their own.
-        forked_sites: whether server, sites and their jobs are.
+        real: whose server or site, and its jobs, have interpreters of their own.
     """
 
     folder: Path
@@ -76,7 +76,7 @@ class Federation:
     operations: Guide = field(default_factory=lambda: Guide(OPERATIONS, [FAULTS, ONE_MACHINE]))
     site_guide: Guide = field(default_factory=lambda: Guide(SITE_GUIDE, [ACCOUNTS]))
     forked: bool = True
-    forked_sites: bool = True
+    real: tuple[str, ...] = ()
 
     def kit(self, name: str) -> Path:
         return self.folder / "kits" / PROJECT / "prod_00" / name
@@ -153,7 +153,7 @@ class Federation:
         own["PYTHONPATH"] = os.pathsep.join([str(SPY), own["PYTHONPATH"]])
         if name != SERVER:
             own |= {"TIGHTFRAME_SPY": str(self.spied(name))}
-        return forking.environment(own, sites=True) if self.forked_sites else own
+        return own if name in self.real else forking.environment(own, sites=True)
 
     @property
     def orders(self) -> Path:
@@ -294,7 +294,7 @@ class Federation:
                 start_new_session=True,
             )
 
-    def engine(self, name: str) -> psutil.Process:
+    def engine_process(self, name: str) -> psutil.Process:
         """The engine's own process of a kit, which starts those of jobs."""
         return forking.forked(psutil.Process(self.processes[name].pid))
 

@@ -56,7 +56,7 @@ def reachable(federation: Federation) -> list[Path]:
     folder = federation.folder
     folders = [federation.kit(SERVER), federation.state(SERVER), federation.temporary(SERVER)]
     folders += [federation.kit(LEAD), folder / "results", folder / "job"]
-    server = federation.engine(SERVER)
+    server = federation.engine_process(SERVER)
     opened = [
         Path(item.path) for one in (server, *server.children(recursive=True)) for item in one.open_files()
     ]

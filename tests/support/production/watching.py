@@ -26,7 +26,7 @@ from tightframe_app.watch.view import KINDS
 
 def process_of(federation: Federation, name: str, job_id: str) -> psutil.Process:
     """The process in which a site runs a job."""
-    parent, until = federation.engine(name), time.monotonic() + 120
+    parent, until = federation.engine_process(name), time.monotonic() + 120
     while time.monotonic() < until:
         for process in parent.children(recursive=True):
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -116,7 +116,7 @@ def look_and_leave(federation: Federation, name: str, job_id: str, now: dict[str
 
 def kill(federation: Federation, name: str) -> None:
     """`kill -9` of everything of a site, as where its machine loses its power."""
-    process = federation.engine(name)
+    process = federation.engine_process(name)
     process.suspend()  # so that it does not tell the server of the death of its job, as it would in between
     for one in [*process.children(recursive=True), process]:
         with contextlib.suppress(psutil.NoSuchProcess):
