@@ -30,12 +30,13 @@ from tightframe.privacy.ledger.entries import (
     DatasetError,
     LedgerError,
     NeighboursError,
+    Remembered,
     RepeatError,
     TamperError,
 )
 from tightframe.privacy.ledger.ledger import Ledger, ledger_expected, ledger_path
 from tightframe.privacy.ledger.rows import ENTRY, HEAD
-from tightframe.privacy.ledger.store import head_file
+from tightframe.privacy.ledger.store import head_file, read_head_file
 from tightframe.securesum import primitives
 from tightframe.securesum.primitives import encode_fields
 
@@ -165,6 +166,29 @@ def test_charges_that_belong_together_are_all_or_none(ledger: Ledger) -> None:
     entries = ledger.charge_all([fits, other], cap=CAP)
     assert [entry.sequence for entry in entries] == [1, 2] and ledger.entries() == entries
     assert ledger.charge_all([], cap=CAP) == ()
+
+
+def test_a_callers_own_check_sees_the_entries_that_its_charges_are_added_to(ledger: Ledger) -> None:
+    first = ledger.charge(charge(), cap=CAP)
+
+    def refuse(entries: Any) -> None:
+        assert entries == (first,)
+        raise BudgetError("the job's promise")
+
+    with pytest.raises(BudgetError, match="promise"):
+        ledger.charge_all([charge("one more")], cap=CAP, check=refuse)
+    assert ledger.entries() == (first,)
+
+
+def test_the_head_file_follows_each_kind_of_entry(ledger: Ledger, path: Path) -> None:
+    """Else an older copy of the file would pass."""
+    for write in (
+        lambda: ledger.charge(charge(), cap=CAP),
+        lambda: ledger.note_data(DATA, "ab" * 32),
+        lambda: ledger.remember(Remembered(({"kind": "anything"},))),
+    ):
+        write()
+        assert read_head_file(head_file(path)) == ledger.verify().head
 
 
 def test_a_repeat_is_a_new_attempt_and_charged(ledger: Ledger) -> None:
