@@ -251,6 +251,8 @@ def test_the_first_charge_fixes_whom_noise_protects(ledger: Ledger) -> None:
         ledger.charge(charge("b", neighbours="patient"), cap=CAP)
     with pytest.raises(NeighboursError):
         ledger.spent(DATA, "patient", DELTA)
+    with pytest.raises(NeighboursError):  # a plan, which is not written
+        rules.hold(ledger.entries(), [charge("b", neighbours="patient")], CAP)
     with pytest.raises(NeighboursError):
         ledger.charge_all(
             [charge("b", dataset_id="new"), charge("c", dataset_id="new", neighbours="patient")], cap=CAP
