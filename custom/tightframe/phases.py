@@ -2,7 +2,7 @@
 
 Every method, the evaluation and the statistics are *phases*::
 
-    broadcast (server -> silos)  ->  contribution (named tensors)  ->  SUM  ->  update (server)
+    broadcast (server -> silos)  ->  contribution (named tensors)  ->  SUM  ->  update (everybody)
 
 This is the bottom layer: types only, and importable without torch and NumPy, because the processes that
 only carry messages must start fast.
@@ -460,8 +460,8 @@ class Phase:
 def advance(phase: Phase, state: ServerState, totals: Totals, cohort: Cohort) -> Reading:
     """Compute the state after an exchange, from public values alone.
 
-    Whoever has the state before, the opened totals and the cohort computes the same: the server does, and
-    a silo could.
+    Whoever has the state before, the opened totals and the cohort computes the same: the server and every
+    silo do.
 
     Args:
         state: before the exchange.

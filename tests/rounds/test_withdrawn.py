@@ -21,8 +21,10 @@ from tightframe.data.base import FOLDS
 from tightframe.errors import DataError, RunError
 from tightframe.rounds import withdrawn
 from tightframe.rounds.context import SiloContext
+from tightframe.rounds.notes import Notes
+from tightframe.rounds.silo.checks import check_withdrawal
 from tightframe.rounds.silo.view import LocalSilo
-from tightframe.rounds.withdrawn import LIST, NAMES, check_beginning, note_request
+from tightframe.rounds.withdrawn import LIST, NAMES, note_request
 
 STATE = "a" * 64
 
@@ -158,7 +160,7 @@ def test_a_withdrawal_that_was_refused_leaves_nothing_on_the_list(site: Site) ->
     """Names are noted with the sums, not with the numbers and classes that are asked first."""
     site.name(0)
     context = site.begin("one", out_of="first")
-    check_beginning(context, ("before", 0), {"state": STATE})
+    check_withdrawal(context.job, Notes(), ("before", 0, 0), STATE, None)
     # A server skips it, or sends a state of its own; in a secure sum no term of such a one is opened.
     note_request(context, ("before", 2), asked=False, proven=True)
     for exchange in (("before", 1), ("before", 2)):
@@ -190,7 +192,7 @@ def test_a_file_changed_meanwhile_changes_no_run(site: Site) -> None:
 def test_a_server_that_begins_with_another_state_is_refused(site: Site) -> None:
     context = site.begin("one", out_of="first")
     with pytest.raises(RunError, match="another total") as caught:
-        check_beginning(context, ("before", 0), {"state": "b" * 64})
+        check_withdrawal(context.job, Notes(), ("before", 0, 0), "b" * 64, None)
     assert caught.value.code == "TF-518"
 
 

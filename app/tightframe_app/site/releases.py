@@ -205,13 +205,13 @@ def release_show(config: Config, site: Site = None, kit: Kit = None, form: forma
 
 def _withdrew(memory: Memory, job: str) -> bool:
     """Check whether a job began as a withdrawal, by the state that this site keeps of it."""
-    from tightframe.rounds.context import RESUMED, STATE, noted
-    from tightframe.rounds.withdrawn import NAMES, WITHDRAWS
+    from tightframe.rounds.context import STATE
+    from tightframe.rounds.notes import WITHDRAWS, Notes
+    from tightframe.rounds.withdrawn import NAMES
 
     folder = Path(str(memory.entry.state_dir)) / job / memory.site / STATE
-    words = noted(folder)
-    begins = [words[place - 1] for place, word in enumerate(words) if place and word == RESUMED]
-    return (folder / NAMES).is_file() and begins[-1:] == [WITHDRAWS]
+    before = Notes.read(folder).jobs[-2:-1]
+    return (folder / NAMES).is_file() and bool(before) and before[0].words[-1:] == (WITHDRAWS,)
 
 
 def _together(profiles: Sequence[Profile]) -> str:

@@ -48,7 +48,14 @@ def compared(installed: Distribution, runs: Path) -> Iterator[Finding]:
     """
     what = f"{PROJECT} {installed.version}"
     root = Path(str(installed.locate_file(""))).resolve()
-    if _editable(installed) or root / PROJECT != runs:
+    if not _editable(installed) and root / PROJECT != runs:
+        text = (
+            f"{what} is installed in {root}, but what runs is {runs}: take that out of PYTHONPATH, or start "
+            "with the installed package's own python"
+        )
+        yield Finding(AREA, "problem", text)
+        return
+    if _editable(installed):
         what = f"{PROJECT} {__version__}"  # the installation's own may be of an earlier checkout
         yield Finding(AREA, "note", f"{what} runs from {runs}, a checkout: {_UNSIGNED}")
         return

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from tightframe import __version__
 from tightframe.errors import PolicyError, SecureSumError, TightframeError
-from tightframe.rounds.context import SiloContext, note_verified
+from tightframe.rounds.context import SiloContext
+from tightframe.rounds.notes import note_verified
 from tightframe.rounds.sums.common import minimum, package_errors
 from tightframe.rounds.sums.declaration import Declaration, applied_weights, tellers
 from tightframe.rounds.sums.plain import OUT_OF_BUDGET, Check, Encoded
@@ -256,10 +257,8 @@ class SecureSite:
                 reply = self._commit("reveal", key, step)
             slot = state.slots[request.slot]
             assert isinstance(slot, Masked | Agreed)  # noqa: S101 - nothing else is revealed
-            told = None if state.told is None else state.told.digest().hex()
-            place = None if state.told is None else state.told.sum_id
-            note_verified(self._context.state_folder, slot.receipt.basis, slot.receipt.sum_id, told, place)
-            self._confirm(told)
+            note_verified(self._context.state_folder, slot.receipt.basis, slot.receipt.sum_id, state.told)
+            self._confirm(None if state.told is None else state.told.digest().hex())
             self._context.pace.verified(str(slot.receipt.sum_id))
             self._record.sum(state.epoch.params, slot, state.told, request, step.reply)
             return reply
