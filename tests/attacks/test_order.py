@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.serialization import Encoding
 from tests.attacks.test_own_states import open_a_seal
-from tests.support.attacks.malicious_server import ROOT, Federation, Records, hearts
+from tests.support.attacks.malicious_server import ROOT, Federation, Records
 from typer.testing import CliRunner
 
 from tightframe import load_model
@@ -30,16 +30,6 @@ ONE_SUM = {
     "model": "random_features",
     "model_options": {"width": 16},
 }
-
-
-@pytest.fixture(scope="module")
-def hospitals() -> dict[str, Records]:
-    return hearts(4)
-
-
-@pytest.fixture
-def federation(hospitals: dict[str, Records], tmp_path: Path) -> Federation:
-    return Federation(VALUES, hospitals, state=tmp_path).enroll()
 
 
 def refused(federation: Federation, kind: str, number: int, index: int = 0, **changes: Any) -> None:

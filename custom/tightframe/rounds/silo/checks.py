@@ -26,7 +26,6 @@ def check_withdrawal(job: JobConfig, notes: Notes, place: Place, state: str, tot
     One that goes on has the closing alone: on any other state it would be the run's own, of other records.
 
     Args:
-        place: of the exchange.
         state: SHA-256 (hex) of the state that the request rests on.
         total: the one told; None if there is none.
 
