@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.support.ledgers import charges_in
-from tests.support.runs import contexts, job
+from tests.support.runs import JOB_ID, contexts, job
 
 from tightframe.config.policy import PolicyBlock
 from tightframe.config.site import SiteEntry
@@ -19,7 +19,7 @@ from tightframe.errors import SiteConfigError
 from tightframe.privacy.accounting import BudgetError
 from tightframe.privacy.events import Gaussian
 from tightframe.privacy.ledger.chain import read_ledger
-from tightframe.privacy.ledger.entries import DataNoted, DatasetError
+from tightframe.privacy.ledger.entries import Cap, DataNoted, DatasetError
 from tightframe.rounds.privacy_plan import PrivacyPlan
 from tightframe.rounds.setup import prepare
 from tightframe.rounds.silo.budget import Budget, fingerprint
@@ -80,6 +80,13 @@ def test_the_records_of_production_have_a_name(tmp_path: Path) -> None:
     ):
         with pytest.raises(SiteConfigError, match="dataset_id"):
             refused()
+    assert budget(tmp_path, SiteEntry(dataset_id="ward-7"), production=True).check_against([], [SMALL])
+
+
+def test_the_cap_is_the_sites_own(tmp_path: Path) -> None:
+    policy = PolicyBlock(epsilon_cap=3.0, delta_cap=1e-6, charged_retries=2, max_releases=9)
+    assert budget(tmp_path, SiteEntry(policy=policy)).cap == Cap(3.0, 1e-6, 2, 9)
+    assert budget(tmp_path).cap.delta == plan().privacy.delta
 
 
 @pytest.mark.parametrize("task", ["check", "charge"])
@@ -108,5 +115,12 @@ def test_a_charge_beyond_the_promise_or_the_cap_is_not_written(tmp_path: Path) -
     assert [(item.purpose, item.attempt, item.event) for item in charges_in(site.path)] == [
         ("training", number, SMALL) for number in range(3)
     ]
+    assert {(item.job_id, item.cohort) for item in charges_in(site.path)} == {(JOB_ID, ("site-1", "site-2"))}
+    site.charge("class sums", [SMALL])
+    assert charges_in(site.path)[-1].attempt == 0, "of its own purpose"
+    # Another job's charges change nothing of what this one may plan.
+    entries = read_ledger(site.path, check=None).entries
+    with pytest.raises(BudgetError, match="promises"):
+        budget(tmp_path, job_id="another").check_against(entries, [LARGE])
     # Charged once, a job is held to its promise at each charge, and not as it is planned.
-    assert not site.check_against(read_ledger(site.path, check=None).entries, [LARGE])
+    assert not site.check_against(entries, [LARGE])
