@@ -6,19 +6,23 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from tests.support.ledgers import charges_in
-from tests.support.runs import contexts, job
+from tests.support.runs import JOB_ID, contexts, job
 
 from tightframe.config.policy import PolicyBlock
 from tightframe.config.site import SiteEntry
+from tightframe.data.arrays import ArrayData
+from tightframe.data.base import FOLDS
 from tightframe.errors import SiteConfigError
 from tightframe.privacy.accounting import BudgetError
 from tightframe.privacy.events import Gaussian
 from tightframe.privacy.ledger.chain import read_ledger
-from tightframe.privacy.ledger.entries import DataNoted, DatasetError
+from tightframe.privacy.ledger.entries import Cap, DataNoted, DatasetError
+from tightframe.rounds.privacy_plan import PrivacyPlan
 from tightframe.rounds.setup import prepare
-from tightframe.rounds.silo.budget import Budget
+from tightframe.rounds.silo.budget import Budget, fingerprint
 
 PRIVATE = job(weights="uniform", privacy={"epsilon": 8.0, "noise_multiplier": 3.0, "evaluation": "noisy"})
 SMALL, LARGE = Gaussian(6.0), Gaussian(0.6)
@@ -29,9 +33,24 @@ def budget(folder: Path, entry: SiteEntry | None = None, **changes: Any) -> Budg
     context = replace(
         contexts(PRIVATE, folder, entries={"site-1": entry or SiteEntry()})["site-1"], **changes
     )
-    plan = prepare(PRIVATE).privacy
-    assert plan is not None
-    return Budget(context, plan, ("site-1", "site-2"))
+    return Budget(context, plan(), ("site-1", "site-2"))
+
+
+def plan() -> PrivacyPlan:
+    made = prepare(PRIVATE).privacy
+    assert made is not None
+    return made
+
+
+def test_records_are_known_by_their_source_and_labels() -> None:
+    def printed(labels: list[int], source: str = "a folder", dataset: str = "digits") -> str:
+        folds = {fold: (np.zeros((4, 1)), np.array(labels)) for fold in FOLDS}
+        return fingerprint(dataset, ArrayData(folds, source=source, num_classes=2))
+
+    one = printed([0, 1, 0, 1])
+    assert one == printed([0, 1, 0, 1])
+    others = printed([0, 1, 1, 0]), printed([0, 1, 0, 1], "another"), printed([0, 1, 0, 1], dataset="other")
+    assert len({one, *others}) == 4
 
 
 def test_what_is_planned_stays_within_promise_cap_and_number(tmp_path: Path) -> None:
@@ -42,9 +61,14 @@ def test_what_is_planned_stays_within_promise_cap_and_number(tmp_path: Path) -> 
     capped = budget(tmp_path, SiteEntry(policy=PolicyBlock(epsilon_cap=0.5)))
     with pytest.raises(BudgetError, match=r"stay within epsilon 0\.5"):
         capped.check_against([], [SMALL])
-    few = budget(tmp_path, SiteEntry(policy=PolicyBlock(max_releases=1)))
-    with pytest.raises(BudgetError, match="at most 1 releases"):
-        few.check_against([], [SMALL])
+    planned = plan().number_of_releases
+    for most in (planned, planned - 1):
+        few = budget(tmp_path, SiteEntry(policy=PolicyBlock(max_releases=most)))
+        if most == planned:
+            assert few.check_against([], [SMALL])
+            continue
+        with pytest.raises(BudgetError, match=f"at most {most} releases"):
+            few.check_against([], [SMALL])
 
 
 def test_the_records_of_production_have_a_name(tmp_path: Path) -> None:
@@ -56,6 +80,13 @@ def test_the_records_of_production_have_a_name(tmp_path: Path) -> None:
     ):
         with pytest.raises(SiteConfigError, match="dataset_id"):
             refused()
+    assert budget(tmp_path, SiteEntry(dataset_id="ward-7"), production=True).check_against([], [SMALL])
+
+
+def test_the_cap_is_the_sites_own(tmp_path: Path) -> None:
+    policy = PolicyBlock(epsilon_cap=3.0, delta_cap=1e-6, charged_retries=2, max_releases=9)
+    assert budget(tmp_path, SiteEntry(policy=policy)).cap == Cap(3.0, 1e-6, 2, 9)
+    assert budget(tmp_path).cap.delta == plan().privacy.delta
 
 
 @pytest.mark.parametrize("task", ["check", "charge"])
@@ -84,5 +115,12 @@ def test_a_charge_beyond_the_promise_or_the_cap_is_not_written(tmp_path: Path) -
     assert [(item.purpose, item.attempt, item.event) for item in charges_in(site.path)] == [
         ("training", number, SMALL) for number in range(3)
     ]
+    assert {(item.job_id, item.cohort) for item in charges_in(site.path)} == {(JOB_ID, ("site-1", "site-2"))}
+    site.charge("class sums", [SMALL])
+    assert charges_in(site.path)[-1].attempt == 0, "of its own purpose"
+    # Another job's charges change nothing of what this one may plan.
+    entries = read_ledger(site.path, check=None).entries
+    with pytest.raises(BudgetError, match="promises"):
+        budget(tmp_path, job_id="another").check_against(entries, [LARGE])
     # Charged once, a job is held to its promise at each charge, and not as it is planned.
-    assert not site.check_against(read_ledger(site.path, check=None).entries, [LARGE])
+    assert not site.check_against(entries, [LARGE])

@@ -158,6 +158,42 @@ def test_what_does_not_leaves_it_as_it_is(name: str) -> None:
     assert profile({}) == profile({name: OUT[name][0]})
 
 
+PROTO = 'fedproto {"lam":0.1,"weighting":"holders"}'
+WORDS: list[tuple[dict[str, Any], dict[str, str]]] = [
+    ({"rounds": 1}, {"updates": "update weighted", "steps": "batches of 64, epochs 1, momentum 0.9"}),
+    ({"method": "fednova"}, {"updates": "direction weighted"}),
+    ({"method": "fedproto"}, {"updates": "own as it is", "class_sums": PROTO}),
+    (
+        {"method": "fed3r", "rounds": 1, "model_options": {"widths": [4]}},
+        {"class_sums": "of frozen features"},
+    ),
+    ({"update_norm": None}, {"update_norm": "none", "update_bound": "8"}),
+    ({"update_norm": 8.0}, {"update_norm": "8", "update_bound": "as the norm"}),
+    ({"update_norm": 8.5}, {"update_norm": "8.5", "update_bound": "8"}),
+    ({"training.momentum": 0.0}, {"steps": "batches of 64"}),
+    ({"training.optimizer": "adam", "training.momentum": 0.0}, {"steps": "batches of 64, epochs 1, adam"}),
+]
+
+
+@pytest.mark.parametrize(("changes", "expected"), WORDS)
+def test_its_words_stay(changes: dict[str, Any], expected: dict[str, str]) -> None:
+    """Sites' journals have them: another word for the same would refuse a job with the same settings."""
+    assert profile(changes).items() >= expected.items()
+
+
+def test_a_site_without_prototypes_has_another() -> None:
+    before, after = profile({}), profile({}, SiteEntry(offer_prototypes=False))
+    assert {name: (before[name], after[name]) for name in before if before[name] != after[name]} == {
+        "own offer_prototypes": ("yes", "no")
+    }
+
+
+def test_a_table_summary_has_the_sites_own_rule() -> None:
+    entry = SiteEntry(policy=PolicyBlock(min_class_count=77))
+    job = {**statistics_job(), "method_options": {}, "model_options": {}}
+    assert (profile(job)["own min_class_count"], profile(job, entry)["own min_class_count"]) == ("5", "77")
+
+
 def test_a_job_with_noise_has_none() -> None:
     private = {**HEART, "sites": SITES, "min_sites": 3, "weights": "uniform", "privacy": {}}
     assert release_profile(prepare(parse_job(private)), SiteEntry()) is None
