@@ -29,6 +29,7 @@ from tightframe.securesum.site.journal import Profile
 FORM_ONLY = frozenset({"image_size", "twin_scale", "drugs", "vocabulary"})
 """Options of data sets that change the form of records, or which are generated, but not which ones count."""
 
+OWN_WEIGHT, DECLARED = "own weight", "as declared"
 _UPDATE = UPDATE.rstrip("/")
 _EQUATIONS = (
     "Each total is one equation in the silos' own updates. With as many such jobs as there are silos every "
@@ -77,6 +78,10 @@ REVEALED: Mapping[str, str] = {
     "statistics": (
         "A column's range is cut into other bins: two histograms of the same records are equations in what "
         "each silo withholds of either, and narrow bins between both sets of edges follow from them."
+    ),
+    OWN_WEIGHT: (
+        "Other silos declared other numbers of records, so that the cap on this silo's weight moved: the "
+        "difference between both totals, less what is known of who declared them, is this silo's own update."
     ),
     "own full_batches": (
         "This site's update is over all its records in one of the jobs, and over drawn ones in the other: "
@@ -141,6 +146,17 @@ def release_profile(setup: JobSetup, entry: SiteEntry) -> Profile | None:
             {site: model.model_dump(mode="json") for site, model in sorted(job.site_models.items())}
         )
     return tuple(sorted(values.items()))
+
+
+def with_weight(profile: Profile | None, declared: float, applied: float) -> Profile | None:
+    """Return a profile with the weight of this silo's own terms, where a job weighs terms and caps weights.
+
+    A weight that is not lowered follows from the silo's own records. A lowered one follows from what others
+    declare: whoever changes it has two equations of one job's settings.
+    """
+    if profile is None or not any(name == "max_weight_share" for name, _ in profile):
+        return profile
+    return tuple(sorted([*profile, (OWN_WEIGHT, DECLARED if applied == declared else repr(applied))]))
 
 
 def _phases(setup: JobSetup) -> Iterable[Phase]:
