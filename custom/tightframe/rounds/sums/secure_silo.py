@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from tightframe import __version__
 from tightframe.errors import PolicyError, SecureSumError, TightframeError
-from tightframe.rounds.context import SiloContext, note_verified
+from tightframe.rounds.context import SiloContext
+from tightframe.rounds.notes import note_verified
 from tightframe.rounds.sums.common import minimum, package_errors
 from tightframe.rounds.sums.declaration import Declaration, applied_weights, tellers
 from tightframe.rounds.sums.plain import OUT_OF_BUDGET, Check, Encoded
@@ -181,7 +182,9 @@ class SecureSite:
                 params = self._ready().epoch.params
                 history.check_slot(params.job, params.epoch, request.slot, request.sum_id)
                 total = site.check_told(self._ready(), request, history)
-                if self._context.job.resume is not None:
+                # A seal sums nothing, and is of no round of the plan.
+                resumed = self._context.job.resume is not None and params.schemas.get(request.schema) != ()
+                if resumed:
                     history.check_resumed(params, request.sum_id, named, first=total is None)
                 arrived = journal.Requested(params.job, params.epoch, request.slot, key)
                 history.check_request(arrived)
@@ -212,7 +215,7 @@ class SecureSite:
             first = total is None
             del total  # as large as a model; the request has it
             with self._vault.locked() as history:
-                if self._context.job.resume is not None:  # again: jobs beside this one may have come first
+                if resumed:  # again: jobs beside this one may have come first
                     history.check_resumed(params, request.sum_id, named, first=first)
                 state = self._ready()
                 # A set-up that was checked before the training is not verified again.
@@ -259,10 +262,8 @@ class SecureSite:
                 reply = self._commit("reveal", key, step)
             slot = state.slots[request.slot]
             assert isinstance(slot, Masked | Agreed)  # noqa: S101 - nothing else is revealed
-            told = None if state.told is None else state.told.digest().hex()
-            place = None if state.told is None else state.told.sum_id
-            note_verified(self._context.state_folder, slot.receipt.basis, slot.receipt.sum_id, told, place)
-            self._confirm(told)
+            note_verified(self._context.state_folder, slot.receipt.basis, slot.receipt.sum_id, state.told)
+            self._confirm(None if state.told is None else state.told.digest().hex())
             self._context.pace.verified(str(slot.receipt.sum_id))
             self._record.sum(state.epoch.params, slot, state.told, request, step.reply)
             return reply
