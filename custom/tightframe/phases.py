@@ -2,24 +2,24 @@
 
 Every method, the evaluation and the statistics are *phases*::
 
-    broadcast (server -> silos)  ->  contribution (named tensors)  ->  SUM  ->  update (server)
+    broadcast (server -> silos)  ->  contribution (named tensors)  ->  SUM  ->  update (everybody)
 
-This is the bottom layer: types only, and importable without torch, because the processes that
+This is the bottom layer: types only, and importable without torch and NumPy, because the processes that
 only carry messages must start fast.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
-import numpy as np
-from numpy.typing import NDArray
-
 if TYPE_CHECKING:
+    import numpy as np
     import torch
+    from numpy.typing import NDArray
     from pydantic import BaseModel
 
 
@@ -50,10 +50,10 @@ sums, a noisy sum of clipped gradients, noisy sums of frozen features, noisy tot
 statistics of a table, the same whatever the records are, or a function of what the silo's ledger says was
 charged, which follows from the job, from what was repeated, and from a number of records that is taken as
 known."""
-Totals: TypeAlias = Mapping[str, NDArray[np.float64]]
+Totals: TypeAlias = "Mapping[str, NDArray[np.float64]]"
 """Decoded sums, by field name, each of its field's shape, in float64."""
 
-RING_DTYPE: Mapping[int, Any] = {32: np.uint32, 64: np.uint64}
+RING_DTYPE: Mapping[int, str] = {32: "uint32", 64: "uint64"}
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class Field:
     @property
     def size(self) -> int:
         """Number of elements."""
-        return int(np.prod(self.shape, dtype=np.int64))
+        return math.prod(self.shape)
 
     @property
     def bytes(self) -> int:
@@ -466,8 +466,8 @@ class Phase:
 def advance(phase: Phase, state: ServerState, totals: Totals, cohort: Cohort) -> Reading:
     """Compute the state after an exchange, from public values alone.
 
-    Whoever has the state before, the opened totals and the cohort computes the same: the server does, and
-    a silo could.
+    Whoever has the state before, the opened totals and the cohort computes the same: the server and every
+    silo do.
 
     Args:
         state: before the exchange.

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.serialization import Encoding
 from tests.attacks.test_own_states import open_a_seal
-from tests.support.attacks.malicious_server import ROOT, Federation, Records, hearts
+from tests.support.attacks.malicious_server import ROOT, Federation, Records
 from typer.testing import CliRunner
 
 from tightframe import load_model
@@ -17,7 +17,7 @@ from tightframe.errors import TightframeError
 from tightframe.results.files import LOCAL, MODEL, UNPROVEN
 from tightframe.rounds.checkpoint import tensor_bytes
 from tightframe.rounds.server.collecting import SharedState
-from tightframe.rounds.silo import order
+from tightframe.rounds.silo import checks
 from tightframe.rounds.withdrawn import LIST
 from tightframe_app import cli
 
@@ -30,16 +30,6 @@ ONE_SUM = {
     "model": "random_features",
     "model_options": {"width": 16},
 }
-
-
-@pytest.fixture(scope="module")
-def hospitals() -> dict[str, Records]:
-    return hearts(4)
-
-
-@pytest.fixture
-def federation(hospitals: dict[str, Records], tmp_path: Path) -> Federation:
-    return Federation(VALUES, hospitals, state=tmp_path).enroll()
 
 
 def refused(federation: Federation, kind: str, number: int, index: int = 0, **changes: Any) -> None:
@@ -105,6 +95,7 @@ def test_a_resumed_job_ends_on_the_state_of_its_round_alone(
         else:
             resumed.sum("closing", 4)
             folder = resumed.sessions[ASKED].context.run_dir
+            open_a_seal(resumed)  # of no round, behind which silos would not go back
             assert (folder / MODEL).read_bytes() == tensor_bytes(states[4].state.model)
             assert load_model(folder).hash
 
@@ -142,8 +133,10 @@ def test_a_withdrawal_begins_with_its_numbers(hospitals: dict[str, Records], tmp
     And the sums first, on a state that an earlier withdrawal asked on, which the silos have verified.
     """
     first = Federation(ONE_SUM, hospitals, state=tmp_path).enroll()
+    states = [first.shared]
     for exchange in first.setup.plan:
         first.sum(*exchange.place)
+        states.append(first.shared)
     open_a_seal(first)
     final = first.shared
     lines = {
@@ -153,6 +146,10 @@ def test_a_withdrawal_begins_with_its_numbers(hospitals: dict[str, Records], tmp
     made = {"state": tmp_path, "withdrawn": {ASKED: ["record,test-5"]}}
     begun = withdrawal("job-a", final.sha256)
     one = Federation(begun, hospitals, job_id="job-b", previous="job-a", **made).enroll()
+    one.shared = SharedState(states[1].state)  # the hospitals have verified it, too
+    with pytest.raises(TightframeError, match="begin with the state") as caught:
+        one.sum("before", 0, 0)
+    assert caught.value.code == "TF-518"
     for exchange in one.setup.plan:
         one.shared = SharedState(final.state)
         if exchange.place != ("before", 0, 0):
@@ -197,7 +194,7 @@ def test_a_transcript_shows_it(
     federation: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, places: list[tuple[str, int]]
 ) -> None:
     """As silos that do not look would write it; only the job's order is valid."""
-    monkeypatch.setattr(order, "check", lambda *_: None)
+    monkeypatch.setattr(checks, "check_order", lambda *_: None)
     for place in places:
         federation.sum(*place)
     root = tmp_path / "rootCA.pem"

@@ -145,6 +145,7 @@ def test_a_server_that_lost_its_last_checkpoint_goes_on(tmp_path: Path) -> None:
     job, before = from_round(tmp_path / "run", 3, tmp_path / "shown")
     found = federation.run_job(job, folder=tmp_path / "resumed", stopped=before)
     assert found.outcome.rounds_done == 6
+    assert "have not verified" not in found.outcome.sums
 
 
 @pytest.mark.whole

@@ -264,7 +264,7 @@ def features(
 ) -> None:
     """Show the features of records that this site keeps on disk (`feature_cache`), or delete them all."""
     from tightframe.config.site import parse_single, read_object
-    from tightframe.rounds.encoded import files as feature_files
+    from tightframe.rounds import feature_folders
 
     entry, _ = parse_single(read_object(config), str(config))
     if entry.state_dir is None:
@@ -273,10 +273,10 @@ def features(
             code="TF-201",
         )
     state = Path(entry.state_dir)
-    kept = list(feature_files.stored(state))
+    kept = list(feature_folders.stored(state))
     size = sum(path.stat().st_size for path in kept)
     if delete:
-        feature_files.delete_all(state)
+        feature_folders.delete_all(state)
     if form == "json":
         from tightframe_app.outputs import Features
 

@@ -14,7 +14,8 @@ from tightframe.config.job import Evaluation, JobConfig, Training, parse_job
 from tightframe.config.policy import Policy, PolicyBlock
 from tightframe.config.site import SiteEntry
 from tightframe.rounds.setup import prepare
-from tightframe.rounds.sums.release import REVEALED, release_profile
+from tightframe.rounds.sums.release import release_profile
+from tightframe.rounds.sums.revealed import REVEALED
 
 SITES = ["a", "b", "c", "d"]
 METHOD = {"method": "fedmr", "training": {"learning_rate": 1e-3}}
@@ -155,6 +156,42 @@ def test_what_acts_on_one_silos_term_changes_the_profile(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name, (value, _) in OUT.items() if value is not None])
 def test_what_does_not_leaves_it_as_it_is(name: str) -> None:
     assert profile({}) == profile({name: OUT[name][0]})
+
+
+PROTO = 'fedproto {"lam":0.1,"weighting":"holders"}'
+WORDS: list[tuple[dict[str, Any], dict[str, str]]] = [
+    ({"rounds": 1}, {"updates": "update weighted", "steps": "batches of 64, epochs 1, momentum 0.9"}),
+    ({"method": "fednova"}, {"updates": "direction weighted"}),
+    ({"method": "fedproto"}, {"updates": "own as it is", "class_sums": PROTO}),
+    (
+        {"method": "fed3r", "rounds": 1, "model_options": {"widths": [4]}},
+        {"class_sums": "of frozen features"},
+    ),
+    ({"update_norm": None}, {"update_norm": "none", "update_bound": "8"}),
+    ({"update_norm": 8.0}, {"update_norm": "8", "update_bound": "as the norm"}),
+    ({"update_norm": 8.5}, {"update_norm": "8.5", "update_bound": "8"}),
+    ({"training.momentum": 0.0}, {"steps": "batches of 64"}),
+    ({"training.optimizer": "adam", "training.momentum": 0.0}, {"steps": "batches of 64, epochs 1, adam"}),
+]
+
+
+@pytest.mark.parametrize(("changes", "expected"), WORDS)
+def test_its_words_stay(changes: dict[str, Any], expected: dict[str, str]) -> None:
+    """Sites' journals have them: another word for the same would refuse a job with the same settings."""
+    assert profile(changes).items() >= expected.items()
+
+
+def test_a_site_without_prototypes_has_another() -> None:
+    before, after = profile({}), profile({}, SiteEntry(offer_prototypes=False))
+    assert {name: (before[name], after[name]) for name in before if before[name] != after[name]} == {
+        "own offer_prototypes": ("yes", "no")
+    }
+
+
+def test_a_table_summary_has_the_sites_own_rule() -> None:
+    entry = SiteEntry(policy=PolicyBlock(min_class_count=77))
+    job = {**statistics_job(), "method_options": {}, "model_options": {}}
+    assert (profile(job)["own min_class_count"], profile(job, entry)["own min_class_count"]) == ("5", "77")
 
 
 def test_a_job_with_noise_has_none() -> None:

@@ -16,7 +16,8 @@ the secrets that a test knows, what the answers give away together:
   the total told if the silo is in it.
 - *How often.* In a job no two sums are opened that rest on the same state, but for rounding; in a chain of
   jobs no more than the threat model says. Counts open for one cohort.
-- *What a silo works on.* One state behind each total, one request a slot, and few tries of it.
+- *What a silo works on.* One state behind each total, one request a slot, and few tries of it; in the next
+  round of the plan alone, and in none before the last.
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ from tightframe import __version__
 from tightframe.errors import RunError, TightframeError
 from tightframe.phases import ServerState
 from tightframe.rounds.context import Message
+from tightframe.rounds.order import place_of
 from tightframe.rounds.run_state import differences, state_bytes
 from tightframe.rounds.sums.common import SEAL
 from tightframe.securesum import messages
@@ -162,6 +164,10 @@ class Slot:
     opened: dict[Group, tuple[str, ...]] = field(default_factory=dict)
     lies: set[bytes] = field(default_factory=set)
 
+    def sums_of(self, name: str) -> bool:
+        """Whether a silo gave shares of it, and it is no seal."""
+        return name in self.given and self.asked[name].schema != SEAL
+
 
 @dataclass
 class Epoch:
@@ -234,14 +240,27 @@ class AnyServer:
         colluding: index of the silo that plays along; None if all are honest.
         folder: for the silos' files.
         deals: what the silo that plays along deals falsely.
+        keeps: whether silos keep a state of their own.
     """
 
-    def __init__(self, sites: int, colluding: int | None, folder: Path, deals: Deals | None = None) -> None:
+    def __init__(
+        self,
+        sites: int,
+        colluding: int | None,
+        folder: Path,
+        deals: Deals | None = None,
+        *,
+        keeps: bool = True,
+    ) -> None:
         self.names = tuple(f"site-{number}" for number in range(1, sites + 1))
         self.setup = setup_of(self.names)
         mate = None if colluding is None else self.names[colluding]
-        self.silos = {name: SmallSilo(name, self.names, folder / name) for name in self.names if name != mate}
-        self.deals = deals or Deals()
+        self.silos = {
+            name: SmallSilo(name, self.names, folder / name, keeps=keeps)
+            for name in self.names
+            if name != mate
+        }
+        self.deals, self.keeps = deals or Deals(), keeps
         self.colluder = None if mate is None else Colluder(mate, self.names, self.deals)
         self.start = start = self.setup.initial_state()
         self.state, self.before = state_sha256(start), ""
@@ -257,9 +276,11 @@ class AnyServer:
         self.summed: list[Opened] = []
         self.cohorts: set[tuple[str, ...]] = set()  # for which counts were opened
         self.verified: dict[str, set[tuple[int, int]]] = {}  # totals with a silo
-        self.tries: dict[tuple[str, int, int], list[tuple[str, Total | None]]] = {}
+        self.tries: dict[tuple[str, int, int], list[tuple[str, int, Total | None]]] = {}
+        self.worked: dict[tuple[str, str], int] = {}  # silo, job -> the last round that it worked in
+        self.asked: set[tuple[str, SumId]] = set()  # job, sum
         self.behind: dict[tuple[str, int, bytes], list[str]] = {}  # silo, epoch, total -> states worked on
-        self.round = 0
+        self.round = 0  # the last one whose total it goes on with
         self.epochs: dict[int, Epoch] = {}
         self.begun = -1  # the last epoch that was begun
         self.log: list[tuple[str, str, Message]] = []
@@ -325,7 +346,9 @@ class AnyServer:
         """
         self.begun += 1
         before = self.colluder and self.colluder.copy()
+        refusing = set(roster) & set(self.silos) - set(self.willing())
         made = self._begun(roster, static_open, faces or {})
+        assert not (made and refusing), "an epoch of silos that gave shares of a total not verified"
         if not made:
             self.colluder = before
         return made
@@ -402,7 +425,8 @@ class AnyServer:
             summed = [item for item in silo.vault.facts if item["entry"] == kind]
             rounds = [item["round"] for item in summed]
             own = [item["round"] for item in summed if item["basis"] == state]
-            if name in lost or not known or after < max(rounds, default=0) - 2 or set(own) - {after + 1}:
+            right = known and self.after.get(state) == after and not set(own) - {after + 1}
+            if name in lost or not right or after < max(rounds, default=0) - 2:
                 self.deceived.add(name)
             self.forgot.discard(name)
             if name in lost:
@@ -424,17 +448,37 @@ class AnyServer:
             self.silos[name].start_again()
             self.deceived.add(name)
 
+    def lose_copy(self, name: str) -> None:
+        """Damage a silo's copy of the run's state: it takes one over as soon as it may."""
+        self.silos[name].lose_followed()
+        self.deceived.add(name)
+        self.behind = {key: states for key, states in self.behind.items() if key[0] != name}
+
     # Messages ------------------------------------------------------------------------------------
 
     def honest(self, message: Message) -> bool:
-        """Return True for a request for a term with the state and the total that the run goes on with."""
+        """Return True for a request for the run's next term, with its state and total; note the sum."""
         last = self.epoch.last
         try:
-            told = TermRequest.from_bytes(message[SECURE]).total
+            request = TermRequest.from_bytes(message[SECURE])
         except ProtocolError:
             return False
+        self.asked.add((self.epoch.params.job, request.sum_id))
+        if request.schema != SEAL and request.sum_id.round != self.round + 1:
+            return False
         right = b"" if last is None else last.total.to_bytes()
-        return (message["state"], message["before"], told) == (self.state, self.before, right)
+        return (message["state"], message["before"], request.total) == (self.state, self.before, right)
+
+    def sum_id(self, kind: str, number: int | None = None) -> SumId:
+        """Return the name of a sum that was in no request before: of the next round, unless one is given."""
+        number = self.round + 1 if number is None else number
+        if kind == SEAL:
+            number = self.epoch.params.epoch
+        for attempt in range(1000):
+            made = SumId.of(kind, number, *((attempt, 0) if kind == SEAL else (0, attempt)))
+            if (self.epoch.params.job, made) not in self.asked:
+                break
+        return made
 
     def deliver(self, name: str, task: str, message: Message, *, crash: bool = False) -> Message | str:
         """Send a message; return the answer, or the code of the refusal."""
@@ -477,15 +521,26 @@ class AnyServer:
             getattr(self, f"_learn_{task}")(name, message, answer[SECURE])
         return answer
 
-    def _check_work(self, name: str, message: Message, trained: Sequence[tuple[str, Total | None]]) -> None:
-        """Check what a silo has worked on: one request of a slot, and one state behind a total."""
-        for state, total in trained:
+    def _check_work(
+        self, name: str, message: Message, trained: Sequence[tuple[str, int, Total | None]]
+    ) -> None:
+        """Check what a silo has worked on: one request a slot, a state behind a total, the plan's rounds."""
+        for state, number, total in trained:
             epoch = self.silos[name].vault.state().epoch.params.epoch
             slot = TermRequest.from_bytes(message[SECURE]).slot
             tries = self.tries.setdefault((name, epoch, slot), [])
-            tries.append((state, total))
+            tries.append((state, number, total))
             assert len(tries) <= journal.MAX_STARTS, "records are read for a slot without end"
             assert all(item == tries[0] for item in tries), "records are read for two requests of a slot"
+            if total is None:
+                known = state in self.good or not differences(self.start, self.states[state])
+                assert known, "a state before a first total that nobody verified"
+                assert number == self.after.get(state, number - 1) + 1, "a state of another round"
+            else:
+                assert number == total.sum_id.round + 1, "a round that is not the next of the plan"
+            job = self.silos[name].context.job_id
+            assert number >= self.worked.get((name, job), 0), "a round that was passed over"
+            self.worked[name, job] = number
             if name in self.forgot:  # it takes a state over, as one that missed a sum
                 continue
             behind = self.behind.setdefault((name, epoch, b"" if total is None else total.digest()), [])
@@ -528,6 +583,9 @@ class AnyServer:
         """Check that a total is the one told before or of a later sum, and that none was passed over."""
         before = {number: item for number, item in self._epoch_of(name).slots.items() if name in item.asked}
         assert slot.number > max(before, default=-1), "an earlier slot"
+        given = [number for number, item in self._epoch_of(name).slots.items() if item.sums_of(name)]
+        shown = -1 if total is None else total.slot
+        assert shown >= max(given, default=-1), "a total before that of the shares given"
         told = before[max(before)].asked[name].total if before else None
         if told is None:
             assert total is None or total.slot >= max(before, default=0), "a total that was passed over"
@@ -615,6 +673,7 @@ class AnyServer:
         state = self.states[asked.basis]
         same = [item for item in self.summed if not differences(self.states[item.basis], state)]
         assert now.job not in {item.job for item in same}, "one state summed twice in a job"
+        assert asked.total is None or now.round == asked.total.sum_id.round + 1, "a sum out of order"
         assert {item.round for item in same} <= {now.round}, "a state summed in another round"
         assert len({item.job for item in same}) < journal.MAX_JOBS_OF_STATE, "a state summed without end"
         rounds = [item.round for item in self.summed if item.job != now.job]
@@ -704,8 +763,9 @@ class AnyServer:
     def _check_own(self, epoch: Epoch, name: str, asked: Asked) -> None:
         """Check with what own state a silo made a term for which it gives shares."""
         own = asked.own
-        if asked.total is not None and name in asked.total.survivors and asked.total.schema != SEAL:
-            source = epoch.slots[asked.total.slot].asked[name]
+        told = asked.total
+        if self.keeps and told is not None and name in told.survivors and told.schema != SEAL:
+            source = epoch.slots[told.slot].asked[name]
             assert own == own_after(name, source.sum_id, source.basis, source.own), "own training was dropped"
             SEEN["own state of the total told"] += 1
         if own:
@@ -746,14 +806,14 @@ class AnyServer:
         """The sum of the terms of a slot, in Python's integers."""
         parties = len(epoch.params.roster)
         terms = [
-            dict(slot.term)
-            if name == self.mate
-            else term_of(
-                name, slot.asked[name].sum_id.round, slot.asked[name].basis, parties, slot.asked[name].own
-            )
+            dict(slot.term) if name == self.mate else dict(self._term_of(slot.asked[name], name, parties))
             for name in survivors
         ]
         return {group: add_integers(specs(parties), group, terms) for group in GROUPS}
+
+    @staticmethod
+    def _term_of(asked: Asked, name: str, parties: int) -> Mapping[Group, bytes]:
+        return term_of(name, asked.sum_id.round, asked.basis, parties, asked.own)
 
     # What an honest server does ------------------------------------------------------------------
 
@@ -814,7 +874,7 @@ class AnyServer:
 
     def _go_on(self, basis: str, total: Total, epoch: Epoch) -> None:
         self.before, self.state = basis, self.follow(basis, total, epoch)
-        self.after[self.state] = total.sum_id.round
+        self.after[self.state] = self.round = total.sum_id.round
         self.after.setdefault(basis, total.sum_id.round - 1)
 
     def follow(self, basis: str, total: Total, epoch: Epoch) -> str:
@@ -836,12 +896,17 @@ class AnyServer:
         """
         if name == self.mate:
             return True
-        if name in self.deceived or name in self.deals.boxes:
+        if epoch.params.job != self.job or name in self.deceived or name in self.deals.boxes:
             return False
-        summed = [item for item in self.silos[name].vault.facts if item["entry"] == journal.StateSummed.KIND]
+        facts = self.silos[name].vault.facts
+        summed = [item for item in facts if item["entry"] == journal.StateSummed.KIND]
         rounds = {item["round"] for item in summed if item["basis"] == self.state and item["job"] != self.job}
-        if rounds - {self.round}:
+        if rounds - {self.round + 1}:
             return False  # a resumed job has a state summed in its own round
+        masked = [item for item in facts if item["entry"] == journal.StateMasked.KIND]
+        jobs = {item["job"] for item in masked if item["basis"] == self.state}
+        if len(jobs - {self.job}) >= journal.MAX_JOBS_OF_STATE:
+            return False
         state = self.silos[name].vault.known
         if state is None or state.epoch.params.epoch != epoch.params.epoch:
             return False
@@ -861,15 +926,14 @@ class AnyServer:
         right = [digest for slot, digest in epoch.chain if slot < number]
         return told == (right[-1] if right else None)
 
-    def message(
-        self, kind: str, number: int, request: TermRequest, *, attempt: int = 0, **changes: Any
-    ) -> Message:
+    def message(self, request: TermRequest, **changes: Any) -> Message:
         """A request for a term, as the honest server says it but for ``changes``."""
+        kind, number, index = place_of(request.sum_id)
         return {
             "kind": kind,
             "round": number,
-            "phase": 0,
-            "attempt": attempt,
+            "phase": index,
+            "attempt": request.sum_id.attempt,
             "opened": self.claims,
             "state": self.state,
             "before": self.before,
@@ -897,12 +961,11 @@ class AnyServer:
         epoch = self.epoch
         if epoch.next >= epoch.params.slots:
             return
-        self.round += 1
         seal = kind == SEAL
         turn = Sum(
             epoch.session,
             slot=epoch.next,
-            sum_id=SumId.of(kind, self.round, 0, 0),
+            sum_id=self.sum_id(kind),
             schema=kind,
             basis=bytes.fromhex(self.state),
             spool=MemorySpool(),
@@ -919,7 +982,7 @@ class AnyServer:
                 turn.add(name, mine.to_bytes())
                 continue
             request = turn.term_request(self.setup_for(name, epoch))
-            answer = self.ask(name, self.message(kind, self.round, request))
+            answer = self.ask(name, self.message(request))
             if isinstance(answer, str) or NEEDS_STATE in answer:
                 assert name not in clean, f"{name} was told nothing false, and refuses: {answer}"
                 continue

@@ -1,19 +1,21 @@
 """Silos that are the project's own, with a model of four numbers: a sum takes milliseconds.
 
-Each has its journal, its state of the secure sum and its own copy of the run's state. Left out are the
-engine, the files of ledger and transcript, and training: a term is a function of silo, round and state.
+Each has its journal, its state of the secure sum and its own copy of the run's state, and answers requests
+for terms by ``Contributor``. Left out are the engine, the files of ledger and transcript, and training: a
+term is a function of silo, round and state.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -22,12 +24,13 @@ import torch
 from tests.support.attacks.malicious_server import identity
 
 from tightframe import __version__
-from tightframe.errors import RunError
-from tightframe.phases import Cohort, Field, Group, Phase, Schema, ServerState, Totals
+from tightframe.phases import Cohort, Contribution, Field, Group, Phase, Schema, ServerState, Totals
 from tightframe.privacy.ledger.entries import Remembered
 from tightframe.rounds import codec
-from tightframe.rounds.context import COMMITTED, FOLLOWED, NEEDS_STATE, PROPOSED, TOLD, VERIFIED, Message
+from tightframe.rounds.context import COMMITTED, FOLLOWED, NEEDS_STATE, PROPOSED, TOLD, Message
+from tightframe.rounds.notes import VERIFIED
 from tightframe.rounds.pace import Pace
+from tightframe.rounds.plan import TRAIN, Exchange, RunPlan
 from tightframe.rounds.run_state import next_state, state_sha256
 from tightframe.rounds.silo import requests
 from tightframe.rounds.silo.contribute import Contributor
@@ -91,29 +94,21 @@ def _update(state: ServerState, totals: Totals, cohort: Cohort) -> ServerState:
     return ServerState(model, kept)
 
 
-class _Exchange:
-    """One of the plan's: all are the same."""
-
-    def __init__(self, kind: str, number: int, index: int) -> None:
-        self.kind, self.round, self.index = kind, number, index
-        self.phase = Phase("train", SCHEMA, lambda state: state.model, _nothing, _update)
-
-    def evaluates(self, received: Any) -> Any:
-        return received
-
-    def carrying(self, received: Any) -> Phase:
-        return self.phase
-
-
 def _nothing(*_: Any) -> Any:
     raise AssertionError("Expected no training.")
 
 
-class _Plan:
-    def find(self, kind: str, number: int, index: int) -> _Exchange:
-        if (kind, index) != ("train", 0) or not 1 <= number <= ROUNDS:
-            raise RunError("Expected an exchange of the job.", code="TF-505")
-        return _Exchange(kind, number, index)
+PHASE = Phase("train", SCHEMA, lambda state: state.model, _nothing, _update)
+
+
+class _Plan(RunPlan):
+    """Training rounds of one exchange, and nothing before or after them."""
+
+    def at(self, kind: str, number: int) -> tuple[Exchange, ...]:
+        return super().at(kind, number) if kind == TRAIN else ()
+
+    def _round(self, number: int) -> Sequence[Exchange]:
+        return [Exchange(TRAIN, number, PHASE)]
 
 
 def _start() -> ServerState:
@@ -137,6 +132,10 @@ def job_of(names: Sequence[str], after: int | None = None) -> Any:
         continues=None if after is None else SimpleNamespace(previous=JOB),
         origin=SimpleNamespace(sha256=lambda: "ab" * 32),
         rounds=ROUNDS,
+        done=after or 0,
+        class_rules="off",
+        local_baseline_epochs=0,
+        privacy=None,
         withdraw=None,
         evaluate_only=None,
         initial_model_sha256=None,
@@ -148,10 +147,17 @@ def job_of(names: Sequence[str], after: int | None = None) -> Any:
 
 def setup_of(names: Sequence[str], after: int | None = None) -> Any:
     """What silos and server read of a job's setup."""
-    setting = SimpleNamespace(build_model=_network)
-    return SimpleNamespace(
-        job=job_of(names, after), plan=_Plan(), initial_state=_start, rounded=False, setting=setting
+    setup: Any = SimpleNamespace(
+        job=job_of(names, after),
+        initial_state=_start,
+        rounded=False,
+        setting=SimpleNamespace(build_model=_network),
+        training_phases=lambda number: (PHASE,),
+        method=SimpleNamespace(own_model=None),
+        privacy=None,
     )
+    setup.plan = _Plan(setup)
+    return setup
 
 
 def _network() -> torch.nn.Module:
@@ -187,7 +193,8 @@ def params_of(
     )
 
 
-def term_of(name: str, number: int, state: str, parties: int, own: bytes = b"") -> dict[Group, bytes]:
+@lru_cache(1024)
+def term_of(name: str, number: int, state: str, parties: int, own: bytes = b"") -> Mapping[Group, bytes]:
     """A silo's term: a function of the silo, the round, the state (hex) that it rests on, and its own."""
     seed = hashlib.sha256(f"{name}/{number}/{state}/{own.hex()}".encode()).digest()
     random = np.random.default_rng(list(seed))
@@ -196,7 +203,7 @@ def term_of(name: str, number: int, state: str, parties: int, own: bytes = b"") 
         "counts": torch.from_numpy(random.integers(0, 100, 2).astype(np.float64)),
         "update/mean": torch.from_numpy(random.uniform(-10, 10, 1)),
     }
-    return codec.encode(SCHEMA, tensors, share=1.0, parties=parties)
+    return MappingProxyType(codec.encode(SCHEMA, tensors, share=1.0, parties=parties))
 
 
 def own_after(name: str, sum_id: SumId, state: str, own: bytes) -> bytes:
@@ -205,44 +212,54 @@ def own_after(name: str, sum_id: SumId, state: str, own: bytes) -> bytes:
 
 
 class _Contributor(Contributor):
-    """The half of a silo that follows the run's state; what it contributes is made up.
+    """A silo's own but for its records: it trains nothing, and its terms are made up.
 
     Attributes:
         used: its own state, with which it made its last term.
-        trained: states (SHA-256) that it trained on, and the total told with each.
+        trained: states (SHA-256) that it trained on, the round, and the total told with each.
         dies: whether its process dies over the next request's records.
     """
 
-    def __init__(self, folder: Path, setup: Any, name: str) -> None:
-        self.trained: list[tuple[str, Total | None]] = []
-        self.dies = False
-        self.setup = self._setup = setup
-        self._name, self._followed = name, FollowedState(folder, setup, name, LOG)
-        self._store = SiloStateStore(folder, name, secure=True)
+    def __init__(self, context: Any, setup: Any, *, keeps: bool) -> None:
+        self.trained: list[tuple[str, int, Total | None]] = []
+        self.dies, self._keeps = False, keeps
+        self._context, self.setup, self._setup = context, setup, setup
+        self._store = SiloStateStore(context.state_folder, context.name, secure=True)
+        self._followed = FollowedState(context.state_folder, setup, context.name, LOG)
         self.used = b""
 
     def contribute(
-        self,
-        message: Message,
-        weights: Mapping[str, float],
-        *,
-        total: Any = None,
-        **more: Any,
+        self, message: Message, weights: Mapping[str, float], *, total: Total | None = None, **more: Any
     ) -> Encoded:
-        exchange = self._setup.plan.find(message["kind"], message["round"], message["phase"])
+        self._told = total
+        return super().contribute(message, weights, total=total, **more)
+
+    def _silo(self, exchange: Exchange, message: Message, *_: Any) -> Any:
         sum_id = SumId.of(exchange.kind, exchange.round, exchange.index, message["attempt"])
-        state, follows = message["state"], self._followed.advance(message, total, weights)[1]
-        more["check"](sum_id, specs(len(weights)))
-        self._settle(message, total)
-        self.trained.append((state, total))
+        return SimpleNamespace(name=self._context.name, sum_id=sum_id, state=message["state"])
+
+    def _term(self, silo: Any, *others: Any) -> tuple[Contribution, dict[Group, bytes], bool]:
+        self.trained.append((silo.state, silo.sum_id.round, self._told))
         if self.dies:
             raise CrashError
+        if not self._keeps:
+            term = term_of(silo.name, silo.sum_id.round, silo.state, len(others[-1]))
+            return Contribution({}), dict(term), True
         kept = self._store.committed().get("own")
         self.used = b"" if kept is None else kept.numpy().tobytes()
-        term = term_of(self._name, exchange.round, state, len(weights), self.used)
-        after = own_after(self._name, sum_id, state, self.used)
-        self._store.propose(sum_id, {"own": torch.tensor(list(after), dtype=torch.uint8)}, state)
-        return Encoded(sum_id, specs(len(weights)), term, bytes.fromhex(state), follows)
+        after = own_after(silo.name, silo.sum_id, silo.state, self.used)
+        term = term_of(silo.name, silo.sum_id.round, silo.state, len(others[-1]), self.used)
+        return Contribution({}, {"own": torch.tensor(list(after), dtype=torch.uint8)}), dict(term), True
+
+
+def _entry(fact: Any) -> Any:
+    """Read an entry of a journal; one that was read before is not read again."""
+    return _read(json.dumps(fact, sort_keys=True))
+
+
+@lru_cache(4096)
+def _read(fact: str) -> Any:
+    return journal.entry_from_value(json.loads(fact))
 
 
 class _Vault(Vault):
@@ -268,7 +285,7 @@ class _Vault(Vault):
     def remember(self, content: Remembered) -> None:
         self.facts += content.facts
         for fact in content.facts:
-            self._history.append(journal.entry_from_value(fact))  # type: ignore[arg-type]
+            self._history.append(_entry(fact))
 
     def commit(self, entries: Any, state: Any, replies: Any, kept: Any) -> None:
         if not self.crash:
@@ -290,7 +307,7 @@ class _Vault(Vault):
 
     def restart(self) -> None:
         """Read everything again, as another process does."""
-        self._history = journal.History(journal.entry_from_value(fact) for fact in self.facts)
+        self._history = journal.History(map(_entry, self.facts))
         if self._state is not None:
             self._state = type(self._state).from_bytes(self._state.to_bytes())
 
@@ -310,10 +327,11 @@ class SmallSilo(SiloSession):
         name: of the silo.
         names: of all silos of the job.
         folder: for its own files.
+        keeps: whether its method keeps a state of the silo's own.
     """
 
-    def __init__(self, name: str, names: Sequence[str], folder: Path) -> None:
-        self.name, self._names, self._folder = name, names, folder
+    def __init__(self, name: str, names: Sequence[str], folder: Path, *, keeps: bool = True) -> None:
+        self.name, self._names, self._folder, self._keeps = name, names, folder, keeps
         self._join(JOB, [])
 
     def resume(self, job_id: str, after: int, *, with_state: bool) -> None:
@@ -341,11 +359,12 @@ class SmallSilo(SiloSession):
             site_ledger=None,
             memory_only=True,
             production=False,
+            untold=lambda: (),
             identity=lambda: identity(name),
             pace=Pace(folder / "pace.json", on=False, limit=0.0, log=LOG),
             log=LOG,
         )
-        entries = [journal.entry_from_value(fact) for fact in facts]
+        entries = [*map(_entry, facts)]
         with mock.patch("tightframe.rounds.silo.own_state._journal", lambda context: entries):
             begin(context)
         self.context, self._after = context, after
@@ -359,7 +378,7 @@ class SmallSilo(SiloSession):
 
     def _fresh(self) -> None:
         setup = setup_of(self._names, self._after)
-        self._contributor = _Contributor(self.context.state_folder, setup, self.name)
+        self._contributor = _Contributor(self.context, setup, keeps=self._keeps)
 
     def _training(self) -> Contributor:
         assert self._contributor is not None
@@ -408,9 +427,9 @@ class SmallSilo(SiloSession):
         self._fresh()
 
     @property
-    def trained(self) -> list[tuple[str, Total | None]]:
-        """States that it trained on since it began its last process, and the total told with each."""
-        trained: list[tuple[str, Total | None]] = self._training().trained  # type: ignore[attr-defined]
+    def trained(self) -> list[tuple[str, int, Total | None]]:
+        """States that it trained on since it began its last process, the round, and the total told."""
+        trained: list[tuple[str, int, Total | None]] = self._training().trained  # type: ignore[attr-defined]
         return trained
 
     @property

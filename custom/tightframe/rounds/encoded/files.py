@@ -12,8 +12,6 @@ import hashlib
 import json
 import logging
 import os
-import shutil
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,14 +21,14 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 
 from tightframe import __version__
-from tightframe.files import locked_folder, write_atomically
+from tightframe.files import write_atomically
 from tightframe.phases import Fold
-from tightframe.rounds.context import FEATURES, REHEARSAL, STATE
+from tightframe.rounds.context import FEATURES
+from tightframe.rounds.feature_folders import SUFFIX
 
 if TYPE_CHECKING:
     from tightframe.rounds.context import SiloContext
 
-SUFFIX = ".safetensors"
 _HEADER = 8
 """Bytes of a safetensors file that hold the length of its JSON header."""
 
@@ -145,48 +143,6 @@ def private_folder(folder: Path) -> None:
     for item in reversed(above[: named + 1]):
         item.mkdir(parents=True, exist_ok=True, mode=0o700)
         os.chmod(item, 0o700)
-
-
-def stored(state_dir: Path) -> Iterator[Path]:
-    """Yield the files of features of all sites and jobs below a site's state."""
-    for folder in folders(state_dir):
-        yield from sorted(folder.rglob(f"*{SUFFIX}"))
-
-
-def folders(state_dir: Path) -> list[Path]:
-    """Return the folders of features: those that outlive jobs, and those that killed jobs have left."""
-    found = (state_dir / FEATURES, *sorted(state_dir.glob(f"*/*/{FEATURES}")))
-    return [path for path in found if path.is_dir()]
-
-
-def delete_all(state_dir: Path) -> None:
-    """Delete the features of all sites and jobs below a site's state, and what killed rehearsals have left.
-
-    Raises:
-        OSError: if something of it is left.
-    """
-    for folder in folders(state_dir):
-        delete(folder)
-    for silo in state_dir.glob(f"*/*/{STATE}"):
-        delete_left(silo)
-
-
-def delete_left(state_folder: Path) -> None:
-    """Delete the folders of rehearsals that no process holds, in one silo's state of one run."""
-    for left in state_folder.glob(f"{REHEARSAL}*"):
-        with locked_folder(left) as free:
-            if free:
-                shutil.rmtree(left)
-
-
-def delete(folder: Path) -> None:
-    """Delete a folder of features, if there is one.
-
-    Raises:
-        OSError: if something of it is left.
-    """
-    if folder.is_dir():
-        shutil.rmtree(folder)
 
 
 def _content_sha256(features: torch.Tensor, labels: torch.Tensor) -> str:

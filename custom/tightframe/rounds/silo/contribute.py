@@ -28,15 +28,16 @@ from tightframe.results.local_report import Baseline
 from tightframe.results.parts import dropouts
 from tightframe.rounds import codec, product_rule
 from tightframe.rounds.checkpoint import tensor_bytes
-from tightframe.rounds.context import START, Message, SiloContext, noted, verified_total
+from tightframe.rounds.context import START, Message, SiloContext
 from tightframe.rounds.encoded import LoadedEncoder, used_parts
+from tightframe.rounds.notes import Notes
 from tightframe.rounds.order import place_of
 from tightframe.rounds.plan import BEFORE, STATISTICS, Exchange
 from tightframe.rounds.privacy_plan import is_frozen_sum
 from tightframe.rounds.riders import evaluation, failures
 from tightframe.rounds.riders.evaluation import told_by_few
 from tightframe.rounds.setup import prepare, set_threads
-from tightframe.rounds.silo import order, own_report, subnormals
+from tightframe.rounds.silo import checks, own_report, subnormals
 from tightframe.rounds.silo.own_state import SiloStateStore
 from tightframe.rounds.silo.rehearsal import part_of, rehearse
 from tightframe.rounds.silo.run_state import FollowedState
@@ -44,7 +45,7 @@ from tightframe.rounds.silo.view import LocalSilo, RequestedSum
 from tightframe.rounds.sums.common import SEAL
 from tightframe.rounds.sums.plain import Check, Encoded
 from tightframe.rounds.unproven import NO_NEEDS, Needs
-from tightframe.rounds.withdrawn import check_beginning, check_resumed, note_request
+from tightframe.rounds.withdrawn import note_request
 from tightframe.securesum.messages import SumId, Total
 
 OVER_BOUND = "TF-402"
@@ -105,21 +106,20 @@ class Contributor:
         """
         context, job = self._context, self._context.job
         exchange = self._setup.plan.find(message["kind"], message["round"], message["phase"])
-        check_beginning(context, (exchange.kind, exchange.index), message)
-        if total is None:
-            check_resumed(context, message["state"])
+        notes = Notes.read(context.state_folder)
+        checks.check_withdrawal(job, notes, exchange.place, message["state"], total)
         sum_id = SumId.of(exchange.kind, exchange.round, exchange.index, message["attempt"])
         state, follows = self._followed.advance(message, total, weights)
-        order.check(context, self._setup.plan, exchange, message["state"], total, self._followed.behind)
+        checks.check_order(
+            context, self._setup.plan, exchange, message["state"], total, self._followed.behind
+        )
         received = {name: item.clone() for name, item in exchange.phase.broadcast(state).items()}
         phase = exchange.carrying(exchange.evaluates(received))
         specs = codec.specs(phase.schema, parties=len(weights))
         check(sum_id, specs)
         product_rule.check_sum(context.policy, self._setup, phase.schema, state, sizes)
-        proven = total is None or verified_total(total.digest().hex()) in noted(context.state_folder)
-        note_request(
-            context, (exchange.kind, exchange.index), asked=CLEARED in state.extra, proven=follows and proven
-        )
+        proven = follows and notes.have_total(total)
+        note_request(context, (exchange.kind, exchange.index), asked=CLEARED in state.extra, proven=proven)
         self._settle(message, total)
         needs = Needs.of(context, message["state"], total)
         few = (*told_by_few(job, tellers), *withheld(state))
@@ -130,7 +130,7 @@ class Contributor:
             write_atomically(context.state_folder / START, data, mode=0o600)
         # A server could have chosen the state: it is neither the job's own nor verified.
         begins = (exchange.kind, exchange.index) == (BEFORE, 0) and job.withdraw is not None
-        chosen = (total is not None or not follows) and not begins  # ``check_beginning`` has compared it
+        chosen = (total is not None or not follows) and not begins  # ``check_withdrawal`` has compared it
         part = part_of(exchange) if job.withdraw is None else WITHDRAWAL if exchange.before else None
 
         def work() -> tuple[Contribution, dict[Group, bytes], bool]:

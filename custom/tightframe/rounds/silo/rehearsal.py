@@ -23,7 +23,7 @@ from tightframe.phases import Cohort, ServerState, advance
 from tightframe.privacy.events import Event
 from tightframe.rounds import codec
 from tightframe.rounds.context import REHEARSAL, SiloContext
-from tightframe.rounds.encoded.files import delete_left
+from tightframe.rounds.feature_folders import delete_left
 from tightframe.rounds.plan import BEFORE, STATISTICS, Exchange
 from tightframe.rounds.privacy_plan import is_frozen_sum
 from tightframe.rounds.setup import JobSetup, prepare

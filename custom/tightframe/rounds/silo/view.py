@@ -328,7 +328,7 @@ class LocalSilo:
         loader: DataLoader[Any] = DataLoader(
             records,
             batch_sampler=loop.merge_single_tail(indices, size),
-            num_workers=self.context.site.loader_workers,
+            **loop.reading_processes(self.context.site.loader_workers),
             pin_memory=self.device.type == "cuda",
             generator=torch.Generator().manual_seed(0),  # keeps the loader off the global stream
         )

@@ -15,7 +15,7 @@ A new option of a job belongs here or does not: ``tests/rounds/sums/test_release
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 from tightframe.config.job import Training
@@ -33,71 +33,8 @@ from tightframe.securesum.site.journal import Profile
 FORM_ONLY = frozenset({"image_size", "twin_scale", "drugs", "vocabulary"})
 """Options of data sets that change the form of records, or which are generated, but not which ones count."""
 
+OWN_WEIGHT, DECLARED = "own weight", "as declared"
 _UPDATE = UPDATE.rstrip("/")
-_EQUATIONS = (
-    "Each total is one equation in the silos' own updates. With as many such jobs as there are silos every "
-    "silo's own update follows, exactly where nothing random is in it: with 3 silos, 3 jobs."
-)
-_KINKS = (
-    "Each silo's update is cut or rescaled by itself before the sum, so that the total bends where one "
-    "silo's update is as long as the limit. A series of such jobs reveals each silo's update, its length and "
-    "its direction."
-)
-_CLASS_APART = (
-    "A class counts at a silo under one rule and not under the other: the difference between both totals is "
-    "that silo's own class mean and number of records."
-)
-REVEALED: Mapping[str, str] = {
-    "weights": _EQUATIONS,
-    "max_weight_share": _EQUATIONS,
-    "steps": (
-        "How many steps a silo takes follows from its number of records and the size of batches; momentum "
-        "and Adam weigh early and late steps differently. At small learning rates each total weighs the "
-        "silos' own gradients by other numbers, so that a few such jobs are equations in these gradients."
-    ),
-    "updates": _EQUATIONS,
-    "update_norm": _KINKS,
-    "update_bound": _KINKS,
-    "class_rules": _CLASS_APART,
-    "prototype_sites": _CLASS_APART,
-    "class_sums": (
-        "Class means are added with other weights: each total is one more equation in the silos' own class "
-        "means. They hardly change, so with as many such jobs as silos each silo's own class means follow, "
-        "exactly."
-    ),
-    "site_models": (
-        "A silo trains another model in one of the jobs: the difference between both totals of class sums is "
-        "that silo's own, between its two models."
-    ),
-    "records": (
-        "Some silos leave out or repeat records under one rule and not under the other: the difference "
-        "between both totals is due to these records alone."
-    ),
-    "score_bins": (
-        "Scores of one model are counted in bins with other edges: the difference between both counts is the "
-        "number of records with a score between two edges, as narrow as one likes. A few such jobs tell the "
-        "scores of single test records, whichever silo's they are."
-    ),
-    "statistics": (
-        "A column's range is cut into other bins: two histograms of the same records are equations in what "
-        "each silo withholds of either, and narrow bins between both sets of edges follow from them."
-    ),
-    "features": (
-        "Products of other features of the same records are more equations in these records: enough such "
-        "jobs tell them, however many records stand behind each."
-    ),
-    "own full_batches": (
-        "This site's update is over all its records in one of the jobs, and over drawn ones in the other: "
-        "the difference between both totals is due to this site's records that were not drawn, and to the "
-        "others' draws."
-    ),
-    "own min_class_count": _CLASS_APART,
-    "own offer_prototypes": _CLASS_APART,
-    "own min_test_count": (
-        "This site's evaluation is in one total and not in the other: the difference is its own."
-    ),
-}
-"""Explanation, by setting, of what two totals reveal that differ in it, for the person who decides."""
 
 
 def release_profile(setup: JobSetup, entry: SiteEntry) -> Profile | None:
@@ -166,6 +103,17 @@ def _features(setup: JobSetup, phases: Iterable[Phase]) -> str:
     options = {name: value for name, value in job.model_options.items() if name not in HEAD_OPTIONS}
     start = job.initial_model_sha256 or (f"seed {job.seed}" if drawn else "no weights")
     return f"{job.model} {_canonical(options)}, {start}"
+
+
+def with_weight(profile: Profile | None, declared: float, applied: float) -> Profile | None:
+    """Return a profile with the weight of this silo's own terms, where a job weighs terms and caps weights.
+
+    A weight that is not lowered follows from the silo's own records. A lowered one follows from what others
+    declare: whoever changes it has two equations of one job's settings.
+    """
+    if profile is None or not any(name == "max_weight_share" for name, _ in profile):
+        return profile
+    return tuple(sorted([*profile, (OWN_WEIGHT, DECLARED if applied == declared else repr(applied))]))
 
 
 def _phases(setup: JobSetup) -> Iterable[Phase]:

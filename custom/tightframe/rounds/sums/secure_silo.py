@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from tightframe import __version__
 from tightframe.errors import PolicyError, SecureSumError, TightframeError
 from tightframe.learning.products import Sizes
-from tightframe.rounds.context import SiloContext, note_verified
+from tightframe.rounds.context import SiloContext
+from tightframe.rounds.notes import note_verified
 from tightframe.rounds.sums.common import minimum, package_errors
 from tightframe.rounds.sums.declaration import Declaration, applied_weights, tellers
 from tightframe.rounds.sums.plain import OUT_OF_BUDGET, Check, Encoded
@@ -190,7 +191,9 @@ class SecureSite:
                 params = self._ready().epoch.params
                 history.check_slot(params.job, params.epoch, request.slot, request.sum_id)
                 total = site.check_told(self._ready(), request, history)
-                if self._context.job.resume is not None:
+                # A seal sums nothing, and is of no round of the plan.
+                resumed = self._context.job.resume is not None and params.schemas.get(request.schema) != ()
+                if resumed:
                     history.check_resumed(params, request.sum_id, named, first=total is None)
                 arrived = journal.Requested(params.job, params.epoch, request.slot, key)
                 history.check_request(arrived)
@@ -199,6 +202,11 @@ class SecureSite:
                 name: Declaration.from_bytes(data, name) for name, data in self._ready().applications.items()
             }
             weights = applied_weights(declared, self._context.job.max_weight_share)
+            profile = self._profile(setup, declared[self._context.name].weight, weights[self._context.name])
+            if profile is not None:
+                dataset = self._context.site.records_id(self._context.job.dataset)
+                with self._vault.locked() as history:  # as `mask` does, but before the training
+                    history.check_profile(dataset, profile)
             # By parameters that are the job's own: this silo gives no share for a smaller sum.
             honest = rules.honest_sites(rules.minimum_survivors(params), params.colluders)
 
@@ -217,7 +225,7 @@ class SecureSite:
             first = total is None
             del total  # as large as a model; the request has it
             with self._vault.locked() as history:
-                if self._context.job.resume is not None:  # again: jobs beside this one may have come first
+                if resumed:  # again: jobs beside this one may have come first
                     history.check_resumed(params, request.sum_id, named, first=first)
                 state = self._ready()
                 # A set-up that was checked before the training is not verified again.
@@ -231,7 +239,7 @@ class SecureSite:
                     term=encoded.term,
                     history=history,
                     kept=self._vault.recall,
-                    profile=self._profile(setup),
+                    profile=profile,
                 )
                 reply = self._commit("contribute", key, step)
             self._unrecorded |= isinstance(state, Confirmed)
@@ -264,10 +272,8 @@ class SecureSite:
                 reply = self._commit("reveal", key, step)
             slot = state.slots[request.slot]
             assert isinstance(slot, Masked | Agreed)  # noqa: S101 - nothing else is revealed
-            told = None if state.told is None else state.told.digest().hex()
-            place = None if state.told is None else state.told.sum_id
-            note_verified(self._context.state_folder, slot.receipt.basis, slot.receipt.sum_id, told, place)
-            self._confirm(told)
+            note_verified(self._context.state_folder, slot.receipt.basis, slot.receipt.sum_id, state.told)
+            self._confirm(None if state.told is None else state.told.digest().hex())
             self._context.pace.verified(str(slot.receipt.sum_id))
             self._record.sum(state.epoch.params, slot, state.told, request, step.reply)
             return reply
@@ -344,15 +350,26 @@ class SecureSite:
             schemas=None if planned is None else planned.schemas,
         )
 
-    def _profile(self, setup: Callable[[], JobSetup] | None) -> journal.Profile | None:
-        """Return the release profile of this silo's terms; None with noise, and outside production."""
+    def _profile(
+        self, setup: Callable[[], JobSetup] | None, declared: float | None = None, applied: float = 0.0
+    ) -> journal.Profile | None:
+        """Return the release profile of this silo's terms; None with noise, and outside production.
+
+        Args:
+            declared: this silo's weight as it declared it; None before all silos' are known.
+            applied: the same as sums apply it.
+        """
         if setup is None or not self._context.production:
             return None
         if self._cached_profile is None:
             from tightframe.rounds.sums.release import release_profile
 
             self._cached_profile = (release_profile(setup(), self._context.site),)
-        return self._cached_profile[0]
+        if declared is None:
+            return self._cached_profile[0]
+        from tightframe.rounds.sums.release import with_weight
+
+        return with_weight(self._cached_profile[0], declared, applied)
 
     def _identity(self) -> Any:
         if self._context.identity is None:

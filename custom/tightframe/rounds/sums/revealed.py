@@ -1,0 +1,74 @@
+"""What totals reveal that differ in a setting of the release profile (``release.py``). Torch-free."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+_EQUATIONS = (
+    "Each total is one equation in the silos' own updates. With as many such jobs as there are silos every "
+    "silo's own update follows, exactly where nothing random is in it: with 3 silos, 3 jobs."
+)
+_KINKS = (
+    "Each silo's update is cut or rescaled by itself before the sum, so that the total bends where one "
+    "silo's update is as long as the limit. A series of such jobs reveals each silo's update, its length and "
+    "its direction."
+)
+_CLASS_APART = (
+    "A class counts at a silo under one rule and not under the other: the difference between both totals is "
+    "that silo's own class mean and number of records."
+)
+REVEALED: Mapping[str, str] = {
+    "weights": _EQUATIONS,
+    "max_weight_share": _EQUATIONS,
+    "steps": (
+        "How many steps a silo takes follows from its number of records and the size of batches; momentum "
+        "and Adam weigh early and late steps differently. At small learning rates each total weighs the "
+        "silos' own gradients by other numbers, so that a few such jobs are equations in these gradients."
+    ),
+    "updates": _EQUATIONS,
+    "update_norm": _KINKS,
+    "update_bound": _KINKS,
+    "class_rules": _CLASS_APART,
+    "prototype_sites": _CLASS_APART,
+    "class_sums": (
+        "Class means are added with other weights: each total is one more equation in the silos' own class "
+        "means. They hardly change, so with as many such jobs as silos each silo's own class means follow, "
+        "exactly."
+    ),
+    "site_models": (
+        "A silo trains another model in one of the jobs: the difference between both totals of class sums is "
+        "that silo's own, between its two models."
+    ),
+    "records": (
+        "Some silos leave out or repeat records under one rule and not under the other: the difference "
+        "between both totals is due to these records alone."
+    ),
+    "score_bins": (
+        "Scores of one model are counted in bins with other edges: the difference between both counts is the "
+        "number of records with a score between two edges, as narrow as one likes. A few such jobs tell the "
+        "scores of single test records, whichever silo's they are."
+    ),
+    "statistics": (
+        "A column's range is cut into other bins: two histograms of the same records are equations in what "
+        "each silo withholds of either, and narrow bins between both sets of edges follow from them."
+    ),
+    "own weight": (
+        "Other silos declared other numbers of records, so that the cap on this silo's weight moved: the "
+        "difference between both totals, less what is known of who declared them, is this silo's own update."
+    ),
+    "features": (
+        "Products of other features of the same records are more equations in these records: enough such "
+        "jobs tell them, however many records stand behind each."
+    ),
+    "own full_batches": (
+        "This site's update is over all its records in one of the jobs, and over drawn ones in the other: "
+        "the difference between both totals is due to this site's records that were not drawn, and to the "
+        "others' draws."
+    ),
+    "own min_class_count": _CLASS_APART,
+    "own offer_prototypes": _CLASS_APART,
+    "own min_test_count": (
+        "This site's evaluation is in one total and not in the other: the difference is its own."
+    ),
+}
+"""Explanation, by setting, of what two totals reveal that differ in it, for the person who decides."""
