@@ -29,6 +29,7 @@ from tightframe.securesum.site.journal import Profile
 FORM_ONLY = frozenset({"image_size", "twin_scale", "drugs", "vocabulary"})
 """Options of data sets that change the form of records, or which are generated, but not which ones count."""
 
+OWN_WEIGHT, DECLARED = "own weight", "as declared"
 _UPDATE = UPDATE.rstrip("/")
 
 
@@ -81,6 +82,17 @@ def release_profile(setup: JobSetup, entry: SiteEntry) -> Profile | None:
             {site: model.model_dump(mode="json") for site, model in sorted(job.site_models.items())}
         )
     return tuple(sorted(values.items()))
+
+
+def with_weight(profile: Profile | None, declared: float, applied: float) -> Profile | None:
+    """Return a profile with the weight of this silo's own terms, where a job weighs terms and caps weights.
+
+    A weight that is not lowered follows from the silo's own records. A lowered one follows from what others
+    declare: whoever changes it has two equations of one job's settings.
+    """
+    if profile is None or not any(name == "max_weight_share" for name, _ in profile):
+        return profile
+    return tuple(sorted([*profile, (OWN_WEIGHT, DECLARED if applied == declared else repr(applied))]))
 
 
 def _phases(setup: JobSetup) -> Iterable[Phase]:

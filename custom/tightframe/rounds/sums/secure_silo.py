@@ -193,6 +193,11 @@ class SecureSite:
                 name: Declaration.from_bytes(data, name) for name, data in self._ready().applications.items()
             }
             weights = applied_weights(declared, self._context.job.max_weight_share)
+            profile = self._profile(setup, declared[self._context.name].weight, weights[self._context.name])
+            if profile is not None:
+                dataset = self._context.site.records_id(self._context.job.dataset)
+                with self._vault.locked() as history:  # as `mask` does, but before the training
+                    history.check_profile(dataset, profile)
             # By parameters that are the job's own: this silo gives no share for a smaller sum.
             honest = rules.honest_sites(rules.minimum_survivors(params), params.colluders)
 
@@ -224,7 +229,7 @@ class SecureSite:
                     term=encoded.term,
                     history=history,
                     kept=self._vault.recall,
-                    profile=self._profile(setup),
+                    profile=profile,
                 )
                 reply = self._commit("contribute", key, step)
             self._unrecorded |= isinstance(state, Confirmed)
@@ -333,15 +338,26 @@ class SecureSite:
             schemas=None if planned is None else planned.schemas,
         )
 
-    def _profile(self, setup: Callable[[], JobSetup] | None) -> journal.Profile | None:
-        """Return the release profile of this silo's terms; None with noise, and outside production."""
+    def _profile(
+        self, setup: Callable[[], JobSetup] | None, declared: float | None = None, applied: float = 0.0
+    ) -> journal.Profile | None:
+        """Return the release profile of this silo's terms; None with noise, and outside production.
+
+        Args:
+            declared: this silo's weight as it declared it; None before all silos' are known.
+            applied: the same as sums apply it.
+        """
         if setup is None or not self._context.production:
             return None
         if self._cached_profile is None:
             from tightframe.rounds.sums.release import release_profile
 
             self._cached_profile = (release_profile(setup(), self._context.site),)
-        return self._cached_profile[0]
+        if declared is None:
+            return self._cached_profile[0]
+        from tightframe.rounds.sums.release import with_weight
+
+        return with_weight(self._cached_profile[0], declared, applied)
 
     def _identity(self) -> Any:
         if self._context.identity is None:
