@@ -77,6 +77,7 @@ class Field:
             their sum and nothing of how it came about; None for as many as the ring has.
         mechanism: by what differential privacy covers it; None where nothing does, so that a job with
             privacy is refused.
+        products: the width d of features whose products it sums over records, exactly; 0 for any other field.
     """
 
     name: str
@@ -90,6 +91,7 @@ class Field:
     sensitivity: float | None = None
     mechanism: Mechanism | None = None
     bits: int | None = None
+    products: int = 0
 
     @property
     def group(self) -> Group:
@@ -301,6 +303,10 @@ class SiloView(Protocol):
     @property
     def min_class_count(self) -> int:
         """Least number of distinct training records of a class with which the silo tells of that class."""
+
+    @property
+    def records_per_feature(self) -> int:
+        """Least number of records for each feature whose exact products leave the silo; 0 for no rule."""
 
     def private_class_sums(
         self, features: Callable[[torch.Tensor], torch.Tensor], width: int

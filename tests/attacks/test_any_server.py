@@ -799,10 +799,13 @@ class MaliciousServer(RuleBasedStateMachine):
         sum_ids = [self.server.sum_id("train")] * data.draw(st.sampled_from([1, 2, 10, 10]), "times")
         if data.draw(st.booleans(), "another"):
             sum_ids[-1] = replace(sum_ids[0], attempt=sum_ids[0].attempt + 1)
+        total = None if self.epoch.last is None else self.epoch.last.total
+        seeds, told = self.seeds(data, total), b"" if total is None else total.to_bytes()
         for attempt, sum_id in enumerate(sum_ids):
             self.server.silos[name].die()
-            total = None if self.epoch.last is None else self.epoch.last.total
-            self.ask(data, name, number, sum_id, total)
+            setup = self.server.setup_for(name, self.epoch)
+            request = TermRequest(number, sum_id, "train", setup, told, seeds)
+            self.server.ask(name, self.server.message(request))
             SEEN["killed nine times"] += attempt == 8
         self.server.silos[name].restart()
 

@@ -24,7 +24,7 @@ from tightframe_app import cli
 ASKED = "hospital-2"
 VALUES = {"rounds": 4, "weights": "uniform", "model_options": {"widths": [16]}}
 ONE_SUM = {
-    "method": "fed3r",
+    "method": "fedncm",
     "rounds": 1,
     "weights": "uniform",
     "model": "random_features",

@@ -91,7 +91,7 @@ OTHER_RULES = {
     *("max_records", "class_rules_off", "allow_sign_split", "static_cohort", "allowed_methods"),
     *("allowed_submitters", "signed_jobs", "max_parameters", "max_message_bytes", "max_sites", "max_rounds"),
     *("max_epochs", "max_batch_values", "max_score_bins", "clear_metrics", "min_answer_grid"),
-    *("min_withdrawn",),
+    *("min_withdrawn", "records_per_feature"),
     # Identities, jobs with privacy, and what is told outside of sums.
     *("profile", "pins", "pinned_only", "central_provisioning", "required_privacy", "epsilon_cap"),
     *("delta_cap", "max_releases", "charged_retries", "neighbours", "private_noise", "epsilon_shown"),
@@ -222,6 +222,20 @@ def test_a_sites_own_rules_are_in_it(rule: str) -> None:
 
 def test_every_setting_has_an_explanation() -> None:
     assert set(profile({})) | set(profile({"method": "fedproto"})) <= set(REVEALED)
+
+
+def test_other_features_whose_products_are_summed_are_another_profile() -> None:
+    """Width and seed of an encoder; not a job's seed that draws nothing of it."""
+    first = {"method": "fed3r", "method_options": {}, "rounds": 1, "model": "random_features"}
+    base = profile({**first, "model_options": {"width": 8}})
+    for other in ({"width": 9}, {"width": 8, "seed": 1}):
+        assert {
+            name for name, value in profile({**first, "model_options": other}).items() if value != base[name]
+        } == {"features"}
+    assert profile({**first, "model_options": {"width": 8}, "seed": 7}) == base
+    drawn = {**first, "model": "mlp", "model_options": {"widths": [4]}}
+    assert profile(drawn)["features"] != profile({**drawn, "seed": 7})["features"]
+    assert "features" in REVEALED and "features" not in profile({**first, "method": "fedncm"})
 
 
 def test_a_withdrawal_has_the_profile_of_the_run_that_it_withdraws_from() -> None:

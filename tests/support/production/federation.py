@@ -420,7 +420,9 @@ def set_up(folder: Path, *, later: bool) -> Federation:
         return made
     made.packaged = made.kit_hashes()
     told = made.follow(
-        made.operations, "A hospital joins", more=f"{MEMBERS} --site {EXPIRED} --site {STRANGER}"
+        made.operations,
+        "1. Lead",
+        more=f"--site {NEWCOMER}=hospital_4 {MEMBERS} --site {EXPIRED} --site {STRANGER}",
     )
     assert f"written: federation/requests/{NEWCOMER}.yml" in told
     assert "exists already: federation/project.yml" in told

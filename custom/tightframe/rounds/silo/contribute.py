@@ -19,13 +19,14 @@ from tightframe.files import write_atomically
 from tightframe.learning.model_update import UPDATE, shared_template
 from tightframe.learning.one_sum.withdrawal import CLEARED, withheld
 from tightframe.learning.optimizers import OptimizerSettings
+from tightframe.learning.products import Sizes
 from tightframe.learning.stages import Stage, cross_entropy
 from tightframe.models.frozen import FrozenEncoder, is_frozen
 from tightframe.phases import Contribution, Group, Phase, Schema, ServerState, Tensors
 from tightframe.results.files import NEEDS
 from tightframe.results.local_report import Baseline
 from tightframe.results.parts import dropouts
-from tightframe.rounds import codec
+from tightframe.rounds import codec, product_rule
 from tightframe.rounds.checkpoint import tensor_bytes
 from tightframe.rounds.context import START, Message, SiloContext
 from tightframe.rounds.encoded import LoadedEncoder, used_parts
@@ -48,6 +49,7 @@ from tightframe.rounds.withdrawn import note_request
 from tightframe.securesum.messages import SumId, Total
 
 OVER_BOUND = "TF-402"
+NO_RECORDS = Sizes(0.0, 0.0)
 WITHDRAWAL = "withdrawal"
 """Part of the run that a withdrawal's exchanges are a measure of: the first does the most work on records."""
 Result = TypeVar("Result")
@@ -66,6 +68,7 @@ class Contributor:
         with context.policy.refuse_oversized():
             self.setup = self._setup = prepare(context.job, context.policy.ceilings)
         context.policy.check_method(self._setup.setting.config, context.job)
+        product_rule.check_job(context.policy, self._setup)
         set_threads(context.job.threads)
         self._device = choose_device(context.site.device)
         secure = context.job.summation == "secure"
@@ -80,6 +83,7 @@ class Contributor:
         total: Total | None = None,
         honest: int = 1,
         tellers: Mapping[str, int] | None = None,
+        sizes: Sizes = NO_RECORDS,
         check: Check = lambda sum_id, fields: None,
     ) -> Encoded:
         """Answer a request with a term of its sum, computed on this silo's own state of the run.
@@ -92,10 +96,13 @@ class Contributor:
                 of the noise's variance.
             tellers: number of silos that tell each part of an evaluation, in a secure sum; None in a plain
                 one, where the server sees each term.
+            sizes: numbers of records, of which enough must stand behind products of features; in a plain sum,
+                of which the server sees each term, this silo's alone.
             check: refuses another sum than the request's, before anything is done for it.
 
         Raises:
             NeedsStateError, RunError: as ``FollowedState.advance``.
+            PolicyError: TF-625 if too few records stand behind a sum of products.
         """
         context, job = self._context, self._context.job
         exchange = self._setup.plan.find(message["kind"], message["round"], message["phase"])
@@ -110,6 +117,7 @@ class Contributor:
         phase = exchange.carrying(exchange.evaluates(received))
         specs = codec.specs(phase.schema, parties=len(weights))
         check(sum_id, specs)
+        product_rule.check_sum(context.policy, self._setup, phase.schema, state, sizes)
         proven = follows and notes.have_total(total)
         note_request(context, (exchange.kind, exchange.index), asked=CLEARED in state.extra, proven=proven)
         self._settle(message, total)
@@ -264,6 +272,14 @@ class Contributor:
         from tightframe.rounds.silo.private_view import PrivateSilo
 
         return PrivateSilo(*view)
+
+    def check_sizes(self, sizes: Sizes) -> None:
+        """Refuse a job whose silos declare too few records for its products of features.
+
+        Raises:
+            PolicyError: TF-625.
+        """
+        product_rule.check_declared(self._context.policy, self._setup, sizes)
 
     def check_budget(self) -> None:
         """Refuse a job with privacy whose planned charges exceed this site's budget.

@@ -5,8 +5,9 @@ them reveal one silo's term: its update, or the mean and the number of its recor
 noise a data set has one profile, until a person at the site accepts another.
 
 Settings that apply the same function to every silo's records are not part of it: model, learning rate, a
-method's own loss. The weights of the terms are, and what decides how many steps a silo takes for its number
-of records: small steps add up to the silo's gradient times a weight that this number gives.
+method's own loss; but for features whose exact products are summed. The weights of the terms are, and what
+decides how many steps a silo takes for its number of records: small steps add up to the silo's gradient times
+a weight that this number gives.
 
 A new option of a job belongs here or does not: ``tests/rounds/sums/test_release.py`` asks for the decision.
 """
@@ -19,9 +20,12 @@ from typing import Any
 
 from tightframe.config.job import Training
 from tightframe.config.site import SiteEntry
+from tightframe.learning import model_update
 from tightframe.learning.model_update import UPDATE
 from tightframe.learning.one_sum.feature_sums import PREFIX
+from tightframe.models.frozen import HEAD
 from tightframe.phases import Phase
+from tightframe.rounds.job_checks import HEAD_OPTIONS, STANDARDISE_MEAN, STANDARDISE_STD
 from tightframe.rounds.phases.statistics import COUNTS
 from tightframe.rounds.setup import JobSetup
 from tightframe.securesum.site.journal import Profile
@@ -81,7 +85,24 @@ def release_profile(setup: JobSetup, entry: SiteEntry) -> Profile | None:
         values["site_models"] = _canonical(
             {site: model.model_dump(mode="json") for site, model in sorted(job.site_models.items())}
         )
+    if features := _features(setup, phases):
+        values["features"] = features
     return tuple(sorted(values.items()))
+
+
+def _features(setup: JobSetup, phases: Iterable[Phase]) -> str:
+    """Describe the frozen features whose products are summed: the model, and what its weights are from."""
+    if not any(
+        item.products and item.name.startswith(PREFIX) for phase in phases for item in phase.schema.fields
+    ):
+        return ""
+    job, state = setup.job, model_update.shared_template(setup.setting).state_dict()
+    drawn = any(
+        not name.startswith(HEAD) and name not in (STANDARDISE_MEAN, STANDARDISE_STD) for name in state
+    )
+    options = {name: value for name, value in job.model_options.items() if name not in HEAD_OPTIONS}
+    start = job.initial_model_sha256 or (f"seed {job.seed}" if drawn else "no weights")
+    return f"{job.model} {_canonical(options)}, {start}"
 
 
 def with_weight(profile: Profile | None, declared: float, applied: float) -> Profile | None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from tightframe import __version__
 from tightframe.errors import PolicyError, SecureSumError, TightframeError
+from tightframe.learning.products import Sizes
 from tightframe.rounds.context import SiloContext
 from tightframe.rounds.notes import note_verified
 from tightframe.rounds.sums.common import minimum, package_errors
@@ -45,6 +46,7 @@ class Train(Protocol):
         weights: Mapping[str, float],
         honest: int,
         tellers: Mapping[str, int],
+        sizes: Sizes,
         *,
         total: messages.Total | None,
         check: Check,
@@ -58,10 +60,16 @@ class SecureSite:
     Args:
         confirm: called with the digest (hex) of the total told once this silo has verified it, and given its
             shares; with None if none was told.
+        check_sizes: called with the numbers of records that silos declare, before anything is masked.
     """
 
-    def __init__(self, context: SiloContext, confirm: Callable[[str | None], None] = lambda _: None) -> None:
-        self._context, self._confirm = context, confirm
+    def __init__(
+        self,
+        context: SiloContext,
+        confirm: Callable[[str | None], None] = lambda _: None,
+        check_sizes: Callable[[Sizes], None] = lambda _: None,
+    ) -> None:
+        self._context, self._confirm, self._check_sizes = context, confirm, check_sizes
         self._vault = Vault(context.secure_folder, context.site_ledger, on_disk=not context.memory_only)
         self._record = SiteRecord(context)
         self._cached_profile: tuple[journal.Profile | None] | None = None
@@ -171,7 +179,8 @@ class SecureSite:
             state: SHA-256 (hex) of the run's state that the server names; a repeated request names the same.
             train: makes the term from the public weights of all silos, from s - c, the least number of
                 honest silos in a sum that can be opened, from the number of silos that evaluate each fold,
-                and from the total that the request rests on, which is not verified yet.
+                from the declared numbers of records, and from the total that the request rests on, which is
+                not verified yet.
             setup: plans the job's sums.
         """
         named = bytes.fromhex(state)
@@ -211,7 +220,8 @@ class SecureSite:
                 before = self._ready()
                 checked.append((before, site.check_request(before, request, fields)))
 
-            encoded = train(weights, honest, tellers(declared.values()), total=total, check=check)
+            sizes = _sizes(declared, params.colluders)
+            encoded = train(weights, honest, tellers(declared.values()), sizes, total=total, check=check)
             first = total is None
             del total  # as large as a model; the request has it
             with self._vault.locked() as history:
@@ -275,12 +285,14 @@ class SecureSite:
 
         Raises:
             ContributionError: TF-631; see ``Declaration.check_weight``.
-            PolicyError: TF-614 if other silos open counts for any cohort and this site does not: enough of
+            PolicyError: TF-625 if too few records are declared for the job's products of features; TF-614 if
+                other silos open counts for any cohort and this site does not: enough of
                 them could open this silo's counts as well.
         """
         declared = {name: Declaration.from_bytes(data, name) for name, data in state.applications.items()}
         for name, item in sorted(declared.items()):
             item.check_weight(name, self._context.job.weights, self._context.policy.max_records)
+        self._check_sizes(_sizes(declared, state.epoch.params.colluders))
         lax = sorted(
             name for name, item in declared.items() if name != self._context.name and item.any_static_cohort
         )
@@ -415,6 +427,10 @@ class _NullSigner:
 
     def sign(self, message: bytes) -> bytes:
         return b""
+
+
+def _sizes(declared: Mapping[str, Declaration], colluders: int) -> Sizes:
+    return Sizes.of({name: item.weight for name, item in declared.items()}, colluders)
 
 
 def _out_of_order(expected: str) -> StateError:
