@@ -232,7 +232,8 @@ def test_other_features_whose_products_are_summed_are_another_profile() -> None:
         assert {
             name for name, value in profile({**first, "model_options": other}).items() if value != base[name]
         } == {"features"}
-    assert profile({**first, "model_options": {"width": 8}, "seed": 7}) == base
+    started = {"initial_model_sha256": "0" * 64, "seed": 7}
+    assert profile({**first, "model_options": {"width": 8}, **started}) == base
     drawn = {**first, "model": "mlp", "model_options": {"widths": [4]}}
     assert profile(drawn)["features"] != profile({**drawn, "seed": 7})["features"]
     assert "features" in REVEALED and "features" not in profile({**first, "method": "fedncm"})

@@ -101,7 +101,7 @@ def _features(setup: JobSetup, phases: Iterable[Phase]) -> str:
         not name.startswith(HEAD) and name not in (STANDARDISE_MEAN, STANDARDISE_STD) for name in state
     )
     options = {name: value for name, value in job.model_options.items() if name not in HEAD_OPTIONS}
-    start = job.initial_model_sha256 or (f"seed {job.seed}" if drawn else "no weights")
+    start = (job.initial_model_sha256 or f"seed {job.seed}") if drawn else "no weights"
     return f"{job.model} {_canonical(options)}, {start}"
 
 
