@@ -45,7 +45,8 @@ Names = Mapping[str, list[str]]
 def consortium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
     with running(tmp_path_factory.mktemp("federation")) as made:
         for site in SITES:  # the second job and those after it read what the first one stored
-            configure(made, site, lambda values: values.update(feature_cache="kept", policy=FEW))
+            configure(made, site, lambda values: values.update(feature_cache="kept"))
+            configure(made, site, lambda values: values["policy"].update(FEW))
         yield made
 
 
