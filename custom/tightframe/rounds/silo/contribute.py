@@ -17,6 +17,7 @@ from safetensors import safe_open
 from tightframe.errors import ContributionError, RunError, TrainingError
 from tightframe.files import write_atomically
 from tightframe.learning.model_update import UPDATE, shared_template
+from tightframe.learning.one_sum import withdrawal
 from tightframe.learning.one_sum.withdrawal import CLEARED, withheld
 from tightframe.learning.optimizers import OptimizerSettings
 from tightframe.learning.stages import Stage, cross_entropy
@@ -108,6 +109,7 @@ class Contributor:
         phase = exchange.carrying(exchange.evaluates(received))
         specs = codec.specs(phase.schema, parties=len(weights))
         check(sum_id, specs)
+        self._check_withdrawal(exchange, state)
         proven = total is None or verified_total(total.digest().hex()) in noted(context.state_folder)
         note_request(
             context, (exchange.kind, exchange.index), asked=CLEARED in state.extra, proven=follows and proven
@@ -139,6 +141,23 @@ class Contributor:
         encoded = Encoded(sum_id, specs, term, bytes.fromhex(message["state"]), follows)
         own_report.note_sent(context, phase.schema, encoded, at_end=exchange.reported)
         return encoded
+
+    def _check_withdrawal(self, exchange: Exchange, state: ServerState) -> None:
+        """Refuse classes and sums of withdrawn records whose numbers this silo has said to be too few.
+
+        It says so inside the first sum. If by its total nobody did, another silo has hidden it.
+
+        Args:
+            state: of the run, which the exchange rests on.
+
+        Raises:
+            RunError: TF-523.
+        """
+        asked = self._setup.withdrawal
+        if asked is None or exchange.kind != BEFORE or exchange.index == 0:
+            return
+        view = LocalSilo(self._context, self._setup, self._device, exchange.stream)
+        withdrawal.check_own(view, self._store.committed(), asked, withheld(state))
 
     def _settle(self, message: Message, total: Total | None) -> None:
         """Let what this silo trained for the sums before count, or drop it."""
