@@ -153,9 +153,10 @@ class Contributor:
         Raises:
             RunError: TF-523.
         """
-        asked = self._setup.withdrawal
-        if asked is None or exchange.kind != BEFORE or exchange.index == 0:
+        if self._context.job.withdraw is None or exchange.kind != BEFORE or exchange.index == 0:
             return
+        asked = self._setup.withdrawal
+        assert asked is not None  # noqa: S101  (this job withdraws)
         view = LocalSilo(self._context, self._setup, self._device, exchange.stream)
         withdrawal.check_own(view, self._store.committed(), asked, withheld(state))
 
