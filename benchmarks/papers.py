@@ -173,7 +173,7 @@ def markdown(
 
 
 def chosen(table: Table, rows: Sequence[str] | None, columns: Sequence[str] | None) -> Table:
-    """Return the table with these rows and columns only.
+    """Return the table with these rows and columns only, and the row with which it compares.
 
     Raises:
         SystemExit: if it does not have one of them.
@@ -188,7 +188,7 @@ def chosen(table: Table, rows: Sequence[str] | None, columns: Sequence[str] | No
     kept = [
         replace(row, printed=tuple(row.printed[place] for place in places))
         for row in table.rows
-        if not rows or row.title in rows
+        if not rows or row.title in (*rows, table.baseline)
     ]
     return replace(table, rows=tuple(kept), columns=tuple(table.columns[place] for place in places))
 

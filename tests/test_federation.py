@@ -273,6 +273,9 @@ def test_nothing_of_a_failing_silo_but_a_flag_is_in_the_outcome(
     result = Coordinator(prepare(job), tmp_path).run(transport)
     assert [row.dropped for row in result.outcome.rows] == [{}] * len(result.outcome.rows)
     assert [row.counts.get("failed_silos") for row in result.outcome.rows[:3]] == [None, 1, None]
+    screen = result.outcome.screen()
+    assert f"{len(SILOS)} of {len(SILOS)} answered in every round" in screen
+    assert "contributed nothing: 1 in round 1; which, and why, is in their own logs" in screen
     for path in tmp_path.rglob("*"):
         assert path.is_dir() or private.encode() not in path.read_bytes()
 

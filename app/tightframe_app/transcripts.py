@@ -166,7 +166,7 @@ def out_of_order(report: Report) -> str | None:
         last = opened if told is None else told
         # A job that continues another one begins where that one stopped; version 1 names no total.
         begins = (item.epoch == first or report.view == SERVER) and epoch.lineage == epoch.job
-        known = told is not None or (report.form > 1 and (begins or last is not None))
+        known = report.form > 1 and (begins or last is not None)
         if known and not may_follow(epoch.schemas, None if last is None else place_of(last), place):
             behind = "as the first one" if last is None else f"behind that of {last}"
             return f"the sum of {item.sum_id} was asked {behind}"

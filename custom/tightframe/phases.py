@@ -2,7 +2,7 @@
 
 Every method, the evaluation and the statistics are *phases*::
 
-    broadcast (server -> silos)  ->  contribution (named tensors)  ->  SUM  ->  update (server)
+    broadcast (server -> silos)  ->  contribution (named tensors)  ->  SUM  ->  update (everybody)
 
 This is the bottom layer: types only, and importable without torch and NumPy, because the processes that
 only carry messages must start fast.
@@ -79,6 +79,7 @@ class Field:
             their sum and nothing of how it came about; None for as many as the ring has.
         mechanism: by what differential privacy covers it; None where nothing does, so that a job with
             privacy is refused.
+        products: the width d of features whose products it sums over records, exactly; 0 for any other field.
     """
 
     name: str
@@ -92,6 +93,7 @@ class Field:
     sensitivity: float | None = None
     mechanism: Mechanism | None = None
     bits: int | None = None
+    products: int = 0
 
     @property
     def group(self) -> Group:
@@ -327,6 +329,10 @@ class SiloView(Protocol):
     def min_class_count(self) -> int:
         """Least number of distinct training records of a class with which the silo tells of that class."""
 
+    @property
+    def records_per_feature(self) -> int:
+        """Least number of records for each feature whose exact products leave the silo; 0 for no rule."""
+
     def private_class_sums(
         self, features: Callable[[torch.Tensor], torch.Tensor], width: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -486,8 +492,8 @@ class Phase:
 def advance(phase: Phase, state: ServerState, totals: Totals, cohort: Cohort) -> Reading:
     """Compute the state after an exchange, from public values alone.
 
-    Whoever has the state before, the opened totals and the cohort computes the same: the server does, and
-    a silo could.
+    Whoever has the state before, the opened totals and the cohort computes the same: the server and every
+    silo do.
 
     Args:
         state: before the exchange.

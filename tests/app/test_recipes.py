@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 from nvflare.recipe import SimEnv
 from nvflare.recipe.session_mgr import SessionManager
-from tests.support import ROOT
+from tests.support import ROOT, forking
 from typer.testing import CliRunner
 
 from tightframe.config.job import JobConfig
@@ -94,7 +95,11 @@ def test_the_script_is_never_signed_and_so_never_submitted(tmp_path: Path) -> No
 
 
 @pytest.mark.whole
-def test_a_recipe_runs_in_the_simulator(tmp_path: Path) -> None:
+def test_a_recipe_runs_in_the_simulator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    values = forking.environment(os.environ)
+    for name in values.keys() & {"PATH", forking.SOCKET}:
+        monkeypatch.setenv(name, values[name])
+    monkeypatch.setattr(sys, "executable", forking.executable(values))
     recipe = Recipe(
         "fedmr_isic",
         sites=SITES,

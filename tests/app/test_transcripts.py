@@ -319,6 +319,7 @@ def test_a_later_epoch_goes_on_from_what_the_server_opened_before() -> None:
     later, skipped = asked(T1, epoch=1), asked(T2, epoch=1)
     for view in ("server", "site-1"):
         assert in_order(asked(S), later, asked(T2, epoch=1), view=view)
+        assert not in_order(asked(T1), view=view)
         assert not in_order(asked(S), skipped, later, view=view)
         assert in_order(asked(S), skipped, view=view) == (view != "server")
         assert in_order(asked(S, **SHUT), asked(S, epoch=1), view=view)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support import ROOT
+from tests.support import ROOT, forking
 
 pytestmark = pytest.mark.whole
 JOB = "0f8fad5b-d9cb-469f-a165-70867728950e"
@@ -34,16 +34,17 @@ def hospital(tmp_path: Path) -> Path:
 def heard(hospital: Path, cases: list[Case], *, shut: bool = True) -> dict[str, Any]:
     """Let a hospital's engine hear messages, in a process of its own; what came of it."""
     path = os.pathsep.join([str(ROOT), str(ROOT / "custom")])
+    values = forking.environment(os.environ | {"PYTHONPATH": path})
     done = subprocess.run(
         [
-            sys.executable,
+            forking.executable(values),
             "-m",
             "tests.support.attacks.engine_site",
             str(hospital),
             *([] if shut else ["--open"]),
         ],
         input=json.dumps(cases),
-        env={**os.environ, "PYTHONPATH": path},
+        env=values,
         cwd=hospital,
         capture_output=True,
         text=True,

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.support.attacks.malicious_server import Federation, Records, hearts
+from tests.support.attacks.malicious_server import Federation
 
 from tightframe import load_model
 from tightframe.errors import TightframeError
@@ -25,16 +25,6 @@ from tightframe.securesum.messages import SumId, TermRequest
 
 VALUES = {"model_options": {"widths": [16]}, "personalise": True}
 ASKED = "hospital-2"
-
-
-@pytest.fixture(scope="module")
-def hospitals() -> dict[str, Records]:
-    return hearts(4)
-
-
-@pytest.fixture
-def federation(hospitals: dict[str, Records], tmp_path: Path) -> Federation:
-    return Federation(VALUES, hospitals, state=tmp_path).enroll()
 
 
 def ask_behind_a_false_total(federation: Federation, *kinds: str) -> None:

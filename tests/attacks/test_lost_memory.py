@@ -20,7 +20,6 @@ from tests.support.attacks.malicious_server import (
     ROOT,
     Federation,
     Records,
-    hearts,
     identity,
 )
 from typer.testing import CliRunner
@@ -32,11 +31,6 @@ from tightframe.securesum.site.journal import StaticMasked
 from tightframe_app.cli import app
 
 SITE = "hospital-1"
-
-
-@pytest.fixture(scope="module")
-def hospitals() -> dict[str, Records]:
-    return hearts(4)
 
 
 def opened(data: dict[str, Records], state: Path, job_id: str = "job-a") -> Federation:

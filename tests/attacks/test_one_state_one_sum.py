@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from tests.attacks.test_own_states import open_a_seal
-from tests.support.attacks.malicious_server import Federation, Records, hearts
+from tests.support.attacks.malicious_server import Federation, Records
 
 from tightframe.errors import TightframeError
 from tightframe.phases import ServerState
@@ -30,16 +30,6 @@ from tightframe.securesum.messages import Masked, SumId, TermRequest
 from tightframe.securesum.site.journal import History
 
 VALUES = {"rounds": 5, "answer_grid": 0.0, "weights": "uniform", "model_options": {"widths": [16]}}
-
-
-@pytest.fixture(scope="module")
-def hospitals() -> dict[str, Records]:
-    return hearts(4)
-
-
-@pytest.fixture
-def federation(hospitals: dict[str, Records], tmp_path: Path) -> Federation:
-    return Federation(VALUES, hospitals, state=tmp_path).enroll()
 
 
 def leave_totals_out(federation: Federation) -> None:

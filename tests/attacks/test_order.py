@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.serialization import Encoding
 from tests.attacks.test_own_states import open_a_seal
-from tests.support.attacks.malicious_server import ROOT, Federation, Records, hearts
+from tests.support.attacks.malicious_server import ROOT, Federation, Records
 from typer.testing import CliRunner
 
 from tightframe import load_model
@@ -17,29 +17,19 @@ from tightframe.errors import TightframeError
 from tightframe.results.files import LOCAL, MODEL, UNPROVEN
 from tightframe.rounds.checkpoint import tensor_bytes
 from tightframe.rounds.server.collecting import SharedState
-from tightframe.rounds.silo import order
+from tightframe.rounds.silo import checks
 from tightframe.rounds.withdrawn import LIST
 from tightframe_app import cli
 
 ASKED = "hospital-2"
 VALUES = {"rounds": 4, "weights": "uniform", "model_options": {"widths": [16]}}
 ONE_SUM = {
-    "method": "fed3r",
+    "method": "fedncm",
     "rounds": 1,
     "weights": "uniform",
     "model": "random_features",
     "model_options": {"width": 16},
 }
-
-
-@pytest.fixture(scope="module")
-def hospitals() -> dict[str, Records]:
-    return hearts(4)
-
-
-@pytest.fixture
-def federation(hospitals: dict[str, Records], tmp_path: Path) -> Federation:
-    return Federation(VALUES, hospitals, state=tmp_path).enroll()
 
 
 def refused(federation: Federation, kind: str, number: int, index: int = 0, **changes: Any) -> None:
@@ -143,8 +133,10 @@ def test_a_withdrawal_begins_with_its_numbers(hospitals: dict[str, Records], tmp
     And the sums first, on a state that an earlier withdrawal asked on, which the silos have verified.
     """
     first = Federation(ONE_SUM, hospitals, state=tmp_path).enroll()
+    states = [first.shared]
     for exchange in first.setup.plan:
         first.sum(*exchange.place)
+        states.append(first.shared)
     open_a_seal(first)
     final = first.shared
     lines = {
@@ -154,6 +146,10 @@ def test_a_withdrawal_begins_with_its_numbers(hospitals: dict[str, Records], tmp
     made = {"state": tmp_path, "withdrawn": {ASKED: ["record,test-5"]}}
     begun = withdrawal("job-a", final.sha256)
     one = Federation(begun, hospitals, job_id="job-b", previous="job-a", **made).enroll()
+    one.shared = SharedState(states[1].state)  # the hospitals have verified it, too
+    with pytest.raises(TightframeError, match="begin with the state") as caught:
+        one.sum("before", 0, 0)
+    assert caught.value.code == "TF-518"
     for exchange in one.setup.plan:
         one.shared = SharedState(final.state)
         if exchange.place != ("before", 0, 0):
@@ -198,7 +194,7 @@ def test_a_transcript_shows_it(
     federation: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, places: list[tuple[str, int]]
 ) -> None:
     """As silos that do not look would write it; only the job's order is valid."""
-    monkeypatch.setattr(order, "check", lambda *_: None)
+    monkeypatch.setattr(checks, "check_order", lambda *_: None)
     for place in places:
         federation.sum(*place)
     root = tmp_path / "rootCA.pem"

@@ -13,7 +13,7 @@ from unittest import mock
 
 import pytest
 import torch
-from tests.support.attacks.malicious_server import Federation, Records, hearts
+from tests.support.attacks.malicious_server import Federation, Records
 
 from tightframe.errors import TightframeError
 from tightframe.phases import ServerState
@@ -27,11 +27,6 @@ from tightframe.securesum import server
 from tightframe.securesum.messages import SumId, TermRequest, Total
 
 GONE = "hospital-2"
-
-
-@pytest.fixture(scope="module")
-def hospitals() -> dict[str, Records]:
-    return hearts(4)
 
 
 def kept(federation: Federation) -> dict[str, str]:

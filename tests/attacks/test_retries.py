@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.attacks.malicious_server import Federation, Records, hearts
+from tests.support.attacks.malicious_server import Federation, Records
 
 from tightframe.errors import SecureSumError
 from tightframe.rounds.server.collecting import SharedState
@@ -21,11 +21,6 @@ from tightframe.securesum.messages import SumId
 from tightframe.securesum.site.journal import History, Revealed
 
 GONE = "hospital-4"
-
-
-@pytest.fixture(scope="module")
-def hospitals() -> dict[str, Records]:
-    return hearts(4)
 
 
 def summed(federation: Federation, attempt: int, **how: Any) -> dict[str, Any]:

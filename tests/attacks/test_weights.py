@@ -10,11 +10,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.support.attacks.malicious_server import Federation, hearts
+from tests.support.attacks.kits import accept_release
+from tests.support.attacks.malicious_server import Federation, hearts, identity
 from tests.support.runs import Wire, contexts, coordinator, job, run
 
 from tightframe.config.policy import PolicyBlock
-from tightframe.errors import ContributionError, PolicyError, RunError
+from tightframe.errors import ContributionError, PolicyError, RunError, SecureSumError
 from tightframe.rounds import codec
 from tightframe.rounds.silo.session import SiloSession
 from tightframe.rounds.sums.declaration import Declaration, applied_weights
@@ -166,3 +167,42 @@ def test_a_job_may_not_let_one_silo_weigh_more_than_the_policy(tmp_path: Path) -
                 policy.check(federation.job)
         else:
             policy.check(federation.job)
+
+
+def test_no_other_silos_declared_weight_makes_a_second_equation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two jobs of the same settings, in which a liar moves the cap that lowers one honest hospital's weight.
+
+    Else their totals, less what the liar knows of its own terms, differ by this hospital's update alone.
+    """
+    values = {
+        "weights": "exact",
+        "max_weight_share": 0.4,
+        "training": {"batch_size": 65_536, "momentum": 0.0, "learning_rate": 1e-3},
+    }
+    data = hearts(4)
+
+    def enrolled(job_id: str, weight: float) -> Federation:
+        federation = Federation(values, data, state=tmp_path, job_id=job_id)
+        lie(federation.sessions[LIAR], weight, monkeypatch)
+        return federation.enroll()
+
+    first, second = enrolled("job-a", 50.0), enrolled("job-b", 200.0)
+    first.sum("train", 1)
+    weights, before = second.applied(), first.applied()
+    (victim,) = {name for name in data if weights[name] != before[name]} - {LIAR}  # or there is no attack
+
+    def accepted(name: str) -> str:
+        weight = "as declared" if weights[name] == second.weights()[name] else repr(weights[name])
+        done = accept_release(second, name, tmp_path, identity, "--weight", weight)
+        assert done.exit_code == 0, done.output
+        return done.output
+
+    accepted(LIAR)  # whose own weight moves, too
+    with pytest.raises(SecureSumError, match="own weight") as caught:
+        second.sum("train", 1)
+    assert caught.value.code == "TF-617"
+    enrolled("job-c", 50.0).sum("train", 1)
+    assert "the cap on this silo's weight moved" in " ".join(accepted(victim).split())
+    enrolled("job-d", 200.0).sum("train", 1)

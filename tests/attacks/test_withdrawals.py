@@ -15,7 +15,7 @@ from tightframe.errors import JobError, TightframeError
 from tightframe.rounds.server.collecting import SharedState
 
 VALUES: dict[str, Any] = {
-    "method": "fed3r",
+    "method": "fedncm",
     "weights": "uniform",
     "model": "random_features",
     "model_options": {"width": 4},
@@ -29,8 +29,8 @@ class Ended:
     def __init__(self, state: Path) -> None:
         self.state, self.data = state, hearts(4)
         run = Federation(VALUES, self.data, state=state).enroll()
-        for place in (("before", 0, 0), ("before", 0, 1), ("train", 1), ("closing", 1)):
-            run.sum(*place)
+        for exchange in run.setup.plan:
+            run.sum(*exchange.place)
         open_a_seal(run)
         self.final = run.shared
 

@@ -19,10 +19,9 @@ import json, os, random, signal, sys, threading
 import numpy as np
 
 def main():
-    ours = sorted(name for name in sys.modules if name.startswith(("tightframe", "tests")))
     ignored = [n for n in (1, 2, 13, 15) if signal.getsignal(n) == signal.SIG_IGN]
     os.umask(umask := os.umask(0))
-    told = [sys.argv, os.getcwd(), os.environ["MINE"], "HOME" in os.environ, umask, sys.stdin.read(), ours]
+    told = [sys.argv, os.getcwd(), os.environ["MINE"], "HOME" in os.environ, umask, sys.stdin.read()]
     told += [__name__, ignored, threading.active_count(), sys.stdout.encoding, sys.path[:2]]
     drawn = [random.random(), float(np.random.random())]
     print(json.dumps([told, drawn, os.path.basename(sys.executable)]), flush=True)
@@ -93,3 +92,47 @@ def test_a_signal_ends_it_as_it_does_a_real_one(
     assert started.wait(timeout=60) == -number
     assert gone(forked, 60)
     started.stdout.close()
+
+
+SITE = """
+import json, os, subprocess, sys, time
+
+if __name__ == "__main__":
+    job = subprocess.Popen([sys.executable, "-m", "probe", "wait"], stdout=subprocess.PIPE)
+    job.stdout.readline()
+    print(json.dumps([os.getpid(), "torch" in sys.modules]), flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_sites_job_is_below_the_site_and_ends_with_it(
+    number: signal.Signals, environment: dict[str, str], tmp_path: Path
+) -> None:
+    (tmp_path / "site_train.py").write_text(SITE)
+    imported = []
+    for values, program in ((forking.environment(environment, sites=True), "python3"), ({}, sys.executable)):
+        started = subprocess.Popen(
+            [program, "-m", "site_train"],
+            cwd=tmp_path,
+            env=values or environment | {forking.SOCKET: ""},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+        )
+        assert started.stdout is not None
+        own, torch = json.loads(started.stdout.readline())
+        imported.append(torch)
+        site = forking.forked(psutil.Process(started.pid))
+        assert site.pid == own and (site.pid == started.pid) == (program != "python3")
+        (job,) = {
+            forking.forked(one) for one in site.children(recursive=True) if "probe" in " ".join(one.cmdline())
+        }
+        assert site in job.parents()
+        started.send_signal(number)
+        assert started.wait(timeout=60) == -number and gone(site, 60)
+        if program != "python3":
+            job.kill()
+        assert gone(job, 60)
+        started.stdout.close()
+    assert imported == [True, False], "one began where torch is there already"

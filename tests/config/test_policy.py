@@ -164,6 +164,7 @@ def test_a_job_may_not_choose_a_sites_records_unless_the_site_says_so(option: di
     [
         ({"dataset_options": {"drugs": 40, "equal_sizes": True}, "summation": "secure"}, "equal_sizes"),
         ({"summation": "plain"}, "require_secure_sum"),
+        ({"training": {**SMALL["training"], "loop": "careful"}, "summation": "secure"}, "training_loops"),
     ],
 )
 def test_it_holds_before_every_task(tmp_path: Path, changes: dict[str, Any], rule: str) -> None:

@@ -118,7 +118,7 @@ def losing(tmp_path_factory: pytest.TempPathFactory) -> Run:
     ]
     changes = {**PATIENCE, "fetch_timeout": 40, "min_sites": 3, "rounds": 3}
     job = export_job(folder, sites=5, fault=faults, changes=changes)
-    run = simulate_job(job, folder, threads=5, timeout=900, real=True)
+    run = simulate_job(job, folder, threads=5, timeout=900)
     assert run.code == 0, run.output
     return run
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import re
 import subprocess
@@ -216,8 +217,7 @@ def test_an_answer_passes_if_it_is_awaited_from_there() -> None:
 
 
 PROGRAM = """
-import os, sys, nvflare
-nvflare.__version__ = sys.argv[1]
+import json, os, sys, nvflare
 from tightframe.errors import SiteConfigError
 from tightframe.flare import doors
 from nvflare.fuel.f3.cellnet.cell import Cell
@@ -226,47 +226,63 @@ def told(call):
     try:
         call()
     except SiteConfigError as error:
-        print(error)
-    else:
-        print("fine")
-what, made, cell = sys.argv[2:5]
-if what != "none":
-    told(doors.SiteDoors if what == "site" else doors.ServerDoors)
-if cell:
-    told(lambda: NetAgent(Cell(cell, "grpc://localhost:1", False, {}, parent_url="tcp://localhost:2")))
-told(lambda: doors.require(made))
+        return str(error)
+    return "fine"
+def run(version, what, made, cell, parent):
+    nvflare.__version__, os.environ["TIGHTFRAME_DOORS"] = version, parent
+    if what != "none":
+        yield told(doors.SiteDoors if what == "site" else doors.ServerDoors)
+    if cell:
+        yield told(lambda: NetAgent(Cell(cell, "grpc://localhost:1", False, {}, parent_url="tcp://localhost:2")))
+    yield told(lambda: doors.require(made))
+for number, case in enumerate(json.loads(sys.argv[1])):
+    if os.fork() == 0:
+        print(json.dumps([number, list(run(*case))]), flush=True)
+        os._exit(0)
+    os.wait()
 """
 
 
-def _ran(version: str, doors: str, asked: str, cell: str, parent: bool = True) -> list[str]:
+def _ran(*cases: tuple[str, str, str, str, int]) -> list[list[str]]:
+    """What processes say that have imported the doors: (version, doors, asked, cell, parent) each."""
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, version, doors, asked, cell],
-        env={**os.environ, "TIGHTFRAME_DOORS": str(os.getpid()) if parent else "999999999"},
+        [sys.executable, "-c", PROGRAM, json.dumps([(*case[:4], str(case[4])) for case in cases])],
         capture_output=True,
         text=True,
         timeout=120,
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
+    said = dict(json.loads(line) for line in done.stdout.splitlines())
+    return [said[number] for number in range(len(cases))]
 
 
 @pytest.mark.whole
 def test_production_refuses_to_run_with_open_doors_or_another_engine() -> None:
-    version = nvflare.__version__
-    assert _ran(version, "site", "site", f"hospital-1.{J}") == ["fine", "fine", "fine"]
-    assert _ran(version, "server", "server", f"server.{J}") == ["fine", "fine", "fine"]
-    (open_doors,) = _ran(version, "none", "site", "")
+    version, here = nvflare.__version__, os.getpid()
+    site, server, opened, other, above, none, relay, foreign, new, unasked = _ran(
+        (version, "site", "site", f"hospital-1.{J}", here),
+        (version, "server", "server", f"server.{J}", here),
+        (version, "none", "site", "", here),
+        (version, "site", "server", "", here),
+        (version, "site", "site", f"hospital-1.{J}", 999999999),
+        (version, "site", "site", "", here),
+        (version, "site", "site", "relay.hospital-1", here),
+        (version, "site", "site", f"server.{J}", here),
+        ("2.9.1", "site", "site", "", here),
+        ("2.9.1", "none", "site", "", here),
+    )
+    assert site == server == ["fine", "fine", "fine"]
+    (open_doors,) = opened
     assert (
         open_doors.startswith("TF-731") and "SiteDoors" in open_doors and "local/resources.json" in open_doors
     )
-    assert "ServerDoors" in _ran(version, "site", "server", "")[-1]
-    *_, above = _ran(version, "site", "site", f"hospital-1.{J}", parent=False)
-    assert above.startswith("TF-731") and "restart the engine" in above
-    assert _ran(version, "site", "site", "")[-1].startswith("TF-731"), "no cell at all"
-    assert _ran(version, "site", "site", "relay.hospital-1")[1].startswith("TF-731"), "beyond a relay"
-    assert _ran(version, "site", "site", f"server.{J}")[1].startswith("TF-731"), "a server's cell"
-    for told in (_ran("2.9.1", "site", "site", "")[0], _ran("2.9.1", "none", "site", "")[0]):
+    assert "ServerDoors" in other[-1]
+    assert above[-1].startswith("TF-731") and "restart the engine" in above[-1]
+    assert none[-1].startswith("TF-731"), "no cell at all"
+    assert relay[1].startswith("TF-731"), "beyond a relay"
+    assert foreign[1].startswith("TF-731"), "a server's cell"
+    for told in (new[0], unasked[0]):
         assert told.startswith("TF-732") and "2.9.1" in told
 
 

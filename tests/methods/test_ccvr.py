@@ -18,12 +18,14 @@ from tightframe.methods.ccvr import (
     COUNTS,
     METHOD,
     PRODUCTS,
+    RECORDS,
     SUMS,
     CcvrConfig,
     class_moments,
     draw_features,
     pooled_moments,
 )
+from tightframe.phases import ADMITTED
 
 
 def _features(seed: int, labels: list[int], width: int = 4) -> tuple[torch.Tensor, torch.Tensor]:
@@ -48,6 +50,10 @@ def test_moments_from_sums_are_those_of_the_pooled_records() -> None:
         np.testing.assert_allclose(covariances[label], np.cov(own.T), rtol=1e-9, atol=1e-12)
     np.testing.assert_allclose(means[2], features[labels == 2][0], rtol=1e-12)
     assert not covariances[2].any() and not means[3].any() and not covariances[3].any()
+    _, shared = pooled_moments(counts, sums, products.sum(0))
+    centred = features - means.numpy()[labels]
+    np.testing.assert_allclose(shared[3], centred.T @ centred / (len(labels) - 3), rtol=1e-9, atol=1e-12)
+    assert all(torch.equal(item, shared[0]) for item in shared)
     with pytest.raises(TrainingError, match="NaN"):
         class_moments([(torch.tensor([[float("nan")] * 4]), torch.tensor([0]))], 4, 4)
 
@@ -64,9 +70,10 @@ def test_draws_have_the_mean_and_the_covariance() -> None:
     assert torch.equal(same, mean.expand(5, 3)), "a class of one record"
 
 
-def test_it_mends_a_head_that_favours_one_class(make_setting: Any, make_silo: Any) -> None:
+@pytest.mark.parametrize("covariance", ["class", "shared"])
+def test_it_mends_a_head_that_favours_one_class(make_setting: Any, make_silo: Any, covariance: Any) -> None:
     """The body stays to the bit, the head finds again what its bias had hidden."""
-    setting = make_setting(CcvrConfig(virtual_features=200, epochs=60))
+    setting = make_setting(CcvrConfig(virtual_features=200, epochs=60, covariance=covariance))
     state = METHOD.init_server(setting, 3)
     crooked = {**state.model, "head.bias": torch.tensor([9.0, 0.0, 0.0])}
     state = state.evolve(model=crooked)
@@ -77,11 +84,15 @@ def test_it_mends_a_head_that_favours_one_class(make_setting: Any, make_silo: An
     for silo in silos:  # a class is as bright as its number
         silo.inputs = 0.2 * silo.inputs + silo.labels[:, None, None, None]
     assert METHOD.after is not None
-    told, moments = METHOD.after(setting)
-    assert [item.name for item in told.schema.fields] == [COUNTS]
-    assert [item.name for item in moments.schema.fields] == [COUNTS, SUMS, PRODUCTS]
-    assert all(item.static and item.per_class and not item.weighted for item in moments.schema.fields)
-    terms = [moments.contribute(silo, moments.broadcast(state), {}).tensors for silo in silos]
+    told, counted, moments = METHOD.after(setting)
+    assert [[item.name for item in one.schema.fields] for one in (told, counted)] == [[COUNTS]] * 2
+    shared = [RECORDS] if covariance == "shared" else []
+    assert [item.name for item in moments.schema.fields] == [COUNTS, SUMS, PRODUCTS, *shared]
+    assert all(item.static and not item.weighted for item in moments.schema.fields)
+    by_class = [item.name for item in moments.schema.fields if item.per_class]
+    assert by_class == ([COUNTS, SUMS] if shared else [COUNTS, SUMS, PRODUCTS])
+    received = {**moments.broadcast(state), ADMITTED: torch.ones(3, dtype=torch.bool)}
+    terms = [moments.contribute(silo, received, {}).tensors for silo in silos]
     totals = {name: sum(term[name] for term in terms).numpy() for name in terms[0]}  # type: ignore[union-attr]
     cohort: Any = None
     after = moments.update(state, totals, cohort)
@@ -95,6 +106,12 @@ def test_it_mends_a_head_that_favours_one_class(make_setting: Any, make_silo: An
         return float(torch.stack([torch.cat(right)[labels == c].float().mean() for c in range(3)]).mean())
 
     assert recall(crooked) == pytest.approx(1 / 3) and recall(after.model) > 0.8
+    if shared:
+        without = {**received, ADMITTED: torch.tensor([True, False, True])}
+        left_out = moments.contribute(silos[0], without, {}).tensors
+        assert float(left_out[RECORDS]) == 40, "no axis of classes, which rules could withhold later"
+        fewer = {**totals, RECORDS: totals[RECORDS] - 1}
+        assert moments.update(state, fewer, cohort) is state, "products of other records than the sums"
     alone = {**totals, COUNTS: np.array([43.0, 0, 0])}
     assert moments.update(state, alone, cohort) is state, "one class alone says nothing of the others"
 

@@ -31,7 +31,7 @@ from nvflare.fuel.flare_api.flare_api import new_secure_session
 from safetensors.numpy import load_file
 from tests.support.flare.boards import Daemon, expected_points, listening, read_events
 from tests.support.production import raw
-from tests.support.production.doors import bad_values, by, cases, contents, empty, engine_of
+from tests.support.production.doors import bad_values, by, cases, contents, empty
 from tests.support.production.federation import (
     EXPIRED,
     LEAD,
@@ -120,13 +120,12 @@ def done(federation: Federation, export: Callable[..., Path], daemon: Daemon) ->
     values["policy"]["allowed_submitters"] = [LEAD]  # whom the job's signature has to name
     config.write_text(json.dumps(values))
     guide, heading = federation.operations, "In single"
-    with federation.real():
-        export("job")
-        told = federation.follow(guide, heading, only=slice(3))
-        assert "Registered clients: 3" in told
-        told = federation.follow(guide, heading, only=slice(3, 5))
-        (job_id,) = [line.split()[1] for line in told.splitlines() if line.startswith("job_id:")]
-        ended = federation.follow(guide, heading, {"JOB_ID": job_id}, only=slice(5, None))
+    export("job")
+    told = federation.follow(guide, heading, only=slice(3))
+    assert "Registered clients: 3" in told
+    told = federation.follow(guide, heading, only=slice(3, 5))
+    (job_id,) = [line.split()[1] for line in told.splitlines() if line.startswith("job_id:")]
+    ended = federation.follow(guide, heading, {"JOB_ID": job_id}, only=slice(5, None))
     assert "FINISHED:COMPLETED: over\nTRAINED, 2 of 2 rounds in" in ended, (
         ended + federation.said(SERVER)[-5000:]
     )
@@ -141,8 +140,7 @@ def test_a_job_trains_with_provisioned_identities_and_is_verified(federation: Fe
     assert outcome["synthetic"] is False and outcome["summation"] == "secure"
     assert outcome["evaluation"]["test"]["records"] == 3 * 12
     assert load_file(done / "workspace" / "model.safetensors")
-    with federation.real():
-        told = federation.follow(federation.operations, "8. Lead", {"JOB_ID": done.name})
+    told = federation.follow(federation.operations, "8. Lead", {"JOB_ID": done.name})
     assert "identities  provisioned" in told and "complete    yes" in told
     for name in SITES:
         assert pin(federation, name).split("=")[1] in told
@@ -208,7 +206,7 @@ def test_the_model_of_the_run_is_at_every_hospital(federation: Federation, done:
 
 
 def test_the_server_listens_on_loopback_only(federation: Federation) -> None:
-    process = psutil.Process(federation.processes[SERVER].pid)
+    process = federation.engine_process(SERVER)
     listening = [item.laddr for item in process.net_connections() if item.status == psutil.CONN_LISTEN]
     assert federation.port in [address.port for address in listening]
     assert {address.ip for address in listening} <= LOOPBACK
@@ -292,9 +290,9 @@ class TestARunningJob:
         ask = source + "from nvflare.fuel.f3.cellnet.core_cell import CoreCell\n"
         ask += "(cell,) = CoreCell.ALL_CELLS.values()\nanswer = [answer, sorted(cell.req_reg.reg)]\n"
         places = {
-            Role.SITE: engine_of(federation, "hospital-1"),
+            Role.SITE: federation.engine_process("hospital-1"),
             Role.SITE_JOB: process_of(federation, "hospital-1", live.job),
-            Role.SERVER: engine_of(federation, SERVER),
+            Role.SERVER: federation.engine_process(SERVER),
             Role.SERVER_JOB: process_of(federation, SERVER, live.job),
         }
         for role, process in places.items():
@@ -341,7 +339,7 @@ class TestARunningJob:
             own += cases(site, [name for name in names[1:] if name], read)
             own += cases(half, names[:2], read, rights=(Sender.SERVER, Sender.SERVER_JOB))
             own += cases(half, [name for name in names[2:] if name], read)
-            answers = by(federation, engine_of(federation, SERVER).pid, own, secrets)
+            answers = by(federation, federation.engine_process(SERVER).pid, own, secrets)
             assert sum(map(len, answers)) > 50 and empty(answers)
             # A hospital and a person may say nothing to a site, whatever they call themselves.
             theirs = [case for target in (site, half) for case in cases(target, names, read)]
@@ -355,7 +353,7 @@ class TestARunningJob:
             ours = cases("server", ("server", site, f"server.{job}"), read)
             ours += cases("server", ("",), read, rights=(Sender.SITE, Sender.SITE_JOB, Sender.CONSOLE))
             ours += cases(f"server.{job}", ("server", half, f"server.{job}"), read)
-            for one in (engine_of(federation, "hospital-2"), process_of(federation, "hospital-2", job)):
+            for one in (federation.engine_process("hospital-2"), process_of(federation, "hospital-2", job)):
                 assert empty(by(federation, one.pid, theirs + ours, secrets))
             for one in (session, member):
                 console = one.api.cell.core_cell
@@ -595,7 +593,7 @@ def test_a_site_is_stopped_by_its_own_command_and_comes_back(federation: Federat
         time.sleep(0.5)
 
 
-PATIENCE = 45
+PATIENCE = 30
 """Seconds that a silo has for a task, and to fetch it, in the job that loses one."""
 
 

@@ -35,6 +35,8 @@ from tightframe.rounds.server.coordinator import Result
 
 EACH = 5
 """Records of one class that each of three hospitals withdraws: 15, of which ten must be."""
+FEW = {"records_per_feature": 0}
+"""Rule of these hospitals: products of a few withdrawn records' features may leave."""
 SMALL = ("dataset_options.image_size=16", "model_options.J=2", "model_options.width=24")
 Names = Mapping[str, list[str]]
 
@@ -43,7 +45,7 @@ Names = Mapping[str, list[str]]
 def consortium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
     with running(tmp_path_factory.mktemp("federation")) as made:
         for site in SITES:  # the second job and those after it read what the first one stored
-            configure(made, site, lambda values: values.update(feature_cache="kept"))
+            configure(made, site, lambda values: values.update(feature_cache="kept", policy=FEW))
         yield made
 
 

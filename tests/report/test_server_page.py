@@ -490,6 +490,18 @@ def test_a_lost_silo_and_a_model_with_one_answer_are_told_before_all_else(copied
     assert "One answer. On the test records the model gives one answer: NV, for all records." in page.text
 
 
+def test_answers_that_contributed_nothing_are_counted(copied: Copied) -> None:
+    """Their silos are in the sum, and so are missing nowhere."""
+    folder = copied("server")
+    rows = lines(folder / "metrics.jsonl")
+    (trained,) = [row for row in rows if (row["kind"], row["round"]) == ("train", 1)]
+    trained["counts"] = {"failed_silos": 2}
+    (folder / "metrics.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
+    write(folder)
+    after = Page.of(folder).text.partition("Answers that contributed nothing")[2]
+    assert re.search(r"exchange\s+silos\s+round 1\s+2\s", after), after[:300]
+
+
 def test_plain_sums_have_no_transcript(copied: Copied) -> None:
     folder = copied("server")
     (folder / "transcript.jsonl").unlink()

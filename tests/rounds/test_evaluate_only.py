@@ -116,7 +116,7 @@ def test_it_is_the_trained_runs_last_row(method: str, changes: dict[str, Any], t
 def test_a_network_of_a_job_with_privacy_is_evaluated_exactly_or_with_noise(tmp_path: Path) -> None:
     """The network is that of the training; the noise of the evaluation is the evaluation's."""
     private = {"weights": "uniform", "privacy": {"epsilon": 8.0}}
-    model = {"model": "resnet20", "model_options": {}, "training": {"epochs": 1, "batch_size": 8}}
+    model = {"model": "resnet20", "model_options": {}, "training": {"epochs": 1, "batch_size": 64}}
     train("fedavg", tmp_path / "ran", **model, **private)
     exact = evaluating.of_run(tmp_path / "ran", None, {"privacy": None})
     assert exact.job.normalisation == "group" and exact.job.privacy is None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ import pytest
 from tightframe.config.job import parse_job
 from tightframe.results.files import LOCAL, MODEL, NEEDS, UNPROVEN, not_proven
 from tightframe.rounds import unproven
-from tightframe.rounds.context import TOLD, SiloContext, note_verified
+from tightframe.rounds.context import TOLD, SiloContext
+from tightframe.rounds.notes import note_verified
 from tightframe.rounds.silo.session import SiloSession
 from tightframe.rounds.unproven import Needs
 from tightframe.securesum.messages import SumId, Total
@@ -64,9 +66,9 @@ def test_shares_of_a_later_sum_on_the_same_state_prove_it(silo: SiloContext) -> 
 def test_so_does_the_total_that_a_silos_own_state_rests_on(silo: SiloContext) -> None:
     (silo.state_folder / TOLD).write_bytes(b"")
     kept(silo, needs(silo))
-    note_verified(silo.state_folder, STATE, CLOSING, bytes(32).hex())
+    note_verified(silo.state_folder, STATE, CLOSING, replace(TOTAL.told(), slot=2))
     assert not is_result(silo), "another total"
-    note_verified(silo.state_folder, STATE, SEAL, TOTAL.digest().hex())
+    note_verified(silo.state_folder, STATE, SEAL, TOTAL.told())
     assert is_result(silo)
 
 

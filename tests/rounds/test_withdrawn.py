@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,8 +21,10 @@ from tightframe.data.base import FOLDS
 from tightframe.errors import DataError, RunError
 from tightframe.rounds import withdrawn
 from tightframe.rounds.context import SiloContext
+from tightframe.rounds.notes import Notes
+from tightframe.rounds.silo.checks import check_withdrawal
 from tightframe.rounds.silo.view import LocalSilo
-from tightframe.rounds.withdrawn import LIST, NAMES, check_beginning, note_request
+from tightframe.rounds.withdrawn import LIST, NAMES, note_request
 
 STATE = "a" * 64
 
@@ -157,7 +160,7 @@ def test_a_withdrawal_that_was_refused_leaves_nothing_on_the_list(site: Site) ->
     """Names are noted with the sums, not with the numbers and classes that are asked first."""
     site.name(0)
     context = site.begin("one", out_of="first")
-    check_beginning(context, ("before", 0), {"state": STATE})
+    check_withdrawal(context.job, Notes(), ("before", 0, 0), STATE, None)
     # A server skips it, or sends a state of its own; in a secure sum no term of such a one is opened.
     note_request(context, ("before", 2), asked=False, proven=True)
     for exchange in (("before", 1), ("before", 2)):
@@ -189,7 +192,7 @@ def test_a_file_changed_meanwhile_changes_no_run(site: Site) -> None:
 def test_a_server_that_begins_with_another_state_is_refused(site: Site) -> None:
     context = site.begin("one", out_of="first")
     with pytest.raises(RunError, match="another total") as caught:
-        check_beginning(context, ("before", 0), {"state": "b" * 64})
+        check_withdrawal(context.job, Notes(), ("before", 0, 0), "b" * 64, None)
     assert caught.value.code == "TF-518"
 
 
@@ -197,6 +200,39 @@ def test_a_silo_does_not_withdraw_all_of_its_records(site: Site) -> None:
     site.name(*range(19))
     with pytest.raises(DataError, match="start a new job without this site"):
         site.begin("one", out_of="first")
+    site.name(*range(18))
+    assert len(site.begin("two", out_of="first").withdrawn.remaining.labels("train")) == 2
+
+
+def test_names_that_are_lost_or_damaged_are_neither_guessed_nor_read(site: Site) -> None:
+    """Another file's names, or none, would make a difference of a few records."""
+    site.name(0, 1)
+    resumed = site.begin("one", out_of="first")
+    state, resume = resumed.state_folder, {"lineage": "first", "previous": "one", "after_round": 1}
+    again = replace(
+        resumed, job=job(resume={**resume, "checkpoint_sha256": "0" * 64}), run_dir=state / "again"
+    )
+    with pytest.raises(RunError, match="restore it from a backup, or withdraw them anew") as caught:
+        _ = again.withdrawn.names
+    assert caught.value.code == "TF-522"
+    for damaged in ("{", "{}", "[]", '{"records": 1}', '{"records": ["train-0", 1]}'):
+        (state / NAMES).write_text(damaged)
+        with pytest.raises(RunError, match="damaged") as caught:
+            _ = replace(resumed).withdrawn.names
+        assert caught.value.code == "TF-522"
+    (state / NAMES).unlink()
+    for damaged in ("{", "[]", '{"digits": 1}', '{"digits": ["train-0", 1]}'):
+        (site.folder / LIST).write_text(damaged)
+        with pytest.raises(RunError, match="damaged") as caught:
+            _ = replace(resumed).withdrawn.names
+        assert caught.value.code == "TF-522"
+
+
+def test_plain_sums_prove_nothing_and_are_withdrawn_from_all_the_same(site: Site) -> None:
+    site.name(0, 1)
+    context = replace(site.begin("one", out_of="first"), job=job(summation="plain"))
+    note_request(context, ("before", 2), asked=True, proven=False)
+    assert (site.folder / LIST).is_file()
 
 
 def test_a_site_asks_for_more_withdrawn_records_than_the_job() -> None:

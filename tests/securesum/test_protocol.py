@@ -300,3 +300,20 @@ def test_a_seal_is_no_sum_that_a_resumed_job_could_repeat() -> None:
         summed = [entry for entry in site.entries if isinstance(entry, StateSummed)]
         assert [entry.round for entry in summed] == [0]
         assert sum(isinstance(entry, Revealed) for entry in site.entries) == 2
+
+
+def test_a_seal_sums_no_state_and_shows_no_seed_that_no_proof_needs() -> None:
+    """Another sum of the same state is refused; a seal of it, which has no term, is no such sum."""
+    world = World(4, schemas={"train": MIXED, "seal": ()})
+    world.set_up()
+    world.run(0, drop_term=[names(4)[3]])
+    before = {name: len(site.entries) for name, site in world.sites.items()}
+    seal = world.start(1, "seal", SumId(0, "seal-0"))
+    world.contribute(seal, world.params.roster, "seal")
+    seal.close()
+    assert seal.reveal_request().missing == {} == seal.reveal_request().dropped
+    world.reveal(seal, world.params.roster)
+    world.finish(seal)
+    for name, site in world.sites.items():
+        kinds = {type(entry) for entry in site.entries[before[name] :]}
+        assert not kinds & {StateMasked, StateSummed} and Revealed in kinds

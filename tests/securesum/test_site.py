@@ -535,8 +535,11 @@ def test_slot_and_schema_must_be_of_the_epoch(changes: dict[str, Any], what: str
 )
 def test_the_schema_must_be_the_sites_own(fields: tuple[FieldSpec, ...], what: str) -> None:
     world = ready()
+    site, request = world.sites[ONE], first_request(world)
     with pytest.raises(ParametersError, match=what):
-        world.sites[ONE].mask(first_request(world), fields, world.term(ONE))
+        site.mask(request, fields, world.term(ONE))
+    with pytest.raises(ParametersError, match=what):
+        check_request(site.state, TermRequest.from_bytes(request), fields)
 
 
 def test_terms_must_fit_the_schema() -> None:
@@ -596,6 +599,9 @@ def test_a_request_is_refused_before_anything_is_done_for_it(monkeypatch: pytest
     for again in (TermRequest(0, SumId(1, "train-0"), "train"), TermRequest(1, SumId(0, "train-0"), "train")):
         with pytest.raises(ReplayError):
             check_request(site.state, again, MIXED)
+    site.state = None
+    with pytest.raises(StateError, match="Confirmed or Established"):
+        check_request(site.state, first, MIXED)
 
 
 def test_a_slot_is_not_used_again_after_a_crash_between_journal_and_state() -> None:

@@ -1,15 +1,18 @@
 """Processes of tests, forked from one that has imported the packages of others already.
 
 Four fifths of the CPU time of a command, and of a process that works on a job of a test, are imports. One
-process a test session imports torch, the engine and other packages of others, has a single thread, and
-forks a child for each program that tests start with ``environment()``. Our own code is imported by each
-child anew. A small script in the place of ``python3``, ``tightframe`` and ``nvflare`` stands for the child:
-it passes on arguments, environment, folder and files, then the signals that it gets, and ends as the child
-does; if it is killed, so is the child.
+process a test session imports torch, the engine, other packages of others and what each job begins with of
+ours, has a single thread, and forks a child for each program that tests start with ``environment()``. A small
+script in the place of ``python3``, ``tightframe`` and ``nvflare`` stands for the child: it passes on
+arguments, environment, folder and files, then the signals that it gets, and ends as the child does; if it is
+killed, so is the child.
 
-What the script does not know (``python -c``, other scripts), a server or site, a process of another account,
-and everything else without ``environment()`` is the real interpreter. ``TIGHTFRAME_REAL_PROCESSES=1`` makes
-all of them real.
+A server or site is forked if ``environment(sites=True)`` asks for it. Before it is anything else it forks a
+process that forks those of its jobs: they are below the engine that starts them, as the doors demand
+(TF-731), and end with it.
+
+What the script does not know (``python -c``, other scripts), a process of another account, and all else
+without ``environment()`` is the real interpreter. ``TIGHTFRAME_REAL_PROCESSES=1`` makes all of them real.
 """
 
 from __future__ import annotations
@@ -36,22 +39,35 @@ import sys
 import tempfile
 import threading
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 
 ROOT = Path(__file__).resolve().parents[2]
 SOCKET = "TIGHTFRAME_FORKING"
 """Environment variable: the socket of the process that forks; a process is real if there is no such file."""
+SITES = "TIGHTFRAME_FORKED_SITES"
+"""Environment variable: whether servers and sites are forked, too."""
 REAL = "TIGHTFRAME_REAL_PROCESSES"
 COMMANDS = {"tightframe": "tightframe_app.cli", "nvflare": "nvflare.cli"}
 PACKAGES = "torch numpy nvflare pydantic cryptography safetensors typer rich psutil yaml PIL opacus scipy"
 """Of others: what our code imports of them, anywhere, is imported before a child is forked."""
+OURS = (
+    "tightframe.flare.executor",
+    "tightframe.flare.controller",
+    "tightframe.methods",
+    "tightframe_app.cli",
+)
+"""What a silo's job, the server's and a command begin with; when imported, none of it changes the engine."""
 ENGINE = (
     "private.fed.app.client.worker_process",
     "private.fed.app.server.runner_process",
+    "private.fed.app.client.client_train",
+    "private.fed.app.server.server_train",
     "private.fed.app.simulator.simulator_runner",
     "private.fed.app.simulator.simulator_worker",
     "fuel.flare_api.flare_api",
@@ -67,7 +83,8 @@ words = list(given)
 while words and words[0] in ("-u", "-P"):
     del words[0]
 known = name in {commands} or words[:1] == ["-m"]
-site = given[:2] in (["site", "start"], ["site", "serve"]) or words[1:2] and words[1].endswith("_train")
+site = given[:2] in (["site", "start"], ["site", "serve"])
+site = site or words[1:2] and words[1].endswith("_train") and "{sites}" not in os.environ
 connection = socket.socket(socket.AF_UNIX)
 if not known or site or os.geteuid() != {owner} or connection.connect_ex(where):
     here = os.path.join(os.path.dirname(sys.argv[0]), "python3")
@@ -90,13 +107,32 @@ os._exit(code)
 '''
 
 
-def environment(values: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment in which programs are forked, made of another."""
+def environment(values: Mapping[str, str], *, sites: bool = False) -> dict[str, str]:
+    """Return an environment in which programs are forked, made of another; servers and sites if asked for."""
     folder = started()
     if folder is None:
         return dict(values)
     path = os.pathsep.join([str(folder / "bin"), values["PATH"]])
-    return dict(values) | {"PATH": path, SOCKET: str(folder / "socket")}
+    return dict(values) | {"PATH": path, SOCKET: str(folder / "socket")} | ({SITES: "1"} if sites else {})
+
+
+def executable(values: Mapping[str, str]) -> str:
+    """Return the interpreter of an environment: the script, where programs are forked in it."""
+    return str(shutil.which("python3", path=values["PATH"])) if SOCKET in values else sys.executable
+
+
+def forked(process: psutil.Process) -> psutil.Process:
+    """Return the process for which a script stands; the same one if it is none of these scripts.
+
+    Raises:
+        psutil.NoSuchProcess: it has not been forked yet, or has ended.
+    """
+    folder = started()
+    if folder is None or process.cmdline()[1:2] != ["-ISs"]:
+        return process
+    with contextlib.suppress(FileNotFoundError):
+        return psutil.Process(int((folder / "forked" / str(process.pid)).read_text()))
+    raise psutil.NoSuchProcess(process.pid)
 
 
 _forks: list[subprocess.Popen[bytes]] = []
@@ -139,9 +175,11 @@ def _write_programs(folder: Path) -> None:
     """Write the scripts, and beside them what makes a folder an environment of Python."""
     programs = folder / "bin"
     programs.mkdir()
+    (folder / "forked").mkdir()
     names = {
         "python": sys.executable,
         "socket": SOCKET,
+        "sites": SITES,
         "commands": list(COMMANDS),
         "owner": os.geteuid(),
         "programs": Path(sys.executable).parent,
@@ -157,8 +195,8 @@ def _write_programs(folder: Path) -> None:
     (folder / "lib").symlink_to(Path(sys.prefix) / "lib")
 
 
-def _import_others() -> None:
-    """Import what our code, and the engine's processes, import of others, and nothing of ours."""
+def _import_before() -> None:
+    """Import what our code and the engine's processes import of others, and what jobs begin with of ours."""
     line = re.compile(rf"^\s*(?:from|import) ((?:{'|'.join(PACKAGES.split())})\b[\w.]*)", re.MULTILINE)
     wanted = {f"nvflare.{name}" for name in ENGINE}
     for path in [*(ROOT / "custom").rglob("*.py"), *(ROOT / "app").rglob("*.py")]:
@@ -166,20 +204,19 @@ def _import_others() -> None:
     for name in sorted(name for name in wanted if "mlflow" not in name):  # it starts a thread
         with contextlib.suppress(ImportError):  # an extra that is not installed
             importlib.import_module(name)
+    for name in OURS:
+        with contextlib.suppress(ModuleNotFoundError):  # found by the path of a test alone
+            importlib.import_module(name)
     # `python -m` warns where it is there already.
     for name in (f"nvflare.{name}" for name in ENGINE):
         package, _, own = name.rpartition(".")
         vars(sys.modules[package]).pop(own, None)
         del sys.modules[name]
-    ours = [
-        name for name in sys.modules if name.partition(".")[0] in ("tightframe", "tightframe_app", "tests")
-    ]
-    assert not ours, ours
     assert len(os.listdir("/proc/self/task")) == 1, "a process with threads cannot be forked"
 
 
-def serve(folder: Path, session: int) -> socket.socket | None:
-    """Fork a child for each connection until the session has ended.
+def serve(folder: Path, session: int, ready: Callable[[], object]) -> socket.socket | None:
+    """Fork a child for each connection until the session, or another process, has ended.
 
     Returns:
         In a child, its connection; in this process, None at the end.
@@ -193,8 +230,7 @@ def serve(folder: Path, session: int) -> socket.socket | None:
     asking: dict[int, tuple[int, socket.socket]] = {}
     children: dict[int, tuple[int, socket.socket]] = {}
     (folder / "starting").rename(folder / "socket")
-    sys.stdout.write("ready\n")
-    sys.stdout.flush()
+    ready()
     while True:
         for found, _ in events.poll(maxevents=1):  # so that none is of a file that was closed meanwhile
             if found == end:
@@ -234,43 +270,88 @@ def serve(folder: Path, session: int) -> socket.socket | None:
                 connection.close()
 
 
-def become(connection: socket.socket) -> tuple[str, list[str]]:
+@dataclass
+class Asked:
+    """What a script asks for: a program, how, and with which files."""
+
+    what: dict[str, Any]
+    files: list[int]
+
+    @property
+    def is_site(self) -> bool:
+        words = [word for word in self.what["arguments"] if word not in ("-u", "-P")]
+        return words[:1] == ["-m"] and words[1].endswith("_train")
+
+
+def receive(folder: Path, connection: socket.socket) -> Asked:
+    """Read what a script asks for, and note which process it stands for."""
+    ctypes.CDLL(None).prctl(_DIES_WITH_PARENT, signal.SIGKILL)
+    asking, _, _ = struct.unpack("=3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    (folder / "forked" / str(asking)).write_text(str(os.getpid()))
+    head, files, _, _ = socket.recv_fds(connection, 8, 3)
+    (size,) = struct.unpack("=q", head)
+    what = json.loads(connection.recv(size, socket.MSG_WAITALL))
+    connection.close()
+    return Asked(what, files)
+
+
+def fork_below(folder: Path, asked: Asked) -> socket.socket | None:
+    """Fork a process that forks the jobs of this one, a server or site, until it has ended.
+
+    Returns:
+        In a job's process, its connection; in this process, None.
+    """
+    above, place = os.getpid(), folder / f"below-{os.getpid()}"
+    place.mkdir()
+    ready, told = os.pipe()
+    if os.fork():
+        os.close(told)
+        os.read(ready, 1)
+        os.close(ready)
+        asked.what["environment"][SOCKET] = str(place / "socket")
+        return None
+    ctypes.CDLL(None).prctl(_DIES_WITH_PARENT, signal.SIGKILL)
+    for file in (ready, *asked.files):
+        os.close(file)
+    connection = serve(place, above, lambda: os.close(told))
+    if connection is None:
+        os._exit(0)
+    return connection
+
+
+def become(asked: Asked) -> tuple[str, list[str]]:
     """Take over what a process has from whoever starts it; return the module to run, and how.
 
     Returns:
         Name of the program, and its arguments.
     """
     os.setsid()
-    ctypes.CDLL(None).prctl(_DIES_WITH_PARENT, signal.SIGKILL)
-    head, files, _, _ = socket.recv_fds(connection, 8, 3)
-    (size,) = struct.unpack("=q", head)
-    asked: dict[str, Any] = json.loads(connection.recv(size, socket.MSG_WAITALL))
-    connection.close()
-    for place, file in enumerate(files):
+    what = asked.what
+    for place, file in enumerate(asked.files):
         os.dup2(file, place)
         os.close(file)
     for number, usual in ((signal.SIGHUP, signal.SIG_DFL), (signal.SIGINT, signal.default_int_handler)):
-        signal.signal(number, signal.SIG_IGN if number in asked["ignored"] else usual)
-    os.umask(asked["umask"])
-    os.chdir(asked["folder"])
+        signal.signal(number, signal.SIG_IGN if number in what["ignored"] else usual)
+    os.umask(what["umask"])
+    os.chdir(what["folder"])
     os.environ.clear()
-    os.environ.update(asked["environment"])
+    os.environ.update(what["environment"])
     tempfile.tempdir = None
     sys.dont_write_bytecode = bool(os.environ.get("PYTHONDONTWRITEBYTECODE"))
-    options, rest = [], list(asked["arguments"])
+    options, rest = [], list(what["arguments"])
     while rest and rest[0] in ("-u", "-P"):
         options.append(rest.pop(0))
     _open_streams(unbuffered="-u" in options)
     importlib.invalidate_caches()
-    sys.executable = str(Path(asked["executable"]).with_name("python3"))
+    sys.executable = str(Path(what["executable"]).with_name("python3"))
     sys.path[:0] = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     sys.modules.pop("sitecustomize", None)
     if any((Path(path) / "sitecustomize.py").is_file() for path in sys.path):
         importlib.import_module("sitecustomize")
     sys.modules["__main__"] = types.ModuleType("__main__")
-    if asked["name"] in COMMANDS:
-        sys.path.insert(0, str(Path(asked["executable"]).parent))
-        return COMMANDS[asked["name"]], [asked["executable"], *rest]
+    if what["name"] in COMMANDS:
+        sys.path.insert(0, str(Path(what["executable"]).parent))
+        return COMMANDS[what["name"]], [what["executable"], *rest]
     if "-P" not in options:
         sys.path.insert(0, os.getcwd())
     return "", rest[1:]
@@ -294,16 +375,19 @@ def _open_streams(*, unbuffered: bool) -> None:
 def main() -> None:
     """Fork until the session has ended; in each child, run its program as ``python`` does."""
     folder = Path(sys.argv[1])
-    _import_others()
+    _import_before()
     gc.collect()
     gc.freeze()
-    connection = serve(folder, int(sys.argv[2]))
+    connection = serve(folder, int(sys.argv[2]), lambda: os.write(1, b"ready\n"))
     if connection is None:
         shutil.rmtree(folder)
         return
+    asked = receive(folder, connection)
+    if asked.is_site and (connection := fork_below(folder, asked)) is not None:
+        asked = receive(folder, connection)
     code = 0
     try:
-        _run(*become(connection))
+        _run(*become(asked))
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else int(error.code is not None)
         if code and not isinstance(error.code, int):

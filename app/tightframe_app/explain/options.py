@@ -110,7 +110,6 @@ def of_package(kind: str, name: str) -> Topic:
 
     Args:
         kind: ``topics.METHODS``, ``MODELS`` or ``DATA``.
-        name: its name.
     """
     from tightframe import data, methods, models
 

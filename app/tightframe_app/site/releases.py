@@ -205,13 +205,13 @@ def release_show(config: Config, site: Site = None, kit: Kit = None, form: forma
 
 def _withdrew(memory: Memory, job: str) -> bool:
     """Check whether a job began as a withdrawal, by the state that this site keeps of it."""
-    from tightframe.rounds.context import RESUMED, STATE, noted
-    from tightframe.rounds.withdrawn import NAMES, WITHDRAWS
+    from tightframe.rounds.context import STATE
+    from tightframe.rounds.notes import WITHDRAWS, Notes
+    from tightframe.rounds.withdrawn import NAMES
 
     folder = Path(str(memory.entry.state_dir)) / job / memory.site / STATE
-    words = noted(folder)
-    begins = [words[place - 1] for place, word in enumerate(words) if place and word == RESUMED]
-    return (folder / NAMES).is_file() and begins[-1:] == [WITHDRAWS]
+    before = Notes.read(folder).jobs[-2:-1]
+    return (folder / NAMES).is_file() and bool(before) and before[0].words[-1:] == (WITHDRAWS,)
 
 
 def _together(profiles: Sequence[Profile]) -> str:
@@ -237,6 +237,9 @@ def _together(profiles: Sequence[Profile]) -> str:
 def release_accept(
     config: Config,
     job: Annotated[Path, typer.Option("--job", "-j", help="Folder of the job to accept.")],
+    weight: Annotated[
+        str | None, typer.Option(help="Weight of this site's terms, as a refusal names it (`own weight`).")
+    ] = None,
     site: Site = None,
     kit: Kit = None,
     yes: Yes = False,
@@ -248,7 +251,7 @@ def release_accept(
     """
     from tightframe.config.job import parse_job
     from tightframe.rounds.setup import prepare
-    from tightframe.rounds.sums.release import release_profile
+    from tightframe.rounds.sums.release import OWN_WEIGHT, release_profile
     from tightframe.rounds.sums.revealed import REVEALED
     from tightframe.securesum.errors import ProtocolError
     from tightframe.securesum.site.journal import CohortAccepted, Entry, History, ProfileAccepted
@@ -264,6 +267,8 @@ def release_accept(
     if profile is None or setup.job.summation != "secure":
         out.print("this job needs no such consent: its sums have noise, or are not secure sums")
         return
+    if weight is not None:
+        profile = tuple(sorted([*profile, (OWN_WEIGHT, weight)]))
     differing = []
     try:
         history.check_profile(dataset, profile)

@@ -114,6 +114,9 @@ class Policy(StrictModel):
         allowed_submitters: provisioned names of the users who may submit a job; None for all.
         min_withdrawn: the least number of records that a withdrawal must take out over all silos
             (``withdraw`` in a job), because the total tells their sum.
+        records_per_feature: the least number of records, surely of honest silos, for each feature whose
+            products are summed without noise (TF-625): records are computed from a sum over fewer. With 0
+            there is no rule.
         signed_jobs: take part in production only in jobs that a lead has signed (TF-633).
         max_parameters: the most numbers in a model that is built here, checked before it is allocated (in
             ``research`` with the first training).
@@ -159,6 +162,7 @@ class Policy(StrictModel):
     min_test_count: int
     min_answer_grid: float
     min_withdrawn: int
+    records_per_feature: int
     allowed_methods: tuple[str, ...] | None
     allowed_submitters: tuple[str, ...] | None
     signed_jobs: bool
@@ -504,6 +508,7 @@ class PolicyBlock(StrictModel):
     min_test_count: int | None = Field(default=None, ge=1)
     min_answer_grid: float | None = Field(default=None, ge=0, le=3600)
     min_withdrawn: int | None = Field(default=None, ge=1, le=2**20)
+    records_per_feature: int | None = Field(default=None, ge=0, le=1000)
     allowed_methods: list[str] | None = None
     allowed_submitters: list[Submitter] | None = None
     signed_jobs: bool | None = None

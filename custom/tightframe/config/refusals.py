@@ -44,7 +44,7 @@ class Refusal:
 
 
 class BelowPolicyError(PolicyError):
-    """A job asks for less than a site's policy requires (TF-614); every such rule is listed.
+    """A job asks for less than a site's policy requires (TF-614, TF-625); every such rule is listed.
 
     Args:
         refusals: the rules, each with the asked and the required value.
@@ -58,10 +58,11 @@ class BelowPolicyError(PolicyError):
         *,
         shown_to_lead: bool,
         before: str = "the job asks for less than this site's policy requires:",
+        code: str | None = None,
     ) -> None:
         self.refusals = tuple(refusals)
         self.shown_to_lead = shown_to_lead
-        super().__init__(before + "\n" + "\n".join(f"  - {refusal}" for refusal in self.refusals))
+        super().__init__(before + "\n" + "\n".join(f"  - {refusal}" for refusal in self.refusals), code=code)
 
     def outside(self) -> list[list[str]]:
         """Return what may leave the site besides the code: rule, asked and required value of each refusal."""

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tightframe.data.base import FOLDS, Progress
+from tightframe.data.unpacked import check_zip
 from tightframe.errors import DataError
 from tightframe.phases import UNKNOWN, Fold
 
@@ -62,6 +63,7 @@ class ArrayData:
             DataError: TF-205 if there is no such file, TF-206 if it lacks an array or cannot be read.
         """
         try:
+            check_zip(path)
             with np.load(path, allow_pickle=False) as stored:
                 folds = {fold: (stored[f"x_{fold}"], stored[f"y_{fold}"]) for fold in FOLDS}
                 has_patients = any(f"patient_{fold}" in stored for fold in FOLDS)
@@ -75,6 +77,7 @@ class ArrayData:
             TypeError,
             AttributeError,
             EOFError,
+            MemoryError,
             zipfile.BadZipFile,
         ) as error:
             raise DataError(

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from tightframe.data.forms import PictureForm, Pixels, TableForm
 from tightframe.data.images import dicom
+from tightframe.data.images.files import open_picture
 from tightframe.data.table import TableSite
 from tightframe.errors import ModelError, TightframeError
 from tightframe.inference.model import TrainedModel
@@ -197,7 +198,7 @@ class PictureFiles:
         from PIL import Image
 
         try:
-            with Image.open(path) as image:
+            with open_picture(path) as image:
                 if (frames := getattr(image, "n_frames", 1)) != 1:
                     raise _unreadable("one picture", f"{frames} in one file: split it first")
                 if image.mode not in MODES:

@@ -36,6 +36,14 @@ PROGRESS_SECONDS = 20.0
 CHECK_EVERY_ON_GPU = 50
 
 
+def reading_processes(number: int) -> dict[str, Any]:
+    """Return options of a ``DataLoader`` whose records this many processes read.
+
+    They are forked, as before Python 3.14: a site's records need not be picklable.
+    """
+    return {"num_workers": number, "multiprocessing_context": "fork" if number else None}
+
+
 def merge_single_tail(indices: Indices, batch_size: int) -> list[Indices]:
     """Cut ``indices`` into consecutive batches, a single last record joined to the batch before it.
 

@@ -88,7 +88,8 @@ def sgd_step(
     """Make one step of SGD with momentum and coupled weight decay, as ``torch.optim.SGD``.
 
     With ``g <- g + weight_decay * w``: ``u <- momentum * u + g`` and ``w <- w - learning_rate * u``, no
-    dampening, not Nesterov's form. Without momentum there are no moments.
+    dampening, not Nesterov's form. Without momentum there are no moments. At a rate other than 1 the last
+    bits depend on the processor: a method whose server takes such steps declares ``rounded``.
 
     Args:
         parameters: w, by name, floating point of any shape.

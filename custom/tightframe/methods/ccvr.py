@@ -10,9 +10,13 @@ record's features in the final model, n_c records of class c at all silos::
 
 The three sums over all silos' records of a class are what is opened, so that the moments are those of
 the pooled records, exactly. Of the symmetric z z^T the upper triangle travels. The sums go out after
-the last round, once: the first of two exchanges tells who holds what (the class rules), the second has
-the sums. A class that is not told of keeps its row of the head as far as the other classes' draws leave
-it; a class of one record has no covariance and is drawn at its mean.
+the last round, once: the first of three exchanges tells who holds what (the class rules), the second how
+many records of each class that is, the third has the sums. A class that is not told of keeps its row of the
+head as far as the other classes' draws leave it; a class of one record has no covariance and is drawn at its
+mean.
+
+``covariance: shared``, which is ours, has one triangle of all classes' records, and one covariance within
+classes, ``(sum z z^T - sum_c n_c mu_c mu_c^T) / (N - K)``: enough records of all classes together hide them.
 
 FedETF's code takes standard deviations for variances and does not weigh silos, and FL-bench's mixes a
 covariance over n with a formula for n - 1; neither is the paper's.
@@ -21,6 +25,7 @@ covariance over n with a formula for n - 1; neither is the paper's.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Literal
 
 import torch
 from pydantic import Field
@@ -28,12 +33,13 @@ from pydantic import Field
 from tightframe import phases
 from tightframe.errors import TrainingError
 from tightframe.learning import model_update
-from tightframe.learning.class_sums import holders_phase
+from tightframe.learning.class_sums import counts_phase, holders_phase
 from tightframe.learning.halves import LocalRule, ServerRule, averaging, composed_method, plain_training
 from tightframe.learning.losses import fit_head
 from tightframe.models import feature_width
 from tightframe.options import StrictModel
 from tightframe.phases import (
+    ADMITTED,
     Contribution,
     Phase,
     ServerState,
@@ -45,6 +51,8 @@ from tightframe.phases import (
 )
 
 COUNTS, SUMS, PRODUCTS = "moments/counts", "moments/sums", "moments/products"
+RECORDS = "moments/records"
+"""With ``covariance: shared``: how many records the products are of."""
 SEED = "ccvr_seed"
 COUNT_BOUND, SUM_BOUND, PRODUCT_BOUND = 2.0**24, 2.0**28, 2.0**32
 
@@ -54,11 +62,14 @@ class CcvrConfig(StrictModel):
 
     Attributes:
         virtual_features: M, draws of each class; the paper tries 100 to 2,000.
+        covariance: ``class``, each class's own, as the paper; or ``shared``, one within classes, which sites'
+            rules for products of features (``records_per_feature``) accept over enough records.
         epochs: passes over all draws, which are drawn once.
         learning_rate, momentum, batch_size: of SGD on the head.
     """
 
     virtual_features: int = Field(default=1000, ge=1, le=1_000_000)
+    covariance: Literal["class", "shared"] = "class"
     epochs: int = Field(default=10, ge=1, le=10_000)
     learning_rate: float = Field(default=0.01, gt=0)
     momentum: float = Field(default=0.9, ge=0, lt=1)
@@ -106,7 +117,8 @@ def pooled_moments(
     Args:
         counts: n, (C,); a class below 1/2 has zeros, one below 3/2 no covariance.
         sums: of z, (C, d).
-        products: the upper triangle of the sum of z z^T, (C, d (d + 1) / 2).
+        products: the upper triangle of the sum of z z^T, (C, d (d + 1) / 2); of all classes together,
+            (d (d + 1) / 2,), every class has the covariance within classes.
 
     >>> mean, covariance = pooled_moments(
     ...     torch.tensor([2.0]), torch.tensor([[4.0]]), torch.tensor([[10.0]])
@@ -116,12 +128,16 @@ def pooled_moments(
     """
     width = sums.shape[1]
     upper = torch.triu_indices(width, width)
-    whole = torch.zeros(len(counts), width, width, dtype=torch.float64)
-    whole[:, upper[0], upper[1]] = products.to(torch.float64)
-    whole = whole + whole.triu(1).transpose(1, 2)
+    whole = torch.zeros(*products.shape[:-1], width, width, dtype=torch.float64)
+    whole[..., upper[0], upper[1]] = products.to(torch.float64)
+    whole = whole + whole.triu(1).transpose(-2, -1)
     records = counts.to(torch.float64).clamp_min(1)[:, None]
     means = sums.to(torch.float64) / records
-    scatter = whole - records[:, :, None] * means[:, :, None] * means[:, None, :]
+    between = records[:, :, None] * means[:, :, None] * means[:, None, :]
+    if products.ndim == 1:
+        free = (counts.sum() - (counts >= 0.5).sum()).clamp_min(1)
+        return means, ((whole - between.sum(0)) / free).expand(len(counts), -1, -1)
+    scatter = whole - between
     several = (counts >= 1.5)[:, None, None]
     return means, torch.where(several, scatter / (records - 1).clamp_min(1)[:, :, None], 0.0)
 
@@ -144,21 +160,28 @@ def init_server(setting: Setting, seed: int) -> ServerState:
 
 
 def after(setting: Setting) -> tuple[Phase, ...]:
-    """Return two phases: who holds each class, then class sums of the final features and the calibration."""
+    """Return three phases: who holds each class, how many records; then the sums and the calibration."""
     classes, width = setting.num_classes, feature_width(model_update.shared_template(setting))
     counts = phases.Field(COUNTS, (classes,), bound=COUNT_BOUND, static=True, per_class=True, sensitivity=1.0)
     sums = phases.Field(SUMS, (classes, width), bound=SUM_BOUND, static=True, per_class=True)
-    triangle = (classes, width * (width + 1) // 2)
-    products = phases.Field(PRODUCTS, triangle, bound=PRODUCT_BOUND, static=True, per_class=True)
-    holders = holders_phase(counts)
+    size, shared = width * (width + 1) // 2, setting.config.covariance == "shared"
+    products = phases.Field(
+        PRODUCTS,
+        (size,) if shared else (classes, size),
+        bound=PRODUCT_BOUND,
+        static=True,
+        per_class=not shared,
+        products=width,
+    )
+    records = [phases.Field(RECORDS, (), bound=COUNT_BOUND, static=True)] if shared else []
     calibration = Phase(
         "moments",
-        phases.Schema((counts, sums, products)),
+        phases.Schema((counts, sums, products, *records)),
         _broadcast,
         tell_moments,
         lambda state, totals, cohort: update(setting, state, totals),
     )
-    return (holders, calibration)
+    return (holders_phase(counts), counts_phase(counts), calibration)
 
 
 def _broadcast(state: ServerState) -> Tensors:
@@ -171,8 +194,13 @@ def tell_moments(silo: SiloView, broadcast: Tensors, state: Tensors) -> Contribu
     records = silo.batches("train", augment=False, shuffle=False) if silo.offers_prototypes else ()
     made = ((model.features(inputs), labels) for inputs, labels in records)  # type: ignore[operator]
     with torch.no_grad():
-        moments = class_moments(made, silo.setting.num_classes, feature_width(model))
-    return Contribution(dict(zip((COUNTS, SUMS, PRODUCTS), moments, strict=True)), state)
+        counts, sums, products = class_moments(made, silo.setting.num_classes, feature_width(model))
+    if silo.setting.config.covariance == "class":
+        return Contribution({COUNTS: counts, SUMS: sums, PRODUCTS: products}, state)
+    # No axis of classes, which rules could withhold later.
+    admitted = broadcast.get(ADMITTED, torch.ones_like(counts)).bool()
+    of_all = {PRODUCTS: products[admitted].sum(0), RECORDS: counts[admitted].sum()}
+    return Contribution({COUNTS: counts, SUMS: sums, **of_all}, state)
 
 
 def update(setting: Setting, state: ServerState, totals: Totals) -> ServerState:
@@ -185,6 +213,8 @@ def update(setting: Setting, state: ServerState, totals: Totals) -> ServerState:
     known = [label for label in range(setting.num_classes) if counts[label] >= 0.5]
     if len(known) < 2:  # one class alone would only push all others away
         return state
+    if RECORDS in totals and abs(float(totals[RECORDS]) - float(counts.sum())) >= 0.5:
+        return state  # a silo failed meanwhile: the products are of other records than the sums
     stream = torch.Generator().manual_seed(int(state.extra[SEED]))
     drawn = [
         draw_features(means[label], covariances[label], config.virtual_features, stream) for label in known

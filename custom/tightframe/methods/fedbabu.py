@@ -58,16 +58,7 @@ def parts(setting: Setting) -> tuple[LocalRule, ServerRule]:
 
 
 def personalise(silo: SiloView, model: Tensors, state: Tensors) -> nn.Module:
-    """Fine-tune the final model on this silo's training records.
-
-    Args:
-        silo: whose they are.
-        model: body and head, by their own names.
-        state: nothing is kept.
-
-    Returns:
-        The personal model in evaluation mode.
-    """
+    """Fine-tune the final model on this silo's training records."""
     config = silo.setting.config
     own = silo.load(model)
     own.get_submodule("head").requires_grad_(True)

@@ -43,16 +43,7 @@ def parts(setting: Setting) -> tuple[LocalRule, ServerRule]:
 
 
 def personalise(silo: SiloView, model: Tensors, state: Tensors) -> nn.Module:
-    """Put the final body under this silo's head, and train both for ``personal_epochs``.
-
-    Args:
-        silo: whose training records are used.
-        model: the final body and the common head, by their own names.
-        state: the silo's head as last committed; {} if it was part of no round.
-
-    Returns:
-        The personal model in evaluation mode.
-    """
+    """Put the final body under this silo's head, and train both for ``personal_epochs``."""
     own = silo.load(with_own_head(model, state))
     config, local = silo.setting.config, silo.setting.local
     epochs = local.epochs if config.personal_epochs is None else config.personal_epochs

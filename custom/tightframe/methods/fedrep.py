@@ -53,16 +53,7 @@ def parts(setting: Setting) -> tuple[LocalRule, ServerRule]:
 
 
 def personalise(silo: SiloView, model: Tensors, state: Tensors) -> nn.Module:
-    """Put the final body under this silo's head, and fit that to it by ``head_epochs`` more.
-
-    Args:
-        silo: whose training records are used.
-        model: the final body and the common head, by their own names.
-        state: the silo's head as last committed; {} if it was part of no round.
-
-    Returns:
-        The personal model in evaluation mode.
-    """
+    """Put the final body under this silo's head, and fit that to it by ``head_epochs`` more."""
     own = silo.load(with_own_head(model, state))
     silo.fit(own, [head_stage(silo.setting)])
     return own.eval()

@@ -203,14 +203,7 @@ def keep_personal_head(trained: Trained) -> Contribution:
 def personalise(silo: SiloView, model: Tensors, state: Tensors) -> nn.Module:
     """Make a personal model: one more round of local training, then the sum of both heads.
 
-    Args:
-        silo: whose training records are used.
-        model: the final global model, by its own names.
-        state: the personal head as of the last round that this silo was part of; a silo that was
-            part of none starts from zeros, as every silo does in its first round.
-
-    Returns:
-        The personal model in evaluation mode.
+    A silo that was part of no round starts from a personal head of zeros, as every silo does at first.
     """
     config, local = silo.setting.config, silo.setting.local
     hyper = config.personal_head == "hyper_network"

@@ -32,6 +32,8 @@ from tightframe.results.statistics import STATISTICS, TableStatistics
 from tightframe.results.words import count_in_words, metric, one_answer, plural, shown, with_interval
 
 _FILES = (MODEL, BEST, CARD, STATISTICS, METRICS, OUTCOME, PAGE, TRANSCRIPT, CHECKPOINT, EVENTS)
+FEW = 3
+"""Exchanges named one by one on the screen."""
 TOO_FEW = "too few to tell"
 """Recall of a class that has fewer noisy records than the floor."""
 
@@ -266,12 +268,21 @@ class Ended(Outcome):
         always = [name for name, count in took_part.items() if train and count == len(train)]
         where = "the evaluation" if self.evaluates_only else "every round"
         where = "the statistics" if self.statistics_only else where
-        lines = [f" Silos: {len(always)} of {len(self.roster)} took part in {where}"]
+        failed = [row for row in self.rows if row.failed]
+        did = "answered" if any(row in failed for row in train) else "took part"
+        lines = [f" Silos: {len(always)} of {len(self.roster)} {did} in {where}"]
         if always:
             lines[0] += f" ({', '.join(always)})"
         for name, code in sorted(self.not_enrolled.items()):
             why = "; ".join([REASONS.get(code, "named"), *self.not_enrolled_rules.get(name, ())])
             lines.append(f"   {name} was not enrolled: {code} ({why})")
+        if failed:
+            found = [f"{row.failed} in {row.name}" for row in failed[:FEW]]
+            found += [f"and so on, {len(failed)} times in all"] if len(failed) > FEW else []
+            lines.append(
+                f"   silos answered but contributed nothing: {', '.join(found)}; which, and why, is in their "
+                "own logs"
+            )
         gone: set[str] = set()
         for row in self.rows:
             for name, code in sorted(row.dropped.items()):

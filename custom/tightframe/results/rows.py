@@ -25,6 +25,8 @@ _HEADLINE = (
     "average_precision",
     "recall",
 )
+FAILED_SILOS = "failed_silos"
+"""Key of ``Row.counts``: silos in the sum whose term changes nothing, because they could not contribute."""
 _SHORT = {"statistics": "stat", "before": "pre", "after": "post", "closing": "close", "personal": "own"}
 
 
@@ -69,6 +71,11 @@ class Row(ResultFile):
     def asked(self) -> bool:
         """Check whether silos were asked at all: the start is a model and no exchange."""
         return bool(self.silos or self.dropped)
+
+    @property
+    def failed(self) -> int:
+        """Number of silos that answered but could not contribute; which ones nobody learns."""
+        return round(self.counts.get(FAILED_SILOS, 0))
 
     @property
     def makes_model(self) -> bool:

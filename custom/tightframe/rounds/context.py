@@ -17,14 +17,13 @@ from tightframe.config.site import SiteEntry, open_data
 from tightframe.data.base import SiloData, own_labels
 from tightframe.data.known import in_steps, too_few
 from tightframe.errors import DataError
-from tightframe.files import append_durably, write_atomically
+from tightframe.files import write_atomically
 from tightframe.privacy.ledger.ledger import ledger_path
 from tightframe.results.files import TRANSCRIPT, WritePage
 from tightframe.rounds.pace import Pace
 from tightframe.rounds.site_ledger import KIT_HEAD, LedgerPaths, SiteLedger
 from tightframe.rounds.sums.declaration import EVALUATED
 from tightframe.securesum.identity import Anchor, Signer
-from tightframe.securesum.messages import SumId
 
 if TYPE_CHECKING:
     from tightframe.rounds.encoded import FeatureCache
@@ -38,12 +37,10 @@ PRETRAINED = "pretrained.safetensors"
 """Weights of the pretrained start that the job names, as the server sent them."""
 REHEARSAL = "rehearsal-"
 """Prefix of the folder of a first round that a silo trains by itself."""
-FOLLOWED, VERIFIED = "followed", "verified"
-"""Files of the run's state as this silo computed it, and of the states that it verified, with their sums."""
+FOLLOWED = "followed"
+"""File of the run's state as this silo computed it."""
 ASKED = "asked.json"
 """File of the last exchange that this silo was asked for."""
-RESUMED = "resumed"
-"""Line of that file, behind what was verified in the jobs that this one continues."""
 DECLARATION = "declaration.json"
 PACE = "pace.json"
 SALT = "salt"
@@ -310,50 +307,3 @@ class SiloContext:
     def site_ledger(self) -> SiteLedger:
         """Opener of that ledger; cached, because it verifies only the entries that it has not seen."""
         return SiteLedger(self.ledger_paths, self.site, self.identity, self.log)
-
-
-def note_verified(
-    folder: Path, basis: bytes, sum_id: SumId, total: str | None = None, told: SumId | None = None
-) -> None:
-    """Remember that the totals behind a state of the run are verified, and a sum that rests on it.
-
-    A silo vouches for such a state later, too: in another epoch, and in a job that resumes this one. And it
-    vouches for what follows from this state and the sum's total.
-
-    Args:
-        folder: of the silo's state.
-        basis: SHA-256 of the state.
-        sum_id: of the sum for which this silo gives its shares.
-        total: digest (hex) of the total that was told with it; None if none was.
-    """
-    state = basis.hex()
-    words = [] if total is None else [verified_total(total)]
-    words += [] if told is None else [follows_from(state, told)]
-    words += [state, verified_sum(state, sum_id)]
-    append_durably(folder / VERIFIED, f"{' '.join(words)}\n".encode(), mode=0o600)
-
-
-def noted(folder: Path) -> list[str]:
-    """Return what ``note_verified`` has noted in a silo's state folder, word for word."""
-    path = folder / VERIFIED
-    return path.read_text().split() if path.is_file() else []
-
-
-def of_this_job(words: list[str]) -> list[str]:
-    """Return what was noted in the last job of a chain, of ``noted``."""
-    return words[max((place for place, word in enumerate(words, 1) if word == RESUMED), default=0) :]
-
-
-def verified_total(digest: str) -> str:
-    """Return how the silo's file names a total that it has verified."""
-    return f"total:{digest}"
-
-
-def follows_from(state: str, sum_id: SumId | str) -> str:
-    """Return how the silo's file names a state (SHA-256, hex), and the sum from whose total it follows."""
-    return f"after:{state}/{sum_id}"
-
-
-def verified_sum(state: str, sum_id: SumId | str) -> str:
-    """Return how the silo's file names a sum and the state (SHA-256, hex) that it rests on."""
-    return f"{state}:{sum_id}"

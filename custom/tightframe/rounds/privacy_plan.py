@@ -348,20 +348,27 @@ def plan_evaluation(job: JobConfig, num_classes: int, *, findings: bool = False)
 
 
 @dataclass(frozen=True)
-class StatisticsRelease:
-    """The one release of statistics of tables in a job.
+class _OneRelease:
+    """A release that a job makes once.
 
     Attributes:
         spare: number of times that it may be repeated.
     """
 
-    config: StatisticsConfig
+    config: StatisticsConfig | FrozenSumsConfig
     spare: int
 
     @property
     def events(self) -> tuple[Gaussian, ...]:
         """Privacy events of the release, repeats included."""
         return self.config.events(1 + self.spare)
+
+
+@dataclass(frozen=True)
+class StatisticsRelease(_OneRelease):
+    """The one release of statistics of tables in a job."""
+
+    config: StatisticsConfig
 
     def describe(self) -> str:
         """Describe the release in a part of a line."""
@@ -398,20 +405,10 @@ def with_statistics(plan: PrivacyPlan, job: JobConfig, *, columns: int, numbers:
 
 
 @dataclass(frozen=True)
-class FrozenRelease:
-    """The one release of sums of frozen features in a job.
-
-    Attributes:
-        spare: number of times that it may be repeated.
-    """
+class FrozenRelease(_OneRelease):
+    """The one release of sums of frozen features in a job."""
 
     config: FrozenSumsConfig
-    spare: int
-
-    @property
-    def events(self) -> tuple[Gaussian, ...]:
-        """Privacy events of the release, repeats included."""
-        return self.config.events(1 + self.spare)
 
     def describe(self) -> str:
         """Describe the release of a job that trains nothing in a part of a line."""

@@ -17,7 +17,8 @@ from typing import Any
 
 from tightframe.files import sync_folder, write_json
 from tightframe.results.files import LOCAL, MODEL, NEEDS, PERSONAL, UNPROVEN
-from tightframe.rounds.context import TOLD, SiloContext, noted, verified_total
+from tightframe.rounds.context import TOLD, SiloContext
+from tightframe.rounds.notes import Notes, verified_total
 from tightframe.securesum.messages import Total
 
 FILES = (MODEL, PERSONAL, LOCAL)
@@ -26,7 +27,7 @@ FILES = (MODEL, PERSONAL, LOCAL)
 
 @dataclass(frozen=True)
 class Needs:
-    """What a silo must note before what it made for a sum is its result (``context.note_verified``).
+    """What a silo must note before what it made for a sum is its result (``notes.note_verified``).
 
     Attributes:
         words: that it must note; none where nothing is to be proven.
@@ -51,8 +52,8 @@ class Needs:
             return cls()
         words = [state]
         if total is not None and (context.state_folder / TOLD).is_file():  # so does its own state
-            words.append(verified_total(total.digest().hex()))
-        return cls(tuple(words), len(noted(context.state_folder)))
+            words.append(verified_total(total))
+        return cls(tuple(words), len(Notes.read(context.state_folder).words))
 
     @classmethod
     def read(cls, value: Any) -> Needs:
@@ -68,7 +69,7 @@ class Needs:
 
     def proven(self, context: SiloContext) -> bool:
         """Check whether this silo has noted all of it."""
-        return not self.words or set(self.words) <= set(noted(context.state_folder)[self.since :])
+        return not self.words or set(self.words) <= set(Notes.read(context.state_folder).words[self.since :])
 
 
 NO_NEEDS = Needs()

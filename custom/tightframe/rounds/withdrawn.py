@@ -18,18 +18,15 @@ from tightframe.data.base import FOLDS, SiloData
 from tightframe.data.withdrawn import Remaining
 from tightframe.errors import DataError, RunError
 from tightframe.files import locked_file, write_atomically
-from tightframe.rounds.context import noted
 
 if TYPE_CHECKING:
-    from tightframe.rounds.context import Message, SiloContext
+    from tightframe.rounds.context import SiloContext
 
 NAMES = "withdrawn.json"
 """File in a silo's state: names of the records that are out of the run's total, or will be after this run."""
 LIST = "withdrawn_list.json"
 """File that outlives runs: the names that this site has withdrawn so far, by data set."""
 LIST_LOCK = "withdrawn_list.lock"
-WITHDRAWS = "withdraws"
-"""Word in a silo's file of what it verified, behind the run that a withdrawal begins with."""
 OTHER = "TF-524"
 CLASSES, SUMS = ("before", 1), ("before", 2)
 """Exchanges of a withdrawal after that of the numbers."""
@@ -167,54 +164,6 @@ class Withdrawn:
             "the difference of two totals would tell these few. Name the same first; more can then be "
             "withdrawn from the run that this makes.",
             code=OTHER,
-        )
-
-
-def check_beginning(context: SiloContext, exchange: tuple[str, int], message: Message) -> None:
-    """Check the state that a withdrawal begins with.
-
-    Args:
-        exchange: kind and index of the phase.
-
-    Raises:
-        RunError: TF-518 if the server begins with another state than the job names.
-    """
-    job = context.job
-    if job.withdraw is None or job.resume is not None or exchange[0] != "before":
-        return
-    if exchange[1] == 0 and message["state"] != job.withdraw.state_sha256:
-        raise RunError(
-            f"Expected the withdrawal to begin with the state {job.withdraw.state_sha256} that the job "
-            f"names, but the server begins with {message['state']}: nothing is taken out of another total.",
-            code="TF-518",
-        )
-
-
-def check_resumed(context: SiloContext, state: str) -> None:
-    """Refuse to go on with a withdrawal that took nothing out, as far as this silo knows.
-
-    Such a job has the closing alone: on any other state it would be the run's own, of other records.
-
-    Args:
-        state: SHA-256 (hex) of the state that a request without a total rests on.
-
-    Raises:
-        RunError: TF-523 unless this silo has verified it behind the sums of the withdrawn records, for which
-            it gave its shares.
-    """
-    job = context.job
-    if job.withdraw is None or job.resume is None or job.summation != "secure":
-        return
-    words = noted(context.state_folder)
-    begun = max((place for place, word in enumerate(words, 1) if word == WITHDRAWS), default=len(words))
-    sums = f"0/{SUMS[0]}-{SUMS[1]}"
-    taken = [place for place, word in enumerate(words) if place >= begun and f":{sums}/" in word]
-    if not taken or state not in words[taken[0] :]:
-        raise RunError(
-            f"Expected job {job.resume.previous} to have taken the withdrawn records out of the total, and "
-            f"this one to go on with a state of its behind that, but this silo did not verify {state} there: "
-            "counts of fewer records would tell which left. Withdraw them anew.",
-            code="TF-523",
         )
 
 

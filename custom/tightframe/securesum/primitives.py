@@ -253,22 +253,23 @@ def _sized(kind: bytes, data: bytes) -> bytes:
 
 
 def _encode(value: Value, parts: list[bytes]) -> None:
-    if isinstance(value, bool):  # before int, of which it is a subclass
+    # The most frequent types first, and those that Python compares at once before the abstract ones.
+    if isinstance(value, str):
+        parts.append(_sized(b"s", value.encode()))
+    elif isinstance(value, (bytes, bytearray, memoryview)):
+        parts.append(_sized(b"b", bytes(value)))
+    elif isinstance(value, bool):  # before int, of which it is a subclass
         parts.append(b"?" + (b"\x01" if value else b"\x00"))
     elif isinstance(value, int):
         parts.append(b"i" + value.to_bytes(16, "big", signed=True))
     elif isinstance(value, float):
         parts.append(b"f" + struct.pack(">d", value))
-    elif isinstance(value, str):
-        parts.append(_sized(b"s", value.encode()))
-    elif isinstance(value, (bytes, bytearray, memoryview)):
-        parts.append(_sized(b"b", bytes(value)))
-    elif isinstance(value, Mapping):
+    elif isinstance(value, (dict, Mapping)):
         parts.append(b"m" + len(value).to_bytes(8, "big"))
         for key in sorted(value):
             parts.append(_sized(b"s", key.encode()))
             _encode(value[key], parts)
-    elif isinstance(value, Sequence):
+    elif isinstance(value, (list, tuple, Sequence)):
         parts.append(b"l" + len(value).to_bytes(8, "big"))
         for item in value:
             _encode(item, parts)

@@ -14,7 +14,8 @@ from tests.support.outputs import checked
 from typer.testing import CliRunner, Result
 
 from tightframe.errors import SiteConfigError, TightframeError
-from tightframe.rounds.context import STATE, VERIFIED
+from tightframe.rounds.context import STATE
+from tightframe.rounds.notes import VERIFIED
 from tightframe.rounds.sums.revealed import REVEALED
 from tightframe.rounds.sums.vault import locked_ledger, remember
 from tightframe.rounds.withdrawn import NAMES

@@ -333,6 +333,9 @@ def test_a_start_that_becomes_the_engine_meanwhile_is_seen(
         def __init__(self, number: int) -> None:
             pass
 
+        def create_time(self) -> float:
+            return 0.0
+
         def cmdline(self) -> list[str]:
             """Become the engine while the command line is read."""
             became.append(start(kit))
@@ -340,6 +343,15 @@ def test_a_start_that_becomes_the_engine_meanwhile_is_seen(
 
     monkeypatch.setattr(starting, "psutil", SimpleNamespace(Process=Starting, Error=psutil.Error))
     assert starting._running({"kit": str(kit), "process": 1}) == became[0].pid
+
+
+def test_another_start_that_got_an_ended_ones_number_is_not_it(tmp_path: Path, start: Start) -> None:
+    """It is of another kit."""
+    other = start(tmp_path, sys.executable, "-c", "import time; time.sleep(60)", "site", "start")
+    note = {"kit": str(tmp_path / "kit"), "process": other.pid}
+    begun = other.create_time()
+    assert starting._running({**note, "started": begun}) == other.pid
+    assert starting._running({**note, "started": begun - 60}) is None
 
 
 def test_no_kit_at_all_is_told_apart(tmp_path: Path) -> None:

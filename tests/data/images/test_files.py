@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gzip
+import io
 import struct
+import tracemalloc
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -11,11 +13,18 @@ from typing import Any
 
 import nibabel
 import numpy as np
+import pydicom
 import pytest
 import torch
 from PIL import Image
 from pydicom.encaps import encapsulate
-from pydicom.uid import DeflatedExplicitVRLittleEndian, JPEG2000Lossless, JPEGLSLossless
+from pydicom.uid import (
+    DeflatedExplicitVRLittleEndian,
+    JPEG2000Lossless,
+    JPEGBaseline8Bit,
+    JPEGLSLossless,
+    RLELossless,
+)
 from tests.support.pictures import noise, write_dicom
 
 from tightframe.data.images.contract import Picture
@@ -290,3 +299,69 @@ def test_a_broken_file_is_named_by_its_rule_and_nothing_of_it(
     assert rule in caught.value.rule
     assert "Mueller" not in str(caught.value) and "Secret" not in str(caught.value)
     assert caught.value.__suppress_context__ or caught.value.__context__ is None
+
+
+def compressed(kind: str, size: int) -> Callable[[Path], None]:
+    """A DICOM file of 8 x 8 pixels by its header, whose compressed picture is of another size."""
+
+    def made(path: Path) -> None:
+        content = io.BytesIO()
+        if kind == "RLE":
+            content.write(struct.pack("<16I", 1, 64, *[0] * 14) + b"\x81\x00" * (size * size // 128))
+        else:
+            Image.new("L", (size, size)).save(content, kind)
+        syntax = {"RLE": RLELossless, "JPEG": JPEGBaseline8Bit, "JPEG2000": JPEG2000Lossless}[kind]
+        write_dicom(path, noise((8, 8)), PixelData=encapsulate([content.getvalue()]), syntax=syntax)
+
+    return made
+
+
+def extended(after: bytes, **fields: Any) -> Callable[[Path], None]:
+    """A packed volume that unpacks to 64 MiB before its voxels, or claims more than it has."""
+
+    def made(path: Path) -> None:
+        header = nibabel.Nifti1Header()
+        header.set_data_shape((18, 18, 18))
+        header["magic"], header["vox_offset"] = b"n+1", 352
+        for name, value in fields.items():
+            header[name] = value
+        path.write_bytes(gzip.compress(header.binaryblock + after, 1))
+
+    return made
+
+
+EXTENSION = bytes([1, 0, 0, 0]) + struct.pack("<ii", 2**26, 6) + bytes(2**26)
+LARGE: list[tuple[str, Callable[[Path], None], dict[str, Any], str]] = [
+    ("nifti extension", extended(EXTENSION, vox_offset=352 + 2**26), VOLUME, "voxels that begin later"),
+    ("nifti claim", extended(bytes(900), dim=[3, 512, 512, 256, 1, 1, 1, 1]), VOLUME, DAMAGED),
+    (
+        "dicom jpeg",
+        compressed("JPEG", 1000),
+        {},
+        "compressed in a way that cannot be decoded here, or damaged",
+    ),
+    ("dicom jpeg 2000", compressed("JPEG2000", 1000), {}, "or damaged"),
+    ("dicom rle", compressed("RLE", 1000), {}, "or damaged"),
+]
+"""Small files that would take tens of MiB."""
+
+
+@pytest.mark.parametrize(("write", "contract", "rule"), [c[1:] for c in LARGE], ids=[c[0] for c in LARGE])
+def test_no_more_is_unpacked_than_the_header_justifies(
+    write: Callable[[Path], None],
+    contract: dict[str, Any],
+    rule: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    write(tmp_path / "a")
+    decoded: list[object] = []
+    monkeypatch.setattr(pydicom.pixels, "pixel_array", decoded.append)  # which takes memory outside of Python
+    tracemalloc.start()
+    try:
+        with pytest.raises(UnfitError) as caught:
+            read(tmp_path / "a", picture(**contract))
+        assert tracemalloc.get_traced_memory()[1] < 2**25
+    finally:
+        tracemalloc.stop()
+    assert rule in caught.value.rule and not decoded

@@ -47,9 +47,11 @@ class Silo:
 
     device = torch.device("cpu")
     offers_prototypes = True
+    records_per_feature = 0
 
     class Setting:
         num_classes = CLASSES_OF_ALL
+        input_shape = (WIDTH,)
 
     setting = Setting()
 
@@ -145,6 +147,24 @@ def test_a_number_is_told_as_far_as_the_rule_needs_it() -> None:
     assert float(told[NAMED]) == ASK.least and float(told[SILOS]) == 1
     told = contribute(none, 0, {}, committed(none, [True] * 3)).tensors
     assert not any(item.any() for item in told.values())
+
+
+@pytest.mark.parametrize(
+    ("least", "leaving", "told"), [(0, 1, True), (2, 9, False), (1, 5, False), (1, 6, True), (2, 0, True)]
+)
+def test_products_of_few_withdrawn_records_are_not_told(least: int, leaving: int, told: bool) -> None:
+    """Of 5 features: 10 records by a rule of 2, and by one of 1 six, as 30 numbers need 6 of 5 values."""
+    silo = Silo(list(range(leaving)))
+    silo.records_per_feature = least
+    state = committed(silo, [True] * CLASSES_OF_ALL)
+    passed = {**PASSED, CLEARED: asked()}
+    for index in (0, 2):
+        if told:
+            assert contribute(silo, index, passed, state).tensors
+            continue
+        with pytest.raises(RunError, match="products of 5 features") as caught:
+            contribute(silo, index, passed, state)
+        assert caught.value.code == "TF-523"
 
 
 def test_of_a_single_record_the_first_numbers_tell_no_class() -> None:

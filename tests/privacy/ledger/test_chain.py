@@ -248,7 +248,10 @@ def test_the_head_file(path: Path, keys: SiteKeys) -> None:
         assert "head file" in str(refusal(path, keys)) or name == "signer", (name, value)
     for text in ("", "[]", "{}", '{"count": true}'):
         file.write_text(text)
-        refusal(path, keys)
+        assert "to be a ledger's head, but found something else" in str(refusal(path, keys))
+    for changed in ({"count": True}, {"count": -1}, {"hash": 5}, {"signer": "\u00e9"}):
+        file.write_text(json.dumps({**json.loads(good), **changed}))
+        assert "values of its types" in str(refusal(path, keys))
     file.write_bytes(good)
     with raw(path) as sql:
         sql.execute("DELETE FROM entries WHERE sequence = 2")

@@ -30,12 +30,13 @@ from tightframe.privacy.ledger.entries import (
     DatasetError,
     LedgerError,
     NeighboursError,
+    Remembered,
     RepeatError,
     TamperError,
 )
 from tightframe.privacy.ledger.ledger import Ledger, ledger_expected, ledger_path
 from tightframe.privacy.ledger.rows import ENTRY, HEAD
-from tightframe.privacy.ledger.store import head_file
+from tightframe.privacy.ledger.store import head_file, read_head_file
 from tightframe.securesum import primitives
 from tightframe.securesum.primitives import encode_fields
 
@@ -167,6 +168,29 @@ def test_charges_that_belong_together_are_all_or_none(ledger: Ledger) -> None:
     assert ledger.charge_all([], cap=CAP) == ()
 
 
+def test_a_callers_own_check_sees_the_entries_that_its_charges_are_added_to(ledger: Ledger) -> None:
+    first = ledger.charge(charge(), cap=CAP)
+
+    def refuse(entries: Any) -> None:
+        assert entries == (first,)
+        raise BudgetError("the job's promise")
+
+    with pytest.raises(BudgetError, match="promise"):
+        ledger.charge_all([charge("one more")], cap=CAP, check=refuse)
+    assert ledger.entries() == (first,)
+
+
+def test_the_head_file_follows_each_kind_of_entry(ledger: Ledger, path: Path) -> None:
+    """Else an older copy of the file would pass."""
+    for write in (
+        lambda: ledger.charge(charge(), cap=CAP),
+        lambda: ledger.note_data(DATA, "ab" * 32),
+        lambda: ledger.remember(Remembered(({"kind": "anything"},))),
+    ):
+        write()
+        assert read_head_file(head_file(path)) == ledger.verify().head
+
+
 def test_a_repeat_is_a_new_attempt_and_charged(ledger: Ledger) -> None:
     first = ledger.charge(charge(), cap=CAP)
     with pytest.raises(RepeatError, match=r"TF-705: Expected 'round 0 class sums' .* charged once"):
@@ -227,6 +251,8 @@ def test_the_first_charge_fixes_whom_noise_protects(ledger: Ledger) -> None:
         ledger.charge(charge("b", neighbours="patient"), cap=CAP)
     with pytest.raises(NeighboursError):
         ledger.spent(DATA, "patient", DELTA)
+    with pytest.raises(NeighboursError):  # a plan, which is not written
+        rules.hold(ledger.entries(), [charge("b", neighbours="patient")], CAP)
     with pytest.raises(NeighboursError):
         ledger.charge_all(
             [charge("b", dataset_id="new"), charge("c", dataset_id="new", neighbours="patient")], cap=CAP
@@ -382,6 +408,20 @@ def test_a_file_that_is_no_ledger(path: Path, keys: SiteKeys, what: str) -> None
         open_ledger(path, keys)
     if what in ("text", "empty", "another database", "a folder"):
         assert isinstance(raised.value, LedgerError)
+
+
+@pytest.mark.parametrize(
+    ("pragma", "said"),
+    [("application_id=7", "but found another file"), ("journal_mode=DELETE", "in WAL mode")],
+)
+def test_a_ledger_of_other_settings_is_refused(path: Path, keys: SiteKeys, pragma: str, said: str) -> None:
+    with open_ledger(path, keys, create=True):
+        pass
+    with sqlite3.connect(path) as sql:
+        sql.execute(f"PRAGMA {pragma}")
+    sql.close()
+    with pytest.raises(LedgerError, match=said):
+        open_ledger(path, keys)
 
 
 def test_an_unknown_version_is_refused(path: Path, keys: SiteKeys) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import multiprocessing
 from collections.abc import Callable
 from typing import Any
 
@@ -323,7 +324,10 @@ def test_views_are_asked_for_by_step_and_counted_over_stages(silent: None) -> No
     assert asked == [0, 0, 1, 2, 3, 4]  # the first to know how many there are
 
 
-def test_workers_load_the_same(silent: None) -> None:
+def test_workers_load_the_same(silent: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever Python's own way to start processes is: from 3.14 on it takes records that can be pickled."""
+    spawned = multiprocessing.get_context("spawn")
+    monkeypatch.setattr(multiprocessing.context._default_context, "_actual_context", spawned)  # type: ignore[attr-defined]
     trained = []
     for workers in (0, 1):
         model = build()

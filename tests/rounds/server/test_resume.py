@@ -23,14 +23,8 @@ from tightframe.privacy import accounting
 from tightframe.privacy.ledger.entries import Charge
 from tightframe.results.files import CHECKPOINT
 from tightframe.results.rows import Row
-from tightframe.rounds.context import (
-    PACE,
-    REHEARSAL,
-    RESUMED,
-    VERIFIED,
-    SiloContext,
-    note_verified,
-)
+from tightframe.rounds.context import PACE, REHEARSAL, SiloContext
+from tightframe.rounds.notes import RESUMED, VERIFIED, note_verified
 from tightframe.rounds.server import resume
 from tightframe.rounds.server.record import RunRecord
 from tightframe.rounds.silo import own_state as state

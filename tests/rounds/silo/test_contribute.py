@@ -22,7 +22,7 @@ from tightframe.rounds.setup import prepare
 from tightframe.rounds.silo.contribute import Contributor, choose_device, seeded
 from tightframe.rounds.silo.view import LocalSilo, guarded
 from tightframe.rounds.sums.plain import PlainServer
-from tightframe.securesum.messages import Total
+from tightframe.securesum.messages import SumId, Total
 
 CPU = torch.device("cpu")
 Batches = list[tuple[torch.Tensor, torch.Tensor]]
@@ -88,6 +88,16 @@ def test_a_silo_without_its_gpu_does_not_start(
     entry = SiteEntry(device="cuda:0")
     with pytest.raises(TrainingError, match="TF-303"):
         Contributor(SiloContext("site-1", job, entry, tmp_path, records=open_data(job, "site-1", None)))
+
+
+def test_no_seal_is_answered_behind_a_total_that_the_job_does_not_plan(
+    small: dict[str, Any], tmp_path: Path
+) -> None:
+    silo = Contributor(_context(parse_job(small), tmp_path))
+    total = Total(0, SumId(99, "train-0"), "", ("site-1",), {}, bytes(32))
+    with pytest.raises(RunError) as caught:
+        silo.follow({"state": "0" * 64, "before": "1" * 64}, {"site-2": 1.0}, total)
+    assert caught.value.code == "TF-505"
 
 
 # ---------------------------------------------------------------- batches

@@ -11,11 +11,12 @@ from tests.support.jobs import SMALL
 
 from tightframe.errors import RunError
 from tightframe.files import append_durably
-from tightframe.rounds.context import ASKED, RESUMED, VERIFIED, SiloContext, note_verified
+from tightframe.rounds.context import ASKED, SiloContext
+from tightframe.rounds.notes import RESUMED, VERIFIED, note_verified
 from tightframe.rounds.order import Place
 from tightframe.rounds.plan import RunPlan
 from tightframe.rounds.setup import prepare
-from tightframe.rounds.silo import order
+from tightframe.rounds.silo import checks
 from tightframe.securesum.messages import SumId, Total
 
 JOB: dict[str, Any] = {**SMALL, "sites": [f"site-{number}" for number in range(4)], "min_sites": 3}
@@ -37,7 +38,7 @@ class Silo:
         """Check whether it answers a request on the state, behind a total or as a server told it before."""
         exchange, behind = self.plan.find(*place), None if total is None else opened(total)
         try:
-            order.check(self.context, self.plan, exchange, STATE.hex(), behind, told)
+            checks.check_order(self.context, self.plan, exchange, STATE.hex(), behind, told)
         except RunError as error:
             assert error.code == "TF-525"
             return False
@@ -45,7 +46,7 @@ class Silo:
 
     def notes(self, state: bytes, told: Place) -> None:
         """Note that a state follows from a sum's total, as it gives shares for the next."""
-        note_verified(self.context.state_folder, state, SumId(9, "seal-0"), "00", sum_of(told))
+        note_verified(self.context.state_folder, state, SumId(9, "seal-0"), opened(told).told())
 
     def resumes(self) -> None:
         """Go on in the next job of a chain."""
@@ -66,7 +67,7 @@ def test_a_total_that_is_told_says_what_comes_next(tmp_path: Path) -> None:
     assert not silo.answers(LAST, FIRST) and not silo.answers(FIRST, FIRST), "whatever the notes say"
     assert silo.answers(SECOND, FIRST)
     with pytest.raises(RunError) as caught:
-        order.check(silo.context, silo.plan, silo.plan.find(*THIRD), "", opened(("after", 4, 0)), "")
+        checks.check_order(silo.context, silo.plan, silo.plan.find(*THIRD), "", opened(("after", 4, 0)), "")
     assert caught.value.code == "TF-505"
 
 

@@ -20,7 +20,8 @@ from tightframe.federation import LocalTransport
 from tightframe.files import append_durably
 from tightframe.learning.model_update import initial_model
 from tightframe.phases import Cohort, Contribution, Field, Method, Phase, Schema, ServerState
-from tightframe.rounds.context import RESUMED, TOLD, VERIFIED, Message, SiloContext, note_verified, noted
+from tightframe.rounds.context import TOLD, Message, SiloContext
+from tightframe.rounds.notes import RESUMED, VERIFIED, Notes, note_verified
 from tightframe.rounds.server.coordinator import Coordinator
 from tightframe.rounds.setup import prepare
 from tightframe.rounds.silo.own_state import SiloStateStore, begin, confirm_told
@@ -312,7 +313,7 @@ def test_a_resumed_silo_without_its_state_goes_by_its_journal_whatever_the_serve
         write(silo.site_ledger, entries)
     begin(silo)
     summed = any(isinstance(item, StateSummed) and item.lineage == "first" for item in entries)
-    assert (bytes(32).hex() in noted(silo.state_folder)) == summed
+    assert (bytes(32).hex() in Notes.read(silo.state_folder).words) == summed
     store = SiloStateStore(silo.state_folder, "site-1", secure=True)
     store.settle(said)
     if took_part:

@@ -30,7 +30,7 @@ def test_what_an_honest_server_sends_is_let_through() -> None:
     requests.check("enroll", {"job_sha256": "x", "version": "1", "secure": b"x"}, "site-1", secure=True)
 
 
-@pytest.mark.parametrize("value", [None, [], "x", b"x", 7, {1: 2}, {None: None}])
+@pytest.mark.parametrize("value", [None, [], "x", b"x", 7, {1: 2}, {None: None}, {"secure": b"", 1: 2}])
 def test_what_is_no_message_is_refused(value: Any) -> None:
     for task in ("enroll", "confirm", "contribute", "agree", "reveal", "baseline"):
         with pytest.raises(RunError, match=f"message of the task {task}") as caught:

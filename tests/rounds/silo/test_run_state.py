@@ -16,7 +16,8 @@ from tests.rounds.test_run_state import WEIGHTS, job, made_total
 from tightframe.errors import RunError
 from tightframe.files import append_durably
 from tightframe.phases import ServerState
-from tightframe.rounds.context import FOLLOWED, RESUMED, VERIFIED, note_verified
+from tightframe.rounds.context import FOLLOWED
+from tightframe.rounds.notes import RESUMED, VERIFIED, note_verified
 from tightframe.rounds.run_state import next_state, start_state, state_bytes, state_sha256
 from tightframe.rounds.setup import JobSetup
 from tightframe.rounds.silo.own_state import NeedsStateError

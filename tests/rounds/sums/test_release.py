@@ -91,7 +91,7 @@ OTHER_RULES = {
     *("max_records", "class_rules_off", "allow_sign_split", "static_cohort", "allowed_methods"),
     *("allowed_submitters", "signed_jobs", "max_parameters", "max_message_bytes", "max_sites", "max_rounds"),
     *("max_epochs", "max_batch_values", "max_score_bins", "clear_metrics", "min_answer_grid"),
-    *("min_withdrawn",),
+    *("min_withdrawn", "records_per_feature"),
     # Identities, jobs with privacy, and what is told outside of sums.
     *("profile", "pins", "pinned_only", "central_provisioning", "required_privacy", "epsilon_cap"),
     *("delta_cap", "max_releases", "charged_retries", "neighbours", "private_noise", "epsilon_shown"),
@@ -158,6 +158,42 @@ def test_what_does_not_leaves_it_as_it_is(name: str) -> None:
     assert profile({}) == profile({name: OUT[name][0]})
 
 
+PROTO = 'fedproto {"lam":0.1,"weighting":"holders"}'
+WORDS: list[tuple[dict[str, Any], dict[str, str]]] = [
+    ({"rounds": 1}, {"updates": "update weighted", "steps": "batches of 64, epochs 1, momentum 0.9"}),
+    ({"method": "fednova"}, {"updates": "direction weighted"}),
+    ({"method": "fedproto"}, {"updates": "own as it is", "class_sums": PROTO}),
+    (
+        {"method": "fed3r", "rounds": 1, "model_options": {"widths": [4]}},
+        {"class_sums": "of frozen features"},
+    ),
+    ({"update_norm": None}, {"update_norm": "none", "update_bound": "8"}),
+    ({"update_norm": 8.0}, {"update_norm": "8", "update_bound": "as the norm"}),
+    ({"update_norm": 8.5}, {"update_norm": "8.5", "update_bound": "8"}),
+    ({"training.momentum": 0.0}, {"steps": "batches of 64"}),
+    ({"training.optimizer": "adam", "training.momentum": 0.0}, {"steps": "batches of 64, epochs 1, adam"}),
+]
+
+
+@pytest.mark.parametrize(("changes", "expected"), WORDS)
+def test_its_words_stay(changes: dict[str, Any], expected: dict[str, str]) -> None:
+    """Sites' journals have them: another word for the same would refuse a job with the same settings."""
+    assert profile(changes).items() >= expected.items()
+
+
+def test_a_site_without_prototypes_has_another() -> None:
+    before, after = profile({}), profile({}, SiteEntry(offer_prototypes=False))
+    assert {name: (before[name], after[name]) for name in before if before[name] != after[name]} == {
+        "own offer_prototypes": ("yes", "no")
+    }
+
+
+def test_a_table_summary_has_the_sites_own_rule() -> None:
+    entry = SiteEntry(policy=PolicyBlock(min_class_count=77))
+    job = {**statistics_job(), "method_options": {}, "model_options": {}}
+    assert (profile(job)["own min_class_count"], profile(job, entry)["own min_class_count"]) == ("5", "77")
+
+
 def test_a_job_with_noise_has_none() -> None:
     private = {**HEART, "sites": SITES, "min_sites": 3, "weights": "uniform", "privacy": {}}
     assert release_profile(prepare(parse_job(private)), SiteEntry()) is None
@@ -186,6 +222,20 @@ def test_a_sites_own_rules_are_in_it(rule: str) -> None:
 
 def test_every_setting_has_an_explanation() -> None:
     assert set(profile({})) | set(profile({"method": "fedproto"})) <= set(REVEALED)
+
+
+def test_other_features_whose_products_are_summed_are_another_profile() -> None:
+    """Width and seed of an encoder; not a job's seed that draws nothing of it."""
+    first = {"method": "fed3r", "method_options": {}, "rounds": 1, "model": "random_features"}
+    base = profile({**first, "model_options": {"width": 8}})
+    for other in ({"width": 9}, {"width": 8, "seed": 1}):
+        assert {
+            name for name, value in profile({**first, "model_options": other}).items() if value != base[name]
+        } == {"features"}
+    assert profile({**first, "model_options": {"width": 8}, "seed": 7}) == base
+    drawn = {**first, "model": "mlp", "model_options": {"widths": [4]}}
+    assert profile(drawn)["features"] != profile({**drawn, "seed": 7})["features"]
+    assert "features" in REVEALED and "features" not in profile({**first, "method": "fedncm"})
 
 
 def test_a_withdrawal_has_the_profile_of_the_run_that_it_withdraws_from() -> None:

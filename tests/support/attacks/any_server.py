@@ -806,14 +806,14 @@ class AnyServer:
         """The sum of the terms of a slot, in Python's integers."""
         parties = len(epoch.params.roster)
         terms = [
-            dict(slot.term)
-            if name == self.mate
-            else term_of(
-                name, slot.asked[name].sum_id.round, slot.asked[name].basis, parties, slot.asked[name].own
-            )
+            dict(slot.term) if name == self.mate else dict(self._term_of(slot.asked[name], name, parties))
             for name in survivors
         ]
         return {group: add_integers(specs(parties), group, terms) for group in GROUPS}
+
+    @staticmethod
+    def _term_of(asked: Asked, name: str, parties: int) -> Mapping[Group, bytes]:
+        return term_of(name, asked.sum_id.round, asked.basis, parties, asked.own)
 
     # What an honest server does ------------------------------------------------------------------
 

@@ -36,10 +36,12 @@ def configuration(
     return path
 
 
-def accept_release(federation: Federation, name: str, folder: Path, identity: Callable[[str], Any]) -> Result:
+def accept_release(
+    federation: Federation, name: str, folder: Path, identity: Callable[[str], Any], *more: str
+) -> Result:
     """Run ``tightframe site release accept`` for the federation's job at one hospital."""
     config = configuration(folder / "kits", name, federation.state / name, identity)
     job = folder / "exported" / name
     folders.write_job(folders.job_files(federation.job), job)
-    line = ["site", "release", "accept", "-c", str(config), "-s", name, "-j", str(job), "--yes"]
+    line = ["site", "release", "accept", "-c", str(config), "-s", name, "-j", str(job), "--yes", *more]
     return CliRunner().invoke(app, line)

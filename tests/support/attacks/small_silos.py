@@ -8,13 +8,14 @@ term is a function of silo, round and state.
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -26,7 +27,8 @@ from tightframe import __version__
 from tightframe.phases import Cohort, Contribution, Field, Group, Phase, Schema, ServerState, Totals
 from tightframe.privacy.ledger.entries import Remembered
 from tightframe.rounds import codec
-from tightframe.rounds.context import COMMITTED, FOLLOWED, NEEDS_STATE, PROPOSED, TOLD, VERIFIED, Message
+from tightframe.rounds.context import COMMITTED, FOLLOWED, NEEDS_STATE, PROPOSED, TOLD, Message
+from tightframe.rounds.notes import VERIFIED
 from tightframe.rounds.pace import Pace
 from tightframe.rounds.plan import TRAIN, Exchange, RunPlan
 from tightframe.rounds.run_state import next_state, state_sha256
@@ -191,7 +193,8 @@ def params_of(
     )
 
 
-def term_of(name: str, number: int, state: str, parties: int, own: bytes = b"") -> dict[Group, bytes]:
+@lru_cache(1024)
+def term_of(name: str, number: int, state: str, parties: int, own: bytes = b"") -> Mapping[Group, bytes]:
     """A silo's term: a function of the silo, the round, the state (hex) that it rests on, and its own."""
     seed = hashlib.sha256(f"{name}/{number}/{state}/{own.hex()}".encode()).digest()
     random = np.random.default_rng(list(seed))
@@ -200,7 +203,7 @@ def term_of(name: str, number: int, state: str, parties: int, own: bytes = b"") 
         "counts": torch.from_numpy(random.integers(0, 100, 2).astype(np.float64)),
         "update/mean": torch.from_numpy(random.uniform(-10, 10, 1)),
     }
-    return codec.encode(SCHEMA, tensors, share=1.0, parties=parties)
+    return MappingProxyType(codec.encode(SCHEMA, tensors, share=1.0, parties=parties))
 
 
 def own_after(name: str, sum_id: SumId, state: str, own: bytes) -> bytes:
@@ -240,12 +243,23 @@ class _Contributor(Contributor):
         if self.dies:
             raise CrashError
         if not self._keeps:
-            return Contribution({}), term_of(silo.name, silo.sum_id.round, silo.state, len(others[-1])), True
+            term = term_of(silo.name, silo.sum_id.round, silo.state, len(others[-1]))
+            return Contribution({}), dict(term), True
         kept = self._store.committed().get("own")
         self.used = b"" if kept is None else kept.numpy().tobytes()
         after = own_after(silo.name, silo.sum_id, silo.state, self.used)
         term = term_of(silo.name, silo.sum_id.round, silo.state, len(others[-1]), self.used)
-        return Contribution({}, {"own": torch.tensor(list(after), dtype=torch.uint8)}), term, True
+        return Contribution({}, {"own": torch.tensor(list(after), dtype=torch.uint8)}), dict(term), True
+
+
+def _entry(fact: Any) -> Any:
+    """Read an entry of a journal; one that was read before is not read again."""
+    return _read(json.dumps(fact, sort_keys=True))
+
+
+@lru_cache(4096)
+def _read(fact: str) -> Any:
+    return journal.entry_from_value(json.loads(fact))
 
 
 class _Vault(Vault):
@@ -271,7 +285,7 @@ class _Vault(Vault):
     def remember(self, content: Remembered) -> None:
         self.facts += content.facts
         for fact in content.facts:
-            self._history.append(journal.entry_from_value(fact))  # type: ignore[arg-type]
+            self._history.append(_entry(fact))
 
     def commit(self, entries: Any, state: Any, replies: Any, kept: Any) -> None:
         if not self.crash:
@@ -293,7 +307,7 @@ class _Vault(Vault):
 
     def restart(self) -> None:
         """Read everything again, as another process does."""
-        self._history = journal.History(journal.entry_from_value(fact) for fact in self.facts)
+        self._history = journal.History(map(_entry, self.facts))
         if self._state is not None:
             self._state = type(self._state).from_bytes(self._state.to_bytes())
 
@@ -350,7 +364,7 @@ class SmallSilo(SiloSession):
             pace=Pace(folder / "pace.json", on=False, limit=0.0, log=LOG),
             log=LOG,
         )
-        entries = [journal.entry_from_value(fact) for fact in facts]
+        entries = [*map(_entry, facts)]
         with mock.patch("tightframe.rounds.silo.own_state._journal", lambda context: entries):
             begin(context)
         self.context, self._after = context, after

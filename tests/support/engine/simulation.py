@@ -97,7 +97,6 @@ def simulate_job(
     timeout: int = 600,
     engine_command: bool = False,
     guarded: bool = False,
-    real: bool = False,
 ) -> Run:
     """Run a job folder in ``folder``'s own workspace.
 
@@ -109,7 +108,6 @@ def simulate_job(
         timeout: in seconds.
         engine_command: start it by the engine's own command.
         guarded: the sites have our ``privacy.json``.
-        real: each process is started by an interpreter of its own, and not forked.
     """
     workspace = folder / "workspace"
     local = workspace / "local"
@@ -129,7 +127,7 @@ def simulate_job(
         "PYTHONPATH": os.pathsep.join([str(EXECUTORS), os.environ.get("PYTHONPATH", "")])
     }
     place = Path(sys.executable).parent
-    if not real and (folder_of := forking.started()) is not None:
+    if (folder_of := forking.started()) is not None:
         environment, place = forking.environment(environment), folder_of / "bin"
     command[0] = str(place / command[0])
     done = subprocess.run(

@@ -40,6 +40,10 @@ class FakeSilo:
     def min_class_count(self) -> int:
         return self.least
 
+    @property
+    def records_per_feature(self) -> int:
+        return 0
+
     def private_class_sums(
         self, features: Callable[[torch.Tensor], torch.Tensor], width: int
     ) -> tuple[torch.Tensor, torch.Tensor]:

@@ -9,10 +9,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import psutil
 from nvflare.private.fed.client.client_req_processors import ClientRequestProcessors
 from tests.support.production import raw
-from tests.support.production.federation import SERVER, Federation
+from tests.support.production.federation import Federation
 
 from tightframe.flare.doors import rules
 from tightframe.flare.doors.rules import Place, Role, Sender
@@ -117,18 +116,6 @@ def empty(answers: list[list[str]]) -> bool:
     wrong = [one for one in refused if not one.startswith("invalid_request: b''") and "refused" not in one]
     assert not wrong, wrong
     return True
-
-
-def engine_of(federation: Federation, name: str) -> psutil.Process:
-    """The engine's own process of a kit, which starts those of jobs."""
-    parent = psutil.Process(federation.processes[name].pid)
-    module = f"{'server' if name == SERVER else 'client'}_train"
-    (found,) = [
-        one
-        for one in (parent, *parent.children(recursive=True))
-        if module in " ".join(one.cmdline()) and "python" in one.name()
-    ]
-    return found
 
 
 def contents(*folders: Path) -> dict[str, str]:

@@ -64,8 +64,8 @@ class Federation:
         port: of the server.
         fingerprint: of the root.
         packaged: what the kits held before anybody joined.
-        forked: whether commands are forked, and not started by an interpreter of their own, as server, sites
-            and the processes of their jobs always are: a job's looks for a site above it.
+        forked: whether commands are forked, and not started by an interpreter of their own.
+        real: whose server or site, and its jobs, have interpreters of their own.
     """
 
     folder: Path
@@ -76,6 +76,7 @@ class Federation:
     operations: Guide = field(default_factory=lambda: Guide(OPERATIONS, [FAULTS, ONE_MACHINE]))
     site_guide: Guide = field(default_factory=lambda: Guide(SITE_GUIDE, [ACCOUNTS]))
     forked: bool = True
+    real: tuple[str, ...] = ()
 
     def kit(self, name: str) -> Path:
         return self.folder / "kits" / PROJECT / "prod_00" / name
@@ -143,15 +144,6 @@ class Federation:
             "COLUMNS": "200",
         }
 
-    @contextmanager
-    def real(self) -> Iterator[None]:
-        """Commands that are started meanwhile have an interpreter of their own."""
-        before, self.forked = self.forked, False
-        try:
-            yield
-        finally:
-            self.forked = before
-
     def environment_of(self, name: str) -> dict[str, str]:
         """A kit's processes have a temporary folder of their own, and obey; a hospital's are spied on."""
         for folder in (self.temporary(name), self.spied(name)):
@@ -159,7 +151,9 @@ class Federation:
         self.orders.mkdir(exist_ok=True)
         own = self.environment | {"TMPDIR": str(self.temporary(name)), "TIGHTFRAME_PUPPET": str(self.orders)}
         own["PYTHONPATH"] = os.pathsep.join([str(SPY), own["PYTHONPATH"]])
-        return own if name == SERVER else own | {"TIGHTFRAME_SPY": str(self.spied(name))}
+        if name != SERVER:
+            own |= {"TIGHTFRAME_SPY": str(self.spied(name))}
+        return own if name in self.real else forking.environment(own, sites=True)
 
     @property
     def orders(self) -> Path:
@@ -300,6 +294,10 @@ class Federation:
                 start_new_session=True,
             )
 
+    def engine_process(self, name: str) -> psutil.Process:
+        """The engine's own process of a kit, which starts those of jobs."""
+        return forking.forked(psutil.Process(self.processes[name].pid))
+
     def joined(self, name: str) -> bool:
         """Whether the server has let a site in."""
         return f"New client {name}@" in self.said(SERVER)
@@ -320,7 +318,10 @@ class Federation:
     def stop(self) -> None:
         """Ask every process to end, sites first, and make sure that it and its children did."""
         running = [one for one in reversed(list(self.processes.values())) if one.poll() is None]
-        children = [child for one in running for child in psutil.Process(one.pid).children(recursive=True)]
+        children = []
+        for one in running:
+            for process in {psutil.Process(one.pid), forking.forked(psutil.Process(one.pid))}:
+                children += process.children(recursive=True)
         for one in running:
             one.send_signal(signal.SIGTERM)
         left = psutil.wait_procs(
@@ -419,7 +420,9 @@ def set_up(folder: Path, *, later: bool) -> Federation:
         return made
     made.packaged = made.kit_hashes()
     told = made.follow(
-        made.operations, "A hospital joins", more=f"{MEMBERS} --site {EXPIRED} --site {STRANGER}"
+        made.operations,
+        "1. Lead",
+        more=f"--site {NEWCOMER}=hospital_4 {MEMBERS} --site {EXPIRED} --site {STRANGER}",
     )
     assert f"written: federation/requests/{NEWCOMER}.yml" in told
     assert "exists already: federation/project.yml" in told

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 from nvflare.fuel.flare_api.api_spec import AuthorizationError
 from tests.support.production.federation import LEAD, SERVER, SITES, Federation
 from tests.support.production.private import Search, every_file
@@ -57,7 +56,7 @@ def reachable(federation: Federation) -> list[Path]:
     folder = federation.folder
     folders = [federation.kit(SERVER), federation.state(SERVER), federation.temporary(SERVER)]
     folders += [federation.kit(LEAD), folder / "results", folder / "job"]
-    server = psutil.Process(federation.processes[SERVER].pid)
+    server = federation.engine_process(SERVER)
     opened = [
         Path(item.path) for one in (server, *server.children(recursive=True)) for item in one.open_files()
     ]

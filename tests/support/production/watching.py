@@ -15,6 +15,7 @@ from itertools import pairwise
 from typing import Any
 
 import psutil
+from tests.support import forking
 from tests.support.production.federation import SERVER, SITES, Federation
 from typer.testing import CliRunner
 
@@ -25,12 +26,12 @@ from tightframe_app.watch.view import KINDS
 
 def process_of(federation: Federation, name: str, job_id: str) -> psutil.Process:
     """The process in which a site runs a job."""
-    parent, until = psutil.Process(federation.processes[name].pid), time.monotonic() + 120
+    parent, until = federation.engine_process(name), time.monotonic() + 120
     while time.monotonic() < until:
         for process in parent.children(recursive=True):
             with contextlib.suppress(psutil.NoSuchProcess):
                 if job_id in " ".join(process.cmdline()) and "python" in process.name():
-                    return process
+                    return forking.forked(process)
         time.sleep(0.1)
     raise AssertionError(federation.said(name)[-3000:])
 
@@ -115,7 +116,7 @@ def look_and_leave(federation: Federation, name: str, job_id: str, now: dict[str
 
 def kill(federation: Federation, name: str) -> None:
     """`kill -9` of everything of a site, as where its machine loses its power."""
-    process = psutil.Process(federation.processes[name].pid)
+    process = federation.engine_process(name)
     process.suspend()  # so that it does not tell the server of the death of its job, as it would in between
     for one in [*process.children(recursive=True), process]:
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -176,7 +177,7 @@ def watching(federation: Federation, name: str, job_id: str) -> Iterator[Lines]:
     watcher = subprocess.Popen(
         ["tightframe", "watch", job_id, "--kit", str(federation.kit(name))],
         cwd=federation.folder,
-        env=federation.environment,
+        env=forking.environment(federation.environment),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

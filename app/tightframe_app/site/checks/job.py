@@ -45,6 +45,7 @@ def check_policy(
     from tightframe.config.refusals import BelowPolicyError
     from tightframe.config.site import check_record_options, check_training_loop
     from tightframe.errors import JobError
+    from tightframe.rounds import product_rule
     from tightframe.rounds.setup import prepare
 
     area = area_of("job", name or "")
@@ -60,6 +61,7 @@ def check_policy(
         with policy.refuse_oversized():
             setup = prepare(job, policy.ceilings)
         policy.check_method(setup.setting.config, job)
+        product_rule.check_job(policy, setup)
 
     checks: tuple[Callable[[], None], ...] = (
         lambda: policy.check(job, submitter=submitter),
@@ -73,7 +75,7 @@ def check_policy(
         except BelowPolicyError as error:
             refused = True
             for refusal in error.refusals:
-                yield Finding(area, "problem", f"TF-614: {refusal}", of_job=True)
+                yield Finding(area, "problem", f"{error.code}: {refusal}", of_job=True)
         except JobError as error:
             refused = True
             for problem in error.problems:

@@ -8,6 +8,7 @@ this code; ``docs/release.md`` compares the files with the signed list, independ
 from __future__ import annotations
 
 import base64
+import csv
 import hashlib
 import json
 from collections.abc import Iterator
@@ -48,19 +49,28 @@ def compared(installed: Distribution, runs: Path) -> Iterator[Finding]:
     """
     what = f"{PROJECT} {installed.version}"
     root = Path(str(installed.locate_file(""))).resolve()
-    if _editable(installed) or root / PROJECT != runs:
+    if not _editable(installed) and root / PROJECT != runs:
+        text = (
+            f"{what} is installed in {root}, but what runs is {runs}: take that out of PYTHONPATH, or start "
+            "with the installed package's own python"
+        )
+        yield Finding(AREA, "problem", text)
+        return
+    if _editable(installed):
         what = f"{PROJECT} {__version__}"  # the installation's own may be of an earlier checkout
         yield Finding(AREA, "note", f"{what} runs from {runs}, a checkout: {_UNSIGNED}")
         return
     wrong, listed = [], set()
-    for path in installed.files or []:
+    # Not `installed.files`: from Python 3.12 on it leaves out what is missing.
+    for path, given, _ in csv.reader((installed.read_text("RECORD") or "").splitlines()):
         place = Path(str(installed.locate_file(path))).resolve()
         listed.add(place)
-        if path.hash is None:
+        mode, _, value = given.partition("=")
+        if not given:
             continue
         if not place.is_file():
             wrong.append(f"{path} is missing")
-        elif _hash(place, path.hash.mode) != path.hash.value:
+        elif _hash(place, mode) != value:
             wrong.append(f"{path} was changed")
     wrong += [f"{path.relative_to(root)} does not belong to it" for path in _strangers(root, listed)]
     if not listed:

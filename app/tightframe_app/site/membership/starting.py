@@ -12,7 +12,7 @@ import json
 import os
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -108,10 +108,11 @@ def _running(last: Mapping[str, Any]) -> int | None:
     # It may not be the engine yet: the number is the same before and after. Its command comes first, so that
     # one that becomes the engine meanwhile is found as that.
     number = last.get("process")
-    try:
-        command = psutil.Process(number).cmdline() if isinstance(number, int) else []
-    except (psutil.Error, ValueError):
-        command = []
+    command: list[str] = []
+    with suppress(psutil.Error, ValueError, TypeError):
+        process = psutil.Process(number)
+        if process.create_time() <= float(last.get("started", "inf")) + 1:  # else another one got its number
+            command = process.cmdline()
     starts = number != os.getpid() and any(list(pair) == STARTS for pair in pairwise(command))
     engine = _engine(Path(last["kit"]))
     return number if engine is None and starts else engine

@@ -20,6 +20,7 @@ from pydantic import ValidationError
 
 from tightframe.data.eicu import MOST_DRUGS, REGIONS, Window, vocabulary_sha256
 from tightframe.data.eicu.folds import Stays
+from tightframe.data.unpacked import check_zip
 from tightframe.errors import DataError
 from tightframe.options import StrictModel
 
@@ -166,6 +167,7 @@ def read_matrix(path: Path) -> StayMatrix:
     """
     remedy = "prepare the tables again with `tightframe data prepare eicu`."
     try:
+        check_zip(path)
         with np.load(path, allow_pickle=False) as stored:
             # NumPy returns a member that is not an array as bytes.
             arrays: dict[str, Any] = {name: np.asarray(stored[name]) for name in _DTYPES}

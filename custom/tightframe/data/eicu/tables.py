@@ -10,7 +10,7 @@ ordered it; orders from before the admission count as well. Torch-free.
 from __future__ import annotations
 
 import csv
-import gzip
+import io
 import time
 import zlib
 from array import array
@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from tightframe.data.base import PROGRESS_SECONDS, Progress
 from tightframe.data.eicu import REGIONS, WINDOW_MINUTES, Window
 from tightframe.data.eicu.matrix import StayMatrix, compressed
+from tightframe.data.unpacked import lines_of, open_gzip
 from tightframe.errors import DataError
 
 TABLES = ("patient", "hospital", "medication")
@@ -289,7 +290,7 @@ def _rows(path: Path, columns: Sequence[str]) -> Iterator[Iterator[tuple[int, tu
     """
     try:
         with _opened(path) as stream:
-            reader = csv.reader(stream)
+            reader = csv.reader(lines_of(stream))
             header = [name.strip().lower() for name in next(reader, [])]
             missing = [name for name in columns if name not in header]
             if missing:
@@ -310,7 +311,7 @@ def _rows(path: Path, columns: Sequence[str]) -> Iterator[Iterator[tuple[int, tu
 def _opened(path: Path) -> IO[str]:
     """Open a table as text; the csv module needs its line ends unchanged."""
     if path.suffix == ".gz":
-        return gzip.open(path, "rt", newline="", encoding="utf-8-sig")
+        return io.TextIOWrapper(open_gzip(path), newline="", encoding="utf-8-sig")
     return path.open(newline="", encoding="utf-8-sig")
 
 

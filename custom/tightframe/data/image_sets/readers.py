@@ -7,7 +7,6 @@ scikit-learn's handwritten digits, which need no file. Nothing is downloaded. To
 
 from __future__ import annotations
 
-import gzip
 import math
 import zlib
 from collections.abc import Callable, Sequence
@@ -20,6 +19,7 @@ from typing import Any, BinaryIO, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from tightframe.data.unpacked import open_gzip
 from tightframe.data.validation import validation_mask
 from tightframe.errors import DataError
 
@@ -79,8 +79,8 @@ def read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
             raw.seek(0)
             if not packed:
                 return _idx(raw, path, dimensions)
-            with gzip.open(raw, "rb") as stream:
-                return _idx(stream, path, dimensions)  # type: ignore[arg-type]
+            with open_gzip(path) as stream:
+                return _idx(stream, path, dimensions)
     except FileNotFoundError:
         raise DataError(f"Expected a file at {path}, but there is none.", code="TF-205") from None
     except (OSError, EOFError, zlib.error) as error:

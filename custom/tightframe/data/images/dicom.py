@@ -7,7 +7,10 @@ bits that are stored, so that one picture is read alike whatever else is read; M
 
 from __future__ import annotations
 
+import io
+import struct
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +20,10 @@ from numpy.typing import NDArray
 from tightframe.errors import DataError
 
 PREAMBLE = 128
+MOST_PIXELS = 2**26
 GREY = ("MONOCHROME1", "MONOCHROME2")
 COLOUR = ("RGB", "YBR_FULL", "YBR_FULL_422")
+_RLE_SEGMENTS = 15
 
 
 class DicomError(DataError):
@@ -63,18 +68,16 @@ def read(
     *,
     pixels: bool = True,
     window: tuple[float, float] | None = None,
-    most_pixels: int | None = None,
 ) -> DicomPicture:
     """Read a picture.
 
     Args:
         pixels: False checks the header only; then the pixels are of size 0.
         window: rescaled grey values that become black and white, in place of the file's own window.
-        most_pixels: of a picture, checked before anything is decoded; None for any number.
 
     Raises:
-        DicomError: TF-206 if the file is no DICOM picture, of several frames, of another photometric
-            interpretation, or compressed in a way that cannot be decoded here.
+        DicomError: TF-206 if the file is no DICOM picture, of several frames, more than ``MOST_PIXELS``,
+            another photometric interpretation, or compressed in a way that cannot be decoded here.
         DataError: TF-206 if pydicom is not installed.
     """
     pydicom = _pydicom()
@@ -88,7 +91,7 @@ def read(
             )
         stored = pydicom.dcmread(path, stop_before_pixels=not pixels)
         modality = str(stored.get("Modality", "") or "")
-        _check(path, stored, most_pixels)
+        _check(path, stored)
     except DicomError:
         raise
     except Exception as error:  # a broken element raises what its own reader does
@@ -99,6 +102,8 @@ def read(
         raise _wrong(path, "a DICOM picture", "no pixels", "DICOM without pixels")
     grey = str(stored.PhotometricInterpretation) in GREY
     try:
+        if stored.file_meta.TransferSyntaxUID.is_encapsulated:
+            _check_frame(stored)
         values = pydicom.pixels.pixel_array(stored)  # colours as RGB, whatever the file has
         values = _grey(stored, values, window) if grey else values
     except Exception as error:  # each decoder has errors of its own
@@ -118,7 +123,7 @@ def read(
     return DicomPicture(np.ascontiguousarray(values, dtype=np.uint8), modality)
 
 
-def _check(path: Path, stored: Any, most_pixels: int | None) -> None:
+def _check(path: Path, stored: Any) -> None:
     frames = int(stored.get("NumberOfFrames", 1) or 1)
     if frames != 1:
         found = f"{frames} frames (multi-frame): split it first"
@@ -131,8 +136,45 @@ def _check(path: Path, stored: Any, most_pixels: int | None) -> None:
         found = "a table of values (Modality LUT): convert it first"
         raise _wrong(path, "a slope and an intercept of grey values", found, "DICOM with a Modality LUT")
     pixels = int(stored.get("Rows", 0) or 0) * int(stored.get("Columns", 0) or 0)
-    if most_pixels is not None and pixels > most_pixels:
-        raise _wrong(path, f"at most {most_pixels} pixels", f"{pixels}", f"more than {most_pixels} pixels")
+    if pixels > MOST_PIXELS:
+        raise _wrong(path, f"at most {MOST_PIXELS} pixels", f"{pixels}", f"more than {MOST_PIXELS} pixels")
+
+
+def _check_frame(stored: Any) -> None:
+    """Check that a compressed picture has the header's size; decoders go by what it says itself.
+
+    Raises:
+        ValueError: for another size, or a compression whose size is not known here.
+    """
+    from PIL import Image
+    from pydicom.encaps import get_frame
+    from pydicom.uid import RLELossless
+
+    frame = get_frame(stored.PixelData, 0, number_of_frames=1)
+    size = int(stored.Columns), int(stored.Rows)
+    if stored.file_meta.TransferSyntaxUID == RLELossless:
+        whole = size[0] * size[1] * int(stored.SamplesPerPixel) * int(stored.BitsAllocated) // 8
+        fits = _unpacks_to(frame, whole + _RLE_SEGMENTS)
+    else:
+        with Image.open(io.BytesIO(frame), formats=("JPEG", "JPEG2000")) as image:
+            fits = image.size == size
+    if not fits:
+        raise ValueError("Expected a compressed picture of the size in the header")
+
+
+def _unpacks_to(frame: bytes, most: int) -> bool:
+    """Check that an RLE frame (PS3.5 G) unpacks to so many bytes at most."""
+    count, *starts = struct.unpack("<16I", frame[:64])
+    if not 1 <= count <= _RLE_SEGMENTS:
+        raise ValueError("Expected 1 to 15 segments")
+    total = 0
+    for begin, end in pairwise([*starts[:count], len(frame)]):
+        at = begin
+        while at < end and total <= most:
+            control = frame[at]
+            total += control + 1 if control < 128 else 257 - control if control > 128 else 0
+            at += control + 2 if control < 128 else 2 if control > 128 else 1
+    return total <= most
 
 
 def _grey(stored: Any, values: NDArray[Any], window: tuple[float, float] | None) -> NDArray[np.uint8]:

@@ -7,11 +7,13 @@ rule, and nothing that the file holds: neither a value nor its path.
 from __future__ import annotations
 
 import gzip
+import io
 import logging
+import math
 import stat
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,13 +22,21 @@ from tightframe.data.images import dicom
 from tightframe.data.images.contract import Picture, Window
 from tightframe.errors import DataError
 
+if TYPE_CHECKING:
+    from PIL.ImageFile import ImageFile
+
 Pixels = NDArray[np.uint8]
 MOST_BYTES = 2**30
-MOST_PIXELS = 2**26
+MOST_PIXELS = dicom.MOST_PIXELS
 MOST_VOXELS = 2**27
+MOST_BEFORE = 2**24
+"""Bytes of a volume's file before its voxels: header and extensions, which are passed over."""
 FORMATS = ("PNG", "JPEG", "TIFF")
 """Formats that are tried, of all that Pillow reads."""
 _GZIP, _NIFTI_PLACE = b"\x1f\x8b", 344
+_NIFTI_1, _NIFTI_2 = 348, 540
+"""Bytes of the fixed headers."""
+_STEP = 2**24
 _PLAIN = ("L", "RGB", "1", "P", "PA", "LA", "La", "RGBA", "RGBa", "RGBX")
 _DEEP = ("I;16", "I;16B", "I;16L", "I;16N", "I", "F")
 
@@ -94,7 +104,7 @@ def _flat(path: Path, head: bytes, picture: Picture) -> Pixels:
     from PIL import Image, ImageOps
 
     try:
-        opened = Image.open(path, formats=FORMATS)
+        opened = open_picture(path)
     except Image.DecompressionBombError:
         raise UnfitError(f"more than {MOST_PIXELS} pixels") from None
     except Image.UnidentifiedImageError:
@@ -102,8 +112,6 @@ def _flat(path: Path, head: bytes, picture: Picture) -> Pixels:
     with opened as image:
         if getattr(image, "n_frames", 1) != 1:
             raise UnfitError("several pictures in one file")
-        if image.width * image.height > MOST_PIXELS:
-            raise UnfitError(f"more than {MOST_PIXELS} pixels")
         mode = image.mode
         if mode not in (*_PLAIN, *_DEEP):
             raise UnfitError(f"another colour space ({mode}) than RGB or grey")
@@ -120,6 +128,24 @@ def _flat(path: Path, head: bytes, picture: Picture) -> Pixels:
         else:
             values = np.asarray(upright.convert("RGB"))
     return _windowed(_of_colour(values, picture), picture.window)
+
+
+def open_picture(source: Path | IO[bytes], formats: tuple[str, ...] = FORMATS) -> ImageFile:
+    """Open a picture by Pillow, which reads its header; pixels are decoded later.
+
+    Pillow's own limit is higher, and it would also try formats that start other programs.
+
+    Raises:
+        DecompressionBombError: Pillow's, for more than ``MOST_PIXELS`` pixels.
+        UnidentifiedImageError: Pillow's, for another kind of file.
+    """
+    from PIL import Image
+
+    image = Image.open(source, formats=formats)
+    if image.width * image.height > MOST_PIXELS:
+        image.close()
+        raise Image.DecompressionBombError(f"more than {MOST_PIXELS} pixels")
+    return image
 
 
 def _of_colour(pixels: Pixels, picture: Picture) -> Pixels:
@@ -161,7 +187,7 @@ def eight_bits(values: NDArray[Any], low: float, high: float) -> Pixels:
 def _dicom(path: Path, picture: Picture) -> Pixels:
     window = None if picture.window is None else (picture.window.low, picture.window.high)
     try:
-        found = dicom.read(path, window=window, most_pixels=MOST_PIXELS)
+        found = dicom.read(path, window=window)
     except dicom.DicomError as error:
         raise UnfitError(error.rule) from None
     if picture.modality is not None and found.modality != picture.modality:
@@ -190,28 +216,51 @@ def volume_values(path: Path, head: bytes) -> NDArray[np.float32]:
         ) from None
     logging.getLogger("nibabel.global").setLevel(logging.CRITICAL + 1)  # it tells values of headers
     with gzip.open(path, "rb") if head[:2] == _GZIP else path.open("rb") as stream:
-        first = stream.read(512)
-        stream.seek(0)
-        kind = (
-            nibabel.Nifti1Image
+        first = stream.read(_NIFTI_2)
+        kind, length = (
+            (nibabel.Nifti1Image, _NIFTI_1)
             if first[_NIFTI_PLACE : _NIFTI_PLACE + 3] == b"n+1"
-            else nibabel.Nifti2Image
+            else (nibabel.Nifti2Image, _NIFTI_2)
             if first[4:7] == b"n+2"
-            else None
+            else (None, 0)
         )
         if kind is None:
             raise UnfitError("another kind of file than NIfTI in one file (.nii, .nii.gz)")
-        volume: Any = kind.from_stream(stream)
-        shape = tuple(int(side) for side in volume.shape)
+        # Of the fixed header alone: nibabel's own reader unpacks extensions of any size before it is checked.
+        header: Any = kind.header_class(first[:length])
+        shape = tuple(int(side) for side in header.get_data_shape())
         shape = shape[:3] if shape[3:] == (1,) else shape
         if len(shape) != 3:
             raise UnfitError("several volumes, or none, in one file")
-        if int(np.prod([float(side) for side in shape])) > MOST_VOXELS:
+        voxels = math.prod(shape)
+        if voxels > MOST_VOXELS:
             raise UnfitError(f"more than {MOST_VOXELS} voxels")
-        if volume.get_data_dtype().kind not in "iuf":
+        if (stored := header.get_data_dtype()).kind not in "iuf" or stored.itemsize > 8:
             raise UnfitError("voxels that are no plain numbers")
-        upright = nibabel.as_closest_canonical(volume)
+        before = int(header.get_data_offset())
+        if not length <= before <= MOST_BEFORE:
+            raise UnfitError(f"voxels that begin later than {MOST_BEFORE} bytes, or in the header")
+        stream.read(before - len(first)) if before > len(first) else stream.seek(before)
+        slope, shift = header.get_slope_inter()
+        scaled = (1.0 if slope is None else slope, 0.0 if shift is None else shift)
+        content = _content(stream, voxels * stored.itemsize)
+        proxy = kind.ImageArrayProxy(content, (shape, stored, 0, *scaled))
+        upright = nibabel.as_closest_canonical(kind(proxy, header.get_best_affine(), header))
         values = np.asarray(upright.dataobj, dtype=np.float32).reshape(upright.shape[:3])
     # Canonical axes go to the right, to the front and up; ours are (depth, height, width) as a reader looks.
     ordered: NDArray[np.float32] = values.transpose(2, 1, 0)[:, ::-1, ::-1]
     return ordered
+
+
+def _content(stream: io.BufferedIOBase, count: int) -> io.BytesIO:
+    """Read so many bytes, taking memory for what is there and not for what is claimed.
+
+    Raises:
+        EOFError: if there are fewer.
+    """
+    content = io.BytesIO()
+    while (left := count - content.tell()) > 0:
+        if not content.write(stream.read(min(left, _STEP))):
+            raise EOFError
+    content.seek(0)
+    return content

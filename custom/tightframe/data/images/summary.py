@@ -10,7 +10,7 @@ from tightframe.data.images.contract import PictureContract
 from tightframe.data.images.files import read
 from tightframe.data.images.silo import encoded_records, place_of, quiet
 from tightframe.data.table.encoding import check_mapping
-from tightframe.data.table.summary import Description, grouped, summary_of
+from tightframe.data.table.summary import Description, description, grouped, summary_of
 
 _AXES = ("depth", "height", "width")
 _CHANNELS = {1: ("brightness",), 3: ("red", "green", "blue")}
@@ -47,13 +47,4 @@ def describe(contract: PictureContract, site: ImagesSite) -> Description:
         )
         scaled = (2 * values / most - 1)[:, None]
         summaries.append(summary_of(column, scaled, labels, 0, titles))
-    counts = np.bincount(labels, minlength=len(titles)).tolist()
-    return Description(
-        encoded.where,
-        dict(zip(titles, counts, strict=True)),
-        encoded.findings,
-        int(encoded.broken.sum()) + len(rows.ragged),
-        tuple(summaries),
-        of_findings.get("present", {}),
-        of_findings.get("unknown", {}),
-    )
+    return description(encoded, rows, labels, titles, summaries, **of_findings)

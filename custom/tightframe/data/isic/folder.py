@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tightframe.data.base import Progress, with_progress
+from tightframe.data.images.files import open_picture
 from tightframe.data.isic import CLASS_NAMES, HAM_CENTERS, NUM_CENTERS, IsicOptions, IsicSite
 from tightframe.data.validation import validation_mask
 from tightframe.errors import DataError
@@ -147,7 +148,7 @@ def decode(path: Path) -> NDArray[np.uint8]:
     from PIL import Image  # only processes that read records need it
 
     try:
-        with Image.open(path) as image:
+        with open_picture(path) as image:
             pixels: NDArray[np.uint8] = np.asarray(image.convert("RGB"), dtype=np.uint8)
     except FileNotFoundError:
         raise DataError(f"Expected an image at {path}, but there is none.", code="TF-205") from None

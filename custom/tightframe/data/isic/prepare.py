@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from tightframe.data.images.files import open_picture
 from tightframe.data.isic import CLASS_NAMES, FULL_SHORTER_SIDE, NUM_CENTERS, TEST_COUNTS, TRAIN_COUNTS
 from tightframe.data.isic.folder import IMAGES, SPLIT, Row, listed, read_split
 from tightframe.data.manifest import Entry, Manifest, sha256, worker_starts, write_whole
@@ -260,7 +261,7 @@ def _one(task: _Task) -> _Result:
         digest = sha256(data)
         if task.known is not None and task.known.vouches(digest, task.target):
             return _Result(name, task.known, kept=True)
-        with Image.open(io.BytesIO(data), formats=["JPEG"]) as original:
+        with open_picture(io.BytesIO(data), ("JPEG",)) as original:
             size = original.size
             image, wrapped = preprocess(original.convert("RGB"))
         stream = io.BytesIO()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,11 +12,11 @@ from numpy.typing import NDArray
 from tightframe.data.base import finding_counts, unknown_counts
 from tightframe.data.contract import Column, Contract, MultiLabel
 from tightframe.data.table import TableSite
-from tightframe.data.table.encoding import check_mapping, encode
+from tightframe.data.table.encoding import Encoded, check_mapping, encode
 from tightframe.data.table.findings import Finding
 from tightframe.data.table.preview import Preview, preview
 from tightframe.data.table.silo import divided
-from tightframe.data.table.sources.rows import read
+from tightframe.data.table.sources.rows import Rows, read
 
 BINS = 12
 GROUPS = ("no finding", "findings", "unknown")
@@ -103,20 +104,25 @@ def describe(
         values = features[there][:, place : place + width]
         summaries.append(summary_of(column, values, labels[there], int((~there).sum()), titles))
         place += width
-    counts = np.bincount(labels, minlength=len(titles)).tolist()
     seen = None
     if least is not None:
         seen = preview(divided(encoded, contract, in_folds=False), contract, least, bins, ends)
-    return Description(
-        encoded.where,
-        dict(zip(titles, counts, strict=True)),
-        encoded.findings,
-        int(encoded.broken.sum()) + len(rows.ragged),
-        tuple(summaries),
-        of_findings.get("present", {}),
-        of_findings.get("unknown", {}),
-        preview=seen,
-    )
+    return description(encoded, rows, labels, titles, summaries, preview=seen, **of_findings)
+
+
+def description(
+    encoded: Encoded,
+    rows: Rows,
+    labels: NDArray[np.int64],
+    titles: Sequence[str],
+    summaries: Sequence[Summary],
+    **more: Any,
+) -> Description:
+    """Return what a site holds, by the labels of the records that keep the contract and their names."""
+    counts = np.bincount(labels, minlength=len(titles)).tolist()
+    broken = int(encoded.broken.sum()) + len(rows.ragged)
+    records = dict(zip(titles, counts, strict=True))
+    return Description(encoded.where, records, encoded.findings, broken, tuple(summaries), **more)
 
 
 def grouped(

@@ -3,12 +3,13 @@
 ::
 
     holders   who holds which class (the class rules)
+    counts    how many records of each class will be summed, where products are (``learning.products``)
     sums      G, B and n of the frozen features (``feature_sums``) -> the head, in closed form
     scale     losses of validation records at a grid of temperatures (``temperature``)
 
-The first two come before round 1, where a sum that cannot be opened ends the run and nothing is lost; the
-third is the method's one round, which an evaluation rides on as on any other. As ``start`` of another method
-all three come before round 1. Backbone and running statistics stay as they were broadcast, in every exchange.
+All but the last come before round 1, where a sum that cannot be opened ends the run and nothing is lost; the
+last is the method's one round, which an evaluation rides on as on any other. As ``start`` of another method
+all come before round 1. Backbone and running statistics stay as they were broadcast, in every exchange.
 
 Under differential privacy there is one exchange, the method's round (or the start)::
 
@@ -28,7 +29,7 @@ from torch import nn
 
 from tightframe.errors import RunError
 from tightframe.learning import model_update
-from tightframe.learning.class_sums import holders_phase
+from tightframe.learning.class_sums import counts_phase, holders_phase
 from tightframe.learning.halves import plain_training, train
 from tightframe.learning.one_sum import temperature, withdrawal
 from tightframe.learning.one_sum.closed_form import ABSENT, Priors, centred
@@ -44,6 +45,7 @@ from tightframe.learning.one_sum.feature_sums import (
 from tightframe.learning.one_sum.noisy_sums import PREFIX, noisy_fields, read
 from tightframe.learning.one_sum.temperature import BIAS, KNOWN, WEIGHT
 from tightframe.learning.own_models import TRAINED, trained
+from tightframe.learning.products import COUNTED
 from tightframe.models import feature_width
 from tightframe.models.heads import UnitBallLinear
 from tightframe.phases import (
@@ -105,11 +107,14 @@ def one_sum_method(
             return (release_phase(setting, solve, intercepts, products=products, start=False),)
         return (scale_phase(beside=True),)
 
+    def first(setting: Setting) -> tuple[Phase, ...]:
+        counts = counts_field(setting.num_classes)
+        return holders_phase(counts), *([counts_phase(counts)] if products else [])
+
     def before(setting: Setting) -> tuple[Phase, ...]:
         if setting.privacy is not None:
             return ()
-        solution = sums_phase(setting, solve, products=products, start=False)
-        return holders_phase(counts_field(setting.num_classes)), solution
+        return *first(setting), sums_phase(setting, solve, products=products, start=False)
 
     def withdraw(setting: Setting, asked: Withdrawal) -> tuple[Phase, ...]:
         width = feature_width(model_update.shared_template(setting))
@@ -121,7 +126,7 @@ def one_sum_method(
         if setting.privacy is not None:
             return (release_phase(setting, solve, intercepts, products=products, start=True),)
         solution = sums_phase(setting, solve, products=products, start=True)
-        return holders_phase(counts_field(setting.num_classes)), solution, scale_phase(beside=False)
+        return *first(setting), solution, scale_phase(beside=False)
 
     return Method(
         **{
@@ -225,7 +230,8 @@ def solved(setting: Setting, solve: Solve, state: ServerState, totals: Totals) -
     """Return the state with the head that a total gives, and with the total, for a withdrawal."""
     found = pooled(totals)
     weight, bias = centred(*solve(setting.config, found, BIAS in state.model), found.known)
-    extra = {**state.extra, **withdrawal.kept_total(totals), KNOWN: found.known.to(torch.uint8)}
+    before = {name: item for name, item in state.extra.items() if name != COUNTED}
+    extra = {**before, **withdrawal.kept_total(totals), KNOWN: found.known.to(torch.uint8)}
     return state.evolve(model=with_head(state.model, weight, bias), extra=extra)
 
 

@@ -184,8 +184,8 @@ def sum_fields(classes: int, width: int, *, products: bool) -> tuple[Field, ...]
     ]
     if products:
         size = (width * (width + 1) // 2,)
-        fields.append(Field(COARSE, size, bound=COARSE_BOUND, static=True))
-        fields.append(Field(FINE, size, bound=FINE_BOUND, static=True))
+        fields.append(Field(COARSE, size, bound=COARSE_BOUND, static=True, products=width))
+        fields.append(Field(FINE, size, bound=FINE_BOUND, static=True, products=width))
     return tuple(fields)
 
 

@@ -15,6 +15,8 @@ would in a run without them.
 
 What the difference of both totals tells is the sum of the records that left, class by class. So it is opened
 only if enough records are withdrawn, at three silos or more, and of each class at none or at three or more.
+Products of a few records' features tell these records (``learning.products``), and how many the others
+withdraw a silo knows only from what they say: so by its own rule it withdraws none, or enough by itself.
 Classes are asked only once the numbers are verified to be enough: of a single record they would tell its own.
 
 A silo that colludes can send any numbers. So whatever totals say, a silo takes records out only if of no
@@ -29,6 +31,7 @@ it (``withheld``). Without validation records the head keeps the temperature tha
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import Any
@@ -45,12 +48,14 @@ from tightframe.learning.one_sum.feature_sums import (
     COUNTS,
     RECORD_BOUND,
     RECORDS,
+    SUMS,
     FeatureSums,
     admitted_classes,
     counts_field,
     frozen,
     sum_fields,
 )
+from tightframe.learning.products import COUNTED, Products
 from tightframe.models import feature_width
 from tightframe.phases import (
     Cohort,
@@ -99,6 +104,16 @@ class _Terms:
 
     before: Tensors
     after: Tensors
+
+    @property
+    def leaving(self) -> float:
+        """Number of records that leave the total."""
+        return float(self.before[RECORDS] - self.after[RECORDS])
+
+    @property
+    def width(self) -> int:
+        """Feature width d."""
+        return self.before[SUMS].shape[1]
 
 
 def kept_total(totals: Totals) -> dict[str, torch.Tensor]:
@@ -174,8 +189,9 @@ def _asked(withdrawal: Withdrawal, *, products: bool) -> Phase:
     )
 
     def contribute(silo: SiloView, received: Tensors, state: Tensors) -> Contribution:
-        _terms(silo, received, state, products=products)  # refuses if this silo's sums are others by now
+        found = _terms(silo, received, state, products=products)  # refuses if its sums are others by now
         check_own(silo, state, withdrawal)
+        check_products(silo, found.leaving, found.width if products else 0)
         # No larger than the rule needs: a refused withdrawal tells no silo's whole number.
         count = _leaving(silo, state).sum().clamp(max=withdrawal.least)
         tensors = {NAMED: count, SILOS: (count > 0).double()}
@@ -235,7 +251,9 @@ def _classes(classes: int, withdrawal: Withdrawal) -> Phase:
         extra = {name: item for name, item in state.extra.items() if name not in (ASKED, WITHHELD)}
         if any(few):
             extra[WITHHELD] = torch.tensor(few, dtype=torch.uint8)
-        return state.evolve(extra={**extra, CLEARED: _as_bytes(withdrawal.start)})
+        stored = stored_total(state)
+        total = {COUNTED: stored[COUNTS]} if COUNTS in stored else {}
+        return state.evolve(extra={**extra, **total, CLEARED: _as_bytes(withdrawal.start)})
 
     counts = replace(counts_field(classes), bound=1.0)
     return Phase("classes", Schema((counts, *flags)), broadcast, contribute, update)
@@ -258,6 +276,7 @@ def _withdraw(classes: int, width: int, withdrawal: Withdrawal, solved: Solved, 
     def contribute(silo: SiloView, received: Tensors, state: Tensors) -> Contribution:
         _check_passed(received, CLEARED, withdrawal)
         found = _terms(silo, received, state, products=products)
+        check_products(silo, found.leaving, found.width if products else 0)  # a whole class may leave now
         left = {LEFT + name: found.after[name] - found.before[name] for name in found.before}
         admitted = _admitted_now(silo, received)
         return Contribution({COUNTS: found.after[COUNTS], **left}, own_state(found.after, admitted))
@@ -366,6 +385,27 @@ def check_numbers(totals: Totals, withdrawal: Withdrawal) -> None:
             f"Expected at least {withdrawal.least} withdrawn records at {MIN_SILOS} silos or more, because "
             f"the new total tells their sum, but got {found} at {silos}: wait until more are to be "
             "withdrawn. Nothing was taken out.",
+            code=REFUSED,
+        )
+
+
+def check_products(silo: SiloView, leaving: float, width: int) -> None:
+    """Refuse to take out records so few that they follow from their products of features.
+
+    Args:
+        leaving: number of this silo's records that leave.
+        width: d of the products; 0 if none are summed.
+
+    Raises:
+        RunError: TF-523; the number stays at the silo.
+    """
+    setting, least = silo.setting, silo.records_per_feature
+    found = Products(width, setting.num_classes, math.prod(setting.input_shape))
+    if width and leaving and not found.allowed(leaving, least):
+        raise RunError(
+            f"Expected this silo to withdraw no record, or enough that products of {width} features do not "
+            f"tell them (`records_per_feature` {least}), but it withdraws {leaving:.0f}: start a new job "
+            "without them, best with `privacy`. Nothing is taken out.",
             code=REFUSED,
         )
 

@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, default_collate
 
 from tightframe.errors import TrainingError
-from tightframe.learning.loop import is_out_of_memory
+from tightframe.learning.loop import is_out_of_memory, reading_processes
 from tightframe.learning.stages import Batch, Stage
 from tightframe.privacy.training.per_sample import (
     Engine,
@@ -156,7 +156,7 @@ def loaded(
     loader: DataLoader[Any] = DataLoader(
         _Views(records),
         batch_sampler=[item for item in keys if item],
-        num_workers=workers,
+        **reading_processes(workers),
         pin_memory=device.type == "cuda",
         generator=torch.Generator().manual_seed(0),  # keeps the loader off the global stream
     )

@@ -64,6 +64,13 @@ def silos(found: ServerResults) -> Markup:
         parts.append(_WHAT_TO_DO)
     else:
         parts.append(tag("p", "Nobody was missing." if rows else None))
+    if broken := [(where, row) for (where, _), row in zip(named, rows, strict=True) if row.failed]:
+        parts.append(tag("h3", "Answers that contributed nothing"))
+        parts.append(
+            tag("p", "Training failed there, inside the sum. Which silos, and why, is in their own logs.")
+        )
+        counted = [[where, str(row.failed)] for where, row in broken]
+        parts.append(kept(len(broken), "Exchanges", table(["exchange", "silos"], counted)))
     return section("Silos", *parts)
 
 

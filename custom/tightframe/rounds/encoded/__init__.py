@@ -225,7 +225,7 @@ class _Encoding:
         loader: Any = DataLoader(
             context.data.records(fold),
             batch_sampler=batches,
-            num_workers=context.site.loader_workers,
+            **loop.reading_processes(context.site.loader_workers),
             pin_memory=self.device.type == "cuda",
             generator=torch.Generator().manual_seed(0),  # keeps the loader off the global stream
         )

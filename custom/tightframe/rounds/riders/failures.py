@@ -34,6 +34,7 @@ from tightframe.phases import (
     Totals,
     taken_out,
 )
+from tightframe.results.rows import FAILED_SILOS
 from tightframe.results.words import plural
 from tightframe.rounds.riders import class_rules
 from tightframe.rounds.sums.plain import TooFewError
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
 FAILED = "failed"
 INPUTS = "statistics/"
 """Prefix of pooled statistics, which are of the records alone."""
-NOTE = "failed_silos"
+NOTE = FAILED_SILOS
 """Name of the note: number of silos in the sum that could not contribute."""
 TOLD = ("TF-504", "TF-512", "TF-604", "TF-730")
 """Codes that do not depend on records: stopped, disk full, a malformed request, the site's guard."""

@@ -16,6 +16,7 @@ from pydantic import BaseModel
 from tightframe import __version__, models
 from tightframe.data.table.disclosure import UNITS
 from tightframe.learning.one_sum.temperature import KNOWN
+from tightframe.learning.products import Sizes
 from tightframe.metrics import noise_intervals
 from tightframe.phases import ServerState, Tensors, Totals
 from tightframe.results import engine_files
@@ -28,6 +29,7 @@ from tightframe.results.parts.withdrawal import WithdrawnRecords
 from tightframe.results.rows import Row, final_row, last_spent, round_line, write_rows
 from tightframe.results.statistics import TableStatistics
 from tightframe.results.status import Status
+from tightframe.rounds import product_rule
 from tightframe.rounds.checkpoint import save_tensors
 from tightframe.rounds.job_checks import HEAD_OPTIONS, brings_head
 from tightframe.rounds.phases import personal, table_statistics, table_summary
@@ -77,6 +79,7 @@ class RunRecord:
         self.sums: str = job.summation
         self.declared: dict[str, Declaration] = {}
         self.privacy = setup.privacy
+        self._products = None if job.privacy is not None else product_rule.planned(setup)
         self.statistics: TableStatistics | None = None  # of a job that sums them
         self.personal: Personal | None = None  # means over silos of their personal models
         self.watcher: Callable[[], None] | None = None  # told of every new status, on the thread that sets it
@@ -245,6 +248,10 @@ class RunRecord:
             lines.append(f"COUNTS OPENED FOR ANY COHORT at {', '.join(loose)}: differences tell one silo's")
         if self.job.statistics is not None:
             return lines + self._statistics_rules()
+        if self._products is not None and self.declared:
+            records = {site: item.weight for site, item in self.declared.items()}
+            sure = Sizes.of(records, self.job.assumed_colluders(len(records))).sure()
+            lines += product_rule.warned(self._products, None if self.job.weights == "uniform" else sure)
         if self.declared and self.job.summation == "secure" and self.job.privacy is None:
             one = "of a class that one silo alone has, it shows that silo's result"
             if self._dataset.multi_label and self.job.class_rules == "on":

@@ -20,23 +20,25 @@ from tightframe.learning.model_update import UPDATE, shared_template
 from tightframe.learning.one_sum import withdrawal
 from tightframe.learning.one_sum.withdrawal import CLEARED, withheld
 from tightframe.learning.optimizers import OptimizerSettings
+from tightframe.learning.products import Sizes
 from tightframe.learning.stages import Stage, cross_entropy
 from tightframe.models.frozen import FrozenEncoder, is_frozen
 from tightframe.phases import Contribution, Group, Phase, Schema, ServerState, Tensors
 from tightframe.results.files import NEEDS
 from tightframe.results.local_report import Baseline
 from tightframe.results.parts import dropouts
-from tightframe.rounds import codec
+from tightframe.rounds import codec, product_rule
 from tightframe.rounds.checkpoint import tensor_bytes
-from tightframe.rounds.context import START, Message, SiloContext, noted, verified_total
+from tightframe.rounds.context import START, Message, SiloContext
 from tightframe.rounds.encoded import LoadedEncoder, used_parts
+from tightframe.rounds.notes import Notes
 from tightframe.rounds.order import place_of
 from tightframe.rounds.plan import BEFORE, STATISTICS, Exchange
 from tightframe.rounds.privacy_plan import is_frozen_sum
 from tightframe.rounds.riders import evaluation, failures
 from tightframe.rounds.riders.evaluation import told_by_few
 from tightframe.rounds.setup import prepare, set_threads
-from tightframe.rounds.silo import order, own_report, subnormals
+from tightframe.rounds.silo import checks, own_report, subnormals
 from tightframe.rounds.silo.own_state import SiloStateStore
 from tightframe.rounds.silo.rehearsal import part_of, rehearse
 from tightframe.rounds.silo.run_state import FollowedState
@@ -44,10 +46,11 @@ from tightframe.rounds.silo.view import LocalSilo, RequestedSum
 from tightframe.rounds.sums.common import SEAL
 from tightframe.rounds.sums.plain import Check, Encoded
 from tightframe.rounds.unproven import NO_NEEDS, Needs
-from tightframe.rounds.withdrawn import check_beginning, check_resumed, note_request
+from tightframe.rounds.withdrawn import note_request
 from tightframe.securesum.messages import SumId, Total
 
 OVER_BOUND = "TF-402"
+NO_RECORDS = Sizes(0.0, 0.0)
 WITHDRAWAL = "withdrawal"
 """Part of the run that a withdrawal's exchanges are a measure of: the first does the most work on records."""
 Result = TypeVar("Result")
@@ -66,6 +69,7 @@ class Contributor:
         with context.policy.refuse_oversized():
             self.setup = self._setup = prepare(context.job, context.policy.ceilings)
         context.policy.check_method(self._setup.setting.config, context.job)
+        product_rule.check_job(context.policy, self._setup)
         set_threads(context.job.threads)
         self._device = choose_device(context.site.device)
         secure = context.job.summation == "secure"
@@ -80,6 +84,7 @@ class Contributor:
         total: Total | None = None,
         honest: int = 1,
         tellers: Mapping[str, int] | None = None,
+        sizes: Sizes = NO_RECORDS,
         check: Check = lambda sum_id, fields: None,
     ) -> Encoded:
         """Answer a request with a term of its sum, computed on this silo's own state of the run.
@@ -92,28 +97,31 @@ class Contributor:
                 of the noise's variance.
             tellers: number of silos that tell each part of an evaluation, in a secure sum; None in a plain
                 one, where the server sees each term.
+            sizes: numbers of records, of which enough must stand behind products of features; in a plain sum,
+                of which the server sees each term, this silo's alone.
             check: refuses another sum than the request's, before anything is done for it.
 
         Raises:
             NeedsStateError, RunError: as ``FollowedState.advance``.
+            PolicyError: TF-625 if too few records stand behind a sum of products.
         """
         context, job = self._context, self._context.job
         exchange = self._setup.plan.find(message["kind"], message["round"], message["phase"])
-        check_beginning(context, (exchange.kind, exchange.index), message)
-        if total is None:
-            check_resumed(context, message["state"])
+        notes = Notes.read(context.state_folder)
+        checks.check_withdrawal(job, notes, exchange.place, message["state"], total)
         sum_id = SumId.of(exchange.kind, exchange.round, exchange.index, message["attempt"])
         state, follows = self._followed.advance(message, total, weights)
-        order.check(context, self._setup.plan, exchange, message["state"], total, self._followed.behind)
+        checks.check_order(
+            context, self._setup.plan, exchange, message["state"], total, self._followed.behind
+        )
         received = {name: item.clone() for name, item in exchange.phase.broadcast(state).items()}
         phase = exchange.carrying(exchange.evaluates(received))
         specs = codec.specs(phase.schema, parties=len(weights))
         check(sum_id, specs)
+        product_rule.check_sum(context.policy, self._setup, phase.schema, state, sizes)
         self._check_withdrawal(exchange, state)
-        proven = total is None or verified_total(total.digest().hex()) in noted(context.state_folder)
-        note_request(
-            context, (exchange.kind, exchange.index), asked=CLEARED in state.extra, proven=follows and proven
-        )
+        proven = follows and notes.have_total(total)
+        note_request(context, (exchange.kind, exchange.index), asked=CLEARED in state.extra, proven=proven)
         self._settle(message, total)
         needs = Needs.of(context, message["state"], total)
         few = (*told_by_few(job, tellers), *withheld(state))
@@ -124,7 +132,7 @@ class Contributor:
             write_atomically(context.state_folder / START, data, mode=0o600)
         # A server could have chosen the state: it is neither the job's own nor verified.
         begins = (exchange.kind, exchange.index) == (BEFORE, 0) and job.withdraw is not None
-        chosen = (total is not None or not follows) and not begins  # ``check_beginning`` has compared it
+        chosen = (total is not None or not follows) and not begins  # ``check_withdrawal`` has compared it
         part = part_of(exchange) if job.withdraw is None else WITHDRAWAL if exchange.before else None
 
         def work() -> tuple[Contribution, dict[Group, bytes], bool]:
@@ -284,6 +292,14 @@ class Contributor:
         from tightframe.rounds.silo.private_view import PrivateSilo
 
         return PrivateSilo(*view)
+
+    def check_sizes(self, sizes: Sizes) -> None:
+        """Refuse a job whose silos declare too few records for its products of features.
+
+        Raises:
+            PolicyError: TF-625.
+        """
+        product_rule.check_declared(self._context.policy, self._setup, sizes)
 
     def check_budget(self) -> None:
         """Refuse a job with privacy whose planned charges exceed this site's budget.

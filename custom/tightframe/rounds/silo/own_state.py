@@ -16,7 +16,7 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 
 from tightframe.errors import RunError
-from tightframe.files import append_durably, write_atomically
+from tightframe.files import write_atomically
 from tightframe.phases import Tensors
 from tightframe.rounds.context import (
     ASKED,
@@ -26,17 +26,14 @@ from tightframe.rounds.context import (
     FOLLOWED,
     PROPOSED,
     REHEARSAL,
-    RESUMED,
     SALT,
     START,
     TOLD,
-    VERIFIED,
     SiloContext,
-    noted,
-    verified_sum,
 )
+from tightframe.rounds.notes import RESUMED, VERIFIED, WITHDRAWS, Notes, note
 from tightframe.rounds.sums.vault import read_journal
-from tightframe.rounds.withdrawn import LIST, LIST_LOCK, NAMES, WITHDRAWS
+from tightframe.rounds.withdrawn import LIST, LIST_LOCK, NAMES
 from tightframe.securesum.messages import SumId
 from tightframe.securesum.site.journal import Advertised, Entry, SlotUsed, StateMasked, StateSummed
 
@@ -74,8 +71,7 @@ def begin(context: SiloContext) -> None:
             )
             shutil.copytree(previous, partial, ignore=left_out, dirs_exist_ok=True)
             if (partial / VERIFIED).is_file():
-                words = RESUMED if job.resume is not None else f"{WITHDRAWS} {RESUMED}"
-                append_durably(partial / VERIFIED, f"{words}\n".encode(), mode=0o600)
+                note(partial, [RESUMED] if job.resume is not None else [WITHDRAWS, RESUMED])
             _rewind(partial, job.rounds if job.resume is None else job.resume.after_round)
             context.log.info(
                 "%s: continuing with this silo's state of job %s", context.name, continued.previous
@@ -106,8 +102,7 @@ def _begin_without(context: SiloContext, folder: Path, previous: str, after_roun
         lineage = context.job.lineage(context.job_id)
         entries = _journal(context)
         summed = [item for item in entries if isinstance(item, StateSummed) and item.lineage == lineage]
-        words = [*(item.basis.hex() for item in summed), RESUMED]
-        append_durably(folder / VERIFIED, f"{' '.join(words)}\n".encode(), mode=0o600)
+        note(folder, [*(item.basis.hex() for item in summed), RESUMED])
         if not _had_no_part(entries, {previous, lineage}, lineage, after_round):
             took_part = TOOK_PART
     if took_part or context.job.summation == "plain":
@@ -332,7 +327,7 @@ class SiloStateStore:
         from tightframe.rounds.checkpoint import tensor_bytes
 
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        jobs = str(noted(self._folder).count(RESUMED))
+        jobs = str(len(Notes.read(self._folder).jobs) - 1)
         data = tensor_bytes(state, {"sum_id": str(sum_id), "basis": basis, "jobs": jobs})
         write_atomically(self._folder / PROPOSED, data, mode=0o600)
 
@@ -396,11 +391,8 @@ class SiloStateStore:
             return True
         with safe_open(path, "numpy") as stream:
             proposed = stream.metadata() or {}
-        words, job = noted(self._folder), int(proposed.get("jobs", 0))
-        ends = [place for place, word in enumerate(words) if word == RESUMED]
-        begun = ends[job - 1] if 0 < job <= len(ends) else 0
-        given = words[begun : ends[job] if job < len(ends) else None]
-        return verified_sum(str(proposed.get("basis")), sum_id) in given
+        jobs, job = Notes.read(self._folder).jobs, int(proposed.get("jobs", 0))
+        return job < len(jobs) and jobs[job].have_sum(str(proposed.get("basis")), sum_id)
 
     def _check_participation(self, opened: Mapping[str, Sequence[str]]) -> None:
         """Note from a resumed job's first message whether this silo took part in the jobs before."""

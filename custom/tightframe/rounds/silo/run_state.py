@@ -14,8 +14,9 @@ from tightframe.files import write_atomically
 from tightframe.learning.model_update import shared_template
 from tightframe.models.frozen import HEAD, is_frozen
 from tightframe.phases import ServerState
-from tightframe.rounds.context import FOLLOWED, PRETRAINED, Message, noted, of_this_job, verified_sum
+from tightframe.rounds.context import FOLLOWED, PRETRAINED, Message
 from tightframe.rounds.job_checks import STANDARDISE_MEAN, STANDARDISE_STD
+from tightframe.rounds.notes import Notes
 from tightframe.rounds.run_state import (
     differences,
     next_state,
@@ -84,11 +85,13 @@ class FollowedState:
                 total. TF-519 if it missed that state, and no total is told. TF-604 if it is none of this job.
         """
         wanted, sent = message["state"], message.get("state_bytes")
-        verified, mine, last = self._verified_before()
+        notes = Notes.read(self._folder)
+        verified, mine = notes.words, notes.mine
+        last = mine.last_state
         own = self._own(message)
         latest = last in ("", wanted)
         # Behind a total, a resumed job can come to the states of the one before once more.
-        if not latest and wanted in (verified if total is None else mine):
+        if not latest and wanted in (verified if total is None else mine.words):
             raise _passed()
         if self._setup.job.evaluate_only is not None and total is None:
             self._check_named(own, wanted)
@@ -106,7 +109,7 @@ class FollowedState:
         # A state that this silo has behind this very total does not include it twice.
         if own is not None and total is not None and own.sha256 == message["before"] and own.total != digest:
             # Of another sum's total nobody has told this silo which state it rests on.
-            sound = own.sha256 == last and verified_sum(last, total.sum_id) in mine
+            sound = own.sha256 == last and mine.have_sum(last, total.sum_id)
             following = next_state(self._setup, own.state, total, weights)
             computed, data = self._made(following, digest, sound, str(total.sum_id))
             if computed.sha256 == wanted:
@@ -310,15 +313,6 @@ class FollowedState:
                 f"{', '.join(problems[:5])}: nothing was trained on it.",
                 code="TF-518",
             )
-
-    def _verified_before(self) -> tuple[frozenset[str], frozenset[str], str]:
-        """Return what ``note_verified`` has noted in all jobs of the chain, and what in this one.
-
-        And the last state noted in this job (SHA-256, hex), empty if there is none.
-        """
-        words = noted(self._folder)
-        mine = of_this_job(words)
-        return frozenset(words), frozenset(mine), mine[-1].partition(":")[0] if mine else ""
 
 
 def _passed() -> RunError:

@@ -20,6 +20,7 @@ from tightframe.data.base import check_form, class_counts, count_table, own_labe
 from tightframe.data.withdrawn import find, read_file
 from tightframe.errors import DataError, JobError, RunError, TightframeError, outside_code
 from tightframe.files import write_atomically
+from tightframe.learning.products import Sizes
 from tightframe.rounds import unproven
 from tightframe.rounds.context import DECLARATION, NEEDS_STATE, Message, SiloContext
 from tightframe.rounds.silo import own_state, requests
@@ -53,7 +54,7 @@ class SiloSession:
         self._contributor: Contributor | None = None
         secure = context.job.summation == "secure"
         confirm = partial(own_state.confirm_told, context.state_folder)
-        self._secure = SecureSite(context, confirm) if secure else None
+        self._secure = SecureSite(context, confirm, self._check_sizes) if secure else None
         unproven.publish(context)  # an earlier process of the job can have been killed before it did
 
     def handle(self, task: str, message: Message) -> Message:
@@ -216,7 +217,9 @@ class SiloSession:
             if self._secure is None:
                 weights, last = self._plain_weights(message.get("declared")), message["total"]
                 total = Total.from_bytes(last) if last else None
-                return {"term": dict(self._training().contribute(message, weights, total=total).term)}
+                alone = Sizes(self._declare(again=True).weight, 0.0)
+                made = self._training().contribute(message, weights, total=total, sizes=alone)
+                return {"term": dict(made.term)}
             return {
                 SECURE: self._secure.contribute(
                     message.get(SECURE),
@@ -229,6 +232,11 @@ class SiloSession:
             self.context.log.info("%s: asks the server for the state of the run", self.context.name)
             return {NEEDS_STATE: True}
 
+    def _check_sizes(self, sizes: Sizes) -> None:
+        """Check the silos' declared records against this site's rule on products, see ``product_rule``."""
+        if self.context.policy.records_per_feature:
+            self._training().check_sizes(sizes)
+
     def _term(self, message: Message) -> Train:
         """Return what makes the term of a secure sum; that of a seal is empty, and needs no training."""
 
@@ -236,6 +244,7 @@ class SiloSession:
             weights: Mapping[str, float],
             honest: int,
             tellers: Mapping[str, int],
+            sizes: Sizes,
             *,
             total: Total | None,
             check: Check,
@@ -244,7 +253,7 @@ class SiloSession:
             if message["kind"] == SEAL:
                 return training.follow(message, weights, total, check)
             return training.contribute(
-                message, weights, total=total, honest=honest, tellers=tellers, check=check
+                message, weights, total=total, honest=honest, tellers=tellers, sizes=sizes, check=check
             )
 
         return train

@@ -155,6 +155,11 @@ class LocalSilo:
         """Least number of training records of a class with which this silo takes part in that class."""
         return self.context.policy.class_count(synthetic=self.context.data.synthetic)
 
+    @property
+    def records_per_feature(self) -> int:
+        """Least number of records for each feature whose exact products leave this silo; 0 for no rule."""
+        return self.context.policy.records_per_feature
+
     def memory_named(self, key: str, size: int) -> AbstractContextManager[None]:
         """Turn running out of memory into TF-302, naming the job's value ``key`` to lower from ``size``."""
         return memory_named(key, size, self.device)
@@ -325,7 +330,7 @@ class LocalSilo:
         loader: DataLoader[Any] = DataLoader(
             records,
             batch_sampler=loop.merge_single_tail(indices, size),
-            num_workers=self.context.site.loader_workers,
+            **loop.reading_processes(self.context.site.loader_workers),
             pin_memory=self.device.type == "cuda",
             generator=torch.Generator().manual_seed(0),  # keeps the loader off the global stream
         )

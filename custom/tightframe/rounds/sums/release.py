@@ -5,8 +5,9 @@ them reveal one silo's term: its update, or the mean and the number of its recor
 noise a data set has one profile, until a person at the site accepts another.
 
 Settings that apply the same function to every silo's records are not part of it: model, learning rate, a
-method's own loss. The weights of the terms are, and what decides how many steps a silo takes for its number
-of records: small steps add up to the silo's gradient times a weight that this number gives.
+method's own loss; but for features whose exact products are summed. The weights of the terms are, and what
+decides how many steps a silo takes for its number of records: small steps add up to the silo's gradient times
+a weight that this number gives.
 
 A new option of a job belongs here or does not: ``tests/rounds/sums/test_release.py`` asks for the decision.
 """
@@ -19,9 +20,12 @@ from typing import Any
 
 from tightframe.config.job import Training
 from tightframe.config.site import SiteEntry
+from tightframe.learning import model_update
 from tightframe.learning.model_update import UPDATE
 from tightframe.learning.one_sum.feature_sums import PREFIX
+from tightframe.models.frozen import HEAD
 from tightframe.phases import Phase
+from tightframe.rounds.job_checks import HEAD_OPTIONS, STANDARDISE_MEAN, STANDARDISE_STD
 from tightframe.rounds.phases.statistics import COUNTS
 from tightframe.rounds.setup import JobSetup
 from tightframe.securesum.site.journal import Profile
@@ -29,6 +33,7 @@ from tightframe.securesum.site.journal import Profile
 FORM_ONLY = frozenset({"image_size", "twin_scale", "drugs", "vocabulary"})
 """Options of data sets that change the form of records, or which are generated, but not which ones count."""
 
+OWN_WEIGHT, DECLARED = "own weight", "as declared"
 _UPDATE = UPDATE.rstrip("/")
 
 
@@ -80,7 +85,35 @@ def release_profile(setup: JobSetup, entry: SiteEntry) -> Profile | None:
         values["site_models"] = _canonical(
             {site: model.model_dump(mode="json") for site, model in sorted(job.site_models.items())}
         )
+    if features := _features(setup, phases):
+        values["features"] = features
     return tuple(sorted(values.items()))
+
+
+def _features(setup: JobSetup, phases: Iterable[Phase]) -> str:
+    """Describe the frozen features whose products are summed: the model, and what its weights are from."""
+    if not any(
+        item.products and item.name.startswith(PREFIX) for phase in phases for item in phase.schema.fields
+    ):
+        return ""
+    job, state = setup.job, model_update.shared_template(setup.setting).state_dict()
+    drawn = any(
+        not name.startswith(HEAD) and name not in (STANDARDISE_MEAN, STANDARDISE_STD) for name in state
+    )
+    options = {name: value for name, value in job.model_options.items() if name not in HEAD_OPTIONS}
+    start = job.initial_model_sha256 or (f"seed {job.seed}" if drawn else "no weights")
+    return f"{job.model} {_canonical(options)}, {start}"
+
+
+def with_weight(profile: Profile | None, declared: float, applied: float) -> Profile | None:
+    """Return a profile with the weight of this silo's own terms, where a job weighs terms and caps weights.
+
+    A weight that is not lowered follows from the silo's own records. A lowered one follows from what others
+    declare: whoever changes it has two equations of one job's settings.
+    """
+    if profile is None or not any(name == "max_weight_share" for name, _ in profile):
+        return profile
+    return tuple(sorted([*profile, (OWN_WEIGHT, DECLARED if applied == declared else repr(applied))]))
 
 
 def _phases(setup: JobSetup) -> Iterable[Phase]:

@@ -52,6 +52,14 @@ REVEALED: Mapping[str, str] = {
         "A column's range is cut into other bins: two histograms of the same records are equations in what "
         "each silo withholds of either, and narrow bins between both sets of edges follow from them."
     ),
+    "own weight": (
+        "Other silos declared other numbers of records, so that the cap on this silo's weight moved: the "
+        "difference between both totals, less what is known of who declared them, is this silo's own update."
+    ),
+    "features": (
+        "Products of other features of the same records are more equations in these records: enough such "
+        "jobs tell them, however many records stand behind each."
+    ),
     "own full_batches": (
         "This site's update is over all its records in one of the jobs, and over drawn ones in the other: "
         "the difference between both totals is due to this site's records that were not drawn, and to the "

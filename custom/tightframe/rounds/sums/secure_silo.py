@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from tightframe import __version__
 from tightframe.errors import PolicyError, SecureSumError, TightframeError
-from tightframe.rounds.context import SiloContext, note_verified
+from tightframe.learning.products import Sizes
+from tightframe.rounds.context import SiloContext
+from tightframe.rounds.notes import note_verified
 from tightframe.rounds.sums.common import minimum, package_errors
 from tightframe.rounds.sums.declaration import Declaration, applied_weights, tellers
 from tightframe.rounds.sums.plain import OUT_OF_BUDGET, Check, Encoded
@@ -44,6 +46,7 @@ class Train(Protocol):
         weights: Mapping[str, float],
         honest: int,
         tellers: Mapping[str, int],
+        sizes: Sizes,
         *,
         total: messages.Total | None,
         check: Check,
@@ -57,10 +60,16 @@ class SecureSite:
     Args:
         confirm: called with the digest (hex) of the total told once this silo has verified it, and given its
             shares; with None if none was told.
+        check_sizes: called with the numbers of records that silos declare, before anything is masked.
     """
 
-    def __init__(self, context: SiloContext, confirm: Callable[[str | None], None] = lambda _: None) -> None:
-        self._context, self._confirm = context, confirm
+    def __init__(
+        self,
+        context: SiloContext,
+        confirm: Callable[[str | None], None] = lambda _: None,
+        check_sizes: Callable[[Sizes], None] = lambda _: None,
+    ) -> None:
+        self._context, self._confirm, self._check_sizes = context, confirm, check_sizes
         self._vault = Vault(context.secure_folder, context.site_ledger, on_disk=not context.memory_only)
         self._record = SiteRecord(context)
         self._cached_profile: tuple[journal.Profile | None] | None = None
@@ -170,7 +179,8 @@ class SecureSite:
             state: SHA-256 (hex) of the run's state that the server names; a repeated request names the same.
             train: makes the term from the public weights of all silos, from s - c, the least number of
                 honest silos in a sum that can be opened, from the number of silos that evaluate each fold,
-                and from the total that the request rests on, which is not verified yet.
+                from the declared numbers of records, and from the total that the request rests on, which is
+                not verified yet.
             setup: plans the job's sums.
         """
         named = bytes.fromhex(state)
@@ -192,6 +202,11 @@ class SecureSite:
                 name: Declaration.from_bytes(data, name) for name, data in self._ready().applications.items()
             }
             weights = applied_weights(declared, self._context.job.max_weight_share)
+            profile = self._profile(setup, declared[self._context.name].weight, weights[self._context.name])
+            if profile is not None:
+                dataset = self._context.site.records_id(self._context.job.dataset)
+                with self._vault.locked() as history:  # as `mask` does, but before the training
+                    history.check_profile(dataset, profile)
             # By parameters that are the job's own: this silo gives no share for a smaller sum.
             honest = rules.honest_sites(rules.minimum_survivors(params), params.colluders)
 
@@ -205,7 +220,8 @@ class SecureSite:
                 before = self._ready()
                 checked.append((before, site.check_request(before, request, fields)))
 
-            encoded = train(weights, honest, tellers(declared.values()), total=total, check=check)
+            sizes = _sizes(declared, params.colluders)
+            encoded = train(weights, honest, tellers(declared.values()), sizes, total=total, check=check)
             first = total is None
             del total  # as large as a model; the request has it
             with self._vault.locked() as history:
@@ -223,7 +239,7 @@ class SecureSite:
                     term=encoded.term,
                     history=history,
                     kept=self._vault.recall,
-                    profile=self._profile(setup),
+                    profile=profile,
                 )
                 reply = self._commit("contribute", key, step)
             self._unrecorded |= isinstance(state, Confirmed)
@@ -256,10 +272,8 @@ class SecureSite:
                 reply = self._commit("reveal", key, step)
             slot = state.slots[request.slot]
             assert isinstance(slot, Masked | Agreed)  # noqa: S101 - nothing else is revealed
-            told = None if state.told is None else state.told.digest().hex()
-            place = None if state.told is None else state.told.sum_id
-            note_verified(self._context.state_folder, slot.receipt.basis, slot.receipt.sum_id, told, place)
-            self._confirm(told)
+            note_verified(self._context.state_folder, slot.receipt.basis, slot.receipt.sum_id, state.told)
+            self._confirm(None if state.told is None else state.told.digest().hex())
             self._context.pace.verified(str(slot.receipt.sum_id))
             self._record.sum(state.epoch.params, slot, state.told, request, step.reply)
             return reply
@@ -271,12 +285,14 @@ class SecureSite:
 
         Raises:
             ContributionError: TF-631; see ``Declaration.check_weight``.
-            PolicyError: TF-614 if other silos open counts for any cohort and this site does not: enough of
+            PolicyError: TF-625 if too few records are declared for the job's products of features; TF-614 if
+                other silos open counts for any cohort and this site does not: enough of
                 them could open this silo's counts as well.
         """
         declared = {name: Declaration.from_bytes(data, name) for name, data in state.applications.items()}
         for name, item in sorted(declared.items()):
             item.check_weight(name, self._context.job.weights, self._context.policy.max_records)
+        self._check_sizes(_sizes(declared, state.epoch.params.colluders))
         lax = sorted(
             name for name, item in declared.items() if name != self._context.name and item.any_static_cohort
         )
@@ -334,15 +350,26 @@ class SecureSite:
             schemas=None if planned is None else planned.schemas,
         )
 
-    def _profile(self, setup: Callable[[], JobSetup] | None) -> journal.Profile | None:
-        """Return the release profile of this silo's terms; None with noise, and outside production."""
+    def _profile(
+        self, setup: Callable[[], JobSetup] | None, declared: float | None = None, applied: float = 0.0
+    ) -> journal.Profile | None:
+        """Return the release profile of this silo's terms; None with noise, and outside production.
+
+        Args:
+            declared: this silo's weight as it declared it; None before all silos' are known.
+            applied: the same as sums apply it.
+        """
         if setup is None or not self._context.production:
             return None
         if self._cached_profile is None:
             from tightframe.rounds.sums.release import release_profile
 
             self._cached_profile = (release_profile(setup(), self._context.site),)
-        return self._cached_profile[0]
+        if declared is None:
+            return self._cached_profile[0]
+        from tightframe.rounds.sums.release import with_weight
+
+        return with_weight(self._cached_profile[0], declared, applied)
 
     def _identity(self) -> Any:
         if self._context.identity is None:
@@ -400,6 +427,10 @@ class _NullSigner:
 
     def sign(self, message: bytes) -> bytes:
         return b""
+
+
+def _sizes(declared: Mapping[str, Declaration], colluders: int) -> Sizes:
+    return Sizes.of({name: item.weight for name, item in declared.items()}, colluders)
 
 
 def _out_of_order(expected: str) -> StateError:

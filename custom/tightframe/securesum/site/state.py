@@ -12,12 +12,12 @@ of a site is a process of its own) makes it readable by its owner only.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any, ClassVar, Self, TypeAlias, assert_never, cast
+from typing import Annotated, Any, ClassVar, Self, TypeAlias, TypeVar, cast, get_args, get_type_hints
 
 import msgpack
 
@@ -37,6 +37,8 @@ from tightframe.securesum.messages import (
 )
 from tightframe.securesum.primitives import KEY_BYTES, Secret
 from tightframe.securesum.rules import minimum_survivors
+
+T = TypeVar("T")
 
 VERSION = 3
 SLOT_SHARES = len(GROUPS) * len(KINDS) * SHARE_BYTES
@@ -59,7 +61,7 @@ class Epoch:
         any_static_cohort: of its own rules.
     """
 
-    params: Params
+    params: Annotated[Params, Params.from_bytes]
     name: str
     dataset: str
     minimum_cohort: int
@@ -75,19 +77,6 @@ class Epoch:
         """The smallest survivor set for which this site reveals anything."""
         return max(minimum_survivors(self.params), self.minimum_cohort)
 
-    def _stored(self) -> list[Any]:
-        return [
-            self.params.to_bytes(),
-            self.name,
-            self.dataset,
-            self.minimum_cohort,
-            self.any_static_cohort,
-        ]
-
-    @classmethod
-    def _restored(cls, value: list[Any]) -> Epoch:
-        return cls(Params.from_bytes(value[0]), *value[1:])
-
 
 @dataclass(frozen=True)
 class Fresh:
@@ -99,9 +88,9 @@ class Fresh:
         pair_secrets: for every dealer in roster order, for each group: the pair secret from it.
     """
 
-    secrets: Secret
-    shares: Secret
-    pair_secrets: Secret
+    secrets: Annotated[Secret, _secret]
+    shares: Annotated[Secret, _secret]
+    pair_secrets: Annotated[Secret, _secret]
 
 
 @dataclass(frozen=True)
@@ -109,8 +98,8 @@ class Masked:
     """A slot whose term was sent: its receipt and the shares."""
 
     schema: str
-    receipt: Receipt
-    shares: Secret
+    receipt: Annotated[Receipt, _receipt]
+    shares: Annotated[Secret, _secret]
 
 
 @dataclass(frozen=True)
@@ -123,9 +112,9 @@ class Agreed:
     """
 
     schema: str
-    receipt: Receipt
-    shares: Secret
-    survivors: tuple[str, ...]
+    receipt: Annotated[Receipt, _receipt]
+    shares: Annotated[Secret, _secret]
+    survivors: Annotated[tuple[str, ...], tuple]
     receipts: bytes
 
 
@@ -137,10 +126,10 @@ class Revealed:
     """
 
     schema: str
-    sum_id: SumId
-    survivors: tuple[str, ...]
+    sum_id: Annotated[SumId, _sum_id]
+    survivors: Annotated[tuple[str, ...], tuple]
     receipts: bytes
-    groups: tuple[Group, ...]
+    groups: Annotated[tuple[Group, ...], tuple]
 
 
 @dataclass(frozen=True)
@@ -169,14 +158,14 @@ def dealt_pair_secret(pair_secrets: Secret, dealer: int, group: Group) -> bytes:
     return pair_secrets.expose()[start : start + KEY_BYTES]
 
 
-class _Stored(ABC):
+class _Stored:
     """The frame of a stored state: version, kind, then its parts."""
 
     _kind: ClassVar[str]
 
     def to_bytes(self) -> bytes:
         """Return the stored form, which contains secrets."""
-        return cast(bytes, msgpack.packb([VERSION, self._kind, *self._parts()], use_bin_type=True))
+        return cast(bytes, msgpack.packb([VERSION, self._kind, *_parts(self)], use_bin_type=True))
 
     @classmethod
     def from_bytes(cls, raw: bytes) -> Self:
@@ -189,17 +178,10 @@ class _Stored(ABC):
         try:
             version, kind, *parts = cast("list[Any]", msgpack.unpackb(raw, raw=False, use_list=True))
             if (version, kind) == (VERSION, cls._kind):
-                return cls._restored(parts)
+                return _restored(cls, parts)
         except Exception:  # any failure means that this is no such state; its text could show secrets
             raise StateError("a stored state", expected=expected, found="something else") from None
         raise StateError("a stored state", expected=expected, found="another version or kind")
-
-    @abstractmethod
-    def _parts(self) -> list[Any]: ...
-
-    @classmethod
-    @abstractmethod
-    def _restored(cls, parts: list[Any]) -> Self: ...
 
 
 @dataclass(frozen=True)
@@ -215,34 +197,12 @@ class Advertised(_Stored):
     """
 
     _kind = "advertised"
-    epoch: Epoch
+    epoch: Annotated[Epoch, _epoch]
     advertisement: bytes = field(repr=False)
-    channel: Secret
-    decapsulation: Secret
-    signing: Secret
-    secrets: tuple[Secret, ...]
-
-    def _parts(self) -> list[Any]:
-        return [
-            self.epoch._stored(),
-            self.advertisement,
-            self.channel.expose(),
-            self.decapsulation.expose(),
-            self.signing.expose(),
-            _exposed(self.secrets),
-        ]
-
-    @classmethod
-    def _restored(cls, parts: list[Any]) -> Self:
-        epoch, advertisement, channel, decapsulation, signing, secrets = parts
-        return cls(
-            Epoch._restored(epoch),
-            advertisement,
-            _secret(channel),
-            _secret(decapsulation),
-            _secret(signing),
-            _hidden(secrets),
-        )
+    channel: Annotated[Secret, _secret]
+    decapsulation: Annotated[Secret, _secret]
+    signing: Annotated[Secret, _secret]
+    secrets: Annotated[tuple[Secret, ...], _each(_secret)]
 
 
 class _Peers:
@@ -278,43 +238,15 @@ class Confirmed(_Stored, _Peers):
     """
 
     _kind = "confirmed"
-    epoch: Epoch
+    epoch: Annotated[Epoch, _epoch]
     session: bytes
-    advertisements: tuple[bytes, ...] = field(repr=False)
-    channel: Secret
-    decapsulation: Secret
-    signing: Secret
-    secrets: tuple[Secret, ...]
-    own_box: Secret
+    advertisements: Annotated[tuple[bytes, ...], tuple] = field(repr=False)
+    channel: Annotated[Secret, _secret]
+    decapsulation: Annotated[Secret, _secret]
+    signing: Annotated[Secret, _secret]
+    secrets: Annotated[tuple[Secret, ...], _each(_secret)]
+    own_box: Annotated[Secret, _secret]
     digests: bytes
-
-    def _parts(self) -> list[Any]:
-        return [
-            self.epoch._stored(),
-            self.session,
-            list(self.advertisements),
-            self.channel.expose(),
-            self.decapsulation.expose(),
-            self.signing.expose(),
-            _exposed(self.secrets),
-            self.own_box.expose(),
-            self.digests,
-        ]
-
-    @classmethod
-    def _restored(cls, parts: list[Any]) -> Self:
-        epoch, session, advertisements, channel, decapsulation, signing, secrets, own_box, digests = parts
-        return cls(
-            Epoch._restored(epoch),
-            session,
-            tuple(advertisements),
-            _secret(channel),
-            _secret(decapsulation),
-            _secret(signing),
-            _hidden(secrets),
-            _secret(own_box),
-            digests,
-        )
 
 
 @dataclass(frozen=True)
@@ -331,15 +263,19 @@ class Established(_Stored, _Peers):
     """
 
     _kind = "established"
-    epoch: Epoch
+    epoch: Annotated[Epoch, _epoch]
     session: bytes
-    advertisements: tuple[bytes, ...] = field(repr=False)
-    signing: Secret
+    advertisements: Annotated[tuple[bytes, ...], tuple] = field(repr=False)
+    signing: Annotated[Secret, _secret]
     setup: bytes
-    sums: tuple[SumId, ...]
-    slots: tuple[SlotState, ...]
-    told: Told | None
-    expected: Mapping[Group, bytes]
+    sums: Annotated[tuple[SumId, ...], _each(_sum_id)]
+    slots: Annotated[tuple[SlotState, ...], _each(_slot)]
+    told: Annotated[Told | None, _maybe_told]
+    expected: Annotated[Mapping[Group, bytes], dict]
+
+    def __post_init__(self) -> None:
+        if not all(isinstance(item, SlotState) for item in self.slots):
+            raise AssertionError("a slot has another state than those of slots")
 
     @property
     def last_revealed(self) -> int:
@@ -356,33 +292,52 @@ class Established(_Stored, _Peers):
         """Return this state with one slot's state replaced."""
         return replace(self, slots=(*self.slots[:slot], state, *self.slots[slot + 1 :]))
 
-    def _parts(self) -> list[Any]:
-        return [
-            self.epoch._stored(),
-            self.session,
-            list(self.advertisements),
-            self.signing.expose(),
-            self.setup,
-            [item.as_value() for item in self.sums],
-            [_slot_stored(item) for item in self.slots],
-            None if self.told is None else _told_stored(self.told),
-            dict(self.expected),
-        ]
 
-    @classmethod
-    def _restored(cls, parts: list[Any]) -> Self:
-        epoch, session, advertisements, signing, setup, sums, slots, told, expected = parts
-        return cls(
-            Epoch._restored(epoch),
-            session,
-            tuple(advertisements),
-            _secret(signing),
-            setup,
-            tuple(SumId(*item) for item in sums),
-            tuple(_slot_restored(item) for item in slots),
-            None if told is None else _told_restored(told),
-            dict(expected),
-        )
+_SLOTS: Mapping[str, type[SlotState]] = {kind.__name__.lower(): kind for kind in get_args(SlotState)}
+
+
+def _parts(state: Any) -> list[Any]:
+    """Return the fields of a value in their order, as msgpack has them; those of a slot behind its kind."""
+    kind = [type(state).__name__.lower()] if isinstance(state, SlotState) else []
+    return [*kind, *(_plain(getattr(state, item.name)) for item in fields(state))]
+
+
+def _plain(value: Any) -> Any:
+    match value:
+        case Secret():
+            return value.expose()
+        case Params():
+            return value.to_bytes()
+        case SumId() | Receipt():
+            return value.as_value()
+        case Epoch() | Told() | Fresh() | Masked() | Agreed() | Revealed() | Abandoned():
+            return _parts(value)
+        case tuple():
+            return [_plain(item) for item in value]
+        case Mapping():
+            return dict(value)
+        case _:
+            return value
+
+
+def _restored(kind: type[T], parts: Sequence[Any]) -> T:
+    """Return a value of which these are the ``_parts``."""
+    return kind(*(read(part) for read, part in zip(_readers(cast(Any, kind)), parts, strict=True)))
+
+
+@functools.cache
+def _readers(kind: type[Any]) -> list[Callable[[Any], Any]]:
+    """Return what reads each field of a class: the last part of its ``Annotated`` type, if it is of one."""
+    hints = get_type_hints(kind, include_extras=True)
+    return [getattr(hints[item.name], "__metadata__", (_as_it_is,))[-1] for item in fields(kind)]
+
+
+def _as_it_is(value: Any) -> Any:
+    return value
+
+
+def _each(read: Callable[[Any], Any]) -> Callable[[Any], tuple[Any, ...]]:
+    return lambda values: tuple(map(read, values))
 
 
 def _secret(value: object) -> Secret:
@@ -391,54 +346,24 @@ def _secret(value: object) -> Secret:
     return Secret(value)
 
 
-def _exposed(secrets: Sequence[Secret]) -> list[bytes]:
-    return [item.expose() for item in secrets]
+def _sum_id(value: Sequence[Any]) -> SumId:
+    return SumId(*value)
 
 
-def _hidden(values: Sequence[bytes]) -> tuple[Secret, ...]:
-    return tuple(_secret(item) for item in values)
+def _epoch(parts: Sequence[Any]) -> Epoch:
+    return _restored(Epoch, parts)
 
 
-def _slot_stored(slot: SlotState) -> list[Any]:
-    match slot:
-        case Fresh(secrets, shares, pair_secrets):
-            return ["fresh", secrets.expose(), shares.expose(), pair_secrets.expose()]
-        case Masked(schema, receipt, shares):
-            return ["masked", schema, receipt.as_value(), shares.expose()]
-        case Agreed(schema, receipt, shares, survivors, receipts):
-            return ["agreed", schema, receipt.as_value(), shares.expose(), list(survivors), receipts]
-        case Revealed(schema, sum_id, survivors, receipts, groups):
-            return ["revealed", schema, sum_id.as_value(), list(survivors), receipts, list(groups)]
-        case Abandoned():
-            return ["abandoned"]
-        case _:
-            assert_never(slot)
+def _slot(parts: Sequence[Any]) -> SlotState:
+    return _restored(_SLOTS[parts[0]], parts[1:])
 
 
-def _slot_restored(value: list[Any]) -> SlotState:
-    match value:
-        case ["fresh", secrets, shares, pair_secrets]:
-            return Fresh(_secret(secrets), _secret(shares), _secret(pair_secrets))
-        case ["masked", schema, receipt, shares]:
-            return Masked(schema, _receipt_restored(receipt), _secret(shares))
-        case ["agreed", schema, receipt, shares, survivors, receipts]:
-            return Agreed(schema, _receipt_restored(receipt), _secret(shares), tuple(survivors), receipts)
-        case ["revealed", schema, sum_id, survivors, receipts, groups]:
-            return Revealed(schema, SumId(*sum_id), tuple(survivors), receipts, tuple(groups))
-        case ["abandoned"]:
-            return Abandoned()
-        case _:
-            raise ValueError("Expected a stored slot state, but got another value.")
-
-
-def _told_stored(told: Told) -> list[Any]:
-    return list(told.as_value().values())
-
-
-def _told_restored(value: list[Any]) -> Told:
-    slot, sum_id, schema, survivors, hashes, receipts = value
+def _maybe_told(parts: Sequence[Any] | None) -> Told | None:
+    if parts is None:
+        return None
+    slot, sum_id, schema, survivors, hashes, receipts = parts
     return Told(slot, SumId(*sum_id), schema, tuple(survivors), hashes, receipts)
 
 
-def _receipt_restored(value: dict[str, Any]) -> Receipt:
+def _receipt(value: Mapping[str, Any]) -> Receipt:
     return Receipt(**{**value, "sum_id": SumId(*value["sum_id"])})

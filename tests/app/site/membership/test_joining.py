@@ -21,7 +21,7 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
-from tests.support import ROOT
+from tests.support import ROOT, forking
 from tests.support.production.guides import ONE_MACHINE, Guide
 from typer.testing import CliRunner, Result
 
@@ -53,7 +53,9 @@ def fails(code: str, *words: str, said: str | None = None) -> str:
 
 
 def engine(*words: str) -> None:
-    subprocess.run([sys.executable, "-m", "nvflare.cli", *words], check=True, capture_output=True)
+    values = forking.environment(os.environ)
+    command = [forking.executable(values), "-m", "nvflare.cli", *words]
+    subprocess.run(command, env=values, check=True, capture_output=True)
 
 
 def code_of(folder: Path) -> str:

@@ -94,6 +94,8 @@ def noted(folder: Path) -> Iterable[tuple[str, bytes]]:
 
 
 if FOLDER in os.environ:
+    for known in PATCHES.keys() & sys.modules.keys():  # where the process was forked
+        PATCHES[known](sys.modules[known])
     sys.meta_path.insert(0, Finder())
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from pathlib import Path
+from typing import Any
 
 from tightframe.data.table.sources.cells import as_text, missing_package
+from tightframe.data.unpacked import UnpackedError, allowed
 from tightframe.errors import DataError
 
 
@@ -32,14 +34,31 @@ def open_parquet(
         stored = pq.ParquetFile(path)
         header = list(stored.schema_arrow.names)
         chosen = [name for name in dict.fromkeys(header) if wanted is None or name in wanted]
+        _check_size(stored.metadata, len(chosen), path.stat().st_size)
         table = stored.read(columns=chosen, use_threads=False)
         columns = {name: table.column(place).to_pylist() for place, name in enumerate(table.column_names)}
+    except UnpackedError as error:
+        raise DataError(
+            f"Expected to read the table {path}, but {error}: if that is right, write it as CSV.",
+            code="TF-206",
+        ) from None
     except (pa.ArrowException, OSError, ValueError) as error:
         raise DataError(
             f"Expected {path} to be a Parquet file, but got {type(error).__name__}: write it again.",
             code="TF-206",
         ) from None
     return header, _rows(header, columns, table.num_rows)
+
+
+def _check_size(told: Any, columns: int, packed: int) -> None:
+    """Check what a file claims to hold, before it is read: a cell of a list takes more than one of a file.
+
+    Raises:
+        UnpackedError: for more than is allowed.
+    """
+    unpacked = sum(told.row_group(place).total_byte_size for place in range(told.num_row_groups))
+    if unpacked > allowed(packed) or told.num_rows * columns > allowed(packed) // 4:
+        raise UnpackedError
 
 
 def _rows(

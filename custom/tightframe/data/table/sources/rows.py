@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import csv
 import difflib
-import gzip
 import io
 import zlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -16,6 +15,7 @@ from pathlib import Path
 
 from tightframe.data.contract import Contract
 from tightframe.data.table import TableSite
+from tightframe.data.unpacked import UnpackedError, lines_of, open_gzip
 from tightframe.errors import DataError
 
 Cells = list[str | None]
@@ -218,7 +218,7 @@ def text_lines(path: Path, site: TableSite) -> Iterator[tuple[int, list[str]]]:
                 raise _unreadable(path, "it is an Excel file or another archive", "save the table as CSV")
             if begin[:2] not in _UTF16:
                 mark = "often cp1252 or utf-16"
-            reader = csv.reader(stream, delimiter=site.delimiter, strict=True)
+            reader = csv.reader(lines_of(stream), delimiter=site.delimiter, strict=True)
             begins = 1
             for cells in reader:
                 if any(cells):
@@ -235,12 +235,14 @@ def text_lines(path: Path, site: TableSite) -> Iterator[tuple[int, list[str]]]:
         raise _unreadable(path, what, f"name its `encoding`, {mark}") from None
     except csv.Error as error:
         raise _unreadable(path, f"line {begins}: {error}", "quotes must be doubled inside quotes") from None
+    except UnpackedError as error:
+        raise _unreadable(path, str(error), "if that is right, unpack it first") from None
     except (OSError, EOFError, zlib.error) as error:
         raise _unreadable(path, type(error).__name__, "is it whole, and may this process read it?") from None
 
 
-def _opened(path: Path) -> io.BufferedReader | gzip.GzipFile:
-    return gzip.open(path, "rb") if path.name.lower().endswith(".gz") else path.open("rb")
+def _opened(path: Path) -> io.BufferedReader:
+    return open_gzip(path) if path.name.lower().endswith(".gz") else path.open("rb")
 
 
 def _unreadable(path: Path, what: str, do: str) -> DataError:

@@ -1,0 +1,188 @@
+"""Records computed from an opened sum of products of features, and the rule that keeps such sums shut.
+
+The reader needs the opened total and the job alone: any hospital has both, and so has the server. With fewer
+records than features the products have a null space, which vanishes at the records' features: least squares
+from random starts ends at records.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.attacks import test_withdrawals
+from tests.support.attacks.malicious_server import Federation, Records, hearts
+
+from tightframe.config.policy import PolicyBlock
+from tightframe.errors import PolicyError, TightframeError
+from tightframe.learning import model_update
+from tightframe.learning.one_sum.feature_sums import pooled
+from tightframe.rounds.silo.session import SiloSession
+
+OFF = PolicyBlock(profile="standard", records_per_feature=0)
+WIDE: dict[str, Any] = {
+    "method": "fed3r",
+    "weights": "exact",
+    "model": "random_features",
+    "model_options": {"standardise": True},
+}
+"""The model's default width, 256."""
+CCVR: dict[str, Any] = {
+    "method": "ccvr",
+    "weights": "exact",
+    "training": {"learning_rate": 0.01, "batch_size": 16},
+    "model_options": {"widths": [128], "standardise": True},
+}
+
+
+def small() -> dict[str, Records]:
+    """Three hospitals with 216 records together."""
+    every = hearts(12)
+    return {name: every[name] for name in ("hospital-4", "hospital-8", "hospital-12")}
+
+
+def totals(federation: Federation, name: str) -> dict[str, np.ndarray]:
+    """Sum one exchange after the other, as an honest server does, up to the one with a field of this name."""
+    for exchange in federation.setup.plan:
+        found = federation.sum(*exchange.place)
+        if name in found and found[name].any():
+            return found
+    raise AssertionError(f"no total has {name}")
+
+
+def least_squares(phi: Any, null: torch.Tensor, start: torch.Tensor, steps: int) -> torch.Tensor:
+    """Return points (n, p) at which ``phi`` has hardly a part in a null space (k, d): Levenberg-Marquardt."""
+    slope = torch.func.vmap(torch.func.jacfwd(lambda point: phi(point[None])[0] @ null.T))
+    points, damped = start, torch.full((len(start),), 1e-2, dtype=torch.float64)
+    cost = (phi(points) @ null.T).square().sum(1)
+    for _ in range(steps):
+        jacobian, residual = slope(points), phi(points) @ null.T
+        normal = torch.einsum("bnk,bnl->bkl", jacobian, jacobian)
+        scaled = torch.diag_embed(torch.diagonal(normal, dim1=1, dim2=2).clamp_min(1e-12))
+        gradient = torch.einsum("bnk,bn->bk", jacobian, residual)
+        step = torch.linalg.solve(normal + damped[:, None, None] * scaled, gradient)
+        moved = points - step / step.norm(dim=1, keepdim=True).clamp_min(1.0)
+        lower = (phi(moved) @ null.T).square().sum(1)
+        better = lower < cost
+        points, cost = torch.where(better[:, None], moved, points), torch.where(better, lower, cost)
+        damped = torch.where(better, damped * 0.3, damped * 4).clamp(1e-9, 1e6)
+    return points[cost < 1e-9]
+
+
+def read(federation: Federation, opened: dict[str, np.ndarray]) -> tuple[int, int]:
+    """Return how many records are read from a total to 1% of a deviation, and the products' rank."""
+    module: Any = model_update.build_template(federation.setup.setting)
+    module.load_state_dict(dict(federation.shared.state.model))
+    mean, deviation = (getattr(module.standardise, name).detach().double() for name in ("mean", "std"))
+    weight, offset = module.backbone.weight.double(), module.backbone.offset.double()
+    found = pooled(opened)
+    assert found.gram is not None
+    rank = int(torch.linalg.matrix_rank(found.gram, hermitian=True, rtol=1e-13))
+    null = torch.linalg.eigh(found.gram).eigenvectors[:, : len(weight) - int(found.records)].T
+
+    def phi(points: torch.Tensor) -> torch.Tensor:
+        return math.sqrt(2 / len(weight)) * (points @ weight.T + offset).cos()
+
+    start = torch.randn(60, weight.shape[1], generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    points = least_squares(phi, null, start, 80)
+    records = np.concatenate([item.raw("train") for item in federation.data.values()])
+    true = (torch.as_tensor(records).double() - mean) / deviation
+    distance, which = torch.cdist(points, true).min(1) if len(points) else (torch.zeros(0), torch.zeros(0))
+    return len(which[distance < 0.01].unique()), rank
+
+
+def test_without_the_rule_whoever_reads_the_total_has_records_in_clear(tmp_path: Path) -> None:
+    federation = Federation(WIDE, small(), state=tmp_path, policy=OFF).enroll()
+    found, _ = read(federation, totals(federation, "frozen/products"))
+    assert found >= 5
+
+
+def refused(values: dict[str, Any], folder: Path, data: dict[str, Records] | None = None) -> str:
+    """Return why a hospital refuses a job at enrolment, before anything is masked."""
+    with pytest.raises(PolicyError) as caught:
+        Federation(values, data or small(), state=folder).enroll()
+    assert caught.value.code == "TF-625"
+    return str(caught.value)
+
+
+def test_a_hospital_refuses_more_features_than_its_rule_allows(tmp_path: Path) -> None:
+    assert "at most" in refused(WIDE, tmp_path / "wide")
+    assert "weights exact" in refused({**WIDE, "weights": "uniform"}, tmp_path / "untold")
+    started = {**WIDE, "method": "fedavg", "start": "fed3r"}
+    assert "256 features" in refused(started, tmp_path / "start")
+    assert "covariance shared" in refused(CCVR, tmp_path / "class")
+    shared = {**CCVR, "method_options": {"covariance": "shared"}}
+    assert "128 features" in refused(shared, tmp_path / "shared")
+
+
+def test_one_who_lies_about_its_records_does_not_help(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A million declared by the colluding hospital: the others' 144 count."""
+    told = SiloSession._weight
+
+    def weight(self: SiloSession, records: int) -> float:
+        return 1e6 if self.context.name == "hospital-8" else told(self, records)
+
+    monkeypatch.setattr(SiloSession, "_weight", weight)
+    assert "over 144 declared records" in refused(WIDE, tmp_path)
+
+
+def test_records_that_do_not_count_are_not_relied_on(tmp_path: Path) -> None:
+    """Class 0 is left to two hospitals: of the 484 records declared, 269 are summed."""
+    data = hearts(4) | {"hospital-5": hearts(8)["hospital-8"]}
+    policy = PolicyBlock(profile="standard", min_class_count=17)
+    values = {**WIDE, "class_rules": "on", "model_options": {"width": 64, "standardise": True}}
+    federation = Federation(values, data, state=tmp_path, policy=policy).enroll()
+    with pytest.raises(PolicyError, match="over 100 counted") as caught:
+        totals(federation, "frozen/products")
+    assert caught.value.code == "TF-625"
+
+
+def test_within_the_rule_the_products_have_no_null_space(tmp_path: Path) -> None:
+    values = {**WIDE, "model_options": {"width": 48, "standardise": True}}
+    federation = Federation(values, small(), state=tmp_path).enroll()
+    assert read(federation, totals(federation, "frozen/products")) == (0, 48)
+
+
+def test_a_withdrawal_of_fewer_records_than_features_takes_nothing_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(
+        test_withdrawals, "VALUES", {**test_withdrawals.VALUES, "method": "fed3r", "weights": "exact"}
+    )
+    ended = test_withdrawals.Ended(tmp_path)
+    withdrawal = ended.withdraws("job-b", ended.enough())
+    with pytest.raises(TightframeError, match="4 of 4 silos in round 0 could not contribute"):
+        withdrawal.sum("before", 0, 0)
+    assert "products of 4 features do not tell them" in caplog.text
+
+
+@pytest.mark.whole
+def test_nor_are_a_rare_classs_products_safe_without_the_rule(tmp_path: Path) -> None:
+    federation = Federation(CCVR, small(), state=tmp_path, policy=OFF).enroll()
+    opened = totals(federation, "moments/products")
+    module: Any = model_update.build_template(federation.setup.setting)
+    module.load_state_dict(dict(federation.shared.state.model))
+    module = module.eval().double()
+    width, number = opened["moments/sums"].shape[1], round(float(opened["moments/counts"][0]))
+    gram = np.zeros((width, width))
+    gram[np.triu_indices(width)] = opened["moments/products"][0]
+    null = torch.linalg.eigh(torch.as_tensor(gram + np.triu(gram, 1).T)).eigenvectors[:, : width - number].T
+    mean, deviation = (getattr(module.standardise, name).detach().flatten() for name in ("mean", "std"))
+
+    def phi(points: torch.Tensor) -> torch.Tensor:
+        features = module.features(points * deviation + mean)
+        return features / features.norm(dim=1, keepdim=True)
+
+    start = torch.randn(60, len(mean), generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    points = least_squares(phi, null, start, 60)
+    records = np.concatenate(
+        [item.raw("train")[item.labels("train") == 0] for item in federation.data.values()]
+    )
+    distance, which = torch.cdist(points, (torch.as_tensor(records).double() - mean) / deviation).min(1)
+    assert len(which[distance < 0.05].unique()) >= 5

@@ -1,0 +1,126 @@
+"""What a silo refuses to plan or to charge: by the job's promise, the site's policy and its ledger."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.support.ledgers import charges_in
+from tests.support.runs import JOB_ID, contexts, job
+
+from tightframe.config.policy import PolicyBlock
+from tightframe.config.site import SiteEntry
+from tightframe.data.arrays import ArrayData
+from tightframe.data.base import FOLDS
+from tightframe.errors import SiteConfigError
+from tightframe.privacy.accounting import BudgetError
+from tightframe.privacy.events import Gaussian
+from tightframe.privacy.ledger.chain import read_ledger
+from tightframe.privacy.ledger.entries import Cap, DataNoted, DatasetError
+from tightframe.rounds.privacy_plan import PrivacyPlan
+from tightframe.rounds.setup import prepare
+from tightframe.rounds.silo.budget import Budget, fingerprint
+
+PRIVATE = job(weights="uniform", privacy={"epsilon": 8.0, "noise_multiplier": 3.0, "evaluation": "noisy"})
+SMALL, LARGE = Gaussian(6.0), Gaussian(0.6)
+"""About epsilon 0.7 and 9 at delta 1e-5."""
+
+
+def budget(folder: Path, entry: SiteEntry | None = None, **changes: Any) -> Budget:
+    context = replace(
+        contexts(PRIVATE, folder, entries={"site-1": entry or SiteEntry()})["site-1"], **changes
+    )
+    return Budget(context, plan(), ("site-1", "site-2"))
+
+
+def plan() -> PrivacyPlan:
+    made = prepare(PRIVATE).privacy
+    assert made is not None
+    return made
+
+
+def test_records_are_known_by_their_source_and_labels() -> None:
+    def printed(labels: list[int], source: str = "a folder", dataset: str = "digits") -> str:
+        folds = {fold: (np.zeros((4, 1)), np.array(labels)) for fold in FOLDS}
+        return fingerprint(dataset, ArrayData(folds, source=source, num_classes=2))
+
+    one = printed([0, 1, 0, 1])
+    assert one == printed([0, 1, 0, 1])
+    others = printed([0, 1, 1, 0]), printed([0, 1, 0, 1], "another"), printed([0, 1, 0, 1], dataset="other")
+    assert len({one, *others}) == 4
+
+
+def test_what_is_planned_stays_within_promise_cap_and_number(tmp_path: Path) -> None:
+    site = budget(tmp_path)
+    assert site.check_against([], [SMALL])
+    with pytest.raises(BudgetError, match=r"epsilon 8 that it promises .* with what is planned"):
+        site.check_against([], [LARGE])
+    capped = budget(tmp_path, SiteEntry(policy=PolicyBlock(epsilon_cap=0.5)))
+    with pytest.raises(BudgetError, match=r"stay within epsilon 0\.5"):
+        capped.check_against([], [SMALL])
+    planned = plan().number_of_releases
+    for most in (planned, planned - 1):
+        few = budget(tmp_path, SiteEntry(policy=PolicyBlock(max_releases=most)))
+        if most == planned:
+            assert few.check_against([], [SMALL])
+            continue
+        with pytest.raises(BudgetError, match=f"at most {most} releases"):
+            few.check_against([], [SMALL])
+
+
+def test_the_records_of_production_have_a_name(tmp_path: Path) -> None:
+    site = budget(tmp_path, production=True)
+    for refused in (
+        lambda: site.check_against([], [SMALL]),
+        lambda: site.check([SMALL]),
+        lambda: site.charge("training", [SMALL]),
+    ):
+        with pytest.raises(SiteConfigError, match="dataset_id"):
+            refused()
+    assert budget(tmp_path, SiteEntry(dataset_id="ward-7"), production=True).check_against([], [SMALL])
+
+
+def test_the_cap_is_the_sites_own(tmp_path: Path) -> None:
+    policy = PolicyBlock(epsilon_cap=3.0, delta_cap=1e-6, charged_retries=2, max_releases=9)
+    assert budget(tmp_path, SiteEntry(policy=policy)).cap == Cap(3.0, 1e-6, 2, 9)
+    assert budget(tmp_path).cap.delta == plan().privacy.delta
+
+
+@pytest.mark.parametrize("task", ["check", "charge"])
+def test_the_same_records_have_no_second_budget(tmp_path: Path, task: str) -> None:
+    """Whether the server asks for the enrolment or skips it."""
+    named = budget(tmp_path, SiteEntry(dataset_id="ward-7"))
+    getattr(named, task)(*(["training"] if task == "charge" else []), [SMALL])
+    (first, *_) = read_ledger(named.path, check=None).entries
+    assert isinstance(first.content, DataNoted) and first.content.dataset_id == "ward-7"
+    other = budget(tmp_path, SiteEntry(dataset_id="ward-8"))
+    with pytest.raises(DatasetError, match="ward-7"):
+        getattr(other, task)(*(["training"] if task == "charge" else []), [SMALL])
+
+
+def test_a_charge_beyond_the_promise_or_the_cap_is_not_written(tmp_path: Path) -> None:
+    site = budget(tmp_path)
+    with pytest.raises(BudgetError, match="promises"):
+        site.check([LARGE])
+    site.charge("training", [SMALL])
+    with pytest.raises(BudgetError, match=r"promises .* with class sums it comes to"):
+        site.charge("class sums", [LARGE])
+    capped = budget(tmp_path, SiteEntry(policy=PolicyBlock(epsilon_cap=0.8)))
+    with pytest.raises(BudgetError, match=r"stay within epsilon 0\.8"):
+        capped.charge("training", [SMALL])
+    site.charge("training", [SMALL, SMALL])
+    assert [(item.purpose, item.attempt, item.event) for item in charges_in(site.path)] == [
+        ("training", number, SMALL) for number in range(3)
+    ]
+    assert {(item.job_id, item.cohort) for item in charges_in(site.path)} == {(JOB_ID, ("site-1", "site-2"))}
+    site.charge("class sums", [SMALL])
+    assert charges_in(site.path)[-1].attempt == 0, "of its own purpose"
+    # Another job's charges change nothing of what this one may plan.
+    entries = read_ledger(site.path, check=None).entries
+    with pytest.raises(BudgetError, match="promises"):
+        budget(tmp_path, job_id="another").check_against(entries, [LARGE])
+    # Charged once, a job is held to its promise at each charge, and not as it is planned.
+    assert not site.check_against(entries, [LARGE])
