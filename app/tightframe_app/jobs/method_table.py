@@ -164,9 +164,9 @@ def _bytes(setup: JobSetup, number: int) -> int:
 
 
 def _described(phases: Iterable[Phase]) -> tuple[str, ...]:
-    """Describe the fields other than updates and mean losses; fields of one shape and kind in one text."""
+    """Describe the fields other than updates and mean losses; each field once, those of one kind together."""
     fields = [item for phase in phases for item in phase.schema.fields]
-    others = [item for item in fields if not item.name.startswith((_MODEL, _BUFFERS, _LOSSES))]
+    others = [item for item in dict.fromkeys(fields) if not item.name.startswith((_MODEL, _BUFFERS, _LOSSES))]
     texts: list[str] = []
     if fields and not any(item.name.startswith(_MODEL) for item in fields):
         texts.append(NO_UPDATE)

@@ -24,6 +24,7 @@ from tightframe.config.site import SiteEntry
 from tightframe.data.heart import HeartOptions
 from tightframe.data.heart.twin import open_twin
 from tightframe.errors import RunError
+from tightframe.learning.products import COUNTED, Sizes
 from tightframe.phases import ServerState
 from tightframe.rounds.context import Message, SiloContext
 from tightframe.rounds.pace import Pace, Work
@@ -140,11 +141,13 @@ def test_what_comes_before_the_rounds_has_a_floor_too(tmp_path: Path, spy: Spy) 
     """Which classes a server says that others hold decides how many records a silo sums."""
     context = context_of(tmp_path, **{**FROZEN, "encoder": "random", "start": "fed3r"})
     silo = Contributor(context)
-    assert [item.kind for item in silo.setup.plan.beginning()] == ["before"] * 3
-    assert context.pace.lacks("before-1")
-    message, total = asked_late(silo.setup, silo.setup.initial_state(), "before", 1)
-    silo.contribute(message, WEIGHTS, total=total)
-    assert len(spy.starts) == 1 and not context.pace.lacks("before-1") and context.pace.floor > 0
+    assert [item.kind for item in silo.setup.plan.beginning()] == ["before"] * 4
+    assert context.pace.lacks("before-2")
+    start = silo.setup.initial_state()
+    counted = start.evolve(extra={**start.extra, COUNTED: torch.full((8,), 1e6, dtype=torch.float64)})
+    message, total = asked_late(silo.setup, counted, "before", 2)
+    silo.contribute(message, WEIGHTS, total=total, sizes=Sizes(1e6, 0.0))
+    assert len(spy.starts) == 1 and not context.pace.lacks("before-2") and context.pace.floor > 0
 
 
 def test_a_withdrawal_that_did_not_begin_with_this_silo_is_refused(tmp_path: Path) -> None:
