@@ -164,7 +164,7 @@ class RunError(TightframeError):
     TF-518 the server's state of the run is another than the silo's own, TF-519 one that it cannot check.
     TF-521 another run than the job goes on with, TF-522 a silo's own state is lost.
     TF-523 a withdrawal that may not be opened, TF-524 one that a silo may not take part in.
-    TF-525 an exchange out of the plan's order.
+    TF-525 an exchange out of the plan's order. TF-526 a total that the silos' flags cannot add up to.
     """
 
 
@@ -217,6 +217,7 @@ REASONS: Mapping[str, str] = {
     "TF-523": "a withdrawal that may not be opened",
     "TF-524": "other records were withdrawn before",
     "TF-525": "the server requests an exchange out of order",
+    "TF-526": "a silo sent a false number",
     "TF-601": "the server's parameters are not accepted",
     "TF-602": "an identity is not proved",
     "TF-603": "a signature is wrong",

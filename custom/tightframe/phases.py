@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
+
+from tightframe.errors import RunError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -207,6 +209,29 @@ class Cohort:
         """Return the same silos, each counting once: for sums that were not weighted."""
         return replace(self, weights=dict.fromkeys(self.weights, 1.0), largest=1.0)
 
+    def check_flags(self, totals: Totals, names: Iterable[str], *, each: float = 1.0) -> None:
+        """Refuse totals of flags that these silos cannot add up to: one of them sent another number.
+
+        A false number that stays below is not found.
+
+        Args:
+            totals: as opened.
+            names: of the fields.
+            each: largest number of a silo; the least one is 0.
+
+        Raises:
+            RunError: TF-526, naming the field.
+        """
+        for name in names:
+            low, high, most = float(totals[name].min()), float(totals[name].max()), each * self.size
+            if low < -0.5 or high > most + 0.5:
+                raise RunError(
+                    f"Expected numbers from 0 to {most:g} in the total {name} of {self.size} silos, but got "
+                    f"{low:g} to {high:g}: a silo sent a false one. What follows from it is "
+                    "not used; run the job without that silo, if you know which it is.",
+                    code="TF-526",
+                )
+
     @property
     def total_weight(self) -> float:
         """``sum_k w_k / largest`` over the cohort, summed in roster order."""
@@ -379,9 +404,10 @@ class SiloView(Protocol):
         """Yield ``encoded`` of the training fold before a withdrawal, exact, and which records stay (B,)."""
 
     def withdrawn_from(self, fold: Fold) -> tuple[torch.Tensor, bool]:
-        """Return the labels (n,) of a fold's withdrawn records, and whether exact counts lose a part by it.
+        """Return the labels (n,) of a fold's withdrawn records, and whether too few leave or stay.
 
-        They lose a part where too few of its records stay (``min_test_count``).
+        Fewer than ``min_test_count``: where too few stay exact counts lose a part; where too few leave their
+        difference is of these.
         """
 
     def fit(self, model: torch.nn.Module, stages: Sequence[Any]) -> Any:

@@ -61,11 +61,11 @@ class Ended:
         return made
 
     def enough(self) -> dict[str, list[str]]:
-        """Names of two records of each class at each hospital."""
+        """Names of five records of each class at each hospital."""
         labels = {name: np.asarray(item.labels("train")) for name, item in self.data.items()}
         return {
             name: [
-                f"record,train-{place}" for label in (0, 1) for place in np.flatnonzero(found == label)[:2]
+                f"record,train-{place}" for label in (0, 1) for place in np.flatnonzero(found == label)[:5]
             ]
             for name, found in labels.items()
         }

@@ -149,8 +149,8 @@ def run(data: Mapping[str, ArrayData], folder: Path, **changes: Any) -> Ended:
     return Ended(folder, data, federation.run_job(job, data=data, folder=folder))
 
 
-def two_classes(data: Mapping[str, ArrayData], each: int = 2) -> dict[str, list[str]]:
-    """Records of two classes at three of four silos: 12 by default."""
+def two_classes(data: Mapping[str, ArrayData], each: int = 5) -> dict[str, list[str]]:
+    """Records of two classes at three of four silos: 30 by default."""
     return {
         site: [*of_class(data[site], 3, each), *of_class(data[site], 7, each)] for site in ("a", "b", "c")
     }
@@ -187,7 +187,7 @@ def test_the_model_is_that_of_a_run_without_the_records_to_the_bit(
     names = two_classes(data)
     for site, lines in names.items():
         for fold in EVALUATED:
-            lines += [*of_class(data[site], 3, 2, fold=fold), *of_class(data[site], 7, 2, fold=fold)]
+            lines += [*of_class(data[site], 2, 5, fold=fold), *of_class(data[site], 9, 5, fold=fold)]
     found = whole.withdraw(names, tmp_path / "withdrawn", least=10)
     expected = run(without(data, names), tmp_path / "again", **job)
     assert equal(found.result.state.model, expected.result.state.model)
@@ -195,7 +195,7 @@ def test_the_model_is_that_of_a_run_without_the_records_to_the_bit(
     assert not equal(found.result.state.model, whole.result.state.model)
     final, again = found.result.outcome.final(), expected.result.outcome.final()
     assert final is not None and again is not None and final.evaluation == again.evaluation
-    assert records_in(found.result.state) == 788
+    assert records_in(found.result.state) == 770
 
 
 def test_no_count_tells_of_a_single_record_that_left_validation_or_test(first: Ended, tmp_path: Path) -> None:
@@ -216,7 +216,7 @@ def test_no_count_tells_of_a_single_record_that_left_validation_or_test(first: E
         head = one_sum.solved(setting, solve, state, total).model
         temperatures.append(between(head, state.model))
     assert temperatures[0] == temperatures[1] != 1.0
-    more = {site: [*lines, *of_class(first.data[site], 4, 3)] for site, lines in names.items()}
+    more = {site: [*lines, *of_class(first.data[site], 4, 5)] for site, lines in names.items()}
     later = ended.withdraw(more, tmp_path / "two", least=1)
     for made in (ended, later):
         rows = [row.evaluation for row in made.result.outcome.rows if row.evaluation is not None]
@@ -230,18 +230,18 @@ def test_patients_leave_with_all_records_and_nobody_tells_who_named_none(
     first: Ended, tmp_path: Path
 ) -> None:
     """Patient 1 has two records in each fold; silo d names nothing."""
-    names = {site: ["patient,1", "patient,30"] for site in ("a", "b", "c")}
+    names = {site: ["patient,1", "patient,30", "patient,60"] for site in ("a", "b", "c")}
     data = first.data
     whole = run(data, tmp_path / "whole", class_rules="off", summation="plain")
     ended = whole.withdraw(names, tmp_path / "withdrawn", least=6)
     expected = run(without(data, names), tmp_path / "again", class_rules="off", summation="plain")
     assert state_sha256(ended.result.state) == state_sha256(expected.result.state)
     told = ended.result.outcome.withdrawn
-    assert told is not None and (told.records, told.stay) == (12, 788)
-    assert "12 training records of at least 3 hospitals left" in ended.result.outcome.screen()
+    assert told is not None and (told.records, told.stay) == (18, 782)
+    assert "18 training records of at least 3 hospitals left" in ended.result.outcome.screen()
     cards = [json.loads((item.folder / "server" / "model.json").read_text()) for item in (ended, whole)]
     assert cards[0]["public_weights"] == cards[1]["public_weights"], "weights would tell who withdraws"
-    assert cards[0]["withdrawn"]["records"] == 12 and cards[1]["withdrawn"] is None
+    assert cards[0]["withdrawn"]["records"] == 18 and cards[1]["withdrawn"] is None
     pages = [(item.folder / "server" / "report.html").read_text() for item in (ended, whole)]
     assert ">Withdrawal<" in pages[0] and ">Withdrawal<" not in pages[1]
 
@@ -250,7 +250,7 @@ def test_patients_leave_with_all_records_and_nobody_tells_who_named_none(
     ("rare", "counts", "left"),
     [
         (6, (2, 2, 2, 0), "class 8 falls below five records at three silos, and so is in no sum"),
-        (6, (2, 1, 1, 0), "silo a falls below five, so that its other four leave too"),
+        (10, (6, 5, 5, 0), "silo a falls below five, so that its other four leave too"),
         (4, (1, 1, 1, 0), "class 8 was never summed, so that nothing of it is subtracted"),
     ],
 )
@@ -276,7 +276,7 @@ def test_the_class_rules_hold_as_in_the_run_without_the_records(
         for few in [np.flatnonzero(silo.labels("train") == 8)[rare:]]
     }
     names = {
-        site: [*of_class(data[site], 8, count), *of_class(data[site], 3, 4)]
+        site: [*of_class(data[site], 8, count), *of_class(data[site], 3, 5)]
         for site, count in zip(SILOS, counts, strict=True)
         if count
     }
@@ -285,14 +285,14 @@ def test_the_class_rules_hold_as_in_the_run_without_the_records(
     expected = run(without(data, names), tmp_path / "again")
     assert state_sha256(ended.result.state) == state_sha256(expected.result.state), left
     told = ended.result.outcome.withdrawn
-    gone = {(2, 2, 2, 0): 24, (2, 1, 1, 0): 8, (1, 1, 1, 0): 0}[tuple(counts)]  # type: ignore[index]
-    assert told is not None and told.records == 12 + gone
+    gone = {(2, 2, 2, 0): 24, (6, 5, 5, 0): 20, (1, 1, 1, 0): 0}[tuple(counts)]  # type: ignore[index]
+    assert told is not None and told.records == 15 + gone
 
 
 @pytest.mark.parametrize(
     ("names", "least", "match"),
     [
-        ({"a": 2, "b": 2, "c": 1}, 10, "at least 10 withdrawn records at 3 silos or more.*got 5 at 3"),
+        ({"a": 5, "b": 5, "c": 5}, 20, "at least 20 withdrawn records at 3 silos or more.*got 15 at 3"),
         ({"a": 12}, 10, "got enough at 1"),
         ({"a": 8, "b": 8}, 10, "got enough at 2"),
         ({}, 1, "got 0 at 0"),
@@ -320,7 +320,7 @@ def test_too_few_records_or_silos_open_nothing_but_their_number(
 def test_the_number_that_a_refusal_tells_is_no_larger_than_the_rule_needs(
     first: Ended, tmp_path: Path
 ) -> None:
-    """Silo a withdraws 13 of class 3; the sum of what silos say is 12, not 15."""
+    """Silo a withdraws 13 of class 3; the sum of what silos say is 15, not 18."""
     seen: list[float] = []
     plain = withdrawal.check_numbers
 
@@ -328,20 +328,37 @@ def test_the_number_that_a_refusal_tells_is_no_larger_than_the_rule_needs(
         seen.append(float(totals[withdrawal.NAMED]))
         plain(totals, *rest)
 
-    names = {"a": of_class(first.data["a"], 3, 13), "b": of_class(first.data["b"], 3, 2)}
+    names = {"a": of_class(first.data["a"], 3, 13), "b": of_class(first.data["b"], 3, 5)}
     with pytest.MonkeyPatch.context() as patched, pytest.raises(RunError):
         patched.setattr(withdrawal, "check_numbers", look)
         first.withdraw(names, tmp_path, least=10)
-    assert set(seen) == {12.0}
+    assert set(seen) == {15.0}
 
 
 def test_a_class_that_one_or_two_silos_withdraw_from_is_not_opened(first: Ended, tmp_path: Path) -> None:
-    """Its class sum would be one hospital's; here one record's features."""
+    """Its class sum would be one hospital's."""
     names = two_classes(first.data)
-    names["a"] += of_class(first.data["a"], 5, 1)
+    names["a"] += of_class(first.data["a"], 5, 5)
     with pytest.raises(RunError, match=r"classes \[5\] lose some at fewer") as caught:
         first.withdraw(names, tmp_path)
     assert caught.value.code == "TF-523"
+
+
+def test_a_hospital_takes_part_with_no_single_record_of_a_class(
+    first: Ended, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Others learn that one has too few, and not which; its own log says of which class."""
+    caplog.set_level(logging.ERROR, logger="tightframe.silo")
+    names = two_classes(first.data)
+    names["a"] += of_class(first.data["a"], 5, 1)
+    with pytest.raises(RunError, match="1 of 4 silos in round 0 could not contribute") as caught:
+        first.withdraw(names, tmp_path)
+    assert caught.value.code == "TF-513" and "a:" not in str(caught.value)
+    assert "a: nothing can be contributed to this sum: TF-523" in caplog.text
+    assert (
+        "at least 5 of this silo's training records" in caplog.text and "of classes [5] fewer" in caplog.text
+    )
+    assert not list(first.folder.rglob(LIST)), "no silo's list has begun"
 
 
 def test_more_can_be_withdrawn_from_the_run_that_a_withdrawal_makes(first: Ended, tmp_path: Path) -> None:
@@ -349,7 +366,7 @@ def test_more_can_be_withdrawn_from_the_run_that_a_withdrawal_makes(first: Ended
     names = two_classes(first.data)
     one = first.withdraw(names, tmp_path / "one")
     more = {
-        site: [*lines, *of_class(first.data[site], 4, 3)] for site, lines in two_classes(first.data).items()
+        site: [*lines, *of_class(first.data[site], 4, 5)] for site, lines in two_classes(first.data).items()
     }
     two = one.withdraw(more, tmp_path / "two")
     expected = run(without(first.data, more), tmp_path / "again")
@@ -405,7 +422,7 @@ def test_an_older_total_is_not_taken_for_the_new_one(first: Ended, tmp_path: Pat
         run=new.described["run"],
     )
     more = {
-        site: [*lines, *of_class(first.data[site], 4, 3)] for site, lines in two_classes(first.data).items()
+        site: [*lines, *of_class(first.data[site], 4, 5)] for site, lines in two_classes(first.data).items()
     }
     replayed = Ended(forged, first.data, one.result)
     with pytest.raises(RunError, match="records that stay to be those of the total") as caught:

@@ -33,8 +33,8 @@ from tightframe.rounds.run_state import state_sha256
 from tightframe.rounds.server import resume
 from tightframe.rounds.server.coordinator import Result
 
-EACH = 4
-"""Records of one class that each of three hospitals withdraws: 12, of which ten must be."""
+EACH = 5
+"""Records of one class that each of three hospitals withdraws: 15, of which ten must be."""
 FEW = {"records_per_feature": 0}
 """Rule of these hospitals: products of a few withdrawn records' features may leave."""
 SMALL = ("dataset_options.image_size=16", "model_options.J=2", "model_options.width=24")

@@ -17,12 +17,13 @@ from typing import IO, TYPE_CHECKING
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
-FREE = 2**25
+FREE = 2**24
 """Bytes to which any file may unpack."""
-TIMES = 100
-"""Larger ones may unpack to so many times their packed size."""
+TIMES = 30
+"""Larger ones may unpack to so many times their packed size; a row of a table takes forty times its text."""
 LONGEST = 2**24
 """Characters of a line."""
+_STEP = 2**20
 
 
 class UnpackedError(OSError):
@@ -79,7 +80,7 @@ class _Limited(io.RawIOBase):
         return True
 
     def readinto(self, buffer: WriteableBuffer) -> int:
-        count = self._stream.readinto(buffer)
+        count = self._stream.readinto(memoryview(buffer)[: min(_STEP, self._left + 1)])
         self._left -= count
         if self._left < 0:
             raise UnpackedError

@@ -163,13 +163,19 @@ class JobSetup:
 
     def first_phases(self) -> tuple[Phase, ...]:
         """Return the phases before round 1 in this job: ``before_phases``, or those of a withdrawal."""
-        withdraw = self.job.withdraw
-        if withdraw is None or self.method.withdraw is None:
+        asked = self.withdrawal
+        if asked is None or self.method.withdraw is None:
             return self.before_phases()
-        asked = Withdrawal(
-            withdraw.state_sha256, withdraw.min_withdrawn, by_class=self.job.class_rules == "on"
-        )
         return self.method.withdraw(self.setting, asked)
+
+    @property
+    def withdrawal(self) -> Withdrawal | None:
+        """What the job says of the records that it takes out of an ended run; None if it takes none."""
+        withdraw = self.job.withdraw
+        if withdraw is None:
+            return None
+        by_class = self.job.class_rules == "on"
+        return Withdrawal(withdraw.state_sha256, withdraw.min_withdrawn, by_class=by_class)
 
     def after_phases(self) -> tuple[Phase, ...]:
         """Return the method's phases between the last round and the closing."""

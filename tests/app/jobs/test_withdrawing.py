@@ -11,6 +11,7 @@ import pytest
 
 from tightframe import federation
 from tightframe.config.job import parse_job
+from tightframe.config.policy import PolicyBlock
 from tightframe.config.site import SiteEntry
 from tightframe.rounds.context import STATE
 from tightframe.rounds.server import resume
@@ -109,6 +110,9 @@ def test_a_site_is_told_what_it_would_withdraw(ended: Path, tmp_path: Path) -> N
     assert state == "problem" and "no state here (TF-522)" in text
     assert job.withdraw is not None
     (tmp_path / "state" / job.withdraw.previous / "a" / STATE).mkdir(parents=True)
+    ((state, text),) = said()
+    assert state == "problem" and "fewer than 5 (" in text and "TF-523" in text
+    entry = entry.model_copy(update={"policy": PolicyBlock(min_class_count=1)})
     assert [(state, "2 training, 0 validation and 1 test records" in text) for state, text in said()] == [
         ("ok", True)
     ]

@@ -27,6 +27,7 @@ from tightframe.learning.one_sum.withdrawal import (
     WITHHELD,
     check_classes,
     check_numbers,
+    check_own,
     kept_total,
     own_state,
     phases,
@@ -54,12 +55,14 @@ class Silo:
 
     setting = Setting()
 
-    def __init__(self, leaving: list[int], tested: list[int] | None = None, short: bool = False) -> None:
+    def __init__(
+        self, leaving: list[int], tested: list[int] | None = None, short: bool = False, least: int = 1
+    ) -> None:
         draw = np.random.default_rng(3)
         self.features = torch.from_numpy(draw.normal(size=(10, WIDTH)))
         self.labels = torch.tensor([0, 0, 0, 0, 1, 1, 1, 2, 2, 2])
         self.stay = torch.tensor([place not in leaving for place in range(10)])
-        self.tested, self.short = tested or [], short
+        self.tested, self.short, self.min_class_count = tested or [], short, least
 
     def load(self, tensors: Any) -> nn.Module:
         model = nn.Sequential()
@@ -76,6 +79,9 @@ class Silo:
             return self.labels[~self.stay], False
         own = fold == "test"
         return torch.tensor(self.tested if own else [], dtype=torch.int64), own and self.short
+
+    def class_counts(self, fold: str) -> torch.Tensor:
+        return torch.bincount(self.labels[self.stay], minlength=CLASSES_OF_ALL)
 
     def sums(self, keep: torch.Tensor) -> dict[str, torch.Tensor]:
         own = FeatureSums(CLASSES_OF_ALL, WIDTH, products=True)
@@ -178,6 +184,72 @@ def test_without_the_number_asked_first_nothing_is_given(index: int, marker: str
     with pytest.raises(RunError, match="asked first") as caught:
         contribute(silo, index, received, committed(silo, [True] * 3))
     assert caught.value.code == "TF-523"
+
+
+@pytest.mark.parametrize(
+    ("leaving", "admitted", "off", "least", "refused"),
+    [
+        ([], [True] * 3, False, 2, False),
+        ([0], [True] * 3, False, 2, True),  # three of class 0 would stay
+        ([0, 1], [True] * 3, False, 2, False),
+        ([0, 1, 4], [True] * 3, False, 2, True),  # of class 1 a single one
+        ([0, 1, 4], [True, False, True], False, 2, False),  # which the total has none of
+        ([4], [True] * 3, False, 3, False),  # two would stay, so that all three leave
+        ([0, 4, 7], [True] * 3, True, 3, False),  # without class rules all count together
+        ([0, 4], [True] * 3, True, 3, True),
+    ],
+)
+def test_fewer_records_than_the_silos_own_minimum_do_not_leave_whatever_totals_say(
+    leaving: list[int], admitted: list[bool], off: bool, least: int, refused: bool
+) -> None:
+    silo = Silo(leaving, least=least)
+    rule = Withdrawal(START, ASK.least, by_class=not off)
+    kept = committed(silo, admitted)
+    first = phases(CLASSES_OF_ALL, WIDTH, rule, lambda state, total: state, products=True)[0]
+    if not refused:
+        check_own(cast("SiloView", silo), kept, rule)
+        first.contribute(cast("SiloView", silo), {}, kept)
+        return
+    for told in (
+        lambda: check_own(cast("SiloView", silo), kept, rule),
+        lambda: first.contribute(cast("SiloView", silo), {}, kept),
+    ):
+        with pytest.raises(RunError, match="of this silo's training records") as caught:
+            told()
+        assert caught.value.code == "TF-523"
+
+
+@pytest.mark.parametrize(
+    ("tested", "short", "few"), [([2], False, True), ([2, 2], False, False), ([2, 2], True, True)]
+)
+def test_a_fold_that_loses_too_few_at_a_silo_is_held_back_by_that_silo(
+    tested: list[int], short: bool, few: bool
+) -> None:
+    silo = Silo([], tested=tested, short=short, least=2)
+    kept = committed(silo, [True] * 3)
+    told = contribute(silo, 0, {}, kept).tensors
+    assert bool(told[FOLD_SHORT["test"]]) == few and not told[FOLD_SHORT["validation"]]
+    check_own(cast("SiloView", silo), kept, ASK, ("test",))
+    if not few:
+        check_own(cast("SiloView", silo), kept, ASK, ())
+        return
+    with pytest.raises(RunError, match="test records to be evaluated no more"):
+        check_own(cast("SiloView", silo), kept, ASK, ("validation",))
+
+
+@pytest.mark.parametrize(
+    ("name", "number"), [(NAMED, 13), (SILOS, 4), (SILOS, -1), (FOLD_SHORT["test"], -1), (CLASSES, 4)]
+)
+def test_numbers_that_no_silos_have_end_it(name: str, number: float) -> None:
+    cohort = Cohort(0, {"a": 1, "b": 1, "c": 1}, 1, enrolled=3)
+    right = totals(12, 3, [3, 0, 0])
+    exchange(0).update(ServerState({}), right, cohort)
+    index = 1 if name == CLASSES else 0
+    wrong = {**right, name: np.array([number, 3, 0] if index else number, dtype=float)}
+    state = ServerState({}, {WITHHELD: torch.zeros(2, dtype=torch.uint8)})
+    with pytest.raises(RunError, match=f"in the total {name}") as caught:
+        exchange(index).update(state, wrong, cohort)
+    assert caught.value.code == "TF-526"
 
 
 def test_of_a_fold_that_is_not_evaluated_no_class_is_told() -> None:

@@ -351,7 +351,7 @@ class SmallSilo(SiloSession):
             job=job_of(self._names, after),
             job_id=job_id,
             previous_state=previous,
-            policy=SimpleNamespace(site_rules=SiteRules, max_records=None),
+            policy=SimpleNamespace(site_rules=SiteRules, max_records=None, records_per_feature=0),
             site=SimpleNamespace(records_id=lambda dataset: dataset),
             secure_folder=folder,
             state_folder=folder,

@@ -153,13 +153,14 @@ def check_history(
         if job.privacy is not None:
             yield _budget(context, setup, entries, area)
         if job.withdraw is not None and entry.data:
-            yield _withdrawal(context, area)
+            yield _withdrawal(context, setup, area)
 
 
-def _withdrawal(context: SiloContext, area: str) -> Finding:
+def _withdrawal(context: SiloContext, setup: JobSetup, area: str) -> Finding:
     """Check that this site can name the records that it withdraws, and has withdrawn no others."""
-    from tightframe.data.base import FOLDS
+    from tightframe.data.base import FOLDS, class_counts
     from tightframe.errors import TightframeError
+    from tightframe.learning.one_sum.withdrawal import too_few
     from tightframe.rounds.context import STATE
     from tightframe.rounds.site_ledger import journal_folder
 
@@ -179,6 +180,19 @@ def _withdrawal(context: SiloContext, area: str) -> Finding:
     )
     if context.previous_state is None or not context.previous_state.is_dir():
         return Finding(area, "problem", f"{text}, of which this site has no state here (TF-522)")
+    least, classes = context.policy.class_count(synthetic=context.data.synthetic), setup.dataset.num_classes
+    left, kept = (class_counts(data.labels("train"), classes) for data in (before, stays))
+    if setup.job.class_rules == "off":
+        few = "in all" if 0 < (left - kept).sum() < least else ""
+    else:
+        few = ", ".join(setup.dataset.class_names[place] for place in too_few(left - kept, kept, least))
+    if few:
+        return Finding(
+            area,
+            "problem",
+            f"{text}, but fewer than {least} ({few}) that would leave the total (`min_class_count`): if the "
+            "run summed these, this site cannot take part (TF-523). Wait until there are more.",
+        )
     return Finding(area, "ok", text)
 
 

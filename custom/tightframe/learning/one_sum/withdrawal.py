@@ -19,6 +19,10 @@ Products of a few records' features tell these records (``learning.products``), 
 withdraw a silo knows only from what they say: so by its own rule it withdraws none, or enough by itself.
 Classes are asked only once the numbers are verified to be enough: of a single record they would tell its own.
 
+A silo that colludes can send any numbers. So whatever totals say, a silo takes records out only if of no
+class fewer than its own ``min_class_count`` would leave (``check_own``): the difference opened is then of
+that many of its records, even if it is of nobody else's.
+
 Exact counts of an evaluation before and after differ in the same way. So a fold of which some records are
 withdrawn, but too few by the same rule, is not evaluated any more, in this run and those that continue from
 it (``withheld``). Without validation records the head keeps the temperature that it had.
@@ -28,8 +32,9 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -81,7 +86,7 @@ FOLD_NAMED, FOLD_SILOS, FOLD_SHORT, FOLD_CLASSES = (
     {fold: f"withdrawn/{fold}/{name}" for fold in EVALUATED}
     for name in ("named", "silos", "short", "classes")
 )
-"""Of each fold the same, and at how many silos it tells other parts now (``min_test_count``)."""
+"""Of each fold the same, and at how many silos too few of its records leave or stay."""
 LEFT = "withdrawn/"
 MIN_SILOS = 3
 """Least number of silos among whose records the withdrawn ones are, as of holders of a class."""
@@ -185,19 +190,23 @@ def _asked(withdrawal: Withdrawal, *, products: bool) -> Phase:
 
     def contribute(silo: SiloView, received: Tensors, state: Tensors) -> Contribution:
         found = _terms(silo, received, state, products=products)  # refuses if its sums are others by now
+        check_own(silo, state, withdrawal)
         check_products(silo, found.leaving, found.width if products else 0)
         # No larger than the rule needs: a refused withdrawal tells no silo's whole number.
         count = _leaving(silo, state).sum().clamp(max=withdrawal.least)
         tensors = {NAMED: count, SILOS: (count > 0).double()}
         for fold in EVALUATED:
-            labels, short = silo.withdrawn_from(fold)
+            labels, _ = silo.withdrawn_from(fold)
             gone = torch.tensor(float(min(len(labels), withdrawal.least)), dtype=torch.float64)
             tensors |= {FOLD_NAMED[fold]: gone, FOLD_SILOS[fold]: (gone > 0).double()}
+            short = _few_of_own_fold(silo, fold, withdrawal)
             tensors[FOLD_SHORT[fold]] = torch.tensor(float(short), dtype=torch.float64)
         return Contribution(tensors, None)
 
     def update(state: ServerState, totals: Totals, cohort: Cohort) -> ServerState:
         _check_all(cohort)
+        cohort.check_flags(totals, (SILOS, *FOLD_SILOS.values(), *FOLD_SHORT.values()))
+        cohort.check_flags(totals, numbers, each=withdrawal.least)
         check_numbers(totals, withdrawal)
         kept = withheld(state)  # its last counts opened are of an earlier run
         few = [fold in kept or few_of_fold(totals, fold, withdrawal) for fold in EVALUATED]
@@ -211,7 +220,8 @@ def _asked(withdrawal: Withdrawal, *, products: bool) -> Phase:
 
 
 def _classes(classes: int, withdrawal: Withdrawal) -> Phase:
-    # Of the class rules' field only the flags count, which say who holds a class now.
+    # Of the class rules' field only the flags count, which say who holds a class now. With a bound of 1 a
+    # silo that fails tells no numbers of records in it either.
     names = [CLASSES, *FOLD_CLASSES.values()]
     flags = tuple(Field(name, (classes,), bound=1.0, static=True, bits=0) for name in names)
 
@@ -232,6 +242,7 @@ def _classes(classes: int, withdrawal: Withdrawal) -> Phase:
 
     def update(state: ServerState, totals: Totals, cohort: Cohort) -> ServerState:
         _check_all(cohort)
+        cohort.check_flags(totals, names)
         check_classes(totals, withdrawal)
         few = [
             bool(flag) or (withdrawal.by_class and bool(_at_few(totals[FOLD_CLASSES[fold]])))
@@ -244,7 +255,8 @@ def _classes(classes: int, withdrawal: Withdrawal) -> Phase:
         total = {COUNTED: stored[COUNTS]} if COUNTS in stored else {}
         return state.evolve(extra={**extra, **total, CLEARED: _as_bytes(withdrawal.start)})
 
-    return Phase("classes", Schema((counts_field(classes), *flags)), broadcast, contribute, update)
+    counts = replace(counts_field(classes), bound=1.0)
+    return Phase("classes", Schema((counts, *flags)), broadcast, contribute, update)
 
 
 def _withdraw(classes: int, width: int, withdrawal: Withdrawal, solved: Solved, *, products: bool) -> Phase:
@@ -293,6 +305,67 @@ def _withdraw(classes: int, width: int, withdrawal: Withdrawal, solved: Solved, 
         return temperature.scaled(made, temperature.between(bare.model, state.model))
 
     return Phase("withdraw", schema, broadcast, contribute, update)
+
+
+def check_own(
+    silo: SiloView, state: Tensors, withdrawal: Withdrawal, held: Collection[Fold] = EVALUATED
+) -> None:
+    """Refuse to take out fewer records than this silo's own minimum, whatever others say that they take out.
+
+    Args:
+        silo: with its records.
+        state: its own.
+        withdrawal: what the job says of it.
+        held: folds that are evaluated no more, by totals that are verified. By their first numbers this silo
+            has asked for it where too few of its own records leave.
+
+    Raises:
+        RunError: TF-523.
+    """
+    least, gone = silo.min_class_count, _leaving(silo, state).numpy()
+    few = too_few(gone, silo.class_counts("train").numpy(), least) if withdrawal.by_class else []
+    if few or (not withdrawal.by_class and 0 < gone.sum() < least):
+        raise RunError(
+            f"Expected none or at least {least} of this silo's training records (`min_class_count`) to leave "
+            f"the total{f', of each class, but of classes {few}' if few else ', but'} fewer would: if others "
+            "lie about theirs, the new total tells these alone. Withdraw them once they are enough (until "
+            "then take their lines out of the file), or start a new job without them.",
+            code=REFUSED,
+        )
+    shown = [fold for fold in EVALUATED if fold not in held and _few_of_own_fold(silo, fold, withdrawal)]
+    if shown:
+        raise RunError(
+            f"Expected {' and '.join(shown)} records to be evaluated no more, because too few of this silo's "
+            "leave, which it has said in the first sum, but by its total no silo has: another silo sent a "
+            "false number. Nothing is taken out.",
+            code=REFUSED,
+        )
+
+
+def too_few(gone: NDArray[Any], stay: NDArray[Any], least: int) -> list[int]:
+    """Return the classes of which fewer than the least number of records would leave a silo's sums.
+
+    A class of which fewer than that stay leaves with all of its records, by the class rules.
+
+    Args:
+        gone: withdrawn records of each class that are in the sums, (C,).
+        stay: the others, (C,).
+        least: ``min_class_count`` of the silo.
+
+    >>> too_few(np.array([0, 1, 5, 1]), np.array([9, 9, 9, 4]), 5)
+    [1]
+    """
+    leave = np.where((gone > 0) & (stay < least), gone + stay, gone)
+    return np.flatnonzero((leave > 0) & (leave < least)).tolist()
+
+
+def _few_of_own_fold(silo: SiloView, fold: Fold, withdrawal: Withdrawal) -> bool:
+    """Check whether exact counts of a fold would tell of too few records of this silo, if of no other's."""
+    labels, short = silo.withdrawn_from(fold)
+    if short or not withdrawal.by_class:
+        return short
+    gone = torch.bincount(labels)
+    return bool(((gone > 0) & (gone < silo.min_class_count)).any())
 
 
 def check_numbers(totals: Totals, withdrawal: Withdrawal) -> None:

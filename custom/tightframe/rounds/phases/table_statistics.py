@@ -152,6 +152,7 @@ def _flags(layout: Layout) -> Phase:
         return Contribution({name: _float64(values) for name, values in made.items()})
 
     def update(state: ServerState, totals: Totals, cohort: Cohort) -> ServerState:
+        cohort.check_flags(totals, totals)
         known = {name: torch.as_tensor(np.asarray(value)) for name, value in totals.items()}
         return state.evolve(extra={**state.extra, **known})
 

@@ -6,8 +6,8 @@ of it, and a class is used only while at least three silos report that they hold
 classes that they hold as a sum of flags: the first sum of a run carries flags only, and class sums follow
 for the classes that the next broadcast offers.
 
-Silos and server both apply the rules. They do not stop a server that lies about the holders of a class;
-against that only ``min_class_count`` and differential privacy protect.
+Silos and server both apply the rules. They do not stop a silo that sends more flags of a class than one, as
+long as there are no more than silos: against that only ``min_class_count`` and differential privacy protect.
 """
 
 from __future__ import annotations
@@ -77,6 +77,7 @@ def attach(phase: Phase, num_classes: int) -> Phase:
         before = holders_in(state)
         admitted, holders = admit(phase.schema, totals, offered(before, num_classes))
         if holders is not None:
+            cohort.check_flags(totals, [HOLDERS])
             state = with_holders(state, holders)
         reading = phase.read(state, admitted, cohort)
         if holders is not None and before is None and not offered(holders, num_classes).any():

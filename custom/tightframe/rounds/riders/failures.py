@@ -74,6 +74,7 @@ def attach(phase: Phase, job: JobConfig) -> Phase:
 
     def read(state: ServerState, totals: Totals, cohort: Cohort) -> Reading:
         own, others = taken_out(totals, FAILED.__eq__)
+        cohort.check_flags(own, own)
         failed = round(float(own[FAILED])) if own else 0
         if failed and cohort.size - failed < job.min_sites:
             raise TooFewError(

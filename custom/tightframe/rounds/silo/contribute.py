@@ -17,6 +17,7 @@ from safetensors import safe_open
 from tightframe.errors import ContributionError, RunError, TrainingError
 from tightframe.files import write_atomically
 from tightframe.learning.model_update import UPDATE, shared_template
+from tightframe.learning.one_sum import withdrawal
 from tightframe.learning.one_sum.withdrawal import CLEARED, withheld
 from tightframe.learning.optimizers import OptimizerSettings
 from tightframe.learning.products import Sizes
@@ -118,6 +119,7 @@ class Contributor:
         specs = codec.specs(phase.schema, parties=len(weights))
         check(sum_id, specs)
         product_rule.check_sum(context.policy, self._setup, phase.schema, state, sizes)
+        self._check_withdrawal(exchange, state)
         proven = follows and notes.have_total(total)
         note_request(context, (exchange.kind, exchange.index), asked=CLEARED in state.extra, proven=proven)
         self._settle(message, total)
@@ -147,6 +149,24 @@ class Contributor:
         encoded = Encoded(sum_id, specs, term, bytes.fromhex(message["state"]), follows)
         own_report.note_sent(context, phase.schema, encoded, at_end=exchange.reported)
         return encoded
+
+    def _check_withdrawal(self, exchange: Exchange, state: ServerState) -> None:
+        """Refuse classes and sums of withdrawn records whose numbers this silo has said to be too few.
+
+        It says so inside the first sum. If by its total nobody did, another silo has hidden it.
+
+        Args:
+            state: of the run, which the exchange rests on.
+
+        Raises:
+            RunError: TF-523.
+        """
+        if self._context.job.withdraw is None or exchange.kind != BEFORE or exchange.index == 0:
+            return
+        asked = self._setup.withdrawal
+        assert asked is not None  # noqa: S101  (this job withdraws)
+        view = LocalSilo(self._context, self._setup, self._device, exchange.stream)
+        withdrawal.check_own(view, self._store.committed(), asked, withheld(state))
 
     def _settle(self, message: Message, total: Total | None) -> None:
         """Let what this silo trained for the sums before count, or drop it."""

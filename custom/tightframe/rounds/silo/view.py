@@ -26,6 +26,7 @@ from tightframe.results.local_report import SiloPersonal
 from tightframe.results.parts.dropouts import Lost
 from tightframe.rounds.context import SiloContext
 from tightframe.rounds.encoded import LoadedEncoder
+from tightframe.rounds.sums.declaration import EVALUATED
 from tightframe.rounds.unproven import NO_NEEDS, Needs
 
 if TYPE_CHECKING:
@@ -253,7 +254,7 @@ class LocalSilo:
             place += len(labels)
 
     def withdrawn_from(self, fold: Fold) -> tuple[torch.Tensor, bool]:
-        """Return the labels (n,) of a fold's withdrawn records, and whether exact counts lose a part by it.
+        """Return the labels (n,) of a fold's withdrawn records, and whether too few leave or stay.
 
         No labels where the counts of the run before had none of the fold's records: they hide nobody in the
         difference of both.
@@ -265,7 +266,8 @@ class LocalSilo:
         )
         names = set() if fold in then else context.withdrawn.names
         gone = np.array([name in names for name in record_ids(data, fold)], dtype=bool)
-        return torch.from_numpy(data.labels(fold)[gone]), then != now
+        few = fold in EVALUATED and 0 < gone.sum() < context.policy.min_test_count
+        return torch.from_numpy(data.labels(fold)[gone]), bool(few) or then != now
 
     def generator(self, purpose: str) -> torch.Generator:
         """Return a random generator on the CPU, keyed by (seed, silo, round, purpose)."""

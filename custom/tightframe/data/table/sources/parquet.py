@@ -57,7 +57,7 @@ def _check_size(told: Any, columns: int, packed: int) -> None:
         UnpackedError: for more than is allowed.
     """
     unpacked = sum(told.row_group(place).total_byte_size for place in range(told.num_row_groups))
-    if unpacked > allowed(packed) or told.num_rows * columns > allowed(packed) // 4:
+    if unpacked > allowed(packed) or told.num_rows * columns > allowed(packed):
         raise UnpackedError
 
 
