@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -37,7 +38,7 @@ def parquet(path: Path) -> None:
     pq.write_table(pa.table({"a": column}), path, compression="zstd")
 
 
-def table(path: Path) -> object:
+def table(path: Path) -> tuple[list[str], dict[str, Any], list[int]]:
     return read_all(site(path), 100)
 
 
@@ -65,9 +66,23 @@ def test_a_file_unpacks_no_further_than_records_do(
 ) -> None:
     monkeypatch.setattr(unpacked, "FREE", 2**18)
     write(tmp_path / name)
-    with pytest.raises(DataError, match=r"more than 30 times its size|UnpackedError") as caught:
+    with pytest.raises(
+        DataError, match=r"more than 30 times its size|UnpackedError|column.* cells, more"
+    ) as caught:
         read(tmp_path / name)
     assert caught.value.code == "TF-206"
+
+
+def test_an_honest_table_of_sparse_flags_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One flag of a thousand in 40 columns of 4,000 rows, with a hundredth of the limit."""
+    monkeypatch.setattr(unpacked, "FREE", unpacked.FREE // 100)
+    flags = np.random.default_rng(0).random((4000, 40)) < 0.001
+    columns = {f"f{place}": flags[:, place].astype(int) for place in range(40)}
+    pq.write_table(pa.table(columns), tmp_path / "a.parquet")
+    text = ",".join(columns) + "\n" + "".join(",".join(map(str, row)) + "\n" for row in flags.astype(int))
+    packed(text.encode())(tmp_path / "a.csv.gz")
+    for name in ("a.parquet", "a.csv.gz"):
+        assert len(table(tmp_path / name)[1]["f0"]) == 4000
 
 
 def test_a_line_without_an_end_is_not_read_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

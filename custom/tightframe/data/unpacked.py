@@ -17,8 +17,8 @@ from typing import IO, TYPE_CHECKING
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
-FREE = 2**24
-"""Bytes to which any file may unpack."""
+FREE = 2**25
+"""Bytes to which any file may unpack: 400,000 rows of 40 flags do, as text."""
 TIMES = 30
 """Larger ones may unpack to so many times their packed size; a row of a table takes forty times its text."""
 LONGEST = 2**24
@@ -27,15 +27,31 @@ _STEP = 2**20
 
 
 class UnpackedError(OSError):
-    """A file that unpacks to more than records do."""
+    """A file that unpacks to more than records do.
 
-    def __init__(self) -> None:
-        super().__init__(f"it unpacks to more than {TIMES} times its size")
+    Args:
+        found: what it does, in place of its bytes.
+    """
+
+    def __init__(self, found: str = f"it unpacks to more than {TIMES} times its size") -> None:
+        super().__init__(found)
 
 
 def allowed(packed: int) -> int:
     """Return the number of bytes to which a file of a packed size may unpack."""
     return max(FREE, TIMES * packed)
+
+
+def check_cells(rows: int, columns: int, packed: int) -> None:
+    """Check how many cells of a table would be read: equal ones take no bytes of a file, but memory.
+
+    Raises:
+        UnpackedError: for more than a file of that packed size may have bytes.
+    """
+    if (cells := rows * columns) > (most := allowed(packed)):
+        raise UnpackedError(
+            f"the {columns} columns to be read have {cells:,} cells, more than {most:,} for its size"
+        )
 
 
 def open_gzip(path: Path) -> io.BufferedReader:

@@ -22,6 +22,8 @@ from pydicom.uid import (
     DeflatedExplicitVRLittleEndian,
     JPEG2000Lossless,
     JPEGBaseline8Bit,
+    JPEGExtended12Bit,
+    JPEGLosslessSV1,
     JPEGLSLossless,
     RLELossless,
 )
@@ -365,3 +367,39 @@ def test_no_more_is_unpacked_than_the_header_justifies(
     finally:
         tracemalloc.stop()
     assert rule in caught.value.rule and not decoded
+
+
+def jpeg_frame(*sofs: tuple[int, int, int]) -> bytes:
+    """A JPEG's markers, each frame header of (marker, bits, side); no scan of it is decoded."""
+    comment, scan = b"\xff\xfe\x00\x08\xff\xc0\x00\x08\x00\x00", bytes.fromhex("ffda0008010100003f00")
+    parts = (struct.pack(">BBHBHHB3x", 0xFF, mark, 11, bits, side, side, 1) for mark, bits, side in sofs)
+    return b"\xff\xd8" + comment + b"\xff" + b"".join(parts) + scan + b"\xff\xd9"
+
+
+@pytest.mark.parametrize(
+    ("syntax", "sofs", "asked"),
+    [
+        (JPEGExtended12Bit, [(0xC1, 12, 8)], True),
+        (JPEGLosslessSV1, [(0xC3, 16, 8)], True),
+        (JPEGLosslessSV1, [(0xC3, 16, 4000)], False),
+        (JPEGLosslessSV1, [(0xC3, 16, 8), (0xC3, 16, 4000)], False),
+        (JPEGLosslessSV1, [], False),
+        (JPEGLSLossless, [(0xF7, 16, 8)], False),
+    ],
+)
+def test_a_decoder_is_asked_for_jpegs_of_any_bits_that_have_the_headers_size(
+    syntax: Any,
+    sofs: list[tuple[int, int, int]],
+    asked: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Pillow reads 8 bits only; pylibjpeg and gdcm, where a site has them, up to 16."""
+    values, content = noise((8, 8)).astype(np.uint16), encapsulate([jpeg_frame(*sofs)])
+    write_dicom(tmp_path / "a", values, PixelData=content, syntax=syntax)
+    monkeypatch.setattr(pydicom.pixels, "pixel_array", lambda _: values)
+    if asked:
+        assert read(tmp_path / "a", picture(size=[8, 8])).size == 64
+        return
+    with pytest.raises(UnfitError, match="or damaged"):
+        read(tmp_path / "a", picture(size=[8, 8]))

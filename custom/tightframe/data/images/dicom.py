@@ -24,6 +24,10 @@ MOST_PIXELS = 2**26
 GREY = ("MONOCHROME1", "MONOCHROME2")
 COLOUR = ("RGB", "YBR_FULL", "YBR_FULL_422")
 _RLE_SEGMENTS = 15
+_SOI, _SOS = b"\xff\xd8", 0xDA
+_MOST_MARKERS = 1000
+_SOF = (0xC0, 0xC1, 0xC2, 0xC3, 0xC9, 0xCA, 0xCB)
+"""JPEG frame headers that are whole pictures: no differential (hierarchical) ones, no JPEG-LS."""
 
 
 class DicomError(DataError):
@@ -155,11 +159,32 @@ def _check_frame(stored: Any) -> None:
     if stored.file_meta.TransferSyntaxUID == RLELossless:
         whole = size[0] * size[1] * int(stored.SamplesPerPixel) * int(stored.BitsAllocated) // 8
         fits = _unpacks_to(frame, whole + _RLE_SEGMENTS)
+    elif frame[:2] == _SOI:
+        fits = _jpeg_size(frame) == size
     else:
-        with Image.open(io.BytesIO(frame), formats=("JPEG", "JPEG2000")) as image:
+        with Image.open(io.BytesIO(frame), formats=("JPEG2000",)) as image:
             fits = image.size == size
     if not fits:
         raise ValueError("Expected a compressed picture of the size in the header")
+
+
+def _jpeg_size(frame: bytes) -> tuple[int, int]:
+    """Return columns and rows that a JPEG of any number of bits says itself (ISO 10918-1, B.2.2).
+
+    Raises:
+        ValueError: without exactly one frame header before the first scan.
+    """
+    at, sizes = len(_SOI), list[tuple[int, int]]()
+    for _ in range(_MOST_MARKERS):
+        if at + 9 > len(frame) or frame[at] != 0xFF or frame[at + 1] == _SOS:
+            break
+        marker, length, _, rows, columns = struct.unpack_from(">xBHBHH", frame, at)
+        if marker in _SOF:
+            sizes.append((columns, rows))
+        at += 1 if marker == 0xFF else 2 + max(length, 2)  # a marker may have filling before it
+    if len(sizes) != 1:
+        raise ValueError("Expected one JPEG frame of a known kind")
+    return sizes[0]
 
 
 def _unpacks_to(frame: bytes, most: int) -> bool:

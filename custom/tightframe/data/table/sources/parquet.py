@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tightframe.data.table.sources.cells import as_text, missing_package
-from tightframe.data.unpacked import UnpackedError, allowed
+from tightframe.data.unpacked import UnpackedError, allowed, check_cells
 from tightframe.errors import DataError
 
 
@@ -51,14 +51,15 @@ def open_parquet(
 
 
 def _check_size(told: Any, columns: int, packed: int) -> None:
-    """Check what a file claims to hold, before it is read: a cell of a list takes more than one of a file.
+    """Check what a file claims to hold, before it is read.
 
     Raises:
         UnpackedError: for more than is allowed.
     """
     unpacked = sum(told.row_group(place).total_byte_size for place in range(told.num_row_groups))
-    if unpacked > allowed(packed) or told.num_rows * columns > allowed(packed):
+    if unpacked > allowed(packed):
         raise UnpackedError
+    check_cells(told.num_rows, columns, packed)
 
 
 def _rows(
