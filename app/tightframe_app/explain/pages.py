@@ -30,13 +30,14 @@ def _part(name: str) -> str:
 
 
 def _effects() -> Iterator[str]:
-    """Yield a table of all measured comparisons."""
+    """Yield a table of all measured comparisons for each baseline."""
     from tightframe import methods
 
-    yield "| method, options | setting | measure | less the baseline's [95 %] | seeds | |"
-    yield "|---|---|---|---|---|---|"
-    for method in methods.METHODS:
-        for effect in presets.effects(method.name):
+    measured = [(method, effect) for method in methods.METHODS for effect in presets.effects(method.name)]
+    for baseline in dict.fromkeys(effect.baseline for _, effect in measured):
+        yield f"| method, options | setting | measure | less {baseline}'s [95 %] | seeds | |"
+        yield "|---|---|---|---|---|---|"
+        for method, effect in (pair for pair in measured if pair[1].baseline == baseline):
             named = f"{method.title} (`{effect.options}`)" if effect.options else method.title
             found = (
                 effect.measure,
@@ -45,6 +46,7 @@ def _effects() -> Iterator[str]:
                 "**seen**" if effect.seen else "not seen",
             )
             yield f"| {' | '.join((named, effect.setting, *found))} |"
+        yield ""
 
 
 def _section(section: errors.Section) -> str:

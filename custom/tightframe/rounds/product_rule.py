@@ -121,8 +121,8 @@ def _check(policy: Policy, found: Products, records: float, how: str) -> None:
         f"{found.numbers} sums of products of {found.width} features over {records:.0f} {how} records",
         f"at most {plural(widest, 'feature')}, or privacy" if widest else "privacy",
         f"records are computed from the sums if fewer than {least} records a feature surely stand behind "
-        f"them, whichever silos lie, or fewer values ({found.values} a record) than sums: make the model's "
-        "features fewer, or give the job `privacy`",
+        f"them, whichever silos lie, or fewer values ({found.values} a record) than sums: make "
+        "the features fewer (model_options.width of random_features, scattering), or give the job `privacy`",
     )
 
 
