@@ -12,7 +12,7 @@ import torch
 from tests.support.methods.in_memory import Records, in_turn
 from tests.support.runs import FOUR, job, run
 
-from tightframe import federation, phases
+from tightframe import federation
 from tightframe.errors import RunError, TrainingError
 from tightframe.methods.ccvr import (
     COUNTS,
@@ -111,10 +111,9 @@ def test_it_mends_a_head_that_favours_one_class(make_setting: Any, make_silo: An
         left_out = moments.contribute(silos[0], without, {}).tensors
         assert float(left_out[RECORDS]) == 40, "no axis of classes, which rules could withhold later"
         fewer = {**totals, RECORDS: totals[RECORDS] - 1}
-        reading = phases.advance(moments, state, fewer, cohort)
-        assert reading.state is state, "products of other records than the sums"
-        assert "calibrated nothing" in reading.warnings[0]
-        assert not phases.advance(moments, state, totals, cohort).warnings
+        assert moments.update(state, fewer, cohort) is state, "products of other records than the sums"
+        assert "calibrated nothing" in moments.read(state, fewer, cohort).warnings[0]
+        assert not moments.read(state, totals, cohort).warnings
     alone = {**totals, COUNTS: np.array([43.0, 0, 0])}
     assert moments.update(state, alone, cohort) is state, "one class alone says nothing of the others"
 
