@@ -130,6 +130,11 @@ class Schema:
         if len(set(names)) != len(names):
             doubled = sorted({name for name in names if names.count(name) > 1})
             raise ValueError(f"Expected field names to be unique, but got {doubled} twice.")
+        if open_ := [item.name for item in self.fields if item.products and not item.static]:
+            raise ValueError(
+                "Expected sums of products to be static, because the number of records behind them is that "
+                f"of all silos enrolled, but {open_} are not."
+            )
 
     def __add__(self, other: Schema) -> Schema:
         return Schema(self.fields + other.fields)

@@ -73,7 +73,13 @@ def repetitions(values: Mapping[str, Any], folder: Path, profile: Profile) -> di
     setup, weights = prepare(job), {name: float(len(data[name].labels("train"))) for name in SITES}
     silos = {}
     for name in SITES:
-        policy = PolicyBlock(profile=profile, allow_sign_split=True, max_update_norm=None, minimum_cohort=1)
+        policy = PolicyBlock(
+            profile=profile,
+            allow_sign_split=True,
+            max_update_norm=None,
+            minimum_cohort=1,
+            records_per_feature=0,
+        )
         entry = SiteEntry(state_dir=str(folder), policy=policy)
         context = SiloContext(
             name, job, entry, folder / name, records=data[name], job_id="a", production=True, memory_only=True

@@ -24,12 +24,15 @@ from tests.support.flare.client import JOB_ID, Site, Wire
 from tests.support.jobs import SMALL
 
 from tightframe.config.policy import Policy
-from tightframe.config.refusals import REFUSALS, Refusal
+from tightframe.config.profiles import PROFILES
+from tightframe.config.refusals import REFUSALS, BelowPolicyError, Refusal
 from tightframe.config.site import SiteEntry
 from tightframe.errors import SiteConfigError
 from tightframe.flare import CODE, MESSAGE, doors, guard
 from tightframe.flare.executor import SiloExecutor
 from tightframe.flare.outgoing import looks_masked
+from tightframe.learning.products import Products
+from tightframe.rounds import product_rule
 from tightframe.rounds.server.coordinator import Coordinator
 from tightframe.rounds.setup import prepare
 from tightframe.rounds.sums.common import SECURE
@@ -268,6 +271,16 @@ def test_what_a_job_falls_short_of_passes_unless_the_policy_keeps_it(tmp_path: P
     assert reply.get_return_code() == ReturnCode.TASK_RESULT_FILTER_ERROR and REFUSALS not in reply
     reply = _answer(tmp_path / "c", "enroll", lambda: _failure("TF-614"), config=quiet)
     assert reply[CODE] == "TF-614"
+
+
+def test_so_does_what_a_sum_of_products_falls_short_of(tmp_path: Path) -> None:
+    with pytest.raises(BelowPolicyError) as caught:
+        product_rule._check(
+            Policy(profile="standard", **PROFILES["standard"]), Products(256, 2, 13), 144, "counted"
+        )
+    error = caught.value
+    reply = _answer(tmp_path, "contribute", lambda: _failure(error.code, **{REFUSALS: error.outside()}))
+    assert reply[CODE] == "TF-625" and reply[REFUSALS] == error.outside() != []
 
 
 def test_a_site_that_is_not_configured_sends_codes_and_nothing_else(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 
-from tightframe.config.refusals import REFUSALS
+from tightframe.config.refusals import BELOW_POLICY, REFUSALS
 from tightframe.errors import ContributionError, RunError
 from tightframe.flare import CODE, MESSAGE
 from tightframe.flare import transport as module
@@ -335,8 +335,9 @@ def test_an_absent_silo_gets_its_turn_again_when_silos_run_one_after_the_other()
     assert _exchange(transport, healthy)[0] == {}
 
 
+@pytest.mark.parametrize("below", BELOW_POLICY)
 def test_who_is_left_out_is_logged_and_told_at_once_with_the_rules_it_names(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, below: str
 ) -> None:
     controller, told = _Controller(), dict[str, tuple[str, list[str]]]()
     signal = Signal()
@@ -353,16 +354,16 @@ def test_who_is_left_out_is_logged_and_told_at_once_with_the_rules_it_names(
     def play() -> None:
         task = controller.fetch("a")
         task.result = make_reply(ReturnCode.EXECUTION_EXCEPTION)
-        task.result[CODE] = "TF-614"
+        task.result[CODE] = below
         task.result[REFUSALS] = [
             ["epsilon_cap", "8", "at most 4"],
             ["\x1b[2J", "1", "2"],
             ["a: asked 1); b refused", "", ""],
         ]
         task.task.result_received_cb(task, FLContext())
-        assert told == {"a": ("TF-614", ["epsilon_cap: asked 8, required at most 4"])}, "at once"
+        assert told == {"a": (below, ["epsilon_cap: asked 8, required at most 4"])}, "at once"
         controller.answer(controller.fetch("b"), {})
 
-    assert _exchange(transport, play)[0] == {"a": "TF-614", "c": "TF-502"}
+    assert _exchange(transport, play)[0] == {"a": below, "c": "TF-502"}
     assert told.pop("c") == ("TF-502", []) and told.keys() == {"a"}
     assert "c left out: it did not fetch its task (" in caplog.text

@@ -112,6 +112,8 @@ def test_it_mends_a_head_that_favours_one_class(make_setting: Any, make_silo: An
         assert float(left_out[RECORDS]) == 40, "no axis of classes, which rules could withhold later"
         fewer = {**totals, RECORDS: totals[RECORDS] - 1}
         assert moments.update(state, fewer, cohort) is state, "products of other records than the sums"
+        assert "calibrated nothing" in moments.read(state, fewer, cohort).warnings[0]
+        assert not moments.read(state, totals, cohort).warnings
     alone = {**totals, COUNTS: np.array([43.0, 0, 0])}
     assert moments.update(state, alone, cohort) is state, "one class alone says nothing of the others"
 

@@ -11,6 +11,8 @@ from tightframe.errors import PolicyError
 
 REFUSALS = "tightframe.refusals"
 """Message key of the refused rules that a site reports to the lead, besides the code."""
+BELOW_POLICY = ("TF-614", "TF-625")
+"""Codes with which a site may report them."""
 MAX_TOLD = 120
 """Longest asked or required value that a site reports to the lead, in characters."""
 MAX_RULES = 64

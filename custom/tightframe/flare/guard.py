@@ -23,9 +23,9 @@ from nvflare.apis.shareable import ReservedHeaderKey, Shareable, make_reply
 from nvflare.app_common.logging.constants import is_log_streaming_allowed
 
 from tightframe.config.policy import Policy
-from tightframe.config.refusals import BESIDE_RULES, MAX_TOLD, REFUSALS
+from tightframe.config.refusals import BELOW_POLICY, BESIDE_RULES, MAX_TOLD, REFUSALS
 from tightframe.config.site import SiteEntry, site_entry
-from tightframe.errors import REASONS, PolicyError, SiteConfigError, TightframeError
+from tightframe.errors import REASONS, SiteConfigError, TightframeError
 from tightframe.flare import CODE, MESSAGE, doors
 from tightframe.flare.outgoing import OutgoingError, checked
 
@@ -194,7 +194,7 @@ def _failure(reply: Shareable, fl_ctx: FLContext) -> Shareable:
     passed = make_reply(ReturnCode.EXECUTION_EXCEPTION)
     passed[CODE] = code
     if refusals is not None:
-        if code != PolicyError.code or not _policy(fl_ctx).tell_refusals:
+        if code not in BELOW_POLICY or not _policy(fl_ctx).tell_refusals:
             raise OutgoingError("Expected a code alone, but got reasons with it.")
         passed[REFUSALS] = _refusals(refusals)
     return passed

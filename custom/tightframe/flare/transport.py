@@ -22,7 +22,7 @@ from nvflare.apis.impl.controller import Controller
 from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 
-from tightframe.config.refusals import REFUSALS, in_words
+from tightframe.config.refusals import BELOW_POLICY, REFUSALS, in_words
 from tightframe.errors import LATE, REASONS, RunError, TightframeError, outside_code
 from tightframe.flare import CODE, MESSAGE
 from tightframe.rounds.context import Message
@@ -30,7 +30,7 @@ from tightframe.rounds.silo.session import failure_code
 from tightframe.rounds.sums.plain import Accept, Failed
 
 POLL_SECONDS = 0.05
-FAILED, ABORTED, STOPPED, BELOW_POLICY = "TF-503", "TF-504", "TF-730", "TF-614"
+FAILED, ABORTED, STOPPED = "TF-503", "TF-504", "TF-730"
 
 
 @dataclass
@@ -157,7 +157,7 @@ class FlareTransport:
                 self._log.exception("%s left out: its answer could not be read", site)
             waiting.finish(code)
             if code is not None:
-                refusals = result.get(REFUSALS) if code == BELOW_POLICY and result is not None else None
+                refusals = result.get(REFUSALS) if code in BELOW_POLICY and result is not None else None
                 self._report(site, code, in_words(refusals))
 
     def _leave_out(self, site: str, waiting: _Waiting, why: str) -> None:

@@ -40,6 +40,7 @@ from tightframe.models import feature_width
 from tightframe.options import StrictModel
 from tightframe.phases import (
     ADMITTED,
+    Cohort,
     Contribution,
     Phase,
     ServerState,
@@ -180,8 +181,24 @@ def after(setting: Setting) -> tuple[Phase, ...]:
         _broadcast,
         tell_moments,
         lambda state, totals, cohort: update(setting, state, totals),
+        _read,
     )
     return (holders_phase(counts), counts_phase(counts), calibration)
+
+
+def _read(state: ServerState, totals: Totals, cohort: Cohort) -> phases.Reading:
+    reading = phases.Reading(state, totals)
+    if not _of_other_records(totals):
+        return reading
+    return reading.warning(
+        "CCVR calibrated nothing: a class lost a holder while its records were summed, so that the products "
+        "are of other records than the sums; the model is FedAvg's. Start the job again."
+    )
+
+
+def _of_other_records(totals: Totals) -> bool:
+    """Check whether the products of all classes are of other records than the sums by class."""
+    return RECORDS in totals and abs(float(totals[RECORDS]) - float(totals[COUNTS].sum())) >= 0.5
 
 
 def _broadcast(state: ServerState) -> Tensors:
@@ -213,8 +230,8 @@ def update(setting: Setting, state: ServerState, totals: Totals) -> ServerState:
     known = [label for label in range(setting.num_classes) if counts[label] >= 0.5]
     if len(known) < 2:  # one class alone would only push all others away
         return state
-    if RECORDS in totals and abs(float(totals[RECORDS]) - float(counts.sum())) >= 0.5:
-        return state  # a silo failed meanwhile: the products are of other records than the sums
+    if _of_other_records(totals):
+        return state
     stream = torch.Generator().manual_seed(int(state.extra[SEED]))
     drawn = [
         draw_features(means[label], covariances[label], config.virtual_features, stream) for label in known
