@@ -20,6 +20,8 @@ from tightframe.rounds import codec
 from tightframe.rounds.silo.session import SiloSession
 from tightframe.rounds.sums.declaration import Declaration, applied_weights
 from tightframe.rounds.sums.plain import RefusedError
+from tightframe.securesum.errors import ReleaseProfileError
+from tightframe.securesum.site.journal import History, Profile, ProfileAccepted, ProfileUsed
 
 LIAR = "hospital-4"
 
@@ -194,7 +196,7 @@ def test_no_other_silos_declared_weight_makes_a_second_equation(
     (victim,) = {name for name in data if weights[name] != before[name]} - {LIAR}  # or there is no attack
 
     def accepted(name: str) -> str:
-        weight = "as declared" if weights[name] == second.weights()[name] else repr(weights[name])
+        weight = "as declared" if weights[name] == second.weights()[name] else f"{weights[name]:.17e}"
         done = accept_release(second, name, tmp_path, identity, "--weight", weight)
         assert done.exit_code == 0, done.output
         return done.output
@@ -203,6 +205,40 @@ def test_no_other_silos_declared_weight_makes_a_second_equation(
     with pytest.raises(SecureSumError, match="own weight") as caught:
         second.sum("train", 1)
     assert caught.value.code == "TF-617"
+    with pytest.raises(SecureSumError, match="own weight") as caught:
+        enrolled("job-e", 200.0)  # where the first sum is known, before anything is trained
+    assert caught.value.code == "TF-617"
     enrolled("job-c", 50.0).sum("train", 1)
     assert "the cap on this silo's weight moved" in " ".join(accepted(victim).split())
     enrolled("job-d", 200.0).sum("train", 1)
+
+
+def test_a_refusal_names_settings_of_which_only_the_combination_is_new() -> None:
+    def profile(norm: str, *own: str) -> Profile:
+        return (*(("own weight", weight) for weight in own), ("update_norm", norm))
+
+    history = History(
+        [
+            ProfileUsed("hearts", profile("1", "200.0"), "job-a"),
+            ProfileAccepted("hearts", profile("1", "300.0")),
+            ProfileAccepted("hearts", profile("2")),
+        ]
+    )
+    with pytest.raises(ReleaseProfileError) as caught:
+        history.check_profile("hearts", profile("2", "300.0"))
+    said = str(caught.value)
+    assert "(own weight 200.0 or 300.0, update_norm 1 or 2)" in said
+    assert "a new combination of these (own weight 300.0, update_norm 2)" in said
+
+
+def test_a_site_accepts_no_weight_that_no_sum_applies(tmp_path: Path) -> None:
+    def said(rule: str, weight: str) -> str:
+        federation = Federation({"weights": rule}, data, state=tmp_path)
+        done = accept_release(federation, LIAR, tmp_path, identity, "--weight", weight)
+        assert done.exit_code == 2, done.output
+        return " ".join(done.output.replace("│", " ").split())
+
+    data = hearts(4)
+    for weight in ("as agreed", "nan", "inf", "0", "-200.0"):
+        assert f"expected a positive number or 'as declared', but got '{weight}'" in said("exact", weight)
+    assert "expected a job that caps weights (`max_weight_share`)" in said("uniform", "200.0")

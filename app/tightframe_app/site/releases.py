@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -251,10 +252,10 @@ def release_accept(
     """
     from tightframe.config.job import parse_job
     from tightframe.rounds.setup import prepare
-    from tightframe.rounds.sums.release import OWN_WEIGHT, release_profile
+    from tightframe.rounds.sums.release import OWN_WEIGHT, caps_weights, release_profile
     from tightframe.rounds.sums.revealed import REVEALED
     from tightframe.securesum.errors import ProtocolError
-    from tightframe.securesum.site.journal import CohortAccepted, Entry, History, ProfileAccepted
+    from tightframe.securesum.site.journal import CohortAccepted, Entry, History, ProfileAccepted, differences
     from tightframe_app.jobs import folders as job_folders
 
     setup = prepare(parse_job(job_folders.read_job(job)))
@@ -268,12 +269,17 @@ def release_accept(
         out.print("this job needs no such consent: its sums have noise, or are not secure sums")
         return
     if weight is not None:
-        profile = tuple(sorted([*profile, (OWN_WEIGHT, weight)]))
+        if not caps_weights(profile):
+            raise typer.BadParameter(
+                "expected a job that caps weights (`max_weight_share`), but this one has no weights to cap",
+                param_hint="--weight",
+            )
+        profile = tuple(sorted([*profile, (OWN_WEIGHT, _weight(weight))]))
     differing = []
     try:
         history.check_profile(dataset, profile)
     except ProtocolError:
-        differing = _differing(history.profiles(dataset), profile)
+        differing = differences(history.profiles(dataset), profile)
         decided.append(ProfileAccepted(dataset, profile))
         before = [f"{name}: {' or '.join(values)}" for name, values, _ in differing]
         after = [f"{name}: {value}" for name, _, value in differing]
@@ -306,14 +312,21 @@ def _cohorts(entries: Sequence[Entry], dataset: str, *, all_of_them: bool = Fals
     return known
 
 
-def _differing(known: Sequence[Profile], profile: Profile) -> list[tuple[str, list[str], str]]:
-    """Return name, earlier values and new value of each setting that differs from an earlier profile."""
-    differing = []
-    for name, value in profile:
-        earlier = list(dict.fromkeys(dict(item)[name] for item in known if name in dict(item)))
-        if any(other != value for other in earlier):
-            differing.append((name, earlier, value))
-    return differing
+def _weight(text: str) -> str:
+    """Return the value of ``own weight`` as profiles have it: as declared, or a positive number."""
+    from tightframe.rounds.sums.release import DECLARED
+
+    if text == DECLARED:
+        return text
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not (math.isfinite(value) and value > 0):
+        raise typer.BadParameter(
+            f"expected a positive number or '{DECLARED}', but got {text!r}", param_hint="--weight"
+        )
+    return repr(value)
 
 
 def _leak(before: tuple[str, ...], roster: tuple[str, ...]) -> str:

@@ -100,7 +100,9 @@ class SiloSession:
             return self._contribute(message)
         if task == "baseline":
             return self._training().baseline()
-        if self._secure is not None and task in ("confirm", "agree", "reveal"):
+        if self._secure is not None and task == "confirm":
+            return {SECURE: self._secure.confirm(message.get(SECURE), lambda: self._training().setup)}
+        if self._secure is not None and task in ("agree", "reveal"):
             answer = {SECURE: getattr(self._secure, task)(message.get(SECURE))}
             if task == "reveal":
                 unproven.publish(self.context)

@@ -111,9 +111,14 @@ def with_weight(profile: Profile | None, declared: float, applied: float) -> Pro
     A weight that is not lowered follows from the silo's own records. A lowered one follows from what others
     declare: whoever changes it has two equations of one job's settings.
     """
-    if profile is None or not any(name == "max_weight_share" for name, _ in profile):
+    if profile is None or not caps_weights(profile):
         return profile
     return tuple(sorted([*profile, (OWN_WEIGHT, DECLARED if applied == declared else repr(applied))]))
+
+
+def caps_weights(profile: Profile) -> bool:
+    """Return True if a job of this profile weighs terms and caps the weights."""
+    return any(name == "max_weight_share" for name, _ in profile)
 
 
 def _phases(setup: JobSetup) -> Iterable[Phase]:

@@ -149,11 +149,16 @@ class SecureSite:
                 profile=release_profile(setup, self._context.site),
             )
 
-    def confirm(self, raw: Any) -> bytes:
-        """Verify every silo's advertisement, deal shares, and report that this silo is ready."""
+    def confirm(self, raw: Any, setup: Callable[[], JobSetup]) -> bytes:
+        """Verify every silo's advertisement, deal shares, and report that this silo is ready.
+
+        Args:
+            raw: bytes of ``Advertisements``.
+            setup: plans the job's sums.
+        """
 
         def make(key: bytes) -> bytes:
-            with self._vault.locked():
+            with self._vault.locked() as history:
                 _, anchor = self._identity()
                 verifier = Verifier(anchor, self._rules.pins, self._rules.pinned_only, datetime.now(UTC))
                 state = self._vault.state()
@@ -161,6 +166,9 @@ class SecureSite:
                     raise _out_of_order("advertised")
                 step = site.confirm(state, messages.Advertisements.from_bytes(raw), verifier=verifier)
                 self._check_peers(step.state)
+                profile = self._profile(setup, _declared(step.state))
+                if profile is not None:  # all weights are known now, and with them this silo's own
+                    history.check_profile(step.state.epoch.dataset, profile)
                 return self._commit("confirm", key, step)
 
         return self._once("confirm", raw, b"", make)
@@ -198,11 +206,9 @@ class SecureSite:
                 arrived = journal.Requested(params.job, params.epoch, request.slot, key)
                 history.check_request(arrived)
                 self._vault.note(arrived)
-            declared = {
-                name: Declaration.from_bytes(data, name) for name, data in self._ready().applications.items()
-            }
+            declared = _declared(self._ready())
             weights = applied_weights(declared, self._context.job.max_weight_share)
-            profile = self._profile(setup, declared[self._context.name].weight, weights[self._context.name])
+            profile = self._profile(setup, declared)
             if profile is not None:
                 dataset = self._context.site.records_id(self._context.job.dataset)
                 with self._vault.locked() as history:  # as `mask` does, but before the training
@@ -289,7 +295,7 @@ class SecureSite:
                 other silos open counts for any cohort and this site does not: enough of
                 them could open this silo's counts as well.
         """
-        declared = {name: Declaration.from_bytes(data, name) for name, data in state.applications.items()}
+        declared = _declared(state)
         for name, item in sorted(declared.items()):
             item.check_weight(name, self._context.job.weights, self._context.policy.max_records)
         self._check_sizes(_sizes(declared, state.epoch.params.colluders))
@@ -351,13 +357,12 @@ class SecureSite:
         )
 
     def _profile(
-        self, setup: Callable[[], JobSetup] | None, declared: float | None = None, applied: float = 0.0
+        self, setup: Callable[[], JobSetup] | None, declared: Mapping[str, Declaration] | None = None
     ) -> journal.Profile | None:
         """Return the release profile of this silo's terms; None with noise, and outside production.
 
         Args:
-            declared: this silo's weight as it declared it; None before all silos' are known.
-            applied: the same as sums apply it.
+            declared: by every silo; None before all are known: then it lacks this silo's own weight.
         """
         if setup is None or not self._context.production:
             return None
@@ -369,7 +374,9 @@ class SecureSite:
             return self._cached_profile[0]
         from tightframe.rounds.sums.release import with_weight
 
-        return with_weight(self._cached_profile[0], declared, applied)
+        own = self._context.name
+        applied = applied_weights(declared, self._context.job.max_weight_share)[own]
+        return with_weight(self._cached_profile[0], declared[own].weight, applied)
 
     def _identity(self) -> Any:
         if self._context.identity is None:
@@ -427,6 +434,10 @@ class _NullSigner:
 
     def sign(self, message: bytes) -> bytes:
         return b""
+
+
+def _declared(state: Confirmed | Established) -> dict[str, Declaration]:
+    return {name: Declaration.from_bytes(data, name) for name, data in state.applications.items()}
 
 
 def _sizes(declared: Mapping[str, Declaration], colluders: int) -> Sizes:

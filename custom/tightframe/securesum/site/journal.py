@@ -522,18 +522,30 @@ class History:
         these sums, as long as no other job had them with another value.
 
         Raises:
-            ReleaseProfileError: TF-617, naming the settings that differ from those of the latest profile.
+            ReleaseProfileError: TF-617, naming the settings that an earlier profile has with another value.
         """
         known, now = [dict(item) for item in self.profiles(dataset)], dict(profile)
         if not known or any(_agrees(now, before, known) for before in known):
             return
-        seen = {name: value for before in known for name, value in before.items()}
-        names = [name for name, value in sorted(now.items()) if seen.get(name, value) != value]
+        differing = differences(self.profiles(dataset), profile)
+        earlier = ", ".join(f"{name} {' or '.join(values)}" for name, values, _ in differing)
+        found = ", ".join(f"{name} {value}" for name, _, value in differing)
+        together = all(value in values for _, values, value in differing)
         raise ReleaseProfileError(
             f"the release profile of {dataset}",
-            expected=f"as in earlier sums over it ({_settings(seen, names)})",
-            found=f"another ({_settings(now, names)})",
+            expected=f"as in earlier sums over it ({earlier})",
+            found=f"{'a new combination of these' if together else 'another'} ({found})",
         )
+
+
+def differences(known: Sequence[Profile], profile: Profile) -> list[tuple[str, list[str], str]]:
+    """Return name, earlier values and new value of each setting that differs from an earlier profile."""
+    differing = []
+    for name, value in sorted(profile):
+        earlier = list(dict.fromkeys(dict(item)[name] for item in known if name in dict(item)))
+        if any(other != value for other in earlier):
+            differing.append((name, earlier, value))
+    return differing
 
 
 def _agrees(now: Mapping[str, str], before: Mapping[str, str], known: Sequence[Mapping[str, str]]) -> bool:
@@ -542,7 +554,3 @@ def _agrees(now: Mapping[str, str], before: Mapping[str, str], known: Sequence[M
         value == before[name] if name in before else all(other.get(name, value) == value for other in known)
         for name, value in now.items()
     )
-
-
-def _settings(profile: Mapping[str, str], names: Sequence[str]) -> str:
-    return ", ".join(f"{name} {profile[name]}" for name in names)
