@@ -80,6 +80,7 @@ class Field:
         mechanism: by what differential privacy covers it; None where nothing does, so that a job with
             privacy is refused.
         products: the width d of features whose products it sums over records, exactly; 0 for any other field.
+        features: the same of frozen features that it sums by class.
     """
 
     name: str
@@ -94,6 +95,7 @@ class Field:
     mechanism: Mechanism | None = None
     bits: int | None = None
     products: int = 0
+    features: int = 0
 
     @property
     def group(self) -> Group:
@@ -130,10 +132,11 @@ class Schema:
         if len(set(names)) != len(names):
             doubled = sorted({name for name in names if names.count(name) > 1})
             raise ValueError(f"Expected field names to be unique, but got {doubled} twice.")
-        if open_ := [item.name for item in self.fields if item.products and not item.static]:
+        summed = [item for item in self.fields if item.products or item.features]
+        if open_ := [item.name for item in summed if not item.static]:
             raise ValueError(
-                "Expected sums of products to be static, because the number of records behind them is that "
-                f"of all silos enrolled, but {open_} are not."
+                "Expected sums of features and products to be static, because the number of records behind "
+                f"them is that of all silos enrolled, but {open_} are not."
             )
 
     def __add__(self, other: Schema) -> Schema:

@@ -163,6 +163,63 @@ def test_a_withdrawal_of_fewer_records_than_features_takes_nothing_out(
     assert "products of 4 features do not tell them" in caplog.text
 
 
+def of_class_sums(width: int, **values: Any) -> dict[str, Any]:
+    """Values of a job that sums features by class, and no products."""
+    return {**WIDE, "method": "fedncm", "model_options": {"width": width, "standardise": True}, **values}
+
+
+def test_class_sums_wider_than_a_class_has_values_are_not_made(tmp_path: Path) -> None:
+    """Of 48 records of class 0 all are read from 1,400 sums; 312 sums are half as many as their values."""
+    assert "1404 features" in refused(of_class_sums(1405), tmp_path / "declared")
+    for place, values in enumerate((of_class_sums(313), of_class_sums(1405, weights="uniform"))):
+        federation = Federation(values, small(), state=tmp_path / f"{place}").enroll()
+        with pytest.raises(PolicyError, match=r"class 0: 48 records.*312 features") as caught:
+            totals(federation, "frozen/sums")
+        assert caught.value.code == "TF-625"
+    federation = Federation(of_class_sums(312), small(), state=tmp_path / "allowed").enroll()
+    assert totals(federation, "frozen/sums")["frozen/counts"].tolist() == [48, 168]
+
+
+def test_a_withdrawal_of_fewer_values_than_class_sums_takes_nothing_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Five of each class have 65 values."""
+    values = {**test_withdrawals.VALUES, "model_options": {"width": 33}}
+    monkeypatch.setattr(test_withdrawals, "VALUES", values)
+    ended = test_withdrawals.Ended(tmp_path)
+    with pytest.raises(TightframeError, match="4 of 4 silos in round 0 could not contribute"):
+        ended.withdraws("job-b", ended.enough()).sum("before", 0, 0)
+    assert "sums of 33 features by class do not tell them" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("method", "width", "left"), [("fed3r", 60, 5), ("fedncm", 160, 5)], ids=["products", "class"]
+)
+def test_what_stays_after_a_withdrawal_is_enough_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, width: int, left: int
+) -> None:
+    """Each hospital takes out enough; 30 records of 507 would stay, with fewer values than sums."""
+    every = hearts(12)
+    monkeypatch.setattr(
+        test_withdrawals, "hearts", lambda sites: {f"hospital-{i}": every[f"hospital-{i}"] for i in (1, 5, 9)}
+    )
+    values = {"method": method, "weights": "exact", "model_options": {"width": width}}
+    monkeypatch.setattr(test_withdrawals, "VALUES", {**test_withdrawals.VALUES, **values})
+    ended = test_withdrawals.Ended(tmp_path)
+    names = {
+        site: [
+            f"record,train-{place}"
+            for label in (0, 1)
+            for place in np.flatnonzero(np.asarray(item.labels("train")) == label)[left:]
+        ]
+        for site, item in ended.data.items()
+    }
+    withdrawal = ended.withdraws("job-b", names)
+    with pytest.raises(TightframeError, match="Expected enough records to stay") as caught:
+        test_withdrawals.take_out(withdrawal)
+    assert caught.value.code == "TF-523"
+
+
 @pytest.mark.whole
 def test_nor_are_a_rare_classs_products_safe_without_the_rule(tmp_path: Path) -> None:
     federation = Federation(CCVR, small(), state=tmp_path, policy=OFF).enroll()

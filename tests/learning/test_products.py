@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tightframe.learning.products import Products, Sizes
+from tightframe.learning.products import ClassSums, Products, Sizes
 
 
 @given(
@@ -59,3 +59,15 @@ def test_products_of_so_many_records_have_full_rank() -> None:
     features = np.cos(draw.normal(size=(13, 20)).T @ draw.normal(size=(13, 40)))
     assert not Products(40, 2, 13).allowed(20, 2)
     assert np.linalg.matrix_rank(features.T @ features) == 20
+
+
+@pytest.mark.parametrize(
+    ("width", "records", "factor", "widest"),
+    [(312, 48, 2, 312), (313, 48, 2, 312), (1400, 48, 2, 312), (1400, 48, 0, 1400), (4, 0, 2, 0)],
+)
+def test_numbers_of_a_class_stay_below_its_values(
+    width: int, records: float, factor: int, widest: int
+) -> None:
+    found = ClassSums(width, 13)
+    assert found.widest(records, factor) == widest
+    assert found.allowed(records, factor) is (widest == width)

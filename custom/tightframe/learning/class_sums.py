@@ -245,7 +245,7 @@ def holders_phase(counts: Field) -> Phase:
 
 
 def counts_phase(counts: Field) -> Phase:
-    """Return the exchange before a sum of products: how many records of each class it will be of.
+    """Return the exchange before a sum of features: how many records of each class it will be of.
 
     Args:
         counts: field for the numbers of records (C,).

@@ -1,4 +1,4 @@
-"""How many records must stand behind an exact sum of products of features, and how many surely do.
+"""How many records must stand behind exact sums of features and of their products, and how many surely do.
 
 The sum of ``phi phi^T`` over n records has rank n at most. With a width d above n its null space vanishes at
 the records' features and hardly elsewhere, so that records are found by least squares from random starts. So
@@ -11,6 +11,13 @@ What silos declare is public, and up to c of them may lie. All declared numbers 
 more than what the honest silos have, whoever lies: the honest silos' own are at least as many numbers, and
 none of them is above its records. Records that do not count (of classes withheld by the class rules) are in
 no declaration; so an exchange before the sum counts those that do.
+
+The sum of ``phi`` itself over the n_c records of a class is d numbers of them. With as many as the records
+have values, the records are found from it alone. So of each class, by the opened count,
+
+3. ``m d <= n_c p``: m times fewer numbers than values.
+
+No colluders' share comes off here: a rare class would never pass.
 """
 
 from __future__ import annotations
@@ -19,7 +26,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 COUNTED = "products/counts"
-"""In ``ServerState.extra``: the opened numbers of records of each class that a sum of products is of (C,)."""
+"""In ``ServerState.extra``: the opened numbers of records of each class that a sum of features is of (C,)."""
+LEAVING, LOSING = "products/leaving", "products/losing"
+"""In a withdrawal: how many of these leave, and of which classes (C,)."""
 
 
 @dataclass(frozen=True)
@@ -97,3 +106,32 @@ class Products:
         widths = range(self.width, 0, -1)
         fits = (Products(width, self.classes, self.values).allowed(records, factor) for width in widths)
         return next((width for width, fit in zip(widths, fits, strict=True) if fit), 0)
+
+
+@dataclass(frozen=True)
+class ClassSums:
+    """An exact sum of features by class.
+
+    Attributes:
+        width: d, of the features.
+        values: p, numbers of one record.
+    """
+
+    width: int
+    values: int
+
+    def allowed(self, records: float, factor: int) -> bool:
+        """Check whether features may be summed over so many records of a class.
+
+        Args:
+            records: n_c.
+            factor: m, as for products; 0 allows any.
+
+        >>> ClassSums(312, 13).allowed(48, 2), ClassSums(313, 13).allowed(48, 2)
+        (True, False)
+        """
+        return factor == 0 or factor * self.width <= records * self.values
+
+    def widest(self, records: float, factor: int) -> int:
+        """Return the largest width that is allowed for so many records, up to this one."""
+        return self.width if factor == 0 else min(self.width, int(records * self.values // factor))

@@ -1,4 +1,4 @@
-"""The rule on exact sums of products of features, by each site's own policy (``records_per_feature``).
+"""The rule on exact sums of features and of products, by each site's own policy (``records_per_feature``).
 
 It is checked on declared numbers before anything runs, and again on opened ones before each such term is made
 (``learning.products`` says why, and what is counted). All of it is public, so that a refusal tells nothing.
@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import math
 
+import torch
+
 from tightframe.config.policy import Policy
 from tightframe.config.profiles import PROFILES
 from tightframe.config.refusals import BelowPolicyError, Refusal
-from tightframe.learning.products import COUNTED, Products, Sizes
+from tightframe.errors import RunError
+from tightframe.learning.products import COUNTED, LEAVING, LOSING, ClassSums, Products, Sizes
 from tightframe.phases import Schema, ServerState
 from tightframe.results.words import plural
+from tightframe.rounds.riders.class_rules import holders_in, offered
 from tightframe.rounds.setup import JobSetup
 
 RULE, CODE = "records_per_feature", "TF-625"
@@ -38,6 +42,18 @@ def products_in(setup: JobSetup, schema: Schema) -> Products | None:
     width = max((item.products for item in schema.fields), default=0)
     values = math.prod(setup.setting.input_shape)
     return Products(width, setup.setting.num_classes, values) if width else None
+
+
+def class_sums_planned(setup: JobSetup) -> ClassSums | None:
+    """Return the widest sums of frozen features by class that a job plans; None if it plans none."""
+    found = (class_sums_in(setup, phase.schema) for exchange in setup.plan for phase in exchange.phases)
+    return max((item for item in found if item is not None), key=lambda item: item.width, default=None)
+
+
+def class_sums_in(setup: JobSetup, schema: Schema) -> ClassSums | None:
+    """Return the sums of frozen features by class in a sum; None if it has none without noise."""
+    width = max((item.features for item in schema.fields), default=0)
+    return ClassSums(width, math.prod(setup.setting.input_shape)) if width else None
 
 
 def check_job(policy: Policy, setup: JobSetup) -> None:
@@ -78,6 +94,8 @@ def check_declared(policy: Policy, setup: JobSetup, sizes: Sizes) -> None:
     """
     if policy.records_per_feature and (found := planned(setup)) is not None:
         _check(policy, found, sizes.sure(), "declared")
+    if setup.job.weights != "uniform" and (sums := class_sums_planned(setup)) is not None:
+        _check_class(policy, sums, sizes.declared, "all declared")
 
 
 def check_sum(policy: Policy, setup: JobSetup, schema: Schema, state: ServerState, sizes: Sizes) -> None:
@@ -88,11 +106,66 @@ def check_sum(policy: Policy, setup: JobSetup, schema: Schema, state: ServerStat
 
     Raises:
         BelowPolicyError: TF-625.
+        RunError: TF-523 if too few records stay in a withdrawal.
     """
-    if not policy.records_per_feature or (found := products_in(setup, schema)) is None:
+    products, sums = products_in(setup, schema), class_sums_in(setup, schema)
+    if not policy.records_per_feature or (products is None and sums is None):
         return
-    counted = float(state.extra[COUNTED].sum()) if COUNTED in state.extra else 0.0
-    _check(policy, found, sizes.sure(counted), "counted")
+    every, by_class = _counted(state, setup.setting.num_classes)
+    try:
+        if products is not None:
+            _check(policy, products, sizes.sure(every), "counted")
+        if sums is not None:
+            for place, records in by_class.items():
+                _check_class(policy, sums, records, f"the counted of class {place}:")
+    except BelowPolicyError as error:
+        if LEAVING not in state.extra:
+            raise
+        raise RunError(
+            "Expected enough records to stay in the total that sums of features do not tell them "
+            f"(`{RULE}` {policy.records_per_feature}), but too few would: {every:.0f} in all, whichever "
+            "silos lie. Nothing is taken out: withdraw fewer, or start a new job with fewer features, or "
+            f"with `privacy`. {error}",
+            code="TF-523",
+        ) from error
+
+
+def _counted(state: ServerState, classes: int) -> tuple[float, dict[int, float]]:
+    """Return how many records a sum is of at least: in all, and of each class that has any.
+
+    In a withdrawal these are those that stay. How many leave is known of all classes together: each that
+    loses records could lose them all. A class without enough holders leaves whole.
+    """
+    counts = state.extra.get(COUNTED)
+    if counts is None:
+        return 0.0, dict.fromkeys(range(classes), 0.0)
+    kept = counts > 0
+    leaving, loses = 0.0, torch.zeros_like(kept)
+    if LEAVING in state.extra:
+        leaving, loses = float(state.extra[LEAVING]), state.extra[LOSING].bool()
+        if (holders := holders_in(state)) is not None:
+            kept = kept & offered(holders, classes).bool()
+    least = {
+        place: max(0.0, float(counts[place]) - (leaving if loses[place] else 0.0))
+        for place in torch.nonzero(kept).flatten().tolist()
+    }
+    return max(0.0, float(counts[kept].sum()) - leaving), least
+
+
+def warned_class(found: ClassSums, classes: int, records: float | None) -> list[str]:
+    """Say that sums of features by class are too wide for the smallest class, however records are spread.
+
+    Args:
+        classes: C.
+        records: declared; None where weights tell no number.
+    """
+    if records is None or found.allowed(records / classes, PROFILES["standard"][RULE]):
+        return []
+    return [
+        f"SUMS OF {found.width} FEATURES BY CLASS, OF {classes} CLASSES OVER {records:.0f} RECORDS: whoever "
+        "reads their total can compute single records of a small class from it; `standard` policies "
+        f"refuse it ({RULE}, {CODE})"
+    ]
 
 
 def warned(found: Products, records: float | None) -> list[str]:
@@ -123,6 +196,21 @@ def _check(policy: Policy, found: Products, records: float, how: str) -> None:
         f"records are computed from the sums if fewer than {least} records a feature surely stand behind "
         f"them, whichever silos lie, or fewer values ({found.values} a record) than sums: make "
         "the features fewer (model_options.width of random_features, scattering), or give the job `privacy`",
+    )
+
+
+def _check_class(policy: Policy, found: ClassSums, records: float, how: str) -> None:
+    least = policy.records_per_feature
+    if found.allowed(records, least):
+        return
+    widest = found.widest(records, least)
+    _refuse(
+        policy,
+        f"sums of {found.width} features by class over {how} {records:.0f} records",
+        f"at most {plural(widest, 'feature')}, or privacy" if widest else "privacy",
+        f"records are computed from the sum of a class if it is more than 1/{least} as many numbers as the "
+        f"class's records have values ({found.values} a record): make the features fewer "
+        "(model_options.width of random_features, scattering), or give the job `privacy`",
     )
 
 

@@ -21,6 +21,7 @@ from tightframe.learning.one_sum.withdrawal import (
     FOLD_SILOS,
     LEFT,
     NAMED,
+    NUMBER,
     OWN_SHA256,
     SILOS,
     TOTAL,
@@ -312,7 +313,8 @@ def totals(named: float, silos: float, classes: list[float]) -> dict[str, Any]:
         for names in (FOLD_NAMED, FOLD_SILOS, FOLD_SHORT, FOLD_CLASSES)
         for name in names.values()
     }
-    return {**others, NAMED: np.float64(named), SILOS: np.float64(silos), CLASSES: np.array(classes)}
+    numbers = {NAMED: np.float64(named), NUMBER: np.float64(named), SILOS: np.float64(silos)}
+    return {**others, **numbers, CLASSES: np.array(classes)}
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 ::
 
     holders   who holds which class (the class rules)
-    counts    how many records of each class will be summed, where products are (``learning.products``)
+    counts    how many records of each class will be summed (``learning.products``)
     sums      G, B and n of the frozen features (``feature_sums``) -> the head, in closed form
     scale     losses of validation records at a grid of temperatures (``temperature``)
 
@@ -109,7 +109,7 @@ def one_sum_method(
 
     def first(setting: Setting) -> tuple[Phase, ...]:
         counts = counts_field(setting.num_classes)
-        return holders_phase(counts), *([counts_phase(counts)] if products else [])
+        return holders_phase(counts), counts_phase(counts)
 
     def before(setting: Setting) -> tuple[Phase, ...]:
         if setting.privacy is not None:

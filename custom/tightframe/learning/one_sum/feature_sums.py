@@ -178,7 +178,7 @@ def sum_fields(classes: int, width: int, *, products: bool) -> tuple[Field, ...]
         products: whether G is summed.
     """
     fields = [
-        Field(SUMS, (classes, width), bound=RECORD_BOUND, static=True, per_class=True),
+        Field(SUMS, (classes, width), bound=RECORD_BOUND, static=True, per_class=True, features=width),
         counts_field(classes),
         Field(RECORDS, (), bound=RECORD_BOUND, static=True),
     ]

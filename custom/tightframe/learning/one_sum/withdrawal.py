@@ -15,8 +15,9 @@ would in a run without them.
 
 What the difference of both totals tells is the sum of the records that left, class by class. So it is opened
 only if enough records are withdrawn, at three silos or more, and of each class at none or at three or more.
-Products of a few records' features tell these records (``learning.products``), and how many the others
-withdraw a silo knows only from what they say: so by its own rule it withdraws none, or enough by itself.
+Sums of a few records' features, or of products, tell these records (``learning.products``), and how many
+the others withdraw a silo knows only from what they say: so by its own rule it withdraws none, or enough.
+What stays must be enough, too: the second exchange counts all that leave, before the sums are asked.
 Classes are asked only once the numbers are verified to be enough: of a single record they would tell its own.
 
 A silo that colludes can send any numbers. So whatever totals say, a silo takes records out only if of no
@@ -55,7 +56,7 @@ from tightframe.learning.one_sum.feature_sums import (
     frozen,
     sum_fields,
 )
-from tightframe.learning.products import COUNTED, Products
+from tightframe.learning.products import COUNTED, LEAVING, LOSING, ClassSums, Products
 from tightframe.models import feature_width
 from tightframe.phases import (
     Cohort,
@@ -82,6 +83,7 @@ EVALUATED: tuple[Fold, ...] = ("validation", "test")
 WITHHELD = "withdrawn/withheld"
 """In ``ServerState.extra``, if there are any: which of ``EVALUATED`` are not evaluated, uint8 (2,)."""
 NAMED, SILOS, CLASSES = "withdrawn/named", "withdrawn/silos", "withdrawn/classes"
+NUMBER = "withdrawn/number"
 FOLD_NAMED, FOLD_SILOS, FOLD_SHORT, FOLD_CLASSES = (
     {fold: f"withdrawn/{fold}/{name}" for fold in EVALUATED}
     for name in ("named", "silos", "short", "classes")
@@ -106,9 +108,9 @@ class _Terms:
     after: Tensors
 
     @property
-    def leaving(self) -> float:
-        """Number of records that leave the total."""
-        return float(self.before[RECORDS] - self.after[RECORDS])
+    def leaving(self) -> torch.Tensor:
+        """Numbers of records of each class that leave the total, (C,)."""
+        return self.before[COUNTS] - self.after[COUNTS]
 
     @property
     def width(self) -> int:
@@ -191,7 +193,7 @@ def _asked(withdrawal: Withdrawal, *, products: bool) -> Phase:
     def contribute(silo: SiloView, received: Tensors, state: Tensors) -> Contribution:
         found = _terms(silo, received, state, products=products)  # refuses if its sums are others by now
         check_own(silo, state, withdrawal)
-        check_products(silo, found.leaving, found.width if products else 0)
+        check_products(silo, found.leaving, found.width, products=products)
         # No larger than the rule needs: a refused withdrawal tells no silo's whole number.
         count = _leaving(silo, state).sum().clamp(max=withdrawal.least)
         tensors = {NAMED: count, SILOS: (count > 0).double()}
@@ -236,13 +238,13 @@ def _classes(classes: int, withdrawal: Withdrawal) -> Phase:
             if withdrawal.by_class and not few:
                 labels, _ = silo.withdrawn_from(fold)
                 told[FOLD_CLASSES[fold]] = torch.bincount(labels, minlength=classes)
-        return Contribution(
-            {COUNTS: none, **{name: (told.get(name, none) > 0).double() for name in names}}, None
-        )
+        flags = {name: (told.get(name, none) > 0).double() for name in names}
+        return Contribution({COUNTS: none, NUMBER: _leaving_in_all(silo, state, withdrawal), **flags}, None)
 
     def update(state: ServerState, totals: Totals, cohort: Cohort) -> ServerState:
         _check_all(cohort)
         cohort.check_flags(totals, names)
+        cohort.check_flags(totals, [NUMBER], each=RECORD_BOUND)
         check_classes(totals, withdrawal)
         few = [
             bool(flag) or (withdrawal.by_class and bool(_at_few(totals[FOLD_CLASSES[fold]])))
@@ -253,10 +255,14 @@ def _classes(classes: int, withdrawal: Withdrawal) -> Phase:
             extra[WITHHELD] = torch.tensor(few, dtype=torch.uint8)
         stored = stored_total(state)
         total = {COUNTED: stored[COUNTS]} if COUNTS in stored else {}
+        total[LEAVING] = torch.as_tensor(totals[NUMBER], dtype=torch.float64)
+        loses = torch.as_tensor(totals[CLASSES]) > 0.5
+        total[LOSING] = loses if withdrawal.by_class else torch.ones_like(loses)
         return state.evolve(extra={**extra, **total, CLEARED: _as_bytes(withdrawal.start)})
 
     counts = replace(counts_field(classes), bound=1.0)
-    return Phase("classes", Schema((counts, *flags)), broadcast, contribute, update)
+    number = Field(NUMBER, (), bound=RECORD_BOUND, static=True, bits=0)
+    return Phase("classes", Schema((counts, number, *flags)), broadcast, contribute, update)
 
 
 def _withdraw(classes: int, width: int, withdrawal: Withdrawal, solved: Solved, *, products: bool) -> Phase:
@@ -276,7 +282,7 @@ def _withdraw(classes: int, width: int, withdrawal: Withdrawal, solved: Solved, 
     def contribute(silo: SiloView, received: Tensors, state: Tensors) -> Contribution:
         _check_passed(received, CLEARED, withdrawal)
         found = _terms(silo, received, state, products=products)
-        check_products(silo, found.leaving, found.width if products else 0)  # a whole class may leave now
+        check_products(silo, found.leaving, found.width, products=products)  # a whole class may leave now
         left = {LEFT + name: found.after[name] - found.before[name] for name in found.before}
         admitted = _admitted_now(silo, received)
         return Contribution({COUNTS: found.after[COUNTS], **left}, own_state(found.after, admitted))
@@ -297,7 +303,7 @@ def _withdraw(classes: int, width: int, withdrawal: Withdrawal, solved: Solved, 
                 f"{float(before[RECORDS]):.0f}: start a new job without these records.",
                 code=REFUSED,
             )
-        extra = {name: item for name, item in state.extra.items() if name != CLEARED}
+        extra = {name: item for name, item in state.extra.items() if name not in (CLEARED, LEAVING, LOSING)}
         made = solved(state.evolve(extra=extra), after)
         if "validation" not in withheld(state):
             return made  # the next exchange scales it
@@ -389,25 +395,34 @@ def check_numbers(totals: Totals, withdrawal: Withdrawal) -> None:
         )
 
 
-def check_products(silo: SiloView, leaving: float, width: int) -> None:
-    """Refuse to take out records so few that they follow from their products of features.
+def check_products(silo: SiloView, leaving: torch.Tensor, width: int, *, products: bool) -> None:
+    """Refuse to take out records so few that they follow from sums of their features, or of the products.
 
     Args:
-        leaving: number of this silo's records that leave.
-        width: d of the products; 0 if none are summed.
+        leaving: numbers of this silo's records of each class that leave, (C,); negative where some join it.
+        width: d of the features.
+        products: whether their products are summed.
 
     Raises:
-        RunError: TF-523; the number stays at the silo.
+        RunError: TF-523; the numbers stay at the silo.
     """
-    setting, least = silo.setting, silo.records_per_feature
-    found = Products(width, setting.num_classes, math.prod(setting.input_shape))
-    if width and leaving and not found.allowed(leaving, least):
-        raise RunError(
-            f"Expected this silo to withdraw no record, or enough that products of {width} features do not "
-            f"tell them (`records_per_feature` {least}), but it withdraws {leaving:.0f}: start a new job "
-            "without them, best with `privacy`. Nothing is taken out.",
-            code=REFUSED,
-        )
+    least, classes, values = silo.records_per_feature, len(leaving), math.prod(silo.setting.input_shape)
+    every, sums = float(leaving.sum()), ClassSums(width, values)
+    numbers = enumerate(leaving.abs().tolist())
+    few = [place for place, gone in numbers if gone and not sums.allowed(gone, least)]
+    if products and every and not Products(width, classes, values).allowed(every, least):
+        asked, got = f"products of {width} features", f"{every:.0f}"
+    elif few:
+        asked = f"sums of {width} features by class"
+        got = f"{', '.join(f'{float(leaving[place]):.0f} of class {place}' for place in few)}"
+    else:
+        return
+    raise RunError(
+        f"Expected this silo to withdraw no record, or enough that {asked} do not "
+        f"tell them (`records_per_feature` {least}), but it withdraws {got}: start a new job "
+        "without them, best with `privacy`. Nothing is taken out.",
+        code=REFUSED,
+    )
 
 
 def few_of_fold(totals: Totals, fold: Fold, withdrawal: Withdrawal) -> bool:
@@ -506,6 +521,13 @@ def _leaving(silo: SiloView, state: Tensors) -> torch.Tensor:
     labels, _ = silo.withdrawn_from("train")
     admitted = state[OWN_ADMITTED].bool()
     return torch.bincount(labels[admitted[labels]], minlength=len(admitted)).double()
+
+
+def _leaving_in_all(silo: SiloView, state: Tensors, withdrawal: Withdrawal) -> torch.Tensor:
+    """Return how many records leave, with those of classes of which too few stay here."""
+    gone, stay = _leaving(silo, state), silo.class_counts("train").double()
+    whole = (gone > 0) & (stay < silo.min_class_count) & withdrawal.by_class
+    return torch.where(whole, gone + stay, gone).sum()
 
 
 def _admitted_now(silo: SiloView, received: Tensors) -> torch.Tensor:

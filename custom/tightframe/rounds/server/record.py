@@ -80,6 +80,7 @@ class RunRecord:
         self.declared: dict[str, Declaration] = {}
         self.privacy = setup.privacy
         self._products = None if job.privacy is not None else product_rule.planned(setup)
+        self._class_sums = None if job.privacy is not None else product_rule.class_sums_planned(setup)
         self.statistics: TableStatistics | None = None  # of a job that sums them
         self.personal: Personal | None = None  # means over silos of their personal models
         self.watcher: Callable[[], None] | None = None  # told of every new status, on the thread that sets it
@@ -248,10 +249,14 @@ class RunRecord:
             lines.append(f"COUNTS OPENED FOR ANY COHORT at {', '.join(loose)}: differences tell one silo's")
         if self.job.statistics is not None:
             return lines + self._statistics_rules()
-        if self._products is not None and self.declared:
-            records = {site: item.weight for site, item in self.declared.items()}
+        records = {site: item.weight for site, item in self.declared.items()}
+        untold = self.job.weights == "uniform"
+        if self._products is not None and records:
             sure = Sizes.of(records, self.job.assumed_colluders(len(records))).sure()
-            lines += product_rule.warned(self._products, None if self.job.weights == "uniform" else sure)
+            lines += product_rule.warned(self._products, None if untold else sure)
+        if self._class_sums is not None and records:
+            declared = None if untold else sum(records.values())
+            lines += product_rule.warned_class(self._class_sums, len(self._dataset.class_names), declared)
         if self.declared and self.job.summation == "secure" and self.job.privacy is None:
             one = "of a class that one silo alone has, it shows that silo's result"
             if self._dataset.multi_label and self.job.class_rules == "on":

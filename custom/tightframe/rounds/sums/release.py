@@ -5,7 +5,7 @@ them reveal one silo's term: its update, or the mean and the number of its recor
 noise a data set has one profile, until a person at the site accepts another.
 
 Settings that apply the same function to every silo's records are not part of it: model, learning rate, a
-method's own loss; but for features whose exact products are summed. The weights of the terms are, and what
+method's own loss; but for frozen features that are summed exactly. The weights of the terms are, and what
 decides how many steps a silo takes for its number of records: small steps add up to the silo's gradient times
 a weight that this number gives.
 
@@ -91,9 +91,11 @@ def release_profile(setup: JobSetup, entry: SiteEntry) -> Profile | None:
 
 
 def _features(setup: JobSetup, phases: Iterable[Phase]) -> str:
-    """Describe the frozen features whose products are summed: the model, and what its weights are from."""
+    """Describe the frozen features that are summed: the model, and what its weights are from."""
     if not any(
-        item.products and item.name.startswith(PREFIX) for phase in phases for item in phase.schema.fields
+        (item.products or item.features) and item.name.startswith(PREFIX)
+        for phase in phases
+        for item in phase.schema.fields
     ):
         return ""
     job, state = setup.job, model_update.shared_template(setup.setting).state_dict()
