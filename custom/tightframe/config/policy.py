@@ -115,8 +115,8 @@ class Policy(StrictModel):
         min_withdrawn: the least number of records that a withdrawal must take out over all silos
             (``withdraw`` in a job), because the total tells their sum.
         records_per_feature: the least number of records, surely of honest silos, for each feature whose
-            products are summed without noise (TF-625): records are computed from a sum over fewer. With 0
-            there is no rule.
+            products are summed without noise (TF-625): records are computed from a sum over fewer. And of
+            values in a class's records, for each frozen feature summed by class. With 0 there is no rule.
         signed_jobs: take part in production only in jobs that a lead has signed (TF-633).
         max_parameters: the most numbers in a model that is built here, checked before it is allocated (in
             ``research`` with the first training).
