@@ -85,6 +85,15 @@ def test_an_honest_table_of_sparse_flags_is_read(tmp_path: Path, monkeypatch: py
         assert len(table(tmp_path / name)[1]["f0"]) == 4000
 
 
+@pytest.mark.parametrize("dictionary", [True, False])
+def test_a_text_that_a_parquet_file_has_once_is_held_once(dictionary: bool, tmp_path: Path) -> None:
+    column = pa.DictionaryArray.from_arrays(np.zeros(2000, np.int32), pa.array(["x" * 20_000]))
+    column = column if dictionary else column.dictionary_decode()
+    pq.write_table(pa.table({"a": column}), tmp_path / "a.parquet", compression="zstd")
+    cells = table(tmp_path / "a.parquet")[1]["a"]
+    assert len(cells) == 2000 and len(set(map(id, cells))) == 1
+
+
 def test_a_line_without_an_end_is_not_read_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(unpacked, "FREE", 2**26)
     packed(b"a,b\n" + b"," * 2**25)(tmp_path / "a.csv.gz")

@@ -72,6 +72,8 @@ def made_total(setup: JobSetup, exchange: Exchange, state: ServerState, seed: in
             values = np.zeros(item.shape)
         elif item.name == RECORDS:
             values = integers[COUNTS].view(np.int64).sum() / 2.0 ** codec.bits_of(phase.schema[COUNTS], 3)
+        elif item.static and item.bound == 1:  # a flag of each silo
+            values = np.full(item.shape, 3.0)
         elif item.static:
             values = generator.integers(3, 9, item.shape).astype(np.float64)
         else:

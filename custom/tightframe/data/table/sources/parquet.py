@@ -35,8 +35,11 @@ def open_parquet(
         header = list(stored.schema_arrow.names)
         chosen = [name for name in dict.fromkeys(header) if wanted is None or name in wanted]
         _check_size(stored.metadata, len(chosen), path.stat().st_size)
-        table = stored.read(columns=chosen, use_threads=False)
-        columns = {name: table.column(place).to_pylist() for place, name in enumerate(table.column_names)}
+        # A text that repeats is held once: a file has it once, too.
+        kinds = {field.name: field.type for field in stored.schema_arrow}
+        texts = [name for name in chosen if pa.types.is_string(kinds[name])]
+        table = pq.ParquetFile(path, read_dictionary=texts).read(columns=chosen, use_threads=False)
+        columns = {name: _texts(table.column(place)) for place, name in enumerate(table.column_names)}
     except UnpackedError as error:
         raise DataError(
             f"Expected to read the table {path}, but {error}: if that is right, write it as CSV.",
@@ -62,8 +65,20 @@ def _check_size(told: Any, columns: int, packed: int) -> None:
     check_cells(told.num_rows, columns, packed)
 
 
+def _texts(column: Any) -> list[str | None]:
+    """Return a column's cells as text, equal ones as one object."""
+    cells, shared = list[str | None](), dict[str | None, str | None]()
+    for chunk in column.chunks:
+        if hasattr(chunk, "dictionary"):
+            known = [as_text(value) for value in chunk.dictionary.to_pylist()]
+            cells += (None if place is None else known[place] for place in chunk.indices.to_pylist())
+        else:
+            cells += (shared.setdefault(text, text) for text in map(as_text, chunk.to_pylist()))
+    return cells
+
+
 def _rows(
-    header: list[str], columns: dict[str, list[object]], count: int
+    header: list[str], columns: dict[str, list[str | None]], count: int
 ) -> Iterator[tuple[int, list[str | None]]]:
     for place in range(count):
-        yield place + 1, [as_text(columns[name][place]) if name in columns else None for name in header]
+        yield place + 1, [columns[name][place] if name in columns else None for name in header]
