@@ -21,6 +21,8 @@ from tightframe.config.policy import PolicyBlock
 from tightframe.errors import PolicyError, TightframeError
 from tightframe.learning import model_update
 from tightframe.learning.one_sum.feature_sums import pooled
+from tightframe.learning.products import ClassSums
+from tightframe.rounds.product_rule import warned_class
 from tightframe.rounds.silo.session import SiloSession
 
 OFF = PolicyBlock(profile="standard", records_per_feature=0)
@@ -178,6 +180,11 @@ def test_class_sums_wider_than_a_class_has_values_are_not_made(tmp_path: Path) -
         assert caught.value.code == "TF-625"
     federation = Federation(of_class_sums(312), small(), state=tmp_path / "allowed").enroll()
     assert totals(federation, "frozen/sums")["frozen/counts"].tolist() == [48, 168]
+
+
+def test_the_console_says_which_class_sums_a_standard_policy_refuses() -> None:
+    assert "SUMS OF 703 FEATURES BY CLASS" in warned_class(ClassSums(703, 13), 2, 216)[0]
+    assert warned_class(ClassSums(702, 13), 2, 216) == warned_class(ClassSums(703, 13), 2, None) == []
 
 
 def test_a_withdrawal_of_fewer_values_than_class_sums_takes_nothing_out(
