@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.attacks.test_products import small
 from tests.support.attacks.kits import accept_release
 from tests.support.attacks.malicious_server import Federation, Records, hearts, identity
 
@@ -30,9 +31,9 @@ def train(federation: Federation) -> dict[str, Any]:
     return federation.sum("train", 1)
 
 
-def enrolment_refused(federation: Federation) -> str:
+def enrolment_refused(federation: Federation, name: str = "hospital-1") -> str:
     with pytest.raises(SecureSumError) as caught:
-        federation.ask_to_enroll("hospital-1", federation.params())
+        federation.ask_to_enroll(name, federation.params())
     assert caught.value.code == "TF-617"
     return str(caught.value)
 
@@ -69,6 +70,33 @@ def test_sums_over_the_same_records_are_formed_in_one_way(
     said = enrolment_refused(Federation({**WHOLE, **second}, hospitals, state=tmp_path, job_id="job-b"))
     assert f"{named} " in said
     train(Federation({**WHOLE, **first}, hospitals, state=tmp_path, job_id="job-c").enroll())
+
+
+RANDOM = {"model": "random_features", "model_options": {"width": 16, "standardise": True}}
+
+
+@pytest.mark.parametrize(
+    ("job", "summed"),
+    [
+        ({"method": "fedncm"}, "frozen/sums"),
+        ({"method": "ccvr", "method_options": {"covariance": "shared"}}, "moments/products"),
+    ],
+    ids=str,
+)
+def test_no_other_features_of_the_same_records_are_summed(
+    tmp_path: Path, job: dict[str, Any], summed: str
+) -> None:
+    """Each seed's class sums or products are more equations in the same records."""
+    first = {**RANDOM, **job, "weights": "exact"}
+    hospitals = small()
+    federation = Federation(first, hospitals, state=tmp_path).enroll()
+    assert any(
+        summed in (totals := federation.sum(*each.place)) and totals[summed].any()
+        for each in federation.setup.plan
+    )
+    other = {**first, "model_options": {**RANDOM["model_options"], "seed": 1}}
+    said = enrolment_refused(Federation(other, hospitals, state=tmp_path, job_id="job-b"), "hospital-4")
+    assert "features " in said
 
 
 @pytest.mark.parametrize(

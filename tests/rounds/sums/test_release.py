@@ -16,6 +16,8 @@ from tightframe.config.site import SiteEntry
 from tightframe.rounds.setup import prepare
 from tightframe.rounds.sums.release import release_profile
 from tightframe.rounds.sums.revealed import REVEALED
+from tightframe.securesum.errors import ReleaseProfileError
+from tightframe.securesum.site.journal import History, ProfileUsed
 
 SITES = ["a", "b", "c", "d"]
 METHOD = {"method": "fedmr", "training": {"learning_rate": 1e-3}}
@@ -39,6 +41,7 @@ IN: Mapping[str, tuple[Any, str]] = {
     "prototype_sites": (["a", "b", "c"], "prototype_sites"),
     "evaluation.score_bins": (16, "score_bins"),
     "statistics": ({"bins": 20}, "statistics"),
+    "encoder": ("random", "features"),  # and then model, model_options, seed and start: FEATURES
 }
 """Options that act on one silo's term before the sum: another value, and the setting that it changes."""
 OUT: Mapping[str, tuple[Any, str]] = {
@@ -46,7 +49,6 @@ OUT: Mapping[str, tuple[Any, str]] = {
     "dataset": (None, "another data set is another entry of the journal"),
     "model": (None, "the same function of every silo's records"),
     "model_options": ({"widths": [4]}, "the same function of every silo's records"),
-    "encoder": ("random", "the same function of every silo's records, and fewer numbers of the same kind"),
     "sites": (SITES[:3], "which silos: the static group has one cohort, held by entries of its own"),
     "min_sites": (4, "which survivors: updates of several sets are blurred by draws, counts have one cohort"),
     "sites_per_round": (None, "refused with secure sums"),
@@ -149,7 +151,8 @@ def test_what_acts_on_one_silos_term_changes_the_profile(name: str) -> None:
     if name == "statistics":
         base = {**statistics_job(), "method_options": {}, "model_options": {}}
     before, after = profile(base), profile({**base, name: value})
-    assert before[setting] != after[setting]
+    assert after[setting] != before.get(setting)
+    assert name == "encoder" or setting in before, "a frozen encoder's setting alone has none before it"
     assert setting in REVEALED, "a person is told what both reveal"
 
 
@@ -224,6 +227,42 @@ def test_every_setting_has_an_explanation() -> None:
     assert set(profile({})) | set(profile({"method": "fedproto"})) <= set(REVEALED)
 
 
+RANDOM = {"method_options": {}, "rounds": 1, "model": "random_features", "model_options": {"width": 8}}
+DRAWN = {"model": "mlp", "model_options": {"widths": [4]}, "encoder": "random", "method_options": {}}
+EICU = {**RANDOM, "dataset": "eicu", "dataset_options": {"drugs": 20}, "method": "fed3r"}
+ISIC = {**RANDOM, "dataset": "fed_isic2019", "dataset_options": {"image_size": 32}, "method": "fed3r"}
+SHARED = {"method": "ccvr", "method_options": {"covariance": "shared"}}
+FEATURES: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({**RANDOM, "method": "fedncm"}, {"model_options": {"width": 8, "seed": 1}}),
+    ({**RANDOM, "method": "fedncm"}, {"model_options": {"width": 8, "bandwidth": 0.5}}),
+    ({**RANDOM, "method": "fedavg", "start": "fedncm"}, {"model_options": {"width": 9}}),
+    ({**DRAWN, "method": "fedncm", "rounds": 1}, {"seed": 7}),
+    ({**DRAWN, **SHARED}, {"seed": 7}),
+    ({**RANDOM, **SHARED}, {"model_options": {"width": 8, "seed": 1}}),
+    ({**DRAWN, **METHOD}, {"seed": 7}),
+    ({**DRAWN, "method": "creff"}, {"model_options": {"widths": [5]}}),
+    (ISIC, {"dataset_options": {"image_size": 33}}),
+    ({**ISIC, "model": "scattering", "model_options": {}}, {"dataset_options": {"image_size": 40}}),
+    (EICU, {"dataset_options": {"drugs": 21}}),
+    (EICU, {"dataset_options": {"drugs": 20, "vocabulary": "0" * 64}}),
+]
+"""Jobs that sum features which no training moves, and what makes them others."""
+
+
+@pytest.mark.parametrize(("job", "changes"), FEATURES)
+def test_other_features_that_no_training_moves_are_another_profile(
+    job: dict[str, Any], changes: dict[str, Any]
+) -> None:
+    before, after = profile(job), profile({**job, **changes})
+    assert {name for name in before | after if before.get(name) != after.get(name)} == {"features"}
+
+
+@pytest.mark.parametrize("job", [{**DRAWN, "method": "fedavg"}, METHOD, SHARED], ids=str)
+def test_jobs_without_such_sums_name_no_features(job: dict[str, Any]) -> None:
+    """Of a frozen encoder's head, or of an encoder that trains: sites are not asked about these again."""
+    assert "features" not in profile({"method_options": {}, **job})
+
+
 def test_other_features_whose_products_are_summed_are_another_profile() -> None:
     """Width and seed of an encoder; not a job's seed that draws nothing of it."""
     first = {"method": "fed3r", "method_options": {}, "rounds": 1, "model": "random_features"}
@@ -236,7 +275,21 @@ def test_other_features_whose_products_are_summed_are_another_profile() -> None:
     assert profile({**first, "model_options": {"width": 8}, **started}) == base
     drawn = {**first, "model": "mlp", "model_options": {"widths": [4]}}
     assert profile(drawn)["features"] != profile({**drawn, "seed": 7})["features"]
-    assert "features" in REVEALED and "features" not in profile({**first, "method": "fedncm"})
+    assert "features" in REVEALED
+    assert profile({**first, "model_options": {"width": 8}, "method": "fedncm"}) == base, "one encoder"
+
+
+def test_a_journal_of_before_asks_once_where_it_names_features_without_their_inputs() -> None:
+    """One that names none takes those of the first job."""
+    now = profile(EICU)
+    old = {name: value for name, value in now.items() if name != "features"}
+    History([ProfileUsed("d", tuple(sorted(old.items())), "a")]).check_profile(
+        "d", tuple(sorted(now.items()))
+    )
+    named = {**old, "features": 'random_features {"width":8}, no weights'}
+    journal = History([ProfileUsed("d", tuple(sorted(named.items())), "a")])
+    with pytest.raises(ReleaseProfileError, match=r"another \(features [^)]*shape"):
+        journal.check_profile("d", tuple(sorted(now.items())))
 
 
 def test_a_withdrawal_has_the_profile_of_the_run_that_it_withdraws_from() -> None:

@@ -5,9 +5,10 @@ them reveal one silo's term: its update, or the mean and the number of its recor
 noise a data set has one profile, until a person at the site accepts another.
 
 Settings that apply the same function to every silo's records are not part of it: model, learning rate, a
-method's own loss; but for features whose exact products are summed. The weights of the terms are, and what
-decides how many steps a silo takes for its number of records: small steps add up to the silo's gradient times
-a weight that this number gives.
+method's own loss. Where features that no training moves are summed by class or as products, their encoder is,
+and the form of its inputs: each other one gives more equations in the same records. The weights of the terms
+are, and what decides how many steps a silo takes for its number of records: small steps add up to the silo's
+gradient times a weight that this number gives.
 
 A new option of a job belongs here or does not: ``tests/rounds/sums/test_release.py`` asks for the decision.
 """
@@ -23,15 +24,17 @@ from tightframe.config.site import SiteEntry
 from tightframe.learning import model_update
 from tightframe.learning.model_update import UPDATE
 from tightframe.learning.one_sum.feature_sums import PREFIX
-from tightframe.models.frozen import HEAD
-from tightframe.phases import Phase
+from tightframe.models.frozen import HEAD, is_frozen
+from tightframe.phases import Field, Phase
 from tightframe.rounds.job_checks import HEAD_OPTIONS, STANDARDISE_MEAN, STANDARDISE_STD
 from tightframe.rounds.phases.statistics import COUNTS
 from tightframe.rounds.setup import JobSetup
 from tightframe.securesum.site.journal import Profile
 
 FORM_ONLY = frozenset({"image_size", "twin_scale", "drugs", "vocabulary"})
-"""Options of data sets that change the form of records, or which are generated, but not which ones count."""
+"""Options of data sets that change the form of records, or which are generated, but not which ones count.
+
+They are part of a profile's features, not of its records."""
 
 OWN_WEIGHT, DECLARED = "own weight", "as declared"
 _UPDATE = UPDATE.rstrip("/")
@@ -91,18 +94,26 @@ def release_profile(setup: JobSetup, entry: SiteEntry) -> Profile | None:
 
 
 def _features(setup: JobSetup, phases: Iterable[Phase]) -> str:
-    """Describe the frozen features whose products are summed: the model, and what its weights are from."""
-    if not any(
-        item.products and item.name.startswith(PREFIX) for phase in phases for item in phase.schema.fields
-    ):
+    """Describe the features that no training moves, summed by class or as products: model, weights, inputs.
+
+    Those of the closed forms, with ``start`` the ones before any training; and those of a frozen encoder.
+    """
+    summed = {
+        item.name for phase in phases for item in phase.schema.fields if item.products or _sums_by_class(item)
+    }
+    if not summed:
         return ""
-    job, state = setup.job, model_update.shared_template(setup.setting).state_dict()
+    job, model = setup.job, model_update.shared_template(setup.setting)
+    if not is_frozen(model) and not any(name.startswith(PREFIX) for name in summed):
+        return ""
     drawn = any(
-        not name.startswith(HEAD) and name not in (STANDARDISE_MEAN, STANDARDISE_STD) for name in state
+        not name.startswith(HEAD) and name not in (STANDARDISE_MEAN, STANDARDISE_STD)
+        for name in model.state_dict()
     )
     options = {name: value for name, value in job.model_options.items() if name not in HEAD_OPTIONS}
     start = (job.initial_model_sha256 or f"seed {job.seed}") if drawn else "no weights"
-    return f"{job.model} {_canonical(options)}, {start}"
+    form = _canonical({"shape": setup.setting.input_shape, **_form_options(setup)})
+    return f"{job.model} {_canonical(options)} of {form}, {start}"
 
 
 def with_weight(profile: Profile | None, declared: float, applied: float) -> Profile | None:
@@ -135,15 +146,15 @@ def _class_sums(setup: JobSetup, phases: Iterable[Phase]) -> str:
 
     The closed forms of frozen features are computed from the totals, so that their options change no term.
     """
-    names = {
-        item.name
-        for phase in phases
-        for item in phase.schema.fields
-        if item.per_class and len(item.shape) > 1 and item.name != COUNTS  # of findings: numbers of records
-    }
+    names = {item.name for phase in phases for item in phase.schema.fields if _sums_by_class(item)}
     frozen = {name for name in names if name.startswith(PREFIX)}
     own = f"{setup.job.method} {_canonical(setup.setting.config.model_dump(mode='json'))}"
     return " and ".join([*([own] if names - frozen else []), *(["of frozen features"] if frozen else [])])
+
+
+def _sums_by_class(item: Field) -> bool:
+    """Return True for sums of vectors by class; counts of findings, of several columns too, are none."""
+    return item.per_class and len(item.shape) > 1 and item.name != COUNTS
 
 
 def _updates(phases: Iterable[Phase]) -> str:
@@ -179,8 +190,14 @@ def _update_bound(norm: float | None, bound: float) -> str:
 
 def _record_options(setup: JobSetup) -> dict[str, Any]:
     """Return the options of the data set that decide which records of a silo count, and how often."""
-    given = setup.dataset.options.model_validate(dict(setup.job.dataset_options)).model_dump(mode="json")
+    given = setup.dataset_options.model_dump(mode="json")
     return {name: value for name, value in given.items() if name not in FORM_ONLY}
+
+
+def _form_options(setup: JobSetup) -> dict[str, Any]:
+    """Return the options of the data set that decide what a model gets of each record."""
+    given = setup.dataset_options.model_dump(mode="json")
+    return {name: value for name, value in given.items() if name in FORM_ONLY}
 
 
 def _canonical(values: Any) -> str:

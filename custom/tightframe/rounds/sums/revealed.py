@@ -57,8 +57,8 @@ REVEALED: Mapping[str, str] = {
         "difference between both totals, less what is known of who declared them, is this silo's own update."
     ),
     "features": (
-        "Products of other features of the same records are more equations in these records: enough such "
-        "jobs tell them, however many records stand behind each."
+        "Products or class sums of other features of the same records are more equations in these records: "
+        "enough such jobs tell them, however many records stand behind each."
     ),
     "own full_batches": (
         "This site's update is over all its records in one of the jobs, and over drawn ones in the other: "
