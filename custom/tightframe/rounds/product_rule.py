@@ -7,6 +7,8 @@ It is checked on declared numbers before anything runs, and again on opened ones
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import TypeVar
 
 import torch
 
@@ -21,20 +23,12 @@ from tightframe.rounds.riders.class_rules import holders_in, offered
 from tightframe.rounds.setup import JobSetup
 
 RULE, CODE = "records_per_feature", "TF-625"
+_Sum = TypeVar("_Sum", Products, ClassSums)
 
 
 def planned(setup: JobSetup) -> Products | None:
     """Return the widest sum of products that a job plans; None if it plans none."""
-    return max(
-        (
-            found
-            for exchange in setup.plan
-            for phase in exchange.phases
-            if (found := products_in(setup, phase.schema)) is not None
-        ),
-        key=lambda item: item.width,
-        default=None,
-    )
+    return _widest(setup, products_in)
 
 
 def products_in(setup: JobSetup, schema: Schema) -> Products | None:
@@ -46,14 +40,18 @@ def products_in(setup: JobSetup, schema: Schema) -> Products | None:
 
 def class_sums_planned(setup: JobSetup) -> ClassSums | None:
     """Return the widest sums of frozen features by class that a job plans; None if it plans none."""
-    found = (class_sums_in(setup, phase.schema) for exchange in setup.plan for phase in exchange.phases)
-    return max((item for item in found if item is not None), key=lambda item: item.width, default=None)
+    return _widest(setup, class_sums_in)
 
 
 def class_sums_in(setup: JobSetup, schema: Schema) -> ClassSums | None:
     """Return the sums of frozen features by class in a sum; None if it has none without noise."""
     width = max((item.features for item in schema.fields), default=0)
     return ClassSums(width, math.prod(setup.setting.input_shape)) if width else None
+
+
+def _widest(setup: JobSetup, found_in: Callable[[JobSetup, Schema], _Sum | None]) -> _Sum | None:
+    found = (found_in(setup, phase.schema) for exchange in setup.plan for phase in exchange.phases)
+    return max((item for item in found if item is not None), key=lambda item: item.width, default=None)
 
 
 def check_job(policy: Policy, setup: JobSetup) -> None:
@@ -185,32 +183,38 @@ def warned(found: Products, records: float | None) -> list[str]:
 
 
 def _check(policy: Policy, found: Products, records: float, how: str) -> None:
-    least = policy.records_per_feature
-    if found.allowed(records, least):
-        return
-    widest = found.widest(records, least)
-    _refuse(
+    _hold(
         policy,
+        found,
+        records,
         f"{found.numbers} sums of products of {found.width} features over {records:.0f} {how} records",
-        f"at most {plural(widest, 'feature')}, or privacy" if widest else "privacy",
-        f"records are computed from the sums if fewer than {least} records a feature surely stand behind "
-        f"them, whichever silos lie, or fewer values ({found.values} a record) than sums: make "
-        "the features fewer (model_options.width of random_features, scattering), or give the job `privacy`",
+        f"the sums if fewer than {policy.records_per_feature} records a feature surely stand behind them, "
+        f"whichever silos lie, or fewer values ({found.values} a record) than sums",
     )
 
 
 def _check_class(policy: Policy, found: ClassSums, records: float, how: str) -> None:
-    least = policy.records_per_feature
-    if found.allowed(records, least):
+    _hold(
+        policy,
+        found,
+        records,
+        f"sums of {found.width} features by class over {how} {records:.0f} records",
+        f"the sum of a class if it is more than 1/{policy.records_per_feature} as many numbers as the "
+        f"class's records have values ({found.values} a record)",
+    )
+
+
+def _hold(policy: Policy, found: Products | ClassSums, records: float, asked: str, case: str) -> None:
+    """Refuse a sum over so few records; ``case`` says from what they are computed, and when."""
+    if found.allowed(records, policy.records_per_feature):
         return
-    widest = found.widest(records, least)
+    widest = found.widest(records, policy.records_per_feature)
     _refuse(
         policy,
-        f"sums of {found.width} features by class over {how} {records:.0f} records",
+        asked,
         f"at most {plural(widest, 'feature')}, or privacy" if widest else "privacy",
-        f"records are computed from the sum of a class if it is more than 1/{least} as many numbers as the "
-        f"class's records have values ({found.values} a record): make the features fewer "
-        "(model_options.width of random_features, scattering), or give the job `privacy`",
+        f"records are computed from {case}: make the features fewer (model_options.width of "
+        "random_features, scattering), or give the job `privacy`",
     )
 
 
