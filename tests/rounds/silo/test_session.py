@@ -110,6 +110,20 @@ def test_before_every_task_the_site_asks_for_its_own_options(
     assert caught.value.code == "TF-614"
 
 
+@pytest.mark.parametrize("task", ["enroll", "contribute"])
+def test_a_malformed_request_is_refused_before_anything_is_done(tmp_path: Path, task: str) -> None:
+    session = SiloSession(contexts(job(), tmp_path)["site-1"])
+    session._training = session._check_job = unexpected  # type: ignore[method-assign,assignment]
+    with pytest.raises(RunError, match="Field required") as caught:
+        session.handle(task, {})
+    assert caught.value.code == "TF-604"
+
+
+def test_a_process_plans_a_job_once(tmp_path: Path) -> None:
+    session = SiloSession(contexts(job(), tmp_path)["site-1"])
+    assert session._training() is session._training()
+
+
 def of_spies(session: SiloSession) -> list[str]:
     """Put spies for the secure sums and the training of a session; return what they note."""
     called: list[str] = []
