@@ -22,7 +22,7 @@ from tightframe.models.pretrained import InitialWeights, load_weights
 from tightframe.phases import Cohort, ServerState, advance
 from tightframe.rounds import codec
 from tightframe.rounds.checkpoint import EXTRA, MODEL, flattened, tensor_bytes
-from tightframe.rounds.sums.plain import integer_totals
+from tightframe.rounds.codec import integer_totals
 from tightframe.securesum.messages import Total
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -38,10 +38,8 @@ from tightframe.phases import (
 from tightframe.results.parts.evaluation import Evaluation, Finding, FoldMetrics, OneAnswer
 from tightframe.rounds.riders import score_reading
 from tightframe.rounds.riders.class_rules import MIN_HOLDERS
+from tightframe.rounds.riders.view import RiderView, rider_view
 from tightframe.rounds.sums.declaration import EVALUATED
-
-if TYPE_CHECKING:
-    from tightframe.rounds.silo.view import LocalSilo
 
 FOLDS = EVALUATED
 Batches = Iterator[tuple[torch.Tensor, torch.Tensor]]
@@ -49,7 +47,7 @@ Predict = Callable[[torch.nn.Module, torch.Tensor], torch.Tensor]
 _COUNT_BOUND = 2.0**28
 NOTE = "evaluation"
 """Name of the note that holds the totals ``evaluation/...``."""
-Term = Callable[["LocalSilo", Tensors], Tensors]
+Term = Callable[[RiderView, Tensors], Tensors]
 """Makes a silo's term of its exact counts."""
 TOLD = "told/"
 """Prefix of what leaves the silo instead: a coarse loss, and findings whose unknown values come in steps."""
@@ -58,7 +56,7 @@ MOST_LOSS, LOSS_STEPS = 16.0, 32
 no real number of one record out of the total."""
 
 
-def exact(silo: LocalSilo, counted: Tensors) -> Tensors:
+def exact(silo: RiderView, counted: Tensors) -> Tensors:
     """Return a silo's exact counts as its term."""
     return counted
 
@@ -73,7 +71,7 @@ def attach(phase: Phase, added: Schema, term: Term = exact) -> Phase:
     """
 
     def contribute(silo: SiloView, received: Tensors, state: Tensors) -> Contribution:
-        view = cast("LocalSilo", silo)
+        view = rider_view(silo)
         _, counted = evaluate_received(view, received, state)
         own = term(view, told(counted, view.left_out))
         made = phase.contribute(silo, received, state)
@@ -94,7 +92,7 @@ def with_note(phase: Phase) -> Phase:
 
 
 def evaluate_received(
-    silo: LocalSilo, received: Tensors, state: Tensors
+    silo: RiderView, received: Tensors, state: Tensors
 ) -> tuple[Tensors, dict[str, torch.Tensor]]:
     """Return the model received, or the silo's own where the method has no global one, and its counts."""
     own = silo.setup.method.own_model
@@ -102,7 +100,7 @@ def evaluate_received(
     return final, count_at(silo, silo.load(final))
 
 
-def count_at(silo: LocalSilo, model: torch.nn.Module) -> dict[str, torch.Tensor]:
+def count_at(silo: RiderView, model: torch.nn.Module) -> dict[str, torch.Tensor]:
     """Evaluate a model on the silo's own records; see ``count``."""
     settings = silo.setup.job.evaluation
     with silo.memory_named("evaluation.batch_size", settings.batch_size):
@@ -118,7 +116,7 @@ def count_at(silo: LocalSilo, model: torch.nn.Module) -> dict[str, torch.Tensor]
         )
 
 
-def _told_labels(silo: LocalSilo) -> dict[Fold, NDArray[np.int64]]:
+def _told_labels(silo: RiderView) -> dict[Fold, NDArray[np.int64]]:
     """Return the findings that exact counts of each fold are made of; none where all are, or noise covers."""
     left_out = [part.partition("/") for part in silo.left_out if "/" in part]
     step = 1 if silo.setup.privacy is not None else silo.context.policy.min_test_count

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -19,9 +19,7 @@ from tightframe.results.parts.evaluation import Evaluation, Finding, FoldMetrics
 from tightframe.rounds.privacy_plan import PrivacyPlan
 from tightframe.rounds.riders import evaluation, score_reading
 from tightframe.rounds.riders.evaluation import FOLDS
-
-if TYPE_CHECKING:
-    from tightframe.rounds.silo.view import LocalSilo
+from tightframe.rounds.riders.view import RiderView
 
 
 def term(plan: PrivacyPlan, purpose: str) -> evaluation.Term:
@@ -41,7 +39,7 @@ def term(plan: PrivacyPlan, purpose: str) -> evaluation.Term:
         raise ValueError("Expected a job with noisy evaluations, but its evaluation is local.")
     config = plan.evaluation.config
 
-    def released(silo: LocalSilo, counted: Tensors) -> Tensors:
+    def released(silo: RiderView, counted: Tensors) -> Tensors:
         silo.charge(purpose, config.events(1), alone=config.lone_event(silo.honest))
         return with_noise(counted, config, silo.honest)
 

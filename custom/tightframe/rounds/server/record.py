@@ -44,8 +44,8 @@ from tightframe.rounds.riders import (
 )
 from tightframe.rounds.riders.class_rules import MIN_HOLDERS
 from tightframe.rounds.setup import JobSetup
+from tightframe.rounds.sums.common import Enrolled
 from tightframe.rounds.sums.declaration import Declaration, applied_weights, tellers, tells
-from tightframe.rounds.sums.plain import Enrolled
 
 
 class RunRecord:

@@ -32,6 +32,7 @@ from tightframe.rounds.unproven import NO_NEEDS, Needs
 if TYPE_CHECKING:
     from tightframe.privacy.events import Event
     from tightframe.rounds.setup import JobSetup
+    from tightframe.rounds.silo.budget import Budget
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class RequestedSum:
 
 
 class LocalSilo:
-    """A silo as a method sees it (``phases.SiloView``) in one exchange, with what the riders need as well.
+    """A silo in one exchange, as a method (``phases.SiloView``) and riders (``riders.view.RiderView``) see it.
 
     Args:
         round_number: that keys its random streams.
@@ -131,11 +132,22 @@ class LocalSilo:
             BudgetError: TF-701; the caller must not draw noise then.
             ValueError: if the job has no privacy.
         """
+        self._open_budget().charge(purpose, events, alone=alone)
+
+    def spent(self) -> float:
+        """Return the epsilon that the job has cost this silo's records so far, by its ledger.
+
+        Raises:
+            ValueError: if the job has no privacy.
+        """
+        return self._open_budget().spent_by_job(prv=False).guaranteed
+
+    def _open_budget(self) -> Budget:
         from tightframe.rounds.silo.budget import Budget
 
         if self.setup.privacy is None:
             raise ValueError("Expected a job with `privacy`, but it has none.")
-        Budget(self.context, self.setup.privacy, self.cohort).charge(purpose, events, alone=alone)
+        return Budget(self.context, self.setup.privacy, self.cohort)
 
     def keep_model(self, final: Tensors, counted: Tensors) -> None:
         """Store the last model at this silo, and begin the silo's own report."""
