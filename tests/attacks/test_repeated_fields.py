@@ -91,7 +91,7 @@ def repetitions(values: Mapping[str, Any], folder: Path, profile: Profile) -> di
     for slot, exchange in enumerate(setup.plan):
         total = missed(setup, exchange, slot) if slot else None
         broadcast = dict(exchange.phase.broadcast(state))
-        phase = exchange.carrying(exchange.evaluates(broadcast))
+        phase = exchange.phase_for(broadcast)
         twice: dict[str, list[dict[str, np.ndarray]]] = {name: [] for name in SITES}
         for salt, name in itertools.product("ab", SITES):
             context, contributor = silos[name]

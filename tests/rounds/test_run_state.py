@@ -65,7 +65,7 @@ def job(method: str = "fedavg", **values: Any) -> JobSetup:
 def made_total(setup: JobSetup, exchange: Exchange, state: ServerState, seed: int) -> Total:
     """A total of small values, as three silos could have sent them."""
     generator = np.random.default_rng(seed)
-    phase = exchange.carrying(exchange.evaluates(exchange.phase.broadcast(state)))
+    phase = exchange.phase_for(exchange.phase.broadcast(state))
     integers = {}
     for item in phase.schema.fields:
         if item.name == "failed":

@@ -99,7 +99,7 @@ def next_state(
         raise RunError(
             f"Expected a total of enrolled silos, but it is of {strangers[:3]}, which are not.", code="TF-505"
         )
-    phase = exchange.carrying(exchange.evaluates(exchange.phase.broadcast(state)))
+    phase = exchange.phase_for(exchange.phase.broadcast(state))
     integers = integer_totals(phase.schema, total.groups)
     totals = codec.decode(phase.schema, integers, parties=len(weights))
     counted = {site: weights[site] for site in total.survivors}

@@ -223,7 +223,7 @@ class Federation:
         """
         exchange = self.setup.plan.find(kind, number, index)
         shared = self.shared if named is None else named
-        phase = exchange.carrying(exchange.evaluates(exchange.phase.broadcast(shared.state)))
+        phase = exchange.phase_for(exchange.phase.broadcast(shared.state))
         sum_id = messages.SumId.of(kind, number, index, attempt)
         turn = server.Sum(
             self.session,

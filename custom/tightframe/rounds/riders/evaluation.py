@@ -6,6 +6,7 @@ fields of the same contribution and need no exchange of their own.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
@@ -20,6 +21,7 @@ from tightframe.config.job import JobConfig
 from tightframe.data.known import in_steps
 from tightframe.learning import outputs
 from tightframe.learning.model_update import received_model
+from tightframe.metrics import clinical
 from tightframe.phases import (
     UNKNOWN,
     Cohort,
@@ -35,8 +37,14 @@ from tightframe.phases import (
     Totals,
     taken_out,
 )
-from tightframe.results.parts.evaluation import Evaluation, Finding, FoldMetrics, OneAnswer
-from tightframe.rounds.riders import score_reading
+from tightframe.results.parts.evaluation import (
+    ClassReading,
+    Evaluation,
+    Finding,
+    FoldMetrics,
+    OneAnswer,
+    Rule,
+)
 from tightframe.rounds.riders.class_rules import MIN_HOLDERS
 from tightframe.rounds.riders.view import RiderView, rider_view
 from tightframe.rounds.sums.declaration import EVALUATED
@@ -49,6 +57,8 @@ NOTE = "evaluation"
 """Name of the note that holds the totals ``evaluation/...``."""
 Term = Callable[[RiderView, Tensors], Tensors]
 """Makes a silo's term of its exact counts."""
+READ_AT = 0.9
+"""Specificity and sensitivity at which files have the other one; pages can be made for any."""
 TOLD = "told/"
 """Prefix of what leaves the silo instead: a coarse loss, and findings whose unknown values come in steps."""
 MOST_LOSS, LOSS_STEPS = 16.0, 32
@@ -313,7 +323,7 @@ def _fold_metrics(
         confusion=confusion.tolist(),
         auroc=_number(metrics.macro_mean(metrics.auroc(scores))),
         average_precision=_number(metrics.macro_mean(metrics.average_precision(scores))),
-        **({} if copies is None else score_reading.reading(scores, class_names, copies=copies)),
+        **({} if copies is None else read_scores(scores, class_names, copies=copies)),
     )
 
 
@@ -354,8 +364,65 @@ def _finding_metrics(
         **(
             {}
             if copies is None
-            else score_reading.reading(scores[known], [class_names[place] for place in known], copies=copies)
+            else read_scores(scores[known], [class_names[place] for place in known], copies=copies)
         ),
+    )
+
+
+def read_scores(
+    scores: NDArray[Any],
+    class_names: Sequence[str],
+    *,
+    copies: int = 1,
+    deviation: float | None = None,
+    records: Sequence[tuple[float, float]] | None = None,
+) -> dict[str, Any]:
+    """Return the fields of ``FoldMetrics`` about scores.
+
+    Args:
+        scores: opened histograms (C, 2, bins).
+        class_names: names of the C classes.
+        copies: how often each record is counted, where silos share their test records.
+        deviation: standard deviation of the noise in each count; None where counts are exact.
+        records: limits of the number of records of each histogram, with noise.
+    """
+    exact = deviation is None
+    whole = np.rint(scores).astype(np.int64) if exact else np.round(scores, 3)
+    read: dict[str, ClassReading] = {}
+    limits = [None] * len(class_names) if records is None else records
+    for name, (positives, negatives), ends in zip(class_names, scores / copies, limits, strict=True):
+        of_class = clinical.Scores(positives, negatives, deviation, ends)
+        if of_class.told:
+            read[name] = _class(of_class)
+    noise = {} if exact else {"scores_deviation": deviation}
+    histograms = {name: tuple(counts.tolist()) for name, counts in zip(class_names, whole, strict=True)}
+    return {"scores": histograms, "read_at": READ_AT, "reading": read, **noise}
+
+
+def _class(scores: clinical.Scores) -> ClassReading:
+    return ClassReading(
+        brier=_bounds(clinical.brier(scores)),
+        calibration_error=_bounds(clinical.calibration_error(scores)),
+        at_specificity=_rule(clinical.at_specificity(scores, READ_AT)),
+        at_sensitivity=_rule(clinical.at_sensitivity(scores, READ_AT)),
+    )
+
+
+def _bounds(found: tuple[float, float]) -> tuple[float, float] | None:
+    return found if math.isfinite(found[0]) and math.isfinite(found[1]) else None
+
+
+def _rule(point: clinical.Point | None) -> Rule | None:
+    if point is None:
+        return None
+    se, sp = point.sensitivity, point.specificity
+    return Rule(
+        threshold=point.threshold,
+        sensitivity=se.value,
+        sensitivity_interval=(se.low, se.high),
+        specificity=sp.value,
+        specificity_interval=(sp.low, sp.high),
+        reachable=point.reachable,
     )
 
 

@@ -17,7 +17,7 @@ from tightframe.privacy.releases import evaluation_totals
 from tightframe.privacy.releases.evaluation_totals import EvaluationConfig
 from tightframe.results.parts.evaluation import Evaluation, Finding, FoldMetrics, OneAnswer
 from tightframe.rounds.privacy_plan import PrivacyPlan
-from tightframe.rounds.riders import evaluation, score_reading
+from tightframe.rounds.riders import evaluation
 from tightframe.rounds.riders.evaluation import FOLDS
 from tightframe.rounds.riders.view import RiderView
 
@@ -149,7 +149,7 @@ def _fold(
         average_precision=None,
         one_answer=_one_answer(confusion, class_names, cell) if known else None,
         **(
-            score_reading.reading(scores, class_names, deviation=bin_deviation, records=[records] * classes)
+            evaluation.read_scores(scores, class_names, deviation=bin_deviation, records=[records] * classes)
             if readable
             else {}
         ),
@@ -210,7 +210,7 @@ def _finding_fold(
         **of_areas,
         average_precision=None,
         **(
-            score_reading.reading(scores, class_names, deviation=bin_deviation, records=limits)
+            evaluation.read_scores(scores, class_names, deviation=bin_deviation, records=limits)
             if readable
             else {}
         ),

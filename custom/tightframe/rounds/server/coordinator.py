@@ -396,7 +396,7 @@ class Coordinator:
         """
         state = shared.state
         broadcast = dict(exchange.phase.broadcast(state))
-        phase = exchange.carrying(exchange.evaluates(broadcast))
+        phase = exchange.phase_for(broadcast)
         if exchange.counts_only:
             row, totals = self._collector.collect_counts(transport, exchange, phase, shared)
             if not row.static_opened:

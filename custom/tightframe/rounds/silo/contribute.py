@@ -114,7 +114,7 @@ class Contributor:
             context, self._setup.plan, exchange, message["state"], total, self._followed.behind
         )
         received = {name: item.clone() for name, item in exchange.phase.broadcast(state).items()}
-        phase = exchange.carrying(exchange.evaluates(received))
+        phase = exchange.phase_for(received)
         specs = codec.specs(phase.schema, parties=len(weights))
         check(sum_id, specs)
         product_rule.check_sum(context.policy, self._setup, phase.schema, state, sizes)

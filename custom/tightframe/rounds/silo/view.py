@@ -18,6 +18,7 @@ from tightframe.data.known import in_steps
 from tightframe.data.withdrawn import record_ids
 from tightframe.errors import RunError, TrainingError
 from tightframe.learning import loop, own_loop
+from tightframe.learning.batches import merge_single_tail, reading_processes
 from tightframe.learning.model_update import build_template
 from tightframe.learning.stages import FitReport, Stage, Term
 from tightframe.models.frozen import FrozenEncoder
@@ -55,7 +56,7 @@ class RequestedSum:
 
 
 class LocalSilo:
-    """A silo in one exchange, as a method (``phases.SiloView``) and riders (``riders.view.RiderView``) see it.
+    """A silo in an exchange, as methods (``phases.SiloView``) and riders (``riders.view.RiderView``) see it.
 
     Args:
         round_number: that keys its random streams.
@@ -314,7 +315,7 @@ class LocalSilo:
         """Return the records of an epoch of training: each once, or each batch drawn by itself."""
         if not self.context.draws_batches:
             return torch.randperm(count, generator=stream).tolist()
-        sizes = [len(batch) for batch in loop.merge_single_tail(range(count), self.setting.local.batch_size)]
+        sizes = [len(batch) for batch in merge_single_tail(range(count), self.setting.local.batch_size)]
         return torch.cat([torch.randperm(count, generator=stream)[:size] for size in sizes]).tolist()
 
     def _batches_in(
@@ -341,8 +342,8 @@ class LocalSilo:
         records = self.context.data.records(fold, augment_seed=augment_seed)
         loader: DataLoader[Any] = DataLoader(
             records,
-            batch_sampler=loop.merge_single_tail(indices, size),
-            **loop.reading_processes(self.context.site.loader_workers),
+            batch_sampler=merge_single_tail(indices, size),
+            **reading_processes(self.context.site.loader_workers),
             pin_memory=self.device.type == "cuda",
             generator=torch.Generator().manual_seed(0),  # keeps the loader off the global stream
         )
