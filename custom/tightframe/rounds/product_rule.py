@@ -90,7 +90,7 @@ def check_declared(policy: Policy, setup: JobSetup, sizes: Sizes) -> None:
     Raises:
         BelowPolicyError: TF-625.
     """
-    if policy.records_per_feature and (found := planned(setup)) is not None:
+    if (found := planned(setup)) is not None:
         _check(policy, found, sizes.sure(), "declared")
     if setup.job.weights != "uniform" and (sums := class_sums_planned(setup)) is not None:
         _check_class(policy, sums, sizes.declared, "all declared")
@@ -107,8 +107,6 @@ def check_sum(policy: Policy, setup: JobSetup, schema: Schema, state: ServerStat
         RunError: TF-523 if too few records stay in a withdrawal.
     """
     products, sums = products_in(setup, schema), class_sums_in(setup, schema)
-    if not policy.records_per_feature or (products is None and sums is None):
-        return
     every, by_class = _counted(state, setup.setting.num_classes)
     try:
         if products is not None:
