@@ -23,7 +23,7 @@ from tightframe.errors import PolicyError, TightframeError
 from tightframe.learning import model_update
 from tightframe.learning.one_sum.feature_sums import pooled
 from tightframe.learning.products import ClassSums
-from tightframe.rounds.product_rule import warned_class
+from tightframe.rounds.product_rule import warned
 from tightframe.rounds.silo.session import SiloSession
 
 OFF = PolicyBlock(profile="standard", records_per_feature=0)
@@ -221,8 +221,8 @@ def test_class_sums_wider_than_a_class_has_values_are_not_made(tmp_path: Path) -
 
 
 def test_the_console_says_which_class_sums_a_standard_policy_refuses() -> None:
-    assert "SUMS OF 703 FEATURES BY CLASS" in warned_class(ClassSums(703, 13), 2, 216)[0]
-    assert warned_class(ClassSums(702, 13), 2, 216) == warned_class(ClassSums(703, 13), 2, None) == []
+    assert "SUMS OF 703 FEATURES BY CLASS" in warned(ClassSums(703, 13), 216, classes=2)[0]
+    assert warned(ClassSums(702, 13), 216, classes=2) == warned(ClassSums(703, 13), None, classes=2) == []
 
 
 def test_a_withdrawal_of_fewer_values_than_class_sums_takes_nothing_out(

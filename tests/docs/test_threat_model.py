@@ -1,4 +1,4 @@
-"""The threat model names tests for each attack, and every field of every sum; each of them exists."""
+"""Each attack of the threat model has tests that exist, and every field of every sum stands there."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ from tightframe.rounds.setup import prepare
 
 TESTS = Path(__file__).parents[1]
 PAGE = TESTS.parent / "docs" / "threat-model.md"
+NAMED = TESTS / "threats.md"
 NOISY = {"weights": "uniform", "privacy": {"evaluation": "noisy"}}
 WITHDRAW = {"lineage": "x", "previous": "x", "checkpoint_sha256": "0" * 64, "state_sha256": "0" * 64}
 HEART = {"dataset": "fed_heart_disease", "dataset_options": {}, "model": "mlp"}
 
 
-def test_every_test_that_the_threat_model_names_exists() -> None:
-    named = re.findall(r"`([\w/]+\.py)::(\w+)`", PAGE.read_text(encoding="utf-8"))
+def test_every_test_that_is_named_for_an_attack_exists() -> None:
+    named = re.findall(r"`([\w/]+\.py)::(\w+)`", NAMED.read_text(encoding="utf-8"))
     assert len(named) > 230
     defined = {
         file: {
@@ -41,11 +42,13 @@ def test_every_test_that_the_threat_model_names_exists() -> None:
 
 
 def test_every_attack_has_its_tests_or_says_that_there_is_none() -> None:
-    """An item begins with its id; tests stand under the same id, one line for each."""
+    """An item of the page begins with its id; its tests stand in a line that begins with the same id."""
     text = PAGE.read_text(encoding="utf-8")
     attacks = re.findall(r"^- ([A-Z]\d+) \S", text, flags=re.MULTILINE) + re.findall(r"\(([A-Z]\d+)\)", text)
     under = re.findall(
-        r"^([A-Z]\d+) (none|`[\w/]+\.py::\w+`(?: `[\w/]+\.py::\w+`)*)$", text, flags=re.MULTILINE
+        r"^([A-Z]\d+) (none|`[\w/]+\.py::\w+`(?: `[\w/]+\.py::\w+`)*)$",
+        NAMED.read_text(encoding="utf-8"),
+        flags=re.MULTILINE,
     )
     assert len(attacks) == len(set(attacks)) > 80
     assert sorted(attacks) == sorted(name for name, _ in under)

@@ -911,7 +911,7 @@ class AnyServer:
         if state is None or state.epoch.params.epoch != epoch.params.epoch:
             return False
         opened = -1 if epoch.last is None else epoch.last.total.slot
-        if isinstance(state, Established) and state.last_revealed > opened:
+        if self._last_revealed(name, epoch) > opened:
             return False
         if epoch.last is not None:
             total = epoch.last.total
@@ -925,6 +925,16 @@ class AnyServer:
         told = None if asked.total is None else asked.total.digest()
         right = [digest for slot, digest in epoch.chain if slot < number]
         return told == (right[-1] if right else None)
+
+    def _last_revealed(self, name: str, epoch: Epoch) -> int:
+        """Return the last slot of a sum that a silo's journal says it gave shares of; -1 if there is none.
+
+        Its state does not say so after a crash between the two: then they count as given, and none left.
+        """
+        kind, mine = journal.Revealed.KIND, (epoch.params.job, epoch.params.epoch)
+        facts = [item for item in self.silos[name].vault.facts if item["entry"] == kind]
+        slots = [item["slot"] for item in facts if (item["job"], item["epoch"]) == mine]
+        return max((slot for slot in slots if epoch.slots[slot].asked[name].schema != SEAL), default=-1)
 
     def message(self, request: TermRequest, **changes: Any) -> Message:
         """A request for a term, as the honest server says it but for ``changes``."""
