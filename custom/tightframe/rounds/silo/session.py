@@ -91,8 +91,7 @@ class SiloSession:
         self.context.policy.check(self.context.job, submitter=self.context.submitter)
         check_record_options(self.context.job, self.context.site, self.context.policy)
         check_training_loop(self.context.job, self.context.site, self.context.policy)
-        if task in TASKS:
-            requests.check(task, message, self.context.name, secure=self._secure is not None)
+        requests.check(task, message, self.context.name, secure=self._secure is not None)
         if task == "enroll":
             return self._enroll(message)
         if task == "contribute":
