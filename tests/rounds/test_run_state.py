@@ -24,6 +24,7 @@ from tightframe.learning.one_sum.feature_sums import COUNTS, RECORDS
 from tightframe.methods import METHODS
 from tightframe.phases import RING_DTYPE, ServerState
 from tightframe.rounds import codec
+from tightframe.rounds.codec import pack
 from tightframe.rounds.plan import Exchange
 from tightframe.rounds.run_state import (
     ABSOLUTE,
@@ -35,7 +36,6 @@ from tightframe.rounds.run_state import (
     state_sha256,
 )
 from tightframe.rounds.setup import JobSetup, prepare
-from tightframe.rounds.sums.plain import pack
 from tightframe.securesum.messages import GROUPS, SumId, Total
 
 WEIGHTS = {"a": 3.0, "b": 2.0, "c": 2.0}
@@ -65,7 +65,7 @@ def job(method: str = "fedavg", **values: Any) -> JobSetup:
 def made_total(setup: JobSetup, exchange: Exchange, state: ServerState, seed: int) -> Total:
     """A total of small values, as three silos could have sent them."""
     generator = np.random.default_rng(seed)
-    phase = exchange.carrying(exchange.evaluates(exchange.phase.broadcast(state)))
+    phase = exchange.phase_for(exchange.phase.broadcast(state))
     integers = {}
     for item in phase.schema.fields:
         if item.name == "failed":

@@ -208,7 +208,7 @@ def _withdrew(memory: Memory, job: str) -> bool:
     """Check whether a job began as a withdrawal, by the state that this site keeps of it."""
     from tightframe.rounds.context import STATE
     from tightframe.rounds.notes import WITHDRAWS, Notes
-    from tightframe.rounds.withdrawn import NAMES
+    from tightframe.rounds.withdrawn_list import NAMES
 
     folder = Path(str(memory.entry.state_dir)) / job / memory.site / STATE
     before = Notes.read(folder).jobs[-2:-1]

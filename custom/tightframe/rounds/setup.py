@@ -159,7 +159,10 @@ class JobSetup:
     @property
     def rounded(self) -> bool:
         """True if silos on different processors agree on an update only within rounding."""
-        return self.method.rounded or (self.start is not None and self.start.rounded)
+        used = [(self.method, self.setting.config)]
+        if self.start is not None:
+            used.append((self.start, self.start.config()))
+        return any(of.rounded(options) if callable(of.rounded) else of.rounded for of, options in used)
 
     def first_phases(self) -> tuple[Phase, ...]:
         """Return the phases before round 1 in this job: ``before_phases``, or those of a withdrawal."""

@@ -37,12 +37,11 @@ from tightframe.rounds.plan import PERSONAL as PERSONAL_MODELS
 from tightframe.rounds.run_state import next_state, state_sha256
 from tightframe.rounds.silo import requests
 from tightframe.rounds.silo.contribute import Contributor
+from tightframe.rounds.silo.followed_state import FollowedState
 from tightframe.rounds.silo.own_state import SiloStateStore, begin, confirm_told
-from tightframe.rounds.silo.run_state import FollowedState
 from tightframe.rounds.silo.session import SiloSession
-from tightframe.rounds.sums.common import SEAL, SECURE
+from tightframe.rounds.sums.common import SEAL, SECURE, Encoded
 from tightframe.rounds.sums.declaration import Declaration
-from tightframe.rounds.sums.plain import Encoded
 from tightframe.rounds.sums.secure_silo import SecureSite
 from tightframe.rounds.sums.vault import Vault
 from tightframe.securesum import rules, shamir, site

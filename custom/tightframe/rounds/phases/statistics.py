@@ -8,7 +8,6 @@ counts of classes with enough holders. A count that is withheld is unknown, not 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, cast
 
 import torch
 
@@ -28,9 +27,7 @@ from tightframe.phases import (
     Tensors,
     Totals,
 )
-
-if TYPE_CHECKING:
-    from tightframe.rounds.silo.view import LocalSilo
+from tightframe.rounds.riders.view import rider_view
 
 COUNTS = "statistics/counts"
 VALUES, SUMS, SQUARES = "statistics/values", "statistics/sums", "statistics/squares"
@@ -99,7 +96,7 @@ class _FindingCounts:
         self.fields = (Field(COUNTS, shape, bound=COUNT_BOUND, static=True, per_class=True),)
 
     def count(self, silo: SiloView) -> dict[str, torch.Tensor]:
-        return {COUNTS: cast("LocalSilo", silo).finding_counts().to(torch.float64)}
+        return {COUNTS: rider_view(silo).finding_counts().to(torch.float64)}
 
     def conclude(self, totals: Totals) -> dict[str, torch.Tensor]:
         return {FINDING_COUNTS: torch.as_tensor(totals[COUNTS])}

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import torch
@@ -36,9 +35,7 @@ from tightframe.phases import (
     Tensors,
     Totals,
 )
-
-if TYPE_CHECKING:
-    from tightframe.rounds.silo.view import LocalSilo
+from tightframe.rounds.riders.view import RiderView, rider_view
 
 HOLDERS = "classes/holders"
 OFFERED = "classes/offered"
@@ -63,7 +60,7 @@ def attach(phase: Phase, num_classes: int) -> Phase:
 
     def contribute(silo: SiloView, received: Tensors, state: Tensors) -> Contribution:
         offer = received_offer(received, num_classes)
-        view = cast("LocalSilo", silo)
+        view = rider_view(silo)
         counts, active, least = view.held_counts(), silo.offers_prototypes, view.min_class_count
         for_method = {name: item for name, item in received.items() if name != OFFERED}
         for_method[ADMITTED] = held_classes(counts, least, active) & offer
@@ -90,7 +87,7 @@ def attach(phase: Phase, num_classes: int) -> Phase:
     return replace(phase, schema=phase.schema + flags, broadcast=broadcast, contribute=contribute, read=read)
 
 
-def own_classes(silo: LocalSilo, schema: Schema, received: Tensors) -> dict[str, torch.Tensor]:
+def own_classes(silo: RiderView, schema: Schema, received: Tensors) -> dict[str, torch.Tensor]:
     """Return this silo's numbers of records and flags of each class, whatever becomes of its class sums.
 
     Args:

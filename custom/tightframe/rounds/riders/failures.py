@@ -13,7 +13,7 @@ still adds its share of the noise that silos make together.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -37,13 +37,13 @@ from tightframe.phases import (
 from tightframe.results.rows import FAILED_SILOS
 from tightframe.results.words import plural
 from tightframe.rounds.riders import class_rules
-from tightframe.rounds.sums.plain import TooFewError
+from tightframe.rounds.riders.view import RiderView, rider_view
+from tightframe.rounds.sums.common import TooFewError
 
 if TYPE_CHECKING:
     from tightframe.privacy.releases.noise import NoisyRelease
     from tightframe.rounds.context import SiloContext
     from tightframe.rounds.privacy_plan import PrivacyPlan
-    from tightframe.rounds.silo.view import LocalSilo
 
 FAILED = "failed"
 INPUTS = "statistics/"
@@ -65,7 +65,7 @@ def attach(phase: Phase, job: JobConfig) -> Phase:
         except Exception as error:
             if not hidden(error):
                 raise
-            view = cast("LocalSilo", silo)
+            view = rider_view(silo)
             note(view.context, error)
             # Here, so that the evaluation stays in the sum, as class sums do (``untrained``).
             made = untrained(view, phase, received, state)
@@ -123,7 +123,7 @@ def neutral(schema: Schema, received: Tensors) -> Contribution:
     return Contribution(tensors, proposed_state=None)
 
 
-def untrained(silo: LocalSilo, phase: Phase, received: Tensors, state: Tensors) -> Contribution:
+def untrained(silo: RiderView, phase: Phase, received: Tensors, state: Tensors) -> Contribution:
     """Return ``neutral`` with class sums of the received model, class counts and moments of inputs.
 
     None depends on how training went. A term that lacked them would be as good as another cohort: the

@@ -44,8 +44,8 @@ from tightframe.rounds.riders import (
 )
 from tightframe.rounds.riders.class_rules import MIN_HOLDERS
 from tightframe.rounds.setup import JobSetup
+from tightframe.rounds.sums.common import Enrolled
 from tightframe.rounds.sums.declaration import Declaration, applied_weights, tellers, tells
-from tightframe.rounds.sums.plain import Enrolled
 
 
 class RunRecord:
@@ -256,7 +256,7 @@ class RunRecord:
             lines += product_rule.warned(self._products, None if untold else sure)
         if self._class_sums is not None and records:
             declared = None if untold else sum(records.values())
-            lines += product_rule.warned_class(self._class_sums, len(self._dataset.class_names), declared)
+            lines += product_rule.warned(self._class_sums, declared, classes=len(self._dataset.class_names))
         if self.declared and self.job.summation == "secure" and self.job.privacy is None:
             one = "of a class that one silo alone has, it shows that silo's result"
             if self._dataset.multi_label and self.job.class_rules == "on":

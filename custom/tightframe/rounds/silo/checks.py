@@ -16,7 +16,7 @@ from tightframe.rounds.context import ASKED, SiloContext
 from tightframe.rounds.notes import WITHDRAWS, Notes, read_sum
 from tightframe.rounds.order import BEFORE, Place, place_of, position
 from tightframe.rounds.plan import Exchange, RunPlan
-from tightframe.rounds.withdrawn import SUMS
+from tightframe.rounds.withdrawn_list import SUMS
 from tightframe.securesum.messages import Total
 
 

@@ -39,14 +39,13 @@ from tightframe.rounds.riders import evaluation, failures
 from tightframe.rounds.riders.evaluation import told_by_few
 from tightframe.rounds.setup import prepare, set_threads
 from tightframe.rounds.silo import checks, own_report, subnormals
+from tightframe.rounds.silo.followed_state import FollowedState
 from tightframe.rounds.silo.own_state import SiloStateStore
 from tightframe.rounds.silo.rehearsal import part_of, rehearse
-from tightframe.rounds.silo.run_state import FollowedState
 from tightframe.rounds.silo.view import LocalSilo, RequestedSum
-from tightframe.rounds.sums.common import SEAL
-from tightframe.rounds.sums.plain import Check, Encoded
+from tightframe.rounds.sums.common import SEAL, Check, Encoded
 from tightframe.rounds.unproven import NO_NEEDS, Needs
-from tightframe.rounds.withdrawn import note_request
+from tightframe.rounds.withdrawn_list import note_request
 from tightframe.securesum.messages import SumId, Total
 
 OVER_BOUND = "TF-402"
@@ -115,7 +114,7 @@ class Contributor:
             context, self._setup.plan, exchange, message["state"], total, self._followed.behind
         )
         received = {name: item.clone() for name, item in exchange.phase.broadcast(state).items()}
-        phase = exchange.carrying(exchange.evaluates(received))
+        phase = exchange.phase_for(received)
         specs = codec.specs(phase.schema, parties=len(weights))
         check(sum_id, specs)
         product_rule.check_sum(context.policy, self._setup, phase.schema, state, sizes)

@@ -33,7 +33,7 @@ from tightframe.rounds.context import (
 )
 from tightframe.rounds.notes import RESUMED, VERIFIED, WITHDRAWS, Notes, note, summed_word
 from tightframe.rounds.sums.vault import read_journal
-from tightframe.rounds.withdrawn import LIST, LIST_LOCK, NAMES
+from tightframe.rounds.withdrawn_list import LIST, LIST_LOCK, NAMES
 from tightframe.securesum.messages import SumId
 from tightframe.securesum.site.journal import (
     Advertised,

@@ -18,6 +18,7 @@ from tightframe.data.known import in_steps
 from tightframe.data.withdrawn import record_ids
 from tightframe.errors import RunError, TrainingError
 from tightframe.learning import loop, own_loop
+from tightframe.learning.batches import merge_single_tail, reading_processes
 from tightframe.learning.model_update import build_template
 from tightframe.learning.stages import FitReport, Stage, Term
 from tightframe.models.frozen import FrozenEncoder
@@ -32,6 +33,7 @@ from tightframe.rounds.unproven import NO_NEEDS, Needs
 if TYPE_CHECKING:
     from tightframe.privacy.events import Event
     from tightframe.rounds.setup import JobSetup
+    from tightframe.rounds.silo.budget import Budget
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,7 @@ class RequestedSum:
 
 
 class LocalSilo:
-    """A silo as a method sees it (``phases.SiloView``) in one exchange, with what the riders need as well.
+    """A silo in an exchange, as methods (``phases.SiloView``) and riders (``riders.view.RiderView``) see it.
 
     Args:
         round_number: that keys its random streams.
@@ -131,11 +133,22 @@ class LocalSilo:
             BudgetError: TF-701; the caller must not draw noise then.
             ValueError: if the job has no privacy.
         """
+        self._open_budget().charge(purpose, events, alone=alone)
+
+    def spent(self) -> float:
+        """Return the epsilon that the job has cost this silo's records so far, by its ledger.
+
+        Raises:
+            ValueError: if the job has no privacy.
+        """
+        return self._open_budget().spent_by_job(prv=False).guaranteed
+
+    def _open_budget(self) -> Budget:
         from tightframe.rounds.silo.budget import Budget
 
         if self.setup.privacy is None:
             raise ValueError("Expected a job with `privacy`, but it has none.")
-        Budget(self.context, self.setup.privacy, self.cohort).charge(purpose, events, alone=alone)
+        return Budget(self.context, self.setup.privacy, self.cohort)
 
     def keep_model(self, final: Tensors, counted: Tensors) -> None:
         """Store the last model at this silo, and begin the silo's own report."""
@@ -302,7 +315,7 @@ class LocalSilo:
         """Return the records of an epoch of training: each once, or each batch drawn by itself."""
         if not self.context.draws_batches:
             return torch.randperm(count, generator=stream).tolist()
-        sizes = [len(batch) for batch in loop.merge_single_tail(range(count), self.setting.local.batch_size)]
+        sizes = [len(batch) for batch in merge_single_tail(range(count), self.setting.local.batch_size)]
         return torch.cat([torch.randperm(count, generator=stream)[:size] for size in sizes]).tolist()
 
     def _batches_in(
@@ -329,8 +342,8 @@ class LocalSilo:
         records = self.context.data.records(fold, augment_seed=augment_seed)
         loader: DataLoader[Any] = DataLoader(
             records,
-            batch_sampler=loop.merge_single_tail(indices, size),
-            **loop.reading_processes(self.context.site.loader_workers),
+            batch_sampler=merge_single_tail(indices, size),
+            **reading_processes(self.context.site.loader_workers),
             pin_memory=self.device.type == "cuda",
             generator=torch.Generator().manual_seed(0),  # keeps the loader off the global stream
         )

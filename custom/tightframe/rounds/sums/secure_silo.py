@@ -13,9 +13,8 @@ from tightframe.errors import PolicyError, SecureSumError, TightframeError
 from tightframe.learning.products import Sizes
 from tightframe.rounds.context import SiloContext
 from tightframe.rounds.notes import note_verified
-from tightframe.rounds.sums.common import minimum, package_errors
+from tightframe.rounds.sums.common import OUT_OF_BUDGET, Check, Encoded, minimum, package_errors
 from tightframe.rounds.sums.declaration import Declaration, applied_weights, tellers
-from tightframe.rounds.sums.plain import OUT_OF_BUDGET, Check, Encoded
 from tightframe.rounds.sums.transcripts import SiteRecord
 from tightframe.rounds.sums.vault import Vault
 from tightframe.securesum import messages, rules, site
