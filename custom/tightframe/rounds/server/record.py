@@ -19,11 +19,10 @@ from tightframe.learning.one_sum.temperature import KNOWN
 from tightframe.learning.products import Sizes
 from tightframe.metrics import noise_intervals
 from tightframe.phases import ServerState, Tensors, Totals
-from tightframe.results import engine_files
+from tightframe.results import engine_files, words
 from tightframe.results.files import BEST, WritePage
 from tightframe.results.model_card import Card, InitialModel, MethodCard
 from tightframe.results.outcome import Ended, LeftOut, OpenedSum, Personal, ending, is_measured
-from tightframe.results import words
 from tightframe.results.parts import dropouts
 from tightframe.results.parts.evaluation import Evaluation
 from tightframe.results.parts.withdrawal import WithdrawnRecords
