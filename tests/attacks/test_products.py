@@ -16,6 +16,7 @@ import pytest
 import torch
 from tests.attacks import test_withdrawals
 from tests.support.attacks.malicious_server import Federation, Records, hearts
+from torch.utils.data import Subset
 
 from tightframe.config.policy import PolicyBlock
 from tightframe.errors import PolicyError, TightframeError
@@ -142,6 +143,43 @@ def test_records_that_do_not_count_are_not_relied_on(tmp_path: Path) -> None:
     federation = Federation(values, data, state=tmp_path, policy=policy).enroll()
     with pytest.raises(PolicyError, match="over 100 counted") as caught:
         totals(federation, "frozen/products")
+    assert caught.value.code == "TF-625"
+
+
+class Repeated(Records):
+    """A few of a hospital's records, each of them so many times."""
+
+    def __init__(self, data: Records, each: int) -> None:
+        super().__init__(data)
+        self._each = each
+
+    def _chosen(self, fold: str) -> np.ndarray:
+        labels = np.asarray(super().labels(fold))
+        few = np.concatenate([np.flatnonzero(labels == label)[:4] for label in (0, 1)])
+        return np.repeat(few, self._each) if fold == "train" else np.arange(len(labels))
+
+    def labels(self, fold: str) -> Any:
+        return np.asarray(super().labels(fold))[self._chosen(fold)]
+
+    def records(self, fold: str, *, augment_seed: int | None = None) -> Any:
+        return Subset(super().records(fold), self._chosen(fold).tolist())
+
+
+@pytest.mark.parametrize(
+    ("method", "width", "why"),
+    [("fed3r", 48, "over 0 counted records"), ("fedncm", 79, "class 0: 12 records")],
+    ids=["products", "class"],
+)
+def test_records_that_are_the_same_count_once(tmp_path: Path, method: str, width: int, why: str) -> None:
+    """Of 24 records, each there nine times, 19 were read from products of 48 features.
+
+    One hospital that may lie has 72 of the 24: what it declares holds repeats.
+    """
+    data = {name: Repeated(item, 9) for name, item in small().items()}
+    values = {**WIDE, "method": method, "model_options": {"width": width, "standardise": True}}
+    federation = Federation(values, data, state=tmp_path).enroll()
+    with pytest.raises(PolicyError, match=why) as caught:
+        totals(federation, "frozen/sums")
     assert caught.value.code == "TF-625"
 
 

@@ -127,7 +127,7 @@ def check_sum(policy: Policy, setup: JobSetup, schema: Schema, state: ServerStat
 
 
 def _counted(state: ServerState, classes: int) -> tuple[float, dict[int, float]]:
-    """Return how many records a sum is of at least: in all, and of each class that has any.
+    """Return how many different records a sum is of at least: in all, and of each class that has any.
 
     In a withdrawal these are those that stay. How many leave is known of all classes together: each that
     loses records could lose them all. A class without enough holders leaves whole.
@@ -135,12 +135,15 @@ def _counted(state: ServerState, classes: int) -> tuple[float, dict[int, float]]
     counts = state.extra.get(COUNTED)
     if counts is None:
         return 0.0, dict.fromkeys(range(classes), 0.0)
-    kept = counts > 0
+    kept, holders = counts > 0, holders_in(state)
     leaving, loses = 0.0, torch.zeros_like(kept)
+    summed = None if holders is None else offered(holders, classes).bool()
     if LEAVING in state.extra:
         leaving, loses = float(state.extra[LEAVING]), state.extra[LOSING].bool()
-        if (holders := holders_in(state)) is not None:
-            kept = kept & offered(holders, classes).bool()
+        if summed is not None:
+            kept = kept & summed
+    elif summed is not None:
+        kept = kept | summed  # all of its rows can be other classes' too, which count them
     least = {
         place: max(0.0, float(counts[place]) - (leaving if loses[place] else 0.0))
         for place in torch.nonzero(kept).flatten().tolist()

@@ -77,6 +77,13 @@ OUT: Mapping[str, tuple[Any, str]] = {
     "withdraw": (None, "terms are formed as in the first one; rules of its own say what is opened of them"),
 }
 """Options that do not: another value where there is one to try, and why."""
+BASE: Mapping[str, dict[str, Any]] = {
+    "site_models": {"method": "fedproto"},
+    "training.loop": {"method": "fedavg", "method_options": {}},
+    "dataset_options": {"dataset": "eicu", "model": "mlp"},
+    "statistics": {**statistics_job(), "method_options": {}, "model_options": {}},
+}
+"""Jobs that have an option at all, where FedMR's over heart disease does not."""
 
 OWN = {"min_class_count", "min_test_count", "full_batches"}
 OTHER_RULES = {
@@ -119,13 +126,18 @@ def options() -> set[str]:
     }
 
 
-def profile(changes: Mapping[str, Any], entry: SiteEntry | None = None) -> dict[str, str]:
-    """The profile of FedMR's job over heart disease, with other options given by their names."""
+def job_with(changes: Mapping[str, Any]) -> JobConfig:
+    """FedMR's job over heart disease, with other options given by their names."""
     values: dict[str, Any] = {**HEART, **METHOD, "sites": SITES, "min_sites": 3, "rounds": 2}
     for name, value in changes.items():
         block, _, key = name.partition(".")
         values[block] = {**values.get(block, {}), key: value} if key else value
-    made = release_profile(prepare(parse_job(values)), entry or SiteEntry())
+    return parse_job(values)
+
+
+def profile(changes: Mapping[str, Any], entry: SiteEntry | None = None) -> dict[str, str]:
+    """The profile of that job at a site."""
+    made = release_profile(prepare(job_with(changes)), entry or SiteEntry())
     assert made is not None
     return dict(made)
 
@@ -141,15 +153,7 @@ def test_every_option_and_every_rule_is_decided_on() -> None:
 @pytest.mark.parametrize("name", IN)
 def test_what_acts_on_one_silos_term_changes_the_profile(name: str) -> None:
     value, setting = IN[name]
-    base: dict[str, Any] = {}
-    if name == "site_models":
-        base = {"method": "fedproto"}
-    if name == "training.loop":
-        base = {"method": "fedavg", "method_options": {}}
-    if name == "dataset_options":
-        base = {"dataset": "eicu", "model": "mlp"}
-    if name == "statistics":
-        base = {**statistics_job(), "method_options": {}, "model_options": {}}
+    base = BASE.get(name, {})
     before, after = profile(base), profile({**base, name: value})
     assert after[setting] != before.get(setting)
     assert name == "encoder" or setting in before, "a frozen encoder's setting alone has none before it"
