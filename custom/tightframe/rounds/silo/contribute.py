@@ -118,7 +118,7 @@ class Contributor:
         specs = codec.specs(phase.schema, parties=len(weights))
         check(sum_id, specs)
         product_rule.check_sum(context.policy, self._setup, phase.schema, state, sizes)
-        self._check_withdrawal(exchange, state)
+        self._check_own_withdrawal(exchange, state)
         proven = follows and notes.have_total(total)
         note_request(context, (exchange.kind, exchange.index), asked=CLEARED in state.extra, proven=proven)
         self._settle(message, total)
@@ -149,7 +149,7 @@ class Contributor:
         own_report.note_sent(context, phase.schema, encoded, at_end=exchange.reported)
         return encoded
 
-    def _check_withdrawal(self, exchange: Exchange, state: ServerState) -> None:
+    def _check_own_withdrawal(self, exchange: Exchange, state: ServerState) -> None:
         """Refuse classes and sums of withdrawn records whose numbers this silo has said to be too few.
 
         It says so inside the first sum. If by its total nobody did, another silo has hidden it.
