@@ -299,9 +299,7 @@ class SecureSite:
         for name, item in sorted(declared.items()):
             item.check_weight(name, self._context.job.weights, self._context.policy.max_records)
         self._check_sizes(_sizes(declared, state.epoch.params.colluders))
-        lax = sorted(
-            name for name, item in declared.items() if name != self._context.name and item.any_static_cohort
-        )
+        lax = sorted(name for name, item in declared.items() if item.any_static_cohort)
         if lax and not self._rules.any_static_cohort:
             raise PolicyError(
                 f"static_cohort: {', '.join(lax)} would open counts for any cohort, and with enough of them "
@@ -334,7 +332,7 @@ class SecureSite:
         job, sites = self._context.job, len(proposed.roster)
         colluders = job.assumed_colluders(sites)
         planned = None
-        if setup is not None and not set(proposed.roster) - set(job.sites):
+        if setup is not None:
             from tightframe.rounds.sums.parameters import epoch_params
 
             planned = epoch_params(
