@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 from tests.docs.test_methods import _values, rows
 from tests.docs.test_private_methods import choices
+from tests.rounds.sums import test_release
 from tests.support.tables import statistics_job
 
 from tightframe import methods
+from tightframe.config.job import JobConfig
 from tightframe.errors import JobError
 from tightframe.rounds.setup import prepare
 
@@ -65,14 +67,21 @@ def findings_job() -> dict[str, Any]:
     return {**_values("fedavg"), **table, "model_options": {}}
 
 
-def jobs() -> Iterator[dict[str, Any]]:
-    """Jobs of every method, with each choice among names, with personal models, and with noise."""
+def option_jobs() -> Iterator[JobConfig]:
+    """Jobs with another value of each option, of which every new one has its place in these tables."""
+    for name, (value, _) in {**test_release.IN, **test_release.OUT}.items():
+        if value is not None:
+            yield test_release.job_with({**test_release.BASE.get(name, {}), name: value})
+
+
+def jobs() -> Iterator[dict[str, Any] | JobConfig]:
+    """Jobs of every method, with each choice among names, with personal models, noise, and each option."""
+    yield from option_jobs()
     for method in methods.METHODS:
         for options in choices(method):
             for more in ({"personalise": True}, {}, {"weights": "uniform", "privacy": {}}, NOISY):
                 yield {**_values(method.name), "method_options": options, **more}
     yield {**_values("fed3r"), "withdraw": WITHDRAW}
-    yield {**_values("fedavg"), "update_norm": 1.0}
     yield {**_values("combine"), "method_options": {"prototypes": "fedmr"}}
     yield {**_values("fedavg"), **HEART, "model_options": {"standardise": True}}
     yield findings_job()

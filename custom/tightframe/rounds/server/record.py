@@ -19,11 +19,11 @@ from tightframe.learning.one_sum.temperature import KNOWN
 from tightframe.learning.products import Sizes
 from tightframe.metrics import noise_intervals
 from tightframe.phases import ServerState, Tensors, Totals
-from tightframe.results import engine_files
+from tightframe.results import engine_files, words
 from tightframe.results.files import BEST, WritePage
 from tightframe.results.model_card import Card, InitialModel, MethodCard
 from tightframe.results.outcome import Ended, LeftOut, OpenedSum, Personal, ending, is_measured
-from tightframe.results.parts import absent_classes, dropouts
+from tightframe.results.parts import dropouts
 from tightframe.results.parts.evaluation import Evaluation
 from tightframe.results.parts.withdrawal import WithdrawnRecords
 from tightframe.results.rows import Row, final_row, last_spent, round_line, write_rows
@@ -182,7 +182,7 @@ class RunRecord:
         if self.absent_classes:
             ruled = self.job.class_rules == "on" and self.privacy is None
             said.append(
-                absent_classes.note(
+                words.absent_classes(
                     self.absent_classes,
                     in_sums_only=self._method.one_sum is None,
                     least=[item.min_class_count for item in self.declared.values()] if ruled else [],
