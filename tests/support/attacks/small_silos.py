@@ -221,7 +221,7 @@ def setup_of(names: Sequence[str], after: int | None = None, line: Line = ENDLES
         job=job_of(names, after, line),
         initial_state=_start,
         rounded=False,
-        setting=SimpleNamespace(build_model=_network, input_shape=(3,)),
+        setting=SimpleNamespace(build_model=_network, input_shape=(3,), num_classes=2),
         training_phases=lambda number: (PHASE,) * line.of,
         method=SimpleNamespace(own_model=None),
         privacy=None,
