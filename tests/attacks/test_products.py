@@ -16,13 +16,14 @@ import pytest
 import torch
 from tests.attacks import test_withdrawals
 from tests.support.attacks.malicious_server import Federation, Records, hearts
+from torch.utils.data import Subset
 
 from tightframe.config.policy import PolicyBlock
 from tightframe.errors import PolicyError, TightframeError
 from tightframe.learning import model_update
 from tightframe.learning.one_sum.feature_sums import pooled
 from tightframe.learning.products import ClassSums
-from tightframe.rounds.product_rule import warned_class
+from tightframe.rounds.product_rule import warned
 from tightframe.rounds.silo.session import SiloSession
 
 OFF = PolicyBlock(profile="standard", records_per_feature=0)
@@ -145,6 +146,43 @@ def test_records_that_do_not_count_are_not_relied_on(tmp_path: Path) -> None:
     assert caught.value.code == "TF-625"
 
 
+class Repeated(Records):
+    """A few of a hospital's records, each of them so many times."""
+
+    def __init__(self, data: Records, each: int) -> None:
+        super().__init__(data)
+        self._each = each
+
+    def _chosen(self, fold: str) -> np.ndarray:
+        labels = np.asarray(super().labels(fold))
+        few = np.concatenate([np.flatnonzero(labels == label)[:4] for label in (0, 1)])
+        return np.repeat(few, self._each) if fold == "train" else np.arange(len(labels))
+
+    def labels(self, fold: str) -> Any:
+        return np.asarray(super().labels(fold))[self._chosen(fold)]
+
+    def records(self, fold: str, *, augment_seed: int | None = None) -> Any:
+        return Subset(super().records(fold), self._chosen(fold).tolist())
+
+
+@pytest.mark.parametrize(
+    ("method", "width", "why"),
+    [("fed3r", 48, "over 0 counted records"), ("fedncm", 79, "class 0: 12 records")],
+    ids=["products", "class"],
+)
+def test_records_that_are_the_same_count_once(tmp_path: Path, method: str, width: int, why: str) -> None:
+    """Of 24 records, each there nine times, 19 were read from products of 48 features.
+
+    One hospital that may lie has 72 of the 24: what it declares holds repeats.
+    """
+    data = {name: Repeated(item, 9) for name, item in small().items()}
+    values = {**WIDE, "method": method, "model_options": {"width": width, "standardise": True}}
+    federation = Federation(values, data, state=tmp_path).enroll()
+    with pytest.raises(PolicyError, match=why) as caught:
+        totals(federation, "frozen/sums")
+    assert caught.value.code == "TF-625"
+
+
 def test_within_the_rule_the_products_have_no_null_space(tmp_path: Path) -> None:
     values = {**WIDE, "model_options": {"width": 48, "standardise": True}}
     federation = Federation(values, small(), state=tmp_path).enroll()
@@ -183,8 +221,8 @@ def test_class_sums_wider_than_a_class_has_values_are_not_made(tmp_path: Path) -
 
 
 def test_the_console_says_which_class_sums_a_standard_policy_refuses() -> None:
-    assert "SUMS OF 703 FEATURES BY CLASS" in warned_class(ClassSums(703, 13), 2, 216)[0]
-    assert warned_class(ClassSums(702, 13), 2, 216) == warned_class(ClassSums(703, 13), 2, None) == []
+    assert "SUMS OF 703 FEATURES BY CLASS" in warned(ClassSums(703, 13), 216, classes=2)[0]
+    assert warned(ClassSums(702, 13), 216, classes=2) == warned(ClassSums(703, 13), None, classes=2) == []
 
 
 def test_a_withdrawal_of_fewer_values_than_class_sums_takes_nothing_out(

@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 from tightframe.errors import ContributionError, TrainingError
-from tightframe.learning.products import COUNTED
 from tightframe.phases import (
     Cohort,
     Contribution,
@@ -235,24 +234,6 @@ def holders_phase(counts: Field) -> Phase:
         return state
 
     return Phase("holders", Schema((counts,)), lambda state: {}, contribute, keep)
-
-
-def counts_phase(counts: Field) -> Phase:
-    """Return the exchange before a sum of features: how many records of each class it will be of.
-
-    Args:
-        counts: field for the numbers of records (C,).
-    """
-
-    def contribute(silo: SiloView, received: Tensors, state: Tensors) -> Contribution:
-        own = silo.class_counts("train", distinct=True).to(torch.float64)
-        return Contribution({counts.name: own if silo.offers_prototypes else torch.zeros_like(own)}, None)
-
-    def keep(state: ServerState, totals: Totals, cohort: Cohort) -> ServerState:
-        found = torch.as_tensor(totals[counts.name], dtype=torch.float64)
-        return state.evolve(extra={**state.extra, COUNTED: found})
-
-    return Phase("counts", Schema((counts,)), lambda state: {}, contribute, keep)
 
 
 def silo_class_sums(silo: SiloView, model: nn.Module, width: int) -> tuple[torch.Tensor, torch.Tensor]:

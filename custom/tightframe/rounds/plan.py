@@ -71,11 +71,9 @@ class Exchange:
         """Return the phase, with its evaluation if ``evaluate`` and if it has one."""
         return self.evaluating if evaluate and self.evaluating is not None else self.phase
 
-    def evaluates(self, broadcast: Tensors) -> bool:
-        """Check whether it evaluates a model; except at the closing, the broadcast must contain one."""
-        return self.evaluating is self.phase or (
-            self.evaluating is not None and any(name.startswith(BROADCAST) for name in broadcast)
-        )
+    def phase_for(self, broadcast: Tensors) -> Phase:
+        """Return the phase, with its evaluation if the broadcast has a model; the closing's has it always."""
+        return self.carrying(any(name.startswith(BROADCAST) for name in broadcast))
 
     @property
     def place(self) -> Place:

@@ -20,8 +20,8 @@ from tightframe.rounds.context import FOLLOWED
 from tightframe.rounds.notes import RESUMED, VERIFIED, note_verified
 from tightframe.rounds.run_state import next_state, start_state, state_bytes, state_sha256
 from tightframe.rounds.setup import JobSetup
+from tightframe.rounds.silo.followed_state import FollowedState
 from tightframe.rounds.silo.own_state import NeedsStateError
-from tightframe.rounds.silo.run_state import FollowedState
 from tightframe.securesum.messages import SumId, Total
 
 WIDTHS = {"widths": [8, 8]}
