@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from tightframe.errors import ContributionError
 from tightframe.learning.one_sum.feature_sums import COUNTS, RECORDS
+from tightframe.learning.one_sum.withdrawal import TOTAL
 from tightframe.phases import (
     ADMITTED,
     RIDERS,
@@ -160,6 +161,25 @@ def received_offer(received: Tensors, num_classes: int) -> torch.Tensor:
             "runs another job configuration or package version."
         )
     return offer.bool()
+
+
+def classes_in_products(schema: Schema, received: Tensors, num_classes: int) -> torch.Tensor | None:
+    """Return the classes whose records a sum of products over classes is of, bool (C,).
+
+    Which these are follows from all silos' flags: two such totals differ by a class's products alone. In a
+    withdrawal they are those that stay.
+
+    Returns:
+        None without such a sum, or if no class is in it.
+    """
+    if not any(item.products and not item.per_class for item in schema.fields):
+        return None
+    classes = torch.ones(num_classes, dtype=torch.bool)
+    if OFFERED in received:
+        classes = received_offer(received, num_classes)
+    if (known := received.get(TOTAL + COUNTS)) is not None:
+        classes = classes & known.bool()
+    return classes if bool(classes.any()) else None
 
 
 def held_classes(counts: torch.Tensor, min_count: int, active: bool) -> torch.Tensor:

@@ -41,8 +41,10 @@ class Transport(Protocol):
         """
 
 
-Check: TypeAlias = Callable[[SumId, tuple[FieldSpec, ...]], None]
-"""Refuses a term's sum and fields if they are not those that were asked for."""
+Classes: TypeAlias = tuple[str, ...] | None
+"""Names of the classes whose records a term's products are of; None if it has none over classes."""
+Check: TypeAlias = Callable[[SumId, tuple[FieldSpec, ...], Classes], None]
+"""Refuses a term whose sum or fields were not asked for, or whose classes are others than before."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,7 @@ class Encoded:
         term: bytes of each group.
         basis: SHA-256 of the state that it rests on.
         follows: whether the silo computed that state by itself, from totals.
+        classes: whose records its products are of.
     """
 
     sum_id: SumId
@@ -62,6 +65,7 @@ class Encoded:
     term: Term = field(repr=False)
     basis: bytes
     follows: bool
+    classes: Classes = None
 
 
 @dataclass

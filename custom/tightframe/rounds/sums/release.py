@@ -29,6 +29,7 @@ from tightframe.phases import Field, Phase
 from tightframe.rounds.job_checks import HEAD_OPTIONS, STANDARDISE_MEAN, STANDARDISE_STD
 from tightframe.rounds.phases.statistics import COUNTS
 from tightframe.rounds.setup import JobSetup
+from tightframe.rounds.sums.common import Classes
 from tightframe.securesum.site.journal import Profile
 
 FORM_ONLY = frozenset({"image_size", "twin_scale", "drugs", "vocabulary"})
@@ -37,6 +38,7 @@ FORM_ONLY = frozenset({"image_size", "twin_scale", "drugs", "vocabulary"})
 They are part of a profile's features, not of its records."""
 
 OWN_WEIGHT, DECLARED = "own weight", "as declared"
+CLASSES = "classes in products"
 _UPDATE = UPDATE.rstrip("/")
 
 
@@ -106,6 +108,7 @@ def _features(setup: JobSetup, phases: Iterable[Phase]) -> str:
     job, model = setup.job, model_update.shared_template(setup.setting)
     if not is_frozen(model) and not any(name.startswith(PREFIX) for name in summed):
         return ""
+    # "classes kept": earlier builds did not, so that a site with sums of theirs is asked once.
     drawn = any(
         not name.startswith(HEAD) and name not in (STANDARDISE_MEAN, STANDARDISE_STD)
         for name in model.state_dict()
@@ -113,7 +116,7 @@ def _features(setup: JobSetup, phases: Iterable[Phase]) -> str:
     options = {name: value for name, value in job.model_options.items() if name not in HEAD_OPTIONS}
     start = (job.initial_model_sha256 or f"seed {job.seed}") if drawn else "no weights"
     form = _canonical({"shape": setup.setting.input_shape, **_form_options(setup)})
-    return f"{job.model} {_canonical(options)} of {form}, {start}"
+    return f"{job.model} {_canonical(options)} of {form}, {start}, classes kept"
 
 
 def with_weight(profile: Profile | None, declared: float, applied: float) -> Profile | None:
@@ -125,6 +128,16 @@ def with_weight(profile: Profile | None, declared: float, applied: float) -> Pro
     if profile is None or not caps_weights(profile):
         return profile
     return tuple(sorted([*profile, (OWN_WEIGHT, DECLARED if applied == declared else repr(applied))]))
+
+
+def with_classes(profile: Profile | None, classes: Classes) -> Profile | None:
+    """Return a profile with the classes whose records a term's products are of, where it has such products.
+
+    Others' flags decide which: two totals over other classes have a class's products as their difference.
+    """
+    if profile is None or classes is None:
+        return profile
+    return tuple(sorted([*profile, (CLASSES, _canonical(classes))]))
 
 
 def caps_weights(profile: Profile) -> bool:
