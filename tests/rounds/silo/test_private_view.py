@@ -16,7 +16,7 @@ from tightframe.config.job import parse_job
 from tightframe.data.arrays import ArrayData
 from tightframe.errors import RunError
 from tightframe.phases import Fold
-from tightframe.privacy.events import PrivacyValueError
+from tightframe.privacy.events import PrivacyValueError, SubsampledGaussian
 from tightframe.rounds.context import SiloContext
 from tightframe.rounds.setup import prepare
 from tightframe.rounds.silo import private_view
@@ -70,6 +70,21 @@ def test_each_round_and_release_is_planned_spare_rounds_too(tmp_path: Path) -> N
     gradients = SimpleNamespace(event=lambda: "gradients")
     assert planned(view, trains=False) == ("release",)
     assert planned(view, gradients=gradients) == ("release", *["gradients"] * 3)
+    privacy = SimpleNamespace(neighbours="record", spare_rounds=1, clip_norm=1.0)
+    trained = SubsampledGaussian(1.0, 1.0, 1)
+    assert planned(view, privacy=privacy) == ("release", trained, trained)
+    checked: list[Any] = []
+    view._budget.check = checked.append
+    view.check_budget()
+    assert checked == [("release", trained, trained)]
+
+
+@pytest.mark.parametrize(("neighbours", "count"), [("record", 10), ("patient", 3)])
+def test_the_sampling_rate_is_of_what_is_protected(tmp_path: Path, neighbours: str, count: int) -> None:
+    view, _ = silo(tmp_path, training={"learning_rate": 0.1, "batch_size": 2})
+    privacy = SimpleNamespace(neighbours=neighbours, spare_rounds=0, clip_norm=1.0)
+    view._plan = SimpleNamespace(privacy=privacy)
+    assert view.training_settings().sampling_rate == 2 / count
 
 
 @pytest.mark.parametrize(("neighbours", "count"), [("record", 10), ("patient", 3)])
@@ -105,6 +120,7 @@ def test_only_noisy_class_counts_are_charged_and_once(
         return torch.tensor([4.5, 5.5])
 
     monkeypatch.setattr(private_view.class_counts, "noisy_counts", noisy)
+    monkeypatch.setattr(private_view, "own_labels", lambda data: np.arange(9) % 2)  # one is repeated
     view._plan = SimpleNamespace(
         prior=False,
         class_sums=SimpleNamespace(noise_multiplier=2.0),
@@ -115,22 +131,23 @@ def test_only_noisy_class_counts_are_charged_and_once(
     assert view.class_counts("test").tolist() == [5, 5] and charged == []
     for _ in range(2):
         assert view.class_counts("train").tolist() == [4.5, 5.5]
-    assert len(charged) == 1 and made == [(10, neighbours == "patient")]
+    assert len(charged) == 1 and made == [(9, False) if neighbours == "record" else (10, True)]
 
 
-@pytest.mark.parametrize("offers", [True, False])
+@pytest.mark.parametrize(("offers", "neighbours"), [(True, "record"), (True, "patient"), (False, "record")])
 def test_class_sums_are_charged_where_records_are_in_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, offers: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, offers: bool, neighbours: str
 ) -> None:
     """Who offers none still adds its share of the noise."""
     view, charged = silo(tmp_path)
     monkeypatch.setattr(LocalSilo, "offers_prototypes", property(lambda self: offers))
     config = SimpleNamespace(lone_event=lambda honest: "alone", events=lambda times: ("sums",))
-    view._plan = SimpleNamespace(class_sums=config, privacy=SimpleNamespace(neighbours="record"))
+    view._plan = SimpleNamespace(class_sums=config, privacy=SimpleNamespace(neighbours=neighbours))
     summed: list[int] = []
 
     def ones(portion: Any, labels: torch.Tensor, *_: Any, patients: Any) -> torch.Tensor:
         summed.append(len(labels))
+        assert (patients is None) == (neighbours == "record")
         return torch.ones(2, 4, dtype=torch.int64)
 
     monkeypatch.setattr(private_view.class_sums, "class_sums", ones)
@@ -146,6 +163,29 @@ def test_a_sum_of_gradients_that_is_not_planned_is_refused(tmp_path: Path) -> No
     with pytest.raises(ValueError, match="the plan has none"):
         view.private_gradient_sum(torch.nn.Linear(1, 1), [])
     assert charged == []
+
+
+@pytest.mark.parametrize(("shares", "alone"), [(1, None), (2, ("event", 2))])
+def test_a_share_of_the_noise_is_charged_as_what_it_is_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shares: int, alone: Any
+) -> None:
+    view, charged = silo(tmp_path)
+    config = SimpleNamespace(
+        event=lambda shares=1: ("event", shares),
+        as_numbers=lambda units: units,
+        share=lambda shape, shares: np.full(shape, float(shares)),
+    )
+    privacy = SimpleNamespace(neighbours="record", clip_norm=1.0, views=1)
+    view._plan = SimpleNamespace(gradients=config, training_shares=lambda honest: shares, privacy=privacy)
+
+    def clipped(*_: Any, charge: Any, **__: Any) -> torch.Tensor:
+        charge()
+        return torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)
+
+    monkeypatch.setattr(private_view, "clipped_gradient_sum", clipped)
+    sums, number = view.private_gradient_sum(torch.nn.Linear(1, 1), [])
+    assert charged == [("round 1 training", {"alone": alone})]
+    assert (sums - shares).tolist() == [1.0, 2.0] and float(number) == 3.0 + shares
 
 
 def frozen(products: bool) -> Any:
@@ -258,6 +298,8 @@ def test_portions_are_whole_patients_and_all_of_them() -> None:
 
     assert portions(1, 1, 2, 1) == [[1, 1], [2, 2], [3]], "no portion before a patient is whole"
     assert portions(3, 2) == [[1, 1], [2, 2, 3]]
+    with pytest.raises(ValueError, match="consecutive"):
+        list(whole_patients(batches(3), torch.tensor([1, 2, 1])))
     for wrong in ((1, 1), (2, 2), (3,)):
         with pytest.raises(ValueError, match="Expected 5 records"):
             portions(*wrong)
