@@ -129,7 +129,12 @@ class JobSetup:
         names = self.method.statistics(self.setting) if self.method.statistics else ()
         if standardises(self.setting):
             names = names if "feature_moments" in names else (*names, "feature_moments")
-        made = statistics.phases(self.setting, names, class_rules=self.job.class_rules == "on")
+        made = statistics.phases(
+            self.setting,
+            names,
+            class_rules=self.job.class_rules == "on",
+            uniform=self.job.weights == "uniform",
+        )
         if not made:
             return ()
         last = made[-1]

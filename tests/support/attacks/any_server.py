@@ -922,10 +922,11 @@ class AnyServer:
     def _go_on(self, basis: str, total: Total, epoch: Epoch) -> None:
         self.before, self.state = basis, self.follow(basis, total, epoch)
         self.step = self.line.step(total.sum_id)
-        if self.step <= self.line.last:
-            self.after[self.state] = self.step
-            self.after.setdefault(basis, self.step - 1)
-            self.follows[self.state] = basis
+        if self.step > self.line.last:
+            self.after.setdefault(self.state, self.line.last)
+            return
+        self.after[self.state] = self.step
+        self.after.setdefault(basis, self.step - 1)
 
     def follow(self, basis: str, total: Total, epoch: Epoch) -> str:
         """Return the state after a total, known by its hash from now on."""
@@ -936,6 +937,7 @@ class AnyServer:
             return basis
         sha256 = state_sha256(state)
         self.states[sha256] = state
+        self.follows.setdefault(sha256, basis)
         return sha256
 
     def clean(self, name: str, epoch: Epoch) -> bool:

@@ -41,7 +41,7 @@ from tightframe.results.rows import FAILED_SILOS
 from tightframe.results.words import plural
 from tightframe.rounds import codec
 from tightframe.rounds.codec import Term
-from tightframe.rounds.riders import class_rules
+from tightframe.rounds.riders import class_rules, moments
 from tightframe.rounds.riders.view import RiderView, rider_view
 from tightframe.rounds.sums.common import TooFewError
 
@@ -65,15 +65,18 @@ def attach(phase: Phase, job: JobConfig) -> Phase:
     flag = Field(FAILED, (), bound=1.0, bits=0, static=not phase.schema.group("update"))
 
     def contribute(silo: SiloView, received: Tensors, state: Tensors) -> Contribution:
+        view, sound = rider_view(silo), False
         try:
+            moments.check(view)
+            sound = True
             made = phase.contribute(silo, received, state)
+            moments.note(view, made.tensors)
         except Exception as error:
             if not hidden(error):
                 raise
-            view = rider_view(silo)
             note(view.context, error)
             # Here, so that the evaluation stays in the sum, as class sums do (``untrained``).
-            made = untrained(view, phase, received, state)
+            made = untrained(view, phase, received, state) if sound else uncounted(view, phase, received)
             return replace(made, tensors={**made.tensors, FAILED: torch.ones((), dtype=torch.float64)})
         return replace(made, tensors={**made.tensors, FAILED: torch.zeros((), dtype=torch.float64)})
 
@@ -147,7 +150,13 @@ def untrained(silo: RiderView, phase: Phase, received: Tensors, state: Tensors) 
         if not hidden(error):
             raise
         # Not even the model received gives class sums, by features that are not finite, say.
-        made = class_rules.own_classes(silo, phase.schema, received)
+        return uncounted(silo, phase, received)
+    return without_update(phase.schema, received, made)
+
+
+def uncounted(silo: RiderView, phase: Phase, received: Tensors) -> Contribution:
+    """Return ``neutral`` with class counts: what does not rest on the model received."""
+    made = class_rules.own_classes(silo, phase.schema, received)
     return without_update(phase.schema, received, made)
 
 

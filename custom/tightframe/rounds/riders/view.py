@@ -28,6 +28,7 @@ class RiderView(SiloView, Protocol):
         left_out: parts that this silo's evaluation leaves out: folds, and findings of a fold (``test/2``).
         lost: silos that dropped out, as reported by the server.
         needs: what proves the state that the sum rests on.
+        pooled: moments of inputs in that state; None if it has none.
     """
 
     context: SiloContext
@@ -36,6 +37,7 @@ class RiderView(SiloView, Protocol):
     left_out: Sequence[str]
     lost: Mapping[str, Lost]
     needs: Needs
+    pooled: torch.Tensor | None
 
     @property
     def offers_prototypes(self) -> bool:
@@ -43,6 +45,9 @@ class RiderView(SiloView, Protocol):
 
     def finding_counts(self) -> torch.Tensor:
         """Count distinct training records with each finding, and without it: int64 (K, 2)."""
+
+    def times_in_moments(self) -> torch.Tensor:
+        """Return how often each training record counts in moments of the inputs, int64 (n,)."""
 
     def held_counts(self) -> torch.Tensor:
         """Count distinct training records of each class, by which the class rules go: int64 (C,)."""

@@ -6,6 +6,7 @@ Only processes that train import this module, because it imports torch.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TypeVar, cast
@@ -33,9 +34,10 @@ from tightframe.rounds.context import START, Message, SiloContext
 from tightframe.rounds.encoded import LoadedEncoder, used_parts
 from tightframe.rounds.notes import Notes
 from tightframe.rounds.order import place_of
+from tightframe.rounds.phases.statistics import POOLED
 from tightframe.rounds.plan import BEFORE, STATISTICS, Exchange
 from tightframe.rounds.privacy_plan import is_frozen_sum
-from tightframe.rounds.riders import evaluation, failures
+from tightframe.rounds.riders import evaluation, failures, moments
 from tightframe.rounds.riders.class_rules import classes_in_products
 from tightframe.rounds.riders.evaluation import told_by_few
 from tightframe.rounds.setup import prepare, set_threads
@@ -127,7 +129,13 @@ class Contributor:
         self._settle(message, total)
         needs = Needs.of(context, message["state"], total)
         few = (*told_by_few(job, tellers), *withheld(state))
-        silo = self._silo(exchange, message, sorted(weights), honest, few, needs)
+        if (
+            total is not None
+            and place_of(total.sum_id)[0] == STATISTICS
+            and context.name not in total.survivors
+        ):
+            moments.forget(context)
+        silo = self._silo(exchange, message, weights, honest, few, needs, state.extra.get(POOLED))
         if job.local_baseline_epochs and job.withdraw is None and self._setup.plan.starts(exchange):
             own = NO_NEEDS if total is None and follows else needs  # the job's own start is known
             data = tensor_bytes(state.model, {NEEDS: json.dumps(own.stored())})
@@ -287,16 +295,19 @@ class Contributor:
         self,
         exchange: Exchange,
         message: Message,
-        cohort: Sequence[str],
+        weights: Mapping[str, float],
         honest: int,
         few: Sequence[str],
         needs: Needs = NO_NEEDS,
+        pooled: torch.Tensor | None = None,
     ) -> LocalSilo:
         """Return this silo's view for an exchange; under privacy, training uses one that charges releases."""
-        context, job = self._context, self._context.job
+        context, job, cohort = self._context, self._context.job, sorted(weights)
         left_out = (*context.untold(), *few)
         lost = dropouts.read(message.get("lost"), cohort, job.rounds)
-        requested = RequestedSum(cohort, honest, left_out, lost, needs)
+        requested = RequestedSum(
+            cohort, honest, left_out, lost, needs, weights.get(context.name, math.inf), pooled
+        )
         view = (context, self._setup, self._device, exchange.stream, requested)
         released = any(map(is_frozen_sum, exchange.phase.schema.fields))
         if self._setup.privacy is None or not (exchange.training or released):

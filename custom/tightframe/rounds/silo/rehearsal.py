@@ -136,7 +136,8 @@ class _Rehearsal:
         for name in cohort:
             copies.add(name, term)
         totals = codec.decode(phase.schema, copies.open(), parties=len(cohort))
-        everyone = Cohort(exchange.round, dict.fromkeys(cohort, 1.0), 1.0)
+        weight = float(len(self._context.data.labels("train")))
+        everyone = Cohort(exchange.round, dict.fromkeys(cohort, weight), weight)
         self._state = advance(phase, state, totals, everyone).state
 
     def _silo(self, exchange: Exchange) -> LocalSilo:

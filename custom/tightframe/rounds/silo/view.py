@@ -27,6 +27,7 @@ from tightframe.results.local_report import SiloPersonal
 from tightframe.results.parts.dropouts import Lost
 from tightframe.rounds.context import SiloContext
 from tightframe.rounds.encoded import LoadedEncoder
+from tightframe.rounds.phases.statistics import UNIFORM, WEIGHED, times_in_moments
 from tightframe.rounds.sums.declaration import EVALUATED
 from tightframe.rounds.unproven import NO_NEEDS, Needs
 
@@ -46,6 +47,8 @@ class RequestedSum:
         left_out: parts that this silo's evaluation leaves out: folds, and findings of a fold (``test/2``).
         lost: silos that dropped out, as reported by the server.
         needs: what proves the state that it rests on.
+        weight: this silo's public weight as the sum applies it.
+        pooled: moments of inputs in that state, see ``phases.statistics.packed``; None if it has none.
     """
 
     cohort: Sequence[str]
@@ -53,6 +56,8 @@ class RequestedSum:
     left_out: Sequence[str] = ()
     lost: Mapping[str, Lost] = field(default_factory=dict)
     needs: Needs = NO_NEEDS
+    weight: float = math.inf
+    pooled: torch.Tensor | None = None
 
 
 class LocalSilo:
@@ -78,6 +83,7 @@ class LocalSilo:
         self.context = context
         self.cohort, self.honest = requested.cohort, requested.honest
         self.left_out, self.lost, self.needs = requested.left_out, requested.lost, requested.needs
+        self.pooled, self._weight = requested.pooled, requested.weight
         self.setup = setup
         self._encoder: LoadedEncoder | None = None
         self._trains = True
@@ -110,6 +116,13 @@ class LocalSilo:
         The rest, of which it is unknown, comes in steps of ``min_class_count``.
         """
         return torch.from_numpy(finding_counts(in_steps(own_labels(self.context.data), self.min_class_count)))
+
+    def times_in_moments(self) -> torch.Tensor:
+        """Return how often each training record counts in moments of the inputs, int64 (n,)."""
+        records = len(self.context.data.labels("train"))
+        most = records if math.isinf(self._weight) else int(WEIGHED * self._weight)
+        uniform = self.setup.job.weights == "uniform"
+        return times_in_moments(records, UNIFORM if uniform else min(records, most))
 
     def held_counts(self) -> torch.Tensor:
         """Count distinct training records of each class, by which the class rules go: int64 (C,).
