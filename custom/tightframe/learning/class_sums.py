@@ -65,20 +65,13 @@ class BatchClasses:
         assert self.member is not None  # noqa: S101  (one of the two is given)
         return self.member @ (self.member.T @ values)
 
-    def squared_products(self, values: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
-        """Return each record's share of its class's ``|Z_c^T Z_c|_F^2 = |Z_c Z_c^T|_F^2``, (B, 1).
-
-        Args:
-            values: Z, (B, d).
-            count: records of each one's class, (B, 1).
-        """
+    def products(self, values: torch.Tensor) -> torch.Tensor:
+        """Return for each record ``z Z_c^T Z_c`` of its class's Z: ``values`` (B, d) -> (B, d)."""
         if self.same is not None:
-            gram = values @ values.T
-            return (gram.square() * self.same).sum(1, keepdim=True)
+            return (values @ values.T).mul_(self.same) @ values
         assert self.member is not None  # noqa: S101  (one of the two is given)
-        by_class = self.member.T[:, None, :] * values.T  # (K, d, B), zero outside of the class
-        norms = (by_class @ values).square().sum((1, 2))  # (K,)
-        return self.member @ norms[:, None] / count
+        by_class = self.member.T[:, :, None] * values  # (K, B, d), zero outside of the class
+        return (by_class @ (by_class.transpose(1, 2) @ values)).sum(0)
 
 
 class ClassSums:

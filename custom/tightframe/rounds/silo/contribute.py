@@ -123,7 +123,7 @@ class Contributor:
         classes = self._classes(phase.schema, received)
         check(sum_id, specs, classes)
         product_rule.check_sum(context.policy, self._setup, phase.schema, state, sizes)
-        self._check_withdrawal(exchange, state)
+        self._check_own_withdrawal(exchange, state)
         proven = follows and notes.have_total(total)
         note_request(context, (exchange.kind, exchange.index), asked=CLEARED in state.extra, proven=proven)
         self._settle(message, total)
@@ -166,7 +166,7 @@ class Contributor:
         found = classes_in_products(schema, received, len(names))
         return None if found is None else tuple(names[place] for place in found.nonzero().flatten().tolist())
 
-    def _check_withdrawal(self, exchange: Exchange, state: ServerState) -> None:
+    def _check_own_withdrawal(self, exchange: Exchange, state: ServerState) -> None:
         """Refuse classes and sums of withdrawn records whose numbers this silo has said to be too few.
 
         It says so inside the first sum. If by its total nobody did, another silo has hidden it.
