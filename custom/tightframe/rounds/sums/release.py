@@ -116,7 +116,7 @@ def _features(setup: JobSetup, phases: Iterable[Phase]) -> str:
     options = {name: value for name, value in job.model_options.items() if name not in HEAD_OPTIONS}
     start = (job.initial_model_sha256 or f"seed {job.seed}") if drawn else "no weights"
     form = _canonical({"shape": setup.setting.input_shape, **_form_options(setup)})
-    return f"{job.model} {_canonical(options)} of {form}, {start}, classes kept"
+    return f"classes kept, {job.model} {_canonical(options)} of {form}, {start}"
 
 
 def with_weight(profile: Profile | None, declared: float, applied: float) -> Profile | None:
