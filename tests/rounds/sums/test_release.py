@@ -307,17 +307,21 @@ def test_another_head_whose_losses_are_summed_is_another_profile(changes: dict[s
     assert "losses" not in profile({**RANDOM, "method": "fedavg"})
 
 
-def test_a_journal_of_before_asks_once_where_it_names_features_without_their_inputs() -> None:
+def test_a_journal_of_before_asks_once_where_it_names_features_without_inputs_or_kept_classes() -> None:
     """One that names none takes those of the first job."""
     now = profile(EICU)
     old = {name: value for name, value in now.items() if name != "features"}
     History([ProfileUsed("d", tuple(sorted(old.items())), "a")]).check_profile(
         "d", tuple(sorted(now.items()))
     )
-    named = {**old, "features": 'random_features {"width":8}, no weights'}
-    journal = History([ProfileUsed("d", tuple(sorted(named.items())), "a")])
-    with pytest.raises(ReleaseProfileError, match=r"another \(features [^)]*shape"):
-        journal.check_profile("d", tuple(sorted(now.items())))
+    for before in (
+        'random_features {"width":8}, no weights',
+        now["features"].removesuffix(", classes kept"),
+    ):
+        named = {**old, "features": before}
+        journal = History([ProfileUsed("d", tuple(sorted(named.items())), "a")])
+        with pytest.raises(ReleaseProfileError, match=r"another \(features [^)]*shape.*classes kept"):
+            journal.check_profile("d", tuple(sorted(now.items())))
 
 
 def test_a_withdrawal_has_the_profile_of_the_run_that_it_withdraws_from() -> None:

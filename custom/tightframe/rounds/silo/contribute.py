@@ -223,7 +223,10 @@ class Contributor:
                 made = phase.contribute(silo, received, self._store.committed())
             failed = made.tensors.get(failures.FAILED)
             whole = failed is None or not bool(failed)
-            return made, _encoded(silo, phase.schema, made.tensors, weights), whole
+            term = _encoded(silo, phase.schema, made.tensors, weights)
+            if not whole and self._setup.privacy is None:
+                term = failures.blinded(phase.schema, term)
+            return made, term, whole
         except Exception as error:
             # What noise has covered may be told, whatever becomes of it: the bound, above all.
             covered = self._setup.privacy is not None and isinstance(error, ContributionError)
@@ -234,7 +237,8 @@ class Contributor:
         made = failures.without_update(phase.schema, received, {} if private is not None else made.tensors)
         if private is not None:
             made = failures.with_noise(made, phase.schema, private, silo.honest)
-        return made, _encoded(silo, phase.schema, made.tensors, weights), False
+        term = _encoded(silo, phase.schema, made.tensors, weights)
+        return made, term if private is not None else failures.blinded(phase.schema, term), False
 
     def _encode(self, exchange: Exchange, silo: LocalSilo, state: ServerState) -> None:
         """Compute the features of a frozen encoder, if there are any to compute.
