@@ -6,6 +6,7 @@ value, or raises an error that describes the value without showing it.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
@@ -22,13 +23,19 @@ Keys: TypeAlias = Mapping[str, Check]
 """The exact keys of a map, each with the check for its value."""
 
 
+@functools.cache
+def _names(kind: type[Record]) -> tuple[str, ...]:
+    """Return the names of a record's fields, in their order."""
+    return tuple(item.name for item in fields(kind))
+
+
 @dataclass(frozen=True)
 class Record:
     """A frozen value that is sent, or hashed, as the map of its fields."""
 
     def as_value(self) -> dict[str, Value]:
         """Return plain values in the order of the fields, for the wire and for hashing."""
-        return {item.name: plain(getattr(self, item.name)) for item in fields(self)}
+        return {name: plain(getattr(self, name)) for name in _names(type(self))}
 
     def unsigned(self) -> list[Value]:
         """Return the values of all fields but the last, which is the signature, in their order."""
@@ -78,11 +85,13 @@ def keys_of(kind: type[Record]) -> Keys:
 
 def plain(value: Any) -> Value:
     """Convert a field's value to plain values: ``as_value`` where there is one, tuples to lists."""
+    if isinstance(value, (bytes, str, int)):  # most values, before what takes longer to find out
+        return value
     if hasattr(value, "as_value"):
         return cast(Value, value.as_value())
-    if isinstance(value, Mapping):
+    if isinstance(value, (dict, Mapping)):
         return {key: plain(item) for key, item in value.items()}
-    if isinstance(value, tuple | list):
+    if isinstance(value, (tuple, list)):
         return [plain(item) for item in value]
     return cast(Value, value)
 
