@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader
 
 from tightframe.config.job import parse_job
 from tightframe.config.site import SiteEntry
-from tightframe.learning.loop import merge_single_tail
+from tightframe.learning.batches import merge_single_tail
 from tightframe.learning.optimizers import OptimizerSettings
 from tightframe.learning.stages import Stage, cross_entropy
 from tightframe.phases import Fold

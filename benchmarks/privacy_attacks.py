@@ -28,6 +28,7 @@ from tightframe.data.arrays import ArrayData
 from tightframe.data.base import SiloData
 from tightframe.data.image_sets import open_silos
 from tightframe.learning import loop
+from tightframe.learning.batches import merge_single_tail
 from tightframe.learning.model_update import build_template
 from tightframe.learning.optimizers import OptimizerSettings
 from tightframe.learning.stages import Stage, cross_entropy
@@ -79,7 +80,7 @@ def digits_pool(seed: int, *, epochs: int = 20, widths: Sequence[int] = (16, 64)
     shuffled = np.random.default_rng(seed).permutation(len(labels))
     batches = [
         (torch.from_numpy(inputs[part]), torch.from_numpy(labels[part]))
-        for part in loop.merge_single_tail(shuffled, 32)
+        for part in merge_single_tail(shuffled, 32)
     ]
     settings = OptimizerSettings(learning_rate=0.05, momentum=0.9)
     stage = Stage((cross_entropy(),), settings, epochs=epochs)

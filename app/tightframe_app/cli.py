@@ -40,7 +40,7 @@ PARTS = {
         ),
         (
             "watch",
-            "watch.command:watch",
+            "watch.commands:watch",
             "Show a job of a federation live until it is over, and say how it ended.",
         ),
         (

@@ -11,6 +11,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+ANEW = "write it anew with `python -m tightframe_app.kept`"
+
 
 def read(file: Path) -> Any:
     """Return what a file keeps."""

@@ -165,6 +165,7 @@ class RunError(TightframeError):
     TF-521 another run than the job goes on with, TF-522 a silo's own state is lost.
     TF-523 a withdrawal that may not be opened, TF-524 one that a silo may not take part in.
     TF-525 an exchange out of the plan's order. TF-526 a total that the silos' flags cannot add up to.
+    TF-527 pooled moments that contradict a silo's own.
     """
 
 
@@ -218,6 +219,7 @@ REASONS: Mapping[str, str] = {
     "TF-524": "other records were withdrawn before",
     "TF-525": "the server requests an exchange out of order",
     "TF-526": "a silo sent a false number",
+    "TF-527": "pooled moments of inputs contradict its own records",
     "TF-601": "the server's parameters are not accepted",
     "TF-602": "an identity is not proved",
     "TF-603": "a signature is wrong",

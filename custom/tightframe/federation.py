@@ -42,7 +42,7 @@ from tightframe.rounds.context import STATE, Message, SiloContext
 from tightframe.rounds.server.coordinator import Coordinator, Result
 from tightframe.rounds.setup import JobSetup, look_up, options_of, prepare, set_threads
 from tightframe.rounds.silo.session import SiloSession, failure_code
-from tightframe.rounds.sums.plain import Accept, Failed
+from tightframe.rounds.sums.common import Accept, Failed
 from tightframe.rounds.sums.simulated_identity import simulated_anchor, simulated_identity
 from tightframe.rounds.sums.transcripts import ServerIdentity
 

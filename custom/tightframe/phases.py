@@ -587,8 +587,8 @@ class Method:
         personal_form: turns a model of a setting into one of the form of a personal model, with values of no
             meaning, to load one into; None where a personal model has the form of the global one.
         rounded: whether the server's half uses matrix products, powers or decompositions, whose last bits
-            differ between processors; a silo then takes over the server's result, checked against its own
-            within rounding (``rounds.run_state``).
+            differ between processors, or with which options it does; a silo then takes over the server's
+            result, checked against its own within rounding (``rounds.run_state``).
     """
 
     name: str
@@ -612,7 +612,7 @@ class Method:
     own_model: Callable[[SiloView, Tensors], Tensors] | None = None
     personalise: Callable[[SiloView, Tensors, Tensors], torch.nn.Module] | None = None
     personal_form: Callable[[Setting, torch.nn.Module], torch.nn.Module] | None = None
-    rounded: bool = False
+    rounded: bool | Callable[[Any], bool] = False
     needs_secure_sums: Callable[[Any], str | None] | None = None
     needs_encoder: str = ""
     network: Literal["features", "logits"] = "features"

@@ -21,7 +21,7 @@ from tightframe.errors import RunError, SecureSumError
 from tightframe.phases import ServerState
 from tightframe.rounds.run_state import state_sha256
 from tightframe.rounds.server.collecting import SharedState
-from tightframe.rounds.silo import run_state as followed
+from tightframe.rounds.silo import followed_state as followed
 from tightframe.securesum import server
 
 UNITS = 1024

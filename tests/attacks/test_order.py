@@ -18,7 +18,7 @@ from tightframe.results.files import LOCAL, MODEL, UNPROVEN
 from tightframe.rounds.checkpoint import tensor_bytes
 from tightframe.rounds.server.collecting import SharedState
 from tightframe.rounds.silo import checks
-from tightframe.rounds.withdrawn import LIST
+from tightframe.rounds.withdrawn_list import LIST
 from tightframe_app import cli
 
 ASKED = "hospital-2"

@@ -15,14 +15,17 @@ import numpy as np
 import pytest
 import torch
 from tests.attacks import test_withdrawals
+from tests.support.attacks.liar import lies
 from tests.support.attacks.malicious_server import Federation, Records, hearts
+from torch.utils.data import Subset
 
 from tightframe.config.policy import PolicyBlock
 from tightframe.errors import PolicyError, TightframeError
 from tightframe.learning import model_update
-from tightframe.learning.one_sum.feature_sums import pooled
-from tightframe.learning.products import ClassSums
-from tightframe.rounds.product_rule import warned_class
+from tightframe.learning.one_sum.feature_sums import COUNTS, SUMS, pooled
+from tightframe.learning.products import COUNTED, ClassSums, Sizes
+from tightframe.rounds.product_rule import check_sum, warned
+from tightframe.rounds.setup import prepare
 from tightframe.rounds.silo.session import SiloSession
 
 OFF = PolicyBlock(profile="standard", records_per_feature=0)
@@ -145,6 +148,68 @@ def test_records_that_do_not_count_are_not_relied_on(tmp_path: Path) -> None:
     assert caught.value.code == "TF-625"
 
 
+def test_a_class_that_a_liar_takes_out_of_the_counts_is_held_to_the_rule(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By flags three hospitals hold it; by the counts, to which one adds a negative number, nobody does."""
+    data = small()
+    others = sum(int((data[name].labels("train") == 0).sum()) for name in data if name != "hospital-8")
+    lies(monkeypatch, "hospital-8", {COUNTS: {COUNTS: np.array([-float(others), np.nan])}})
+    federation = Federation(of_class_sums(313), data, state=tmp_path).enroll()
+    with pytest.raises(PolicyError, match="class 0: 0 records") as caught:
+        totals(federation, SUMS)
+    assert caught.value.code == "TF-625" and federation.shared.state.extra[COUNTED][0] == 0
+
+
+def test_of_a_plain_sum_a_hospitals_own_records_count(tmp_path: Path) -> None:
+    """Its server sees each term: of 16 records of class 0, not 48."""
+    setup = prepare(Federation.job_of({**of_class_sums(312), "summation": "plain"}, sorted(small())))
+    (sums,) = (item.phase for item in setup.plan if SUMS in item.phase.schema)
+    counts = torch.tensor([48.0, 168.0], dtype=torch.float64)
+    state = setup.initial_state().evolve(extra={COUNTED: counts})
+    policy, sizes = PolicyBlock(profile="standard").resolve(production=True), Sizes(216.0, 0.0)
+    check_sum(policy, setup, sums.schema, state, sizes)
+    with pytest.raises(PolicyError, match="class 0: 16 records"):
+        check_sum(policy, setup, sums.schema, state, sizes, [16, 56])
+
+
+class Repeated(Records):
+    """A few of a hospital's records, each of them so many times."""
+
+    def __init__(self, data: Records, each: int) -> None:
+        super().__init__(data)
+        self._each = each
+
+    def _chosen(self, fold: str) -> np.ndarray:
+        labels = np.asarray(super().labels(fold))
+        few = np.concatenate([np.flatnonzero(labels == label)[:4] for label in (0, 1)])
+        return np.repeat(few, self._each) if fold == "train" else np.arange(len(labels))
+
+    def labels(self, fold: str) -> Any:
+        return np.asarray(super().labels(fold))[self._chosen(fold)]
+
+    def records(self, fold: str, *, augment_seed: int | None = None) -> Any:
+        return Subset(super().records(fold), self._chosen(fold).tolist())
+
+
+@pytest.mark.parametrize(
+    ("method", "width", "why"),
+    [("fed3r", 48, "over 0 counted records"), ("fedncm", 79, "class 0: 12 records")],
+    ids=["products", "class"],
+)
+def test_records_that_are_the_same_count_once(tmp_path: Path, method: str, width: int, why: str) -> None:
+    """Of 24 records, each there nine times, 19 were read from products of 48 features.
+
+    One hospital that may lie has 72 of the 24: what it declares holds repeats.
+    """
+    data = {name: Repeated(item, 9) for name, item in small().items()}
+    values = {**WIDE, "method": method, "model_options": {"width": width, "standardise": True}}
+    federation = Federation(values, data, state=tmp_path).enroll()
+    with pytest.raises(PolicyError, match=why) as caught:
+        totals(federation, "frozen/sums")
+    assert caught.value.code == "TF-625"
+
+
 def test_within_the_rule_the_products_have_no_null_space(tmp_path: Path) -> None:
     values = {**WIDE, "model_options": {"width": 48, "standardise": True}}
     federation = Federation(values, small(), state=tmp_path).enroll()
@@ -183,8 +248,8 @@ def test_class_sums_wider_than_a_class_has_values_are_not_made(tmp_path: Path) -
 
 
 def test_the_console_says_which_class_sums_a_standard_policy_refuses() -> None:
-    assert "SUMS OF 703 FEATURES BY CLASS" in warned_class(ClassSums(703, 13), 2, 216)[0]
-    assert warned_class(ClassSums(702, 13), 2, 216) == warned_class(ClassSums(703, 13), 2, None) == []
+    assert "SUMS OF 703 FEATURES BY CLASS" in warned(ClassSums(703, 13), 216, classes=2)[0]
+    assert warned(ClassSums(702, 13), 216, classes=2) == warned(ClassSums(703, 13), None, classes=2) == []
 
 
 def test_a_withdrawal_of_fewer_values_than_class_sums_takes_nothing_out(

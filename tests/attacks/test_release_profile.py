@@ -9,13 +9,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from tests.attacks.test_products import small
+from tests.attacks.test_false_flags import Some
+from tests.attacks.test_products import small, totals
 from tests.support.attacks.kits import accept_release
+from tests.support.attacks.liar import lies
 from tests.support.attacks.malicious_server import Federation, Records, hearts, identity
 
 from tightframe.config.policy import PolicyBlock
-from tightframe.errors import JobError, SecureSumError
+from tightframe.errors import JobError, RunError, SecureSumError
+from tightframe.rounds.riders.class_rules import HOLDERS
 from tightframe.rounds.setup import prepare
 
 WHOLE = {"training": {"batch_size": 65_536, "momentum": 0.0, "learning_rate": 1e-3}}
@@ -169,3 +173,59 @@ def test_a_persons_consent_lets_both_ways_be_used(hospitals: dict[str, Records],
     train(Federation({"weights": "uniform"}, hospitals, state=tmp_path, job_id="job-c").enroll())
     third = Federation({"weights": "power_of_two"}, hospitals, state=tmp_path, job_id="job-d")
     assert "weights power_of_two" in enrolment_refused(third)
+
+
+PRODUCTS: dict[str, Any] = {**RANDOM, "weights": "exact", "class_rules": "on"}
+FED3R = {**PRODUCTS, "method": "fed3r"}
+CCVR = {**PRODUCTS, "method": "ccvr", "method_options": {"covariance": "shared"}}
+NO_RARE = {HOLDERS: {HOLDERS: np.array([0.0, np.nan])}}
+"""What the liar says: that it holds no record of class 0, which leaves two holders."""
+
+
+def rare(held: int) -> dict[str, Records]:
+    """Four hospitals, three of which hold so many records of class 0."""
+    every = hearts(5)
+    holders = ("hospital-1", "hospital-2", "hospital-5")
+    return {
+        name: Some(every[name], {0: held if name in holders else 0, 1: 40})
+        for name in (*holders, "hospital-4")
+    }
+
+
+def products_refused(federation: Federation, name: str) -> None:
+    with pytest.raises(SecureSumError, match="classes in products") as caught:
+        totals(federation, name)
+    assert caught.value.code == "TF-617"
+
+
+def test_another_hospitals_flag_does_not_put_a_class_into_products(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of both totals the difference was the products of the other holders' few records of that class.
+
+    The first one is opened, whatever the run says then.
+    """
+    hospitals = rare(10)
+    with monkeypatch.context() as patched:
+        lies(patched, "hospital-5", NO_RARE)
+        with pytest.raises(RunError, match="two classes at least"):
+            totals(Federation(FED3R, hospitals, state=tmp_path).enroll(), "frozen/products")
+    again = Federation(FED3R, hospitals, state=tmp_path, job_id="job-b").enroll()
+    products_refused(again, "frozen/products")
+
+
+def test_products_of_other_classes_need_a_persons_consent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hospitals, summed = rare(10), "moments/products"
+    for job in ("job-a", "job-b"):
+        found = totals(Federation(CCVR, hospitals, state=tmp_path, job_id=job).enroll(), summed)
+        assert found["moments/records"] == 30 + 160
+    lies(monkeypatch, "hospital-5", NO_RARE)
+    other = Federation(CCVR, hospitals, state=tmp_path, job_id="job-c").enroll()
+    products_refused(other, summed)
+    for name in hospitals:
+        done = accept_release(other, name, tmp_path, identity, "--classes", '["disease"]')
+        assert done.exit_code == 0 and "products of a class's records alone" in done.output, done.output
+    accepted = Federation(CCVR, hospitals, state=tmp_path, job_id="job-d").enroll()
+    assert totals(accepted, summed)["moments/records"] == 160

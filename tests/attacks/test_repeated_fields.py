@@ -24,10 +24,10 @@ from tightframe.config.site import SiteEntry
 from tightframe.data.arrays import ArrayData
 from tightframe.phases import Cohort, Field, advance
 from tightframe.rounds import codec
+from tightframe.rounds.codec import unpack
 from tightframe.rounds.context import SALT, SiloContext
 from tightframe.rounds.setup import prepare
 from tightframe.rounds.silo.contribute import Contributor
-from tightframe.rounds.sums.plain import unpack
 
 SITES = ("hospital-1", "hospital-2", "hospital-3")
 REPEATED = 0.02
@@ -91,7 +91,7 @@ def repetitions(values: Mapping[str, Any], folder: Path, profile: Profile) -> di
     for slot, exchange in enumerate(setup.plan):
         total = missed(setup, exchange, slot) if slot else None
         broadcast = dict(exchange.phase.broadcast(state))
-        phase = exchange.carrying(exchange.evaluates(broadcast))
+        phase = exchange.phase_for(broadcast)
         twice: dict[str, list[dict[str, np.ndarray]]] = {name: [] for name in SITES}
         for salt, name in itertools.product("ab", SITES):
             context, contributor = silos[name]

@@ -18,8 +18,8 @@ from tightframe.config.policy import PolicyBlock
 from tightframe.errors import ContributionError, PolicyError, RunError, SecureSumError
 from tightframe.rounds import codec
 from tightframe.rounds.silo.session import SiloSession
+from tightframe.rounds.sums.common import RefusedError
 from tightframe.rounds.sums.declaration import Declaration, applied_weights
-from tightframe.rounds.sums.plain import RefusedError
 from tightframe.securesum.errors import ReleaseProfileError
 from tightframe.securesum.site.journal import History, Profile, ProfileAccepted, ProfileUsed
 

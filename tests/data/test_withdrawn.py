@@ -32,7 +32,7 @@ def test_a_line_names_a_record_or_a_patient(tmp_path: Path) -> None:
     assert read_file(None) == Named()
 
 
-@pytest.mark.parametrize("line", ["ISIC_0012345", "record,", "records,4", "image,4"])
+@pytest.mark.parametrize("line", ["ISIC_0012345", "record", "record,", "records,4", "image,4"])
 def test_another_form_is_refused_with_its_line(line: str, tmp_path: Path) -> None:
     path = tmp_path / "withdrawn.csv"
     path.write_text(f"record,1\n{line}\n")
@@ -74,6 +74,32 @@ def test_the_records_that_stay_keep_fold_order_values_and_patient() -> None:
     assert list(record_ids(stays, "train")) == ["train-1", "train-2", "train-3"]
     assert tuple(stays.record_shape("train")) == (1,)
     assert Remaining(arrays(), ()).groups("train") is None
+
+
+class Bare:
+    """Records of a data set that names neither them nor patients."""
+
+    source = "bare"
+
+    def __init__(self) -> None:
+        self.checked: list[Any] = []
+
+    def labels(self, fold: str) -> Any:
+        return np.array([0, 1, 1])
+
+    def check(self, progress: Any = None) -> None:
+        self.checked.append(progress)
+
+
+def test_a_data_set_can_name_neither_records_nor_patients() -> None:
+    data: Any = Bare()
+    with pytest.raises(DataError, match="does not know its patients by name"):
+        find(data, Named(patients=frozenset({"1"})))
+    stays = Remaining(data, find(data, Named(frozenset({"train-1"}))))
+    assert stays.places("train").tolist() == [0, 2] and stays.groups("train") is None
+    said: Any = print
+    stays.check(said)
+    assert data.checked == [said], "withdrawn ones too are read"
 
 
 @pytest.mark.parametrize("dataset", ["fed_isic2019", "fed_heart_disease", "eicu"])

@@ -1,4 +1,4 @@
-"""The threat model names tests for each attack, and every field of every sum; each of them exists."""
+"""Each attack of the threat model has tests that exist, and every field of every sum stands there."""
 
 from __future__ import annotations
 
@@ -12,21 +12,24 @@ from typing import Any
 import pytest
 from tests.docs.test_methods import _values, rows
 from tests.docs.test_private_methods import choices
+from tests.rounds.sums import test_release
 from tests.support.tables import statistics_job
 
 from tightframe import methods
+from tightframe.config.job import JobConfig
 from tightframe.errors import JobError
 from tightframe.rounds.setup import prepare
 
 TESTS = Path(__file__).parents[1]
 PAGE = TESTS.parent / "docs" / "threat-model.md"
+NAMED = TESTS / "threats.md"
 NOISY = {"weights": "uniform", "privacy": {"evaluation": "noisy"}}
 WITHDRAW = {"lineage": "x", "previous": "x", "checkpoint_sha256": "0" * 64, "state_sha256": "0" * 64}
 HEART = {"dataset": "fed_heart_disease", "dataset_options": {}, "model": "mlp"}
 
 
-def test_every_test_that_the_threat_model_names_exists() -> None:
-    named = re.findall(r"`([\w/]+\.py)::(\w+)`", PAGE.read_text(encoding="utf-8"))
+def test_every_test_that_is_named_for_an_attack_exists() -> None:
+    named = re.findall(r"`([\w/]+\.py)::(\w+)`", NAMED.read_text(encoding="utf-8"))
     assert len(named) > 230
     defined = {
         file: {
@@ -41,11 +44,13 @@ def test_every_test_that_the_threat_model_names_exists() -> None:
 
 
 def test_every_attack_has_its_tests_or_says_that_there_is_none() -> None:
-    """An item begins with its id; tests stand under the same id, one line for each."""
+    """An item of the page begins with its id; its tests stand in a line that begins with the same id."""
     text = PAGE.read_text(encoding="utf-8")
     attacks = re.findall(r"^- ([A-Z]\d+) \S", text, flags=re.MULTILINE) + re.findall(r"\(([A-Z]\d+)\)", text)
     under = re.findall(
-        r"^([A-Z]\d+) (none|`[\w/]+\.py::\w+`(?: `[\w/]+\.py::\w+`)*)$", text, flags=re.MULTILINE
+        r"^([A-Z]\d+) (none|`[\w/]+\.py::\w+`(?: `[\w/]+\.py::\w+`)*)$",
+        NAMED.read_text(encoding="utf-8"),
+        flags=re.MULTILINE,
     )
     assert len(attacks) == len(set(attacks)) > 80
     assert sorted(attacks) == sorted(name for name, _ in under)
@@ -62,14 +67,21 @@ def findings_job() -> dict[str, Any]:
     return {**_values("fedavg"), **table, "model_options": {}}
 
 
-def jobs() -> Iterator[dict[str, Any]]:
-    """Jobs of every method, with each choice among names, with personal models, and with noise."""
+def option_jobs() -> Iterator[JobConfig]:
+    """Jobs with another value of each option, of which every new one has its place in these tables."""
+    for name, (value, _) in {**test_release.IN, **test_release.OUT}.items():
+        if value is not None:
+            yield test_release.job_with({**test_release.BASE.get(name, {}), name: value})
+
+
+def jobs() -> Iterator[dict[str, Any] | JobConfig]:
+    """Jobs of every method, with each choice among names, with personal models, noise, and each option."""
+    yield from option_jobs()
     for method in methods.METHODS:
         for options in choices(method):
             for more in ({"personalise": True}, {}, {"weights": "uniform", "privacy": {}}, NOISY):
                 yield {**_values(method.name), "method_options": options, **more}
     yield {**_values("fed3r"), "withdraw": WITHDRAW}
-    yield {**_values("fedavg"), "update_norm": 1.0}
     yield {**_values("combine"), "method_options": {"prototypes": "fedmr"}}
     yield {**_values("fedavg"), **HEART, "model_options": {"standardise": True}}
     yield findings_job()

@@ -25,8 +25,7 @@ from tightframe.flare.simulation.simulator import PREVIOUS_RUN
 from tightframe.rounds.context import Message
 from tightframe.rounds.server.coordinator import Coordinator
 from tightframe.rounds.setup import prepare
-from tightframe.rounds.sums.common import SECURE
-from tightframe.rounds.sums.plain import Accept
+from tightframe.rounds.sums.common import SECURE, Accept
 from tightframe.rounds.sums.simulated_identity import simulated_anchor
 from tightframe.rounds.sums.transcripts import ServerIdentity
 from tightframe.securesum.messages import Advertisement, Params

@@ -14,8 +14,8 @@ from tightframe.errors import JobError
 from tightframe.learning.exact_updates import as_summed, exact_update_fields, silos_ever
 from tightframe.phases import Cohort, Schema, Setting
 from tightframe.rounds import codec
+from tightframe.rounds.codec import unpack
 from tightframe.rounds.setup import prepare
-from tightframe.rounds.sums.plain import unpack
 
 
 def _setting(norm: float | None) -> Setting:

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from tightframe import models
 from tightframe.errors import TrainingError
 from tightframe.learning import loop as training
-from tightframe.learning.loop import fit, merge_single_tail
+from tightframe.learning.batches import merge_single_tail
+from tightframe.learning.loop import fit
 from tightframe.learning.optimizers import OptimizerSettings
 from tightframe.learning.stages import BatchView, ParameterTerm, Stage, Term, cross_entropy
 

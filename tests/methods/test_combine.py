@@ -182,6 +182,13 @@ def test_a_job_gets_the_head_that_it_names(small: dict[str, Any], monkeypatch: p
     assert own.dropout == 0.25, "the linear head is the backbone's own"
 
 
+def test_silos_on_other_processors_agree_within_rounding_where_the_servers_steps_are_fedopts(
+    small: dict[str, Any],
+) -> None:
+    rounded = {server: _job(small, server=server).rounded for server in ("fedavg", "fedadam", "fednova")}
+    assert rounded == {"fedavg": False, "fedadam": True, "fednova": False}
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

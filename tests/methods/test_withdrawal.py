@@ -35,7 +35,7 @@ from tightframe.rounds.server import resume
 from tightframe.rounds.server.coordinator import Result
 from tightframe.rounds.setup import prepare
 from tightframe.rounds.sums.secure_server import SecureSums
-from tightframe.rounds.withdrawn import LIST
+from tightframe.rounds.withdrawn_list import LIST
 from tightframe.securesum import transcript
 from tightframe.securesum.identity import Anchor
 

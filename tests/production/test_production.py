@@ -285,7 +285,7 @@ class TestARunningJob:
     def test_the_engine_registers_what_is_documented_and_nothing_else(
         self, federation: Federation, live: Held
     ) -> None:
-        """A change of the engine is noticed here; docs/threat-model.md has the same rows."""
+        """A change of the engine is noticed here; the README of `flare/doors` has the same rows."""
         source = "from tightframe.flare.doors.engine import offered\nanswer = sorted(map(list, offered()))\n"
         ask = source + "from nvflare.fuel.f3.cellnet.core_cell import CoreCell\n"
         ask += "(cell,) = CoreCell.ALL_CELLS.values()\nanswer = [answer, sorted(cell.req_reg.reg)]\n"

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from tightframe.errors import ContributionError
 from tightframe.phases import Field, Schema
 from tightframe.rounds import codec
-from tightframe.rounds.sums.plain import PlainServer, unpack
+from tightframe.rounds.codec import unpack
+from tightframe.rounds.sums.plain import PlainServer
 
 SCHEMA = Schema(
     (

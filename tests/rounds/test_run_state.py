@@ -19,11 +19,12 @@ from safetensors.torch import save
 
 from tightframe import methods
 from tightframe.config.job import parse_job
-from tightframe.errors import RunError, TightframeError
+from tightframe.errors import JobError, RunError, TightframeError
 from tightframe.learning.one_sum.feature_sums import COUNTS, RECORDS
 from tightframe.methods import METHODS
 from tightframe.phases import RING_DTYPE, ServerState
 from tightframe.rounds import codec
+from tightframe.rounds.codec import pack
 from tightframe.rounds.plan import Exchange
 from tightframe.rounds.run_state import (
     ABSOLUTE,
@@ -35,7 +36,6 @@ from tightframe.rounds.run_state import (
     state_sha256,
 )
 from tightframe.rounds.setup import JobSetup, prepare
-from tightframe.rounds.sums.plain import pack
 from tightframe.securesum.messages import GROUPS, SumId, Total
 
 WEIGHTS = {"a": 3.0, "b": 2.0, "c": 2.0}
@@ -65,7 +65,7 @@ def job(method: str = "fedavg", **values: Any) -> JobSetup:
 def made_total(setup: JobSetup, exchange: Exchange, state: ServerState, seed: int) -> Total:
     """A total of small values, as three silos could have sent them."""
     generator = np.random.default_rng(seed)
-    phase = exchange.carrying(exchange.evaluates(exchange.phase.broadcast(state)))
+    phase = exchange.phase_for(exchange.phase.broadcast(state))
     integers = {}
     for item in phase.schema.fields:
         if item.name == "failed":
@@ -211,6 +211,10 @@ def test_rounding_is_told_from_another_state() -> None:
     integers = state.evolve(extra={"count": torch.tensor(3)})
     assert differences(integers, state.evolve(extra={"count": torch.tensor(4)}))
     assert differences(integers, state.evolve(extra={"count": torch.tensor(3)})) == []
+    many = state.evolve(extra={"count": torch.tensor(10**6)})
+    assert differences(many, state.evolve(extra={"count": torch.tensor(10**6 + 1)})) == [
+        "extra/count has other values"
+    ]
 
 
 def test_what_is_not_finite_is_close_to_nothing_but_itself() -> None:
@@ -240,3 +244,29 @@ def test_a_method_without_a_global_model_has_no_pretrained_start() -> None:
     named = job("local_only", initial_model_sha256=hashlib.sha256(weights).hexdigest())
     with pytest.raises(RunError, match="which has no global model"):
         start_state(named, weights)
+
+
+def test_a_head_for_other_classes_is_the_jobs_own_and_evaluates_nothing() -> None:
+    """Its values follow from the seed, so that all silos have the same."""
+    start = dict(start_state(job(), None)[0].model)
+    weights = save(
+        start | {"head.weight": torch.zeros(7, start["head.weight"].shape[1]), "head.bias": torch.zeros(7)}
+    )
+    sha256 = hashlib.sha256(weights).hexdigest()
+    made, loaded = start_state(job(initial_model_sha256=sha256), weights)
+    assert loaded is not None and loaded.fresh == ("head.bias", "head.weight")
+    assert all(torch.equal(made.model[name], start[name]) for name in loaded.fresh)
+    whole = save(start)
+    for file in (weights, whole):
+        named = job(
+            initial_model_sha256=hashlib.sha256(file).hexdigest(),
+            rounds=0,
+            evaluate_only={},
+        )
+        with pytest.raises(RunError, match="Expected a model to evaluate with"):
+            start_state(named, None)
+        if file == whole:
+            assert start_state(named, file)[1] is not None
+            continue
+        with pytest.raises(JobError, match="head of the file has another number"):
+            start_state(named, file)

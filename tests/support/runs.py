@@ -26,7 +26,7 @@ from tightframe.rounds.run_state import state_bytes, state_sha256
 from tightframe.rounds.server.coordinator import Coordinator, Result
 from tightframe.rounds.setup import JobSetup, prepare
 from tightframe.rounds.silo.session import SiloSession
-from tightframe.rounds.sums.plain import Accept
+from tightframe.rounds.sums.common import Accept
 from tightframe.rounds.sums.simulated_identity import simulated_anchor, simulated_identity
 from tightframe.rounds.sums.transcripts import ServerIdentity
 from tightframe.securesum.messages import SumId, Total

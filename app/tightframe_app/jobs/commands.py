@@ -548,8 +548,8 @@ def submit(
     it has no valid transcript of this job. 2: not submitted, or the connection was lost. 3: over, but
     whether it trained is not known here. 130: Ctrl-C.
     """
-    from tightframe_app.watch import commands as watch
     from tightframe_app.watch import monitoring
+    from tightframe_app.watch import terminal as watch
     from tightframe_app.watch.status import LostError, WatchError
 
     server = monitoring.Server(monitoring.find_kit(kit))
@@ -599,7 +599,7 @@ def fetch(
     Exit code 0: fetched and valid; 1: there is no valid transcript of this job; 2: not fetched.
     """
     from tightframe_app.watch import monitoring
-    from tightframe_app.watch.command import id_of
+    from tightframe_app.watch.commands import id_of
 
     job_id = id_of(job)
     server = monitoring.Server(monitoring.find_kit(kit))

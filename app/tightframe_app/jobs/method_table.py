@@ -106,12 +106,14 @@ def computed(name: str | None, like: str) -> list[Sums]:
 
 def kept(name: str | None = None) -> list[Sums]:
     """Return the kept sums of a method, or of all; nothing for an unknown name."""
-    found = files.read(KEPT)
-    return [
-        Sums(**{**item, "each_round": tuple(item["each_round"]), "once": tuple(item["once"])})
-        for item in found
-        if name is None or item["name"] == name
-    ]
+    found = [item for item in files.read(KEPT) if name is None or item["name"] == name]
+    try:
+        return [
+            Sums(**{**item, "each_round": tuple(item["each_round"]), "once": tuple(item["once"])})
+            for item in found
+        ]
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"Expected {KEPT} to be of this code, but it is stale: {files.ANEW}.") from error
 
 
 def describe(name: str, like: str = LIKE) -> Sums:
@@ -138,7 +140,7 @@ def describe(name: str, like: str = LIKE) -> Sums:
         once=tuple(text for text in _described(outside) if text != NO_UPDATE),
         private=private,
         shares_noise=private is None and method.gradient_rate is not None,
-        rounded=method.rounded,
+        rounded=setup.rounded,
         opened={} if method.one_sum is None else method.one_sum.opened(setup.setting),
         follows="" if method.one_sum is None else method.one_sum.follows,
         own_training=method.own_training is not None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
 from itertools import pairwise
@@ -208,7 +209,7 @@ def _withdrew(memory: Memory, job: str) -> bool:
     """Check whether a job began as a withdrawal, by the state that this site keeps of it."""
     from tightframe.rounds.context import STATE
     from tightframe.rounds.notes import WITHDRAWS, Notes
-    from tightframe.rounds.withdrawn import NAMES
+    from tightframe.rounds.withdrawn_list import NAMES
 
     folder = Path(str(memory.entry.state_dir)) / job / memory.site / STATE
     before = Notes.read(folder).jobs[-2:-1]
@@ -241,6 +242,12 @@ def release_accept(
     weight: Annotated[
         str | None, typer.Option(help="Weight of this site's terms, as a refusal names it (`own weight`).")
     ] = None,
+    classes: Annotated[
+        str | None,
+        typer.Option(
+            help="Classes whose records products are of, as a refusal names them (`classes in products`)."
+        ),
+    ] = None,
     site: Site = None,
     kit: Kit = None,
     yes: Yes = False,
@@ -251,8 +258,9 @@ def release_accept(
     were opened for other silos before). It lifts these two refusals only.
     """
     from tightframe.config.job import parse_job
+    from tightframe.rounds.product_rule import planned
     from tightframe.rounds.setup import prepare
-    from tightframe.rounds.sums.release import OWN_WEIGHT, caps_weights, release_profile
+    from tightframe.rounds.sums.release import OWN_WEIGHT, caps_weights, release_profile, with_classes
     from tightframe.rounds.sums.revealed import REVEALED
     from tightframe.securesum.errors import ProtocolError
     from tightframe.securesum.site.journal import CohortAccepted, Entry, History, ProfileAccepted, differences
@@ -275,6 +283,14 @@ def release_accept(
                 param_hint="--weight",
             )
         profile = tuple(sorted([*profile, (OWN_WEIGHT, _weight(weight))]))
+    if classes is not None:
+        if planned(setup) is None:
+            raise typer.BadParameter(
+                "expected a job that sums products of features, but this one sums none",
+                param_hint="--classes",
+            )
+        profile = with_classes(profile, _classes(classes, setup.dataset.class_names))
+    assert profile is not None  # noqa: S101  (it was none above)
     differing = []
     try:
         history.check_profile(dataset, profile)
@@ -327,6 +343,20 @@ def _weight(text: str) -> str:
             f"expected a positive number or '{DECLARED}', but got {text!r}", param_hint="--weight"
         )
     return repr(value)
+
+
+def _classes(text: str, names: Sequence[str]) -> tuple[str, ...]:
+    """Return the classes that a JSON list names, in the data set's order."""
+    try:
+        named = json.loads(text)
+    except ValueError:
+        named = None
+    if not isinstance(named, list) or not named or not all(name in names for name in named):
+        raise typer.BadParameter(
+            f"expected a list of classes of {list(names)}, as '[\"{names[0]}\"]', but got {text!r}",
+            param_hint="--classes",
+        )
+    return tuple(name for name in names if name in named)
 
 
 def _leak(before: tuple[str, ...], roster: tuple[str, ...]) -> str:

@@ -121,7 +121,7 @@ class Training(Lasting):
         Args:
             records: of the silo's training fold, each counted once; at least 2.
             drawn: records of an epoch, repeated ones counted each time. A single last one joins the batch
-                before it (``learning.loop.merge_single_tail``).
+                before it (``learning.batches.merge_single_tail``).
 
         >>> [Training().by_halves(records, records).batch_size for records in (100, 1000, 9)]
         [50, 64, 3]

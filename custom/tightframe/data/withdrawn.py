@@ -68,8 +68,8 @@ def read_file(path: Path | None) -> Named:
         text = line.strip()
         if not text or text.startswith("#"):
             continue
-        kind, comma, name = (part.strip() for part in text.partition(","))
-        if kind not in KINDS or not comma or not name:
+        kind, _, name = (part.strip() for part in text.partition(","))
+        if kind not in KINDS or not name:
             raise DataError(
                 f"Expected `record,NAME` or `patient,NAME` in line {number} of {path}, but got another form.",
                 code=WRONG,

@@ -27,7 +27,7 @@ from tightframe.errors import LATE, REASONS, RunError, TightframeError, outside_
 from tightframe.flare import CODE, MESSAGE
 from tightframe.rounds.context import Message
 from tightframe.rounds.silo.session import failure_code
-from tightframe.rounds.sums.plain import Accept, Failed
+from tightframe.rounds.sums.common import Accept, Failed
 
 POLL_SECONDS = 0.05
 FAILED, ABORTED, STOPPED = "TF-503", "TF-504", "TF-730"

@@ -22,7 +22,8 @@ from safetensors.torch import load
 from torch import nn
 
 from tightframe.errors import JobError, ModelError
-from tightframe.learning import loop, outputs
+from tightframe.learning import outputs
+from tightframe.learning.batches import merge_single_tail
 from tightframe.learning.model_update import build_template
 from tightframe.learning.one_sum.closed_form import ABSENT
 from tightframe.learning.one_sum.temperature import BIAS, WEIGHT
@@ -123,7 +124,7 @@ class TrainedModel:
                 probability is not finite.
         """
         records = self._checked(x)
-        batches = loop.merge_single_tail(records, self.setup.job.evaluation.batch_size)
+        batches = merge_single_tail(records, self.setup.job.evaluation.batch_size)
         logits = (self.logits(batch).double() for batch in batches)
         parts = [outputs.probabilities(found, findings=self.findings).cpu() for found in logits]
         made = torch.cat(parts) if parts else torch.zeros(0, len(self.class_names), dtype=torch.float64)

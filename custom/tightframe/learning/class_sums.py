@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 from tightframe.errors import ContributionError, TrainingError
-from tightframe.learning.products import COUNTED
 from tightframe.phases import (
     Cohort,
     Contribution,
@@ -66,20 +65,13 @@ class BatchClasses:
         assert self.member is not None  # noqa: S101  (one of the two is given)
         return self.member @ (self.member.T @ values)
 
-    def squared_products(self, values: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
-        """Return each record's share of its class's ``|Z_c^T Z_c|_F^2 = |Z_c Z_c^T|_F^2``, (B, 1).
-
-        Args:
-            values: Z, (B, d).
-            count: records of each one's class, (B, 1).
-        """
+    def products(self, values: torch.Tensor) -> torch.Tensor:
+        """Return for each record ``z Z_c^T Z_c`` of its class's Z: ``values`` (B, d) -> (B, d)."""
         if self.same is not None:
-            gram = values @ values.T
-            return (gram.square() * self.same).sum(1, keepdim=True)
+            return (values @ values.T).mul_(self.same) @ values
         assert self.member is not None  # noqa: S101  (one of the two is given)
-        by_class = self.member.T[:, None, :] * values.T  # (K, d, B), zero outside of the class
-        norms = (by_class @ values).square().sum((1, 2))  # (K,)
-        return self.member @ norms[:, None] / count
+        by_class = self.member.T[:, :, None] * values  # (K, B, d), zero outside of the class
+        return (by_class @ (by_class.transpose(1, 2) @ values)).sum(0)
 
 
 class ClassSums:
@@ -242,24 +234,6 @@ def holders_phase(counts: Field) -> Phase:
         return state
 
     return Phase("holders", Schema((counts,)), lambda state: {}, contribute, keep)
-
-
-def counts_phase(counts: Field) -> Phase:
-    """Return the exchange before a sum of features: how many records of each class it will be of.
-
-    Args:
-        counts: field for the numbers of records (C,).
-    """
-
-    def contribute(silo: SiloView, received: Tensors, state: Tensors) -> Contribution:
-        own = silo.class_counts("train", distinct=True).to(torch.float64)
-        return Contribution({counts.name: own if silo.offers_prototypes else torch.zeros_like(own)}, None)
-
-    def keep(state: ServerState, totals: Totals, cohort: Cohort) -> ServerState:
-        found = torch.as_tensor(totals[counts.name], dtype=torch.float64)
-        return state.evolve(extra={**state.extra, COUNTED: found})
-
-    return Phase("counts", Schema((counts,)), lambda state: {}, contribute, keep)
 
 
 def silo_class_sums(silo: SiloView, model: nn.Module, width: int) -> tuple[torch.Tensor, torch.Tensor]:

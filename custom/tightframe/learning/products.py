@@ -9,8 +9,8 @@ such a sum needs, of the records surely in it,
 
 What silos declare is public, and up to c of them may lie. All declared numbers but the c largest add up to no
 more than what the honest silos have, whoever lies: the honest silos' own are at least as many numbers, and
-none of them is above its records. Records that do not count (of classes withheld by the class rules) are in
-no declaration; so an exchange before the sum counts those that do.
+none of them is above its records. But they hold records that do not count: those of classes withheld by the
+class rules, and repeats (``distinct_rows``). So an exchange before the sum counts the different rows that do.
 
 The sum of ``phi`` itself over the n_c records of a class is d numbers of them. With as many as the records
 have values, the records are found from it alone. So of each class, by the opened count,
@@ -26,7 +26,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 COUNTED = "products/counts"
-"""In ``ServerState.extra``: the opened numbers of records of each class that a sum of features is of (C,)."""
+"""In ``ServerState.extra``: the opened numbers of different rows of each class in a sum of features (C,)."""
 LEAVING, LOSING = "products/leaving", "products/losing"
 """In a withdrawal: how many of these leave, and of which classes (C,)."""
 

@@ -33,7 +33,8 @@ from pydantic import Field
 from tightframe import phases
 from tightframe.errors import TrainingError
 from tightframe.learning import model_update
-from tightframe.learning.class_sums import counts_phase, holders_phase
+from tightframe.learning.class_sums import holders_phase
+from tightframe.learning.distinct_rows import counts_phase
 from tightframe.learning.halves import LocalRule, ServerRule, averaging, composed_method, plain_training
 from tightframe.learning.losses import fit_head
 from tightframe.models import feature_width
@@ -56,6 +57,10 @@ RECORDS = "moments/records"
 """With ``covariance: shared``: how many records the products are of."""
 SEED = "ccvr_seed"
 COUNT_BOUND, SUM_BOUND, PRODUCT_BOUND = 2.0**24, 2.0**28, 2.0**32
+
+
+RADIUS = 2.0**7
+"""Rows of features are counted to 2^-17: rounding of their float32 sums makes no two of one."""
 
 
 class CcvrConfig(StrictModel):
@@ -180,14 +185,19 @@ def after(setting: Setting) -> tuple[Phase, ...]:
         phases.Schema((counts, sums, products, *records)),
         _broadcast,
         tell_moments,
-        lambda state, totals, cohort: update(setting, state, totals),
+        lambda state, totals, cohort: state if cohort.failed else update(setting, state, totals),
         _read,
     )
-    return (holders_phase(counts), counts_phase(counts), calibration)
+    return (holders_phase(counts), counts_phase(counts, RADIUS), calibration)
 
 
 def _read(state: ServerState, totals: Totals, cohort: Cohort) -> phases.Reading:
     reading = phases.Reading(state, totals)
+    if cohort.failed:
+        return reading.warning(
+            "CCVR calibrated nothing: a silo could not add its products, so that none are told; the model is "
+            "FedAvg's. Start the job again."
+        )
     if not _of_other_records(totals):
         return reading
     return reading.warning(

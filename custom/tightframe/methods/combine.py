@@ -362,6 +362,7 @@ METHOD = composed_method(
     paper="none: parts of other methods put together",
     config=CombineConfig,
     findings=takes_findings,
+    rounded=lambda config: config.server in ADAPTIVE,
     parts=parts,
     head=head,
 )

@@ -29,6 +29,7 @@ from pydantic import Field
 from torch import nn
 
 from tightframe.learning import loop, model_update
+from tightframe.learning.batches import merge_single_tail
 from tightframe.learning.halves import LocalRule, Objective, ServerRule, composed_method
 from tightframe.learning.losses import ZeroCounts, balanced_softmax_loss
 from tightframe.learning.optimizers import OptimizerSettings
@@ -272,7 +273,7 @@ def _features(silo: SiloView, model: Any) -> Batch:
 def _shuffled(features: torch.Tensor, labels: torch.Tensor, batch_size: int, seed: int) -> Iterator[Batch]:
     """Yield mini-batches in the order that the seed gives."""
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
-    for chosen in loop.merge_single_tail(order.to(labels.device), batch_size):
+    for chosen in merge_single_tail(order.to(labels.device), batch_size):
         yield features[chosen], labels[chosen]
 
 

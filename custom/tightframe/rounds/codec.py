@@ -3,6 +3,9 @@
 The order of steps at a silo is fixed: rescale to the norm, multiply by the weight, refuse values that are not
 finite or exceed their bound, encode. Plain and secure sums share this encoding, so that a total does not
 depend on the order of arrival and both agree bit for bit.
+
+A term is the integers of a contribution, as two byte strings: the *update* group (changed by training) and
+the *static* group (counts, evaluation).
 """
 
 from __future__ import annotations
@@ -14,10 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tightframe.errors import ContributionError
-from tightframe.phases import Field, Group, Schema, Tensors, Totals
-from tightframe.rounds.sums.plain import IntegerTotals, pack
+from tightframe.phases import RING_DTYPE, Field, Group, Schema, Tensors, Totals
 from tightframe.securesum import encoding
 from tightframe.securesum.messages import FieldSpec
+
+Term = Mapping[Group, bytes]
+IntegerTotals = Mapping[str, NDArray[np.unsignedinteger]]
 
 
 def bits_of(item: Field, parties: int) -> int:
@@ -85,6 +90,49 @@ def encode(schema: Schema, tensors: Tensors, *, share: float, parties: int) -> d
             raise ContributionError(str(error), code=error.code, field=item.name) from None
     groups: tuple[Group, ...] = ("update", "static")
     return {group: pack(schema, group, arrays) for group in groups}
+
+
+def pack(schema: Schema, group: Group, arrays: Mapping[str, NDArray[np.unsignedinteger]]) -> bytes:
+    """Return one group's integers as little-endian bytes, fields in schema order."""
+    return b"".join(
+        arrays[item.name].astype(np.dtype(RING_DTYPE[item.ring]).newbyteorder("<"), copy=False).tobytes()
+        for item in schema.group(group)
+    )
+
+
+def unpack(schema: Schema, group: Group, data: bytes) -> dict[str, NDArray[np.unsignedinteger]]:
+    """Invert ``pack``; the arrays are flat, read-only views of ``data``.
+
+    Raises:
+        ContributionError: TF-403 if the length is not the schema's.
+    """
+    expected = sum(item.bytes for item in schema.group(group))
+    if len(data) != expected:
+        raise ContributionError(
+            f"Expected {expected} bytes for the {group} group, but got {len(data)}; "
+            "the silo runs another job configuration or package version."
+        )
+    arrays: dict[str, NDArray[np.unsignedinteger]] = {}
+    offset = 0
+    for item in schema.group(group):
+        dtype = np.dtype(RING_DTYPE[item.ring]).newbyteorder("<")
+        arrays[item.name] = np.frombuffer(data, dtype, count=item.size, offset=offset)
+        offset += item.bytes
+    return arrays
+
+
+def integer_totals(schema: Schema, groups: Mapping[Group, bytes]) -> IntegerTotals:
+    """Return the integer total of every field of the groups that were opened, each in its field's shape.
+
+    Raises:
+        ContributionError: TF-403 if a group does not have the schema's size.
+    """
+    shapes = {item.name: item.shape for item in schema.fields}
+    return {
+        name: total.reshape(shapes[name])
+        for group, data in groups.items()
+        for name, total in unpack(schema, group, data).items()
+    }
 
 
 def decode(schema: Schema, totals: IntegerTotals, *, parties: int) -> Totals:

@@ -27,7 +27,7 @@ from tightframe.securesum.identity import Anchor, Signer
 
 if TYPE_CHECKING:
     from tightframe.rounds.encoded import FeatureCache
-    from tightframe.rounds.withdrawn import Withdrawn
+    from tightframe.rounds.withdrawn_list import Withdrawn
 
 STATE, SECURE_FOLDER = "silo_state", "secure_sum"
 COMMITTED, EARLIER, PROPOSED = "committed.safetensors", "earlier.safetensors", "proposed.safetensors"
@@ -105,7 +105,7 @@ class SiloContext:
 
         Raises:
             SiteConfigError, DataError: see ``config.site.open_data``.
-            DataError, RunError: see ``rounds.withdrawn.Withdrawn``.
+            DataError, RunError: see ``rounds.withdrawn_list.Withdrawn``.
         """
         if self.records is None:
             self.records = open_data(self.job, self.name, self.entry)
@@ -114,7 +114,7 @@ class SiloContext:
     @cached_property
     def withdrawn(self) -> Withdrawn:
         """Records that this silo withdraws, in a job with ``withdraw``."""
-        from tightframe.rounds.withdrawn import Withdrawn
+        from tightframe.rounds.withdrawn_list import Withdrawn
 
         if self.records is None:
             self.records = open_data(self.job, self.name, self.entry)

@@ -56,7 +56,12 @@ class Notes:
 
     def have_sum(self, state: str, sum_id: SumId | str) -> bool:
         """Return True if this silo gave its shares of a sum that rests on a state (SHA-256, hex)."""
-        return _summed(state, sum_id) in self.words
+        return summed_word(state, sum_id) in self.words
+
+    def sums_on(self, state: str) -> list[SumId]:
+        """Return the sums on a state (SHA-256, hex) of which this silo gave its shares."""
+        prefix = summed_word(state, "")
+        return [read_sum(word.removeprefix(prefix)) for word in self.words if word.startswith(prefix)]
 
     def sums_behind(self, state: str) -> list[SumId]:
         """Return the sums from whose totals a state follows."""
@@ -78,7 +83,7 @@ def note_verified(folder: Path, basis: bytes, sum_id: SumId, told: Told | None =
     """
     state = basis.hex()
     words = [] if told is None else [verified_total(told), _follows(state, told.sum_id)]
-    note(folder, [*words, state, _summed(state, sum_id)])
+    note(folder, [*words, state, summed_word(state, sum_id)])
 
 
 def note(folder: Path, words: Sequence[str]) -> None:
@@ -96,7 +101,7 @@ def _follows(state: str, sum_id: SumId | str) -> str:
     return f"after:{state}/{sum_id}"
 
 
-def _summed(state: str, sum_id: SumId | str) -> str:
+def summed_word(state: str, sum_id: SumId | str) -> str:
     """Return the word for a sum and the state that it rests on."""
     return f"{state}:{sum_id}"
 

@@ -71,11 +71,9 @@ class Exchange:
         """Return the phase, with its evaluation if ``evaluate`` and if it has one."""
         return self.evaluating if evaluate and self.evaluating is not None else self.phase
 
-    def evaluates(self, broadcast: Tensors) -> bool:
-        """Check whether it evaluates a model; except at the closing, the broadcast must contain one."""
-        return self.evaluating is self.phase or (
-            self.evaluating is not None and any(name.startswith(BROADCAST) for name in broadcast)
-        )
+    def phase_for(self, broadcast: Tensors) -> Phase:
+        """Return the phase, with its evaluation if the broadcast has a model; the closing's has it always."""
+        return self.carrying(any(name.startswith(BROADCAST) for name in broadcast))
 
     @property
     def place(self) -> Place:
@@ -237,7 +235,7 @@ class RunPlan:
         if (private := self._setup.privacy) is not None:
             phases = [noisy_frozen_sums.attach(phase, private, self._job) for phase in phases]
         return [
-            Exchange(kind, number, self._told(self._ruled(phase)), index=index, of=len(phases))
+            Exchange(kind, number, self._flagged(self._ruled(phase)), index=index, of=len(phases))
             for index, phase in enumerate(phases)
         ]
 
@@ -251,7 +249,7 @@ class RunPlan:
             phases = [noisy_frozen_sums.attach(phase, private, self._job) for phase in phases]
             # With the last phase, so that the reported epsilon includes this round's charges.
             phases[-1] = epsilon.attach(phases[-1], self._job)
-        phases = [self._told(self._normed(self._ruled(phase))) for phase in phases]
+        phases = [self._flagged(self._normed(self._ruled(phase))) for phase in phases]
         return [
             Exchange(
                 TRAIN,
@@ -271,7 +269,7 @@ class RunPlan:
             return phase
         return class_rules.attach(phase, self._setup.dataset.num_classes)
 
-    def _told(self, phase: Phase) -> Phase:
+    def _flagged(self, phase: Phase) -> Phase:
         return phase if self._job.privacy is not None else failures.attach(phase, self._job)
 
     def _normed(self, phase: Phase) -> Phase:
@@ -301,10 +299,10 @@ class RunPlan:
     @functools.cached_property
     def _closing(self) -> Exchange:
         evaluated = self._evaluation if self._setup.evaluates else None
-        phase = self._told(closing.phase(evaluated, self._term("closing evaluation")))
+        phase = self._flagged(closing.phase(evaluated, self._term("closing evaluation")))
         return Exchange(CLOSING, self._job.rounds, phase, phase)
 
     @functools.cached_property
     def _personal(self) -> Exchange:
         last = self._setup.training_phases(self._job.rounds)[-1]
-        return Exchange(PERSONAL, self._job.rounds, self._told(personal.phase(self._setup, last)))
+        return Exchange(PERSONAL, self._job.rounds, self._flagged(personal.phase(self._setup, last)))

@@ -10,13 +10,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from tightframe.config.job import JobConfig, Privacy
-from tightframe.phases import Field, Fold, Phase, PrivacySetting, Schema
+from tightframe.phases import Field, Phase, PrivacySetting
 from tightframe.privacy import accounting
 from tightframe.privacy.events import Event, Gaussian, SubsampledGaussian
 from tightframe.privacy.releases import class_sums_plan as release_plan
 from tightframe.privacy.releases import evaluation_totals, frozen_sums_plan, gradient_sums
 from tightframe.privacy.releases.class_sums_plan import ClassSumsConfig, release_rounds
-from tightframe.privacy.releases.evaluation_totals import EvaluationConfig
+from tightframe.privacy.releases.evaluation_totals import EvaluationConfig, EvaluationPlan
 from tightframe.privacy.releases.frozen_sums_plan import FrozenSumsConfig
 from tightframe.privacy.releases.gradient_sums import GradientSumConfig
 from tightframe.privacy.releases.table_statistics import StatisticsConfig, check_bound
@@ -269,59 +269,6 @@ def honest_silos(job: JobConfig, enrolled: int) -> int:
 
 MAX_RECORDS = 2**24
 """Public limit on one silo's records, for which the sums cannot wrap around."""
-
-
-@dataclass(frozen=True)
-class EvaluationPlan:
-    """The noisy evaluations of a job.
-
-    Attributes:
-        config: of each of them.
-        after: training rounds whose models are evaluated, the last round's at the closing among them.
-        spare: number of evaluations that may be repeated.
-        bound: on the absolute value of each number in a silo's term.
-    """
-
-    config: EvaluationConfig
-    after: tuple[int, ...]
-    spare: int
-    bound: float
-
-    @property
-    def events(self) -> tuple[Gaussian, ...]:
-        """Privacy events of the evaluations, repeats included."""
-        return self.config.events(len(self.after) + self.spare)
-
-    def in_round(self, number: int) -> bool:
-        """Check whether a training round evaluates the model that it begins with."""
-        return number - 1 in self.after
-
-    def schema(self, folds: Sequence[Fold], score_bins: int) -> Schema:
-        """Return the fields: confusion (C, C) and scores (C, 2, bins) of each fold. There is no loss.
-
-        Of findings confusion (K, 2, 2), and records ().
-
-        None is static, and no class rule applies: the noise protects them, whatever the cohort.
-        """
-        classes = self.config.num_classes
-        shapes: dict[str, tuple[int, ...]] = {"confusion": (classes, classes)}
-        if self.config.findings:
-            shapes = {"confusion": (classes, 2, 2), "records": ()}
-        shapes["scores"] = (classes, 2, score_bins)
-        return Schema(
-            tuple(
-                Field(f"evaluation/{fold}/{name}", shape, bound=self.bound, mechanism="evaluation")
-                for fold in folds
-                for name, shape in shapes.items()
-            )
-        )
-
-    def describe(self) -> str:
-        """Describe the evaluations in a part of a line."""
-        rounds = [f"after round {number}" for number in self.after[:-1]]
-        if len(rounds) >= 6:
-            return f"noisy totals of the evaluation of {len(self.after)} models"
-        return f"noisy totals of the evaluation {', '.join([*rounds, 'of the last model'])}"
 
 
 def plan_evaluation(job: JobConfig, num_classes: int, *, findings: bool = False) -> EvaluationPlan | None:

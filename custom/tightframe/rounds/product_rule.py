@@ -7,7 +7,7 @@ It is checked on declared numbers before anything runs, and again on opened ones
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import torch
@@ -90,31 +90,38 @@ def check_declared(policy: Policy, setup: JobSetup, sizes: Sizes) -> None:
     Raises:
         BelowPolicyError: TF-625.
     """
-    if policy.records_per_feature and (found := planned(setup)) is not None:
+    if (found := planned(setup)) is not None:
         _check(policy, found, sizes.sure(), "declared")
     if setup.job.weights != "uniform" and (sums := class_sums_planned(setup)) is not None:
         _check_class(policy, sums, sizes.declared, "all declared")
 
 
-def check_sum(policy: Policy, setup: JobSetup, schema: Schema, state: ServerState, sizes: Sizes) -> None:
+def check_sum(
+    policy: Policy,
+    setup: JobSetup,
+    schema: Schema,
+    state: ServerState,
+    sizes: Sizes,
+    own: Sequence[int] | None = None,
+) -> None:
     """Refuse a sum over too few records, before its term is made.
 
     Args:
         state: behind the verified totals so far, with the opened numbers of records.
+        own: of each class, this silo's records in a plain sum, whose server sees its term; None in others.
 
     Raises:
         BelowPolicyError: TF-625.
         RunError: TF-523 if too few records stay in a withdrawal.
     """
     products, sums = products_in(setup, schema), class_sums_in(setup, schema)
-    if not policy.records_per_feature or (products is None and sums is None):
-        return
     every, by_class = _counted(state, setup.setting.num_classes)
     try:
         if products is not None:
             _check(policy, products, sizes.sure(every), "counted")
         if sums is not None:
-            for place, records in by_class.items():
+            for place, counted in by_class.items():
+                records = counted if own is None or not own[place] else min(counted, float(own[place]))
                 _check_class(policy, sums, records, f"the counted of class {place}:")
     except BelowPolicyError as error:
         if LEAVING not in state.extra:
@@ -129,7 +136,7 @@ def check_sum(policy: Policy, setup: JobSetup, schema: Schema, state: ServerStat
 
 
 def _counted(state: ServerState, classes: int) -> tuple[float, dict[int, float]]:
-    """Return how many records a sum is of at least: in all, and of each class that has any.
+    """Return how many different records a sum is of at least: in all, and of each class that has any.
 
     In a withdrawal these are those that stay. How many leave is known of all classes together: each that
     loses records could lose them all. A class without enough holders leaves whole.
@@ -137,12 +144,15 @@ def _counted(state: ServerState, classes: int) -> tuple[float, dict[int, float]]
     counts = state.extra.get(COUNTED)
     if counts is None:
         return 0.0, dict.fromkeys(range(classes), 0.0)
-    kept = counts > 0
+    kept, holders = counts > 0, holders_in(state)
     leaving, loses = 0.0, torch.zeros_like(kept)
+    summed = None if holders is None else offered(holders, classes).bool()
     if LEAVING in state.extra:
         leaving, loses = float(state.extra[LEAVING]), state.extra[LOSING].bool()
-        if (holders := holders_in(state)) is not None:
-            kept = kept & offered(holders, classes).bool()
+        if summed is not None:
+            kept = kept & summed
+    elif summed is not None:
+        kept = kept | summed  # all of its rows can be other classes' too, which count them
     least = {
         place: max(0.0, float(counts[place]) - (leaving if loses[place] else 0.0))
         for place in torch.nonzero(kept).flatten().tolist()
@@ -150,35 +160,24 @@ def _counted(state: ServerState, classes: int) -> tuple[float, dict[int, float]]
     return max(0.0, float(counts[kept].sum()) - leaving), least
 
 
-def warned_class(found: ClassSums, classes: int, records: float | None) -> list[str]:
-    """Say that sums of features by class are too wide for the smallest class, however records are spread.
-
-    Args:
-        classes: C.
-        records: declared; None where weights tell no number.
-    """
-    if records is None or found.allowed(records / classes, PROFILES["standard"][RULE]):
-        return []
-    return [
-        f"SUMS OF {found.width} FEATURES BY CLASS, OF {classes} CLASSES OVER {records:.0f} RECORDS: whoever "
-        "reads their total can compute single records of a small class from it; `standard` policies "
-        f"refuse it ({RULE}, {CODE})"
-    ]
-
-
-def warned(found: Products, records: float | None) -> list[str]:
+def warned(found: Products | ClassSums, records: float | None, *, classes: int = 1) -> list[str]:
     """Say what a reader of a sum can do that a ``standard`` policy would refuse; empty if it would not.
 
     Args:
         records: surely in it; None where weights tell no number.
+        classes: C of sums by class, whose smallest class has a C-th of the records at most.
     """
-    if records is not None and found.allowed(records, PROFILES["standard"][RULE]):
+    by_class = isinstance(found, ClassSums)
+    if records is None and by_class:
         return []
-    many = "UNTOLD NUMBERS OF" if records is None else f"{records:.0f} SURE"
+    if records is not None and found.allowed(records / classes, PROFILES["standard"][RULE]):
+        return []
+    many = "UNTOLD NUMBERS OF" if records is None else f"{records:.0f}" if by_class else f"{records:.0f} SURE"
+    what = f"SUMS OF {found.width} FEATURES BY CLASS" if by_class else f"PRODUCTS OF {found.width} FEATURES"
+    few = f"a small one of the {classes} classes has few" if by_class else "they are few"
     return [
-        f"PRODUCTS OF {found.width} FEATURES OVER {many} RECORDS: whoever reads their total, as all silos, "
-        "can compute single records from it if they are few; `standard` policies refuse it "
-        f"({RULE}, {CODE})"
+        f"{what} OVER {many} RECORDS: whoever reads their total, as all silos, can compute single records "
+        f"from it if {few}; `standard` policies refuse it ({RULE}, {CODE})"
     ]
 
 

@@ -22,7 +22,7 @@ from tightframe.models.pretrained import InitialWeights, load_weights
 from tightframe.phases import Cohort, ServerState, advance
 from tightframe.rounds import codec
 from tightframe.rounds.checkpoint import EXTRA, MODEL, flattened, tensor_bytes
-from tightframe.rounds.sums.plain import integer_totals
+from tightframe.rounds.codec import integer_totals
 from tightframe.securesum.messages import Total
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def next_state(
         raise RunError(
             f"Expected a total of enrolled silos, but it is of {strangers[:3]}, which are not.", code="TF-505"
         )
-    phase = exchange.carrying(exchange.evaluates(exchange.phase.broadcast(state)))
+    phase = exchange.phase_for(exchange.phase.broadcast(state))
     integers = integer_totals(phase.schema, total.groups)
     totals = codec.decode(phase.schema, integers, parties=len(weights))
     counted = {site: weights[site] for site in total.survivors}

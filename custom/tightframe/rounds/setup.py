@@ -129,7 +129,12 @@ class JobSetup:
         names = self.method.statistics(self.setting) if self.method.statistics else ()
         if standardises(self.setting):
             names = names if "feature_moments" in names else (*names, "feature_moments")
-        made = statistics.phases(self.setting, names, class_rules=self.job.class_rules == "on")
+        made = statistics.phases(
+            self.setting,
+            names,
+            class_rules=self.job.class_rules == "on",
+            uniform=self.job.weights == "uniform",
+        )
         if not made:
             return ()
         last = made[-1]
@@ -159,7 +164,10 @@ class JobSetup:
     @property
     def rounded(self) -> bool:
         """True if silos on different processors agree on an update only within rounding."""
-        return self.method.rounded or (self.start is not None and self.start.rounded)
+        used = [(self.method, self.setting.config)]
+        if self.start is not None:
+            used.append((self.start, self.start.config()))
+        return any(of.rounded(options) if callable(of.rounded) else of.rounded for of, options in used)
 
     def first_phases(self) -> tuple[Phase, ...]:
         """Return the phases before round 1 in this job: ``before_phases``, or those of a withdrawal."""

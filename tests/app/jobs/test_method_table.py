@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from typer.testing import CliRunner
@@ -10,15 +12,27 @@ from tightframe.methods import METHODS
 from tightframe.rounds import codec
 from tightframe_app.cli import app
 from tightframe_app.jobs import method_table
+from tightframe_app.kept import ANEW
+
+
+def test_what_is_kept_is_what_the_code_says() -> None:
+    kept = {item.name: item for item in method_table.kept()}
+    now = {method.name: method_table.describe(method.name) for method in METHODS}
+    stale = sorted(name for name in kept.keys() | now.keys() if kept.get(name) != now.get(name))
+    assert stale == [] and list(kept) == list(now), f"{method_table.KEPT.name} is stale: {ANEW}"
+
+
+def test_a_file_of_other_code_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(method_table, "KEPT", tmp_path / "method_sums.json")
+    method_table.KEPT.write_text('[{"name": "fedavg", "each_round": [], "once": [], "of_yesterday": 1}]')
+    with pytest.raises(ValueError, match=r"method_sums.json .* is stale: .*python -m tightframe_app\.kept"):
+        method_table.kept()
 
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
 def test_the_bytes_are_those_of_encoded_terms(method: object) -> None:
     name = method.name  # type: ignore[attr-defined]
     found, setup = method_table.describe(name), method_table.setup_of(name, method_table.LIKE)
-    kept = {item.name: item for item in method_table.kept()}
-    assert list(kept) == [item.name for item in METHODS]
-    assert kept[name] == found, "python -m tightframe_app.kept"
     sizes = []
     for number in range(1, setup.job.rounds + 1):
         total = 0

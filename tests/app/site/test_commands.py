@@ -18,7 +18,7 @@ from tightframe.rounds.context import STATE
 from tightframe.rounds.notes import VERIFIED
 from tightframe.rounds.sums.revealed import REVEALED
 from tightframe.rounds.sums.vault import locked_ledger, remember
-from tightframe.rounds.withdrawn import NAMES
+from tightframe.rounds.withdrawn_list import NAMES
 from tightframe.securesum.errors import StaticCohortError
 from tightframe.securesum.site.journal import (
     CohortAccepted,

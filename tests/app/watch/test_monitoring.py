@@ -25,7 +25,7 @@ from tightframe.securesum.messages import GROUPS
 from tightframe_app import cli
 from tightframe_app.jobs import commands as jobs
 from tightframe_app.live import server
-from tightframe_app.watch import commands, monitoring, web
+from tightframe_app.watch import monitoring, terminal, web
 from tightframe_app.watch.status import WatchError
 
 COMPLETED = "FINISHED:COMPLETED"
@@ -132,13 +132,13 @@ def connect(home: Path, monkeypatch: pytest.MonkeyPatch) -> Connect:
 
 @pytest.fixture(autouse=True)
 def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    follow = commands.follow
+    follow = terminal.follow
 
     def pass_by(seconds: float) -> None:
         assert seconds >= 0.5
 
     monkeypatch.setattr(
-        commands, "follow", lambda *given, **named: follow(*given, **{"sleep": pass_by} | named)
+        terminal, "follow", lambda *given, **named: follow(*given, **{"sleep": pass_by} | named)
     )
 
 
@@ -184,7 +184,7 @@ def test_with_web_the_page_is_there_while_it_watches_and_gone_with_it(
     pages: list[str] = []
     show = web.WatchPage.show
 
-    def looked_at(page: web.WatchPage, view: commands.View) -> None:
+    def looked_at(page: web.WatchPage, view: terminal.View) -> None:
         show(page, view)
         if not visitors:
             visitors.append(Visitor(page.live))

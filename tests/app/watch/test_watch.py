@@ -24,7 +24,7 @@ from tightframe.results.outcome import Outcome
 from tightframe.results.parts.dropouts import Lost
 from tightframe.results.status import Status
 from tightframe_app.jobs.commands import fetch
-from tightframe_app.watch import commands
+from tightframe_app.watch import terminal
 from tightframe_app.watch import view as words
 from tightframe_app.watch.silos import SILENCE, Silences
 from tightframe_app.watch.status import (
@@ -40,9 +40,9 @@ from tightframe_app.watch.status import (
 )
 
 
-def drawn(view: commands.View, width: int = 80) -> str:
+def drawn(view: terminal.View, width: int = 80) -> str:
     out = Console(file=io.StringIO(), width=width, highlight=False, markup=False, emoji=False)
-    out.print(commands.screen(view))
+    out.print(terminal.screen(view))
     text = out.file.getvalue()  # type: ignore[attr-defined]
     assert max(len(row) for row in text.splitlines()) <= width
     return str(text)
@@ -54,7 +54,7 @@ def flat(text: str) -> str:
 
 @pytest.mark.parametrize("width", [80, 120])
 def test_the_screen_has_everything_that_is_known(width: int) -> None:
-    view = commands.View(JOB, Seen("RUNNING", "fedmr_isic"), status(trained_so_far()), elapsed=3671)
+    view = terminal.View(JOB, Seen("RUNNING", "fedmr_isic"), status(trained_so_far()), elapsed=3671)
     text = flat(drawn(view, width))
     for expected in (
         "fedmr_isic RUNNING 1:01:11",
@@ -90,7 +90,7 @@ def test_silence_is_counted_without_trusting_that_two_clocks_agree() -> None:
 
 def test_silence_is_told_of_silos_that_are_waited_for_only() -> None:
     seen = Seen("RUNNING", "fedmr_isic", silent={"hospital-1": 0.0, "hospital-3": None})
-    view = commands.View(JOB, seen, status(trained_so_far()))
+    view = terminal.View(JOB, seen, status(trained_so_far()))
     assert "silent hospital-3, not connected: stopped, or cut off" in flat(drawn(view))
     over = replace(view, last=status(trained_so_far().ended(trained=False, reason="TF-501")))
     assert "silent" not in drawn(over)
@@ -99,11 +99,11 @@ def test_silence_is_told_of_silos_that_are_waited_for_only() -> None:
 def test_whom_enrolment_waits_for_is_shown_with_who_is_not_connected() -> None:
     now = begun("job", 4).enrolling(["hospital-1", "hospital-2", "hospital-9"]).heard("hospital-2")
     seen = Seen("RUNNING", "job", silent={"hospital-9": None, "hospital-2": None})
-    view = commands.View(JOB, seen, status(now))
+    view = terminal.View(JOB, seen, status(now))
     text = flat(drawn(view))
     assert "state silos are being enrolled" in text
     assert "waiting for hospital-1, hospital-9 silent hospital-9, not connected: stopped, cut off" in text
-    assert "; waiting for hospital-1, hospital-9; silent hospital-9, not connected" in commands.line(view)
+    assert "; waiting for hospital-1, hospital-9; silent hospital-9, not connected" in terminal.line(view)
     later = now.heard("hospital-9", "TF-502").heard("hospital-1", "TF-612")
     text = flat(drawn(replace(view, last=status(later))))
     late, refused = (f"{code} ({REASONS[code]})" for code in ("TF-502", "TF-612"))
@@ -139,11 +139,11 @@ def test_privacy_is_told_as_the_run_itself_tells_it() -> None:
 def test_every_state_has_words(engine: str, value: Status | None, expected: str) -> None:
     last = None if value is None else status(value)
     seen = Seen(engine, "job", ("sites are missing",), None if engine != "RUNNING" else last)
-    view = commands.View(JOB, seen, last)
+    view = terminal.View(JOB, seen, last)
     early = "; what follows is what was seen last" if value is not None and value.state == "summing" else ""
     late = early if seen.over else ""
     assert f"state {expected}{late} engine sites are missing" in flat(drawn(view))
-    assert commands.line(view).startswith(f"{engine}: {expected}; sites are missing")
+    assert terminal.line(view).startswith(f"{engine}: {expected}; sites are missing")
     assert ("reason TF-501 (" in flat(drawn(view))) == (expected == "stopped")
 
 
@@ -159,16 +159,16 @@ def test_rounds_that_are_done_count_by_phases_and_end_at_one() -> None:
 def test_names_and_messages_of_others_cannot_steer_the_terminal() -> None:
     evil = "\x1b[2J\x07bad"
     run = begun(evil, 2).enrolled([evil, "b", "c"], {evil: evil})
-    view = commands.View(
+    view = terminal.View(
         JOB, Seen("RUNNING", evil, (evil,)), status(run.summing("train", 1, 0, 1)), lost=3, why=evil
     )
     verdict = judge(JOB, Seen("FINISHED:ABORTED", evil, (evil,)), None, NoOutcomeError(evil))
     out = Console(file=io.StringIO(), width=80, highlight=False, markup=False, emoji=False)
-    out.print(commands.closing_words(verdict))
+    out.print(terminal.closing_words(verdict))
     for text in (
         drawn(view),
-        commands.line(view),
-        commands.line(replace(view, lost=None)),
+        terminal.line(view),
+        terminal.line(replace(view, lost=None)),
         out.file.getvalue(),
     ):  # type: ignore[attr-defined]
         assert "bad" in text and "\x1b" not in text and "\x07" not in text
@@ -264,7 +264,7 @@ def test_how_it_ended(engine: str, last: Status | None, changes: Any, code: int,
     found = changes if isinstance(changes, NoOutcomeError) else Outcome.model_validate({**OUTCOME, **changes})
     verdict = judge(JOB, Seen(engine, "job", told), None if last is None else status(last), found)
     out = Console(file=io.StringIO(), width=100, highlight=False, markup=False, emoji=False)
-    out.print(commands.closing_words(verdict))
+    out.print(terminal.closing_words(verdict))
     text = out.file.getvalue()  # type: ignore[attr-defined]
     title = text.splitlines()[0]
     assert verdict.code == code and all(item in text for item in expected), text
@@ -310,9 +310,9 @@ class Script:
             raise item
         return item
 
-    def follow(self, patience: float = 60) -> tuple[commands.Verdict, list[commands.View]]:
-        views: list[commands.View] = []
-        verdict = commands.follow(
+    def follow(self, patience: float = 60) -> tuple[terminal.Verdict, list[terminal.View]]:
+        views: list[terminal.View] = []
+        verdict = terminal.follow(
             self,
             JOB,
             views.append,
@@ -336,7 +336,7 @@ def test_a_connection_that_is_lost_for_a_while_is_told_and_found_again() -> None
     assert verdict.code == 0
     assert [view.lost for view in views] == [None, None, 10, 20, None, None]
     assert "no answer for 0:00:20, trying again" in flat(drawn(views[3]))
-    assert "cannot connect" in commands.line(views[3])
+    assert "cannot connect" in terminal.line(views[3])
     assert views[4].last == RUNNING.status, "what was seen last stays on the screen"
     assert [view.elapsed for view in views] == [0, 0, 10, 20, 30, 40]
 
@@ -344,16 +344,16 @@ def test_a_connection_that_is_lost_for_a_while_is_told_and_found_again() -> None
 def test_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     gone = LostError("cannot connect")
     script = Script(RUNNING, gone, DONE, found=(TRAINED,))
-    verdict = commands.told_until_over(script, JOB, every=0, patience=60)
+    verdict = terminal.told_until_over(script, JOB, every=0, patience=60)
     lines = [checked("watch", line) for line in capsys.readouterr().out.splitlines()]
     assert verdict.code == 0 and lines[-1]["end"]["code"] == 0 and lines[0]["standing"] == "asking the server"
     assert lines[1]["status"] == json.loads(json.dumps(trained_so_far().as_json()))
     assert all(line["end"] is None for line in lines[:-1])
-    commands.look_once(Script(RUNNING), JOB, as_json=True)
+    terminal.look_once(Script(RUNNING), JOB, as_json=True)
     (line,) = capsys.readouterr().out.splitlines()
     assert checked("watch", line)["engine"] == "RUNNING"
     with pytest.raises(WatchError, match="TF-812"):
-        commands.look_once(Script(gone), JOB, as_json=True)
+        terminal.look_once(Script(gone), JOB, as_json=True)
 
 
 def test_a_server_that_never_answers_or_stays_away_is_an_error() -> None:
@@ -374,9 +374,9 @@ def test_an_outcome_that_cannot_be_fetched_is_asked_for_thrice() -> None:
 
 def test_a_terminal_is_drawn_anew_each_time() -> None:
     out = Console(file=io.StringIO(), width=80, force_terminal=True, highlight=False)
-    with commands._shower(out) as show:
-        show(commands.View(JOB, RUNNING, RUNNING.status))
-        show(commands.View(JOB, DONE, RUNNING.status))
+    with terminal._shower(out) as show:
+        show(terminal.View(JOB, RUNNING, RUNNING.status))
+        show(terminal.View(JOB, DONE, RUNNING.status))
     text = out.file.getvalue()  # type: ignore[attr-defined]
     assert "training" in text and text.index("training") < text.index("over")
     assert "\x1b[2K" in text, "lines are erased"
@@ -390,30 +390,30 @@ LOST = RUN.without(
 
 def test_a_lost_silo_is_noted_and_not_called_late_as_well() -> None:
     third = row(3, "train", ["hospital-1"], {"hospital-2": "TF-502", "hospital-3": "TF-502"})
-    view = commands.View(JOB, RUNNING, status(LOST.summed(third).summing("train", 4, 0, 1)))
+    view = terminal.View(JOB, RUNNING, status(LOST.summed(third).summing("train", 4, 0, 1)))
     text = flat(drawn(view))
     assert "late hospital-2: not in the last sum" in text and "note 3 is missing since" in text
-    assert "note 3 is missing since" in commands.line(view)
+    assert "note 3 is missing since" in terminal.line(view)
 
 
 def test_a_run_that_is_over_while_the_engine_still_waits_is_told_of() -> None:
     """Its process answers no more; the engine has the job until every client has reported."""
     silent = replace(RUNNING, status=None)
-    over = commands.View(JOB, silent, status(LOST.summing("closing", 4, 0, 1)))
+    over = terminal.View(JOB, silent, status(LOST.summing("closing", 4, 0, 1)))
     assert "state the run's process has ended; the engine waits" in flat(drawn(over))
-    assert "the engine waits until every client has reported" in commands.line(over)
-    assert "training" in commands.line(replace(over, last=RUNNING.status)), "one answer that did not come"
+    assert "the engine waits until every client has reported" in terminal.line(over)
+    assert "training" in terminal.line(replace(over, last=RUNNING.status)), "one answer that did not come"
 
 
 def test_where_there_is_no_terminal_a_line_is_said_again_after_half_a_minute(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock = iter((100.0, 129.0, 130.0, 135.0, 160.5))
-    monkeypatch.setattr(commands, "time", SimpleNamespace(monotonic=lambda: now, strftime=time.strftime))
-    out = Console(file=io.StringIO(), width=commands.UNBROKEN, highlight=False)
-    with commands._shower(out) as show:
+    monkeypatch.setattr(terminal, "time", SimpleNamespace(monotonic=lambda: now, strftime=time.strftime))
+    out = Console(file=io.StringIO(), width=terminal.UNBROKEN, highlight=False)
+    with terminal._shower(out) as show:
         for now in clock:  # noqa: B007 - the clock above reads it
-            show(commands.View(JOB, RUNNING, RUNNING.status))
+            show(terminal.View(JOB, RUNNING, RUNNING.status))
     lines = out.file.getvalue().splitlines()  # type: ignore[attr-defined]
     said = [line.split(" ", 1)[1].split(":")[0] for line in lines]
     assert said == ["RUNNING", "still RUNNING", "still RUNNING"]

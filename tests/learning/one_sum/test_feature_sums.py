@@ -27,8 +27,8 @@ from tightframe.learning.one_sum.feature_sums import (
 )
 from tightframe.phases import RING_DTYPE, Schema
 from tightframe.rounds import codec
+from tightframe.rounds.codec import unpack
 from tightframe.rounds.setup import prepare
-from tightframe.rounds.sums.plain import unpack
 
 CLASSES, WIDTH, RECORDS_IN_ALL = 5, 7, 360
 

@@ -23,7 +23,7 @@ from tightframe.config.policy import PolicyBlock
 from tightframe.config.site import SiteEntry
 from tightframe.errors import RunError
 from tightframe.methods import fedavg
-from tightframe.phases import CLASS_COUNTS, FEATURE_MEAN, FEATURE_STD, Fold, Setting, Statistic
+from tightframe.phases import CLASS_COUNTS, FEATURE_MEAN, FEATURE_STD, Cohort, Fold, Setting, Statistic
 from tightframe.rounds.context import Message, SiloContext
 from tightframe.rounds.phases import statistics
 from tightframe.rounds.plan import STATISTICS
@@ -208,6 +208,9 @@ class Silo:
     def __init__(self, inputs: NDArray[np.float32]) -> None:
         self._inputs = inputs
 
+    def times_in_moments(self) -> torch.Tensor:
+        return torch.ones(len(self._inputs), dtype=torch.int64)
+
     def batches(self, fold: Fold, *, augment: bool, shuffle: bool, epoch: int = 0) -> Any:
         assert (fold, augment, shuffle) == ("train", False, False)
         for part in np.array_split(self._inputs, 3):
@@ -224,7 +227,8 @@ def test_moments_are_of_the_first_axis_whatever_a_record_is(shape: tuple[int, ..
     (phase,) = statistics.phases(setting, ("feature_moments",), class_rules=True)
     terms = [phase.contribute(Silo(inputs), {}, {}).tensors for inputs in silos]  # type: ignore[arg-type]
     totals = {name: sum(np.asarray(term[name]) for term in terms) for name in terms[0]}
-    state = phase.update(prepare(job()).initial_state(), totals, None)  # type: ignore[arg-type]
+    cohort = Cohort(1, {"large": 30.0, "small": 7.0}, 30.0)
+    state = phase.update(prepare(job()).initial_state(), totals, cohort)
     pooled = np.concatenate(silos).astype(np.float64).reshape(37, shape[0], -1)
     np.testing.assert_allclose(state.extra[FEATURE_MEAN], pooled.mean((0, 2)), rtol=0, atol=1e-9)
     expected = np.maximum(pooled.std((0, 2)), statistics.SMALLEST_STD)  # one divides by it

@@ -31,7 +31,7 @@ from tightframe.rounds.setup import prepare
 from tightframe.rounds.silo.budget import Budget
 from tightframe.rounds.silo.private_view import PrivateSilo
 from tightframe.rounds.silo.session import SiloSession
-from tightframe.rounds.sums.plain import RefusedError
+from tightframe.rounds.sums.common import RefusedError
 from tightframe.rounds.sums.secure_server import SecureSums
 
 SILOS = [f"silo-{number}" for number in range(4)]

@@ -24,7 +24,7 @@ from tightframe.privacy.training import portions
 from tightframe.rounds.riders.noisy_class_sums import STATE
 from tightframe.rounds.setup import prepare
 from tightframe.rounds.silo.session import SiloSession
-from tightframe.rounds.sums.plain import RefusedError
+from tightframe.rounds.sums.common import RefusedError
 from tightframe.rounds.sums.secure_server import SecureSums
 from tightframe.securesum.rules import threshold
 

@@ -23,7 +23,7 @@ from tightframe.rounds.plan import Exchange
 from tightframe.rounds.run_state import state_bytes
 from tightframe.rounds.server.collecting import Collector, SharedState, enroll
 from tightframe.rounds.server.coordinator import Coordinator
-from tightframe.rounds.sums.plain import Accept, Collected, Enrolled, RefusedError, TooFewError
+from tightframe.rounds.sums.common import Accept, Collected, Enrolled, RefusedError, TooFewError
 
 SILOS = ("a", "b", "c", "d")
 SCHEMA = Schema((Field("counts", (2,), ring=64, bound=100.0, bits=0, static=True),))

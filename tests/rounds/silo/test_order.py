@@ -12,7 +12,7 @@ from tests.support.jobs import SMALL
 from tightframe.errors import RunError
 from tightframe.files import append_durably
 from tightframe.rounds.context import ASKED, SiloContext
-from tightframe.rounds.notes import RESUMED, VERIFIED, note_verified
+from tightframe.rounds.notes import RESUMED, VERIFIED, note, note_verified, summed_word
 from tightframe.rounds.order import Place
 from tightframe.rounds.plan import RunPlan
 from tightframe.rounds.setup import prepare
@@ -95,6 +95,15 @@ def test_without_notes_a_job_begins_or_goes_on_as_the_silo_was_told(tmp_path: Pa
     assert Silo(tmp_path / "other", method_options={"loss": "focal"}).answers(("statistics", 0, 0))
     assert not silo.answers(SECOND, told=str(sum_of(SECOND)))
     assert silo.answers(THIRD, told=str(sum_of(SECOND)))
+
+
+@pytest.mark.parametrize("summed", [THIRD, ("train", 3, 1)])
+def test_a_state_within_a_round_begins_none(tmp_path: Path, summed: Place) -> None:
+    """A silo that lost its notes has it from the journal, of the second sum of the very round."""
+    silo = Silo(tmp_path, resume=WHERE)
+    note(silo.context.state_folder, [STATE.hex(), summed_word(STATE.hex(), sum_of(summed))])
+    silo.resumes()
+    assert silo.answers(THIRD) == (summed == THIRD)
 
 
 @pytest.mark.parametrize("verified", [FIRST, SECOND, None])

@@ -13,7 +13,7 @@ from tightframe.phases import Field, Schema
 from tightframe.results.parts.dropouts import Lost
 from tightframe.rounds.context import SiloContext
 from tightframe.rounds.silo import own_report as report
-from tightframe.rounds.sums.plain import Encoded
+from tightframe.rounds.sums.common import Encoded
 from tightframe.securesum.messages import SumId
 
 SCHEMA = Schema((Field("model/W", (2, 3), bound=1.0), Field("model/b", (3,), bound=1.0)))

@@ -29,7 +29,14 @@ from tightframe.rounds.silo.session import SiloSession
 from tightframe.rounds.sums.simulated_identity import simulated_anchor, simulated_identity
 from tightframe.rounds.sums.transcripts import ServerIdentity
 from tightframe.securesum.messages import SumId
-from tightframe.securesum.site.journal import Advertised, Entry, SlotUsed, StateMasked, StateSummed
+from tightframe.securesum.site.journal import (
+    Advertised,
+    Entry,
+    Revealed,
+    SlotUsed,
+    StateMasked,
+    StateSummed,
+)
 
 
 class NoOptions(BaseModel):
@@ -276,6 +283,7 @@ def test_only_the_total_that_is_verified_makes_its_state_count(tmp_path: Path) -
 
 
 KNOWN = Advertised("first", 0, bytes(32), bytes(32))
+REVEALED = Revealed("first", 0, 2, ("site-1",), ("update",))
 
 
 def _masked(sum_id: SumId, job: str = "first") -> SlotUsed:
@@ -294,8 +302,8 @@ def _masked(sum_id: SumId, job: str = "first") -> SlotUsed:
         ([KNOWN, _masked(SumId(2, "train-0"), "another")], False),
         ([KNOWN, StateMasked("first", "between", 2, bytes(32))], True),  # in a job of which it says no more
         ([KNOWN, StateMasked("first", "between", 3, bytes(32))], False),
-        ([KNOWN, StateSummed("first", "first", 2, bytes(32))], True),
-        ([KNOWN, StateSummed("another", "another", 2, bytes(32))], False),
+        ([KNOWN, _masked(SumId(2, "train-1")), StateSummed("first", "first", 2, bytes(32)), REVEALED], True),
+        ([KNOWN, StateSummed("another", "another", 2, bytes(32)), REVEALED], False),
         ([_masked(SumId(2, "train-0"), "another")], True),
     ],
 )
@@ -313,7 +321,9 @@ def test_a_resumed_silo_without_its_state_goes_by_its_journal_whatever_the_serve
         write(silo.site_ledger, entries)
     begin(silo)
     summed = any(isinstance(item, StateSummed) and item.lineage == "first" for item in entries)
-    assert (bytes(32).hex() in Notes.read(silo.state_folder).words) == summed
+    notes, state = Notes.read(silo.state_folder), bytes(32).hex()
+    assert (state in notes.words) == summed
+    assert notes.sums_on(state) == [SumId(2, "train-1")] * summed
     store = SiloStateStore(silo.state_folder, "site-1", secure=True)
     store.settle(said)
     if took_part:

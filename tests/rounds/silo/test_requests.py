@@ -67,3 +67,12 @@ def test_a_wrong_key_is_named_and_its_value_is_not(key: str, value: Any) -> None
     without = {name: item for name, item in CONTRIBUTE.items() if name != key}
     with pytest.raises(RunError, match=f"{key}: Field required"):
         requests.check("contribute", without, "site-1", secure=False)
+
+
+def test_of_many_wrong_keys_five_are_named() -> None:
+    for count, more in ((5, ""), (6, "; and 1 more")):
+        without = {key: value for key, value in list(CONTRIBUTE.items())[count:]}
+        with pytest.raises(RunError) as caught:
+            requests.check("contribute", without, "site-1", secure=False)
+        assert str(caught.value).count("Field required") == 5
+        assert f"Field required{more}. The message" in str(caught.value)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,8 +15,18 @@ from tests.support.tables import statistics_job
 from tightframe.config.job import Evaluation, JobConfig, Training, parse_job
 from tightframe.config.policy import Policy, PolicyBlock
 from tightframe.config.site import SiteEntry
+from tightframe.phases import Field, Schema
+from tightframe.rounds.job_checks import HEAD_OPTIONS
+from tightframe.rounds.phases.statistics import COUNTS
 from tightframe.rounds.setup import prepare
-from tightframe.rounds.sums.release import release_profile
+from tightframe.rounds.sums.release import (
+    DECLARED,
+    OWN_WEIGHT,
+    _features,
+    _sums_by_class,
+    release_profile,
+    with_weight,
+)
 from tightframe.rounds.sums.revealed import REVEALED
 from tightframe.securesum.errors import ReleaseProfileError
 from tightframe.securesum.site.journal import History, ProfileUsed
@@ -77,6 +89,13 @@ OUT: Mapping[str, tuple[Any, str]] = {
     "withdraw": (None, "terms are formed as in the first one; rules of its own say what is opened of them"),
 }
 """Options that do not: another value where there is one to try, and why."""
+BASE: Mapping[str, dict[str, Any]] = {
+    "site_models": {"method": "fedproto"},
+    "training.loop": {"method": "fedavg", "method_options": {}},
+    "dataset_options": {"dataset": "eicu", "model": "mlp"},
+    "statistics": {**statistics_job(), "method_options": {}, "model_options": {}},
+}
+"""Jobs that have an option at all, where FedMR's over heart disease does not."""
 
 OWN = {"min_class_count", "min_test_count", "full_batches"}
 OTHER_RULES = {
@@ -119,13 +138,18 @@ def options() -> set[str]:
     }
 
 
-def profile(changes: Mapping[str, Any], entry: SiteEntry | None = None) -> dict[str, str]:
-    """The profile of FedMR's job over heart disease, with other options given by their names."""
+def job_with(changes: Mapping[str, Any]) -> JobConfig:
+    """FedMR's job over heart disease, with other options given by their names."""
     values: dict[str, Any] = {**HEART, **METHOD, "sites": SITES, "min_sites": 3, "rounds": 2}
     for name, value in changes.items():
         block, _, key = name.partition(".")
         values[block] = {**values.get(block, {}), key: value} if key else value
-    made = release_profile(prepare(parse_job(values)), entry or SiteEntry())
+    return parse_job(values)
+
+
+def profile(changes: Mapping[str, Any], entry: SiteEntry | None = None) -> dict[str, str]:
+    """The profile of that job at a site."""
+    made = release_profile(prepare(job_with(changes)), entry or SiteEntry())
     assert made is not None
     return dict(made)
 
@@ -141,15 +165,7 @@ def test_every_option_and_every_rule_is_decided_on() -> None:
 @pytest.mark.parametrize("name", IN)
 def test_what_acts_on_one_silos_term_changes_the_profile(name: str) -> None:
     value, setting = IN[name]
-    base: dict[str, Any] = {}
-    if name == "site_models":
-        base = {"method": "fedproto"}
-    if name == "training.loop":
-        base = {"method": "fedavg", "method_options": {}}
-    if name == "dataset_options":
-        base = {"dataset": "eicu", "model": "mlp"}
-    if name == "statistics":
-        base = {**statistics_job(), "method_options": {}, "model_options": {}}
+    base = BASE.get(name, {})
     before, after = profile(base), profile({**base, name: value})
     assert after[setting] != before.get(setting)
     assert name == "encoder" or setting in before, "a frozen encoder's setting alone has none before it"
@@ -276,20 +292,36 @@ def test_other_features_whose_products_are_summed_are_another_profile() -> None:
     drawn = {**first, "model": "mlp", "model_options": {"widths": [4]}}
     assert profile(drawn)["features"] != profile({**drawn, "seed": 7})["features"]
     assert "features" in REVEALED
-    assert profile({**first, "model_options": {"width": 8}, "method": "fedncm"}) == base, "one encoder"
+    other = profile({**first, "model_options": {"width": 8}, "method": "fedncm"})
+    assert {name for name, value in other.items() if value != base[name]} == {"losses"}, "one encoder"
 
 
-def test_a_journal_of_before_asks_once_where_it_names_features_without_their_inputs() -> None:
+@pytest.mark.parametrize("changes", [{"ridge": 1.0}, {"priors": "balanced"}], ids=str)
+def test_another_head_whose_losses_are_summed_is_another_profile(changes: dict[str, Any]) -> None:
+    """24 jobs of other ``ridge`` told 24 numbers of the same validation records; a start has one form."""
+    job = {**RANDOM, "method": "fed3r"}
+    before, after = profile(job), profile({**job, "method_options": changes})
+    assert {name for name in before | after if before.get(name) != after.get(name)} == {"losses"}
+    started = profile({**RANDOM, "method": "fedavg", "start": "fed3r"})
+    assert started["losses"] == before["losses"] and "losses" in REVEALED
+    assert "losses" not in profile({**RANDOM, "method": "fedavg"})
+
+
+def test_a_journal_of_before_asks_once_where_it_names_features_without_inputs_or_kept_classes() -> None:
     """One that names none takes those of the first job."""
     now = profile(EICU)
     old = {name: value for name, value in now.items() if name != "features"}
     History([ProfileUsed("d", tuple(sorted(old.items())), "a")]).check_profile(
         "d", tuple(sorted(now.items()))
     )
-    named = {**old, "features": 'random_features {"width":8}, no weights'}
-    journal = History([ProfileUsed("d", tuple(sorted(named.items())), "a")])
-    with pytest.raises(ReleaseProfileError, match=r"another \(features [^)]*shape"):
-        journal.check_profile("d", tuple(sorted(now.items())))
+    for before in (
+        'random_features {"width":8}, no weights',
+        now["features"].removeprefix("classes kept, "),
+    ):
+        named = {**old, "features": before}
+        journal = History([ProfileUsed("d", tuple(sorted(named.items())), "a")])
+        with pytest.raises(ReleaseProfileError, match=r"another \(features classes kept[^)]*shape"):
+            journal.check_profile("d", tuple(sorted(now.items())))
 
 
 def test_a_withdrawal_has_the_profile_of_the_run_that_it_withdraws_from() -> None:
@@ -297,3 +329,63 @@ def test_a_withdrawal_has_the_profile_of_the_run_that_it_withdraws_from() -> Non
     withdraw = {"lineage": "x", "previous": "x", "checkpoint_sha256": "0" * 64, "state_sha256": "0" * 64}
     assert profile({**first, "withdraw": withdraw}) == profile(first)
     assert profile(first)["class_sums"] == "of frozen features"
+
+
+def test_what_an_evaluation_and_a_table_summary_name_is_little() -> None:
+    alone = profile(
+        {"evaluate_only": {}, "rounds": 0, "initial_model_sha256": "0" * 64, "method_options": {}}
+    )
+    assert set(alone) == {"records", "class_rules", "score_bins", "own min_test_count"}
+    setup: Any = prepare(parse_job({**HEART, **statistics_job(), "sites": SITES, "min_sites": 3}))
+    for ends, words in ((None, "bins 10"), ((90.0, 365.0), "bins 10, times to 90, 365")):
+        vars(setup)["layout"] = replace(setup.layout, ends=ends)
+        assert dict(release_profile(setup, SiteEntry()) or ())["statistics"] == words
+
+
+def test_features_are_named_by_what_draws_them() -> None:
+    """Not by the scales that are pooled, the head, or which records there are."""
+
+    def said(**changes: Any) -> str:
+        return profile({**RANDOM, "method": "fedncm", **changes})["features"]
+
+    assert said(model_options={"width": 8, "standardise": True}).endswith(", no weights, classes kept")
+    started = profile({**DRAWN, **METHOD, "encoder": "frozen", "initial_model_sha256": "1" * 64})["features"]
+    assert started.endswith(f", {'1' * 64}, classes kept")
+    drawn = profile({**DRAWN, **METHOD})["features"]
+    headed = {"model_options": {"widths": [4], HEAD_OPTIONS[0]: 0.5}}
+    assert profile({**DRAWN, **METHOD, **headed})["features"] == drawn
+    before, after = profile(EICU), profile({**EICU, "dataset_options": {"drugs": 20, "window": "stay"}})
+    assert {name for name in before if before[name] != after[name]} == {"records"}
+
+
+def test_products_alone_are_sums_of_features_too() -> None:
+    setup = prepare(parse_job({**HEART, **RANDOM, "method": "fedncm", "sites": SITES, "min_sites": 3}))
+    fields = (Field("frozen/products", (3,), static=True, products=2),)
+    phases: Any = [SimpleNamespace(schema=Schema(fields))]
+    assert _features(setup, phases) == dict(release_profile(setup, SiteEntry()) or ())["features"]
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "per_class", "found"),
+    [
+        ("sums", (2, 8), True, True),
+        ("counts", (2,), True, False),
+        (COUNTS, (4, 2), True, False),
+        ("w", (2, 8), False, False),
+    ],
+)
+def test_class_sums_are_of_vectors(name: str, shape: tuple[int, ...], per_class: bool, found: bool) -> None:
+    assert _sums_by_class(Field(name, shape, static=True, per_class=per_class)) is found
+
+
+def test_an_update_beside_which_more_is_trained_is_one() -> None:
+    plain = {"training.momentum": 0.0, "method_options": {}}
+    assert profile({**plain, "method": "scaffold"})["updates"] == "update as it is"
+
+
+def test_the_own_weight_is_named_where_weights_are_capped() -> None:
+    capped, uniform = (tuple(profile({"weights": rule}).items()) for rule in ("exact", "uniform"))
+    assert with_weight(capped, 7.0, 7.0) == tuple(sorted((*capped, (OWN_WEIGHT, DECLARED))))
+    assert with_weight(capped, 7.0, 6.5) == tuple(sorted((*capped, (OWN_WEIGHT, "6.5"))))
+    assert with_weight(uniform, 7.0, 6.5) == uniform
+    assert with_weight(None, 7.0, 6.5) is None

@@ -16,8 +16,10 @@ the secrets that a test knows, what the answers give away together:
   the total told if the silo is in it.
 - *How often.* In a job no two sums are opened that rest on the same state, but for rounding; in a chain of
   jobs no more than the threat model says. Counts open for one cohort.
-- *What a silo works on.* One state behind each total, one request a slot, and few tries of it; in the next
-  round of the plan alone, and in none before the last.
+- *What a silo works on.* One state behind each total, one request a slot, and few tries of it; for the next
+  exchange of the plan alone, and for none before the last.
+- *What a silo ends with.* A model is among its results only if it is of the verified state after the last
+  round, and its personal one if its own state is such a one.
 """
 
 from __future__ import annotations
@@ -34,12 +36,14 @@ from typing import Any
 from tests.support.attacks.malicious_server import ROOT
 from tests.support.attacks.small_silos import (
     DECLARED,
+    ENDLESS,
     JOB,
     NEEDS_STATE,
     SECURE,
     Colluder,
     CrashError,
     Deals,
+    Line,
     SmallSilo,
     next_state,
     own_after,
@@ -202,10 +206,10 @@ class Epoch:
 
 @dataclass(frozen=True)
 class Opened:
-    """A sum that the server can open: the job, the round, and the state that it rests on."""
+    """A sum that the server can open: the job, the step, and the state that it rests on."""
 
     job: str
-    round: int
+    step: int
     basis: str
 
 
@@ -241,6 +245,7 @@ class AnyServer:
         folder: for the silos' files.
         deals: what the silo that plays along deals falsely.
         keeps: whether silos keep a state of their own.
+        line: the job's exchanges.
     """
 
     def __init__(
@@ -251,12 +256,13 @@ class AnyServer:
         deals: Deals | None = None,
         *,
         keeps: bool = True,
+        line: Line = ENDLESS,
     ) -> None:
-        self.names = tuple(f"site-{number}" for number in range(1, sites + 1))
-        self.setup = setup_of(self.names)
+        self.names, self.line = tuple(f"site-{number}" for number in range(1, sites + 1)), line
+        self.setup = setup_of(self.names, None, line)
         mate = None if colluding is None else self.names[colluding]
         self.silos = {
-            name: SmallSilo(name, self.names, folder / name, keeps=keeps)
+            name: SmallSilo(name, self.names, folder / name, keeps=keeps, line=line)
             for name in self.names
             if name != mate
         }
@@ -269,18 +275,20 @@ class AnyServer:
         self.good = {self.state}  # states that follow from the job and from verified totals
         self.claims: dict[str, list[str]] = {}  # sums that it says were opened
         self.made: dict[bytes, Made] = {}  # a silo's own state -> what it was trained from
-        self.after = {self.state: 0}  # state -> the round that it follows from
+        self.after = {self.state: 0}  # state -> the step that it follows from
+        self.follows: dict[str, str] = {}  # state -> the one before
+        self.known = {self.state: 0}  # verified state -> the step that it follows from
         self.job, self.jobs = JOB, 0
         self.refused: set[str] = set()  # silos that do not take part in the job
         self.forgot: set[str] = set()  # silos that lost their copy of the run's state, or all in memory
         self.summed: list[Opened] = []
         self.cohorts: set[tuple[str, ...]] = set()  # for which counts were opened
         self.verified: dict[str, set[tuple[int, int]]] = {}  # totals with a silo
-        self.tries: dict[tuple[str, int, int], list[tuple[str, int, Total | None]]] = {}
-        self.worked: dict[tuple[str, str], int] = {}  # silo, job -> the last round that it worked in
+        self.tries: dict[tuple[str, int, int], list[tuple[str, SumId, Total | None]]] = {}
+        self.worked: dict[tuple[str, str], int] = {}  # silo, job -> the last step that it worked for
         self.asked: set[tuple[str, SumId]] = set()  # job, sum
         self.behind: dict[tuple[str, int, bytes], list[str]] = {}  # silo, epoch, total -> states worked on
-        self.round = 0  # the last one whose total it goes on with
+        self.step = 0  # the last one whose total it goes on with
         self.epochs: dict[int, Epoch] = {}
         self.begun = -1  # the last epoch that was begun
         self.log: list[tuple[str, str, Message]] = []
@@ -425,14 +433,15 @@ class AnyServer:
             summed = [item for item in silo.vault.facts if item["entry"] == kind]
             rounds = [item["round"] for item in summed]
             own = [item["round"] for item in summed if item["basis"] == state]
-            right = known and self.after.get(state) == after and not set(own) - {after + 1}
+            then = after * self.line.of
+            right = known and self.after.get(state) == then and not set(own) - {self.round_of(then + 1)}
             if name in lost or not right or after < max(rounds, default=0) - 2:
                 self.deceived.add(name)
             self.forgot.discard(name)
             if name in lost:
                 self.forgot.add(name)
-        self.state, self.before, self.round, self.claims = state, "", after, {}
-        self.after.setdefault(state, after)
+        self.state, self.before, self.step, self.claims = state, "", after * self.line.of, {}
+        self.after.setdefault(state, self.step)
         return len(roster := self.willing()) >= 3 and self.begin(
             roster, static_open=tuple(roster) == self.names
         )
@@ -440,7 +449,17 @@ class AnyServer:
     def resumable(self) -> tuple[str, int]:
         """The state from which an honest server would resume, and the round after which."""
         best = self.state if self.state in self.good else self.before or self.state
-        return best, self.after[best]
+        while self.after[best] % self.line.of:
+            best = self.follows[best]
+        return best, self.round_after(best)
+
+    def round_after(self, state: str) -> int:
+        """The last round that is over with a state; 0 for one that is not known."""
+        return self.after.get(state, 0) // self.line.of
+
+    def round_of(self, step: int) -> int:
+        """The round of a step."""
+        return self.line.place(step)[1]
 
     def start_again(self, names: Iterable[str]) -> None:
         """Begin other processes of the job at silos, which have lost what was in memory."""
@@ -464,18 +483,18 @@ class AnyServer:
         except ProtocolError:
             return False
         self.asked.add((self.epoch.params.job, request.sum_id))
-        if request.schema != SEAL and request.sum_id.round != self.round + 1:
+        if request.schema != SEAL and self.line.step(request.sum_id) != self.step + 1:
             return False
         right = b"" if last is None else last.total.to_bytes()
         return (message["state"], message["before"], request.total) == (self.state, self.before, right)
 
-    def sum_id(self, kind: str, number: int | None = None) -> SumId:
-        """Return the name of a sum that was in no request before: of the next round, unless one is given."""
-        number = self.round + 1 if number is None else number
-        if kind == SEAL:
-            number = self.epoch.params.epoch
+    def sum_id(self, kind: str, step: int | None = None) -> SumId:
+        """Return the name of a sum that was in no request before: of the next step, unless one is given."""
+        step = self.step + 1 if step is None else step
         for attempt in range(1000):
-            made = SumId.of(kind, number, *((attempt, 0) if kind == SEAL else (0, attempt)))
+            made = self.line.sum_id(step, attempt)
+            if kind == SEAL:
+                made = SumId.of(kind, self.epoch.params.epoch, attempt, 0)
             if (self.epoch.params.job, made) not in self.asked:
                 break
         return made
@@ -519,28 +538,33 @@ class AnyServer:
         self.answers[key] = raw
         if task in ("contribute", "agree", "reveal"):
             getattr(self, f"_learn_{task}")(name, message, answer[SECURE])
+        if self.line.ends:
+            self._check_results(name)
         return answer
 
     def _check_work(
-        self, name: str, message: Message, trained: Sequence[tuple[str, int, Total | None]]
+        self, name: str, message: Message, trained: Sequence[tuple[str, SumId, Total | None]]
     ) -> None:
-        """Check what a silo has worked on: one request a slot, a state behind a total, the plan's rounds."""
-        for state, number, total in trained:
+        """Check what a silo has worked on: one request a slot, a state behind a total, the plan's steps."""
+        for state, sum_id, total in trained:
+            step = self.line.step(sum_id)
             epoch = self.silos[name].vault.state().epoch.params.epoch
             slot = TermRequest.from_bytes(message[SECURE]).slot
             tries = self.tries.setdefault((name, epoch, slot), [])
-            tries.append((state, number, total))
+            tries.append((state, sum_id, total))
             assert len(tries) <= journal.MAX_STARTS, "records are read for a slot without end"
             assert all(item == tries[0] for item in tries), "records are read for two requests of a slot"
             if total is None:
                 known = state in self.good or not differences(self.start, self.states[state])
                 assert known, "a state before a first total that nobody verified"
-                assert number == self.after.get(state, number - 1) + 1, "a state of another round"
+                last = self.after.get(state, step - 1)
+                assert step in self.line.after(last), "a state of another exchange"
             else:
-                assert number == total.sum_id.round + 1, "a round that is not the next of the plan"
+                last = self.line.step(total.sum_id)
+                assert step in self.line.after(last), "an exchange that is not the next of the plan"
             job = self.silos[name].context.job_id
-            assert number >= self.worked.get((name, job), 0), "a round that was passed over"
-            self.worked[name, job] = number
+            assert step >= self.worked.get((name, job), 0), "an exchange that was passed over"
+            self.worked[name, job] = step
             if name in self.forgot:  # it takes a state over, as one that missed a sum
                 continue
             behind = self.behind.setdefault((name, epoch, b"" if total is None else total.digest()), [])
@@ -669,15 +693,22 @@ class AnyServer:
             self.cohorts.add(epoch.params.roster)
             assert len(self.cohorts) == 1, "counts of two cohorts"
             return
-        now = Opened(epoch.params.job, asked.sum_id.round, asked.basis)
+        now = Opened(epoch.params.job, self.line.step(asked.sum_id), asked.basis)
         state = self.states[asked.basis]
         same = [item for item in self.summed if not differences(self.states[item.basis], state)]
+        if now.step > self.line.last:  # the closing changes nothing of the state that personal models rest on
+            assert {item.step > self.line.last for item in same} <= {True}, "a state trained on and evaluated"
+            same = [item for item in same if item.step == now.step]
         assert now.job not in {item.job for item in same}, "one state summed twice in a job"
-        assert asked.total is None or now.round == asked.total.sum_id.round + 1, "a sum out of order"
-        assert {item.round for item in same} <= {now.round}, "a state summed in another round"
+        if asked.total is not None:
+            allowed = self.line.after(self.line.step(asked.total.sum_id))
+            assert now.step in allowed, "a sum out of order"
+        assert {item.step for item in same} <= {now.step}, "a state summed in another step"
         assert len({item.job for item in same}) < journal.MAX_JOBS_OF_STATE, "a state summed without end"
-        rounds = [item.round for item in self.summed if item.job != now.job]
-        assert now.round >= max(rounds, default=0) - 1, "a chain that goes back by more than a round"
+        rounds = [self.round_of(item.step) for item in self.summed if item.job != now.job]
+        back = max(rounds, default=0) - self.round_of(now.step)
+        assert back <= 1, "a chain that goes back by more than a round"
+        SEEN[f"opened {self.line.place(now.step)[0]} {self.line.place(now.step)[2]}"] += 1
         SEEN["opened a state's sum once more in a resumed job"] += bool(same)
         self.summed.append(now)
 
@@ -745,6 +776,7 @@ class AnyServer:
             known = asked.basis in self.good or not differences(self.start, self.states[asked.basis])
             assert known, "a first sum on a state that nobody verified"
             self.good.add(asked.basis)
+            self.known.setdefault(asked.basis, 0)
             return
         total, source = asked.total, epoch.slots[asked.total.slot]
         self._check_total(epoch, slot, source, total)
@@ -759,6 +791,7 @@ class AnyServer:
         trained = self.states[asked.basis]
         assert state_sha256(expected) == asked.basis or not differences(expected, trained), "another state"
         self.good.add(asked.basis)
+        self.known.setdefault(asked.basis, self.line.step(total.sum_id))
 
     def _check_own(self, epoch: Epoch, name: str, asked: Asked) -> None:
         """Check with what own state a silo made a term for which it gives shares."""
@@ -766,7 +799,10 @@ class AnyServer:
         told = asked.total
         if self.keeps and told is not None and name in told.survivors and told.schema != SEAL:
             source = epoch.slots[told.slot].asked[name]
-            assert own == own_after(name, source.sum_id, source.basis, source.own), "own training was dropped"
+            after = own_after(name, source.sum_id, source.basis, source.own)
+            if self.line.step(source.sum_id) > self.line.last:
+                after = source.own
+            assert own == after, "own training was dropped"
             SEEN["own state of the total told"] += 1
         if own:
             made, total = self.made[own], asked.total
@@ -777,10 +813,21 @@ class AnyServer:
             if total is not None and name in total.survivors:
                 counts = counts or place == (epoch.params.epoch, total.slot)
             assert counts, "an own state of a sum for which it gave no shares"
+        self._check_made(own)
+
+    def _check_made(self, own: bytes) -> None:
+        """Check that an own state was trained on verified states alone."""
         while own:
             assert self.made[own].basis in self.good, "an own state that was trained on a crafted state"
             own = self.made[own].own
             SEEN["own state on a verified state"] += 1
+
+    def _check_results(self, name: str) -> None:
+        """Check of what state a silo's final models are: its results, no longer kept apart."""
+        for state, own in self.silos[name].results:
+            assert self.known.get(state) == self.line.last, "a final model that nobody verified"
+            self._check_made(own)
+            SEEN["results"] += 1
 
     def _check_total(self, epoch: Epoch, slot: Slot, source: Slot, total: Total) -> None:
         """Check that a total is the sum of its silos' terms, but for what the colluding silo vouches for."""
@@ -813,7 +860,7 @@ class AnyServer:
 
     @staticmethod
     def _term_of(asked: Asked, name: str, parties: int) -> Mapping[Group, bytes]:
-        return term_of(name, asked.sum_id.round, asked.basis, parties, asked.own)
+        return term_of(name, place_of(asked.sum_id), asked.basis, parties, asked.own)
 
     # What an honest server does ------------------------------------------------------------------
 
@@ -874,8 +921,12 @@ class AnyServer:
 
     def _go_on(self, basis: str, total: Total, epoch: Epoch) -> None:
         self.before, self.state = basis, self.follow(basis, total, epoch)
-        self.after[self.state] = self.round = total.sum_id.round
-        self.after.setdefault(basis, total.sum_id.round - 1)
+        self.step = self.line.step(total.sum_id)
+        if self.step > self.line.last:
+            self.after.setdefault(self.state, self.line.last)
+            return
+        self.after[self.state] = self.step
+        self.after.setdefault(basis, self.step - 1)
 
     def follow(self, basis: str, total: Total, epoch: Epoch) -> str:
         """Return the state after a total, known by its hash from now on."""
@@ -886,6 +937,7 @@ class AnyServer:
             return basis
         sha256 = state_sha256(state)
         self.states[sha256] = state
+        self.follows.setdefault(sha256, basis)
         return sha256
 
     def clean(self, name: str, epoch: Epoch) -> bool:
@@ -901,7 +953,7 @@ class AnyServer:
         facts = self.silos[name].vault.facts
         summed = [item for item in facts if item["entry"] == journal.StateSummed.KIND]
         rounds = {item["round"] for item in summed if item["basis"] == self.state and item["job"] != self.job}
-        if rounds - {self.round + 1}:
+        if rounds - {self.round_of(self.step + 1)}:
             return False  # a resumed job has a state summed in its own round
         masked = [item for item in facts if item["entry"] == journal.StateMasked.KIND]
         jobs = {item["job"] for item in masked if item["basis"] == self.state}
@@ -911,7 +963,7 @@ class AnyServer:
         if state is None or state.epoch.params.epoch != epoch.params.epoch:
             return False
         opened = -1 if epoch.last is None else epoch.last.total.slot
-        if isinstance(state, Established) and state.last_revealed > opened:
+        if self._last_revealed(name, epoch) > opened:
             return False
         if epoch.last is not None:
             total = epoch.last.total
@@ -925,6 +977,16 @@ class AnyServer:
         told = None if asked.total is None else asked.total.digest()
         right = [digest for slot, digest in epoch.chain if slot < number]
         return told == (right[-1] if right else None)
+
+    def _last_revealed(self, name: str, epoch: Epoch) -> int:
+        """Return the last slot of a sum that a silo's journal says it gave shares of; -1 if there is none.
+
+        Its state does not say so after a crash between the two: then they count as given, and none left.
+        """
+        kind, mine = journal.Revealed.KIND, (epoch.params.job, epoch.params.epoch)
+        facts = [item for item in self.silos[name].vault.facts if item["entry"] == kind]
+        slots = [item["slot"] for item in facts if (item["job"], item["epoch"]) == mine]
+        return max((slot for slot in slots if epoch.slots[slot].asked[name].schema != SEAL), default=-1)
 
     def message(self, request: TermRequest, **changes: Any) -> Message:
         """A request for a term, as the honest server says it but for ``changes``."""
@@ -959,9 +1021,9 @@ class AnyServer:
         Whatever was tried before: silos that were told nothing false answer, and the total is exact.
         """
         epoch = self.epoch
-        if epoch.next >= epoch.params.slots:
-            return
         seal = kind == SEAL
+        if epoch.next >= epoch.params.slots or (self.step == self.line.end and not seal):
+            return
         turn = Sum(
             epoch.session,
             slot=epoch.next,
@@ -1033,7 +1095,7 @@ class AnyServer:
             true = self.sum_of(epoch, slot, survivors)
             assert opened.groups["update"] == true["update"]
             assert opened.groups.get("static", true["static"]) == true["static"]
-        SEEN[f"honest {kind}"] += 1
+        SEEN[f"honest {place_of(turn.sum_id)[0]}"] += 1
         if seal:
             return
         epoch.last = opened.evidence
@@ -1109,7 +1171,7 @@ class AnyServer:
         self.colluder.establish(self.setup_for(self.colluder.name, epoch))
         term: Mapping[Group, bytes] = {"update": b"", "static": b""}
         if schema != SEAL:
-            term = term_of(self.colluder.name, slot.number, "", len(epoch.params.roster))
+            term = term_of(self.colluder.name, ("", slot.number, 0), "", len(epoch.params.roster))
         combined = self.vouch(epoch, slot, total, added) if vouches == "vouches" else {}
         if vouches == "wrong":
             combined = {"update": bytes(1536)}

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from tightframe.phases import Group, Schema, Tensors
 from tightframe.rounds import codec
+from tightframe.rounds.codec import pack, unpack
 from tightframe.rounds.silo.session import SiloSession
-from tightframe.rounds.sums.plain import pack, unpack
 
 Numbers = Mapping[str, float | NDArray[np.float64]]
 

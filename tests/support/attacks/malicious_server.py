@@ -23,6 +23,7 @@ from tightframe.config.site import SiteEntry
 from tightframe.data.heart import HeartOptions
 from tightframe.data.heart.twin import open_twin
 from tightframe.rounds import codec
+from tightframe.rounds.codec import integer_totals
 from tightframe.rounds.context import NEEDS_STATE, STATE, SiloContext
 from tightframe.rounds.run_state import next_state, state_bytes
 from tightframe.rounds.server.collecting import SharedState
@@ -31,7 +32,6 @@ from tightframe.rounds.silo.session import SiloSession
 from tightframe.rounds.site_ledger import journal_folder
 from tightframe.rounds.sums.declaration import Declaration, applied_weights
 from tightframe.rounds.sums.parameters import epoch_params, schema_name
-from tightframe.rounds.sums.plain import integer_totals
 from tightframe.securesum import messages, server
 from tightframe.securesum.identity import Anchor, KeySigner, Verifier
 from tightframe.securesum.messages import Params
@@ -223,7 +223,7 @@ class Federation:
         """
         exchange = self.setup.plan.find(kind, number, index)
         shared = self.shared if named is None else named
-        phase = exchange.carrying(exchange.evaluates(exchange.phase.broadcast(shared.state)))
+        phase = exchange.phase_for(exchange.phase.broadcast(shared.state))
         sum_id = messages.SumId.of(kind, number, index, attempt)
         turn = server.Sum(
             self.session,

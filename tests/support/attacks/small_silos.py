@@ -26,20 +26,22 @@ from tests.support.attacks.malicious_server import identity
 from tightframe import __version__
 from tightframe.phases import Cohort, Contribution, Field, Group, Phase, Schema, ServerState, Totals
 from tightframe.privacy.ledger.entries import Remembered
-from tightframe.rounds import codec
+from tightframe.results.files import MODEL, PERSONAL
+from tightframe.rounds import codec, unproven
 from tightframe.rounds.context import COMMITTED, FOLLOWED, NEEDS_STATE, PROPOSED, TOLD, Message
 from tightframe.rounds.notes import VERIFIED
+from tightframe.rounds.order import Place, place_of
 from tightframe.rounds.pace import Pace
-from tightframe.rounds.plan import TRAIN, Exchange, RunPlan
+from tightframe.rounds.plan import CLOSING, TRAIN, Exchange, RunPlan
+from tightframe.rounds.plan import PERSONAL as PERSONAL_MODELS
 from tightframe.rounds.run_state import next_state, state_sha256
 from tightframe.rounds.silo import requests
 from tightframe.rounds.silo.contribute import Contributor
+from tightframe.rounds.silo.followed_state import FollowedState
 from tightframe.rounds.silo.own_state import SiloStateStore, begin, confirm_told
-from tightframe.rounds.silo.run_state import FollowedState
 from tightframe.rounds.silo.session import SiloSession
-from tightframe.rounds.sums.common import SEAL, SECURE
+from tightframe.rounds.sums.common import SEAL, SECURE, Encoded
 from tightframe.rounds.sums.declaration import Declaration
-from tightframe.rounds.sums.plain import Encoded
 from tightframe.rounds.sums.secure_silo import SecureSite
 from tightframe.rounds.sums.vault import Vault
 from tightframe.securesum import rules, shamir, site
@@ -64,7 +66,7 @@ from tightframe.securesum.site.setup import establish
 from tightframe.securesum.site.state import Confirmed, Established, term_name
 from tightframe.securesum.site.totals import KeptTerm
 
-JOB, ROUNDS, SLOTS = "job-a", 200, 7
+JOB, SLOTS = "job-a", 7
 SCHEMA = Schema(
     (
         Field("update/weight", (3,), ring=32, bound=1.0),
@@ -99,16 +101,82 @@ def _nothing(*_: Any) -> Any:
 
 
 PHASE = Phase("train", SCHEMA, lambda state: state.model, _nothing, _update)
+LAST_PHASE = Phase("last", SCHEMA, lambda state: state.model, _nothing, lambda state, *_: state)
+
+
+@dataclass(frozen=True)
+class Line:
+    """A job's exchanges in one line: a *step* is the number of one, from 1 on.
+
+    Attributes:
+        rounds: of training.
+        of: exchanges of each round.
+        ends: how many there are behind them: the closing, personal models.
+    """
+
+    rounds: int = 200
+    of: int = 1
+    ends: int = 0
+
+    @property
+    def last(self) -> int:
+        """The last step of training."""
+        return self.rounds * self.of
+
+    @property
+    def end(self) -> int:
+        """The last step."""
+        return self.last + self.ends
+
+    def place(self, step: int) -> Place:
+        """Return what a step is in the plan; one that is past its end is of a round that it does not have."""
+        if self.last < step <= self.end:
+            return (CLOSING, PERSONAL_MODELS)[step - self.last - 1], self.rounds, 0
+        return TRAIN, (step - 1) // self.of + 1, (step - 1) % self.of
+
+    def sum_id(self, step: int, attempt: int) -> SumId:
+        """Return the name of a step's sum."""
+        kind, number, index = self.place(step)
+        return SumId.of(kind, number, index, attempt)
+
+    def step(self, sum_id: SumId) -> int:
+        """Return the step that a sum is of."""
+        kind, number, index = place_of(sum_id)
+        if kind in (CLOSING, PERSONAL_MODELS):
+            return self.last + (CLOSING, PERSONAL_MODELS).index(kind) + 1
+        return (number - 1) * self.of + index + 1
+
+    def after(self, step: int) -> tuple[int, ...]:
+        """Return the steps that may come after one: the closing's sum may stay shut."""
+        return (step + 1, step + 2) if step == self.last and self.ends == 2 else (step + 1,)
+
+
+ENDLESS = Line()
+"""More rounds than any run gets to."""
 
 
 class _Plan(RunPlan):
-    """Training rounds of one exchange, and nothing before or after them."""
+    """Training rounds of one exchange or two, and what the line has behind them."""
+
+    def __init__(self, setup: Any, line: Line) -> None:
+        super().__init__(setup)
+        self._line = line
 
     def at(self, kind: str, number: int) -> tuple[Exchange, ...]:
-        return super().at(kind, number) if kind == TRAIN else ()
+        kinds = (TRAIN, CLOSING, PERSONAL_MODELS)[: 1 + self._line.ends]
+        return super().at(kind, number) if kind in kinds else ()
 
     def _round(self, number: int) -> Sequence[Exchange]:
-        return [Exchange(TRAIN, number, PHASE)]
+        of = self._line.of
+        return [Exchange(TRAIN, number, PHASE, index=index, of=of) for index in range(of)]
+
+    @property
+    def _closing(self) -> Exchange:
+        return Exchange(CLOSING, self._line.rounds, LAST_PHASE)
+
+    @property
+    def _personal(self) -> Exchange:
+        return Exchange(PERSONAL_MODELS, self._line.rounds, LAST_PHASE)
 
 
 def _start() -> ServerState:
@@ -117,7 +185,7 @@ def _start() -> ServerState:
     )
 
 
-def job_of(names: Sequence[str], after: int | None = None) -> Any:
+def job_of(names: Sequence[str], after: int | None = None, line: Line = ENDLESS) -> Any:
     """What the silos read of a job; of one that goes on after a round of a stopped one, if it says so."""
     return SimpleNamespace(
         dataset="small",
@@ -131,7 +199,9 @@ def job_of(names: Sequence[str], after: int | None = None) -> Any:
         resume=None if after is None else SimpleNamespace(after_round=after),
         continues=None if after is None else SimpleNamespace(previous=JOB),
         origin=SimpleNamespace(sha256=lambda: "ab" * 32),
-        rounds=ROUNDS,
+        rounds=line.rounds,
+        statistics=None,
+        personalise=True,
         done=after or 0,
         class_rules="off",
         local_baseline_epochs=0,
@@ -145,18 +215,19 @@ def job_of(names: Sequence[str], after: int | None = None) -> Any:
     )
 
 
-def setup_of(names: Sequence[str], after: int | None = None) -> Any:
+def setup_of(names: Sequence[str], after: int | None = None, line: Line = ENDLESS) -> Any:
     """What silos and server read of a job's setup."""
     setup: Any = SimpleNamespace(
-        job=job_of(names, after),
+        job=job_of(names, after, line),
         initial_state=_start,
         rounded=False,
-        setting=SimpleNamespace(build_model=_network, input_shape=(3,)),
-        training_phases=lambda number: (PHASE,),
+        setting=SimpleNamespace(build_model=_network, input_shape=(3,), num_classes=2),
+        dataset=SimpleNamespace(class_names=("no", "yes")),
+        training_phases=lambda number: (PHASE,) * line.of,
         method=SimpleNamespace(own_model=None),
         privacy=None,
     )
-    setup.plan = _Plan(setup)
+    setup.plan = _Plan(setup, line)
     return setup
 
 
@@ -194,9 +265,9 @@ def params_of(
 
 
 @lru_cache(1024)
-def term_of(name: str, number: int, state: str, parties: int, own: bytes = b"") -> Mapping[Group, bytes]:
-    """A silo's term: a function of the silo, the round, the state (hex) that it rests on, and its own."""
-    seed = hashlib.sha256(f"{name}/{number}/{state}/{own.hex()}".encode()).digest()
+def term_of(name: str, place: Place, state: str, parties: int, own: bytes = b"") -> Mapping[Group, bytes]:
+    """A silo's term: a function of the silo, the exchange, the state (hex) that it rests on, and its own."""
+    seed = hashlib.sha256(f"{name}/{place}/{state}/{own.hex()}".encode()).digest()
     random = np.random.default_rng(list(seed))
     tensors = {
         "update/weight": torch.from_numpy(random.uniform(-1, 1, 3)),
@@ -216,12 +287,12 @@ class _Contributor(Contributor):
 
     Attributes:
         used: its own state, with which it made its last term.
-        trained: states (SHA-256) that it trained on, the round, and the total told with each.
+        trained: states (SHA-256) that it trained on, the sum, and the total told with each.
         dies: whether its process dies over the next request's records.
     """
 
     def __init__(self, context: Any, setup: Any, *, keeps: bool) -> None:
-        self.trained: list[tuple[str, int, Total | None]] = []
+        self.trained: list[tuple[str, SumId, Total | None]] = []
         self.dies, self._keeps = False, keeps
         self._context, self.setup, self._setup = context, setup, setup
         self._store = SiloStateStore(context.state_folder, context.name, secure=True)
@@ -234,22 +305,47 @@ class _Contributor(Contributor):
         self._told = total
         return super().contribute(message, weights, total=total, **more)
 
-    def _silo(self, exchange: Exchange, message: Message, *_: Any) -> Any:
+    def _silo(
+        self,
+        exchange: Exchange,
+        message: Message,
+        weights: Any,
+        honest: int,
+        few: Any,
+        needs: unproven.Needs = unproven.NO_NEEDS,
+        *others: Any,
+    ) -> Any:
         sum_id = SumId.of(exchange.kind, exchange.round, exchange.index, message["attempt"])
-        return SimpleNamespace(name=self._context.name, sum_id=sum_id, state=message["state"])
+        return SimpleNamespace(
+            name=self._context.name,
+            sum_id=sum_id,
+            state=message["state"],
+            needs=needs,
+            at_end=exchange.reported,
+            place=exchange.place,
+        )
 
     def _term(self, silo: Any, *others: Any) -> tuple[Contribution, dict[Group, bytes], bool]:
-        self.trained.append((silo.state, silo.sum_id.round, self._told))
+        self.trained.append((silo.state, silo.sum_id, self._told))
         if self.dies:
             raise CrashError
-        if not self._keeps:
-            term = term_of(silo.name, silo.sum_id.round, silo.state, len(others[-1]))
-            return Contribution({}), dict(term), True
-        kept = self._store.committed().get("own")
+        kept = self._store.committed().get("own") if self._keeps else None
         self.used = b"" if kept is None else kept.numpy().tobytes()
+        term = dict(term_of(silo.name, silo.place, silo.state, len(others[-1]), self.used))
+        if silo.at_end:
+            self._keep(silo)
+        if silo.at_end or not self._keeps:
+            return Contribution({}), term, True
         after = own_after(silo.name, silo.sum_id, silo.state, self.used)
-        term = term_of(silo.name, silo.sum_id.round, silo.state, len(others[-1]), self.used)
-        return Contribution({}, {"own": torch.tensor(list(after), dtype=torch.uint8)}), dict(term), True
+        return Contribution({}, {"own": torch.tensor(list(after), dtype=torch.uint8)}), term, True
+
+    def _keep(self, silo: Any) -> None:
+        """Keep the final model, or the personal one, of which its file says what it was made from."""
+        if silo.sum_id.phase.startswith(CLOSING):
+            path = unproven.begin(self._context, silo.needs) / MODEL
+        else:
+            path = unproven.place(self._context, silo.needs) / PERSONAL
+        path.write_text(f"{silo.state}:{self.used.hex()}")
 
 
 def _entry(fact: Any) -> Any:
@@ -328,10 +424,14 @@ class SmallSilo(SiloSession):
         names: of all silos of the job.
         folder: for its own files.
         keeps: whether its method keeps a state of the silo's own.
+        line: the job's exchanges.
     """
 
-    def __init__(self, name: str, names: Sequence[str], folder: Path, *, keeps: bool = True) -> None:
+    def __init__(
+        self, name: str, names: Sequence[str], folder: Path, *, keeps: bool = True, line: Line = ENDLESS
+    ) -> None:
         self.name, self._names, self._folder, self._keeps = name, names, folder, keeps
+        self._line = line
         self._join(JOB, [])
 
     def resume(self, job_id: str, after: int, *, with_state: bool) -> None:
@@ -348,13 +448,15 @@ class SmallSilo(SiloSession):
         name, folder = self.name, self._folder / job_id
         context: Any = SimpleNamespace(
             name=name,
-            job=job_of(self._names, after),
+            job=job_of(self._names, after, self._line),
             job_id=job_id,
             previous_state=previous,
             policy=SimpleNamespace(site_rules=SiteRules, max_records=None, records_per_feature=0),
             site=SimpleNamespace(records_id=lambda dataset: dataset),
             secure_folder=folder,
             state_folder=folder,
+            run_dir=self._folder / f"{job_id}-results",
+            write_page=None,
             transcript=folder / "transcript",
             site_ledger=None,
             memory_only=True,
@@ -367,6 +469,7 @@ class SmallSilo(SiloSession):
         entries = [*map(_entry, facts)]
         with mock.patch("tightframe.rounds.silo.own_state._journal", lambda context: entries):
             begin(context)
+        context.run_dir.mkdir(parents=True, exist_ok=True)
         self.context, self._after = context, after
         secure = SecureSite(context, partial(confirm_told, folder))
         self.vault = secure._vault = _Vault()
@@ -377,7 +480,8 @@ class SmallSilo(SiloSession):
         self._fresh()
 
     def _fresh(self) -> None:
-        setup = setup_of(self._names, self._after)
+        unproven.publish(self.context)
+        setup = setup_of(self._names, self._after, self._line)
         self._contributor = _Contributor(self.context, setup, keeps=self._keeps)
 
     def _training(self) -> Contributor:
@@ -392,7 +496,10 @@ class SmallSilo(SiloSession):
             return self._contribute(message)
         if task == "confirm":  # its sums have no release profile
             return {SECURE: self._secure.confirm(message.get(SECURE), None)}  # type: ignore[arg-type]
-        return {SECURE: getattr(self._secure, task)(message.get(SECURE))}
+        answer = {SECURE: getattr(self._secure, task)(message.get(SECURE))}
+        if task == "reveal":
+            unproven.publish(self.context)
+        return answer
 
     def handle(self, task: str, message: Message) -> Message:
         return self._answer(task, message)
@@ -429,9 +536,9 @@ class SmallSilo(SiloSession):
         self._fresh()
 
     @property
-    def trained(self) -> list[tuple[str, int, Total | None]]:
-        """States that it trained on since it began its last process, the round, and the total told."""
-        trained: list[tuple[str, int, Total | None]] = self._training().trained  # type: ignore[attr-defined]
+    def trained(self) -> list[tuple[str, SumId, Total | None]]:
+        """States that it trained on since it began its last process, the sum, and the total told."""
+        trained: list[tuple[str, SumId, Total | None]] = self._training().trained  # type: ignore[attr-defined]
         return trained
 
     @property
@@ -445,6 +552,13 @@ class SmallSilo(SiloSession):
         names = (COMMITTED, PROPOSED, TOLD)
         paths = [self.context.state_folder / name for name in names]
         return {path.name: path.read_bytes() for path in paths if path.is_file()}
+
+    @property
+    def results(self) -> list[tuple[str, bytes]]:
+        """The state that its final model was made from, and its personal one, each with its own state."""
+        paths = [self.context.run_dir / name for name in (MODEL, PERSONAL)]
+        made = [path.read_text().split(":") for path in paths if path.is_file()]
+        return [(state, bytes.fromhex(own)) for state, own in made]
 
     @property
     def established(self) -> Established | None:
@@ -607,6 +721,7 @@ class Colluder:
 
 
 __all__ = [
+    "ENDLESS",
     "JOB",
     "NEEDS_STATE",
     "SCHEMA",
@@ -615,6 +730,7 @@ __all__ = [
     "Colluder",
     "CrashError",
     "Deals",
+    "Line",
     "SmallSilo",
     "next_state",
     "own_after",

@@ -31,7 +31,7 @@ from tightframe.flare import MESSAGE
 from tightframe.flare.transport import FlareTransport
 from tightframe.rounds.context import Message
 from tightframe.rounds.silo.session import failure_code
-from tightframe.rounds.sums.plain import Accept
+from tightframe.rounds.sums.common import Accept
 
 JOB_ID = "job"
 PRIVACY = ROOT / "provisioning" / "local" / "privacy.json"

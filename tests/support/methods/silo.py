@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from tightframe.learning import loop
+from tightframe.learning.batches import merge_single_tail
 from tightframe.learning.stages import FitReport, Stage
 from tightframe.phases import Fold, Setting, SiloView, Tensors, stream_seed
 
@@ -73,7 +74,7 @@ class FakeSilo:
         if shuffle:
             order = torch.randperm(len(self.labels), generator=stream)
         order = order[: max(1, round(share * len(order)))]
-        for chosen in loop.merge_single_tail(order, self.setting.local.batch_size):
+        for chosen in merge_single_tail(order, self.setting.local.batch_size):
             inputs = self.inputs[chosen]
             if augment:
                 inputs = inputs + 0.01 * torch.randn(inputs.shape, generator=stream)

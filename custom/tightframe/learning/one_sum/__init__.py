@@ -29,7 +29,8 @@ from torch import nn
 
 from tightframe.errors import RunError
 from tightframe.learning import model_update
-from tightframe.learning.class_sums import counts_phase, holders_phase
+from tightframe.learning.class_sums import holders_phase
+from tightframe.learning.distinct_rows import counts_phase
 from tightframe.learning.halves import plain_training, train
 from tightframe.learning.one_sum import temperature, withdrawal
 from tightframe.learning.one_sum.closed_form import ABSENT, Priors, centred
@@ -45,7 +46,6 @@ from tightframe.learning.one_sum.feature_sums import (
 from tightframe.learning.one_sum.noisy_sums import PREFIX, noisy_fields, read
 from tightframe.learning.one_sum.temperature import BIAS, KNOWN, WEIGHT
 from tightframe.learning.own_models import TRAINED, trained
-from tightframe.learning.products import COUNTED
 from tightframe.models import feature_width
 from tightframe.models.heads import UnitBallLinear
 from tightframe.phases import (
@@ -65,6 +65,8 @@ from tightframe.phases import (
 )
 from tightframe.results.words import plural
 
+RADIUS = 1.0
+"""Radius for the sums of a closed form, whose head brings features into the unit ball itself."""
 START_RADIUS = 2.0**7
 """Radius for the sums of a start, whose head takes features as they are: longer ones are shortened in the
 sums only. Features are rounded to 2^-17 then, fine enough for a head that goes on training."""
@@ -107,14 +109,14 @@ def one_sum_method(
             return (release_phase(setting, solve, intercepts, products=products, start=False),)
         return (scale_phase(beside=True),)
 
-    def first(setting: Setting) -> tuple[Phase, ...]:
+    def first(setting: Setting, radius: float) -> tuple[Phase, ...]:
         counts = counts_field(setting.num_classes)
-        return holders_phase(counts), counts_phase(counts)
+        return holders_phase(counts), counts_phase(counts, radius)
 
     def before(setting: Setting) -> tuple[Phase, ...]:
         if setting.privacy is not None:
             return ()
-        return *first(setting), sums_phase(setting, solve, products=products, start=False)
+        return *first(setting, RADIUS), sums_phase(setting, solve, products=products, start=False)
 
     def withdraw(setting: Setting, asked: Withdrawal) -> tuple[Phase, ...]:
         width = feature_width(model_update.shared_template(setting))
@@ -126,7 +128,7 @@ def one_sum_method(
         if setting.privacy is not None:
             return (release_phase(setting, solve, intercepts, products=products, start=True),)
         solution = sums_phase(setting, solve, products=products, start=True)
-        return *first(setting), solution, scale_phase(beside=False)
+        return *first(setting, START_RADIUS), solution, scale_phase(beside=False)
 
     return Method(
         **{
@@ -155,7 +157,7 @@ def sums_phase(setting: Setting, solve: Solve, *, products: bool, start: bool) -
         start: for a head that takes features as they are and goes on training; otherwise one that brings them
             into the unit ball itself.
     """
-    radius = START_RADIUS if start else 1.0
+    radius = START_RADIUS if start else RADIUS
     width = feature_width(model_update.shared_template(setting))
     schema = Schema(sum_fields(setting.num_classes, width, products=products))
 
@@ -227,11 +229,13 @@ def broadcast_model(state: ServerState) -> Tensors:
 
 
 def solved(setting: Setting, solve: Solve, state: ServerState, totals: Totals) -> ServerState:
-    """Return the state with the head that a total gives, and with the total, for a withdrawal."""
+    """Return the state with the head that a total gives, and with the total, for a withdrawal.
+
+    It keeps how many different rows were counted before, which a withdrawal's rule rests on.
+    """
     found = pooled(totals)
     weight, bias = centred(*solve(setting.config, found, BIAS in state.model), found.known)
-    before = {name: item for name, item in state.extra.items() if name != COUNTED}
-    extra = {**before, **withdrawal.kept_total(totals), KNOWN: found.known.to(torch.uint8)}
+    extra = {**state.extra, **withdrawal.kept_total(totals), KNOWN: found.known.to(torch.uint8)}
     return state.evolve(model=with_head(state.model, weight, bias), extra=extra)
 
 

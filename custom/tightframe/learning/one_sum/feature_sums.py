@@ -28,6 +28,7 @@ from torch import nn
 
 from tightframe.errors import RunError, TrainingError
 from tightframe.learning import model_update
+from tightframe.learning.distinct_rows import BITS, units
 from tightframe.models import feature_width
 from tightframe.phases import (
     ADMITTED,
@@ -41,8 +42,6 @@ COARSE, FINE = "frozen/products", "frozen/fine_products"
 SUMS, COUNTS, RECORDS = "frozen/sums", "frozen/counts", "frozen/records"
 PREFIX = "frozen/"
 
-BITS = 24
-"""Fraction bits of a feature, and of a field of a sum; G has twice as many."""
 FINE_BITS = 9
 """The last of a feature's, those of b. Products of a have 2 (24 - 9) = 30 fraction bits."""
 RECORD_BOUND = 2.0**20
@@ -121,19 +120,16 @@ class FeatureSums:
 
     def add(self, features: torch.Tensor, labels: torch.Tensor) -> None:
         """Count a batch: features h (B, d), labels (B,)."""
-        wide = features.detach().to(torch.float64)
-        self._unusable |= ~wide.isfinite().all()
-        wide = wide.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
-        lengths = torch.linalg.vector_norm(wide, dim=1, keepdim=True)
-        units = (wide / lengths.clamp_min(self._radius) * 2.0**BITS).round()
+        self._unusable |= ~features.isfinite().all()
+        rounded = units(features, self._radius)
         member = nn.functional.one_hot(labels, self._classes).to(torch.float64)
         parts = self._parts
-        parts["sums"] += member.T @ units
+        parts["sums"] += member.T @ rounded
         parts["counts"] += member.sum(0)
         if self._products:
             unit = 2.0**FINE_BITS
-            coarse = (units / unit).round()
-            fine = units - coarse * unit
+            coarse = (rounded / unit).round()
+            fine = rounded - coarse * unit
             parts["coarse"] += coarse.T @ coarse
             parts["cross"] += coarse.T @ fine
             parts["fine"] += fine.T @ fine

@@ -43,9 +43,9 @@ from numpy.typing import NDArray
 
 from tightframe.errors import RunError
 from tightframe.learning import model_update
+from tightframe.learning.distinct_rows import BITS, DistinctRows
 from tightframe.learning.one_sum import temperature
 from tightframe.learning.one_sum.feature_sums import (
-    BITS,
     COUNTS,
     RECORD_BOUND,
     RECORDS,
@@ -102,15 +102,12 @@ class _Terms:
 
     Attributes:
         before, after: tensors of ``feature_sums.sum_fields``.
+        changed: rows that leave or join.
     """
 
     before: Tensors
     after: Tensors
-
-    @property
-    def leaving(self) -> torch.Tensor:
-        """Numbers of records of each class that leave the total, (C,)."""
-        return self.before[COUNTS] - self.after[COUNTS]
+    changed: DistinctRows
 
     @property
     def width(self) -> int:
@@ -193,7 +190,7 @@ def _asked(withdrawal: Withdrawal, *, products: bool) -> Phase:
     def contribute(silo: SiloView, received: Tensors, state: Tensors) -> Contribution:
         found = _terms(silo, received, state, products=products)  # refuses if its sums are others by now
         check_own(silo, state, withdrawal)
-        check_products(silo, found.leaving, found.width, products=products)
+        check_products(silo, found.changed, found.width, products=products)
         # No larger than the rule needs: a refused withdrawal tells no silo's whole number.
         count = _leaving(silo, state).sum().clamp(max=withdrawal.least)
         tensors = {NAMED: count, SILOS: (count > 0).double()}
@@ -253,12 +250,10 @@ def _classes(classes: int, withdrawal: Withdrawal) -> Phase:
         extra = {name: item for name, item in state.extra.items() if name not in (ASKED, WITHHELD)}
         if any(few):
             extra[WITHHELD] = torch.tensor(few, dtype=torch.uint8)
-        stored = stored_total(state)
-        total = {COUNTED: stored[COUNTS]} if COUNTS in stored else {}
-        total[LEAVING] = torch.as_tensor(totals[NUMBER], dtype=torch.float64)
+        extra[LEAVING] = torch.as_tensor(totals[NUMBER], dtype=torch.float64)
         loses = torch.as_tensor(totals[CLASSES]) > 0.5
-        total[LOSING] = loses if withdrawal.by_class else torch.ones_like(loses)
-        return state.evolve(extra={**extra, **total, CLEARED: _as_bytes(withdrawal.start)})
+        extra[LOSING] = loses if withdrawal.by_class else torch.ones_like(loses)
+        return state.evolve(extra={**extra, CLEARED: _as_bytes(withdrawal.start)})
 
     counts = replace(counts_field(classes), bound=1.0)
     number = Field(NUMBER, (), bound=RECORD_BOUND, static=True, bits=0)
@@ -282,7 +277,7 @@ def _withdraw(classes: int, width: int, withdrawal: Withdrawal, solved: Solved, 
     def contribute(silo: SiloView, received: Tensors, state: Tensors) -> Contribution:
         _check_passed(received, CLEARED, withdrawal)
         found = _terms(silo, received, state, products=products)
-        check_products(silo, found.leaving, found.width, products=products)  # a whole class may leave now
+        check_products(silo, found.changed, found.width, products=products)  # a whole class may leave now
         left = {LEFT + name: found.after[name] - found.before[name] for name in found.before}
         admitted = _admitted_now(silo, received)
         return Contribution({COUNTS: found.after[COUNTS], **left}, own_state(found.after, admitted))
@@ -304,6 +299,8 @@ def _withdraw(classes: int, width: int, withdrawal: Withdrawal, solved: Solved, 
                 code=REFUSED,
             )
         extra = {name: item for name, item in state.extra.items() if name not in (CLEARED, LEAVING, LOSING)}
+        if COUNTED in extra:  # each that leaves can have been a row of its own
+            extra[COUNTED] = (extra[COUNTED] + torch.as_tensor(totals[LEFT + COUNTS])).clamp_min(0)
         made = solved(state.evolve(extra=extra), after)
         if "validation" not in withheld(state):
             return made  # the next exchange scales it
@@ -395,26 +392,25 @@ def check_numbers(totals: Totals, withdrawal: Withdrawal) -> None:
         )
 
 
-def check_products(silo: SiloView, leaving: torch.Tensor, width: int, *, products: bool) -> None:
+def check_products(silo: SiloView, changed: DistinctRows, width: int, *, products: bool) -> None:
     """Refuse to take out records so few that they follow from sums of their features, or of the products.
 
     Args:
-        leaving: numbers of this silo's records of each class that leave, (C,); negative where some join it.
+        changed: this silo's rows that leave the sums or join them.
         width: d of the features.
         products: whether their products are summed.
 
     Raises:
         RunError: TF-523; the numbers stay at the silo.
     """
-    least, classes, values = silo.records_per_feature, len(leaving), math.prod(silo.setting.input_shape)
-    every, sums = float(leaving.sum()), ClassSums(width, values)
-    numbers = enumerate(leaving.abs().tolist())
-    few = [place for place, gone in numbers if gone and not sums.allowed(gone, least)]
-    if products and every and not Products(width, classes, values).allowed(every, least):
+    least, values = silo.records_per_feature, math.prod(silo.setting.input_shape)
+    every, by_class, sums = float(changed.counts.sum()), changed.by_class.tolist(), ClassSums(width, values)
+    few = [place for place, gone in enumerate(by_class) if gone and not sums.allowed(gone, least)]
+    if products and every and not Products(width, len(by_class), values).allowed(every, least):
         asked, got = f"products of {width} features", f"{every:.0f}"
     elif few:
         asked = f"sums of {width} features by class"
-        got = f"{', '.join(f'{float(leaving[place]):.0f} of class {place}' for place in few)}"
+        got = f"{', '.join(f'{by_class[place]:.0f} of class {place}' for place in few)}"
     else:
         return
     raise RunError(
@@ -501,10 +497,12 @@ def _terms(silo: SiloView, received: Tensors, state: Tensors, *, products: bool)
     before, after = (
         FeatureSums(classes, width, products=products, device=silo.device) for _ in ("before", "after")
     )
+    changed = DistinctRows(classes)
     for features, labels, stay in silo.encoded_before(model):
         was, stays = then[labels], now[labels] & stay
         before.add(features[was], labels[was])
         after.add(features[stays], labels[stays])
+        changed.add(features[was ^ stays], labels[was ^ stays])
     sums = before.tensors()
     if not torch.equal(own_state(sums, then)[OWN_SHA256], state[OWN_SHA256]):
         raise RunError(
@@ -513,7 +511,7 @@ def _terms(silo: SiloView, received: Tensors, state: Tensors, *, products: bool)
             "without the withdrawn records.",
             code="TF-522",
         )
-    return _Terms(sums, after.tensors())
+    return _Terms(sums, after.tensors(), changed)
 
 
 def _leaving(silo: SiloView, state: Tensors) -> torch.Tensor:

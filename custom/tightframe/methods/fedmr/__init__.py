@@ -30,9 +30,10 @@ from pydantic import Field, model_validator
 
 from tightframe import phases
 from tightframe.learning import model_update
-from tightframe.learning.class_sums import BatchClasses, class_sum_fields, ratio_of_sums, silo_class_sums
+from tightframe.learning.class_sums import class_sum_fields, ratio_of_sums, silo_class_sums
 from tightframe.learning.halves import LocalRule, Objective, ServerRule, Trained, scheduled_method
 from tightframe.learning.stages import BatchView, Term, at_least_float32, cross_entropy
+from tightframe.methods.fedmr.gradients import IntraClass, Margins
 from tightframe.methods.fedmr.private import frozen_terms, moment_scale, summed
 from tightframe.models import feature_width
 from tightframe.options import StrictModel
@@ -130,9 +131,6 @@ def intra_class_loss(
     gives a zero row. All sums run over classes with at least two records; with none of them the
     result is zero, and its gradient too.
 
-    There is no loop over classes. The correlations enter only by their norm, for which
-    ``|Z^T Z|_F = |Z Z^T|_F``: one (B, B) Gram matrix, masked by equal labels, serves all classes.
-
     Args:
         features: (B, d).
         labels: (B,) integer.
@@ -151,31 +149,7 @@ def intra_class_loss(
     """
     if form not in get_args(IntraForm):
         raise ValueError(f"Expected `form` to be one of {get_args(IntraForm)}, but got {form!r}.")
-    features = at_least_float32(features)
-    classes = BatchClasses.of(features, labels)
-    count = classes.sum(features.new_ones(len(labels), 1))  # N_c of each record's class, (B, 1)
-    used = count >= 2
-    freedom = (count - 1).clamp_min(1)
-    centred = features - classes.sum(features) / count
-    variance = classes.sum(centred.square()) / freedom
-    shifted = variance + eps
-    # Where a class is not used, or a feature has no spread at all, the root's slope is infinite.
-    regular = used & (shifted > 0)
-    standardised = torch.where(regular, centred * torch.where(regular, shifted, 1.0).rsqrt(), 0.0)
-    # A record's share of (N_c - 1)^2 |R_c|_F^2, so that shares of a class add up to it, (B, 1).
-    share = classes.squared_products(standardised, count)
-    many = (used / count).sum().round().clamp_min(1)  # classes with at least two records
-    if form == "paper":  # eq. (3)
-        return (share / freedom.square()).sum() / many
-    if (width := features.shape[1]) < 2:  # no off-diagonal entries
-        return (features * 0).sum()
-    # The diagonal of R_c is var / (var + eps), so the off-diagonal part follows from the norm.
-    diagonal = torch.where(regular, variance / torch.where(regular, shifted, 1.0), 0.0)
-    share = share - freedom.square() * diagonal.square().sum(1, keepdim=True) / count
-    entries = width * (width - 1)
-    if form == "correlation":
-        return (share / freedom.square()).sum() / entries / many
-    return share.sum() / entries / used.sum().clamp_min(1)
+    return IntraClass.apply(at_least_float32(features), labels, form, eps)
 
 
 def inter_class_loss(
@@ -221,15 +195,7 @@ def inter_class_loss(
     valid = valid.to(torch.bool)
     anchors = torch.where(valid[:, None], prototypes, 0).to(features.dtype)
     distance = torch.cdist(features, anchors, compute_mode="donot_use_mm_for_euclid_dist")  # (B, C)
-    margin = torch.relu(distance.gather(1, labels[:, None]) - distance)
-    own = labels[:, None] == torch.arange(len(valid), device=labels.device)  # (B, C)
-    counts = own.sum(0)
-    sources = valid & (counts > 0)
-    targets = sources if support == "observed" else valid
-    pairs = sources.sum() * (targets.sum() - 1)
-    weight = (sources.to(features.dtype) / counts.clamp_min(1))[labels]  # 1 / N_i, (B,)
-    summed = (margin * (targets & ~own)).sum(1) @ weight
-    return summed / pairs.clamp_min(1)
+    return Margins.apply(distance, labels, valid, support == "observed")
 
 
 def inter_weight(options: InterOptions, prototypes: torch.Tensor, valid: torch.Tensor) -> float:

@@ -30,6 +30,7 @@ the continuous Gaussian's epsilons hold. Nothing here needs torch.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,7 +38,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tightframe.errors import ContributionError
-from tightframe.privacy.events import NOISE_MULTIPLIERS, number, whole
+from tightframe.phases import Field, Fold, Schema
+from tightframe.privacy.events import NOISE_MULTIPLIERS, Gaussian, number, whole
 from tightframe.privacy.releases.noise import (
     EXACT_FLOAT,
     MAX_RECORDS,
@@ -102,6 +104,59 @@ class EvaluationConfig(NoisyRelease):
         if self.findings:
             return GRID
         return math.isqrt(GRID**2 // self.num_classes)
+
+
+@dataclass(frozen=True)
+class EvaluationPlan:
+    """The noisy evaluations of a job.
+
+    Attributes:
+        config: of each of them.
+        after: training rounds whose models are evaluated, the last round's at the closing among them.
+        spare: number of evaluations that may be repeated.
+        bound: on the absolute value of each number in a silo's term.
+    """
+
+    config: EvaluationConfig
+    after: tuple[int, ...]
+    spare: int
+    bound: float
+
+    @property
+    def events(self) -> tuple[Gaussian, ...]:
+        """Privacy events of the evaluations, repeats included."""
+        return self.config.events(len(self.after) + self.spare)
+
+    def in_round(self, number: int) -> bool:
+        """Check whether a training round evaluates the model that it begins with."""
+        return number - 1 in self.after
+
+    def schema(self, folds: Sequence[Fold], score_bins: int) -> Schema:
+        """Return the fields: confusion (C, C) and scores (C, 2, bins) of each fold. There is no loss.
+
+        Of findings confusion (K, 2, 2), and records ().
+
+        None is static, and no class rule applies: the noise protects them, whatever the cohort.
+        """
+        classes = self.config.num_classes
+        shapes: dict[str, tuple[int, ...]] = {"confusion": (classes, classes)}
+        if self.config.findings:
+            shapes = {"confusion": (classes, 2, 2), "records": ()}
+        shapes["scores"] = (classes, 2, score_bins)
+        return Schema(
+            tuple(
+                Field(f"evaluation/{fold}/{name}", shape, bound=self.bound, mechanism="evaluation")
+                for fold in folds
+                for name, shape in shapes.items()
+            )
+        )
+
+    def describe(self) -> str:
+        """Describe the evaluations in a part of a line."""
+        rounds = [f"after round {number}" for number in self.after[:-1]]
+        if len(rounds) >= 6:
+            return f"noisy totals of the evaluation of {len(self.after)} models"
+        return f"noisy totals of the evaluation {', '.join([*rounds, 'of the last model'])}"
 
 
 def cell_deviation(config: EvaluationConfig, *, silos: int, honest: int) -> float:

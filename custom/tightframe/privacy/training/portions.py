@@ -10,7 +10,8 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, default_collate
 
 from tightframe.errors import TrainingError
-from tightframe.learning.loop import is_out_of_memory, reading_processes
+from tightframe.learning.batches import reading_processes
+from tightframe.learning.loop import is_out_of_memory
 from tightframe.learning.stages import Batch, Stage
 from tightframe.privacy.training.per_sample import (
     Engine,

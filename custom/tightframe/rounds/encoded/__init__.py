@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from tightframe.data.base import with_progress
 from tightframe.errors import RunError
-from tightframe.learning import loop
+from tightframe.learning.batches import merge_single_tail, reading_processes
 from tightframe.models.frozen import FrozenEncoder, encoder_sha256
 from tightframe.models.heads import feature_width
 from tightframe.phases import Fold
@@ -53,7 +53,7 @@ class EncodedFold(Dataset[tuple[torch.Tensor, int | torch.Tensor]]):
         self, indices: list[int], size: int, device: torch.device
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Yield these records in batches: (B, d) and (B,)."""
-        for chosen in loop.merge_single_tail(indices, size):
+        for chosen in merge_single_tail(indices, size):
             yield self.features[chosen].to(device), self.labels[chosen].to(device)
 
 
@@ -83,6 +83,10 @@ def used_parts(setup: JobSetup) -> tuple[Part, ...]:
         parts.append(("train", True))
         if job.privacy is None:
             parts.append(("validation", True))
+    elif setup.trains and any(
+        item.products for phase in setup.after_phases() for item in phase.schema.fields
+    ):
+        parts.append(("train", True))  # whose different rows are counted
     if not job.training.augment:
         several = setup.method.one_sum is None or job.personalise or job.local_baseline_epochs
         if setup.trains and several:
@@ -221,11 +225,11 @@ class _Encoding:
         count, log = len(context.data.labels(fold)), context.log
         how = ", in float64" if self.exact else ""
         log.info("%s: %s of %d %s records, once%s", context.name, doing, count, fold, how)
-        batches = loop.merge_single_tail(list(range(count)), context.job.evaluation.batch_size)
+        batches = merge_single_tail(list(range(count)), context.job.evaluation.batch_size)
         loader: Any = DataLoader(
             context.data.records(fold),
             batch_sampler=batches,
-            **loop.reading_processes(context.site.loader_workers),
+            **reading_processes(context.site.loader_workers),
             pin_memory=self.device.type == "cuda",
             generator=torch.Generator().manual_seed(0),  # keeps the loader off the global stream
         )

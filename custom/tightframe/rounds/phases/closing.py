@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
-
 import torch
 
 from tightframe.learning.model_update import broadcast_model
 from tightframe.phases import Contribution, Field, Phase, Schema, ServerState, SiloView, Tensors
 from tightframe.rounds.riders import evaluation
-
-if TYPE_CHECKING:
-    from tightframe.rounds.silo.view import LocalSilo
+from tightframe.rounds.riders.view import rider_view
 
 PRESENT = Field("closing/present", (), bound=1.0, mechanism="constant")
 """Constant 1 from each silo, whatever its records."""
@@ -30,7 +26,7 @@ def phase(evaluated: Schema | None, term: evaluation.Term) -> Phase:
         return broadcast_model(state.model)
 
     def contribute(silo: SiloView, received: Tensors, state: Tensors) -> Contribution:
-        view = cast("LocalSilo", silo)
+        view = rider_view(silo)
         final, counted = evaluation.evaluate_received(view, received, state)
         try:
             if evaluated is None:

@@ -13,7 +13,7 @@ and about half a percentage point in a mean over four.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -42,10 +42,10 @@ from tightframe.rounds import unproven
 from tightframe.rounds.checkpoint import save_tensors
 from tightframe.rounds.riders.class_rules import MIN_HOLDERS
 from tightframe.rounds.riders.evaluation import one_answer
+from tightframe.rounds.riders.view import RiderView, rider_view
 
 if TYPE_CHECKING:
     from tightframe.rounds.setup import JobSetup
-    from tightframe.rounds.silo.view import LocalSilo
 
 Predict = Callable[[torch.nn.Module, torch.Tensor], torch.Tensor]
 
@@ -83,7 +83,7 @@ def phase(setup: JobSetup, last: Phase) -> Phase:
         return {**last.broadcast(state), **broadcast_model(state.model)}
 
     def contribute(silo: SiloView, received: Tensors, state: Tensors) -> Contribution:
-        view = cast("LocalSilo", silo)
+        view = rider_view(silo)
         tensors = _make(view, last, received, state)
         # The accuracy is computed from exact counts of the test records, which must stay at the silo then.
         return Contribution(blank(tensors) if "test" in view.left_out else tensors, None)
@@ -95,7 +95,7 @@ def phase(setup: JobSetup, last: Phase) -> Phase:
     return Phase("personal", schema(), broadcast, contribute, lambda state, totals, cohort: state, read)
 
 
-def _make(silo: LocalSilo, last: Phase, received: Tensors, state: Tensors) -> dict[str, torch.Tensor]:
+def _make(silo: RiderView, last: Phase, received: Tensors, state: Tensors) -> dict[str, torch.Tensor]:
     """Make the personal model and store it with its results; return the tensors of ``schema``."""
     setup, context = silo.setup, silo.context
     context.log.info("%s: making the personal model", silo.name)

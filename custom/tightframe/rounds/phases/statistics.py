@@ -3,20 +3,26 @@
 A method names what it needs (``Method.statistics``) and reads the result from its server state. The
 class rules apply here too: a first sum has the flags of the classes that silos hold, and a second one the
 counts of classes with enough holders. A count that is withheld is unknown, not zero.
+
+Moments count no silo for much more than its public weight: whoever could make its own count for millions
+would set mean and deviation, and so the model's front end. A silo takes ``WEIGHED`` records at most for one
+of weight (it is rounded down, and has no repeats), with uniform weights ``UNIFORM``, evenly over its own.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, cast
 
 import torch
 
+from tightframe.errors import RunError
 from tightframe.phases import (
     CLASS_COUNTS,
     FEATURE_MEAN,
     FEATURE_STD,
     FINDING_COUNTS,
+    RIDERS,
     Cohort,
     Contribution,
     Field,
@@ -28,27 +34,34 @@ from tightframe.phases import (
     Tensors,
     Totals,
 )
-
-if TYPE_CHECKING:
-    from tightframe.rounds.silo.view import LocalSilo
+from tightframe.rounds.riders.view import rider_view
 
 COUNTS = "statistics/counts"
 VALUES, SUMS, SQUARES = "statistics/values", "statistics/sums", "statistics/squares"
 COUNT_BOUND = 2.0**24
 MOMENT_BOUND = 2.0**30
 SMALLEST_STD = 1e-6
+POOLED = RIDERS + "moments"
+"""Key in the server's state of the opened moments, see ``packed``: a silo holds them against its own."""
+UNIFORM = 2**10
+"""Records for which a silo's moments count with uniform weights."""
+WEIGHED = 2
+"""Most records for which they count, for one of its weight as applied."""
 
 
-def phases(setting: Setting, names: tuple[str, ...], *, class_rules: bool) -> tuple[Phase, ...]:
+def phases(
+    setting: Setting, names: tuple[str, ...], *, class_rules: bool, uniform: bool = False
+) -> tuple[Phase, ...]:
     """Return the phases for the statistics that a method names; empty if it names none.
 
     Args:
         names: keys of ``_PARTS``.
         class_rules: whether the job's class rules are on.
+        uniform: whether silos weigh the same.
     """
     if not names:
         return ()
-    chosen = tuple(_PARTS[name](setting) for name in names)
+    chosen = tuple(_PARTS[name](setting, uniform) for name in names)
     schema = Schema(tuple(item for part in chosen for item in part.fields))
 
     def contribute(silo: SiloView, broadcast: Tensors, state: Tensors) -> Contribution:
@@ -60,7 +73,7 @@ def phases(setting: Setting, names: tuple[str, ...], *, class_rules: bool) -> tu
     def update(state: ServerState, totals: Totals, cohort: Cohort) -> ServerState:
         pooled: dict[str, torch.Tensor] = {}
         for part in chosen:
-            pooled |= part.conclude(totals)
+            pooled |= part.conclude(totals, cohort)
         return state.evolve(extra={**state.extra, **pooled})
 
     phase = Phase("statistics", schema, lambda state: {}, contribute, update)
@@ -72,7 +85,7 @@ def phases(setting: Setting, names: tuple[str, ...], *, class_rules: bool) -> tu
 class _ClassCounts:
     """``CLASS_COUNTS``: training records of each class over all silos, float64 (C,)."""
 
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, setting: Setting, uniform: bool) -> None:
         self.fields = (
             Field(
                 COUNTS,
@@ -87,21 +100,21 @@ class _ClassCounts:
     def count(self, silo: SiloView) -> dict[str, torch.Tensor]:
         return {COUNTS: silo.class_counts("train", distinct=True).to(torch.float64)}
 
-    def conclude(self, totals: Totals) -> dict[str, torch.Tensor]:
+    def conclude(self, totals: Totals, cohort: Cohort) -> dict[str, torch.Tensor]:
         return {CLASS_COUNTS: torch.as_tensor(totals[COUNTS])}
 
 
 class _FindingCounts:
     """``FINDING_COUNTS``: training records with each finding and without it, float64 (K, 2)."""
 
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, setting: Setting, uniform: bool) -> None:
         shape = (setting.num_classes, 2)
         self.fields = (Field(COUNTS, shape, bound=COUNT_BOUND, static=True, per_class=True),)
 
     def count(self, silo: SiloView) -> dict[str, torch.Tensor]:
-        return {COUNTS: cast("LocalSilo", silo).finding_counts().to(torch.float64)}
+        return {COUNTS: rider_view(silo).finding_counts().to(torch.float64)}
 
-    def conclude(self, totals: Totals) -> dict[str, torch.Tensor]:
+    def conclude(self, totals: Totals, cohort: Cohort) -> dict[str, torch.Tensor]:
         return {FINDING_COUNTS: torch.as_tensor(totals[COUNTS])}
 
 
@@ -111,33 +124,71 @@ class _FeatureMoments:
     D is the first axis of a record: a table's columns, an image's channels.
     """
 
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, setting: Setting, uniform: bool) -> None:
         width = setting.input_shape[0]
+        self._values = math.prod(setting.input_shape[1:])
         self.fields = (
             Field(VALUES, (), bound=MOMENT_BOUND, static=True),
             Field(SUMS, (width,), bound=MOMENT_BOUND, static=True),
             Field(SQUARES, (width,), bound=MOMENT_BOUND, static=True),
         )
         self._width = width
+        self._most = UNIFORM if uniform else WEIGHED
 
     def count(self, silo: SiloView) -> dict[str, torch.Tensor]:
+        times, place = rider_view(silo).times_in_moments(), 0
         values = torch.zeros((), dtype=torch.float64)
         sums, squares = (torch.zeros(self._width, dtype=torch.float64) for _ in range(2))
         for inputs, _ in silo.batches("train", augment=False, shuffle=False):
             columns = inputs.detach().to("cpu", torch.float64).reshape(len(inputs), self._width, -1)
-            values += columns.shape[0] * columns.shape[2]
-            sums += columns.sum((0, 2))
-            squares += columns.square().sum((0, 2))
+            each = times[place : place + len(columns)].to(torch.float64)
+            place += len(columns)
+            values += each.sum() * columns.shape[2]
+            sums += (columns * each[:, None, None]).sum((0, 2))
+            squares += (columns.square() * each[:, None, None]).sum((0, 2))
         return {VALUES: values, SUMS: sums, SQUARES: squares}
 
-    def conclude(self, totals: Totals) -> dict[str, torch.Tensor]:
+    def conclude(self, totals: Totals, cohort: Cohort) -> dict[str, torch.Tensor]:
+        self._check_number(float(totals[VALUES]), cohort)
         values = max(float(totals[VALUES]), 1.0)
         mean = torch.as_tensor(totals[SUMS]) / values
         variance = torch.as_tensor(totals[SQUARES]) / values - mean.square()
-        return {FEATURE_MEAN: mean, FEATURE_STD: variance.clamp_min(0).sqrt().clamp_min(SMALLEST_STD)}
+        deviation = variance.clamp_min(0).sqrt().clamp_min(SMALLEST_STD)
+        pooled = packed(*(torch.as_tensor(totals[name]) for name in (VALUES, SUMS, SQUARES)))
+        return {FEATURE_MEAN: mean, FEATURE_STD: deviation, POOLED: pooled}
+
+    def _check_number(self, values: float, cohort: Cohort) -> None:
+        """Refuse moments of more values than the silos' public weights allow.
+
+        Raises:
+            RunError: TF-526.
+        """
+        most = sum(cohort.weights.values()) * self._most * self._values
+        if values > most + 0.5:
+            raise RunError(
+                f"Expected pooled moments of at most {most:.0f} values, by the silos' public weights, but "
+                f"got {values:.0f}: a silo sent a false number. Nothing is trained on them; run the job "
+                "without that silo, if you know which it is.",
+                code="TF-526",
+            )
 
 
-_PARTS: Mapping[str, Callable[[Setting], _ClassCounts | _FindingCounts | _FeatureMoments]] = {
+def times_in_moments(records: int, counted: int) -> torch.Tensor:
+    """Return how often each record counts in a silo's moments, int64 (n,): evenly, ``counted`` in all.
+
+    >>> times_in_moments(3, 3).tolist(), times_in_moments(3, 2).tolist(), times_in_moments(3, 7).tolist()
+    ([1, 1, 1], [0, 1, 1], [2, 2, 3])
+    """
+    ends = torch.arange(records + 1, dtype=torch.int64) * counted // max(records, 1)
+    return ends.diff()
+
+
+def packed(values: torch.Tensor, sums: torch.Tensor, squares: torch.Tensor) -> torch.Tensor:
+    """Return moments as one tensor, (1 + 2 D,) float64."""
+    return torch.cat([item.detach().cpu().double().reshape(-1) for item in (values, sums, squares)])
+
+
+_PARTS: Mapping[str, Callable[[Setting, bool], _ClassCounts | _FindingCounts | _FeatureMoments]] = {
     "class_counts": _ClassCounts,
     "finding_counts": _FindingCounts,
     "feature_moments": _FeatureMoments,

@@ -9,7 +9,7 @@ with noise, and nothing is withheld.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -35,11 +35,11 @@ from tightframe.phases import (
 )
 from tightframe.privacy.releases.table_statistics import BOUND, GRID
 from tightframe.rounds.riders.class_rules import MIN_HOLDERS
+from tightframe.rounds.riders.view import rider_view
 
 if TYPE_CHECKING:
     from tightframe.config.job import Statistics
     from tightframe.data.contract import Contract
-    from tightframe.rounds.silo.view import LocalSilo
 
 NOTE = "table_statistics"
 """Name of the note with all totals, by field name."""
@@ -121,12 +121,12 @@ def _name(kind: str, what: str = "") -> str:
 
 
 def _table(silo: SiloView, layout: Layout) -> Tabulated:
-    data: Any = cast("LocalSilo", silo).context.data
+    data: Any = rider_view(silo).context.data
     return tabulate(data, layout)
 
 
 def _term(silo: SiloView, layout: Layout) -> Term:
-    return term(_table(silo, layout), cast("LocalSilo", silo).min_class_count)
+    return term(_table(silo, layout), rider_view(silo).min_class_count)
 
 
 def _flags(layout: Layout) -> Phase:
@@ -217,7 +217,7 @@ def _noisy(layout: Layout) -> Phase:
     )
 
     def contribute(silo: SiloView, received: Tensors, state: Tensors) -> Contribution:
-        view = cast("LocalSilo", silo)
+        view = rider_view(silo)
         plan = view.setup.privacy
         if plan is None or plan.statistics is None:
             raise ValueError("Expected a job with noisy statistics, but it plans none.")

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import torch
@@ -22,6 +21,7 @@ from numpy.typing import NDArray
 
 from tightframe.errors import ContributionError
 from tightframe.learning.one_sum.feature_sums import COUNTS, RECORDS
+from tightframe.learning.one_sum.withdrawal import TOTAL
 from tightframe.phases import (
     ADMITTED,
     RIDERS,
@@ -36,9 +36,7 @@ from tightframe.phases import (
     Tensors,
     Totals,
 )
-
-if TYPE_CHECKING:
-    from tightframe.rounds.silo.view import LocalSilo
+from tightframe.rounds.riders.view import RiderView, rider_view
 
 HOLDERS = "classes/holders"
 OFFERED = "classes/offered"
@@ -63,7 +61,7 @@ def attach(phase: Phase, num_classes: int) -> Phase:
 
     def contribute(silo: SiloView, received: Tensors, state: Tensors) -> Contribution:
         offer = received_offer(received, num_classes)
-        view = cast("LocalSilo", silo)
+        view = rider_view(silo)
         counts, active, least = view.held_counts(), silo.offers_prototypes, view.min_class_count
         for_method = {name: item for name, item in received.items() if name != OFFERED}
         for_method[ADMITTED] = held_classes(counts, least, active) & offer
@@ -90,7 +88,7 @@ def attach(phase: Phase, num_classes: int) -> Phase:
     return replace(phase, schema=phase.schema + flags, broadcast=broadcast, contribute=contribute, read=read)
 
 
-def own_classes(silo: LocalSilo, schema: Schema, received: Tensors) -> dict[str, torch.Tensor]:
+def own_classes(silo: RiderView, schema: Schema, received: Tensors) -> dict[str, torch.Tensor]:
     """Return this silo's numbers of records and flags of each class, whatever becomes of its class sums.
 
     Args:
@@ -163,6 +161,25 @@ def received_offer(received: Tensors, num_classes: int) -> torch.Tensor:
             "runs another job configuration or package version."
         )
     return offer.bool()
+
+
+def classes_in_products(schema: Schema, received: Tensors, num_classes: int) -> torch.Tensor | None:
+    """Return the classes whose records a sum of products over classes is of, bool (C,).
+
+    Which these are follows from all silos' flags: two such totals differ by a class's products alone. In a
+    withdrawal they are those that stay.
+
+    Returns:
+        None without such a sum, or if no class is in it.
+    """
+    if not any(item.products and not item.per_class for item in schema.fields):
+        return None
+    classes = torch.ones(num_classes, dtype=torch.bool)
+    if OFFERED in received:
+        classes = received_offer(received, num_classes)
+    if (known := received.get(TOTAL + COUNTS)) is not None:
+        classes = classes & known.bool()
+    return classes if bool(classes.any()) else None
 
 
 def held_classes(counts: torch.Tensor, min_count: int, active: bool) -> torch.Tensor:

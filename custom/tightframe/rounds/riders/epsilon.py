@@ -19,7 +19,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from decimal import Decimal
-from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import torch
@@ -41,9 +40,7 @@ from tightframe.phases import (
 )
 from tightframe.results.parts.spent import Bin, Spent
 from tightframe.results.words import plural, rounded_up
-
-if TYPE_CHECKING:
-    from tightframe.rounds.silo.private_view import PrivateSilo
+from tightframe.rounds.riders.view import rider_view
 
 BINS, SHOWN = "privacy/epsilon_bins", "privacy/epsilon_shown"
 EDGES = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, math.inf)
@@ -77,7 +74,9 @@ def attach(phase: Phase, job: JobConfig) -> Phase:
     def contribute(silo: SiloView, broadcast: Tensors, state: Tensors) -> Contribution:
         made = phase.contribute(silo, broadcast, state)
         # After it, because it charges what it draws; so a round that is repeated is told with its repeats.
-        told = cast("PrivateSilo", silo).epsilon_terms()
+        view = rider_view(silo)
+        how = view.context.policy.epsilon_shown
+        told = terms(view.spent() if how != "nothing" else 0.0, how, view.name, job.roster)
         return replace(made, tensors={**made.tensors, **told})
 
     def read(state: ServerState, totals: Totals, cohort: Cohort) -> Reading:

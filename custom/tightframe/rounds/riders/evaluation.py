@@ -6,10 +6,11 @@ fields of the same contribution and need no exchange of their own.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -20,6 +21,7 @@ from tightframe.config.job import JobConfig
 from tightframe.data.known import in_steps
 from tightframe.learning import outputs
 from tightframe.learning.model_update import received_model
+from tightframe.metrics import clinical
 from tightframe.phases import (
     UNKNOWN,
     Cohort,
@@ -35,13 +37,17 @@ from tightframe.phases import (
     Totals,
     taken_out,
 )
-from tightframe.results.parts.evaluation import Evaluation, Finding, FoldMetrics, OneAnswer
-from tightframe.rounds.riders import score_reading
+from tightframe.results.parts.evaluation import (
+    ClassReading,
+    Evaluation,
+    Finding,
+    FoldMetrics,
+    OneAnswer,
+    Rule,
+)
 from tightframe.rounds.riders.class_rules import MIN_HOLDERS
+from tightframe.rounds.riders.view import RiderView, rider_view
 from tightframe.rounds.sums.declaration import EVALUATED
-
-if TYPE_CHECKING:
-    from tightframe.rounds.silo.view import LocalSilo
 
 FOLDS = EVALUATED
 Batches = Iterator[tuple[torch.Tensor, torch.Tensor]]
@@ -49,8 +55,10 @@ Predict = Callable[[torch.nn.Module, torch.Tensor], torch.Tensor]
 _COUNT_BOUND = 2.0**28
 NOTE = "evaluation"
 """Name of the note that holds the totals ``evaluation/...``."""
-Term = Callable[["LocalSilo", Tensors], Tensors]
+Term = Callable[[RiderView, Tensors], Tensors]
 """Makes a silo's term of its exact counts."""
+READ_AT = 0.9
+"""Specificity and sensitivity at which files have the other one; pages can be made for any."""
 TOLD = "told/"
 """Prefix of what leaves the silo instead: a coarse loss, and findings whose unknown values come in steps."""
 MOST_LOSS, LOSS_STEPS = 16.0, 32
@@ -58,7 +66,7 @@ MOST_LOSS, LOSS_STEPS = 16.0, 32
 no real number of one record out of the total."""
 
 
-def exact(silo: LocalSilo, counted: Tensors) -> Tensors:
+def exact(silo: RiderView, counted: Tensors) -> Tensors:
     """Return a silo's exact counts as its term."""
     return counted
 
@@ -73,7 +81,7 @@ def attach(phase: Phase, added: Schema, term: Term = exact) -> Phase:
     """
 
     def contribute(silo: SiloView, received: Tensors, state: Tensors) -> Contribution:
-        view = cast("LocalSilo", silo)
+        view = rider_view(silo)
         _, counted = evaluate_received(view, received, state)
         own = term(view, told(counted, view.left_out))
         made = phase.contribute(silo, received, state)
@@ -94,7 +102,7 @@ def with_note(phase: Phase) -> Phase:
 
 
 def evaluate_received(
-    silo: LocalSilo, received: Tensors, state: Tensors
+    silo: RiderView, received: Tensors, state: Tensors
 ) -> tuple[Tensors, dict[str, torch.Tensor]]:
     """Return the model received, or the silo's own where the method has no global one, and its counts."""
     own = silo.setup.method.own_model
@@ -102,7 +110,7 @@ def evaluate_received(
     return final, count_at(silo, silo.load(final))
 
 
-def count_at(silo: LocalSilo, model: torch.nn.Module) -> dict[str, torch.Tensor]:
+def count_at(silo: RiderView, model: torch.nn.Module) -> dict[str, torch.Tensor]:
     """Evaluate a model on the silo's own records; see ``count``."""
     settings = silo.setup.job.evaluation
     with silo.memory_named("evaluation.batch_size", settings.batch_size):
@@ -118,7 +126,7 @@ def count_at(silo: LocalSilo, model: torch.nn.Module) -> dict[str, torch.Tensor]
         )
 
 
-def _told_labels(silo: LocalSilo) -> dict[Fold, NDArray[np.int64]]:
+def _told_labels(silo: RiderView) -> dict[Fold, NDArray[np.int64]]:
     """Return the findings that exact counts of each fold are made of; none where all are, or noise covers."""
     left_out = [part.partition("/") for part in silo.left_out if "/" in part]
     step = 1 if silo.setup.privacy is not None else silo.context.policy.min_test_count
@@ -315,7 +323,7 @@ def _fold_metrics(
         confusion=confusion.tolist(),
         auroc=_number(metrics.macro_mean(metrics.auroc(scores))),
         average_precision=_number(metrics.macro_mean(metrics.average_precision(scores))),
-        **({} if copies is None else score_reading.reading(scores, class_names, copies=copies)),
+        **({} if copies is None else read_scores(scores, class_names, copies=copies)),
     )
 
 
@@ -356,8 +364,65 @@ def _finding_metrics(
         **(
             {}
             if copies is None
-            else score_reading.reading(scores[known], [class_names[place] for place in known], copies=copies)
+            else read_scores(scores[known], [class_names[place] for place in known], copies=copies)
         ),
+    )
+
+
+def read_scores(
+    scores: NDArray[Any],
+    class_names: Sequence[str],
+    *,
+    copies: int = 1,
+    deviation: float | None = None,
+    records: Sequence[tuple[float, float]] | None = None,
+) -> dict[str, Any]:
+    """Return the fields of ``FoldMetrics`` about scores.
+
+    Args:
+        scores: opened histograms (C, 2, bins).
+        class_names: names of the C classes.
+        copies: how often each record is counted, where silos share their test records.
+        deviation: standard deviation of the noise in each count; None where counts are exact.
+        records: limits of the number of records of each histogram, with noise.
+    """
+    exact = deviation is None
+    whole = np.rint(scores).astype(np.int64) if exact else np.round(scores, 3)
+    read: dict[str, ClassReading] = {}
+    limits = [None] * len(class_names) if records is None else records
+    for name, (positives, negatives), ends in zip(class_names, scores / copies, limits, strict=True):
+        of_class = clinical.Scores(positives, negatives, deviation, ends)
+        if of_class.told:
+            read[name] = _class(of_class)
+    noise = {} if exact else {"scores_deviation": deviation}
+    histograms = {name: tuple(counts.tolist()) for name, counts in zip(class_names, whole, strict=True)}
+    return {"scores": histograms, "read_at": READ_AT, "reading": read, **noise}
+
+
+def _class(scores: clinical.Scores) -> ClassReading:
+    return ClassReading(
+        brier=_bounds(clinical.brier(scores)),
+        calibration_error=_bounds(clinical.calibration_error(scores)),
+        at_specificity=_rule(clinical.at_specificity(scores, READ_AT)),
+        at_sensitivity=_rule(clinical.at_sensitivity(scores, READ_AT)),
+    )
+
+
+def _bounds(found: tuple[float, float]) -> tuple[float, float] | None:
+    return found if math.isfinite(found[0]) and math.isfinite(found[1]) else None
+
+
+def _rule(point: clinical.Point | None) -> Rule | None:
+    if point is None:
+        return None
+    se, sp = point.sensitivity, point.specificity
+    return Rule(
+        threshold=point.threshold,
+        sensitivity=se.value,
+        sensitivity_interval=(se.low, se.high),
+        specificity=sp.value,
+        specificity_interval=(sp.low, sp.high),
+        reachable=point.reachable,
     )
 
 

@@ -12,9 +12,11 @@ still adds its share of the noise that silos make together.
 
 from __future__ import annotations
 
+import secrets
 from dataclasses import replace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from tightframe.config.job import JobConfig
@@ -25,6 +27,7 @@ from tightframe.phases import (
     Cohort,
     Contribution,
     Field,
+    Group,
     Phase,
     Reading,
     Schema,
@@ -36,14 +39,16 @@ from tightframe.phases import (
 )
 from tightframe.results.rows import FAILED_SILOS
 from tightframe.results.words import plural
-from tightframe.rounds.riders import class_rules
-from tightframe.rounds.sums.plain import TooFewError
+from tightframe.rounds import codec
+from tightframe.rounds.codec import Term
+from tightframe.rounds.riders import class_rules, moments
+from tightframe.rounds.riders.view import RiderView, rider_view
+from tightframe.rounds.sums.common import TooFewError
 
 if TYPE_CHECKING:
     from tightframe.privacy.releases.noise import NoisyRelease
     from tightframe.rounds.context import SiloContext
     from tightframe.rounds.privacy_plan import PrivacyPlan
-    from tightframe.rounds.silo.view import LocalSilo
 
 FAILED = "failed"
 INPUTS = "statistics/"
@@ -60,15 +65,18 @@ def attach(phase: Phase, job: JobConfig) -> Phase:
     flag = Field(FAILED, (), bound=1.0, bits=0, static=not phase.schema.group("update"))
 
     def contribute(silo: SiloView, received: Tensors, state: Tensors) -> Contribution:
+        view, sound = rider_view(silo), False
         try:
+            moments.check(view)
+            sound = True
             made = phase.contribute(silo, received, state)
+            moments.note(view, made.tensors)
         except Exception as error:
             if not hidden(error):
                 raise
-            view = cast("LocalSilo", silo)
             note(view.context, error)
             # Here, so that the evaluation stays in the sum, as class sums do (``untrained``).
-            made = untrained(view, phase, received, state)
+            made = untrained(view, phase, received, state) if sound else uncounted(view, phase, received)
             return replace(made, tensors={**made.tensors, FAILED: torch.ones((), dtype=torch.float64)})
         return replace(made, tensors={**made.tensors, FAILED: torch.zeros((), dtype=torch.float64)})
 
@@ -123,7 +131,7 @@ def neutral(schema: Schema, received: Tensors) -> Contribution:
     return Contribution(tensors, proposed_state=None)
 
 
-def untrained(silo: LocalSilo, phase: Phase, received: Tensors, state: Tensors) -> Contribution:
+def untrained(silo: RiderView, phase: Phase, received: Tensors, state: Tensors) -> Contribution:
     """Return ``neutral`` with class sums of the received model, class counts and moments of inputs.
 
     None depends on how training went. A term that lacked them would be as good as another cohort: the
@@ -142,7 +150,13 @@ def untrained(silo: LocalSilo, phase: Phase, received: Tensors, state: Tensors) 
         if not hidden(error):
             raise
         # Not even the model received gives class sums, by features that are not finite, say.
-        made = class_rules.own_classes(silo, phase.schema, received)
+        return uncounted(silo, phase, received)
+    return without_update(phase.schema, received, made)
+
+
+def uncounted(silo: RiderView, phase: Phase, received: Tensors) -> Contribution:
+    """Return ``neutral`` with class counts: what does not rest on the model received."""
+    made = class_rules.own_classes(silo, phase.schema, received)
     return without_update(phase.schema, received, made)
 
 
@@ -156,6 +170,33 @@ def without_update(schema: Schema, received: Tensors, made: Tensors) -> Contribu
         and (item.per_class or item.name == RECORDS or item.name.startswith(("evaluation/", INPUTS)))
     }
     return replace(empty, tensors={**empty.tensors, **kept})
+
+
+def blinded(schema: Schema, term: Term) -> dict[Group, bytes]:
+    """Return a failed silo's term with random integers in sums of frozen features or products that it lacks.
+
+    Such a sum is used only if no silo failed. Without its part the total would be one of fewer silos: less
+    than the next job's by this silo's own records alone. So it shows nothing.
+
+    Args:
+        schema: of the phase, with its riders; without noise.
+        term: as encoded.
+    """
+    made = dict(term)
+    for group, data in term.items():
+        arrays = codec.unpack(schema, group, data)
+        lacking = [
+            item
+            for item in schema.group(group)
+            if (item.products or item.features) and not arrays[item.name].any()
+        ]
+        if lacking:
+            random = {
+                item.name: np.frombuffer(secrets.token_bytes(item.bytes), arrays[item.name].dtype)
+                for item in lacking
+            }
+            made[group] = codec.pack(schema, group, {**arrays, **random})
+    return made
 
 
 def with_noise(made: Contribution, schema: Schema, plan: PrivacyPlan, honest: int) -> Contribution:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -17,11 +17,9 @@ from tightframe.privacy.releases import evaluation_totals
 from tightframe.privacy.releases.evaluation_totals import EvaluationConfig
 from tightframe.results.parts.evaluation import Evaluation, Finding, FoldMetrics, OneAnswer
 from tightframe.rounds.privacy_plan import PrivacyPlan
-from tightframe.rounds.riders import evaluation, score_reading
+from tightframe.rounds.riders import evaluation
 from tightframe.rounds.riders.evaluation import FOLDS
-
-if TYPE_CHECKING:
-    from tightframe.rounds.silo.view import LocalSilo
+from tightframe.rounds.riders.view import RiderView
 
 
 def term(plan: PrivacyPlan, purpose: str) -> evaluation.Term:
@@ -41,7 +39,7 @@ def term(plan: PrivacyPlan, purpose: str) -> evaluation.Term:
         raise ValueError("Expected a job with noisy evaluations, but its evaluation is local.")
     config = plan.evaluation.config
 
-    def released(silo: LocalSilo, counted: Tensors) -> Tensors:
+    def released(silo: RiderView, counted: Tensors) -> Tensors:
         silo.charge(purpose, config.events(1), alone=config.lone_event(silo.honest))
         return with_noise(counted, config, silo.honest)
 
@@ -151,7 +149,7 @@ def _fold(
         average_precision=None,
         one_answer=_one_answer(confusion, class_names, cell) if known else None,
         **(
-            score_reading.reading(scores, class_names, deviation=bin_deviation, records=[records] * classes)
+            evaluation.read_scores(scores, class_names, deviation=bin_deviation, records=[records] * classes)
             if readable
             else {}
         ),
@@ -212,7 +210,7 @@ def _finding_fold(
         **of_areas,
         average_precision=None,
         **(
-            score_reading.reading(scores, class_names, deviation=bin_deviation, records=limits)
+            evaluation.read_scores(scores, class_names, deviation=bin_deviation, records=limits)
             if readable
             else {}
         ),

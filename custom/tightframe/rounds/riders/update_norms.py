@@ -16,7 +16,7 @@ import bisect
 import math
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import numpy as np
 import torch
@@ -37,9 +37,7 @@ from tightframe.phases import (
 )
 from tightframe.results.parts.update_norms import NormBin, UpdateNorms
 from tightframe.results.words import plural
-
-if TYPE_CHECKING:
-    from tightframe.rounds.silo.view import LocalSilo
+from tightframe.rounds.riders.view import rider_view
 
 SILOS = "norms/silos"
 """Field of the histogram (B,)."""
@@ -71,7 +69,7 @@ def attach(phase: Phase, limit: float) -> Phase:
     def contribute(silo: SiloView, received: Tensors, state: Tensors) -> Contribution:
         made = phase.contribute(silo, received, state)
         share = joint_norm(made.tensors[name] for name in norms) / unit
-        cast("LocalSilo", silo).context.log.info(
+        rider_view(silo).context.log.info(
             "%s: the update's norm is %.3g%s",
             silo.name,
             share * limit,

@@ -16,8 +16,7 @@ from tightframe.rounds.context import NEEDS_STATE, Message
 from tightframe.rounds.plan import TRAIN, Exchange
 from tightframe.rounds.run_state import state_bytes, state_sha256
 from tightframe.rounds.server.record import RunRecord
-from tightframe.rounds.sums.common import minimum
-from tightframe.rounds.sums.plain import (
+from tightframe.rounds.sums.common import (
     Accept,
     Collected,
     Enrolled,
@@ -26,6 +25,7 @@ from tightframe.rounds.sums.plain import (
     TooFewError,
     Transport,
     describe_codes,
+    minimum,
 )
 from tightframe.securesum.messages import SumId
 
@@ -237,7 +237,7 @@ class _FollowingTransport:
         self._start = start
 
     def exchange(self, task: str, requests: Mapping[str, Message], accept: Accept) -> Mapping[str, str]:
-        """Carry a task as ``rounds.sums.plain.Transport`` says."""
+        """Carry a task as ``rounds.sums.common.Transport`` says."""
         again: dict[str, Message] = {}
         load = functools.cache(self._start)
 
@@ -272,7 +272,7 @@ class _RecordingTransport:
         self.lost: dict[str, str] = {}
 
     def exchange(self, task: str, requests: Mapping[str, Message], accept: Accept) -> Mapping[str, str]:
-        """Carry a task as ``rounds.sums.plain.Transport`` says, and record the answers."""
+        """Carry a task as ``rounds.sums.common.Transport`` says, and record the answers."""
         record = self._record
         record.status = record.status.enrolling(requests)
 

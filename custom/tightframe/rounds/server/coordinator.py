@@ -34,14 +34,9 @@ from tightframe.rounds.server import collecting, resume
 from tightframe.rounds.server.collecting import Collector, SharedState
 from tightframe.rounds.server.record import RunRecord
 from tightframe.rounds.setup import JobSetup
+from tightframe.rounds.sums.common import Sums, TooFewError, Transport, describe_codes
 from tightframe.rounds.sums.declaration import WEIGHTS
-from tightframe.rounds.sums.plain import (
-    PlainSums,
-    Sums,
-    TooFewError,
-    Transport,
-    describe_codes,
-)
+from tightframe.rounds.sums.plain import PlainSums
 from tightframe.rounds.sums.secure_server import SecureSums
 from tightframe.rounds.sums.transcripts import ServerIdentity, ServerRecord
 
@@ -401,7 +396,7 @@ class Coordinator:
         """
         state = shared.state
         broadcast = dict(exchange.phase.broadcast(state))
-        phase = exchange.carrying(exchange.evaluates(broadcast))
+        phase = exchange.phase_for(broadcast)
         if exchange.counts_only:
             row, totals = self._collector.collect_counts(transport, exchange, phase, shared)
             if not row.static_opened:

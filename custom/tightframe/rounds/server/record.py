@@ -19,11 +19,11 @@ from tightframe.learning.one_sum.temperature import KNOWN
 from tightframe.learning.products import Sizes
 from tightframe.metrics import noise_intervals
 from tightframe.phases import ServerState, Tensors, Totals
-from tightframe.results import engine_files
+from tightframe.results import engine_files, words
 from tightframe.results.files import BEST, WritePage
 from tightframe.results.model_card import Card, InitialModel, MethodCard
 from tightframe.results.outcome import Ended, LeftOut, OpenedSum, Personal, ending, is_measured
-from tightframe.results.parts import absent_classes, dropouts
+from tightframe.results.parts import dropouts
 from tightframe.results.parts.evaluation import Evaluation
 from tightframe.results.parts.withdrawal import WithdrawnRecords
 from tightframe.results.rows import Row, final_row, last_spent, round_line, write_rows
@@ -44,8 +44,8 @@ from tightframe.rounds.riders import (
 )
 from tightframe.rounds.riders.class_rules import MIN_HOLDERS
 from tightframe.rounds.setup import JobSetup
+from tightframe.rounds.sums.common import Enrolled
 from tightframe.rounds.sums.declaration import Declaration, applied_weights, tellers, tells
-from tightframe.rounds.sums.plain import Enrolled
 
 
 class RunRecord:
@@ -182,7 +182,7 @@ class RunRecord:
         if self.absent_classes:
             ruled = self.job.class_rules == "on" and self.privacy is None
             said.append(
-                absent_classes.note(
+                words.absent_classes(
                     self.absent_classes,
                     in_sums_only=self._method.one_sum is None,
                     least=[item.min_class_count for item in self.declared.values()] if ruled else [],
@@ -256,7 +256,7 @@ class RunRecord:
             lines += product_rule.warned(self._products, None if untold else sure)
         if self._class_sums is not None and records:
             declared = None if untold else sum(records.values())
-            lines += product_rule.warned_class(self._class_sums, len(self._dataset.class_names), declared)
+            lines += product_rule.warned(self._class_sums, declared, classes=len(self._dataset.class_names))
         if self.declared and self.job.summation == "secure" and self.job.privacy is None:
             one = "of a class that one silo alone has, it shows that silo's result"
             if self._dataset.multi_label and self.job.class_rules == "on":

@@ -16,7 +16,7 @@ from tightframe.rounds.context import ASKED, SiloContext
 from tightframe.rounds.notes import WITHDRAWS, Notes, read_sum
 from tightframe.rounds.order import BEFORE, Place, place_of, position
 from tightframe.rounds.plan import Exchange, RunPlan
-from tightframe.rounds.withdrawn import SUMS
+from tightframe.rounds.withdrawn_list import SUMS
 from tightframe.securesum.messages import Total
 
 
@@ -99,9 +99,11 @@ def _noted(context: SiloContext, plan: RunPlan, exchange: Exchange, state: str, 
     if told:
         return place_of(read_sum(told))
     if job.resume is not None and job.summation == "secure":
-        # Notes of a journal alone do not say what a state follows from; it binds a training's state itself.
+        # Notes of a journal alone do not say what a state follows from, but for which sum it was verified.
         earlier = [place_of(item) for item in notes.sums_behind(state)]
-        if plan.last_of(job.done) not in earlier and (earlier or not exchange.training):
+        summed = [place_of(item) for item in notes.sums_on(state)]
+        elsewhere = bool(summed) and exchange.place not in summed
+        if plan.last_of(job.done) not in earlier and (earlier or elsewhere or not exchange.training):
             raise _other(exchange, [], f"on the state after round {job.done} ")
     return None
 

@@ -6,6 +6,7 @@ Only processes that train import this module, because it imports torch.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TypeVar, cast
@@ -14,6 +15,7 @@ import safetensors.torch
 import torch
 from safetensors import safe_open
 
+from tightframe.data.base import class_counts, own_labels
 from tightframe.errors import ContributionError, RunError, TrainingError
 from tightframe.files import write_atomically
 from tightframe.learning.model_update import UPDATE, shared_template
@@ -33,20 +35,21 @@ from tightframe.rounds.context import START, Message, SiloContext
 from tightframe.rounds.encoded import LoadedEncoder, used_parts
 from tightframe.rounds.notes import Notes
 from tightframe.rounds.order import place_of
+from tightframe.rounds.phases.statistics import POOLED
 from tightframe.rounds.plan import BEFORE, STATISTICS, Exchange
 from tightframe.rounds.privacy_plan import is_frozen_sum
-from tightframe.rounds.riders import evaluation, failures
+from tightframe.rounds.riders import evaluation, failures, moments
+from tightframe.rounds.riders.class_rules import classes_in_products
 from tightframe.rounds.riders.evaluation import told_by_few
 from tightframe.rounds.setup import prepare, set_threads
 from tightframe.rounds.silo import checks, own_report, subnormals
+from tightframe.rounds.silo.followed_state import FollowedState
 from tightframe.rounds.silo.own_state import SiloStateStore
 from tightframe.rounds.silo.rehearsal import part_of, rehearse
-from tightframe.rounds.silo.run_state import FollowedState
 from tightframe.rounds.silo.view import LocalSilo, RequestedSum
-from tightframe.rounds.sums.common import SEAL
-from tightframe.rounds.sums.plain import Check, Encoded
+from tightframe.rounds.sums.common import SEAL, Check, Classes, Encoded
 from tightframe.rounds.unproven import NO_NEEDS, Needs
-from tightframe.rounds.withdrawn import note_request
+from tightframe.rounds.withdrawn_list import note_request
 from tightframe.securesum.messages import SumId, Total
 
 OVER_BOUND = "TF-402"
@@ -85,7 +88,7 @@ class Contributor:
         honest: int = 1,
         tellers: Mapping[str, int] | None = None,
         sizes: Sizes = NO_RECORDS,
-        check: Check = lambda sum_id, fields: None,
+        check: Check = lambda sum_id, fields, classes: None,
     ) -> Encoded:
         """Answer a request with a term of its sum, computed on this silo's own state of the run.
 
@@ -99,7 +102,8 @@ class Contributor:
                 one, where the server sees each term.
             sizes: numbers of records, of which enough must stand behind products of features; in a plain sum,
                 of which the server sees each term, this silo's alone.
-            check: refuses another sum than the request's, before anything is done for it.
+            check: refuses another sum than the request's, and products of other classes' records than
+                before, before anything is done for it.
 
         Raises:
             NeedsStateError, RunError: as ``FollowedState.advance``.
@@ -115,17 +119,25 @@ class Contributor:
             context, self._setup.plan, exchange, message["state"], total, self._followed.behind
         )
         received = {name: item.clone() for name, item in exchange.phase.broadcast(state).items()}
-        phase = exchange.carrying(exchange.evaluates(received))
+        phase = exchange.phase_for(received)
         specs = codec.specs(phase.schema, parties=len(weights))
-        check(sum_id, specs)
-        product_rule.check_sum(context.policy, self._setup, phase.schema, state, sizes)
-        self._check_withdrawal(exchange, state)
+        classes = self._classes(phase.schema, received)
+        check(sum_id, specs, classes)
+        seen = self._own_classes() if job.summation == "plain" else None
+        product_rule.check_sum(context.policy, self._setup, phase.schema, state, sizes, seen)
+        self._check_own_withdrawal(exchange, state)
         proven = follows and notes.have_total(total)
         note_request(context, (exchange.kind, exchange.index), asked=CLEARED in state.extra, proven=proven)
         self._settle(message, total)
         needs = Needs.of(context, message["state"], total)
         few = (*told_by_few(job, tellers), *withheld(state))
-        silo = self._silo(exchange, message, sorted(weights), honest, few, needs)
+        if (
+            total is not None
+            and place_of(total.sum_id)[0] == STATISTICS
+            and context.name not in total.survivors
+        ):
+            moments.forget(context)
+        silo = self._silo(exchange, message, weights, honest, few, needs, state.extra.get(POOLED))
         if job.local_baseline_epochs and job.withdraw is None and self._setup.plan.starts(exchange):
             own = NO_NEEDS if total is None and follows else needs  # the job's own start is known
             data = tensor_bytes(state.model, {NEEDS: json.dumps(own.stored())})
@@ -146,11 +158,17 @@ class Contributor:
             self._measure(part, silo, message)
         with context.pace.working(str(sum_id), part, known=not chosen) as doing:
             _, term, doing.whole = self._seen_at_work(work)
-        encoded = Encoded(sum_id, specs, term, bytes.fromhex(message["state"]), follows)
+        encoded = Encoded(sum_id, specs, term, bytes.fromhex(message["state"]), follows, classes)
         own_report.note_sent(context, phase.schema, encoded, at_end=exchange.reported)
         return encoded
 
-    def _check_withdrawal(self, exchange: Exchange, state: ServerState) -> None:
+    def _classes(self, schema: Schema, received: Tensors) -> Classes:
+        """Name the classes whose records a term's products are of; None if it has none over classes."""
+        names = self._setup.dataset.class_names
+        found = classes_in_products(schema, received, len(names))
+        return None if found is None else tuple(names[place] for place in found.nonzero().flatten().tolist())
+
+    def _check_own_withdrawal(self, exchange: Exchange, state: ServerState) -> None:
         """Refuse classes and sums of withdrawn records whose numbers this silo has said to be too few.
 
         It says so inside the first sum. If by its total nobody did, another silo has hidden it.
@@ -167,6 +185,12 @@ class Contributor:
         assert asked is not None  # noqa: S101  (this job withdraws)
         view = LocalSilo(self._context, self._setup, self._device, exchange.stream)
         withdrawal.check_own(view, self._store.committed(), asked, withheld(state))
+
+    def _own_classes(self) -> list[int]:
+        """Return this silo's numbers of records of the classes that it takes part in, 0 of others."""
+        counts = class_counts(own_labels(self._context.data), self._setup.setting.num_classes)
+        least = self._context.policy.class_count(synthetic=self._context.data.synthetic)
+        return [int(count) if count >= least else 0 for count in counts]
 
     def _settle(self, message: Message, total: Total | None) -> None:
         """Let what this silo trained for the sums before count, or drop it."""
@@ -199,7 +223,10 @@ class Contributor:
                 made = phase.contribute(silo, received, self._store.committed())
             failed = made.tensors.get(failures.FAILED)
             whole = failed is None or not bool(failed)
-            return made, _encoded(silo, phase.schema, made.tensors, weights), whole
+            term = _encoded(silo, phase.schema, made.tensors, weights)
+            if not whole and self._setup.privacy is None:
+                term = failures.blinded(phase.schema, term)
+            return made, term, whole
         except Exception as error:
             # What noise has covered may be told, whatever becomes of it: the bound, above all.
             covered = self._setup.privacy is not None and isinstance(error, ContributionError)
@@ -210,7 +237,8 @@ class Contributor:
         made = failures.without_update(phase.schema, received, {} if private is not None else made.tensors)
         if private is not None:
             made = failures.with_noise(made, phase.schema, private, silo.honest)
-        return made, _encoded(silo, phase.schema, made.tensors, weights), False
+        term = _encoded(silo, phase.schema, made.tensors, weights)
+        return made, term if private is not None else failures.blinded(phase.schema, term), False
 
     def _encode(self, exchange: Exchange, silo: LocalSilo, state: ServerState) -> None:
         """Compute the features of a frozen encoder, if there are any to compute.
@@ -275,16 +303,19 @@ class Contributor:
         self,
         exchange: Exchange,
         message: Message,
-        cohort: Sequence[str],
+        weights: Mapping[str, float],
         honest: int,
         few: Sequence[str],
         needs: Needs = NO_NEEDS,
+        pooled: torch.Tensor | None = None,
     ) -> LocalSilo:
         """Return this silo's view for an exchange; under privacy, training uses one that charges releases."""
-        context, job = self._context, self._context.job
+        context, job, cohort = self._context, self._context.job, sorted(weights)
         left_out = (*context.untold(), *few)
         lost = dropouts.read(message.get("lost"), cohort, job.rounds)
-        requested = RequestedSum(cohort, honest, left_out, lost, needs)
+        requested = RequestedSum(
+            cohort, honest, left_out, lost, needs, weights.get(context.name, math.inf), pooled
+        )
         view = (context, self._setup, self._device, exchange.stream, requested)
         released = any(map(is_frozen_sum, exchange.phase.schema.fields))
         if self._setup.privacy is None or not (exchange.training or released):
@@ -317,7 +348,7 @@ class Contributor:
         message: Message,
         weights: Mapping[str, float],
         total: Total | None,
-        check: Check = lambda sum_id, fields: None,
+        check: Check = lambda sum_id, fields, classes: None,
     ) -> Encoded:
         """Compute the run's state without training, for an exchange that only checks the last total.
 
@@ -331,7 +362,7 @@ class Contributor:
             self._setup.plan.find(*place_of(total.sum_id))
         _, follows = self._followed.advance(message, total, weights)
         sum_id = SumId.of(SEAL, message["round"], message["phase"], message["attempt"])
-        check(sum_id, ())
+        check(sum_id, (), None)
         if total is not None:
             self._store.commit(str(total.sum_id), total.survivors, total.digest().hex())
         return Encoded(sum_id, (), {}, bytes.fromhex(message["state"]), follows)

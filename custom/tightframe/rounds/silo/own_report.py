@@ -30,7 +30,7 @@ from tightframe.rounds.privacy_plan import PrivacyPlan
 from tightframe.rounds.riders import evaluation
 from tightframe.rounds.silo.own_state import damaged
 from tightframe.rounds.silo.view import LocalSilo
-from tightframe.rounds.sums.plain import Encoded
+from tightframe.rounds.sums.common import Encoded
 
 SENT = "sent_terms.json"
 """File of the terms that this silo has made so far, in its state folder."""

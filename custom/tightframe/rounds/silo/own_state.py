@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
@@ -31,11 +31,18 @@ from tightframe.rounds.context import (
     TOLD,
     SiloContext,
 )
-from tightframe.rounds.notes import RESUMED, VERIFIED, WITHDRAWS, Notes, note
+from tightframe.rounds.notes import RESUMED, VERIFIED, WITHDRAWS, Notes, note, summed_word
 from tightframe.rounds.sums.vault import read_journal
-from tightframe.rounds.withdrawn import LIST, LIST_LOCK, NAMES
+from tightframe.rounds.withdrawn_list import LIST, LIST_LOCK, NAMES
 from tightframe.securesum.messages import SumId
-from tightframe.securesum.site.journal import Advertised, Entry, SlotUsed, StateMasked, StateSummed
+from tightframe.securesum.site.journal import (
+    Advertised,
+    Entry,
+    Revealed,
+    SlotUsed,
+    StateMasked,
+    StateSummed,
+)
 
 RUN = "run.json"
 """File that names the job of a state folder."""
@@ -94,15 +101,15 @@ def begin(context: SiloContext) -> None:
 def _begin_without(context: SiloContext, folder: Path, previous: str, after_round: int) -> None:
     """Begin a resumed job without this silo's state, by what its journal has of the jobs before.
 
-    From there come the states that it has verified, and whether it took part; a site that remembers nothing
-    of the job may have. Plain sums have no journal: the server says it with its first request.
+    From there come the states that it has verified, for which sums, and whether it took part; a site that
+    remembers nothing of the job may have. Plain sums have no journal: the server says it with its first
+    request.
     """
     took_part = b""
     if context.job.summation == "secure":
         lineage = context.job.lineage(context.job_id)
         entries = _journal(context)
-        summed = [item for item in entries if isinstance(item, StateSummed) and item.lineage == lineage]
-        note(folder, [*(item.basis.hex() for item in summed), RESUMED])
+        note(folder, [*_summed(entries, lineage), RESUMED])
         if not _had_no_part(entries, {previous, lineage}, lineage, after_round):
             took_part = TOOK_PART
     if took_part or context.job.summation == "plain":
@@ -115,14 +122,34 @@ def _begin_without(context: SiloContext, folder: Path, previous: str, after_roun
     )
 
 
+def _summed(entries: Iterable[Entry], lineage: str) -> Iterator[str]:
+    """Yield the words for the states of which a journal says that they were summed, and for these sums.
+
+    A state's entry stands before that of the slot for which shares were given with it.
+    """
+    used, state = {}, ""
+    for item in entries:
+        match item:
+            case SlotUsed():
+                used[item.job, item.epoch, item.slot] = item.sum_id
+            case StateSummed():
+                state = item.basis.hex() if item.lineage == lineage else ""
+                if state:
+                    yield state
+            case Revealed():
+                sum_id = used.get((item.job, item.epoch, item.slot))
+                if state and sum_id is not None:
+                    yield summed_word(state, sum_id)
+                state = ""
+
+
 def _journal(context: SiloContext) -> list[Entry]:
     """Return this site's journal of the jobs before; empty if there is none.
 
     Raises:
         TightframeError: as ``read_journal``.
     """
-    paths = context.earlier_ledger
-    return read_journal(paths, check=None) if paths.ledger.exists() else []
+    return read_journal(context.earlier_ledger, check=None)
 
 
 def _had_no_part(entries: Iterable[Entry], jobs: set[str], lineage: str, after_round: int) -> bool:
@@ -390,7 +417,7 @@ class SiloStateStore:
         if not self._secure:
             return True
         with safe_open(path, "numpy") as stream:
-            proposed = stream.metadata() or {}
+            proposed = stream.metadata()  # `proposed_in` has found some
         jobs, job = Notes.read(self._folder).jobs, int(proposed.get("jobs", 0))
         return job < len(jobs) and jobs[job].have_sum(str(proposed.get("basis")), sum_id)
 

@@ -21,7 +21,7 @@ from tightframe.data.base import own_labels
 from tightframe.data.patients import record_patients
 from tightframe.errors import RunError
 from tightframe.learning.stages import Batch, FitReport, Stage, Term
-from tightframe.phases import Fold, Tensors
+from tightframe.phases import Fold
 from tightframe.privacy.events import Event, Gaussian, PrivacyValueError, SubsampledGaussian
 from tightframe.privacy.ledger.entries import Entry
 from tightframe.privacy.releases import class_counts, class_sums, frozen_sums
@@ -31,7 +31,6 @@ from tightframe.privacy.training.gradient_sum import clipped_gradient_sum
 from tightframe.rounds.checkpoint import save_tensors
 from tightframe.rounds.context import SiloContext
 from tightframe.rounds.privacy_plan import CLASS_COUNTS
-from tightframe.rounds.riders import epsilon
 from tightframe.rounds.setup import JobSetup
 from tightframe.rounds.silo.budget import Budget
 from tightframe.rounds.silo.view import LocalSilo, RequestedSum
@@ -314,15 +313,6 @@ class PrivateSilo(LocalSilo):
         if patients is not None:
             rows, labels = (torch.cat(parts) for parts in zip(*kept, strict=True))
             totals.add(rows, labels, torch.from_numpy(patients))
-
-    def epsilon_terms(self) -> Tensors:
-        """Return this silo's terms of the epsilon sums, as far as its policy shows its epsilon.
-
-        See ``riders.epsilon``.
-        """
-        how = self.context.policy.epsilon_shown
-        spent = self._budget.spent_by_job(prv=False).guaranteed if how != "nothing" else 0.0
-        return epsilon.terms(spent, how, self.name, self.setup.job.roster)
 
     def _portions(
         self, features: Callable[[torch.Tensor], torch.Tensor]

@@ -120,7 +120,7 @@ class _Rehearsal:
         """Make the term of one exchange, and go on with the sum of as many of them as there are silos."""
         state, cohort = self._state, self._requested.cohort
         received = {name: item.clone() for name, item in exchange.phase.broadcast(state).items()}
-        phase = exchange.carrying(exchange.evaluates(received))
+        phase = exchange.phase_for(received)
         silo = self._silo(exchange)
         started, before = time.monotonic(), self._context.features.seconds
         made = phase.contribute(silo, received, self._store.committed())
@@ -136,7 +136,8 @@ class _Rehearsal:
         for name in cohort:
             copies.add(name, term)
         totals = codec.decode(phase.schema, copies.open(), parties=len(cohort))
-        everyone = Cohort(exchange.round, dict.fromkeys(cohort, 1.0), 1.0)
+        weight = float(len(self._context.data.labels("train")))
+        everyone = Cohort(exchange.round, dict.fromkeys(cohort, weight), weight)
         self._state = advance(phase, state, totals, everyone).state
 
     def _silo(self, exchange: Exchange) -> LocalSilo:

@@ -62,14 +62,10 @@ def check(task: str, message: Any, silo: str, *, secure: bool) -> None:
     try:
         model.model_validate(message)
     except ValidationError as error:
-        raise _malformed(task, [f"{_place(item['loc'])}: {item['msg']}" for item in error.errors()]) from None
+        # The top-level key alone, which is never text of the server's.
+        raise _malformed(task, [f"{item['loc'][0]}: {item['msg']}" for item in error.errors()]) from None
     if not secure and task == "contribute" and silo not in message["declared"]:
         raise _malformed(task, [f"declared: Expected {silo}, this silo, among them, but got only others"])
-
-
-def _place(parts: tuple[int | str, ...]) -> str:
-    """Return the top-level key of a problem, which is never text of the server's."""
-    return str(parts[0]) if parts else "message"
 
 
 def _malformed(task: str, problems: list[str]) -> RunError:

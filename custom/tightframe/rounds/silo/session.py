@@ -25,9 +25,8 @@ from tightframe.rounds import unproven
 from tightframe.rounds.context import DECLARATION, NEEDS_STATE, Message, SiloContext
 from tightframe.rounds.silo import own_state, requests
 from tightframe.rounds.silo.own_state import NeedsStateError
-from tightframe.rounds.sums.common import SEAL, SECURE
+from tightframe.rounds.sums.common import SEAL, SECURE, Check, Encoded
 from tightframe.rounds.sums.declaration import Declaration, applied_weights, public_weight
-from tightframe.rounds.sums.plain import Check, Encoded
 from tightframe.rounds.sums.secure_silo import SecureSite, Train
 from tightframe.securesum.messages import Total
 
@@ -92,8 +91,7 @@ class SiloSession:
         self.context.policy.check(self.context.job, submitter=self.context.submitter)
         check_record_options(self.context.job, self.context.site, self.context.policy)
         check_training_loop(self.context.job, self.context.site, self.context.policy)
-        if task in TASKS:
-            requests.check(task, message, self.context.name, secure=self._secure is not None)
+        requests.check(task, message, self.context.name, secure=self._secure is not None)
         if task == "enroll":
             return self._enroll(message)
         if task == "contribute":

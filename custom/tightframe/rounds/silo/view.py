@@ -18,6 +18,7 @@ from tightframe.data.known import in_steps
 from tightframe.data.withdrawn import record_ids
 from tightframe.errors import RunError, TrainingError
 from tightframe.learning import loop, own_loop
+from tightframe.learning.batches import merge_single_tail, reading_processes
 from tightframe.learning.model_update import build_template
 from tightframe.learning.stages import FitReport, Stage, Term
 from tightframe.models.frozen import FrozenEncoder
@@ -26,12 +27,14 @@ from tightframe.results.local_report import SiloPersonal
 from tightframe.results.parts.dropouts import Lost
 from tightframe.rounds.context import SiloContext
 from tightframe.rounds.encoded import LoadedEncoder
+from tightframe.rounds.phases.statistics import UNIFORM, WEIGHED, times_in_moments
 from tightframe.rounds.sums.declaration import EVALUATED
 from tightframe.rounds.unproven import NO_NEEDS, Needs
 
 if TYPE_CHECKING:
     from tightframe.privacy.events import Event
     from tightframe.rounds.setup import JobSetup
+    from tightframe.rounds.silo.budget import Budget
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,8 @@ class RequestedSum:
         left_out: parts that this silo's evaluation leaves out: folds, and findings of a fold (``test/2``).
         lost: silos that dropped out, as reported by the server.
         needs: what proves the state that it rests on.
+        weight: this silo's public weight as the sum applies it.
+        pooled: moments of inputs in that state, see ``phases.statistics.packed``; None if it has none.
     """
 
     cohort: Sequence[str]
@@ -51,10 +56,12 @@ class RequestedSum:
     left_out: Sequence[str] = ()
     lost: Mapping[str, Lost] = field(default_factory=dict)
     needs: Needs = NO_NEEDS
+    weight: float = math.inf
+    pooled: torch.Tensor | None = None
 
 
 class LocalSilo:
-    """A silo as a method sees it (``phases.SiloView``) in one exchange, with what the riders need as well.
+    """A silo in an exchange, as methods (``phases.SiloView``) and riders (``riders.view.RiderView``) see it.
 
     Args:
         round_number: that keys its random streams.
@@ -76,6 +83,7 @@ class LocalSilo:
         self.context = context
         self.cohort, self.honest = requested.cohort, requested.honest
         self.left_out, self.lost, self.needs = requested.left_out, requested.lost, requested.needs
+        self.pooled, self._weight = requested.pooled, requested.weight
         self.setup = setup
         self._encoder: LoadedEncoder | None = None
         self._trains = True
@@ -109,6 +117,13 @@ class LocalSilo:
         """
         return torch.from_numpy(finding_counts(in_steps(own_labels(self.context.data), self.min_class_count)))
 
+    def times_in_moments(self) -> torch.Tensor:
+        """Return how often each training record counts in moments of the inputs, int64 (n,)."""
+        records = len(self.context.data.labels("train"))
+        most = records if math.isinf(self._weight) else int(WEIGHED * self._weight)
+        uniform = self.setup.job.weights == "uniform"
+        return times_in_moments(records, UNIFORM if uniform else min(records, most))
+
     def held_counts(self) -> torch.Tensor:
         """Count distinct training records of each class, by which the class rules go: int64 (C,).
 
@@ -131,11 +146,22 @@ class LocalSilo:
             BudgetError: TF-701; the caller must not draw noise then.
             ValueError: if the job has no privacy.
         """
+        self._open_budget().charge(purpose, events, alone=alone)
+
+    def spent(self) -> float:
+        """Return the epsilon that the job has cost this silo's records so far, by its ledger.
+
+        Raises:
+            ValueError: if the job has no privacy.
+        """
+        return self._open_budget().spent_by_job(prv=False).guaranteed
+
+    def _open_budget(self) -> Budget:
         from tightframe.rounds.silo.budget import Budget
 
         if self.setup.privacy is None:
             raise ValueError("Expected a job with `privacy`, but it has none.")
-        Budget(self.context, self.setup.privacy, self.cohort).charge(purpose, events, alone=alone)
+        return Budget(self.context, self.setup.privacy, self.cohort)
 
     def keep_model(self, final: Tensors, counted: Tensors) -> None:
         """Store the last model at this silo, and begin the silo's own report."""
@@ -302,7 +328,7 @@ class LocalSilo:
         """Return the records of an epoch of training: each once, or each batch drawn by itself."""
         if not self.context.draws_batches:
             return torch.randperm(count, generator=stream).tolist()
-        sizes = [len(batch) for batch in loop.merge_single_tail(range(count), self.setting.local.batch_size)]
+        sizes = [len(batch) for batch in merge_single_tail(range(count), self.setting.local.batch_size)]
         return torch.cat([torch.randperm(count, generator=stream)[:size] for size in sizes]).tolist()
 
     def _batches_in(
@@ -329,8 +355,8 @@ class LocalSilo:
         records = self.context.data.records(fold, augment_seed=augment_seed)
         loader: DataLoader[Any] = DataLoader(
             records,
-            batch_sampler=loop.merge_single_tail(indices, size),
-            **loop.reading_processes(self.context.site.loader_workers),
+            batch_sampler=merge_single_tail(indices, size),
+            **reading_processes(self.context.site.loader_workers),
             pin_memory=self.device.type == "cuda",
             generator=torch.Generator().manual_seed(0),  # keeps the loader off the global stream
         )

@@ -186,7 +186,7 @@ class SiteLedger:
         path = self.paths.ledger
         _move_aside([self.paths.old_journal])
         try:
-            ledger = self._ledger(create=not path.exists() and not ledger_expected(path))
+            ledger = self._ledger(create=not path.exists())
         except (LedgerError, TamperError) as error:
             if path.exists() and not isinstance(error, TamperError):
                 raise  # it may be whole, and only out of reach

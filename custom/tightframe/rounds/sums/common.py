@@ -1,21 +1,258 @@
-"""Code that both ends of a secure sum share."""
+"""What plain and secure sums share, and both ends of a secure sum: interfaces, types, errors."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Protocol, TypeAlias
 
 from tightframe.config.job import JobConfig
-from tightframe.errors import SecureSumError
+from tightframe.errors import LATE, REASONS, RunError, SecureSumError
+from tightframe.phases import Schema
+from tightframe.rounds.codec import IntegerTotals, Term
+from tightframe.rounds.context import Message
+from tightframe.rounds.sums.declaration import Declaration
 from tightframe.securesum import rules
 from tightframe.securesum.errors import ProtocolError
+from tightframe.securesum.messages import FieldSpec, SumId
 
+Accept = Callable[[str, Message], None]
+Failed = Callable[[str, str, Sequence[str]], None]
+"""Called for each silo without an accepted answer: its name, the code, the rules that it names, if any."""
+OUT_OF_BUDGET = "TF-701"
 SECURE = "secure"
 """Key of the protocol message within a message."""
 SEAL = "seal"
 """Kind, and schema, of the sum without fields in which an epoch's last total is verified."""
 SEALS = 2
 """Slots of an epoch that are kept for seals: the second one is for silos that drop out during the first."""
+
+
+class Transport(Protocol):
+    """Sends one task to every silo and returns the answers."""
+
+    def exchange(self, task: str, requests: Mapping[str, Message], accept: Accept) -> Mapping[str, str]:
+        """Send each silo its request and hand each answer to ``accept`` as it arrives.
+
+        Returns:
+            Silo -> code for every silo without an accepted answer. If ``accept`` raises a
+            ``TightframeError``, that silo has failed with its code.
+        """
+
+
+Classes: TypeAlias = tuple[str, ...] | None
+"""Names of the classes whose records a term's products are of; None if it has none over classes."""
+Check: TypeAlias = Callable[[SumId, tuple[FieldSpec, ...], Classes], None]
+"""Refuses a term whose sum or fields were not asked for, or whose classes are others than before."""
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """A silo's contribution as integers.
+
+    Attributes:
+        sum_id: of the sum that it is a term of.
+        fields: of the sum's schema.
+        term: bytes of each group.
+        basis: SHA-256 of the state that it rests on.
+        follows: whether the silo computed that state by itself, from totals.
+        classes: whose records its products are of.
+    """
+
+    sum_id: SumId
+    fields: tuple[FieldSpec, ...]
+    term: Term = field(repr=False)
+    basis: bytes
+    follows: bool
+    classes: Classes = None
+
+
+@dataclass
+class Enrolled:
+    """The enrolled silos with their declarations.
+
+    Attributes:
+        declared: silo -> its declaration.
+        absent: silo -> code, of those that did not enrol.
+    """
+
+    declared: dict[str, Declaration]
+    absent: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class Collected:
+    """One sum, opened.
+
+    Attributes:
+        cohort: silos whose terms are in it, sorted.
+        failed: silo -> code for the others.
+        totals: integer total of every field that was opened.
+        shut: whether the static group was not opened, because the cohort is not the enrolled one.
+        bytes_down: size of the requests for terms.
+    """
+
+    cohort: list[str]
+    failed: dict[str, str]
+    totals: IntegerTotals
+    shut: bool
+    bytes_down: int
+    bytes_up: int
+
+
+class TooFewError(RunError):
+    """Too few silos in a sum, or too few in it that contributed anything.
+
+    Attributes:
+        cohort: silos that answered, sorted.
+        failed: silo -> code for the others.
+    """
+
+    code = "TF-501"
+
+    def __init__(
+        self, message: str, cohort: Iterable[str], failed: Mapping[str, str], *, code: str | None = None
+    ) -> None:
+        self.cohort, self.failed = sorted(cohort), dict(failed)
+        super().__init__(message, code=code)
+
+
+def too_few(
+    title: str, least: int, cohort: Sequence[str], failed: Mapping[str, str], detail: str = ""
+) -> TooFewError:
+    """Return the error for a sum that was not opened.
+
+    Args:
+        title: of the sum, or the step before it.
+        least: number of silos needed.
+        cohort: silos that answered.
+        failed: silo -> code for the others.
+        detail: what these silos did, if not only answer.
+    """
+    expected = f"too few silos in {title}: expected at least {least}, but got {len(cohort)}{detail}"
+    return TooFewError(f"{expected}; {describe_codes(failed)}.", cohort, failed)
+
+
+class RefusedError(RunError):
+    """Silos refused to enrol, which ends the run: a person must look into the reason first.
+
+    Args:
+        refused: silo -> code.
+        absent: silo -> code of those that are not in the run for another reason.
+        rules: silo -> its own description of the rules that the job does not meet.
+        spare: whether enough silos would be left without all of these.
+    """
+
+    code = "TF-509"
+
+    def __init__(
+        self,
+        refused: Mapping[str, str],
+        absent: Mapping[str, str] | None = None,
+        rules: Mapping[str, Sequence[str]] | None = None,
+        *,
+        spare: bool = True,
+    ) -> None:
+        self.refused = dict(refused)
+        reasons = [
+            f"{site} {'did not answer' if code == LATE else 'cannot take part'}: {_describe_code(code)}"
+            for site, code in sorted((absent or {}).items())
+        ]
+        reasons += [
+            f"{site} refused: {_describe_code(code, (rules or {}).get(site, ()))}"
+            for site, code in sorted(refused.items())
+        ]
+        without = ", or export the job without those silos" if spare else ""
+        super().__init__(
+            f"before any training, {'; '.join(reasons)}. The details are in each silo's own log; "
+            f"mend them{without}."
+        )
+
+
+class Sums(Protocol):
+    """The server's side of a run's sums."""
+
+    static_cohort: tuple[str, ...] | None
+    """The cohort for which counts were requested, in this job or those that it continues; None before."""
+
+    @property
+    def weights(self) -> Mapping[str, float]:
+        """Public weights of the enrolled silos, as sums apply them."""
+
+    def enroll(self, transport: Transport, request: Message, sites: Sequence[str]) -> Enrolled:
+        """Enrol these silos.
+
+        Raises:
+            RefusedError: TF-509 if silos refuse.
+            TooFewError: TF-501 if too few answer.
+        """
+
+    def collect(
+        self,
+        transport: Transport,
+        sum_id: SumId,
+        schema: Schema,
+        requests: Mapping[str, Message],
+        accepted: Callable[[str], None],
+    ) -> Collected:
+        """Ask every silo for its term, add the terms as they arrive, open the sum.
+
+        Args:
+            transport: to the silos.
+            requests: silo -> its request.
+            accepted: called with the name of each silo whose term was added.
+
+        Raises:
+            TooFewError: TF-501; nothing was opened.
+        """
+
+    def seal(self, transport: Transport, request: Message, *, last: bool = True) -> bool:
+        """Let the silos verify the last total; return whether they did, or have none to verify.
+
+        Args:
+            transport: to the silos.
+            request: the keys by which a silo computes the state of the run.
+            last: whether no later sum rests on it.
+        """
+
+    @property
+    def verified(self) -> bool:
+        """Check whether silos verify each total before a sum that rests on it is opened."""
+
+    def describe(self) -> str:
+        """Describe how the sums are protected, in words."""
+
+
+def describe_codes(failed: Mapping[str, str]) -> str:
+    """List silos with their codes in words: ``site-2: TF-502 (late), ...``."""
+    return ", ".join(f"{site}: {_describe_code(code)}" for site, code in sorted(failed.items()))
+
+
+def _describe_code(code: str, rules: Sequence[str] = ()) -> str:
+    """Return a code with its meaning and the rules that a silo names with it."""
+    return f"{code} ({'; '.join([REASONS.get(code, 'see tightframe explain'), *rules])})"
+
+
+def split_refusals(failed: Mapping[str, str]) -> dict[str, str]:
+    """Return the silos without which a run can start: those that did not answer or have no budget left.
+
+    Args:
+        failed: silo -> code of all that failed to enrol.
+
+    Raises:
+        RefusedError: TF-509 if a silo refused for any other reason.
+    """
+    refused = {site: code for site, code in failed.items() if code not in (LATE, OUT_OF_BUDGET)}
+    if refused:
+        raise RefusedError(refused)
+    return dict(failed)
+
+
+def sum_title(sum_id: SumId) -> str:
+    """Return a sum's name for people: ``round 3``, or the kind of an exchange outside the rounds."""
+    kind = sum_id.phase.rpartition("-")[0]
+    return f"round {sum_id.round}" if kind == "train" else kind
 
 
 ADVICE = {

@@ -6,7 +6,8 @@ noise a data set has one profile, until a person at the site accepts another.
 
 Settings that apply the same function to every silo's records are not part of it: model, learning rate, a
 method's own loss. Where features that no training moves are summed by class or as products, their encoder is,
-and the form of its inputs: each other one gives more equations in the same records. The weights of the terms
+and the form of its inputs: each other one gives more equations in the same records; so is the closed form's
+head whose losses are summed. The weights of the terms
 are, and what decides how many steps a silo takes for its number of records: small steps add up to the silo's
 gradient times a weight that this number gives.
 
@@ -24,11 +25,13 @@ from tightframe.config.site import SiteEntry
 from tightframe.learning import model_update
 from tightframe.learning.model_update import UPDATE
 from tightframe.learning.one_sum.feature_sums import PREFIX
+from tightframe.learning.one_sum.temperature import LOSSES
 from tightframe.models.frozen import HEAD, is_frozen
 from tightframe.phases import Field, Phase
 from tightframe.rounds.job_checks import HEAD_OPTIONS, STANDARDISE_MEAN, STANDARDISE_STD
 from tightframe.rounds.phases.statistics import COUNTS
 from tightframe.rounds.setup import JobSetup
+from tightframe.rounds.sums.common import Classes
 from tightframe.securesum.site.journal import Profile
 
 FORM_ONLY = frozenset({"image_size", "twin_scale", "drugs", "vocabulary"})
@@ -37,6 +40,7 @@ FORM_ONLY = frozenset({"image_size", "twin_scale", "drugs", "vocabulary"})
 They are part of a profile's features, not of its records."""
 
 OWN_WEIGHT, DECLARED = "own weight", "as declared"
+CLASSES = "classes in products"
 _UPDATE = UPDATE.rstrip("/")
 
 
@@ -90,6 +94,8 @@ def release_profile(setup: JobSetup, entry: SiteEntry) -> Profile | None:
         )
     if features := _features(setup, phases):
         values["features"] = features
+    if losses := _losses(setup, phases):
+        values["losses"] = losses
     return tuple(sorted(values.items()))
 
 
@@ -106,6 +112,7 @@ def _features(setup: JobSetup, phases: Iterable[Phase]) -> str:
     job, model = setup.job, model_update.shared_template(setup.setting)
     if not is_frozen(model) and not any(name.startswith(PREFIX) for name in summed):
         return ""
+    # "classes kept": earlier builds did not, so that a site with sums of theirs is asked once.
     drawn = any(
         not name.startswith(HEAD) and name not in (STANDARDISE_MEAN, STANDARDISE_STD)
         for name in model.state_dict()
@@ -113,7 +120,17 @@ def _features(setup: JobSetup, phases: Iterable[Phase]) -> str:
     options = {name: value for name, value in job.model_options.items() if name not in HEAD_OPTIONS}
     start = (job.initial_model_sha256 or f"seed {job.seed}") if drawn else "no weights"
     form = _canonical({"shape": setup.setting.input_shape, **_form_options(setup)})
-    return f"{job.model} {_canonical(options)} of {form}, {start}"
+    return f"classes kept, {job.model} {_canonical(options)} of {form}, {start}"
+
+
+def _losses(setup: JobSetup, phases: Iterable[Phase]) -> str:
+    """Describe the closed form's head, at whose scores validation records' losses are summed."""
+    if not any(item.name == LOSSES for phase in phases for item in phase.schema.fields):
+        return ""
+    job, solved = setup.job, setup.method if setup.start is None else setup.start
+    config = setup.setting.config if setup.start is None else setup.start.config()
+    options = {name: job.model_options[name] for name in HEAD_OPTIONS if name in job.model_options}
+    return f"{solved.name} {_canonical({**config.model_dump(mode='json'), **options})}"
 
 
 def with_weight(profile: Profile | None, declared: float, applied: float) -> Profile | None:
@@ -125,6 +142,16 @@ def with_weight(profile: Profile | None, declared: float, applied: float) -> Pro
     if profile is None or not caps_weights(profile):
         return profile
     return tuple(sorted([*profile, (OWN_WEIGHT, DECLARED if applied == declared else repr(applied))]))
+
+
+def with_classes(profile: Profile | None, classes: Classes) -> Profile | None:
+    """Return a profile with the classes whose records a term's products are of, where it has such products.
+
+    Others' flags decide which: two totals over other classes have a class's products as their difference.
+    """
+    if profile is None or classes is None:
+        return profile
+    return tuple(sorted([*profile, (CLASSES, _canonical(classes))]))
 
 
 def caps_weights(profile: Profile) -> bool:

@@ -9,20 +9,24 @@ from datetime import UTC, datetime
 from tightframe.errors import REPLACED, RunError, SecureSumError, TightframeError
 from tightframe.phases import Schema
 from tightframe.rounds import codec
+from tightframe.rounds.codec import integer_totals
 from tightframe.rounds.context import Message
 from tightframe.rounds.setup import JobSetup
-from tightframe.rounds.sums.common import SEAL, SEALS, SECURE, minimum, package_errors
-from tightframe.rounds.sums.declaration import Declaration, applied_weights
-from tightframe.rounds.sums.parameters import epoch_params, schema_name
-from tightframe.rounds.sums.plain import (
+from tightframe.rounds.sums.common import (
+    SEAL,
+    SEALS,
+    SECURE,
     Collected,
     Enrolled,
     Transport,
-    integer_totals,
+    minimum,
+    package_errors,
     split_refusals,
     sum_title,
     too_few,
 )
+from tightframe.rounds.sums.declaration import Declaration, applied_weights
+from tightframe.rounds.sums.parameters import epoch_params, schema_name
 from tightframe.rounds.sums.spool import FileSpool
 from tightframe.rounds.sums.transcripts import ServerIdentity, ServerRecord
 from tightframe.securesum import messages, rules, server

@@ -13,9 +13,8 @@ from tightframe.errors import PolicyError, SecureSumError, TightframeError
 from tightframe.learning.products import Sizes
 from tightframe.rounds.context import SiloContext
 from tightframe.rounds.notes import note_verified
-from tightframe.rounds.sums.common import minimum, package_errors
+from tightframe.rounds.sums.common import OUT_OF_BUDGET, Check, Classes, Encoded, minimum, package_errors
 from tightframe.rounds.sums.declaration import Declaration, applied_weights, tellers
-from tightframe.rounds.sums.plain import OUT_OF_BUDGET, Check, Encoded
 from tightframe.rounds.sums.transcripts import SiteRecord
 from tightframe.rounds.sums.vault import Vault
 from tightframe.securesum import messages, rules, site
@@ -209,22 +208,23 @@ class SecureSite:
             declared = _declared(self._ready())
             weights = applied_weights(declared, self._context.job.max_weight_share)
             profile = self._profile(setup, declared)
-            if profile is not None:
-                dataset = self._context.site.records_id(self._context.job.dataset)
-                with self._vault.locked() as history:  # as `mask` does, but before the training
-                    history.check_profile(dataset, profile)
+            self._check_profile(profile)
             # By parameters that are the job's own: this silo gives no share for a smaller sum.
             honest = rules.honest_sites(rules.minimum_survivors(params), params.colluders)
 
             checked: list[tuple[Confirmed | Established, Established]] = []
 
-            def check(sum_id: messages.SumId, fields: tuple[messages.FieldSpec, ...]) -> None:
+            def check(
+                sum_id: messages.SumId, fields: tuple[messages.FieldSpec, ...], classes: Classes
+            ) -> None:
                 if sum_id != request.sum_id:
                     raise InconsistencyError(
                         "the sum of the request", expected=str(sum_id), found=str(request.sum_id)
                     )
                 before = self._ready()
                 checked.append((before, site.check_request(before, request, fields)))
+                if classes is not None:
+                    self._check_profile(_with_classes(profile, classes))
 
             sizes = _sizes(declared, params.colluders)
             encoded = train(weights, honest, tellers(declared.values()), sizes, total=total, check=check)
@@ -245,7 +245,7 @@ class SecureSite:
                     term=encoded.term,
                     history=history,
                     kept=self._vault.recall,
-                    profile=profile,
+                    profile=_with_classes(profile, encoded.classes),
                 )
                 reply = self._commit("contribute", key, step)
             self._unrecorded |= isinstance(state, Confirmed)
@@ -299,9 +299,7 @@ class SecureSite:
         for name, item in sorted(declared.items()):
             item.check_weight(name, self._context.job.weights, self._context.policy.max_records)
         self._check_sizes(_sizes(declared, state.epoch.params.colluders))
-        lax = sorted(
-            name for name, item in declared.items() if name != self._context.name and item.any_static_cohort
-        )
+        lax = sorted(name for name, item in declared.items() if item.any_static_cohort)
         if lax and not self._rules.any_static_cohort:
             raise PolicyError(
                 f"static_cohort: {', '.join(lax)} would open counts for any cohort, and with enough of them "
@@ -334,7 +332,7 @@ class SecureSite:
         job, sites = self._context.job, len(proposed.roster)
         colluders = job.assumed_colluders(sites)
         planned = None
-        if setup is not None and not set(proposed.roster) - set(job.sites):
+        if setup is not None:
             from tightframe.rounds.sums.parameters import epoch_params
 
             planned = epoch_params(
@@ -377,6 +375,13 @@ class SecureSite:
         own = self._context.name
         applied = applied_weights(declared, self._context.job.max_weight_share)[own]
         return with_weight(self._cached_profile[0], declared[own].weight, applied)
+
+    def _check_profile(self, profile: journal.Profile | None) -> None:
+        """Refuse terms of another profile than before, as `mask` does, but before the training."""
+        if profile is not None:
+            dataset = self._context.site.records_id(self._context.job.dataset)
+            with self._vault.locked() as history:
+                history.check_profile(dataset, profile)
 
     def _identity(self) -> Any:
         if self._context.identity is None:
@@ -434,6 +439,12 @@ class _NullSigner:
 
     def sign(self, message: bytes) -> bytes:
         return b""
+
+
+def _with_classes(profile: journal.Profile | None, classes: Classes) -> journal.Profile | None:
+    from tightframe.rounds.sums.release import with_classes
+
+    return with_classes(profile, classes)
 
 
 def _declared(state: Confirmed | Established) -> dict[str, Declaration]:

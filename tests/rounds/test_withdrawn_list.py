@@ -19,12 +19,12 @@ from tightframe.config.site import SiteEntry
 from tightframe.data.arrays import ArrayData
 from tightframe.data.base import FOLDS
 from tightframe.errors import DataError, RunError
-from tightframe.rounds import withdrawn
+from tightframe.rounds import withdrawn_list
 from tightframe.rounds.context import SiloContext
 from tightframe.rounds.notes import Notes
 from tightframe.rounds.silo.checks import check_withdrawal
 from tightframe.rounds.silo.view import LocalSilo
-from tightframe.rounds.withdrawn import LIST, NAMES, note_request
+from tightframe.rounds.withdrawn_list import LIST, NAMES, note_request
 
 STATE = "a" * 64
 
@@ -131,7 +131,7 @@ def test_of_two_runs_that_were_enrolled_together_one_is_noted(
     one = site.begin("one", out_of="first")
     site.name(0, 1, 2)
     two = site.begin("two", out_of="other")
-    read, refused, beside = withdrawn._lists, list[str](), list[threading.Thread]()
+    read, refused, beside = withdrawn_list._lists, list[str](), list[threading.Thread]()
 
     def note() -> None:
         try:
@@ -147,7 +147,7 @@ def test_of_two_runs_that_were_enrolled_together_one_is_noted(
             beside[0].join(0.2)
         return found
 
-    monkeypatch.setattr(withdrawn, "_lists", slowly)
+    monkeypatch.setattr(withdrawn_list, "_lists", slowly)
     note_request(one, ("before", 2), asked=True, proven=True)
     beside[0].join()
     assert refused == ["TF-524"]

@@ -1,0 +1,104 @@
+"""How many different rows of features a silo's records have, for the rule on exact sums of features.
+
+A record that is there nine times adds no rank to a sum of products and no value to a class sum. So an
+exchange before such a sum counts rows of features, each once, in the first class that has it.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from tightframe.learning import model_update
+from tightframe.learning.products import COUNTED
+from tightframe.phases import (
+    Cohort,
+    Contribution,
+    Field,
+    Phase,
+    Schema,
+    ServerState,
+    SiloView,
+    Tensors,
+    Totals,
+)
+
+BITS = 24
+"""Fraction bits of a feature in a sum of a frozen map: what differs in less is one row."""
+
+
+class DistinctRows:
+    """Rows of features seen so far, by class.
+
+    Args:
+        classes: C.
+        radius: to which longer features are shortened, as in the sum.
+    """
+
+    def __init__(self, classes: int, radius: float = 1.0) -> None:
+        self._of = [set[bytes]() for _ in range(classes)]
+        self._radius = radius
+
+    def add(self, features: torch.Tensor, labels: torch.Tensor) -> None:
+        """Note a batch: features h (B, d) in float64, labels (B,)."""
+        for row, label in zip(
+            units(features, self._radius).to(torch.int64).cpu(), labels.tolist(), strict=True
+        ):
+            self._of[label].add(row.numpy().tobytes())
+
+    @property
+    def by_class(self) -> torch.Tensor:
+        """Numbers of different rows of each class, float64 (C,)."""
+        return torch.tensor([float(len(own)) for own in self._of], dtype=torch.float64)
+
+    @property
+    def counts(self) -> torch.Tensor:
+        """Numbers of different rows, each in the first class that has it, float64 (C,).
+
+        >>> rows = DistinctRows(2)
+        >>> rows.add(torch.tensor([[0.5], [0.5], [0.25], [0.5]]), torch.tensor([0, 0, 1, 1]))
+        >>> rows.counts.tolist()
+        [1.0, 1.0]
+        """
+        seen, found = set[bytes](), []
+        for own in self._of:
+            found.append(float(len(own - seen)))
+            seen |= own
+        return torch.tensor(found, dtype=torch.float64)
+
+
+def units(features: torch.Tensor, radius: float) -> torch.Tensor:
+    """Return ``phi = h / max(R, |h|)`` in whole multiples of 2^-24, float64; zeros for what is not finite.
+
+    Args:
+        features: h (B, d).
+        radius: R.
+    """
+    wide = features.detach().to(torch.float64).nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+    lengths = torch.linalg.vector_norm(wide, dim=1, keepdim=True)
+    return (wide / lengths.clamp_min(radius) * 2.0**BITS).round()
+
+
+def counts_phase(counts: Field, radius: float) -> Phase:
+    """Return the exchange before a sum of features: of how many different rows of each class it will be.
+
+    Args:
+        counts: field for the numbers of rows (C,).
+        radius: see ``DistinctRows``.
+    """
+
+    def contribute(silo: SiloView, received: Tensors, state: Tensors) -> Contribution:
+        found = DistinctRows(silo.setting.num_classes, radius)
+        if silo.offers_prototypes:
+            model = silo.load(model_update.received_model(received)).eval()
+            for features, labels in silo.encoded(model, "train", exact=True):
+                found.add(features, labels)
+        return Contribution({counts.name: found.counts}, None)
+
+    def keep(state: ServerState, totals: Totals, cohort: Cohort) -> ServerState:
+        rows = torch.as_tensor(totals[counts.name], dtype=torch.float64)
+        return state.evolve(extra={**state.extra, COUNTED: rows})
+
+    def broadcast(state: ServerState) -> Tensors:
+        return model_update.broadcast_model(state.model)
+
+    return Phase("counts", Schema((counts,)), broadcast, contribute, keep)

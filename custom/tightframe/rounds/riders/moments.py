@@ -1,0 +1,79 @@
+"""Pooled moments of inputs, held against this silo's own: a false total of them is not trained on.
+
+Another silo's term is masked. But the total less this silo's own moments is of the others' values: at least
+none, and in each column with squares that their sum allows (Cauchy-Schwarz). With the others' number bounded
+by public weights (``phases.statistics``), no silo can make the pooled deviation much smaller than this silo's
+own spread about the pooled mean. What contradicts is a failure inside every sum that rests on it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import safetensors.torch
+import torch
+
+from tightframe.errors import RunError
+from tightframe.files import write_atomically
+from tightframe.phases import Tensors
+from tightframe.rounds.checkpoint import tensor_bytes
+from tightframe.rounds.phases.statistics import SQUARES, SUMS, VALUES, packed
+from tightframe.rounds.riders.view import RiderView
+
+if TYPE_CHECKING:
+    from tightframe.rounds.context import SiloContext
+
+FILE, OWN = "moments.safetensors", "own"
+ROUNDING = 1e-11
+"""Of the squares: more than float64 and the fields' steps leave, less than moves a deviation."""
+
+
+def note(silo: RiderView, made: Tensors) -> None:
+    """Keep what this silo adds to pooled moments, if this sum is of them."""
+    if VALUES in made:
+        own = packed(made[VALUES], made[SUMS], made[SQUARES])
+        write_atomically(silo.context.state_folder / FILE, tensor_bytes({OWN: own}), mode=0o600)
+
+
+def forget(context: SiloContext) -> None:
+    """Drop the note: the total that was opened has no term of this silo."""
+    (context.state_folder / FILE).unlink(missing_ok=True)
+
+
+def check(silo: RiderView) -> None:
+    """Refuse pooled moments that contradict this silo's own.
+
+    Raises:
+        RunError: TF-527. Others learn only that a silo failed.
+    """
+    context, pooled = silo.context, silo.pooled
+    path, before = context.state_folder / FILE, context.previous_state
+    if not path.is_file() and before is not None and (before / FILE).is_file():
+        write_atomically(path, (before / FILE).read_bytes(), mode=0o600)  # of a job that this one continues
+    if pooled is None or not path.is_file():
+        return
+    own = safetensors.torch.load(path.read_bytes())[OWN]
+    if columns := contradicted(pooled, own):
+        raise RunError(
+            "Expected pooled moments of inputs that this silo's own records fit into, but in columns "
+            f"{columns[:5]} the other silos' would have a negative number or variance: another silo sent "
+            "false ones, to make the model show records. Nothing is trained on them; find out which it is.",
+            code="TF-527",
+        )
+
+
+def contradicted(pooled: torch.Tensor, own: torch.Tensor) -> list[int]:
+    """Return the columns in which no others' values can make these pooled moments of a silo's own.
+
+    Args:
+        pooled, own: number of values, sums and sums of squares, (1 + 2 D,) float64.
+
+    >>> own = torch.tensor([2.0, 4.0, 10.0])  # 1 and 3
+    >>> contradicted(torch.tensor([3.0, 6.0, 14.0]), own), contradicted(torch.tensor([3.0, 9.0, 34.0]), own)
+    ([], [0])
+    """
+    others = pooled - own
+    number, (sums, squares) = others[0], others[1:].reshape(2, -1)
+    slack = ROUNDING * (pooled[0] * pooled[1:].reshape(2, -1)[1].abs() + 1.0)
+    wrong = (number * squares - sums.square() < -slack) | (squares < -slack) | (number < -0.5)
+    return torch.nonzero(wrong).flatten().tolist()

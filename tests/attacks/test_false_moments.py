@@ -1,0 +1,92 @@
+"""One hospital sends false moments of inputs, by which the model spreads the others' records before round 1.
+
+With a pooled mean at one of the others' largest values, and a thirtieth of their deviation, up to six of 340
+records were in clear in the first total (64 units).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.support.attacks.liar import lies
+from tests.support.attacks.malicious_server import Federation, hearts
+
+from tightframe.errors import RunError
+from tightframe.rounds.phases.statistics import SQUARES, SUMS, UNIFORM, VALUES, times_in_moments
+
+LIAR, COLUMN = "hospital-4", 3
+JOB: dict[str, Any] = {"model_options": {"widths": [64], "standardise": True}}
+
+
+def told(values: float, weights: str) -> dict[str, dict[str, Any]]:
+    """Moments of so many values that pool to a mean and a deviation of the liar's choice."""
+    honest = [data.raw("train").astype(float) for name, data in hearts(4).items() if name != LIAR]
+    each = [
+        times_in_moments(len(own), UNIFORM if weights == "uniform" else len(own)).numpy()[:, None]
+        for own in honest
+    ]
+    number = sum(times.sum() for times in each)
+    sums = sum((own * times).sum(0) for own, times in zip(honest, each, strict=True))
+    squares = sum((own**2 * times).sum(0) for own, times in zip(honest, each, strict=True))
+    mean = sums / number
+    deviation = np.sqrt(squares / number - mean**2)
+    mean[COLUMN] = np.sort(np.concatenate(honest)[:, COLUMN])[-2:].mean()
+    deviation[COLUMN] /= 30
+    pooled = number + values
+    return {
+        VALUES: {
+            VALUES: values,
+            SUMS: pooled * mean - sums,
+            SQUARES: pooled * (mean**2 + deviation**2) - squares,
+        }
+    }
+
+
+@pytest.mark.parametrize(
+    ("weights", "values"), [("exact", 72.0), ("exact", 484.0), ("uniform", UNIFORM)], ids=str
+)
+def test_moments_that_contradict_a_hospitals_own_are_not_trained_on(
+    weights: str,
+    values: float,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Of as many values as the liar's own, or as the largest number that the weights let pass."""
+    lies(monkeypatch, LIAR, told(values, weights))
+    federation = Federation({**JOB, "weights": weights}, hearts(4), state=tmp_path).enroll()
+    federation.sum("statistics", 0)
+    deviation = federation.shared.state.model["standardise.std"][COLUMN]
+    assert deviation == pytest.approx(79.1 / 30, rel=0.01) or weights == "uniform"
+    with pytest.raises(RunError, match=r"[234] of 4 silos") as caught:
+        federation.sum("train", 1)
+    assert caught.value.code == "TF-513" and caplog.text.count("TF-527") >= 2
+
+
+@pytest.mark.parametrize("weights", ["exact", "uniform"])
+def test_nor_does_one_count_for_a_million(
+    weights: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing contradicts these: a hospital could have such records."""
+    lies(monkeypatch, LIAR, told(2.0**19, weights))
+    federation = Federation({**JOB, "weights": weights}, hearts(4), state=tmp_path).enroll()
+    with pytest.raises(RunError, match="by the silos' public weights") as caught:
+        federation.sum("statistics", 0)
+    assert caught.value.code == "TF-526"
+
+
+def test_a_note_of_another_job_counts_in_the_one_that_goes_on(tmp_path: Path) -> None:
+    """And pooled moments stay in the state behind later rounds."""
+    from tightframe.rounds.phases.statistics import POOLED
+    from tightframe.rounds.riders.moments import FILE
+
+    federation = Federation(JOB, hearts(4), state=tmp_path).enroll()
+    federation.sum("statistics", 0)
+    pooled = federation.shared.state.extra[POOLED]
+    assert federation.sum("train", 1)["failed"] == 0
+    assert torch.equal(federation.shared.state.extra[POOLED], pooled)
+    assert (federation.sessions[LIAR].context.state_folder / FILE).is_file()

@@ -1,0 +1,213 @@
+"""The rule on sums of features and of products at its edges, by numbers worked out by hand.
+
+Heart disease has p = 13 values of a record and C = 2 classes; m = 2. Products of 8 features need n >= 16
+records; their 36 + 16 numbers fit into 4. Sums of 8 features by class need 13 n_c >= 16, so 2 records.
+"""
+
+from __future__ import annotations
+
+import functools
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.support.attacks.malicious_server import HEART
+
+from tightframe.config.job import parse_job
+from tightframe.config.policy import Policy, PolicyBlock
+from tightframe.config.refusals import BelowPolicyError
+from tightframe.errors import RunError
+from tightframe.learning.products import COUNTED, LEAVING, LOSING, Products, Sizes
+from tightframe.phases import Field, Schema, ServerState
+from tightframe.rounds import product_rule
+from tightframe.rounds.riders.class_rules import with_holders
+from tightframe.rounds.setup import JobSetup, prepare
+
+
+def policy(factor: int = 2, **rules: Any) -> Policy:
+    return PolicyBlock(profile="standard", records_per_feature=factor, **rules).resolve(production=True)
+
+
+@functools.cache
+def setup(method: str = "fed3r", weights: str = "exact", **changes: Any) -> JobSetup:
+    model = {"model": "random_features", "model_options": {"width": 8, "standardise": True}}
+    values = {"sites": ["a", "b", "c", "d"], "min_sites": 3, "method": method, "weights": weights}
+    return prepare(parse_job({**HEART, "rounds": 1, **model, **values, **changes}))
+
+
+def test_a_job_that_no_records_suffice_for_is_refused_at_once() -> None:
+    def refused(of: JobSetup, rule: Policy) -> str:
+        with pytest.raises(BelowPolicyError) as caught:
+            product_rule.check_job(rule, of)
+        assert caught.value.code == "TF-625"
+        return caught.value.refusals[0].asked
+
+    by_class = prepare(
+        setup("ccvr").job.model_copy(update={"model": "mlp", "model_options": {"widths": [8]}})
+    )
+    assert refused(setup(weights="uniform"), policy()) == "products of 8 features with uniform weights"
+    assert refused(by_class, policy()) == "products of 8 features by class"
+    for allowed in (setup(), setup("fedncm", "uniform")):  # no products, or not by class
+        product_rule.check_job(policy(), allowed)
+    for lax in (by_class, setup(weights="uniform")):
+        product_rule.check_job(policy(0), lax)
+
+
+def test_only_a_policy_that_tells_shows_the_lead_the_rule() -> None:
+    for tells in (True, False):
+        with pytest.raises(BelowPolicyError) as caught:
+            product_rule.check_job(policy(tell_refusals=tells), setup(weights="uniform"))
+        assert bool(caught.value.outside()) is tells
+
+
+def test_declared_records_are_enough_or_not_by_one() -> None:
+    product_rule.check_declared(policy(), setup(), Sizes(17, 1))
+    product_rule.check_declared(policy(0), setup(), Sizes(0, 0))
+    product_rule.check_declared(policy(), setup("fedncm"), Sizes(2, 2))  # all of them could be of one class
+    product_rule.check_declared(
+        policy(), setup("fedncm", "uniform"), Sizes(1, 0)
+    )  # tells nothing: counted later
+    cases = (("fed3r", Sizes(16, 1), "over 15 declared"), ("fedncm", Sizes(1, 0), "over all declared 1 rec"))
+    for method, sizes, words in cases:
+        with pytest.raises(BelowPolicyError, match=words) as caught:
+            product_rule.check_declared(policy(), setup(method), sizes)
+        assert caught.value.code == "TF-625"
+
+
+def schema(*, products: int = 0, features: int = 0) -> Schema:
+    """A sum of features; neither is one of anything else."""
+    return Schema(
+        (
+            Field("other", (3,)),
+            Field("products", (3,), static=True, products=products),
+            Field("sums", (3,), static=True, features=features),
+        )
+    )
+
+
+def state(counts: list[int] | None, **extra: torch.Tensor) -> ServerState:
+    counted = {} if counts is None else {COUNTED: torch.tensor(counts, dtype=torch.float64)}
+    return ServerState({}, {**counted, **extra})
+
+
+ENOUGH = Sizes(1000, 0)
+
+
+@pytest.mark.parametrize(
+    ("counts", "summed", "sizes"),
+    [
+        ([14, 2], {"products": 8, "features": 8}, ENOUGH),
+        ([10, 7], {"products": 8}, Sizes(1000, 1)),
+        ([2, 0], {"features": 8}, ENOUGH),  # a class without records has no sum
+        (None, {}, ENOUGH),
+    ],
+)
+def test_so_many_counted_records_are_enough(
+    counts: list[int] | None, summed: dict[str, int], sizes: Sizes
+) -> None:
+    product_rule.check_sum(policy(), setup(), schema(**summed), state(counts), sizes)
+
+
+@pytest.mark.parametrize(
+    ("counts", "summed", "sizes", "words"),
+    [
+        ([15, 0], {"products": 8}, ENOUGH, "over 15 counted records"),
+        ([1000, 1000], {"products": 8}, Sizes(16, 1), "over 15 counted records"),
+        ([2, 1], {"features": 8}, ENOUGH, "over the counted of class 1: 1 records"),
+        ([20, 1], {"products": 8, "features": 8}, ENOUGH, "over the counted of class 1: 1 records"),
+        (None, {"products": 8}, ENOUGH, "over 0 counted records"),
+        (None, {"features": 8}, ENOUGH, "over the counted of class 0: 0 records"),
+    ],
+)
+def test_one_record_fewer_is_not(
+    counts: list[int] | None, summed: dict[str, int], sizes: Sizes, words: str
+) -> None:
+    with pytest.raises(BelowPolicyError, match=words) as caught:
+        product_rule.check_sum(policy(), setup(), schema(**summed), state(counts), sizes)
+    assert caught.value.code == "TF-625"
+    product_rule.check_sum(policy(0), setup(), schema(**summed), state(counts), sizes)
+
+
+@pytest.mark.parametrize(
+    ("leaving", "loses", "holders", "summed", "words"),
+    [
+        (5, [1, 1], None, {"products": 8}, "over 15 counted records"),
+        (30, [1, 1], None, {"products": 8}, "over 0 counted records"),
+        (
+            0,
+            [0, 0],
+            [3, 2],
+            {"products": 8},
+            "over 14 counted records",
+        ),  # a class of two holders leaves whole
+        (5, [0, 1], None, {"features": 8}, "over the counted of class 1: 1 records"),
+        (13, [1, 0], None, {"features": 8}, "over the counted of class 0: 1 records"),
+        (15, [1, 0], None, {"features": 8}, "over the counted of class 0: 0 records"),
+    ],
+)
+def test_in_a_withdrawal_those_that_stay_count(
+    leaving: int, loses: list[int], holders: list[int] | None, summed: dict[str, int], words: str
+) -> None:
+    """Of 14 and 6 records."""
+    extra = {LEAVING: torch.tensor(float(leaving)), LOSING: torch.tensor(loses)}
+    of = state([14, 6], **extra)
+    if holders is not None:
+        of = with_holders(of, np.array(holders))
+    with pytest.raises(RunError, match=words) as caught:
+        product_rule.check_sum(policy(), setup(), schema(**summed), of, ENOUGH)
+    assert caught.value.code == "TF-523"
+
+
+@pytest.mark.parametrize(
+    ("leaving", "loses", "holders", "summed"),
+    [
+        (4, [1, 1], None, {"products": 8}),
+        (13, [0, 0], None, {"features": 8}),  # a class that loses none keeps all
+        (5, [0, 1], [3, 2], {"features": 8}),  # one that leaves whole has no sum
+    ],
+)
+def test_and_they_can_be_enough(
+    leaving: int, loses: list[int], holders: list[int] | None, summed: dict[str, int]
+) -> None:
+    extra = {LEAVING: torch.tensor(float(leaving)), LOSING: torch.tensor(loses)}
+    of = state([14, 6], **extra)
+    if holders is not None:
+        of = with_holders(of, np.array(holders))
+    product_rule.check_sum(policy(), setup(), schema(**summed), of, ENOUGH)
+
+
+@pytest.mark.parametrize(
+    ("records", "required"),
+    [(15, "at most 7 features, or privacy"), (1, "privacy"), (2, "at most 1 feature, or privacy")],
+)
+def test_a_refusal_names_the_widest_that_passes(records: int, required: str) -> None:
+    with pytest.raises(BelowPolicyError) as caught:
+        product_rule.check_declared(policy(), setup(), Sizes(records, 0))
+    assert caught.value.refusals[0].required == required
+
+
+def test_the_console_says_which_products_a_standard_policy_refuses() -> None:
+    found = Products(8, 2, 13)
+    assert product_rule.warned(found, 16) == []
+    assert "OVER 15 SURE RECORDS" in product_rule.warned(found, 15)[0]
+    assert "OVER UNTOLD NUMBERS OF RECORDS" in product_rule.warned(found, None)[0]
+
+
+def test_the_widest_sum_of_a_plan_is_found() -> None:
+    exchanges = [
+        SimpleNamespace(phases=[SimpleNamespace(schema=schema(products=width))]) for width in (4, 9, 0)
+    ]
+    plan: Any = SimpleNamespace(setting=setup().setting, plan=exchanges)
+    assert product_rule.planned(plan) == Products(9, 2, 13)
+    assert (
+        product_rule.products_in(setup(), Schema(()))
+        is product_rule.class_sums_in(setup(), Schema(()))
+        is None
+    )
+    assert product_rule.planned(setup()) == Products(8, 2, 13)
+    assert product_rule.planned(setup("fedncm")) is None
+    found = product_rule.class_sums_planned(setup("fedncm"))
+    assert found is not None and found.width == 8
+    assert product_rule.class_sums_planned(setup("fedavg")) is None
