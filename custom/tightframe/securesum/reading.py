@@ -6,7 +6,6 @@ value, or raises an error that describes the value without showing it.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
@@ -23,19 +22,13 @@ Keys: TypeAlias = Mapping[str, Check]
 """The exact keys of a map, each with the check for its value."""
 
 
-@functools.cache
-def _names(kind: type[Record]) -> tuple[str, ...]:
-    """Return the names of a record's fields, in their order."""
-    return tuple(item.name for item in fields(kind))
-
-
 @dataclass(frozen=True)
 class Record:
     """A frozen value that is sent, or hashed, as the map of its fields."""
 
     def as_value(self) -> dict[str, Value]:
         """Return plain values in the order of the fields, for the wire and for hashing."""
-        return {name: plain(getattr(self, name)) for name in _names(type(self))}
+        return {name: plain(getattr(self, name)) for name in _names_of(type(self))}
 
     def unsigned(self) -> list[Value]:
         """Return the values of all fields but the last, which is the signature, in their order."""
@@ -70,6 +63,16 @@ class Message(SizedMessage):
             MessageError: TF-604.
         """
         return cls.read(raw, keys_of(cls))
+
+
+_NAMES: dict[type[Record], tuple[str, ...]] = {}
+
+
+def _names_of(kind: type[Record]) -> tuple[str, ...]:
+    """Return the names of a record's fields, in their order."""
+    if kind not in _NAMES:
+        _NAMES[kind] = tuple(item.name for item in fields(kind))
+    return _NAMES[kind]
 
 
 _KEYS: dict[type[Record], Keys] = {}
