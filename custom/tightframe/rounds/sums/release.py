@@ -120,7 +120,7 @@ def _features(setup: JobSetup, phases: Iterable[Phase]) -> str:
     options = {name: value for name, value in job.model_options.items() if name not in HEAD_OPTIONS}
     start = (job.initial_model_sha256 or f"seed {job.seed}") if drawn else "no weights"
     form = _canonical({"shape": setup.setting.input_shape, **_form_options(setup)})
-    return f"classes kept, {job.model} {_canonical(options)} of {form}, {start}"
+    return f"{job.model} {_canonical(options)} of {form}, {start}, classes kept"
 
 
 def _losses(setup: JobSetup, phases: Iterable[Phase]) -> str:
