@@ -647,11 +647,12 @@ def test_a_sum_on_the_last_state_proves_nothing_of_an_older_one(tmp_path: Path, 
 
 def test_a_state_that_was_taken_over_leads_to_no_other_without_a_total(tmp_path: Path, run: Run) -> None:
     late = silo(tmp_path, run, "late")
-    message, total = run.request(1)
-    late.advance(message | run.sent(1), total, WEIGHTS)
+    message, total = run.request(2)
+    late.advance(message | run.sent(2), total, WEIGHTS)
     assert total is not None and late.behind == str(total.sum_id)
+    other = {"state": state_sha256(run.states[1]), "before": "0" * 64, **run.sent(1)}
     with pytest.raises(RunError) as caught:
-        late.advance(run.request(2)[0] | run.sent(2), None, WEIGHTS)
+        late.advance(other, None, WEIGHTS)
     assert caught.value.code == "TF-519"
 
 
