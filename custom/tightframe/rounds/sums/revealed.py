@@ -68,6 +68,10 @@ REVEALED: Mapping[str, str] = {
         "Products of features are summed over other classes, as hospitals' flags decide: the difference "
         "between both totals is the products of a class's records alone, and of few it tells these records."
     ),
+    "classes in losses": (
+        "Validation records' losses are summed over other classes, at a head that knows others: one more "
+        "equation in these records' scores."
+    ),
     "own full_batches": (
         "This site's update is over all its records in one of the jobs, and over drawn ones in the other: "
         "the difference between both totals is due to this site's records that were not drawn, and to the "
