@@ -144,7 +144,7 @@ def test_a_request_is_refused_before_anything_is_trained(federation: Federation)
         unexpected()
 
     def of_other_fields(*_: Any, check: Any, **__: Any) -> NoReturn:
-        check(first.sum_id, fields[:1])
+        check(first.sum_id, fields[:1], None)
         unexpected()
 
     assert "the sum of the request" in refused(lambda: ask(federation, first, of_another_sum), "TF-610")
