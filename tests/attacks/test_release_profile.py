@@ -5,6 +5,7 @@ Nobody drops out, an honest server will do: each total is one more equation in t
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -192,10 +193,11 @@ def rare(held: int) -> dict[str, Records]:
     }
 
 
-def products_refused(federation: Federation, name: str) -> None:
-    with pytest.raises(SecureSumError, match="classes in products") as caught:
+def products_refused(federation: Federation, name: str, why: str = "classes in products") -> str:
+    with pytest.raises(SecureSumError, match=why) as caught:
         totals(federation, name)
     assert caught.value.code == "TF-617"
+    return str(caught.value)
 
 
 def test_another_hospitals_flag_does_not_put_a_class_into_products(
@@ -229,3 +231,26 @@ def test_products_of_other_classes_need_a_persons_consent(
         assert done.exit_code == 0 and "products of a class's records alone" in done.output, done.output
     accepted = Federation(CCVR, hospitals, state=tmp_path, job_id="job-d").enroll()
     assert totals(accepted, summed)["moments/records"] == 160
+
+
+@pytest.mark.parametrize("method", ["fedncm", "fed3r"])
+def test_another_hospitals_false_moments_make_no_other_features_of_the_same_records(
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Six jobs of one file gave 32 of 32 records of a class: each standardised the inputs anew."""
+    job, summed, data = {**PRODUCTS, "method": method}, "frozen/sums", small()
+    for name in ("job-a", "job-b"):
+        assert totals(Federation(job, data, state=tmp_path, job_id=name).enroll(), summed)[summed].any()
+    own, many = data["hospital-8"].raw("train").astype(float), 200.0
+    mean, std = own.mean(0), 1.3 * own.std(0).clip(0.3)
+    moments = {"values": many, "sums": many * mean, "squares": many * (mean**2 + std**2)}
+    false = {"statistics/sums": {f"statistics/{name}": value for name, value in moments.items()}}
+    with monkeypatch.context() as patched:
+        lies(patched, "hospital-8", false)
+        other = Federation(job, data, state=tmp_path, job_id="job-c").enroll()
+        refused = products_refused(other, summed, "encoder")
+    seen = re.findall(r'encoder \["([0-9a-f]{64})"\]', refused)[-1]
+    done = accept_release(other, "hospital-4", tmp_path, identity, "--encoder", seen)
+    assert done.exit_code == 0 and "other features of the same records" in done.output, done.output
+    again = totals(Federation(job, data, state=tmp_path, job_id="job-d").enroll(), summed)
+    assert again[summed].any()

@@ -246,6 +246,9 @@ def release_accept(
         str | None,
         typer.Option(help="Classes whose records are summed, as a refusal names them (`classes in ...`)."),
     ] = None,
+    encoder: Annotated[
+        str | None, typer.Option(help="SHA-256 of the features' weights and moments, as a refusal names it.")
+    ] = None,
     site: Site = None,
     kit: Kit = None,
     yes: Yes = False,
@@ -259,7 +262,14 @@ def release_accept(
     from tightframe.rounds.product_rule import planned
     from tightframe.rounds.riders.class_rules import IN_LOSSES, IN_PRODUCTS
     from tightframe.rounds.setup import prepare
-    from tightframe.rounds.sums.release import OWN_WEIGHT, caps_weights, release_profile, with_classes
+    from tightframe.rounds.sums.release import (
+        ENCODER,
+        FEATURES,
+        OWN_WEIGHT,
+        caps_weights,
+        release_profile,
+        with_formed,
+    )
     from tightframe.rounds.sums.revealed import REVEALED
     from tightframe.securesum.errors import ProtocolError
     from tightframe.securesum.site.journal import CohortAccepted, Entry, History, ProfileAccepted, differences
@@ -289,7 +299,14 @@ def release_accept(
                 "expected a job that sums products of features or losses, but this one sums none",
                 param_hint="--classes",
             )
-        profile = with_classes(profile, dict.fromkeys(names, _classes(classes, setup.dataset.class_names)))
+        profile = with_formed(profile, dict.fromkeys(names, _classes(classes, setup.dataset.class_names)))
+    if encoder is not None:
+        if FEATURES not in dict(profile or ()):
+            raise typer.BadParameter(
+                "expected a job that sums features which no training moves, but this one sums none",
+                param_hint="--encoder",
+            )
+        profile = with_formed(profile, {ENCODER: (_sha256(encoder),)})
     assert profile is not None  # noqa: S101  (it was none above)
     differing = []
     try:
@@ -357,6 +374,13 @@ def _classes(text: str, names: Sequence[str]) -> tuple[str, ...]:
             param_hint="--classes",
         )
     return tuple(name for name in names if name in named)
+
+
+def _sha256(text: str) -> str:
+    """Return the hash that an option gives, in lower case."""
+    if len(text) != 64 or set(text.lower()) - set("0123456789abcdef"):
+        raise typer.BadParameter(f"expected 64 hexadecimal digits, but got {text!r}", param_hint="--encoder")
+    return text.lower()
 
 
 def _leak(before: tuple[str, ...], roster: tuple[str, ...]) -> str:

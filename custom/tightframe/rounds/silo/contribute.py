@@ -9,7 +9,6 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import compress
 from typing import TypeVar, cast
 
 import safetensors.torch
@@ -40,7 +39,6 @@ from tightframe.rounds.phases.statistics import POOLED
 from tightframe.rounds.plan import BEFORE, STATISTICS, Exchange
 from tightframe.rounds.privacy_plan import is_frozen_sum
 from tightframe.rounds.riders import evaluation, failures, moments
-from tightframe.rounds.riders.class_rules import summed_classes
 from tightframe.rounds.riders.evaluation import told_by_few
 from tightframe.rounds.setup import prepare, set_threads
 from tightframe.rounds.silo import checks, own_report, subnormals
@@ -48,7 +46,8 @@ from tightframe.rounds.silo.followed_state import FollowedState
 from tightframe.rounds.silo.own_state import SiloStateStore
 from tightframe.rounds.silo.rehearsal import part_of, rehearse
 from tightframe.rounds.silo.view import LocalSilo, RequestedSum
-from tightframe.rounds.sums.common import SEAL, Check, Classes, Encoded
+from tightframe.rounds.sums.common import SEAL, Check, Encoded
+from tightframe.rounds.sums.release import formed_by
 from tightframe.rounds.unproven import NO_NEEDS, Needs
 from tightframe.rounds.withdrawn_list import note_request
 from tightframe.securesum.messages import SumId, Total
@@ -89,7 +88,7 @@ class Contributor:
         honest: int = 1,
         tellers: Mapping[str, int] | None = None,
         sizes: Sizes = NO_RECORDS,
-        check: Check = lambda sum_id, fields, classes: None,
+        check: Check = lambda sum_id, fields, formed: None,
     ) -> Encoded:
         """Answer a request with a term of its sum, computed on this silo's own state of the run.
 
@@ -103,8 +102,8 @@ class Contributor:
                 one, where the server sees each term.
             sizes: numbers of records, of which enough must stand behind products of features; in a plain sum,
                 of which the server sees each term, this silo's alone.
-            check: refuses another sum than the request's, and sums of other classes' records than
-                before, before anything is done for it.
+            check: refuses another sum than the request's, and sums of other features or of other classes'
+                records than before, before anything is done for it.
 
         Raises:
             NeedsStateError, RunError: as ``FollowedState.advance``.
@@ -122,8 +121,8 @@ class Contributor:
         received = {name: item.clone() for name, item in exchange.phase.broadcast(state).items()}
         phase = exchange.phase_for(received)
         specs = codec.specs(phase.schema, parties=len(weights))
-        classes = self._classes(phase.schema, received)
-        check(sum_id, specs, classes)
+        formed = formed_by(self._setup, phase.schema, received, state.model)
+        check(sum_id, specs, formed)
         seen = self._own_classes() if job.summation == "plain" else None
         product_rule.check_sum(context.policy, self._setup, phase.schema, state, sizes, seen)
         self._check_own_withdrawal(exchange, state)
@@ -159,15 +158,9 @@ class Contributor:
             self._measure(part, silo, message)
         with context.pace.working(str(sum_id), part, known=not chosen) as doing:
             _, term, doing.whole = self._seen_at_work(work)
-        encoded = Encoded(sum_id, specs, term, bytes.fromhex(message["state"]), follows, classes)
+        encoded = Encoded(sum_id, specs, term, bytes.fromhex(message["state"]), follows, formed)
         own_report.note_sent(context, phase.schema, encoded, at_end=exchange.reported)
         return encoded
-
-    def _classes(self, schema: Schema, received: Tensors) -> Classes:
-        """Name the classes whose records a term's sums over classes are of."""
-        names = self._setup.dataset.class_names
-        found = summed_classes(schema, received, len(names))
-        return {name: tuple(compress(names, classes.tolist())) for name, classes in found.items()}
 
     def _check_own_withdrawal(self, exchange: Exchange, state: ServerState) -> None:
         """Refuse classes and sums of withdrawn records whose numbers this silo has said to be too few.
@@ -349,7 +342,7 @@ class Contributor:
         message: Message,
         weights: Mapping[str, float],
         total: Total | None,
-        check: Check = lambda sum_id, fields, classes: None,
+        check: Check = lambda sum_id, fields, formed: None,
     ) -> Encoded:
         """Compute the run's state without training, for an exchange that only checks the last total.
 

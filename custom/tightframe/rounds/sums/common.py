@@ -41,10 +41,10 @@ class Transport(Protocol):
         """
 
 
-Classes: TypeAlias = Mapping[str, tuple[str, ...]]
-"""Names of the classes whose records a term's sums over classes are of, by name in the release profile."""
-Check: TypeAlias = Callable[[SumId, tuple[FieldSpec, ...], Classes], None]
-"""Refuses a term whose sum or fields were not asked for, or whose classes are others than before."""
+Formed: TypeAlias = Mapping[str, tuple[str, ...]]
+"""How a term is formed, as far as the run's state decides and not the job, by name in the release profile."""
+Check: TypeAlias = Callable[[SumId, tuple[FieldSpec, ...], Formed], None]
+"""Refuses a term whose sum or fields were not asked for, or which is formed in another way than before."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Encoded:
         term: bytes of each group.
         basis: SHA-256 of the state that it rests on.
         follows: whether the silo computed that state by itself, from totals.
-        classes: whose records its sums over classes are of.
+        formed: how, as far as the state decides.
     """
 
     sum_id: SumId
@@ -65,7 +65,7 @@ class Encoded:
     term: Term = field(repr=False)
     basis: bytes
     follows: bool
-    classes: Classes = field(default_factory=dict)
+    formed: Formed = field(default_factory=dict)
 
 
 @dataclass

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from itertools import compress
 from typing import Any
 
 from tightframe.config.job import Training
@@ -26,12 +27,13 @@ from tightframe.learning import model_update
 from tightframe.learning.model_update import UPDATE
 from tightframe.learning.one_sum.feature_sums import PREFIX
 from tightframe.learning.one_sum.temperature import LOSSES
-from tightframe.models.frozen import HEAD, is_frozen
-from tightframe.phases import Field, Phase
+from tightframe.models.frozen import HEAD, encoder_sha256, is_frozen
+from tightframe.phases import Field, Phase, Schema, Tensors
 from tightframe.rounds.job_checks import HEAD_OPTIONS, STANDARDISE_MEAN, STANDARDISE_STD
 from tightframe.rounds.phases.statistics import COUNTS
+from tightframe.rounds.riders.class_rules import summed_classes
 from tightframe.rounds.setup import JobSetup
-from tightframe.rounds.sums.common import Classes
+from tightframe.rounds.sums.common import Formed
 from tightframe.securesum.site.journal import Profile
 
 FORM_ONLY = frozenset({"image_size", "twin_scale", "drugs", "vocabulary"})
@@ -40,6 +42,7 @@ FORM_ONLY = frozenset({"image_size", "twin_scale", "drugs", "vocabulary"})
 They are part of a profile's features, not of its records."""
 
 OWN_WEIGHT, DECLARED = "own weight", "as declared"
+FEATURES, ENCODER = "features", "encoder"
 _UPDATE = UPDATE.rstrip("/")
 
 
@@ -92,7 +95,7 @@ def release_profile(setup: JobSetup, entry: SiteEntry) -> Profile | None:
             {site: model.model_dump(mode="json") for site, model in sorted(job.site_models.items())}
         )
     if features := _features(setup, phases):
-        values["features"] = features
+        values[FEATURES] = features
     if losses := _losses(setup, phases):
         values["losses"] = losses
     return tuple(sorted(values.items()))
@@ -103,13 +106,8 @@ def _features(setup: JobSetup, phases: Iterable[Phase]) -> str:
 
     Those of the closed forms, with ``start`` the ones before any training; and those of a frozen encoder.
     """
-    summed = {
-        item.name for phase in phases for item in phase.schema.fields if item.products or _sums_by_class(item)
-    }
-    if not summed:
-        return ""
     job, model = setup.job, model_update.shared_template(setup.setting)
-    if not is_frozen(model) and not any(name.startswith(PREFIX) for name in summed):
+    if not any(_of_unmoved_features(phase.schema, is_frozen(model)) for phase in phases):
         return ""
     # "classes kept": earlier builds did not, so that a site with sums of theirs is asked once.
     drawn = any(
@@ -143,14 +141,40 @@ def with_weight(profile: Profile | None, declared: float, applied: float) -> Pro
     return tuple(sorted([*profile, (OWN_WEIGHT, DECLARED if applied == declared else repr(applied))]))
 
 
-def with_classes(profile: Profile | None, classes: Classes) -> Profile | None:
-    """Return a profile with the classes whose records a term's sums over classes are of.
+def formed_by(setup: JobSetup, schema: Schema, received: Tensors, model: Tensors) -> Formed:
+    """Return how a term is formed, as far as the run's state decides: others' flags and moments enter it.
 
-    Others' flags decide which: two totals over other classes have a class's part as their difference.
+    - The classes whose records its sums over classes are of: two totals over other classes have a class's
+      part as their difference.
+    - The state of an encoder that no training moves, with the mean and deviation of its inputs: another one
+      makes other features of the same records.
+
+    Args:
+        schema: of the term.
+        received: the broadcast.
+        model: state of the model.
     """
+    names = setup.dataset.class_names
+    found = summed_classes(schema, received, len(names))
+    formed = {name: tuple(compress(names, classes.tolist())) for name, classes in found.items()}
+    if _of_unmoved_features(schema, is_frozen(model_update.shared_template(setup.setting))):
+        formed[ENCODER] = (encoder_sha256(model),)
+    return formed
+
+
+def with_formed(profile: Profile | None, formed: Formed) -> Profile | None:
+    """Return a profile with what a run's state decides of how a term is formed."""
     if profile is None:
         return None
-    return tuple(sorted([*profile, *((name, _canonical(of)) for name, of in classes.items())]))
+    return tuple(sorted([*profile, *((name, _canonical(values)) for name, values in formed.items())]))
+
+
+def _of_unmoved_features(schema: Schema, frozen: bool) -> bool:
+    """Return True for sums by class, or products, of features that no training moves."""
+    return any(
+        (item.products or _sums_by_class(item)) and (frozen or item.name.startswith(PREFIX))
+        for item in schema.fields
+    )
 
 
 def caps_weights(profile: Profile) -> bool:

@@ -72,6 +72,11 @@ REVEALED: Mapping[str, str] = {
         "Validation records' losses are summed over other classes, at a head that knows others: one more "
         "equation in these records' scores."
     ),
+    "encoder": (
+        "The features' weights, or the means and deviations by which inputs are standardised, are others, as "
+        "all hospitals' totals make them: these are other features of the same records, as a job with other "
+        "features has them."
+    ),
     "own full_batches": (
         "This site's update is over all its records in one of the jobs, and over drawn ones in the other: "
         "the difference between both totals is due to this site's records that were not drawn, and to the "

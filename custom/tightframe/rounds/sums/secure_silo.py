@@ -13,7 +13,7 @@ from tightframe.errors import PolicyError, SecureSumError, TightframeError
 from tightframe.learning.products import Sizes
 from tightframe.rounds.context import SiloContext
 from tightframe.rounds.notes import note_verified
-from tightframe.rounds.sums.common import OUT_OF_BUDGET, Check, Classes, Encoded, minimum, package_errors
+from tightframe.rounds.sums.common import OUT_OF_BUDGET, Check, Encoded, Formed, minimum, package_errors
 from tightframe.rounds.sums.declaration import Declaration, applied_weights, tellers
 from tightframe.rounds.sums.transcripts import SiteRecord
 from tightframe.rounds.sums.vault import Vault
@@ -214,17 +214,15 @@ class SecureSite:
 
             checked: list[tuple[Confirmed | Established, Established]] = []
 
-            def check(
-                sum_id: messages.SumId, fields: tuple[messages.FieldSpec, ...], classes: Classes
-            ) -> None:
+            def check(sum_id: messages.SumId, fields: tuple[messages.FieldSpec, ...], formed: Formed) -> None:
                 if sum_id != request.sum_id:
                     raise InconsistencyError(
                         "the sum of the request", expected=str(sum_id), found=str(request.sum_id)
                     )
                 before = self._ready()
                 checked.append((before, site.check_request(before, request, fields)))
-                if classes:
-                    self._check_profile(_with_classes(profile, classes))
+                if formed:
+                    self._check_profile(_with_formed(profile, formed))
 
             sizes = _sizes(declared, params.colluders)
             encoded = train(weights, honest, tellers(declared.values()), sizes, total=total, check=check)
@@ -245,7 +243,7 @@ class SecureSite:
                     term=encoded.term,
                     history=history,
                     kept=self._vault.recall,
-                    profile=_with_classes(profile, encoded.classes),
+                    profile=_with_formed(profile, encoded.formed),
                 )
                 reply = self._commit("contribute", key, step)
             self._unrecorded |= isinstance(state, Confirmed)
@@ -441,10 +439,10 @@ class _NullSigner:
         return b""
 
 
-def _with_classes(profile: journal.Profile | None, classes: Classes) -> journal.Profile | None:
-    from tightframe.rounds.sums.release import with_classes
+def _with_formed(profile: journal.Profile | None, formed: Formed) -> journal.Profile | None:
+    from tightframe.rounds.sums.release import with_formed
 
-    return with_classes(profile, classes)
+    return with_formed(profile, formed)
 
 
 def _declared(state: Confirmed | Established) -> dict[str, Declaration]:
