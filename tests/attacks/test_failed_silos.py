@@ -6,15 +6,20 @@ totals is that hospital's own. Who writes jobs can look for a learning rate at w
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from tests.attacks.test_products import totals
 from tests.support.attacks.malicious_server import Federation, hearts
 
-from tightframe.errors import TrainingError
-from tightframe.learning import loop
+from tightframe.errors import RunError, TrainingError
+from tightframe.learning import loop, one_sum
+from tightframe.rounds import codec
+from tightframe.rounds.codec import integer_totals
+from tightframe.rounds.silo.contribute import Contributor
 from tightframe.rounds.silo.view import LocalSilo
 
 VICTIM = "hospital-1"
@@ -136,3 +141,46 @@ def test_the_moments_of_its_inputs_do_not_follow(tmp_path: Path, monkeypatch: py
     for name in ("values", "sums", "squares"):
         assert whole[f"statistics/{name}"].any()
         assert np.array_equal(whole[f"statistics/{name}"], less[f"statistics/{name}"])
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_its_products_of_features_do_not_follow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
+    """Where it failed in one of two jobs, as the first one's end asks for: its records were few.
+
+    Only a total without anybody's products shows none of its own.
+    """
+    left, summed = {VICTIM: times}, "frozen/products"
+    sums = one_sum.contribute_sums
+
+    def fails(silo: LocalSilo, *given: Any, **named: Any) -> Any:
+        if left.get(silo.name, 0):
+            left[silo.name] -= 1
+            raise TrainingError("out of memory", code="TF-302")
+        return sums(silo, *given, **named)
+
+    monkeypatch.setattr(one_sum, "contribute_sums", fails)
+    monkeypatch.setattr(Contributor, "_measure", lambda *given: None)  # it makes such sums for itself
+    values = {
+        "method": "fed3r",
+        "weights": "exact",
+        "model": "random_features",
+        "model_options": {"width": 8, "standardise": True},
+        "min_sites": 3,
+    }
+    opened = []
+    for job in ("job-a", "job-b"):
+        federation = Federation(values, hearts(4), state=tmp_path, job_id=job).enroll()
+        with nullcontext() if job == "job-b" else pytest.raises(RunError, match="could not add its own"):
+            totals(federation, summed)
+        left.clear()
+        assert federation.evidence is not None
+        phase = federation.setup.plan.find("before", 0, 2).phase
+        integers = integer_totals(phase.schema, federation.evidence.total.groups)
+        opened.append(codec.decode(phase.schema, integers, parties=4))
+    less, whole = opened
+    for name in (summed, "frozen/fine_products", *(["frozen/sums"] if times == 2 else [])):
+        assert np.median(np.abs(less[name])) > 1e3 * np.abs(whole[name]).max()
+    for name in ("frozen/counts", *(["frozen/sums"] if times == 1 else [])):
+        assert np.array_equal(less[name], whole[name])

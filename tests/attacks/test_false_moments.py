@@ -25,8 +25,10 @@ JOB: dict[str, Any] = {"model_options": {"widths": [64], "standardise": True}}
 def told(values: float, weights: str) -> dict[str, dict[str, Any]]:
     """Moments of so many values that pool to a mean and a deviation of the liar's choice."""
     honest = [data.raw("train").astype(float) for name, data in hearts(4).items() if name != LIAR]
+    uniform = weights == "uniform"
     each = [
-        times_in_moments(len(own), UNIFORM if weights == "uniform" else len(own)).numpy()[:, None]
+        times_in_moments(len(own), UNIFORM if uniform else len(own)).double().numpy()[:, None]
+        / (UNIFORM if uniform else 1)
         for own in honest
     ]
     number = sum(times.sum() for times in each)
@@ -47,7 +49,7 @@ def told(values: float, weights: str) -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.parametrize(
-    ("weights", "values"), [("exact", 72.0), ("exact", 484.0), ("uniform", UNIFORM)], ids=str
+    ("weights", "values"), [("exact", 72.0), ("exact", 484.0), ("uniform", 1.0)], ids=str
 )
 def test_moments_that_contradict_a_hospitals_own_are_not_trained_on(
     weights: str,

@@ -15,15 +15,17 @@ import numpy as np
 import pytest
 import torch
 from tests.attacks import test_withdrawals
+from tests.support.attacks.liar import lies
 from tests.support.attacks.malicious_server import Federation, Records, hearts
 from torch.utils.data import Subset
 
 from tightframe.config.policy import PolicyBlock
 from tightframe.errors import PolicyError, TightframeError
 from tightframe.learning import model_update
-from tightframe.learning.one_sum.feature_sums import pooled
-from tightframe.learning.products import ClassSums
-from tightframe.rounds.product_rule import warned
+from tightframe.learning.one_sum.feature_sums import COUNTS, SUMS, pooled
+from tightframe.learning.products import COUNTED, ClassSums, Sizes
+from tightframe.rounds.product_rule import check_sum, warned
+from tightframe.rounds.setup import prepare
 from tightframe.rounds.silo.session import SiloSession
 
 OFF = PolicyBlock(profile="standard", records_per_feature=0)
@@ -144,6 +146,31 @@ def test_records_that_do_not_count_are_not_relied_on(tmp_path: Path) -> None:
     with pytest.raises(PolicyError, match="over 100 counted") as caught:
         totals(federation, "frozen/products")
     assert caught.value.code == "TF-625"
+
+
+def test_a_class_that_a_liar_takes_out_of_the_counts_is_held_to_the_rule(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By flags three hospitals hold it; by the counts, to which one adds a negative number, nobody does."""
+    data = small()
+    others = sum(int((data[name].labels("train") == 0).sum()) for name in data if name != "hospital-8")
+    lies(monkeypatch, "hospital-8", {COUNTS: {COUNTS: np.array([-float(others), np.nan])}})
+    federation = Federation(of_class_sums(313), data, state=tmp_path).enroll()
+    with pytest.raises(PolicyError, match="class 0: 0 records") as caught:
+        totals(federation, SUMS)
+    assert caught.value.code == "TF-625" and federation.shared.state.extra[COUNTED][0] == 0
+
+
+def test_of_a_plain_sum_a_hospitals_own_records_count(tmp_path: Path) -> None:
+    """Its server sees each term: of 16 records of class 0, not 48."""
+    setup = prepare(Federation.job_of({**of_class_sums(312), "summation": "plain"}, sorted(small())))
+    (sums,) = (item.phase for item in setup.plan if SUMS in item.phase.schema)
+    counts = torch.tensor([48.0, 168.0], dtype=torch.float64)
+    state = setup.initial_state().evolve(extra={COUNTED: counts})
+    policy, sizes = PolicyBlock(profile="standard").resolve(production=True), Sizes(216.0, 0.0)
+    check_sum(policy, setup, sums.schema, state, sizes)
+    with pytest.raises(PolicyError, match="class 0: 16 records"):
+        check_sum(policy, setup, sums.schema, state, sizes, [16, 56])
 
 
 class Repeated(Records):

@@ -64,14 +64,19 @@ ALONE = [
 
 
 @pytest.mark.parametrize("name", ALONE)
-def test_another_job_trains_in_one_process_and_its_sums_may_be_plain(name: str, tmp_path: Path) -> None:
-    for summation in ("plain", "secure"):
+def test_another_job_trains_in_one_process(name: str, tmp_path: Path) -> None:
+    """With secure sums; tables with plain ones, too. Their methods on images: the same, by other records.
+
+    FedNH's two kinds of sums are compared in its own tests.
+    """
+    results = {}
+    for summation in ("secure",) if name.endswith("_isic") else ("secure", "plain"):
         changes = REDUCED_ALONE.get(name, REDUCED) | {"summation": summation}
         job = recipes.get(name).job(sites=SITES, changes=changes)
-        run_alone(_exported(job, tmp_path / f"{summation}_job"), tmp_path / summation)
-    plain, secure = tmp_path / "plain" / "server", tmp_path / "secure" / "server"
-    assert_equal(plain, secure)
-    outcome = json.loads((secure / "outcome.json").read_text())
+        results[summation] = run_alone(_exported(job, tmp_path / f"{summation}_job"), tmp_path / summation)
+    if "plain" in results:
+        assert_equal(results["plain"], results["secure"])
+    outcome = json.loads((results["secure"] / "outcome.json").read_text())
     assert outcome["trained"] is True and (outcome["personal"] is not None) == job.personalise
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from tightframe.methods.ccvr import (
     draw_features,
     pooled_moments,
 )
-from tightframe.phases import ADMITTED
+from tightframe.phases import ADMITTED, Cohort
 
 
 def _features(seed: int, labels: list[int], width: int = 4) -> tuple[torch.Tensor, torch.Tensor]:
@@ -94,7 +95,7 @@ def test_it_mends_a_head_that_favours_one_class(make_setting: Any, make_silo: An
     received = {**moments.broadcast(state), ADMITTED: torch.ones(3, dtype=torch.bool)}
     terms = [moments.contribute(silo, received, {}).tensors for silo in silos]
     totals = {name: sum(term[name] for term in terms).numpy() for name in terms[0]}  # type: ignore[union-attr]
-    cohort: Any = None
+    cohort = Cohort(1, {"a": 1.0, "b": 1.0}, 1.0)
     after = moments.update(state, totals, cohort)
     again = moments.update(state, totals, cohort)
     assert all(torch.equal(after.model[name], again.model[name]) for name in after.model), "drawn by a seed"
@@ -114,6 +115,9 @@ def test_it_mends_a_head_that_favours_one_class(make_setting: Any, make_silo: An
         assert moments.update(state, fewer, cohort) is state, "products of other records than the sums"
         assert "calibrated nothing" in moments.read(state, fewer, cohort).warnings[0]
         assert not moments.read(state, totals, cohort).warnings
+    failed = replace(cohort, failed=1)
+    assert moments.update(state, totals, failed) is state, "the failed silo's part is random"
+    assert "calibrated nothing" in moments.read(state, totals, failed).warnings[0]
     alone = {**totals, COUNTS: np.array([43.0, 0, 0])}
     assert moments.update(state, alone, cohort) is state, "one class alone says nothing of the others"
 

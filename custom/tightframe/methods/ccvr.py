@@ -185,7 +185,7 @@ def after(setting: Setting) -> tuple[Phase, ...]:
         phases.Schema((counts, sums, products, *records)),
         _broadcast,
         tell_moments,
-        lambda state, totals, cohort: update(setting, state, totals),
+        lambda state, totals, cohort: state if cohort.failed else update(setting, state, totals),
         _read,
     )
     return (holders_phase(counts), counts_phase(counts, RADIUS), calibration)
@@ -193,6 +193,11 @@ def after(setting: Setting) -> tuple[Phase, ...]:
 
 def _read(state: ServerState, totals: Totals, cohort: Cohort) -> phases.Reading:
     reading = phases.Reading(state, totals)
+    if cohort.failed:
+        return reading.warning(
+            "CCVR calibrated nothing: a silo could not add its products, so that none are told; the model is "
+            "FedAvg's. Start the job again."
+        )
     if not _of_other_records(totals):
         return reading
     return reading.warning(

@@ -7,7 +7,7 @@ It is checked on declared numbers before anything runs, and again on opened ones
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import torch
@@ -96,11 +96,19 @@ def check_declared(policy: Policy, setup: JobSetup, sizes: Sizes) -> None:
         _check_class(policy, sums, sizes.declared, "all declared")
 
 
-def check_sum(policy: Policy, setup: JobSetup, schema: Schema, state: ServerState, sizes: Sizes) -> None:
+def check_sum(
+    policy: Policy,
+    setup: JobSetup,
+    schema: Schema,
+    state: ServerState,
+    sizes: Sizes,
+    own: Sequence[int] | None = None,
+) -> None:
     """Refuse a sum over too few records, before its term is made.
 
     Args:
         state: behind the verified totals so far, with the opened numbers of records.
+        own: of each class, this silo's records in a plain sum, whose server sees its term; None in others.
 
     Raises:
         BelowPolicyError: TF-625.
@@ -112,7 +120,8 @@ def check_sum(policy: Policy, setup: JobSetup, schema: Schema, state: ServerStat
         if products is not None:
             _check(policy, products, sizes.sure(every), "counted")
         if sums is not None:
-            for place, records in by_class.items():
+            for place, counted in by_class.items():
+                records = counted if own is None or not own[place] else min(counted, float(own[place]))
                 _check_class(policy, sums, records, f"the counted of class {place}:")
     except BelowPolicyError as error:
         if LEAVING not in state.extra:

@@ -28,7 +28,7 @@ class Record:
 
     def as_value(self) -> dict[str, Value]:
         """Return plain values in the order of the fields, for the wire and for hashing."""
-        return {item.name: plain(getattr(self, item.name)) for item in fields(self)}
+        return {name: plain(getattr(self, name)) for name in _names_of(type(self))}
 
     def unsigned(self) -> list[Value]:
         """Return the values of all fields but the last, which is the signature, in their order."""
@@ -65,6 +65,16 @@ class Message(SizedMessage):
         return cls.read(raw, keys_of(cls))
 
 
+_NAMES: dict[type[Record], tuple[str, ...]] = {}
+
+
+def _names_of(kind: type[Record]) -> tuple[str, ...]:
+    """Return the names of a record's fields, in their order."""
+    if kind not in _NAMES:
+        _NAMES[kind] = tuple(item.name for item in fields(kind))
+    return _NAMES[kind]
+
+
 _KEYS: dict[type[Record], Keys] = {}
 
 
@@ -78,11 +88,13 @@ def keys_of(kind: type[Record]) -> Keys:
 
 def plain(value: Any) -> Value:
     """Convert a field's value to plain values: ``as_value`` where there is one, tuples to lists."""
+    if isinstance(value, (bytes, str, int)):  # most values, before what takes longer to find out
+        return value
     if hasattr(value, "as_value"):
         return cast(Value, value.as_value())
-    if isinstance(value, Mapping):
+    if isinstance(value, (dict, Mapping)):
         return {key: plain(item) for key, item in value.items()}
-    if isinstance(value, tuple | list):
+    if isinstance(value, (tuple, list)):
         return [plain(item) for item in value]
     return cast(Value, value)
 

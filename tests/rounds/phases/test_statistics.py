@@ -209,7 +209,7 @@ class Silo:
         self._inputs = inputs
 
     def times_in_moments(self) -> torch.Tensor:
-        return torch.ones(len(self._inputs), dtype=torch.int64)
+        return torch.ones(len(self._inputs), dtype=torch.float64)
 
     def batches(self, fold: Fold, *, augment: bool, shuffle: bool, epoch: int = 0) -> Any:
         assert (fold, augment, shuffle) == ("train", False, False)

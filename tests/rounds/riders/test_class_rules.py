@@ -118,3 +118,24 @@ def test_a_failed_silos_counts_of_findings_are_those_of_both_kinds_of_records() 
     offer = {class_rules.OFFERED: torch.ones(2, dtype=torch.uint8)}
     assert class_rules.own_classes(silo, schema, {})["counts"].tolist() == counts.tolist()
     assert class_rules.own_classes(silo, schema, offer)["counts"].tolist() == [[9, 30], [0, 0]]
+
+
+@pytest.mark.parametrize(
+    ("received", "classes"),
+    [
+        ({}, [True, True, True]),
+        ({class_rules.OFFERED: [1, 0, 1]}, [True, False, True]),
+        ({class_rules.OFFERED: [1, 0, 1], "total/frozen/counts": [1, 1, 0]}, [True, False, False]),
+        ({class_rules.OFFERED: [0, 0, 0]}, None),
+    ],
+    ids=["no rules", "offered", "withdrawal", "none"],
+)
+def test_products_over_classes_are_of_those_offered_and_in_a_withdrawal_of_those_that_stay(
+    received: dict[str, list[int]], classes: list[bool] | None
+) -> None:
+    told = {name: torch.tensor(item, dtype=torch.uint8) for name, item in received.items()}
+    of_all = Schema((Field("g", (3,), static=True, products=2),))
+    found = class_rules.classes_in_products(of_all, told, 3)
+    assert (None if found is None else found.tolist()) == classes
+    by_class = Schema((Field("g", (3, 3), static=True, products=2, per_class=True), Field("n", (3,))))
+    assert class_rules.classes_in_products(by_class, told, 3) is None, "each class is told by itself"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from tests.support.runs import contexts, job
 
 from tightframe.errors import RunError
+from tightframe.privacy.ledger.entries import LostError
 from tightframe.rounds.context import (
     ASKED,
     COMMITTED,
@@ -26,7 +28,7 @@ from tightframe.rounds.context import (
     TOLD,
     SiloContext,
 )
-from tightframe.rounds.notes import RESUMED, VERIFIED, WITHDRAWS, summed_word
+from tightframe.rounds.notes import RESUMED, VERIFIED, WITHDRAWS, Notes, summed_word
 from tightframe.rounds.silo import own_state
 from tightframe.rounds.silo.own_state import LOST, RUN, TOOK_PART, SiloStateStore, begin
 from tightframe.rounds.withdrawn_list import LIST, LIST_LOCK, NAMES
@@ -120,11 +122,11 @@ def test_a_continued_job_takes_what_lasts(
         assert (context.state_folder / VERIFIED).read_text().split()[2:] == noted
 
 
-def test_a_rewind_goes_to_the_round_of_the_checkpoint_or_of_the_last_one(tmp_path: Path) -> None:
-    context = context_of(tmp_path, resume=RESUME)
-    stored(previous_of(context) / COMMITTED, "3/train-0/0")
+def test_a_resumed_job_goes_back_to_the_round_of_the_checkpoint(tmp_path: Path) -> None:
+    context = context_of(tmp_path, resume={**RESUME, "after_round": 1})
+    stored(previous_of(context) / COMMITTED, "2/train-0/0")
     begin(context)
-    assert not (context.state_folder / COMMITTED).exists(), "of round 3, after the checkpoint's 2"
+    assert not (context.state_folder / COMMITTED).exists()
 
 
 @pytest.mark.parametrize("there", [False, True])
@@ -164,8 +166,15 @@ def test_a_resumed_silo_without_its_state_notes_whether_it_took_part(
     )
 
 
-def test_a_site_without_a_ledger_has_no_journal(tmp_path: Path) -> None:
-    assert own_state._journal(context_of(tmp_path)) == []
+def test_only_a_site_that_never_had_a_ledger_has_no_journal(tmp_path: Path) -> None:
+    context = context_of(tmp_path)
+    assert own_state._journal(context) == []
+    paths = replace(context.earlier_ledger, jobs=tmp_path)
+    paths.lock.parent.mkdir(parents=True, exist_ok=True)
+    paths.lock.touch()
+    lost: Any = SimpleNamespace(earlier_ledger=paths)
+    with pytest.raises(LostError):
+        own_state._journal(lost)
 
 
 @pytest.mark.parametrize("key", ["job_sha256", "lineage"])
@@ -326,3 +335,71 @@ def test_a_folder_without_a_run_is_no_state(tmp_path: Path) -> None:
     stored(context.previous_state / COMMITTED, "1/train-0/0")
     begin(context)
     assert {path.name for path in context.state_folder.iterdir()} == {RUN, LOST}
+
+
+def proposed(folder: Path, sum_id: str, **described: str) -> SiloStateStore:
+    """A secure store with a state proposed for a sum of which this silo gave no shares."""
+    folder.mkdir(exist_ok=True)
+    metadata = {"sum_id": sum_id, "basis": "0" * 64, "jobs": "0", **described}
+    save_file({"x": torch.zeros(1)}, folder / PROPOSED, metadata)
+    return SiloStateStore(folder, "site-1", secure=True)
+
+
+@pytest.mark.parametrize(
+    ("cohort", "told", "digest", "counts"),
+    [
+        (["site-1"], "1/train-0/0", "d", True),
+        (["site-2"], "1/train-0/0", "d", False),
+        (["site-1"], "2/train-0/0", "d", False),
+        (["site-1"], "1/train-0/0", None, False),
+    ],
+)
+def test_a_proposal_counts_with_the_very_total_that_it_is_in(
+    tmp_path: Path, cohort: list[str], told: str, digest: str | None, counts: bool
+) -> None:
+    proposed(tmp_path, "1/train-0/0").settle({"1/train-0/0": cohort}, told, digest)
+    assert (tmp_path / TOLD).exists() is counts
+    assert not (tmp_path / PROPOSED).exists() and not (tmp_path / COMMITTED).exists()
+
+
+def test_what_a_seal_proves_commits_the_proposal_of_its_sum_alone(tmp_path: Path) -> None:
+    for number, (sum_id, cohort) in enumerate((("2/train-0/0", ["site-1"]), ("1/train-0/0", ["site-2"]))):
+        folder = tmp_path / str(number)
+        proposed(folder, "1/train-0/0").commit(sum_id, cohort, "d")
+        assert {path.name for path in folder.iterdir()} == {PROPOSED}
+    proposed(tmp_path / "2", "1/train-0/0").commit("1/train-0/0", ["site-1"], "d")
+    assert {path.name for path in (tmp_path / "2").iterdir()} == {TOLD}
+    SiloStateStore(tmp_path / "2", "site-1", secure=True).commit("1/train-0/0", ["site-1"], "other")
+    assert {path.name for path in (tmp_path / "2").iterdir()} == {TOLD}, "nothing is proposed"
+
+
+def test_a_state_that_counts_with_no_total_told_is_dropped_even_if_damaged(tmp_path: Path) -> None:
+    (tmp_path / TOLD).write_bytes(b"nonsense")
+    SiloStateStore(tmp_path, "site-1").settle({})
+    assert not (tmp_path / TOLD).exists()
+
+
+def test_a_proposal_of_a_job_that_the_notes_do_not_know_is_not_committed(tmp_path: Path) -> None:
+    for jobs in (len(Notes.read(tmp_path).jobs), 7):
+        proposed(tmp_path, "1/train-0/0", jobs=str(jobs)).settle({"1/train-0/0": ["site-1"]})
+        assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("sum_id", "cohort", "took_part"),
+    [
+        ("1/train-0/0", ["site-1", "site-2"], True),
+        ("1/train-0/0", ["site-2"], False),
+        ("0/statistics-0/0", ["site-1"], False),
+    ],
+)
+def test_in_plain_sums_the_first_request_says_who_took_part(
+    tmp_path: Path, sum_id: str, cohort: list[str], took_part: bool
+) -> None:
+    path = tmp_path / LOST
+    path.touch()
+    store = SiloStateStore(tmp_path, "site-1")
+    store.settle({sum_id: cohort})
+    assert (path.read_bytes() if path.exists() else None) == (TOOK_PART if took_part else None)
+    store.settle({"0/statistics-0/0": ["site-1"]})
+    assert path.exists() is took_part, "no later one does"

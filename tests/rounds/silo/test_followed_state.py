@@ -16,10 +16,11 @@ from tests.rounds.test_run_state import WEIGHTS, job, made_total
 from tightframe.errors import RunError
 from tightframe.files import append_durably
 from tightframe.phases import ServerState
-from tightframe.rounds.context import FOLLOWED
+from tightframe.rounds.context import FOLLOWED, PRETRAINED
 from tightframe.rounds.notes import RESUMED, VERIFIED, note_verified
 from tightframe.rounds.run_state import next_state, start_state, state_bytes, state_sha256
 from tightframe.rounds.setup import JobSetup
+from tightframe.rounds.silo import followed_state
 from tightframe.rounds.silo.followed_state import FollowedState
 from tightframe.rounds.silo.own_state import NeedsStateError
 from tightframe.securesum.messages import SumId, Total
@@ -513,3 +514,169 @@ def test_a_state_that_the_server_sent_is_stored_as_it_came(tmp_path: Path, run: 
     message["before"] = "0" * 64
     silo(tmp_path, run, "late").advance(message, total, WEIGHTS)
     assert (tmp_path / FOLLOWED).read_bytes().partition(b"\n")[2] == run.sent(1)["state_bytes"]
+
+
+def evaluated(run: Run) -> tuple[JobSetup, bytes]:
+    """A job that evaluates the start's model, and its file."""
+    weights = save(dict(run.states[0].model))
+    sha256 = hashlib.sha256(weights).hexdigest()
+    return job(evaluate_only={}, rounds=0, initial_model_sha256=sha256, summation="secure"), weights
+
+
+def test_a_job_that_evaluates_takes_the_named_model_alone(tmp_path: Path, run: Run) -> None:
+    setup, weights = evaluated(run)
+    start = start_state(setup, weights)[0]
+    other = start.evolve(model={name: value + 1 for name, value in start.model.items()})
+
+    def asked(folder: str, state: ServerState, **more: Any) -> tuple[ServerState, bool]:
+        message = {"state": state_sha256(state), "before": "", "state_bytes": state_bytes(state), **more}
+        followed = FollowedState(tmp_path / folder, setup, "a", logging.getLogger("test"))
+        return followed.advance(message, None, WEIGHTS)
+
+    for name, state, more, code in (
+        ("late", start, {}, "TF-505"),
+        ("a", other, {"start": weights}, "TF-518"),
+    ):
+        with pytest.raises(RunError) as caught:
+            asked(name, state, **more)
+        assert caught.value.code == code and "evaluate" in str(caught.value)
+    assert same(asked("a", start, start=weights)[0], start)
+    followed = FollowedState(tmp_path / "a", setup, "a", logging.getLogger("test"))
+    note_verified(tmp_path / "a", bytes.fromhex(state_sha256(start)), SumId(0, "closing-0"))
+    (exchange,) = setup.plan
+    total = made_total(setup, exchange, start, 0)
+    after = next_state(setup, start, total, WEIGHTS)
+    message = {"state": state_sha256(after), "before": state_sha256(start)}
+    assert same(followed.advance(message, total, WEIGHTS)[0], after), "what the seal rests on"
+
+
+def test_a_state_of_the_job_before_is_not_vouched_for_behind_a_total(tmp_path: Path, run: Run) -> None:
+    gave(tmp_path, run, 2)
+    append_durably(tmp_path / VERIFIED, f"{RESUMED}\n".encode())
+    resume = {"lineage": "j", "previous": "j", "after_round": 1, "checkpoint_sha256": "0" * 64}
+    followed = FollowedState(
+        tmp_path, job(resume=resume, summation="secure"), "late", logging.getLogger("test")
+    )
+    message, total = run.request(2)
+    for _ in range(2):
+        assert not followed.advance(message | run.sent(2), total, WEIGHTS)[1]
+
+
+def test_a_start_is_not_vouched_for_after_later_states(tmp_path: Path, run: Run) -> None:
+    gave(tmp_path, run, 1)
+    assert not silo(tmp_path, run).advance(*run.request(0), WEIGHTS)[1]
+
+
+def test_the_sum_behind_which_a_silo_is_is_told(tmp_path: Path, run: Run) -> None:
+    followed = silo(tmp_path, run)
+    assert followed.behind == ""
+    followed.advance(*run.request(0), WEIGHTS)
+    assert followed.behind == ""
+    gave(tmp_path, run, 0)
+    followed.advance(*run.request(1), WEIGHTS)
+    assert followed.behind == str(run.totals[0].sum_id)
+
+
+def test_a_pretrained_start_is_written_once_and_only_for_secure_sums(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, written in (("secure", 1), ("plain", 0)):
+        setup, weights = frozen(name)
+        start, folder = start_state(setup, weights)[0], tmp_path / name
+        message = {"state": state_sha256(start), "before": "", "start": weights}
+        paths, write = list[str](), followed_state.write_atomically
+
+        def noted(path: Path, data: bytes, mode: int, to: Any = paths, write: Any = write) -> None:
+            to.append(path.name)
+            write(path, data, mode=mode)
+
+        monkeypatch.setattr(followed_state, "write_atomically", noted)
+        for _ in range(2):
+            FollowedState(folder, setup, "a", logging.getLogger("test")).advance(message, None, WEIGHTS)
+            (folder / FOLLOWED).unlink()
+        assert paths.count(PRETRAINED) == written
+        monkeypatch.undo()
+
+
+def test_a_start_that_no_file_names_is_drawn(tmp_path: Path, run: Run) -> None:
+    assert same(silo(tmp_path, run).start({}), run.states[0])
+
+
+def test_a_withdrawal_begins_with_the_state_that_its_job_names(tmp_path: Path, run: Run) -> None:
+    digest = state_sha256(run.states[2])
+    withdraw = {"lineage": "j", "previous": "j", "checkpoint_sha256": "0" * 64, "state_sha256": digest}
+    values = {"method": "fedncm", "model": "random_features", "model_options": {"width": 4}, "rounds": 1}
+    setup = job(**values, weights="exact", summation="secure", withdraw=withdraw)
+    followed = FollowedState(tmp_path, setup, "a", logging.getLogger("test"))
+    followed._check_named_by_job(digest)
+    with pytest.raises(RunError) as caught:
+        followed._check_named_by_job("0" * 64)
+    assert caught.value.code == "TF-519"
+
+
+def rounded_start(run: Run) -> dict[str, Any]:
+    """A request that names the start, but for rounding, as if no exchange had been before."""
+    start = run.states[0]
+    state = start.evolve(model={name: value * (1 + 1e-6) for name, value in start.model.items()})
+    return {"state": state_sha256(state), "before": "", "state_bytes": state_bytes(state)}
+
+
+def test_a_rounded_start_is_no_later_state(tmp_path: Path, run: Run) -> None:
+    """Not after later states, whose file is lost; nor behind a total, which would sum the start twice."""
+    gave(tmp_path / "past", run, 1)
+    with pytest.raises(RunError) as caught:
+        silo(tmp_path / "past", run).advance(rounded_start(run), None, WEIGHTS)
+    assert caught.value.code == "TF-519"
+    followed = silo(tmp_path, run)
+    followed.advance(*run.request(0), WEIGHTS)
+    with pytest.raises(RunError, match="it missed nothing"):
+        followed.advance(rounded_start(run), run.totals[0], WEIGHTS)
+
+
+def test_a_sum_on_the_last_state_proves_nothing_of_an_older_one(tmp_path: Path, run: Run) -> None:
+    """The silo gave shares of it on a state whose file is lost."""
+    followed = silo(tmp_path, run)
+    followed.advance(*run.request(0), WEIGHTS)
+    for step in (0, 1):
+        gave(tmp_path, run, step)
+    later = run.totals[1]
+    state = next_state(run.setup, run.states[0], later, WEIGHTS)
+    message = {"state": state_sha256(state), "before": state_sha256(run.states[0])}
+    assert not followed.advance(message, later, WEIGHTS)[1]
+
+
+def test_a_state_that_was_taken_over_leads_to_no_other_without_a_total(tmp_path: Path, run: Run) -> None:
+    late = silo(tmp_path, run, "late")
+    message, total = run.request(2)
+    late.advance(message | run.sent(2), total, WEIGHTS)
+    assert total is not None and late.behind == str(total.sum_id)
+    other = {"state": state_sha256(run.states[1]), "before": "0" * 64, **run.sent(1)}
+    with pytest.raises(RunError) as caught:
+        late.advance(other, None, WEIGHTS)
+    assert caught.value.code == "TF-519"
+
+
+def test_in_plain_sums_a_silo_catches_up_without_a_total(tmp_path: Path) -> None:
+    run = Run(job())
+    late = silo(tmp_path, run, "late")
+    late.advance(*run.request(0), WEIGHTS)
+    message, total = run.request(2)
+    late.advance(message | run.sent(2), total, WEIGHTS)
+    again = {"state": state_sha256(run.states[1]), "before": "0" * 64, **run.sent(1)}
+    assert same(late.advance(again, None, WEIGHTS)[0], run.states[1])
+    setup, weights = frozen("plain")
+    model = {name: value + 1 for name, value in start_state(setup, weights)[0].model.items()}
+    other = ServerState(model)
+    sent = {"state": state_sha256(other), "before": "0" * 64, "state_bytes": state_bytes(other)}
+    followed = FollowedState(tmp_path / "frozen", setup, "late", logging.getLogger("test"))
+    assert same(followed.advance(sent, None, WEIGHTS)[0], other), "no silo keeps the start for that"
+
+
+def test_another_start_beside_the_one_kept_is_refused(tmp_path: Path) -> None:
+    setup, weights = frozen()
+    message = {"state": state_sha256(start_state(setup, weights)[0]), "before": "", "start": weights}
+    followed = FollowedState(tmp_path, setup, "a", logging.getLogger("test"))
+    followed.advance(message, None, WEIGHTS)
+    with pytest.raises(RunError) as caught:
+        followed.start({"start": weights[:-1] + b"x"})
+    assert caught.value.code == "TF-505"

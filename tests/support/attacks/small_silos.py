@@ -222,6 +222,7 @@ def setup_of(names: Sequence[str], after: int | None = None, line: Line = ENDLES
         initial_state=_start,
         rounded=False,
         setting=SimpleNamespace(build_model=_network, input_shape=(3,), num_classes=2),
+        dataset=SimpleNamespace(class_names=("no", "yes")),
         training_phases=lambda number: (PHASE,) * line.of,
         method=SimpleNamespace(own_model=None),
         privacy=None,
@@ -304,13 +305,22 @@ class _Contributor(Contributor):
         self._told = total
         return super().contribute(message, weights, total=total, **more)
 
-    def _silo(self, exchange: Exchange, message: Message, *others: Any) -> Any:
+    def _silo(
+        self,
+        exchange: Exchange,
+        message: Message,
+        weights: Any,
+        honest: int,
+        few: Any,
+        needs: unproven.Needs = unproven.NO_NEEDS,
+        *others: Any,
+    ) -> Any:
         sum_id = SumId.of(exchange.kind, exchange.round, exchange.index, message["attempt"])
         return SimpleNamespace(
             name=self._context.name,
             sum_id=sum_id,
             state=message["state"],
-            needs=others[-1],
+            needs=needs,
             at_end=exchange.reported,
             place=exchange.place,
         )

@@ -95,7 +95,9 @@ def frozen_intra_loss(
         width = features.shape[1]
         correlations = correlations - torch.diag_embed(correlations.diagonal(dim1=1, dim2=2))
         entries = max(1, width * (width - 1))
-    values = torch.einsum("bi,bij,bj->b", standardised, correlations[labels], standardised)
+    # An einsum of three searches for its order in every step, ten times as long as these products take.
+    products = correlations[labels] @ standardised.unsqueeze(2)
+    values = (standardised * products.squeeze(2)).sum(1)
     return 2 * (values * valid[labels]).mean() / entries
 
 

@@ -34,7 +34,8 @@ class MlpOptions(Options):
             are the inputs, and the network is a logistic regression.
         last_activation: whether a ReLU follows the last hidden layer too.
         single_logit: for two classes, a head with one output.
-        standardise: whether the inputs are standardised by pooled moments of the training folds.
+        standardise: whether the inputs are standardised by pooled moments of the training folds (with uniform
+            weights each silo's count alike).
         dropout: of the head's input.
     """
 

@@ -6,7 +6,9 @@ counts of classes with enough holders. A count that is withheld is unknown, not 
 
 Moments count no silo for much more than its public weight: whoever could make its own count for millions
 would set mean and deviation, and so the model's front end. A silo takes ``WEIGHED`` records at most for one
-of weight (it is rounded down, and has no repeats), with uniform weights ``UNIFORM``, evenly over its own.
+of weight (it is rounded down, and has no repeats), evenly over its own. With uniform weights all of a silo's
+count for one record, each in whole steps of 1 / ``UNIFORM``: the same at all silos, so that a total of zeros
+and ones does not tell how many stand behind each term.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ SMALLEST_STD = 1e-6
 POOLED = RIDERS + "moments"
 """Key in the server's state of the opened moments, see ``packed``: a silo holds them against its own."""
 UNIFORM = 2**10
-"""Records for which a silo's moments count with uniform weights."""
+"""With uniform weights each record counts in steps of its inverse, a silo's records for one together."""
 WEIGHED = 2
 """Most records for which they count, for one of its weight as applied."""
 
@@ -133,7 +135,7 @@ class _FeatureMoments:
             Field(SQUARES, (width,), bound=MOMENT_BOUND, static=True),
         )
         self._width = width
-        self._most = UNIFORM if uniform else WEIGHED
+        self._most = 1 if uniform else WEIGHED
 
     def count(self, silo: SiloView) -> dict[str, torch.Tensor]:
         times, place = rider_view(silo).times_in_moments(), 0
@@ -141,7 +143,7 @@ class _FeatureMoments:
         sums, squares = (torch.zeros(self._width, dtype=torch.float64) for _ in range(2))
         for inputs, _ in silo.batches("train", augment=False, shuffle=False):
             columns = inputs.detach().to("cpu", torch.float64).reshape(len(inputs), self._width, -1)
-            each = times[place : place + len(columns)].to(torch.float64)
+            each = times[place : place + len(columns)]
             place += len(columns)
             values += each.sum() * columns.shape[2]
             sums += (columns * each[:, None, None]).sum((0, 2))
@@ -164,7 +166,7 @@ class _FeatureMoments:
             RunError: TF-526.
         """
         most = sum(cohort.weights.values()) * self._most * self._values
-        if values > most + 0.5:
+        if values > most * (1 + 1e-9):
             raise RunError(
                 f"Expected pooled moments of at most {most:.0f} values, by the silos' public weights, but "
                 f"got {values:.0f}: a silo sent a false number. Nothing is trained on them; run the job "

@@ -12,9 +12,11 @@ still adds its share of the noise that silos make together.
 
 from __future__ import annotations
 
+import secrets
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from tightframe.config.job import JobConfig
@@ -25,6 +27,7 @@ from tightframe.phases import (
     Cohort,
     Contribution,
     Field,
+    Group,
     Phase,
     Reading,
     Schema,
@@ -36,6 +39,8 @@ from tightframe.phases import (
 )
 from tightframe.results.rows import FAILED_SILOS
 from tightframe.results.words import plural
+from tightframe.rounds import codec
+from tightframe.rounds.codec import Term
 from tightframe.rounds.riders import class_rules, moments
 from tightframe.rounds.riders.view import RiderView, rider_view
 from tightframe.rounds.sums.common import TooFewError
@@ -165,6 +170,33 @@ def without_update(schema: Schema, received: Tensors, made: Tensors) -> Contribu
         and (item.per_class or item.name == RECORDS or item.name.startswith(("evaluation/", INPUTS)))
     }
     return replace(empty, tensors={**empty.tensors, **kept})
+
+
+def blinded(schema: Schema, term: Term) -> dict[Group, bytes]:
+    """Return a failed silo's term with random integers in sums of frozen features or products that it lacks.
+
+    Such a sum is used only if no silo failed. Without its part the total would be one of fewer silos: less
+    than the next job's by this silo's own records alone. So it shows nothing.
+
+    Args:
+        schema: of the phase, with its riders; without noise.
+        term: as encoded.
+    """
+    made = dict(term)
+    for group, data in term.items():
+        arrays = codec.unpack(schema, group, data)
+        lacking = [
+            item
+            for item in schema.group(group)
+            if (item.products or item.features) and not arrays[item.name].any()
+        ]
+        if lacking:
+            random = {
+                item.name: np.frombuffer(secrets.token_bytes(item.bytes), arrays[item.name].dtype)
+                for item in lacking
+            }
+            made[group] = codec.pack(schema, group, {**arrays, **random})
+    return made
 
 
 def with_noise(made: Contribution, schema: Schema, plan: PrivacyPlan, honest: int) -> Contribution:

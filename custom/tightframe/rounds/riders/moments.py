@@ -15,9 +15,10 @@ import torch
 
 from tightframe.errors import RunError
 from tightframe.files import write_atomically
-from tightframe.phases import Tensors
+from tightframe.phases import Field, Tensors
+from tightframe.rounds import codec
 from tightframe.rounds.checkpoint import tensor_bytes
-from tightframe.rounds.phases.statistics import SQUARES, SUMS, VALUES, packed
+from tightframe.rounds.phases.statistics import MOMENT_BOUND, SQUARES, SUMS, VALUES, packed
 from tightframe.rounds.riders.view import RiderView
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 FILE, OWN = "moments.safetensors", "own"
 ROUNDING = 1e-11
-"""Of the squares: more than float64 and the fields' steps leave, less than moves a deviation."""
+"""Of the squares: more than float64 leaves, less than moves a deviation."""
 
 
 def note(silo: RiderView, made: Tensors) -> None:
@@ -53,7 +54,9 @@ def check(silo: RiderView) -> None:
     if pooled is None or not path.is_file():
         return
     own = safetensors.torch.load(path.read_bytes())[OWN]
-    if columns := contradicted(pooled, own):
+    parties = len(silo.cohort)
+    step = 2.0 ** -codec.bits_of(Field(SUMS, (), bound=MOMENT_BOUND), parties)
+    if columns := contradicted(pooled, own, parties * step):
         raise RunError(
             "Expected pooled moments of inputs that this silo's own records fit into, but in columns "
             f"{columns[:5]} the other silos' would have a negative number or variance: another silo sent "
@@ -62,18 +65,22 @@ def check(silo: RiderView) -> None:
         )
 
 
-def contradicted(pooled: torch.Tensor, own: torch.Tensor) -> list[int]:
+def contradicted(pooled: torch.Tensor, own: torch.Tensor, error: float) -> list[int]:
     """Return the columns in which no others' values can make these pooled moments of a silo's own.
 
     Args:
         pooled, own: number of values, sums and sums of squares, (1 + 2 D,) float64.
+        error: that the silos' fixed point leaves in a sum.
 
     >>> own = torch.tensor([2.0, 4.0, 10.0])  # 1 and 3
-    >>> contradicted(torch.tensor([3.0, 6.0, 14.0]), own), contradicted(torch.tensor([3.0, 9.0, 34.0]), own)
-    ([], [0])
+    >>> contradicted(torch.tensor([3.0, 6.0, 14.0]), own, 1e-6)  # another 2
+    []
+    >>> contradicted(torch.tensor([3.0, 9.0, 34.0]), own, 1e-6)  # 5, with a square of 24
+    [0]
     """
     others = pooled - own
     number, (sums, squares) = others[0], others[1:].reshape(2, -1)
-    slack = ROUNDING * (pooled[0] * pooled[1:].reshape(2, -1)[1].abs() + 1.0)
-    wrong = (number * squares - sums.square() < -slack) | (squares < -slack) | (number < -0.5)
+    total, most = pooled[0].abs(), pooled[1:].reshape(2, -1).abs()
+    slack = ROUNDING * total * most[1] + 2 * error * (total + 2 * most[0] + error)
+    wrong = (number * squares - sums.square() < -slack) | (squares < -slack) | (number < -1e-6)
     return torch.nonzero(wrong).flatten().tolist()

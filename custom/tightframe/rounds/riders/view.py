@@ -24,6 +24,7 @@ class RiderView(SiloView, Protocol):
 
     Attributes:
         context: job, policy, records, folders, log.
+        cohort: the silos enrolled, in order.
         honest: s - c, the least number of honest silos in a sum that can be opened.
         left_out: parts that this silo's evaluation leaves out: folds, and findings of a fold (``test/2``).
         lost: silos that dropped out, as reported by the server.
@@ -33,6 +34,7 @@ class RiderView(SiloView, Protocol):
 
     context: SiloContext
     setup: JobSetup
+    cohort: Sequence[str]
     honest: int
     left_out: Sequence[str]
     lost: Mapping[str, Lost]
@@ -47,7 +49,7 @@ class RiderView(SiloView, Protocol):
         """Count distinct training records with each finding, and without it: int64 (K, 2)."""
 
     def times_in_moments(self) -> torch.Tensor:
-        """Return how often each training record counts in moments of the inputs, int64 (n,)."""
+        """Return how often each training record counts in moments of the inputs, float64 (n,)."""
 
     def held_counts(self) -> torch.Tensor:
         """Count distinct training records of each class, by which the class rules go: int64 (C,)."""

@@ -15,6 +15,7 @@ import safetensors.torch
 import torch
 from safetensors import safe_open
 
+from tightframe.data.base import class_counts, own_labels
 from tightframe.errors import ContributionError, RunError, TrainingError
 from tightframe.files import write_atomically
 from tightframe.learning.model_update import UPDATE, shared_template
@@ -122,7 +123,8 @@ class Contributor:
         specs = codec.specs(phase.schema, parties=len(weights))
         classes = self._classes(phase.schema, received)
         check(sum_id, specs, classes)
-        product_rule.check_sum(context.policy, self._setup, phase.schema, state, sizes)
+        seen = self._own_classes() if job.summation == "plain" else None
+        product_rule.check_sum(context.policy, self._setup, phase.schema, state, sizes, seen)
         self._check_own_withdrawal(exchange, state)
         proven = follows and notes.have_total(total)
         note_request(context, (exchange.kind, exchange.index), asked=CLEARED in state.extra, proven=proven)
@@ -184,6 +186,12 @@ class Contributor:
         view = LocalSilo(self._context, self._setup, self._device, exchange.stream)
         withdrawal.check_own(view, self._store.committed(), asked, withheld(state))
 
+    def _own_classes(self) -> list[int]:
+        """Return this silo's numbers of records of the classes that it takes part in, 0 of others."""
+        counts = class_counts(own_labels(self._context.data), self._setup.setting.num_classes)
+        least = self._context.policy.class_count(synthetic=self._context.data.synthetic)
+        return [int(count) if count >= least else 0 for count in counts]
+
     def _settle(self, message: Message, total: Total | None) -> None:
         """Let what this silo trained for the sums before count, or drop it."""
         # Of the total told a silo knows by itself whether it is in it: the server does not choose its state.
@@ -215,7 +223,10 @@ class Contributor:
                 made = phase.contribute(silo, received, self._store.committed())
             failed = made.tensors.get(failures.FAILED)
             whole = failed is None or not bool(failed)
-            return made, _encoded(silo, phase.schema, made.tensors, weights), whole
+            term = _encoded(silo, phase.schema, made.tensors, weights)
+            if not whole and self._setup.privacy is None:
+                term = failures.blinded(phase.schema, term)
+            return made, term, whole
         except Exception as error:
             # What noise has covered may be told, whatever becomes of it: the bound, above all.
             covered = self._setup.privacy is not None and isinstance(error, ContributionError)
@@ -226,7 +237,8 @@ class Contributor:
         made = failures.without_update(phase.schema, received, {} if private is not None else made.tensors)
         if private is not None:
             made = failures.with_noise(made, phase.schema, private, silo.honest)
-        return made, _encoded(silo, phase.schema, made.tensors, weights), False
+        term = _encoded(silo, phase.schema, made.tensors, weights)
+        return made, term if private is not None else failures.blinded(phase.schema, term), False
 
     def _encode(self, exchange: Exchange, silo: LocalSilo, state: ServerState) -> None:
         """Compute the features of a frozen encoder, if there are any to compute.

@@ -149,8 +149,7 @@ def _journal(context: SiloContext) -> list[Entry]:
     Raises:
         TightframeError: as ``read_journal``.
     """
-    paths = context.earlier_ledger
-    return read_journal(paths, check=None) if paths.ledger.exists() else []
+    return read_journal(context.earlier_ledger, check=None)
 
 
 def _had_no_part(entries: Iterable[Entry], jobs: set[str], lineage: str, after_round: int) -> bool:
@@ -418,7 +417,7 @@ class SiloStateStore:
         if not self._secure:
             return True
         with safe_open(path, "numpy") as stream:
-            proposed = stream.metadata() or {}
+            proposed = stream.metadata()  # `proposed_in` has found some
         jobs, job = Notes.read(self._folder).jobs, int(proposed.get("jobs", 0))
         return job < len(jobs) and jobs[job].have_sum(str(proposed.get("basis")), sum_id)
 

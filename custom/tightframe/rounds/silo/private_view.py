@@ -410,5 +410,5 @@ def whole_patients(
             yield whole[0][:cut], whole[1][:cut], owners[:cut]
             pending = [(whole[0][cut:], whole[1][cut:])]
             start += cut
-    if end != len(patients) or start != end:
+    if end != len(patients):
         raise ValueError(f"Expected {len(patients)} records, but got {end}.")

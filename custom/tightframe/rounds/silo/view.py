@@ -118,11 +118,12 @@ class LocalSilo:
         return torch.from_numpy(finding_counts(in_steps(own_labels(self.context.data), self.min_class_count)))
 
     def times_in_moments(self) -> torch.Tensor:
-        """Return how often each training record counts in moments of the inputs, int64 (n,)."""
+        """Return how often each training record counts in moments of the inputs, float64 (n,)."""
         records = len(self.context.data.labels("train"))
+        if self.setup.job.weights == "uniform":
+            return times_in_moments(records, UNIFORM).double() / UNIFORM
         most = records if math.isinf(self._weight) else int(WEIGHED * self._weight)
-        uniform = self.setup.job.weights == "uniform"
-        return times_in_moments(records, UNIFORM if uniform else min(records, most))
+        return times_in_moments(records, min(records, most)).double()
 
     def held_counts(self) -> torch.Tensor:
         """Count distinct training records of each class, by which the class rules go: int64 (C,).

@@ -7,7 +7,7 @@ noise a data set has one profile, until a person at the site accepts another.
 The weights of the terms are part of it, and what decides how many steps a silo takes for its number of
 records: small steps add up to the silo's gradient times a weight that this number gives. Where features that
 no training moves are summed by class or as products, their encoder is, and the form of its inputs: each other
-one gives more equations in the same records.
+one gives more equations in the same records; so is the closed form's head whose losses are summed.
 
 Settings that apply the same function to every silo's records weigh silos, too, once updates are long or many
 steps add up: a norm shortens them by the learning rate, FedProx's mu and a weight decay weigh them by steps.
@@ -28,6 +28,7 @@ from tightframe.config.site import SiteEntry
 from tightframe.learning import model_update
 from tightframe.learning.model_update import UPDATE
 from tightframe.learning.one_sum.feature_sums import PREFIX
+from tightframe.learning.one_sum.temperature import LOSSES
 from tightframe.models.frozen import HEAD, is_frozen
 from tightframe.phases import Field, Phase
 from tightframe.rounds.job_checks import HEAD_OPTIONS, STANDARDISE_MEAN, STANDARDISE_STD
@@ -100,6 +101,8 @@ def release_profile(setup: JobSetup, entry: SiteEntry) -> Profile | None:
         values["features"] = features
     if setup.method.one_sum is None:
         values[_start(setup)] = _training(setup)
+    if losses := _losses(setup, phases):
+        values["losses"] = losses
     return tuple(sorted(values.items()))
 
 
@@ -160,6 +163,16 @@ def _features(setup: JobSetup, phases: Iterable[Phase]) -> str:
     start = (job.initial_model_sha256 or f"seed {job.seed}") if drawn else "no weights"
     form = _canonical({"shape": setup.setting.input_shape, **_form_options(setup)})
     return f"{job.model} {_canonical(options)} of {form}, {start}, classes kept"
+
+
+def _losses(setup: JobSetup, phases: Iterable[Phase]) -> str:
+    """Describe the closed form's head, at whose scores validation records' losses are summed."""
+    if not any(item.name == LOSSES for phase in phases for item in phase.schema.fields):
+        return ""
+    job, solved = setup.job, setup.method if setup.start is None else setup.start
+    config = setup.setting.config if setup.start is None else setup.start.config()
+    options = {name: job.model_options[name] for name in HEAD_OPTIONS if name in job.model_options}
+    return f"{solved.name} {_canonical({**config.model_dump(mode='json'), **options})}"
 
 
 def with_weight(profile: Profile | None, declared: float, applied: float) -> Profile | None:

@@ -60,6 +60,10 @@ REVEALED: Mapping[str, str] = {
         "Products or class sums of other features of the same records are more equations in these records: "
         "enough such jobs tell them, however many records stand behind each."
     ),
+    "losses": (
+        "Validation records' losses are summed at another head (`ridge`, `priors`, method): one more "
+        "equation in these records' scores. Enough such jobs tell single ones."
+    ),
     "classes in products": (
         "Products of features are summed over other classes, as hospitals' flags decide: the difference "
         "between both totals is the products of a class's records alone, and of few it tells these records."
