@@ -170,7 +170,7 @@ def test_what_acts_on_one_silos_term_changes_the_profile(name: str) -> None:
     before, after = profile(base), profile({**base, name: value})
     assert after[setting] != before.get(setting)
     own = name == "encoder" or setting.startswith("training")
-    assert own or setting in before, "a frozen encoder's setting, or another start's, alone has none before it"
+    assert own or setting in before, "a frozen encoder's setting, or another start's, has none before it"
     assert what_both_reveal(setting), "a person is told what both reveal"
 
 

@@ -36,8 +36,8 @@ MAX_JOBS_OF_STATE = 4
 
 Profile: TypeAlias = tuple[tuple[str, str], ...]
 """The release profile of sums over a data set: name and value of every setting that changes one site's term
-before the sum, sorted by name. The caller chooses the settings. A name such as ``x`` covers each ``x from y``:
-a setting that holds whatever the y."""
+before the sum, sorted by name. The caller chooses the settings. A name ``x`` covers each ``x from y``: it
+holds whatever the y."""
 
 
 def _text(value: object, where: str) -> str:
