@@ -19,7 +19,7 @@ from tightframe.config.job import parse_job
 from tightframe.config.policy import Policy, PolicyBlock
 from tightframe.config.refusals import BelowPolicyError
 from tightframe.errors import RunError
-from tightframe.learning.products import COUNTED, LEAVING, LOSING, Products, Sizes
+from tightframe.learning.products import COUNTED, LEAVING, LOSING, ClassSums, Products, Sizes
 from tightframe.phases import Field, Schema, ServerState
 from tightframe.rounds import product_rule
 from tightframe.rounds.riders.class_rules import with_holders
@@ -211,3 +211,31 @@ def test_the_widest_sum_of_a_plan_is_found() -> None:
     found = product_rule.class_sums_planned(setup("fedncm"))
     assert found is not None and found.width == 8
     assert product_rule.class_sums_planned(setup("fedavg")) is None
+
+
+def test_in_a_plain_sum_the_own_records_of_each_class_count() -> None:
+    """Its server sees the term; a class of which this silo has none is not in it."""
+
+    def check(*own: int) -> None:
+        summed = schema(features=8)
+        product_rule.check_sum(policy(), setup(), summed, state([20, 20]), ENOUGH, own)
+
+    for enough in ((2, 2), (2, 0), (0, 0)):
+        check(*enough)
+    with pytest.raises(BelowPolicyError, match="class 1: 1 records"):
+        check(2, 1)
+
+
+def test_a_class_whose_rows_are_others_too_has_a_sum_without_a_count() -> None:
+    of = with_holders(state([20, 0]), np.array([3, 3]))
+    with pytest.raises(BelowPolicyError, match="class 1: 0 records"):
+        product_rule.check_sum(policy(), setup(), schema(features=8), of, ENOUGH)
+
+
+def test_the_console_tells_sums_by_class_from_products() -> None:
+    sums = ClassSums(8, 13)
+    assert product_rule.warned(sums, 4, classes=2) == product_rule.warned(sums, None, classes=2) == []
+    (said,) = product_rule.warned(sums, 2, classes=2)
+    assert "SUMS OF 8 FEATURES BY CLASS OVER 2 RECORDS" in said and "a small one of the 2 classes" in said
+    (said,) = product_rule.warned(Products(8, 2, 13), 15)
+    assert "PRODUCTS OF 8 FEATURES OVER 15 SURE RECORDS" in said and "if they are few" in said

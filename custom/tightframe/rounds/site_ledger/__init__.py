@@ -191,7 +191,6 @@ class SiteLedger:
             if path.exists() and not isinstance(error, TamperError):
                 raise  # it may be whole, and only out of reach
             _move_aside([path, head_file(path), Path(f"{path}-wal"), Path(f"{path}-shm")])
-            _make_folder(path.parent)
             ledger = self._ledger(create=True)
         with ledger:
             ledger.remember(Begun(code))
