@@ -89,7 +89,7 @@ def zeros(
 
     def train(*_: Any, check: Any, **__: Any) -> Encoded:
         fields = federation.proposed.schemas[request.schema]
-        check(request.sum_id, fields)
+        check(request.sum_id, fields, None)
         also()
         term = {
             group: bytes(sum(item.size * item.ring // 8 for item in fields if item.group == group))
@@ -140,11 +140,11 @@ def test_a_request_is_refused_before_anything_is_trained(federation: Federation)
     fields = federation.proposed.schemas[first.schema]
 
     def of_another_sum(*_: Any, check: Any, **__: Any) -> NoReturn:
-        check(messages.SumId(1, "train-0", 9), fields)
+        check(messages.SumId(1, "train-0", 9), fields, None)
         unexpected()
 
     def of_other_fields(*_: Any, check: Any, **__: Any) -> NoReturn:
-        check(first.sum_id, fields[:1])
+        check(first.sum_id, fields[:1], None)
         unexpected()
 
     assert "the sum of the request" in refused(lambda: ask(federation, first, of_another_sum), "TF-610")
