@@ -246,9 +246,7 @@ def release_accept(
     ] = None,
     classes: Annotated[
         str | None,
-        typer.Option(
-            help="Classes whose records products are of, as a refusal names them (`classes in products`)."
-        ),
+        typer.Option(help="Classes whose records are summed, as a refusal names them (`classes in ...`)."),
     ] = None,
     site: Site = None,
     kit: Kit = None,
@@ -261,6 +259,7 @@ def release_accept(
     """
     from tightframe.config.job import parse_job
     from tightframe.rounds.product_rule import planned
+    from tightframe.rounds.riders.class_rules import IN_LOSSES, IN_PRODUCTS
     from tightframe.rounds.setup import prepare
     from tightframe.rounds.sums.release import OWN_WEIGHT, caps_weights, release_profile, with_classes
     from tightframe.rounds.sums.revealed import what_both_reveal
@@ -286,12 +285,13 @@ def release_accept(
             )
         profile = tuple(sorted([*profile, (OWN_WEIGHT, _weight(weight))]))
     if classes is not None:
-        if planned(setup) is None:
+        names = [IN_PRODUCTS] * (planned(setup) is not None) + [IN_LOSSES] * ("losses" in dict(profile))
+        if not names:
             raise typer.BadParameter(
-                "expected a job that sums products of features, but this one sums none",
+                "expected a job that sums products of features or losses, but this one sums none",
                 param_hint="--classes",
             )
-        profile = with_classes(profile, _classes(classes, setup.dataset.class_names))
+        profile = with_classes(profile, dict.fromkeys(names, _classes(classes, setup.dataset.class_names)))
     assert profile is not None  # noqa: S101  (it was none above)
     differing = []
     try:

@@ -10,8 +10,11 @@ import pytest
 import torch
 
 from tightframe.errors import ContributionError
+from tightframe.learning.one_sum import temperature
+from tightframe.learning.one_sum.temperature import KNOWN
 from tightframe.phases import Field, Schema
 from tightframe.rounds.riders import class_rules
+from tightframe.rounds.sums.revealed import REVEALED
 
 SCHEMA = Schema(
     (
@@ -135,7 +138,16 @@ def test_products_over_classes_are_of_those_offered_and_in_a_withdrawal_of_those
 ) -> None:
     told = {name: torch.tensor(item, dtype=torch.uint8) for name, item in received.items()}
     of_all = Schema((Field("g", (3,), static=True, products=2),))
-    found = class_rules.classes_in_products(of_all, told, 3)
-    assert (None if found is None else found.tolist()) == classes
+    found = {name: item.tolist() for name, item in class_rules.summed_classes(of_all, told, 3).items()}
+    assert found == ({} if classes is None else {class_rules.IN_PRODUCTS: classes})
     by_class = Schema((Field("g", (3, 3), static=True, products=2, per_class=True), Field("n", (3,))))
-    assert class_rules.classes_in_products(by_class, told, 3) is None, "each class is told by itself"
+    assert not class_rules.summed_classes(by_class, told, 3), "each class is told by itself"
+
+
+def test_losses_are_of_the_classes_that_the_head_knows() -> None:
+    told = {KNOWN: torch.tensor([1, 0, 1], dtype=torch.uint8)}
+    found = class_rules.summed_classes(Schema((temperature.field(),)), told, 3)
+    assert {name: item.tolist() for name, item in found.items()} == {
+        class_rules.IN_LOSSES: [True, False, True]
+    }
+    assert {class_rules.IN_LOSSES, class_rules.IN_PRODUCTS} <= set(REVEALED)

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from tightframe.errors import ContributionError
 from tightframe.learning.one_sum.feature_sums import COUNTS, RECORDS
+from tightframe.learning.one_sum.temperature import KNOWN, LOSSES
 from tightframe.learning.one_sum.withdrawal import TOTAL
 from tightframe.phases import (
     ADMITTED,
@@ -41,6 +42,8 @@ from tightframe.rounds.riders.view import RiderView, rider_view
 HOLDERS = "classes/holders"
 OFFERED = "classes/offered"
 MIN_HOLDERS = 3
+IN_PRODUCTS, IN_LOSSES = "classes in products", "classes in losses"
+"""Names in the release profile of the classes whose records are in a sum over classes."""
 STATE = RIDERS + "class_holders"
 """Key in the server's state of the holders of each class in the last opened sum, float64 (C,)."""
 
@@ -163,23 +166,22 @@ def received_offer(received: Tensors, num_classes: int) -> torch.Tensor:
     return offer.bool()
 
 
-def classes_in_products(schema: Schema, received: Tensors, num_classes: int) -> torch.Tensor | None:
-    """Return the classes whose records a sum of products over classes is of, bool (C,).
+def summed_classes(schema: Schema, received: Tensors, num_classes: int) -> dict[str, torch.Tensor]:
+    """Return the classes whose records sums over classes are of, bool (C,), by name in the release profile.
 
-    Which these are follows from all silos' flags: two such totals differ by a class's products alone. In a
-    withdrawal they are those that stay.
-
-    Returns:
-        None without such a sum, or if no class is in it.
+    Which these are follows from all silos' flags: two such totals differ by a class's part alone. In a
+    withdrawal they are those that stay. Sums that no class is in are left out.
     """
-    if not any(item.products and not item.per_class for item in schema.fields):
-        return None
-    classes = torch.ones(num_classes, dtype=torch.bool)
-    if OFFERED in received:
-        classes = received_offer(received, num_classes)
-    if (known := received.get(TOTAL + COUNTS)) is not None:
-        classes = classes & known.bool()
-    return classes if bool(classes.any()) else None
+    found = {}
+    if any(item.products and not item.per_class for item in schema.fields):
+        found[IN_PRODUCTS] = torch.ones(num_classes, dtype=torch.bool)
+        if OFFERED in received:
+            found[IN_PRODUCTS] = received_offer(received, num_classes)
+        if (stay := received.get(TOTAL + COUNTS)) is not None:
+            found[IN_PRODUCTS] = found[IN_PRODUCTS] & stay.bool()
+    if LOSSES in schema:
+        found[IN_LOSSES] = received[KNOWN].bool()
+    return {name: classes for name, classes in found.items() if bool(classes.any())}
 
 
 def held_classes(counts: torch.Tensor, min_count: int, active: bool) -> torch.Tensor:

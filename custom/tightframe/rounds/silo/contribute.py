@@ -9,6 +9,7 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import compress
 from typing import TypeVar, cast
 
 import safetensors.torch
@@ -39,7 +40,7 @@ from tightframe.rounds.phases.statistics import POOLED
 from tightframe.rounds.plan import BEFORE, STATISTICS, Exchange
 from tightframe.rounds.privacy_plan import is_frozen_sum
 from tightframe.rounds.riders import evaluation, failures, moments
-from tightframe.rounds.riders.class_rules import classes_in_products
+from tightframe.rounds.riders.class_rules import summed_classes
 from tightframe.rounds.riders.evaluation import told_by_few
 from tightframe.rounds.setup import prepare, set_threads
 from tightframe.rounds.silo import checks, own_report, subnormals
@@ -102,7 +103,7 @@ class Contributor:
                 one, where the server sees each term.
             sizes: numbers of records, of which enough must stand behind products of features; in a plain sum,
                 of which the server sees each term, this silo's alone.
-            check: refuses another sum than the request's, and products of other classes' records than
+            check: refuses another sum than the request's, and sums of other classes' records than
                 before, before anything is done for it.
 
         Raises:
@@ -163,10 +164,10 @@ class Contributor:
         return encoded
 
     def _classes(self, schema: Schema, received: Tensors) -> Classes:
-        """Name the classes whose records a term's products are of; None if it has none over classes."""
+        """Name the classes whose records a term's sums over classes are of."""
         names = self._setup.dataset.class_names
-        found = classes_in_products(schema, received, len(names))
-        return None if found is None else tuple(names[place] for place in found.nonzero().flatten().tolist())
+        found = summed_classes(schema, received, len(names))
+        return {name: tuple(compress(names, classes.tolist())) for name, classes in found.items()}
 
     def _check_own_withdrawal(self, exchange: Exchange, state: ServerState) -> None:
         """Refuse classes and sums of withdrawn records whose numbers this silo has said to be too few.
@@ -362,7 +363,7 @@ class Contributor:
             self._setup.plan.find(*place_of(total.sum_id))
         _, follows = self._followed.advance(message, total, weights)
         sum_id = SumId.of(SEAL, message["round"], message["phase"], message["attempt"])
-        check(sum_id, (), None)
+        check(sum_id, (), {})
         if total is not None:
             self._store.commit(str(total.sum_id), total.survivors, total.digest().hex())
         return Encoded(sum_id, (), {}, bytes.fromhex(message["state"]), follows)

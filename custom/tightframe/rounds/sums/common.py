@@ -41,8 +41,8 @@ class Transport(Protocol):
         """
 
 
-Classes: TypeAlias = tuple[str, ...] | None
-"""Names of the classes whose records a term's products are of; None if it has none over classes."""
+Classes: TypeAlias = Mapping[str, tuple[str, ...]]
+"""Names of the classes whose records a term's sums over classes are of, by name in the release profile."""
 Check: TypeAlias = Callable[[SumId, tuple[FieldSpec, ...], Classes], None]
 """Refuses a term whose sum or fields were not asked for, or whose classes are others than before."""
 
@@ -57,7 +57,7 @@ class Encoded:
         term: bytes of each group.
         basis: SHA-256 of the state that it rests on.
         follows: whether the silo computed that state by itself, from totals.
-        classes: whose records its products are of.
+        classes: whose records its sums over classes are of.
     """
 
     sum_id: SumId
@@ -65,7 +65,7 @@ class Encoded:
     term: Term = field(repr=False)
     basis: bytes
     follows: bool
-    classes: Classes = None
+    classes: Classes = field(default_factory=dict)
 
 
 @dataclass

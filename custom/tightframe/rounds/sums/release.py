@@ -43,7 +43,6 @@ FORM_ONLY = frozenset({"image_size", "twin_scale", "drugs", "vocabulary"})
 They are part of a profile's features, not of its records."""
 
 OWN_WEIGHT, DECLARED = "own weight", "as declared"
-CLASSES = "classes in products"
 TRAINING = "training"
 """Name of the entry of how models are trained; from a start that is not given, ``training from ...``."""
 _UPDATE = UPDATE.rstrip("/")
@@ -187,13 +186,13 @@ def with_weight(profile: Profile | None, declared: float, applied: float) -> Pro
 
 
 def with_classes(profile: Profile | None, classes: Classes) -> Profile | None:
-    """Return a profile with the classes whose records a term's products are of, where it has such products.
+    """Return a profile with the classes whose records a term's sums over classes are of.
 
-    Others' flags decide which: two totals over other classes have a class's products as their difference.
+    Others' flags decide which: two totals over other classes have a class's part as their difference.
     """
-    if profile is None or classes is None:
-        return profile
-    return tuple(sorted([*profile, (CLASSES, _canonical(classes))]))
+    if profile is None:
+        return None
+    return tuple(sorted([*profile, *((name, _canonical(of)) for name, of in classes.items())]))
 
 
 def caps_weights(profile: Profile) -> bool:

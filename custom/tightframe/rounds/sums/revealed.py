@@ -68,6 +68,10 @@ REVEALED: Mapping[str, str] = {
         "Products of features are summed over other classes, as hospitals' flags decide: the difference "
         "between both totals is the products of a class's records alone, and of few it tells these records."
     ),
+    "classes in losses": (
+        "Validation records' losses are summed over other classes, at a head that knows others: one more "
+        "equation in these records' scores."
+    ),
     "training": (
         "Models are trained in another way from one start: a norm shortens each silo's update by its own "
         "length, and learning rate, epochs, weight decay or a method's terms weigh silos by their numbers of "

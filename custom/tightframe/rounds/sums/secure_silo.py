@@ -223,7 +223,7 @@ class SecureSite:
                     )
                 before = self._ready()
                 checked.append((before, site.check_request(before, request, fields)))
-                if classes is not None:
+                if classes:
                     self._check_profile(_with_classes(profile, classes))
 
             sizes = _sizes(declared, params.colluders)
