@@ -24,6 +24,12 @@ from tightframe.rounds.riders.class_rules import HOLDERS
 from tightframe.rounds.setup import prepare
 
 WHOLE = {"training": {"batch_size": 65_536, "momentum": 0.0, "learning_rate": 1e-3}}
+FASTER, LONGER, PULLED = (
+    {"training": {**WHOLE["training"], **other}}
+    for other in ({"learning_rate": 4e-3}, {"epochs": 9}, {"weight_decay": 0.5})
+)
+LINEAR = {"model": "identity"}
+SEED, DRAWLESS = "training from seed 0", "training from features without draws"
 ETF = {"method": "fedavg_etf", "rounds": 4}
 
 
@@ -61,6 +67,16 @@ def enrolment_refused(federation: Federation, name: str = "hospital-1") -> str:
             {"method": "fedproto", "method_options": {"weighting": "records"}},
             "class_sums",
         ),
+        # From one model a norm shortens updates by the learning rate, and a pull weighs silos by their steps:
+        # one hospital's own update, measured to 5 and 9 %.
+        ({}, FASTER, SEED),
+        ({}, LONGER, SEED),
+        ({}, PULLED, SEED),
+        ({"method": "fedprox", "method_options": {"mu": 0.0}}, {"method": "fedprox"}, SEED),
+        ({"method": "feddyn"}, {"method": "feddyn", "method_options": {"alpha": 0.5}}, SEED),
+        ({}, {"model_options": {"widths": [4]}}, SEED),
+        # A linear model's first gradients hardly depend on the seed: another one is no other start.
+        (LINEAR, {**LINEAR, **FASTER, "seed": 1}, DRAWLESS),
     ],
     ids=str,
 )
@@ -130,7 +146,7 @@ def test_two_jobs_set_up_at_once_are_one_too_many(hospitals: dict[str, Records],
 def test_what_changes_every_silos_term_alike_is_no_other_way(
     hospitals: dict[str, Records], tmp_path: Path
 ) -> None:
-    """Learning rate, model, rounds, another loss: a hospital is not asked about every job."""
+    """Learning rate, model, rounds, another loss, each from its own start: no hospital is asked of these."""
     train(Federation({}, hospitals, state=tmp_path).enroll())
     others: tuple[dict[str, Any], ...] = (
         {"training": {"learning_rate": 0.1}},
@@ -138,9 +154,11 @@ def test_what_changes_every_silos_term_alike_is_no_other_way(
         {"rounds": 3, "seed": 5},
         {"method": "fedprox"},
         {"method": "fedmr"},
+        {"method": "fedprox", "method_options": {"mu": 0.0}},
     )
     for number, other in enumerate(others):
-        federation = Federation(other, hospitals, state=tmp_path, job_id=f"job-{number}")
+        values = {"seed": 10 + number, **other}
+        federation = Federation(values, hospitals, state=tmp_path, job_id=f"job-{number}")
         federation.ask_to_enroll("hospital-1", federation.params())
 
 

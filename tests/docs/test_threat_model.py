@@ -84,6 +84,7 @@ def jobs() -> Iterator[dict[str, Any] | JobConfig]:
     yield {**_values("fed3r"), "withdraw": WITHDRAW}
     yield {**_values("combine"), "method_options": {"prototypes": "fedmr"}}
     yield {**_values("fedavg"), **HEART, "model_options": {"standardise": True}}
+    yield {**_values("fedavg"), "model": "resnet20", "model_options": {}}  # with running statistics
     yield findings_job()
     yield statistics_job()
     yield {**statistics_job(), "privacy": {}}

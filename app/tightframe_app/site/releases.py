@@ -218,12 +218,14 @@ def _withdrew(memory: Memory, job: str) -> bool:
 
 def _together(profiles: Sequence[Profile]) -> str:
     """Say what totals give together that were formed in these ways."""
-    from tightframe.rounds.sums.revealed import REVEALED
+    from tightframe.rounds.sums.revealed import what_both_reveal
+    from tightframe.securesum.site.journal import values_of
 
-    values: dict[str, list[str]] = {}
-    for name, value in (item for profile in profiles for item in profile):
-        if value not in values.setdefault(name, []):
-            values[name].append(value)
+    used = [dict(profile) for profile in profiles]
+    values = {
+        name: list(dict.fromkeys(value for item in used for value in values_of(name, item)))
+        for name in dict.fromkeys(name for item in used for name in item)
+    }
     differing = {name: known for name, known in values.items() if len(known) > 1}
     if not profiles:
         return UNUSED
@@ -231,7 +233,7 @@ def _together(profiles: Sequence[Profile]) -> str:
         return f"{ALIKE if len(profiles) == 1 else NONE_DIFFERS}\n{CHANGED}"
     settings = "\n  ".join(f"{name}: {' or '.join(known)}" for name, known in differing.items())
     said = [TOGETHER.format(ways=len(profiles), settings=settings)]
-    said += [f"- {text}" for text in dict.fromkeys(REVEALED[name] for name in differing)]
+    said += [f"- {text}" for text in dict.fromkeys(what_both_reveal(name) for name in differing)]
     return "\n".join([*said, NO_NOISE])
 
 
@@ -270,7 +272,7 @@ def release_accept(
         release_profile,
         with_formed,
     )
-    from tightframe.rounds.sums.revealed import REVEALED
+    from tightframe.rounds.sums.revealed import what_both_reveal
     from tightframe.securesum.errors import ProtocolError
     from tightframe.securesum.site.journal import CohortAccepted, Entry, History, ProfileAccepted, differences
     from tightframe_app.jobs import folders as job_folders
@@ -318,7 +320,7 @@ def release_accept(
         after = [f"{name}: {value}" for name, _, value in differing]
         shown = FORMED.format(dataset=dataset, before="\n  ".join(before), after="\n  ".join(after))
         out.print(shown)
-        for text in dict.fromkeys(REVEALED[name] for name, _, _ in differing):
+        for text in dict.fromkeys(what_both_reveal(name) for name, _, _ in differing):
             out.print(f"- {text}")
     known = _cohorts(entries, dataset)
     if known and set(known) != {roster}:

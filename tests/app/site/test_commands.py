@@ -132,6 +132,10 @@ def test_what_all_releases_give_together_is_said_and_the_site_is_the_certificate
     assert "used in job 'job-3'" in (said := show())
     assert "weights: exact or uniform" in said and REVEALED["weights"] in said
     assert REVEALED["steps"] not in said and "learns exactly" not in said
+    write(journal, [ProfileUsed(DATASET, (("training from seed 1", "one way"),), "job-4")])
+    assert REVEALED["training"] not in show()
+    write(journal, [ProfileUsed(DATASET, (("training", "another"),), "job-5")])
+    assert "training from seed 1: one way or another" in (said := show()) and REVEALED["training"] in said
     write(journal, [CohortAccepted(DATASET, SMALLER)])
     assert "learns exactly the counts of hospital-d together" in show()
 

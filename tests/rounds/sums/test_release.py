@@ -27,13 +27,14 @@ from tightframe.rounds.sums.release import (
     release_profile,
     with_weight,
 )
-from tightframe.rounds.sums.revealed import REVEALED
+from tightframe.rounds.sums.revealed import REVEALED, what_both_reveal
 from tightframe.securesum.errors import ReleaseProfileError
 from tightframe.securesum.site.journal import History, ProfileUsed
 
 SITES = ["a", "b", "c", "d"]
 METHOD = {"method": "fedmr", "training": {"learning_rate": 1e-3}}
 
+SEED, DRAWLESS = "training from seed 0", "training from features without draws"
 IN: Mapping[str, tuple[Any, str]] = {
     "method": ("fednova", "updates"),
     "method_options": ({"mu_inter": 0.25}, "class_sums"),
@@ -54,21 +55,22 @@ IN: Mapping[str, tuple[Any, str]] = {
     "evaluation.score_bins": (16, "score_bins"),
     "statistics": ({"bins": 20}, "statistics"),
     "encoder": ("random", "features"),  # and then model, model_options, seed and start: FEATURES
+    "model": ("random_features", DRAWLESS),
+    "model_options": ({"widths": [4]}, SEED),
+    "rounds": (5, SEED),
+    "training.learning_rate": (0.1, SEED),
+    "training.weight_decay": (0.1, SEED),
+    "training.augment": (False, SEED),
+    "seed": (7, "training from seed 7"),
+    "initial_model_sha256": ("0" * 64, "training"),
 }
 """Options that act on one silo's term before the sum: another value, and the setting that it changes."""
 OUT: Mapping[str, tuple[Any, str]] = {
     "job_name": ("another", "a name"),
     "dataset": (None, "another data set is another entry of the journal"),
-    "model": (None, "the same function of every silo's records"),
-    "model_options": ({"widths": [4]}, "the same function of every silo's records"),
     "sites": (SITES[:3], "which silos: the static group has one cohort, held by entries of its own"),
     "min_sites": (4, "which survivors: updates of several sets are blurred by draws, counts have one cohort"),
     "sites_per_round": (None, "refused with secure sums"),
-    "rounds": (5, "more sums of one kind"),
-    "seed": (7, "in production every draw is keyed by the silo's own secret"),
-    "training.learning_rate": (0.1, "the same step for every silo"),
-    "training.weight_decay": (0.1, "the same term for every silo"),
-    "training.augment": (False, "the same function of every record"),
     "training.amp": (True, "rounding"),
     "evaluation.batch_size": (8, "memory"),
     "summation": ("plain", "a plain sum shows each term: nothing is left to combine"),
@@ -79,7 +81,6 @@ OUT: Mapping[str, tuple[Any, str]] = {
     "fetch_timeout": (9, "time"),
     "threads": (2, "rounding"),
     "answer_grid": (2.0, "time"),
-    "initial_model_sha256": ("0" * 64, "another start, not another way of forming terms"),
     "local_baseline_epochs": (1, "stays at the silo"),
     "average_last": (2, "what is made of totals"),
     "personalise": (True, "counts of their own, of every silo alike"),
@@ -168,8 +169,9 @@ def test_what_acts_on_one_silos_term_changes_the_profile(name: str) -> None:
     base = BASE.get(name, {})
     before, after = profile(base), profile({**base, name: value})
     assert after[setting] != before.get(setting)
-    assert name == "encoder" or setting in before, "a frozen encoder's setting alone has none before it"
-    assert setting in REVEALED, "a person is told what both reveal"
+    own = name == "encoder" or setting.startswith("training")
+    assert own or setting in before, "a frozen encoder's setting, or another start's, has none before it"
+    assert what_both_reveal(setting), "a person is told what both reveal"
 
 
 @pytest.mark.parametrize("name", [name for name, (value, _) in OUT.items() if value is not None])
@@ -219,11 +221,15 @@ def test_a_job_with_noise_has_none() -> None:
 
 
 def test_options_that_change_nothing_do_not_ask_for_consent() -> None:
-    """The share without weights, epochs of plain steps: each multiplies every silo's term alike."""
+    """The share without weights; from another start epochs of plain steps, which multiply all terms alike."""
     uniform = {"weights": "uniform"}
     assert profile(uniform) == profile({**uniform, "max_weight_share": 0.5})
     plain = {"training.momentum": 0.0}
-    assert profile(plain) == profile({**plain, "training.epochs": 5})
+    before, after = profile(plain), profile({**plain, "training.epochs": 5, "seed": 1})
+    assert {name for name in before | after if before.get(name) != after.get(name)} == {
+        SEED,
+        "training from seed 1",
+    }
 
 
 def test_every_option_counts_where_an_own_loop_reads_it() -> None:
@@ -240,7 +246,8 @@ def test_a_sites_own_rules_are_in_it(rule: str) -> None:
 
 
 def test_every_setting_has_an_explanation() -> None:
-    assert set(profile({})) | set(profile({"method": "fedproto"})) <= set(REVEALED)
+    for name in set(profile({})) | set(profile({"method": "fedproto"})):
+        assert what_both_reveal(name)
 
 
 RANDOM = {"method_options": {}, "rounds": 1, "model": "random_features", "model_options": {"width": 8}}
@@ -270,7 +277,8 @@ def test_other_features_that_no_training_moves_are_another_profile(
     job: dict[str, Any], changes: dict[str, Any]
 ) -> None:
     before, after = profile(job), profile({**job, **changes})
-    assert {name for name in before | after if before.get(name) != after.get(name)} == {"features"}
+    others = {name for name in before | after if before.get(name) != after.get(name)}
+    assert {name for name in others if not name.startswith("training")} == {"features"}
 
 
 @pytest.mark.parametrize("job", [{**DRAWN, "method": "fedavg"}, METHOD, SHARED], ids=str)
@@ -294,6 +302,53 @@ def test_other_features_whose_products_are_summed_are_another_profile() -> None:
     assert "features" in REVEALED
     other = profile({**first, "model_options": {"width": 8}, "method": "fedncm"})
     assert {name for name, value in other.items() if value != base[name]} == {"losses"}, "one encoder"
+
+
+def agrees(job: dict[str, Any], *earlier: dict[str, Any]) -> bool:
+    """Whether a site that summed in earlier jobs, without consent, sums in another."""
+    journal = History([ProfileUsed("d", tuple(sorted(profile(each).items())), "a") for each in earlier])
+    try:
+        journal.check_profile("d", tuple(sorted(profile(job).items())))
+    except ReleaseProfileError:
+        return False
+    return True
+
+
+GIVEN = {"initial_model_sha256": "0" * 64}
+FAST = {"training": {"learning_rate": 0.1}}
+FLAT = {"model": "identity", "method": "fedavg", "method_options": {}}
+
+
+@pytest.mark.parametrize(
+    ("job", "earlier", "expected"),
+    [
+        ({}, ({"training.amp": True, "threads": 2, "evaluation.batch_size": 8},), True),
+        (FAST, ({},), False),
+        ({**FAST, "seed": 1}, ({},), True),
+        ({**FAST, "seed": 1}, ({}, {"seed": 1}), False),
+        # A given model may be any seed's, or nearly another given one.
+        ({**FAST, **GIVEN}, ({},), False),
+        ({**FAST, "seed": 1}, (GIVEN,), False),
+        ({**FAST, "seed": 1, "initial_model_sha256": "1" * 64}, (GIVEN,), False),
+        ({**FAST, **GIVEN}, (FAST, {"seed": 1}), False),
+        ({"seed": 1}, (GIVEN, {}), True),
+        ({**GIVEN, "seed": 1}, (GIVEN, {}), True),
+        # A seed that draws the head alone makes no other start.
+        ({**FLAT, "seed": 1}, (FLAT,), True),
+        ({**FLAT, **FAST, "seed": 1}, (FLAT,), False),
+        ({**FLAT, **FAST, **GIVEN}, (FLAT,), False),
+    ],
+    ids=str,
+)
+def test_one_start_is_trained_from_in_one_way(
+    job: dict[str, Any], earlier: tuple[dict[str, Any], ...], expected: bool
+) -> None:
+    assert agrees(job, *earlier) is expected
+
+
+def test_what_no_training_moves_names_no_training() -> None:
+    for job in ({**RANDOM, "method": "fedncm"}, {**RANDOM, "method": "fed3r"}):
+        assert not [name for name in profile(job) if name.startswith("training")]
 
 
 @pytest.mark.parametrize("changes", [{"ridge": 1.0}, {"priors": "balanced"}], ids=str)

@@ -4,12 +4,15 @@ Two totals over one cohort that differ in such a setting are two equations in th
 them reveal one silo's term: its update, or the mean and the number of its records of a class. So without
 noise a data set has one profile, until a person at the site accepts another.
 
-Settings that apply the same function to every silo's records are not part of it: model, learning rate, a
-method's own loss. Where features that no training moves are summed by class or as products, their encoder is,
-and the form of its inputs: each other one gives more equations in the same records; so is the closed form's
-head whose losses are summed. The weights of the terms
-are, and what decides how many steps a silo takes for its number of records: small steps add up to the silo's
-gradient times a weight that this number gives.
+The weights of the terms are part of it, and what decides how many steps a silo takes for its number of
+records: small steps add up to the silo's gradient times a weight that this number gives. Where features that
+no training moves are summed by class or as products, their encoder is, and the form of its inputs: each other
+one gives more equations in the same records; so is the closed form's head whose losses are summed.
+
+Settings that apply the same function to every silo's records weigh silos, too, once updates are long or many
+steps add up: a norm shortens them by the learning rate, FedProx's mu and a weight decay weigh them by steps.
+These pairs are equations only if both runs begin at one model. So the entry of all that a training consists
+of has the start in its name: other seeds have other entries, which cannot differ.
 
 A new option of a job belongs here or does not: ``tests/rounds/sums/test_release.py`` asks for the decision.
 """
@@ -43,6 +46,8 @@ They are part of a profile's features, not of its records."""
 
 OWN_WEIGHT, DECLARED = "own weight", "as declared"
 FEATURES, ENCODER = "features", "encoder"
+TRAINING = "training"
+"""Name of the entry of how models are trained; from a start that is not given, ``training from ...``."""
 _UPDATE = UPDATE.rstrip("/")
 
 
@@ -96,9 +101,46 @@ def release_profile(setup: JobSetup, entry: SiteEntry) -> Profile | None:
         )
     if features := _features(setup, phases):
         values[FEATURES] = features
+    if setup.method.one_sum is None:
+        values[_start(setup)] = _training(setup)
     if losses := _losses(setup, phases):
         values["losses"] = losses
     return tuple(sorted(values.items()))
+
+
+def _start(setup: JobSetup) -> str:
+    """Return the name of the entry that says how models are trained from this job's start.
+
+    A given model can be made to resemble any other start, so that its name covers all of them. Where the seed
+    draws the head alone, gradients hardly depend on it: then all seeds are one start.
+    """
+    job = setup.job
+    if job.initial_model_sha256 is not None:
+        return TRAINING
+    first, other = (model_update.initial_model(setup.setting, seed) for seed in (0, 1))
+    drawn = any(not name.startswith(HEAD) and not item.equal(other[name]) for name, item in first.items())
+    return f"{TRAINING} from seed {job.seed}" if drawn else f"{TRAINING} from features without draws"
+
+
+def _training(setup: JobSetup) -> str:
+    """Describe all that acts on what a silo trains from a start and has no entry of its own.
+
+    The rounds do: FedProC and FedAvg_ETF weigh their losses by the part of them that is done.
+    """
+    job = setup.job
+    return _canonical(
+        {
+            "method": job.method,
+            "method_options": setup.setting.config.model_dump(mode="json"),
+            "model": job.model,
+            "model_options": job.model_options,
+            "encoder": job.encoder,
+            "inputs": {"shape": setup.setting.input_shape, **_form_options(setup)},
+            "start": job.start,
+            "rounds": job.rounds,
+            "training": job.training.model_dump(mode="json", exclude={"amp"}),
+        }
+    )
 
 
 def _features(setup: JobSetup, phases: Iterable[Phase]) -> str:

@@ -77,6 +77,12 @@ REVEALED: Mapping[str, str] = {
         "all hospitals' totals make them: these are other features of the same records, as a job with other "
         "features has them."
     ),
+    "training": (
+        "Models are trained in another way from one start: a norm shortens each silo's update by its own "
+        "length, and learning rate, epochs, weight decay or a method's terms weigh silos by their numbers of "
+        "steps. A few such jobs reveal each silo's update. Another seed (`jobs export --seed`) makes them no "
+        "equations of each other, unless the start is a given model or the seed draws the head alone."
+    ),
     "own full_batches": (
         "This site's update is over all its records in one of the jobs, and over drawn ones in the other: "
         "the difference between both totals is due to this site's records that were not drawn, and to the "
@@ -89,3 +95,12 @@ REVEALED: Mapping[str, str] = {
     ),
 }
 """Explanation, by setting, of what two totals reveal that differ in it, for the person who decides."""
+
+
+def what_both_reveal(name: str) -> str:
+    """Return the explanation of a setting by its name, of which a part after ``from`` is left out.
+
+    >>> what_both_reveal("training from seed 7") == REVEALED["training"]
+    True
+    """
+    return REVEALED[name.partition(" from ")[0]]

@@ -36,7 +36,8 @@ MAX_JOBS_OF_STATE = 4
 
 Profile: TypeAlias = tuple[tuple[str, str], ...]
 """The release profile of sums over a data set: name and value of every setting that changes one site's term
-before the sum, sorted by name. The caller chooses the settings."""
+before the sum, sorted by name. The caller chooses the settings. A name ``x`` covers each ``x from y``: it
+holds whatever the y."""
 
 
 def _text(value: object, where: str) -> str:
@@ -542,15 +543,30 @@ def differences(known: Sequence[Profile], profile: Profile) -> list[tuple[str, l
     """Return name, earlier values and new value of each setting that differs from an earlier profile."""
     differing = []
     for name, value in sorted(profile):
-        earlier = list(dict.fromkeys(dict(item)[name] for item in known if name in dict(item)))
+        earlier = list(dict.fromkeys(other for item in known for other in values_of(name, dict(item))))
         if any(other != value for other in earlier):
             differing.append((name, earlier, value))
     return differing
 
 
+def values_of(name: str, profile: Mapping[str, str]) -> list[str]:
+    """Return the values that a profile has of a setting: by its name, or by one that covers it or is covered.
+
+    >>> values_of("x from b", {"x": "1", "x from a": "2", "x from b": "3"})
+    ['1', '3']
+    """
+    return [
+        value
+        for other, value in profile.items()
+        if other == name or other.startswith(f"{name} from ") or name.startswith(f"{other} from ")
+    ]
+
+
 def _agrees(now: Mapping[str, str], before: Mapping[str, str], known: Sequence[Mapping[str, str]]) -> bool:
     """Return True if a profile has an earlier one's values, and contradicts none in its other settings."""
     return all(
-        value == before[name] if name in before else all(other.get(name, value) == value for other in known)
+        value == before[name]
+        if name in before
+        else all(value == other for item in known for other in values_of(name, item))
         for name, value in now.items()
     )
