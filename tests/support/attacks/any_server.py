@@ -580,7 +580,10 @@ class AnyServer:
     def _learn_contribute(self, name: str, message: Message, raw: bytes) -> None:
         request, masked = TermRequest.from_bytes(message[SECURE]), Masked.from_bytes(raw)
         slot = self._of(name, request.slot)
-        assert name not in slot.masked, "two terms under one mask"
+        if name in slot.masked:  # as asked in another job that goes on from the same
+            assert slot.masked[name].to_bytes() == raw, "two terms under one mask"
+            SEEN["repeated"] += 1
+            return
         total = Total.from_bytes(request.total) if request.total else None
         self._check_order(name, slot, total)
         slot.masked[name] = masked
