@@ -51,22 +51,24 @@ def told(values: float, weights: str) -> dict[str, dict[str, Any]]:
 @pytest.mark.parametrize(
     ("weights", "values"), [("exact", 72.0), ("exact", 484.0), ("uniform", 1.0)], ids=str
 )
-def test_moments_that_contradict_a_hospitals_own_are_not_trained_on(
+def test_a_hospital_says_so_where_moments_contradict_its_own_and_stays_in_the_sum(
     weights: str,
     values: float,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Of as many values as the liar's own, or as the largest number that the weights let pass."""
+    """Of as many values as the liar's own, or as the largest number that the weights let pass.
+
+    A hospital whose terms vanished by another's lie would be the difference of two totals.
+    """
     lies(monkeypatch, LIAR, told(values, weights))
     federation = Federation({**JOB, "weights": weights}, hearts(4), state=tmp_path).enroll()
     federation.sum("statistics", 0)
     deviation = federation.shared.state.model["standardise.std"][COLUMN]
     assert deviation == pytest.approx(79.1 / 30, rel=0.01) or weights == "uniform"
-    with pytest.raises(RunError, match=r"[234] of 4 silos") as caught:
-        federation.sum("train", 1)
-    assert caught.value.code == "TF-513" and caplog.text.count("TF-527") >= 2
+    total = federation.sum("train", 1)
+    assert total["failed"] == 0 and caplog.text.count("TF-527") >= 2
 
 
 @pytest.mark.parametrize("weights", ["exact", "uniform"])

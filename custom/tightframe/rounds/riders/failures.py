@@ -65,10 +65,9 @@ def attach(phase: Phase, job: JobConfig) -> Phase:
     flag = Field(FAILED, (), bound=1.0, bits=0, static=not phase.schema.group("update"))
 
     def contribute(silo: SiloView, received: Tensors, state: Tensors) -> Contribution:
-        view, sound = rider_view(silo), False
+        view = rider_view(silo)
         try:
             moments.check(view)
-            sound = True
             made = phase.contribute(silo, received, state)
             moments.note(view, made.tensors)
         except Exception as error:
@@ -76,7 +75,7 @@ def attach(phase: Phase, job: JobConfig) -> Phase:
                 raise
             note(view.context, error)
             # Here, so that the evaluation stays in the sum, as class sums do (``untrained``).
-            made = untrained(view, phase, received, state) if sound else uncounted(view, phase, received)
+            made = untrained(view, phase, received, state)
             return replace(made, tensors={**made.tensors, FAILED: torch.ones((), dtype=torch.float64)})
         return replace(made, tensors={**made.tensors, FAILED: torch.zeros((), dtype=torch.float64)})
 
@@ -182,13 +181,14 @@ def blinded(schema: Schema, term: Term) -> dict[Group, bytes]:
         schema: of the phase, with its riders; without noise.
         term: as encoded.
     """
-    made = dict(term)
+    made, beside = dict(term), any(item.products for item in schema.fields)
     for group, data in term.items():
         arrays = codec.unpack(schema, group, data)
         lacking = [
             item
             for item in schema.group(group)
-            if (item.products or item.features) and not arrays[item.name].any()
+            if (item.products or item.features or (beside and _by_class(item)))
+            and not arrays[item.name].any()
         ]
         if lacking:
             random = {
@@ -197,6 +197,11 @@ def blinded(schema: Schema, term: Term) -> dict[Group, bytes]:
             }
             made[group] = codec.pack(schema, group, {**arrays, **random})
     return made
+
+
+def _by_class(item: Field) -> bool:
+    """Return True for a sum of vectors by class; an evaluation's are counts."""
+    return item.per_class and len(item.shape) > 1 and not item.name.startswith("evaluation/")
 
 
 def with_noise(made: Contribution, schema: Schema, plan: PrivacyPlan, honest: int) -> Contribution:

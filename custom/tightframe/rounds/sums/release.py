@@ -46,6 +46,8 @@ They are part of a profile's features, not of its records."""
 
 OWN_WEIGHT, DECLARED = "own weight", "as declared"
 FEATURES, ENCODER = "features", "encoder"
+EVALUATION = "evaluation/"
+"""Prefix of evaluations, which are by class and no sums of features."""
 TRAINING = "training"
 """Name of the entry of how models are trained; from a start that is not given, ``training from ...``."""
 _UPDATE = UPDATE.rstrip("/")
@@ -214,7 +216,8 @@ def with_formed(profile: Profile | None, formed: Formed) -> Profile | None:
 def _of_unmoved_features(schema: Schema, frozen: bool) -> bool:
     """Return True for sums by class, or products, of features that no training moves."""
     return any(
-        (item.products or _sums_by_class(item)) and (frozen or item.name.startswith(PREFIX))
+        (item.products or (_sums_by_class(item) and not item.name.startswith(EVALUATION)))
+        and (frozen or item.name.startswith(PREFIX))
         for item in schema.fields
     )
 
