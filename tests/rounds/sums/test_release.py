@@ -18,12 +18,12 @@ from tightframe.config.site import SiteEntry
 from tightframe.phases import Field, Schema
 from tightframe.rounds.job_checks import HEAD_OPTIONS
 from tightframe.rounds.phases.statistics import COUNTS
+from tightframe.rounds.riders.class_rules import sums_by_class
 from tightframe.rounds.setup import prepare
 from tightframe.rounds.sums.release import (
     DECLARED,
     OWN_WEIGHT,
     _features,
-    _sums_by_class,
     release_profile,
     with_weight,
 )
@@ -427,10 +427,11 @@ def test_products_alone_are_sums_of_features_too() -> None:
         ("counts", (2,), True, False),
         (COUNTS, (4, 2), True, False),
         ("w", (2, 8), False, False),
+        ("evaluation/test/confusion", (2, 2), True, False),
     ],
 )
 def test_class_sums_are_of_vectors(name: str, shape: tuple[int, ...], per_class: bool, found: bool) -> None:
-    assert _sums_by_class(Field(name, shape, static=True, per_class=per_class)) is found
+    assert sums_by_class(Field(name, shape, static=True, per_class=per_class)) is found
 
 
 def test_an_update_beside_which_more_is_trained_is_one() -> None:

@@ -37,6 +37,7 @@ from tightframe.phases import (
     Tensors,
     Totals,
 )
+from tightframe.rounds.phases.statistics import COUNTS as FINDINGS
 from tightframe.rounds.riders.view import RiderView, rider_view
 
 HOLDERS = "classes/holders"
@@ -164,6 +165,12 @@ def received_offer(received: Tensors, num_classes: int) -> torch.Tensor:
             "runs another job configuration or package version."
         )
     return offer.bool()
+
+
+def sums_by_class(item: Field) -> bool:
+    """Return True for sums of vectors by class; counts of findings and of an evaluation are none."""
+    counts = item.name == FINDINGS or item.name.startswith("evaluation/")
+    return item.per_class and len(item.shape) > 1 and not counts
 
 
 def summed_classes(schema: Schema, received: Tensors, num_classes: int) -> dict[str, torch.Tensor]:

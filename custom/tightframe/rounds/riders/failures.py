@@ -149,13 +149,7 @@ def untrained(silo: RiderView, phase: Phase, received: Tensors, state: Tensors) 
         if not hidden(error):
             raise
         # Not even the model received gives class sums, by features that are not finite, say.
-        return uncounted(silo, phase, received)
-    return without_update(phase.schema, received, made)
-
-
-def uncounted(silo: RiderView, phase: Phase, received: Tensors) -> Contribution:
-    """Return ``neutral`` with class counts: what does not rest on the model received."""
-    made = class_rules.own_classes(silo, phase.schema, received)
+        made = class_rules.own_classes(silo, phase.schema, received)
     return without_update(phase.schema, received, made)
 
 
@@ -187,7 +181,7 @@ def blinded(schema: Schema, term: Term) -> dict[Group, bytes]:
         lacking = [
             item
             for item in schema.group(group)
-            if (item.products or item.features or (beside and _by_class(item)))
+            if (item.products or item.features or (beside and class_rules.sums_by_class(item)))
             and not arrays[item.name].any()
         ]
         if lacking:
@@ -197,11 +191,6 @@ def blinded(schema: Schema, term: Term) -> dict[Group, bytes]:
             }
             made[group] = codec.pack(schema, group, {**arrays, **random})
     return made
-
-
-def _by_class(item: Field) -> bool:
-    """Return True for a sum of vectors by class; an evaluation's are counts."""
-    return item.per_class and len(item.shape) > 1 and not item.name.startswith("evaluation/")
 
 
 def with_noise(made: Contribution, schema: Schema, plan: PrivacyPlan, honest: int) -> Contribution:

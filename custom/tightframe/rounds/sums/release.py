@@ -31,10 +31,9 @@ from tightframe.learning.model_update import UPDATE
 from tightframe.learning.one_sum.feature_sums import PREFIX
 from tightframe.learning.one_sum.temperature import LOSSES
 from tightframe.models.frozen import HEAD, encoder_sha256, is_frozen
-from tightframe.phases import Field, Phase, Schema, Tensors
+from tightframe.phases import Phase, Schema, Tensors
 from tightframe.rounds.job_checks import HEAD_OPTIONS, STANDARDISE_MEAN, STANDARDISE_STD
-from tightframe.rounds.phases.statistics import COUNTS
-from tightframe.rounds.riders.class_rules import summed_classes
+from tightframe.rounds.riders.class_rules import summed_classes, sums_by_class
 from tightframe.rounds.setup import JobSetup
 from tightframe.rounds.sums.common import Formed
 from tightframe.securesum.site.journal import Profile
@@ -46,8 +45,6 @@ They are part of a profile's features, not of its records."""
 
 OWN_WEIGHT, DECLARED = "own weight", "as declared"
 FEATURES, ENCODER = "features", "encoder"
-EVALUATION = "evaluation/"
-"""Prefix of evaluations, which are by class and no sums of features."""
 TRAINING = "training"
 """Name of the entry of how models are trained; from a start that is not given, ``training from ...``."""
 _UPDATE = UPDATE.rstrip("/")
@@ -216,8 +213,7 @@ def with_formed(profile: Profile | None, formed: Formed) -> Profile | None:
 def _of_unmoved_features(schema: Schema, frozen: bool) -> bool:
     """Return True for sums by class, or products, of features that no training moves."""
     return any(
-        (item.products or (_sums_by_class(item) and not item.name.startswith(EVALUATION)))
-        and (frozen or item.name.startswith(PREFIX))
+        (item.products or sums_by_class(item)) and (frozen or item.name.startswith(PREFIX))
         for item in schema.fields
     )
 
@@ -241,15 +237,10 @@ def _class_sums(setup: JobSetup, phases: Iterable[Phase]) -> str:
 
     The closed forms of frozen features are computed from the totals, so that their options change no term.
     """
-    names = {item.name for phase in phases for item in phase.schema.fields if _sums_by_class(item)}
+    names = {item.name for phase in phases for item in phase.schema.fields if sums_by_class(item)}
     frozen = {name for name in names if name.startswith(PREFIX)}
     own = f"{setup.job.method} {_canonical(setup.setting.config.model_dump(mode='json'))}"
     return " and ".join([*([own] if names - frozen else []), *(["of frozen features"] if frozen else [])])
-
-
-def _sums_by_class(item: Field) -> bool:
-    """Return True for sums of vectors by class; counts of findings, of several columns too, are none."""
-    return item.per_class and len(item.shape) > 1 and item.name != COUNTS
 
 
 def _updates(phases: Iterable[Phase]) -> str:
