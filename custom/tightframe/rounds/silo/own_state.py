@@ -20,6 +20,7 @@ from tightframe.files import write_atomically
 from tightframe.phases import Tensors
 from tightframe.rounds.context import (
     ASKED,
+    BEFORE_REQUEST,
     COMMITTED,
     DECLARATION,
     EARLIER,
@@ -74,7 +75,9 @@ def begin(context: SiloContext) -> None:
             # The salt is not copied, so that no two jobs repeat a silo's updates bit for bit.
             again = () if job.resume is not None else (NAMES, PROPOSED, START)
             left_out = shutil.ignore_patterns(
-                *(SALT, DECLARATION, RUN, FOLLOWED, LIST, LIST_LOCK, TOLD, ASKED, f"{REHEARSAL}*"), *again
+                *(SALT, DECLARATION, RUN, FOLLOWED, LIST, LIST_LOCK, TOLD, ASKED, f"{REHEARSAL}*"),
+                f"{BEFORE_REQUEST}*",
+                *again,
             )
             shutil.copytree(previous, partial, ignore=left_out, dirs_exist_ok=True)
             if (partial / VERIFIED).is_file():
