@@ -75,3 +75,16 @@ def test_a_request_whose_term_never_left_drops_no_training(tmp_path: Path, dies:
     second = ask(server, server.names)
     reveal(server, second, server.names)
     assert second.asked[GONE].own, "what it trained for the first sum"
+
+
+def test_who_gives_no_shares_twice_still_uses_its_own_training(tmp_path: Path) -> None:
+    """Its shares of the last training and of the closing are missing; its terms are in both totals."""
+    server = server_of(tmp_path, Line(1, 1, 2), sites=4)
+    others = [name for name in server.names if name != GONE]
+    last = ask(server, server.names)
+    reveal(server, last, others)
+    closing = ask(server, server.names)
+    reveal(server, closing, others)
+    personal = ask(server, server.names)
+    reveal(server, personal, server.names)
+    assert personal.asked[GONE].own == closing.asked[GONE].own != b""
