@@ -315,8 +315,8 @@ class SiloStateStore:
     In secure sums a silo commits what it trained for a sum for which it gave its shares: else a server could
     have it train on a state of its own choice, and say that the sum was opened. If it gave none, but is in
     the total told, the proposal counts as long as exactly that total is told, and is committed once
-    it is verified (``confirm_told``). A term that trains nothing, such as the closing's, leaves it as it is: it
-    counts with the total of its own sum, too, which nobody opens before verifying the total before.
+    it is verified (``confirm_told``). A term that trains nothing, such as the closing's, leaves it as it is:
+    it counts with that sum's total, too, which nobody opens before verifying the total before.
 
     Args:
         folder: of the silo's state.
