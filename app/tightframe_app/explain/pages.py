@@ -37,7 +37,9 @@ def _part(name: str) -> str:
 
 def _said_first(method: str) -> str:
     """Return source and equations of a method from its file, which is not imported, as Markdown."""
-    source = files("tightframe").joinpath("methods", f"{method}.py").read_text(encoding="utf-8")
+    folder = files("tightframe").joinpath("methods")
+    one = folder.joinpath(f"{method}.py")
+    source = (one if one.is_file() else folder.joinpath(method, "__init__.py")).read_text(encoding="utf-8")
     return re.sub(r"::$", ":", ast.get_docstring(ast.parse(source)) or "", flags=re.MULTILINE)
 
 
