@@ -31,7 +31,7 @@ class MaskSeeds:
 
     One stream for all records would tie them together: with it known, one record more shifts the masks of
     those after it, and the sum by more than C. It can be known: of a seed torch's generator on a CPU keeps
-    32 bits, which can be tried one by one. Independent masks may be known: the proof holds for any fixed ones.
+    32 bits, which can be tried one by one. Independent masks may be known: the proof holds for any.
 
     Args:
         device: whose generator masks are drawn from.

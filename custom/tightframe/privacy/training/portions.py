@@ -37,7 +37,7 @@ class Portions:
     Args:
         engine: of per-sample gradients; by default the fastest on a GPU, and on a CPU the loop, or ``vmap``
             where a head on computed features is all that trains.
-        masks: of dropout. On a CPU a model that draws any has the loop, with masks of its own for each record.
+        masks: of dropout. On a CPU a model that draws any has the loop, where each record has its own.
         tell: gets a line about the choice.
     """
 
