@@ -62,12 +62,12 @@ def test_products_of_so_many_records_have_full_rank() -> None:
 
 
 @pytest.mark.parametrize(
-    ("width", "records", "factor", "widest"),
-    [(312, 48, 2, 312), (313, 48, 2, 312), (1400, 48, 2, 312), (1400, 48, 0, 1400), (4, 0, 2, 0)],
+    ("width", "values", "factor", "widest"),
+    [(312, 624, 2, 312), (313, 624, 2, 312), (1400, 625, 2, 312), (1400, 624, 0, 1400), (4, 0, 2, 0)],
 )
 def test_numbers_of_a_class_stay_below_its_values(
-    width: int, records: float, factor: int, widest: int
+    width: int, values: float, factor: int, widest: int
 ) -> None:
     found = ClassSums(width, 13)
-    assert found.widest(records, factor) == widest
-    assert found.allowed(records, factor) is (widest == width)
+    assert found.widest(values, factor) == widest
+    assert found.allowed(values, factor) is (widest == width)
