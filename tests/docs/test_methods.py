@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import json
 import re
 import shlex
@@ -82,6 +83,15 @@ def test_every_page_has_its_sections_and_is_some_methods(page: Path) -> None:
     for wanted in ALWAYS if page == BASELINES else OWN_PAGE:
         assert any(heading.startswith(wanted) for heading in headings), wanted
     assert page in {page_of(method.name) for method in methods.METHODS}
+
+
+def test_each_baseline_has_the_equations_of_its_file() -> None:
+    for method in methods.METHODS:
+        if page_of(method.name) == BASELINES:
+            said = inspect.getdoc(importlib.import_module(f"tightframe.methods.{method.name}")) or ""
+            first, part = said.splitlines()[0], pages.filled(part_of(method.name))
+            assert first in part and ("\nSource: " in part) == ("\nSource: " in said), method.name
+            assert part.count("\n    ") >= said.count("\n    "), "equations, as blocks"
 
 
 def test_the_index_has_every_method_and_every_job_folder() -> None:
