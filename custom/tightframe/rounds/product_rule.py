@@ -125,6 +125,8 @@ def check_sum(
         RunError: TF-523 if too few records stay in a withdrawal.
     """
     products, sums = products_in(setup, schema), class_sums_in(setup, schema)
+    if products is None and sums is None:
+        return
     found = _counted(state, setup.setting.num_classes, setup.most_values)
     try:
         if products is not None:
