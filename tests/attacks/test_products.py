@@ -200,7 +200,7 @@ class Repeated(Records):
 
 @pytest.mark.parametrize(
     ("method", "width", "why"),
-    [("fed3r", 48, "over 0 counted records"), ("fedncm", 43, "class 0, with 84 values")],
+    [("fed3r", 48, "over 0 counted records"), ("fedncm", 33, "class 0, with 64 values")],
     ids=["products", "class"],
 )
 def test_records_that_are_the_same_count_once(tmp_path: Path, method: str, width: int, why: str) -> None:

@@ -54,6 +54,13 @@ def test_both_rules(width: int, records: float, factor: int, allowed: bool) -> N
     assert not Products(widest + 1, 2, 13).allowed(records, factor) or widest == width
 
 
+def test_other_numbers_of_the_same_records_count_too() -> None:
+    """10 features have 55 + 20 numbers."""
+    assert Products(10, 2, 4).allowed(20, 2, 75) and not Products(10, 2, 4).allowed(20, 2, 74)
+    assert Products(10, 2, 4, moments=8).numbers == 83
+    assert Products(10, 2, 4, moments=8).widest(20, 2, 82) == 9
+
+
 def test_products_of_so_many_records_have_full_rank() -> None:
     draw = np.random.default_rng(1)
     features = np.cos(draw.normal(size=(13, 20)).T @ draw.normal(size=(13, 40)))

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from tightframe.learning.record_values import FOLLOWS, MOST, PICTURES, count_values, most_values
+from tightframe.learning.record_values import FOLLOWS, MOST, PICTURES, ROWS, count_values, most_values
 
 DRAW = np.random.default_rng(0)
 FIVE = torch.from_numpy(DRAW.normal(size=(300, 5))).float()
@@ -96,6 +96,8 @@ def test_of_many_pictures_the_first_are_looked_at() -> None:
     assert count_values(batches(batch), (), 5) == 4 and read == [0, 1]
     read.clear()
     assert count_values(batches(batch.flatten(1)), (), 5) == 4 and read == [0, 1, 2, 3]
+    read.clear()
+    assert count_values(batches(FIVE.repeat(ROWS // 600, 1)), (), 5) == 5 and read == [0, 1, 2]
 
 
 def test_the_most_is_known_from_a_job() -> None:

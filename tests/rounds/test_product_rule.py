@@ -1,8 +1,8 @@
 """The rule on sums of features and of products at its edges, by numbers worked out by hand.
 
 Heart disease has 10 columns, so p = 10 values of a record, and C = 2 classes; m = 2. Products of 8 features
-need n >= 16 records; their 36 + 16 numbers fit into 6. Sums of 8 features by class need 16 values,
-so 2 records.
+need n >= 16 records; their 36 + 16 numbers, and 2 x 13 moments, fit into 8. Sums of 8 features by class need
+16 values, so 2 records.
 """
 
 from __future__ import annotations
@@ -196,7 +196,7 @@ def test_and_they_can_be_enough(
 
 @pytest.mark.parametrize(
     ("records", "required"),
-    [(15, "at most 7 features, or privacy"), (1, "privacy"), (2, "at most 1 feature, or privacy")],
+    [(15, "at most 7 features, or privacy"), (1, "privacy"), (3, "at most 1 feature, or privacy")],
 )
 def test_a_refusal_names_the_widest_that_passes(records: int, required: str) -> None:
     with pytest.raises(BelowPolicyError) as caught:
@@ -215,14 +215,19 @@ def test_the_widest_sum_of_a_plan_is_found() -> None:
     exchanges = [
         SimpleNamespace(phases=[SimpleNamespace(schema=schema(products=width))]) for width in (4, 9, 0)
     ]
-    plan: Any = SimpleNamespace(setting=setup().setting, plan=exchanges, most_values=10)
+    plan: Any = SimpleNamespace(
+        setting=setup().setting, plan=exchanges, most_values=10, statistics_phases=lambda: ()
+    )
     assert product_rule.planned(plan) == Products(9, 2, 10)
     assert (
         product_rule.products_in(setup(), Schema(()))
         is product_rule.class_sums_in(setup(), Schema(()))
         is None
     )
-    assert product_rule.planned(setup()) == Products(8, 2, 10)
+    assert product_rule.planned(setup()) == Products(8, 2, 10, moments=26)
+    options = {"width": 8, "standardise": False}
+    bare = prepare(setup().job.model_copy(update={"model_options": options}))
+    assert product_rule.planned(bare) == Products(8, 2, 10)
     assert product_rule.planned(setup("fedncm")) is None
     found = product_rule.class_sums_planned(setup("fedncm"))
     assert found is not None and found.width == 8

@@ -5,7 +5,8 @@ the records' features and hardly elsewhere, so that records are found by least s
 such a sum needs, of the records surely in it,
 
 1. ``n >= m d``: full rank with a margin, and so no null space to search;
-2. ``d (d + 1) / 2 + C d <= v``: no more numbers than the records have values.
+2. ``d (d + 1) / 2 + C d + s <= v``: no more numbers than the records have values, with the s moments of
+   inputs that the job opens before.
 
 How many values a record has, each hospital counts of its own (``record_values``), and the sum of ``v`` is
 opened before. On declared numbers, v is n p with the most that a record of the job can have.
@@ -89,16 +90,18 @@ class Products:
         width: d, of the features.
         classes: C; sums of features by class are opened with the products.
         values: p, the most numbers of one record.
+        moments: s, other numbers that the job opens of the same records.
     """
 
     width: int
     classes: int
     values: int
+    moments: int = 0
 
     @property
     def numbers(self) -> int:
         """How many numbers are opened."""
-        return self.width * (self.width + 1) // 2 + self.classes * self.width
+        return self.width * (self.width + 1) // 2 + self.classes * self.width + self.moments
 
     def allowed(self, records: float, factor: int, values: float | None = None) -> bool:
         """Check whether they may be summed over so many records.

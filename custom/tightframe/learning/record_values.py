@@ -24,8 +24,9 @@ from numpy.typing import NDArray
 MOST = 512
 """Most numbers that are counted. Products need two records a feature, so that it takes over 2,000 features
 for more to matter."""
-PICTURES = 1024
-"""Records of more than one axis that are looked at, the first ones: twice as many as numbers are counted."""
+PICTURES, ROWS = 1024, 2**14
+"""Records that are looked at, the first ones: of pictures twice as many as numbers are counted, of tables
+more, so that rare values are seen."""
 FOLLOWS = 1e-3
 """A column with a smaller part of its variance left, given the others, follows from them."""
 
@@ -58,7 +59,7 @@ def count_values(batches: Iterable[torch.Tensor], columns: Sequence[int], least:
     read = list[torch.Tensor]()
     for batch in batches:
         read.append(_shortened(batch.detach().to("cpu", torch.float32)))
-        if batch.dim() > 2 and sum(map(len, read)) >= PICTURES:
+        if sum(map(len, read)) >= (PICTURES if batch.dim() > 2 else ROWS):
             break
     rows = torch.cat(read).numpy() if read else np.zeros((0, 0))
     if len(rows) < least:

@@ -28,6 +28,7 @@ from tightframe.learning.products import (
 )
 from tightframe.phases import Schema, ServerState
 from tightframe.results.words import plural
+from tightframe.rounds.phases.statistics import SQUARES, SUMS
 from tightframe.rounds.riders.class_rules import holders_in, offered
 from tightframe.rounds.setup import JobSetup
 
@@ -43,7 +44,15 @@ def planned(setup: JobSetup) -> Products | None:
 def products_in(setup: JobSetup, schema: Schema) -> Products | None:
     """Return what the rule is on in a sum; None if it has no products without noise."""
     width = max((item.products for item in schema.fields), default=0)
-    return Products(width, setup.setting.num_classes, setup.most_values) if width else None
+    if not width:
+        return None
+    moments = sum(
+        item.size
+        for phase in setup.statistics_phases()
+        for item in phase.schema.fields
+        if item.name in (SUMS, SQUARES)
+    )
+    return Products(width, setup.setting.num_classes, setup.most_values, moments)
 
 
 def class_sums_planned(setup: JobSetup) -> ClassSums | None:
