@@ -98,7 +98,7 @@ def counts_phase(counts: Field, radius: float) -> Phase:
     def contribute(silo: SiloView, received: Tensors, state: Tensors) -> Contribution:
         found, values = DistinctRows(silo.setting.num_classes, radius), 0
         if silo.offers_prototypes:
-            values = silo.record_values()
+            values = max(1, silo.record_values())  # so that a class with records is seen to have some
             model = silo.load(model_update.received_model(received)).eval()
             for features, labels in silo.encoded(model, "train", exact=True):
                 found.add(features, labels)
