@@ -24,9 +24,9 @@ from numpy.typing import NDArray
 MOST = 512
 """Most numbers that are counted. Products need two records a feature, so that it takes over 2,000 features
 for more to matter."""
-PICTURES, ROWS = 1024, 2**14
-"""Records that are looked at, the first ones: of pictures twice as many as numbers are counted, of tables
-more, so that rare values are seen."""
+PICTURES, ROWS = 640, 2**14
+"""Records that are looked at, the first ones: of pictures some more than numbers are counted, of tables many,
+so that rare values are seen."""
 FOLLOWS = 1e-3
 """A column with a smaller part of its variance left, given the others, follows from them."""
 
