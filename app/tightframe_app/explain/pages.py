@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterator
+from importlib.resources import files
 
 from tightframe_app.explain import errors, topics
 from tightframe_app.jobs import presets
 
 MARK = re.compile(r"^<!--explain:(.+)-->$", re.MULTILINE)
-"""A line of a guide; after the colon ``errors``, ``effects``, or names of ``explain.topics`` joined by +."""
+"""A line of a guide; after the colon ``errors``, ``effects``, or names of ``explain.topics`` joined by +,
+before which ``file:`` may stand, for what a method's file says first."""
+FILE = "file:"
 
 
 def filled(page: str) -> str:
@@ -22,11 +26,21 @@ def _part(name: str) -> str:
         return "\n\n".join(map(_section, errors.SECTIONS))
     if name == "effects":
         return "\n".join(_effects())
+    if name.startswith(FILE):
+        return _said_first(name.removeprefix(FILE))
     topic = topics.ours()[name]
     lines = [f"- `{value.name}`{value.shown_default}: {value.means}" for value in topic.values] or [
         "No options."
     ]
     return "\n".join(lines if name in topics.of(topics.METHODS) else (topic.about, "", *lines))
+
+
+def _said_first(method: str) -> str:
+    """Return source and equations of a method from its file, which is not imported, as Markdown."""
+    folder = files("tightframe").joinpath("methods")
+    one = folder.joinpath(f"{method}.py")
+    source = (one if one.is_file() else folder.joinpath(method, "__init__.py")).read_text(encoding="utf-8")
+    return re.sub(r"::$", ":", ast.get_docstring(ast.parse(source)) or "", flags=re.MULTILINE)
 
 
 def _effects() -> Iterator[str]:

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 STATE, SECURE_FOLDER = "silo_state", "secure_sum"
 COMMITTED, EARLIER, PROPOSED = "committed.safetensors", "earlier.safetensors", "proposed.safetensors"
 TOLD = "told.safetensors"
+BEFORE_REQUEST = "before_request"
+"""Folder of these files as they were before a request whose term is not masked yet."""
 START = "start.safetensors"
 PRETRAINED = "pretrained.safetensors"
 """Weights of the pretrained start that the job names, as the server sent them."""

@@ -282,6 +282,28 @@ def test_only_the_total_that_is_verified_makes_its_state_count(tmp_path: Path) -
     assert (tmp_path / "committed.safetensors").exists()
 
 
+@pytest.mark.parametrize(
+    ("told", "cohort", "counts"),
+    [("5/closing-0/0", ["a", "b"], True), ("5/closing-0/0", ["b"], False), ("5/closing-0/1", ["a"], False)],
+    ids=["in the sum of that term", "in which it is not", "another sum"],
+)
+def test_a_term_that_trains_nothing_keeps_what_counts_with_the_total_before(
+    tmp_path: Path, told: str, cohort: list[str], counts: bool
+) -> None:
+    """The silo gave its shares of neither sum."""
+    store, last = SiloStateStore(tmp_path, "a", secure=True), SumId(5, "train-0")
+    store.propose(last, {"c": torch.tensor([1.0])}, "b" * 64)
+    store.settle({str(last): ["a"]}, str(last), "1" * 64)
+    store.propose(SumId(5, "closing-0"), {}, "c" * 64)
+    assert store.committed()["c"].tolist() == [1.0]
+    store.settle({told: cohort}, told, "2" * 64)
+    assert bool(store.committed()) is counts
+    confirm_told(tmp_path, "2" * 64)
+    assert (tmp_path / "committed.safetensors").exists() is counts
+    store.settle({told: cohort}, told, "3" * 64)
+    assert bool(store.committed()) is counts, "another total of that sum changes nothing any more"
+
+
 KNOWN = Advertised("first", 0, bytes(32), bytes(32))
 REVEALED = Revealed("first", 0, 2, ("site-1",), ("update",))
 

@@ -815,6 +815,10 @@ class AnyServer:
             )
             if total is not None and name in total.survivors:
                 counts = counts or place == (epoch.params.epoch, total.slot)
+                # A term that trained nothing was made with it: who opened its sum has verified that.
+                source = epoch.slots[total.slot].asked[name]
+                ends = self.line.step(source.sum_id) > self.line.last
+                counts = counts or (ends and source.own == own)
             assert counts, "an own state of a sum for which it gave no shares"
         self._check_made(own)
 

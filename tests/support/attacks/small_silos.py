@@ -28,7 +28,15 @@ from tightframe.phases import Cohort, Contribution, Field, Group, Phase, Schema,
 from tightframe.privacy.ledger.entries import Remembered
 from tightframe.results.files import MODEL, PERSONAL
 from tightframe.rounds import codec, unproven
-from tightframe.rounds.context import COMMITTED, FOLLOWED, NEEDS_STATE, PROPOSED, TOLD, Message
+from tightframe.rounds.context import (
+    BEFORE_REQUEST,
+    COMMITTED,
+    FOLLOWED,
+    NEEDS_STATE,
+    PROPOSED,
+    TOLD,
+    Message,
+)
 from tightframe.rounds.notes import VERIFIED
 from tightframe.rounds.order import Place, place_of
 from tightframe.rounds.pace import Pace
@@ -548,9 +556,10 @@ class SmallSilo(SiloSession):
         return used
 
     def own(self) -> dict[str, bytes]:
-        """The files of its own state."""
-        names = (COMMITTED, PROPOSED, TOLD)
-        paths = [self.context.state_folder / name for name in names]
+        """The files of its own state, as they are without a request whose term is not masked."""
+        names, folder = (COMMITTED, PROPOSED, TOLD), self.context.state_folder
+        before = folder / BEFORE_REQUEST
+        paths = [(before if before.is_dir() else folder) / name for name in names]
         return {path.name: path.read_bytes() for path in paths if path.is_file()}
 
     @property

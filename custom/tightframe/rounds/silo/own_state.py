@@ -20,6 +20,7 @@ from tightframe.files import write_atomically
 from tightframe.phases import Tensors
 from tightframe.rounds.context import (
     ASKED,
+    BEFORE_REQUEST,
     COMMITTED,
     DECLARATION,
     EARLIER,
@@ -47,6 +48,7 @@ from tightframe.securesum.site.journal import (
 RUN = "run.json"
 """File that names the job of a state folder."""
 _TOTAL = "total"
+_UNCHANGED = "unchanged"
 LOST = "lost"
 """File that marks a resumed run without the earlier state; in plain sums empty until the server says who took
 part."""
@@ -74,7 +76,9 @@ def begin(context: SiloContext) -> None:
             # The salt is not copied, so that no two jobs repeat a silo's updates bit for bit.
             again = () if job.resume is not None else (NAMES, PROPOSED, START)
             left_out = shutil.ignore_patterns(
-                *(SALT, DECLARATION, RUN, FOLLOWED, LIST, LIST_LOCK, TOLD, ASKED, f"{REHEARSAL}*"), *again
+                *(SALT, DECLARATION, RUN, FOLLOWED, LIST, LIST_LOCK, TOLD, ASKED, f"{REHEARSAL}*"),
+                f"{BEFORE_REQUEST}*",
+                *again,
             )
             shutil.copytree(previous, partial, ignore=left_out, dirs_exist_ok=True)
             if (partial / VERIFIED).is_file():
@@ -221,9 +225,18 @@ def confirm_told(folder: Path, digest: str | None) -> None:
 
 def _counts_with(path: Path) -> str | None:
     """Return the digest of the total with which a stored state counts."""
+    return _noted(path, _TOTAL)
+
+
+def _noted(path: Path, key: str) -> str | None:
+    """Return what is noted with a stored state.
+
+    Raises:
+        RunError: TF-522 if the file is damaged.
+    """
     try:
         with safe_open(path, "numpy") as stream:
-            return (stream.metadata() or {}).get(_TOTAL)
+            return (stream.metadata() or {}).get(key)
     except (SafetensorError, OSError, ValueError) as error:
         raise damaged(path, error) from None
 
@@ -302,7 +315,8 @@ class SiloStateStore:
     In secure sums a silo commits what it trained for a sum for which it gave its shares: else a server could
     have it train on a state of its own choice, and say that the sum was opened. If it gave none, but is in
     the total told, the proposal counts as long as exactly that total is told, and is committed once
-    it is verified (``confirm_told``).
+    it is verified (``confirm_told``). A term that trains nothing, such as the closing's, leaves it as it is:
+    it counts with that sum's total, too, which nobody opens before verifying the total before.
 
     Args:
         folder: of the silo's state.
@@ -334,16 +348,17 @@ class SiloStateStore:
             raise damaged(path, error) from None
 
     def propose(self, sum_id: SumId, state: Tensors, basis: str = "") -> None:
-        """Store a proposed state beside the committed one; an empty one is not stored.
+        """Store a proposed state beside the committed one.
 
         Args:
-            state: proposed.
+            state: proposed; an empty one leaves this silo's own as it is.
             basis: SHA-256 (hex) of the run's state that the sum rests on.
 
         Raises:
             RunError: TF-522 if this silo's state of the rounds before is lost.
         """
         if not state:
+            self._leave_as_it_is(str(sum_id))
             return
         if self._lost.is_file():
             raise RunError(
@@ -381,7 +396,7 @@ class SiloStateStore:
             elif included and sum_id == told and digest is not None:
                 self._count_with(digest, path, sum_id)
             path.unlink(missing_ok=True)
-        self._drop_others(digest)
+        self._drop_others(digest, told if self._silo in opened.get(told or "", []) else None)
 
     def commit(self, sum_id: str, cohort: Sequence[str], digest: str | None = None) -> None:
         """Commit the proposed state if it was made for this sum, and this silo is in it.
@@ -394,19 +409,39 @@ class SiloStateStore:
         if self._silo in cohort and path.is_file() and proposed_in(path) == sum_id:
             self.settle({sum_id: cohort}, sum_id, digest)
 
-    def _count_with(self, digest: str, path: Path, sum_id: str) -> None:
-        """Let a proposed state count as long as this total is told: its sum's id can be another's as well."""
+    def _count_with(self, digest: str, path: Path, sum_id: str, unchanged: str = "") -> None:
+        """Let a state count as long as this total is told: its sum's id can be another's as well.
+
+        Args:
+            path: of the state.
+            sum_id: for which it was trained.
+            unchanged: sum whose term was made with it, and left it as it is.
+        """
         from safetensors.torch import load_file
 
         from tightframe.rounds.checkpoint import tensor_bytes
 
-        data = tensor_bytes(load_file(path), {"sum_id": sum_id, _TOTAL: digest})
+        data = tensor_bytes(load_file(path), {"sum_id": sum_id, _TOTAL: digest, _UNCHANGED: unchanged})
         write_atomically(self._folder / TOLD, data, mode=0o600)
 
-    def _drop_others(self, digest: str | None) -> None:
-        """Drop a state that counts with another total than the one told."""
+    def _leave_as_it_is(self, sum_id: str) -> None:
+        """Note with a state that counts with the total told that the term of a sum was made with it."""
         kept = self._folder / TOLD
-        if kept.is_file() and (digest is None or _counts_with(kept) != digest):
+        if kept.is_file() and (digest := _counts_with(kept)) is not None:
+            self._count_with(digest, kept, proposed_in(kept), sum_id)
+
+    def _drop_others(self, digest: str | None, included: str | None) -> None:
+        """Drop a state that counts with another total than the one told.
+
+        Args:
+            included: sum of the total told, if this silo is in it.
+        """
+        kept = self._folder / TOLD
+        if not kept.is_file() or (digest is not None and _counts_with(kept) == digest):
+            return
+        if digest is not None and included is not None and _noted(kept, _UNCHANGED) == included:
+            self._count_with(digest, kept, proposed_in(kept))
+        else:
             kept.unlink()
 
     def _gave_shares(self, path: Path, sum_id: str) -> bool:

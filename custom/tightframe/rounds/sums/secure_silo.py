@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from tightframe import __version__
 from tightframe.errors import PolicyError, SecureSumError, TightframeError
 from tightframe.learning.products import Sizes
+from tightframe.rounds import unsent
 from tightframe.rounds.context import SiloContext
 from tightframe.rounds.notes import note_verified
 from tightframe.rounds.sums.common import OUT_OF_BUDGET, Check, Encoded, Formed, minimum, package_errors
@@ -106,6 +107,7 @@ class SecureSite:
             application = declare(again=params.epoch > 0).to_bytes()
             signer, _ = self._identity()
             with self._vault.locked() as history:
+                self._undo_unsent()
                 step = site.advertise(
                     params,
                     rules=self._rules,
@@ -205,6 +207,8 @@ class SecureSite:
                 arrived = journal.Requested(params.job, params.epoch, request.slot, key)
                 history.check_request(arrived)
                 self._vault.note(arrived)
+                self._undo_unsent(key)
+                unsent.keep(self._context.state_folder, request.sum_id, key)
             declared = _declared(self._ready())
             weights = applied_weights(declared, self._context.job.max_weight_share)
             profile = self._profile(setup, declared)
@@ -246,6 +250,7 @@ class SecureSite:
                     profile=_with_formed(profile, encoded.formed),
                 )
                 reply = self._commit("contribute", key, step)
+                unsent.sent(self._context.state_folder)
             self._unrecorded |= isinstance(state, Confirmed)
             if self._unrecorded and request.setup:
                 self._record.session(step.state, request)
@@ -272,6 +277,7 @@ class SecureSite:
             request = messages.RevealRequest.from_bytes(raw)
             with self._vault.locked() as history:
                 state = self._established()
+                self._undo_unsent()
                 step = site.reveal(state, request, history=history, kept=self._vault.recall)
                 reply = self._commit("reveal", key, step)
             slot = state.slots[request.slot]
@@ -309,6 +315,11 @@ class SecureSite:
         if isinstance(state, Advertised):
             raise _out_of_order("confirmed")
         return state
+
+    def _undo_unsent(self, request: bytes = b"") -> None:
+        """Undo what another request has changed of this silo's own state if its term was never masked."""
+        state = self._vault.established()
+        unsent.undo(self._context.state_folder, () if state is None else state.sums, request)
 
     def _established(self) -> Established:
         state = self._vault.state()
