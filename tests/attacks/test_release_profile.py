@@ -146,9 +146,9 @@ def test_two_jobs_set_up_at_once_are_one_too_many(hospitals: dict[str, Records],
 
 
 def test_what_changes_no_silos_weight_is_no_other_way(hospitals: dict[str, Records], tmp_path: Path) -> None:
-    """Other seeds, threads and thresholds: no hospital is asked of these."""
+    """Other seeds, more rounds, threads: no hospital is asked of these."""
     train(Federation({}, hospitals, state=tmp_path).enroll())
-    others: tuple[dict[str, Any], ...] = ({"seed": 5}, {"threads": 2}, {"answer_grid": 2.0})
+    others: tuple[dict[str, Any], ...] = ({"seed": 5}, {"rounds": 3}, {"threads": 2}, {"answer_grid": 2.0})
     for number, other in enumerate(others):
         federation = Federation(other, hospitals, state=tmp_path, job_id=f"job-{number}")
         federation.ask_to_enroll("hospital-1", federation.params())

@@ -17,6 +17,7 @@ from tightframe.config.job import Evaluation, JobConfig, Training, parse_job
 from tightframe.config.policy import Policy, PolicyBlock
 from tightframe.config.site import SiteEntry
 from tightframe.learning.one_sum.temperature import KNOWN
+from tightframe.methods import METHODS
 from tightframe.phases import CLASS_COUNTS, Field, Schema
 from tightframe.rounds.job_checks import HEAD_OPTIONS
 from tightframe.rounds.phases.statistics import COUNTS
@@ -61,7 +62,7 @@ IN: Mapping[str, tuple[Any, str]] = {
     "encoder": ("random", "features"),  # and then model, model_options, seed and start: FEATURES
     "model": ("random_features", "training"),
     "model_options": ({"widths": [4]}, "training"),
-    "rounds": (5, "training"),
+    "rounds": (5, "training"),  # where a method counts them
     "training.learning_rate": (0.1, "training"),
     "training.weight_decay": (0.1, "training"),
     "training.augment": (False, "training"),
@@ -96,6 +97,7 @@ OUT: Mapping[str, tuple[Any, str]] = {
 """Options that do not: another value where there is one to try, and why."""
 BASE: Mapping[str, dict[str, Any]] = {
     "site_models": {"method": "fedproto"},
+    "rounds": {"method": "fedproc", "method_options": {}},
     "training.loop": {"method": "fedavg", "method_options": {}},
     "dataset_options": {"dataset": "eicu", "model": "mlp"},
     "statistics": {**statistics_job(), "method_options": {}, "model_options": {}},
@@ -316,6 +318,7 @@ def agrees(job: dict[str, Any], *earlier: dict[str, Any]) -> bool:
 
 GIVEN = {"initial_model_sha256": "0" * 64}
 FAST = {"training": {"learning_rate": 0.1}}
+LOOP = {"method": "fedavg", "method_options": {}, "training.loop": "theirs"}
 FLAT = {"model": "identity", "method": "fedavg", "method_options": {}}
 
 
@@ -325,6 +328,9 @@ FLAT = {"model": "identity", "method": "fedavg", "method_options": {}}
         ({}, ({"training.amp": True, "threads": 2, "evaluation.batch_size": 8},), True),
         (FAST, ({},), False),
         ({"seed": 1}, ({},), True),
+        ({"rounds": 5}, ({},), True),
+        ({"rounds": 5, "method": "fedavg_etf"}, ({"method": "fedavg_etf"},), False),
+        ({"rounds": 5, **LOOP}, (LOOP,), False),
         # Another seed's gradients are other functions of the same records.
         ({**FAST, "seed": 1}, ({},), False),
         ({**FAST, "seed": 1}, ({}, {"seed": 1}), False),
@@ -349,6 +355,18 @@ def test_models_are_trained_in_one_way(
     job: dict[str, Any], earlier: tuple[dict[str, Any], ...], expected: bool
 ) -> None:
     assert agrees(job, *earlier) is expected
+
+
+@pytest.mark.parametrize("method", [each.name for each in METHODS if each.one_sum is None])
+def test_methods_say_whether_they_count_rounds(method: str) -> None:
+    """Whatever asks anything of no number fails."""
+    setup = prepare(job_with({"method": method, "method_options": {}, "training.momentum": 0.0}))
+    none: Any = object()
+    if setup.method.counts_rounds:
+        with pytest.raises(TypeError):
+            setup.method.plan(setup.setting, 2, none)
+    else:
+        assert setup.method.plan(setup.setting, 2, none)
 
 
 def test_what_no_training_moves_names_no_training() -> None:

@@ -114,11 +114,15 @@ def release_profile(setup: JobSetup, entry: SiteEntry) -> Profile | None:
 def _training(setup: JobSetup) -> str:
     """Describe all that acts on what a silo trains and has no entry of its own, but for the seed.
 
-    The rounds do: FedProC and FedAvg_ETF weigh their losses by the part of them that is done. So does a given
-    start, which can be made the same function as another with layers of other lengths, hence other gradients.
+    The rounds do where a method weighs its losses by the part of them that is done. So does a given start,
+    which can be made the same function as another with layers of other lengths, hence other gradients.
     """
     job = setup.job
-    given = {} if job.initial_model_sha256 is None else {"initial_model_sha256": job.initial_model_sha256}
+    more: dict[str, Any] = {}
+    if job.initial_model_sha256 is not None:
+        more["initial_model_sha256"] = job.initial_model_sha256
+    if setup.method.counts_rounds or job.training.loop is not None:
+        more["rounds"] = job.rounds
     return _canonical(
         {
             "method": job.method,
@@ -128,8 +132,7 @@ def _training(setup: JobSetup) -> str:
             "encoder": job.encoder,
             "inputs": {"shape": setup.setting.input_shape, **_form_options(setup)},
             "start": job.start,
-            **given,
-            "rounds": job.rounds,
+            **more,
             "training": job.training.model_dump(mode="json", exclude={"amp"}),
         }
     )
