@@ -29,6 +29,7 @@ from tightframe.rounds.sums.release import (
     DECLARED,
     OWN_WEIGHT,
     _features,
+    _phases,
     formed_by,
     release_profile,
     with_weight,
@@ -244,7 +245,7 @@ def test_a_sites_own_rules_are_in_it(rule: str) -> None:
     changed = SiteEntry(policy=PolicyBlock(**{rule: True if rule == "full_batches" else 77}))
     before, after = profile({}), profile({}, changed)
     assert {name for name in before if before[name] != after[name]} == {f"own {rule}"}
-    assert f"own {rule}" in REVEALED
+    assert f"own {rule}" in REVEALED and before["own min_class_count"] == "5"
 
 
 def test_every_setting_has_an_explanation() -> None:
@@ -382,6 +383,8 @@ def test_another_head_whose_losses_are_summed_is_another_profile(changes: dict[s
     assert {name for name in before | after if before.get(name) != after.get(name)} == {"losses"}
     started = profile({**RANDOM, "method": "fedavg", "start": "fed3r"})
     assert started["losses"] == before["losses"] and "losses" in REVEALED
+    headed = profile({**job, "model_options": {**job["model_options"], HEAD_OPTIONS[1]: False}})
+    assert headed["losses"] != before["losses"]
     assert "losses" not in profile({**RANDOM, "method": "fedavg"})
 
 
@@ -389,6 +392,7 @@ def test_another_head_whose_losses_are_summed_is_another_profile(changes: dict[s
 def test_what_earlier_builds_named_by_seeds_holds_for_all(changes: dict[str, Any], expected: bool) -> None:
     now, before = profile(changes), profile({})
     before |= {"training from seed 0": before.pop("training")}
+    assert "initial_model" not in now["training"]
     journal = History([ProfileUsed("d", tuple(sorted(before.items())), "a")])
     if expected:
         journal.check_profile("d", tuple(sorted(now.items())))
@@ -507,6 +511,7 @@ def formed(job: Mapping[str, Any], counts: float | None = None, **tensors: float
         ({**SCALED, **SHARED}, ["moments", {"moments", IN_PRODUCTS}]),
         # A person is asked before the training of what is summed behind it.
         ({**SCALED, **SHARED, "encoder": "random"}, ["encoder", PRODUCTS]),
+        ({**FEDAVG, "start": "fedncm"}, [{"encoder", "moments"}, AT_HEAD, "moments"]),
         ({**FEDAVG, "start": "fed3r"}, [PRODUCTS | {"moments"}, AT_HEAD, "moments"]),
         ({**RANDOM, "method": "fedavg", "start": "fedncm"}, ["encoder", AT_HEAD]),
         ({**SCALED, "rounds": 1, "method": "fed3r"}, [PRODUCTS, AT_HEAD]),
@@ -517,6 +522,20 @@ def test_what_a_runs_state_decides_is_named(job: dict[str, Any], expected: list[
     found = list(dict.fromkeys(frozenset(item) for item in formed(job) if item))
     assert found == [frozenset({item} if isinstance(item, str) else item) for item in expected]
     assert all(what_both_reveal(name) for item in found for name in item)
+
+
+def test_products_alone_are_of_records() -> None:
+    setup = prepare(job_with(FEDAVG))
+    schema = Schema((Field("products", (3,), static=True, products=2),))
+    assert "moments" in formed_by(setup, schema, {}, setup.initial_state().model)
+
+
+def test_all_rounds_of_a_run_count_whichever_it_begins_with() -> None:
+    """Sums by class begin in a later one where a method starts with training alone."""
+    names = ("statistics_phases", "before_phases", "after_phases")
+    run: Any = SimpleNamespace(job=SimpleNamespace(rounds=3), training_phases=lambda number: (number,))
+    vars(run).update({name: lambda name=name: (name,) for name in names})
+    assert list(_phases(run)) == [*names[:2], 1, names[2], 2, 3]
 
 
 @pytest.mark.parametrize(

@@ -254,8 +254,7 @@ def _phases(setup: JobSetup) -> Iterable[Phase]:
 def _kinds(setup: JobSetup) -> Iterable[Phase]:
     """Yield the phases of a run with one round: those of further rounds sum the same kinds."""
     yield from setup.before_phases()
-    if setup.job.rounds:
-        yield from setup.training_phases(1)
+    yield from setup.training_phases(1)
     yield from setup.after_phases()
 
 
