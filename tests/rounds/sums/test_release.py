@@ -383,8 +383,9 @@ def test_another_head_whose_losses_are_summed_is_another_profile(changes: dict[s
     assert {name for name in before | after if before.get(name) != after.get(name)} == {"losses"}
     started = profile({**RANDOM, "method": "fedavg", "start": "fed3r"})
     assert started["losses"] == before["losses"] and "losses" in REVEALED
-    headed = profile({**job, "model_options": {**job["model_options"], HEAD_OPTIONS[1]: False}})
-    assert headed["losses"] != before["losses"]
+    single = {"method": "fedavg", "method_options": {}, "start": "fed3r", "model_options": {"widths": [4]}}
+    headed = {**single, "model_options": {"widths": [4], "single_logit": True}}
+    assert profile(single)["losses"] != profile(headed)["losses"]
     assert "losses" not in profile({**RANDOM, "method": "fedavg"})
 
 
