@@ -210,7 +210,7 @@ def made_by_few(values: NDArray[np.float64], owners: NDArray[np.int64], least: i
       the farthest one's.
 
     Args:
-        values: of records, in [-1, 1].
+        values: of records.
         owners: number of each record's patient.
         least: m.
 
@@ -220,17 +220,17 @@ def made_by_few(values: NDArray[np.float64], owners: NDArray[np.int64], least: i
     >>> made_by_few(np.linspace(-1, 1, 62), each, 5)
     False
     """
-    distinct, which = np.unique(np.rint(values * UNITS), return_inverse=True)
-    most = int(owners.max()) + 1
-    pairs = np.unique(which.astype(np.int64) * most + owners)
+    distinct, which = np.unique(values, return_inverse=True)
+    everybody, patient = np.unique(owners, return_inverse=True)
+    most = len(everybody)
+    pairs = np.unique(which.astype(np.int64) * most + patient)
     rare = np.bincount(pairs // most, minlength=len(distinct)) < least
     if rare.any():
         exposed = len(np.unique(pairs[rare[pairs // most]] % most))
         if exposed < least and not rare.all():
             return True
-        if len(distinct) <= FEW_VALUES and 2 * len(distinct) <= len(np.unique(owners)):
+        if len(distinct) <= FEW_VALUES and 2 * len(distinct) <= most:
             return True
-    _, patient = np.unique(owners, return_inverse=True)
     away = np.abs(values - np.median(values))
     return any(
         _dominated(np.sort(np.bincount(patient, power)), (1 + DOMINANCE) ** order - 1)
