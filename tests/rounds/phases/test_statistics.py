@@ -263,7 +263,7 @@ def test_the_model_does_not_tell_what_one_patient_had() -> None:
     assert float(mean[0]) == 0.0 and float(std[0]) == 1.0
     everybody = np.concatenate(silos).astype(np.float64)
     np.testing.assert_allclose(mean[[1, 3]], everybody.mean(0)[[1, 3]], atol=1e-9)
-    assert float(mean[2]) * 240 == pytest.approx(everybody[90:, 2].sum(), abs=1e-6), "without the only one there"
+    assert float(mean[2]) * 240 == pytest.approx(everybody[90:, 2].sum(), abs=1e-6), "without the one there"
 
 
 # ---------------------------------------------------------------- drop-outs
