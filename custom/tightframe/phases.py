@@ -312,11 +312,13 @@ class Withdrawal:
         start: SHA-256 (hex) of the state with the total.
         least: the least number of records, over all silos.
         by_class: whether the class rules hold, so that no class may lose the records of one or two silos.
+        most: values of a record at most (``learning.record_values``).
     """
 
     start: str
     least: int
     by_class: bool
+    most: int
 
 
 class SiloView(Protocol):
@@ -340,6 +342,9 @@ class SiloView(Protocol):
     @property
     def records_per_feature(self) -> int:
         """Least number of records for each feature whose exact products leave the silo; 0 for no rule."""
+
+    def record_values(self) -> int:
+        """Return how many unknown numbers a training record of this silo has (``learning.record_values``)."""
 
     def private_class_sums(
         self, features: Callable[[torch.Tensor], torch.Tensor], width: int

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import json
 import re
 import shlex
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.docs.test_links import anchors_of
 from typer.testing import CliRunner
 
 from tightframe import methods, models
@@ -84,27 +86,52 @@ def test_every_page_has_its_sections_and_is_some_methods(page: Path) -> None:
     assert page in {page_of(method.name) for method in methods.METHODS}
 
 
-def test_the_index_has_every_method_and_every_job_folder() -> None:
-    listed = rows(read(INDEX), "| method | `method` in a job | paper | job folder |")
-    names = {method.name: method.title for method in methods.METHODS}
-    assert {row[1].strip("`"): re.findall(r"\[(.*?)\]", row[0])[0] for row in listed} == names
-    folders: dict[str, set[str]] = {name: set() for name in names}
-    for recipe in recipes.RECIPES:
-        folders[recipe.values["method"]].add(recipe.name)
-    assert {row[1].strip("`"): set(re.findall(r"`(.*?)`", row[3])) for row in listed} == folders
-    (header,) = re.findall(r"^\| method \| per round.*$", read(INDEX), flags=re.MULTILINE)
-    assert [row[0].strip("`") for row in rows(read(INDEX), header)] == [row[1].strip("`") for row in listed]
+def test_a_part_shows_the_equations_of_its_file() -> None:
+    """Every baseline's does, and the page of a method which does not have them itself."""
+    marked = {method.name for method in methods.METHODS if f"file:{method.name}" in part_of(method.name)}
+    assert marked >= {method.name for method in methods.METHODS if page_of(method.name) == BASELINES}
+    for name in marked:
+        said = inspect.getdoc(importlib.import_module(f"tightframe.methods.{name}")) or ""
+        first, part = said.splitlines()[0], pages.filled(part_of(name))
+        assert first in part and ("\nSource: " in part) == ("\nSource: " in said), name
+        assert part.count("\n    ") >= said.count("\n    "), "equations, as blocks"
 
 
-def test_the_table_of_class_sums_is_what_the_methods_declare() -> None:
-    (header,) = re.findall(r"^\| method \| per round.*$", read(INDEX), flags=re.MULTILINE)
-    told = {row[0].strip("`"): row[3] for row in rows(read(INDEX), header)}
+def index() -> dict[str, tuple[str, str, str]]:
+    """Title, link and group of every method in the index."""
+    section = read(INDEX).partition("## What leaves a silo")[2].partition("\n## ")[0]
+    found = {}
+    for group in re.split(r"^- ", section, flags=re.MULTILINE)[1:]:
+        for title, link, name in re.findall(r"\[([^]]*)\]\(([^)]*)\) `(\w+)`", group):
+            assert name not in found
+            found[name] = (title, link, group.splitlines()[0])
+    return found
+
+
+def test_the_index_has_every_method_and_leads_to_its_part() -> None:
+    listed = index()
+    assert {name: title for name, (title, *_) in listed.items()} == {
+        method.name: method.title for method in methods.METHODS
+    }
+    for name, (_, link, _) in listed.items():
+        place, _, anchor = link.partition("#")
+        assert (INDEX.parent / place) == page_of(name)
+        assert anchors_of(f"## {part_of(name).splitlines()[0]}") == {anchor} or not anchor
+        assert bool(anchor) == (page_of(name) == BASELINES)
+
+
+def test_every_job_that_is_ready_to_run_is_of_a_listed_method() -> None:
+    assert {recipe.values["method"] for recipe in recipes.RECIPES} <= index().keys()
+
+
+def test_those_that_send_class_sums_are_what_the_methods_declare() -> None:
+    told = {name: group.startswith("**Class sums**") for name, (*_, group) in index().items()}
     for method in methods.METHODS:
         setup = prepare(_values(method.name))
         numbers = range(1, setup.job.rounds + 1)
         planned = [*map(setup.training_phases, numbers), setup.before_phases(), setup.after_phases()]
         sums = any(item.per_class for round_ in planned for phase in round_ for item in phase.schema.fields)
-        assert (told[method.name] == "yes") == sums, method.name
+        assert told[method.name] == sums, method.name
 
 
 def _values(method: str) -> dict[str, Any]:

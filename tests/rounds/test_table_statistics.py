@@ -536,6 +536,33 @@ def test_one_record_or_patient_changes_the_totals_by_the_sensitivity_at_most(
     assert largest > 0.8 * config.squared_sensitivity, "and the bound is close"
 
 
+def test_which_record_a_patient_counts_with_does_not_depend_on_other_patients(tmp_path: Path) -> None:
+    """Without a column of records, those of equal values are told apart by their order in the file."""
+    contract = {key: value for key, value in CONTRACT.items() if key != "record"}
+    from tightframe.config.site import open_data
+
+    of = private(neighbours="patient").model_dump(mode="json")
+    setup = prepare({**of, "dataset_options": {"contract": contract}})
+    layout, stream = setup.layout, np.random.default_rng(0)
+    assert layout is not None
+    part = PARTS["site-1"].drop(columns="id")
+    part = part.iloc[stream.integers(6, size=80)].reset_index(drop=True)  # six rows of values, 40 patients
+    part["patient"] = [f"p{number}" for number in np.repeat(np.arange(40), 2)]
+
+    def counted(records: pd.DataFrame, name: str) -> dict[str, bytes]:
+        (tmp_path / name).mkdir()
+        entry = entries(tmp_path / name, {"site-1": records})["site-1"]
+        data: Any = open_data(setup.job, "site-1", entry)
+        one = tabulate(data, layout).one_of_each_patient()
+        patients = np.unique(records["patient"].astype(str))
+        return {patients[owner]: row.tobytes() for owner, row in zip(one.owners, one.cells, strict=True)}
+
+    whole = counted(part, "whole")
+    for gone in part["patient"].unique()[:8]:
+        rest = counted(part[part["patient"] != gone], f"without-{gone}")
+        assert rest == {patient: row for patient, row in whole.items() if patient != gone}
+
+
 def test_patients_without_a_column_are_refused_by_name() -> None:
     lacking = {key: value for key, value in CONTRACT.items() if key != "patient"}
     with pytest.raises(JobError, match="its contract has no column that tells the patient"):

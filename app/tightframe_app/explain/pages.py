@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterator
+from importlib.resources import files
 
 from tightframe_app.explain import errors, topics
 from tightframe_app.jobs import presets
 
 MARK = re.compile(r"^<!--explain:(.+)-->$", re.MULTILINE)
-"""A line of a guide; after the colon ``errors``, ``effects``, or names of ``explain.topics`` joined by +."""
+"""A line of a guide; after the colon ``errors``, ``effects``, or names of ``explain.topics`` joined by +,
+before which ``file:`` may stand, for what a method's file says first."""
+FILE = "file:"
 
 
 def filled(page: str) -> str:
@@ -22,11 +26,31 @@ def _part(name: str) -> str:
         return "\n\n".join(map(_section, errors.SECTIONS))
     if name == "effects":
         return "\n".join(_effects())
+    if name.startswith(FILE):
+        return _said_first(name.removeprefix(FILE))
     topic = topics.ours()[name]
     lines = [f"- `{value.name}`{value.shown_default}: {value.means}" for value in topic.values] or [
         "No options."
     ]
     return "\n".join(lines if name in topics.of(topics.METHODS) else (topic.about, "", *lines))
+
+
+def _said_first(place: str) -> str:
+    """Return source and equations from a method's file, which is not imported, as Markdown.
+
+    Args:
+        place: the file, ``fedprox`` or ``fedilc/fishr``, or a function, ``fedmr.intra_class_loss``.
+    """
+    path, _, function = place.partition(".")
+    folder = files("tightframe").joinpath("methods")
+    one = folder.joinpath(f"{path}.py")
+    tree = ast.parse(
+        (one if one.is_file() else folder.joinpath(path, "__init__.py")).read_text(encoding="utf-8")
+    )
+    named = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+    text = (ast.get_docstring(named[function] if function else tree) or "").removeprefix("Return ")
+    text = text.partition("\nArgs:\n")[0].rstrip()
+    return re.sub(r"::$", ":", text[:1].upper() + text[1:], flags=re.MULTILINE)
 
 
 def _effects() -> Iterator[str]:
