@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from tightframe.rounds.silo.contribute import Contributor
 from tightframe.rounds.silo.private_view import PrivateSilo
 from tightframe.rounds.silo.view import LocalSilo
 from tightframe.rounds.sums.plain import PlainServer
+from tightframe.rounds.sums.simulated_identity import simulated_identity
 
 HIDDEN: tuple[Exception, ...] = (
     TrainingError("not finite", code="TF-301"),
@@ -42,7 +44,9 @@ TOLD: tuple[TightframeError, ...] = (
 
 
 def contributor(folder: Path, **values: Any) -> Contributor:
-    return Contributor(SiloContext("site-1", job(summation="plain", **values), None, folder, job_id="a"))
+    identity = partial(simulated_identity, "a", "site-1", production=False)  # signs what noise is charged
+    of = job(summation="plain", **values)
+    return Contributor(SiloContext("site-1", of, None, folder, job_id="a", identity=identity))
 
 
 def term(made: Contributor) -> Any:
