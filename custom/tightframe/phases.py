@@ -584,6 +584,8 @@ class Method:
         withdraw: phases in place of ``before`` in a job that takes records out of an ended run; None where
             the model is no function of sums over records.
         rounds: the number of rounds that it has; None for as many as a job wants.
+        counts_rounds: whether a round's phases differ with the number of all rounds: then that number is in
+            the release profile.
         one_sum: what it tells of its one sum; None where a model is trained.
         own_model: the tensors of the model that a silo trains for itself, from (silo, the silo's committed
             state), where there is no global model: broadcasts have none, the last models are evaluated each
@@ -615,6 +617,7 @@ class Method:
     start: Callable[[Setting], tuple[Phase, ...]] | None = None
     withdraw: Callable[[Setting, Withdrawal], tuple[Phase, ...]] | None = None
     rounds: int | None = None
+    counts_rounds: bool = True
     one_sum: OneSum | None = None
     own_model: Callable[[SiloView, Tensors], Tensors] | None = None
     personalise: Callable[[SiloView, Tensors, Tensors], torch.nn.Module] | None = None
