@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tightframe import data, methods, models
+from tightframe.data.contract import Contract
 from tightframe_app.explain import options, topics
 from tightframe_app.kept import ANEW
 
@@ -15,3 +16,15 @@ def test_what_is_kept_is_what_the_docstrings_say() -> None:
     assert list(topics.of(topics.METHODS)) == [item.name for item in methods.METHODS]
     assert list(topics.of(topics.MODELS)) == [item.name for item in models.BACKBONES]
     assert list(topics.of(topics.DATA)) == [item.name for item in data.DATASETS]
+
+
+def test_contracts_and_files_of_a_run_say_what_each_key_is() -> None:
+    for kind in (topics.CONTRACTS, topics.RESULTS):
+        for topic in topics.of(kind).values():
+            assert len(topic.values) > 10 and all(value.means for value in topic.values), topic.name
+    names = {value.name for value in topics.of(topics.CONTRACTS)["contract"].values}
+    assert names >= {*Contract.model_fields, "columns.missing", "label.findings.missing", "survival.beyond"}
+    assert {value.name for value in topics.of(topics.RESULTS)["metrics.jsonl"].values} >= {
+        "counts",
+        "training",
+    }

@@ -23,7 +23,7 @@ from tightframe.config.policy import PolicyBlock
 from tightframe.errors import PolicyError, TightframeError
 from tightframe.learning import model_update
 from tightframe.learning.one_sum.feature_sums import COUNTS, SUMS, pooled
-from tightframe.learning.products import COUNTED, ClassSums, Sizes
+from tightframe.learning.products import ALL_VALUES, COUNTED, VALUES, ClassSums, Sizes
 from tightframe.rounds.product_rule import check_sum, warned
 from tightframe.rounds.setup import prepare
 from tightframe.rounds.silo.session import SiloSession
@@ -153,24 +153,30 @@ def test_a_class_that_a_liar_takes_out_of_the_counts_is_held_to_the_rule(
 ) -> None:
     """By flags three hospitals hold it; by the counts, to which one adds a negative number, nobody does."""
     data = small()
+    told = {COUNTS: 1, "frozen/values": 10, "frozen/all_values": 10}.items()
     others = sum(int((data[name].labels("train") == 0).sum()) for name in data if name != "hospital-8")
-    lies(monkeypatch, "hospital-8", {COUNTS: {COUNTS: np.array([-float(others), np.nan])}})
-    federation = Federation(of_class_sums(313), data, state=tmp_path).enroll()
-    with pytest.raises(PolicyError, match="class 0: 0 records") as caught:
+    lies(
+        monkeypatch,
+        "hospital-8",
+        {COUNTS: {name: np.array([-float(others * each), np.nan]) for name, each in told}},
+    )
+    federation = Federation(of_class_sums(241), data, state=tmp_path).enroll()
+    with pytest.raises(PolicyError, match="class 0, with 0 values") as caught:
         totals(federation, SUMS)
-    assert caught.value.code == "TF-625" and federation.shared.state.extra[COUNTED][0] == 0
+    assert caught.value.code == "TF-625" and federation.shared.state.extra[VALUES][0] == 0
 
 
 def test_of_a_plain_sum_a_hospitals_own_records_count(tmp_path: Path) -> None:
     """Its server sees each term: of 16 records of class 0, not 48."""
-    setup = prepare(Federation.job_of({**of_class_sums(312), "summation": "plain"}, sorted(small())))
+    setup = prepare(Federation.job_of({**of_class_sums(240), "summation": "plain"}, sorted(small())))
     (sums,) = (item.phase for item in setup.plan if SUMS in item.phase.schema)
     counts = torch.tensor([48.0, 168.0], dtype=torch.float64)
-    state = setup.initial_state().evolve(extra={COUNTED: counts})
+    counted = {COUNTED: counts, VALUES: counts * 10, ALL_VALUES: counts * 10}
+    state = setup.initial_state().evolve(extra=counted)
     policy, sizes = PolicyBlock(profile="standard").resolve(production=True), Sizes(216.0, 0.0)
     check_sum(policy, setup, sums.schema, state, sizes)
-    with pytest.raises(PolicyError, match="class 0: 16 records"):
-        check_sum(policy, setup, sums.schema, state, sizes, [16, 56])
+    with pytest.raises(PolicyError, match="class 0, with 160 values"):
+        check_sum(policy, setup, sums.schema, state, sizes, [160, 560])
 
 
 class Repeated(Records):
@@ -194,7 +200,7 @@ class Repeated(Records):
 
 @pytest.mark.parametrize(
     ("method", "width", "why"),
-    [("fed3r", 48, "over 0 counted records"), ("fedncm", 79, "class 0: 12 records")],
+    [("fed3r", 48, "over 0 counted records"), ("fedncm", 33, "class 0, with 64 values")],
     ids=["products", "class"],
 )
 def test_records_that_are_the_same_count_once(tmp_path: Path, method: str, width: int, why: str) -> None:
@@ -206,6 +212,36 @@ def test_records_that_are_the_same_count_once(tmp_path: Path, method: str, width
     values = {**WIDE, "method": method, "model_options": {"width": width, "standardise": True}}
     federation = Federation(values, data, state=tmp_path).enroll()
     with pytest.raises(PolicyError, match=why) as caught:
+        totals(federation, "frozen/sums")
+    assert caught.value.code == "TF-625"
+
+
+class Wider(Records):
+    """Records with 100 numbers more, which say nothing."""
+
+    def records(self, fold: str, *, augment_seed: int | None = None) -> Any:
+        inner = super().records(fold)
+        return [(torch.cat([inner[i][0], torch.zeros(100)]), inner[i][1]) for i in range(len(inner))]
+
+
+@pytest.mark.parametrize("added", ["levels", "columns"])
+def test_numbers_that_say_nothing_do_not_count(tmp_path: Path, added: str) -> None:
+    """Of 48 records of class 0, 32 of 32 unknown ones were read from 1,900 sums of 48 x 113 / 2."""
+    numbers: list[dict[str, Any]] = [
+        {"column": f"n{place}", "kind": "number", "low": 0.0, "high": 300.0} for place in range(113)
+    ]
+    if added == "levels":  # of a category, which no record has
+        levels = [f"l{place}" for place in range(101)]
+        numbers[13:] = [{"column": "kind", "kind": "category", "vocabulary": levels}]
+    label = {"column": "y", "classes": [{"code": "0"}, {"code": "1"}]}
+    contract = {"title": "t", "columns": numbers, "label": label}
+    values = of_class_sums(1900, dataset="table", dataset_options={"contract": contract})
+    data: dict[str, Records] = {name: Wider(item) for name, item in small().items()}
+    if added == "levels":  # 216 records of 14 columns
+        assert "at most 1512 features" in refused(values, tmp_path, data)
+        return
+    federation = Federation(values, data, state=tmp_path).enroll()
+    with pytest.raises(PolicyError, match=r"class 0, with 608 values, at most 304 features") as caught:
         totals(federation, "frozen/sums")
     assert caught.value.code == "TF-625"
 
@@ -236,14 +272,14 @@ def of_class_sums(width: int, **values: Any) -> dict[str, Any]:
 
 
 def test_class_sums_wider_than_a_class_has_values_are_not_made(tmp_path: Path) -> None:
-    """Of 48 records of class 0 all are read from 1,400 sums; 312 sums are half as many as their values."""
-    assert "1404 features" in refused(of_class_sums(1405), tmp_path / "declared")
-    for place, values in enumerate((of_class_sums(313), of_class_sums(1405, weights="uniform"))):
+    """Of 48 records of class 0 all are read from 1,400 sums; 240 sums are half as many as their values."""
+    assert "1080 features" in refused(of_class_sums(1081), tmp_path / "declared")
+    for place, values in enumerate((of_class_sums(241), of_class_sums(1081, weights="uniform"))):
         federation = Federation(values, small(), state=tmp_path / f"{place}").enroll()
-        with pytest.raises(PolicyError, match=r"class 0: 48 records.*312 features") as caught:
+        with pytest.raises(PolicyError, match=r"class 0, with 480 values.*240 features") as caught:
             totals(federation, "frozen/sums")
         assert caught.value.code == "TF-625"
-    federation = Federation(of_class_sums(312), small(), state=tmp_path / "allowed").enroll()
+    federation = Federation(of_class_sums(240), small(), state=tmp_path / "allowed").enroll()
     assert totals(federation, "frozen/sums")["frozen/counts"].tolist() == [48, 168]
 
 
@@ -255,17 +291,17 @@ def test_the_console_says_which_class_sums_a_standard_policy_refuses() -> None:
 def test_a_withdrawal_of_fewer_values_than_class_sums_takes_nothing_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Five of each class have 65 values."""
-    values = {**test_withdrawals.VALUES, "model_options": {"width": 33}}
+    """Five of each class have 50 values."""
+    values = {**test_withdrawals.VALUES, "model_options": {"width": 26}}
     monkeypatch.setattr(test_withdrawals, "VALUES", values)
     ended = test_withdrawals.Ended(tmp_path)
     with pytest.raises(TightframeError, match="4 of 4 silos in round 0 could not contribute"):
         ended.withdraws("job-b", ended.enough()).sum("before", 0, 0)
-    assert "sums of 33 features by class do not tell them" in caplog.text
+    assert "sums of 26 features by class do not tell them" in caplog.text
 
 
 @pytest.mark.parametrize(
-    ("method", "width", "left"), [("fed3r", 60, 5), ("fedncm", 160, 5)], ids=["products", "class"]
+    ("method", "width", "left"), [("fed3r", 50, 5), ("fedncm", 160, 5)], ids=["products", "class"]
 )
 def test_what_stays_after_a_withdrawal_is_enough_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, width: int, left: int

@@ -60,7 +60,7 @@ RUN = {
     r"docs/use\.md: tightframe predict .*": "tests/inference/test_predict.py",
     r"docs/use\.md: tightframe jobs export .*--evaluate .*": "tests/rounds/test_evaluate_only.py",
     r"docs/use\.md: tightframe export .*": "tests/inference/test_exports.py",
-    r"docs/methods\.md: python benchmarks/paper_figures\.py .*": "tests/benchmarks/test_paper_figures.py",
+    r"docs/tables\.md: python benchmarks/paper_figures\.py .*": "tests/benchmarks/test_paper_figures.py",
 }
 """Page and command -> what runs it, with paths and names of its own."""
 

@@ -54,6 +54,13 @@ def test_both_rules(width: int, records: float, factor: int, allowed: bool) -> N
     assert not Products(widest + 1, 2, 13).allowed(records, factor) or widest == width
 
 
+def test_other_numbers_of_the_same_records_count_too() -> None:
+    """10 features have 55 + 20 numbers."""
+    assert Products(10, 2, 4).allowed(20, 2, 75) and not Products(10, 2, 4).allowed(20, 2, 74)
+    assert Products(10, 2, 4, moments=8).numbers == 83
+    assert Products(10, 2, 4, moments=8).widest(20, 2, 82) == 9
+
+
 def test_products_of_so_many_records_have_full_rank() -> None:
     draw = np.random.default_rng(1)
     features = np.cos(draw.normal(size=(13, 20)).T @ draw.normal(size=(13, 40)))
@@ -62,12 +69,12 @@ def test_products_of_so_many_records_have_full_rank() -> None:
 
 
 @pytest.mark.parametrize(
-    ("width", "records", "factor", "widest"),
-    [(312, 48, 2, 312), (313, 48, 2, 312), (1400, 48, 2, 312), (1400, 48, 0, 1400), (4, 0, 2, 0)],
+    ("width", "values", "factor", "widest"),
+    [(312, 624, 2, 312), (313, 624, 2, 312), (1400, 625, 2, 312), (1400, 624, 0, 1400), (4, 0, 2, 0)],
 )
 def test_numbers_of_a_class_stay_below_its_values(
-    width: int, records: float, factor: int, widest: int
+    width: int, values: float, factor: int, widest: int
 ) -> None:
     found = ClassSums(width, 13)
-    assert found.widest(records, factor) == widest
-    assert found.allowed(records, factor) is (widest == width)
+    assert found.widest(values, factor) == widest
+    assert found.allowed(values, factor) is (widest == width)

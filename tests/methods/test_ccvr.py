@@ -86,7 +86,11 @@ def test_it_mends_a_head_that_favours_one_class(make_setting: Any, make_silo: An
         silo.inputs = 0.2 * silo.inputs + silo.labels[:, None, None, None]
     assert METHOD.after is not None
     told, counted, moments = METHOD.after(setting)
-    assert [[item.name for item in one.schema.fields] for one in (told, counted)] == [[COUNTS]] * 2
+    worth = ["moments/values", "moments/all_values"]
+    assert [[item.name for item in one.schema.fields] for one in (told, counted)] == [
+        [COUNTS],
+        [COUNTS, *worth],
+    ]
     shared = [RECORDS] if covariance == "shared" else []
     assert [item.name for item in moments.schema.fields] == [COUNTS, SUMS, PRODUCTS, *shared]
     assert all(item.static and not item.weighted for item in moments.schema.fields)

@@ -1,7 +1,8 @@
 """The rule on sums of features and of products at its edges, by numbers worked out by hand.
 
-Heart disease has p = 13 values of a record and C = 2 classes; m = 2. Products of 8 features need n >= 16
-records; their 36 + 16 numbers fit into 4. Sums of 8 features by class need 13 n_c >= 16, so 2 records.
+Heart disease has 10 columns, so p = 10 values of a record, and C = 2 classes; m = 2. Products of 8 features
+need n >= 16 records; their 36 + 16 numbers, and 2 x 13 moments, fit into 8. Sums of 8 features by class need
+16 values, so 2 records.
 """
 
 from __future__ import annotations
@@ -19,7 +20,16 @@ from tightframe.config.job import parse_job
 from tightframe.config.policy import Policy, PolicyBlock
 from tightframe.config.refusals import BelowPolicyError
 from tightframe.errors import RunError
-from tightframe.learning.products import COUNTED, LEAVING, LOSING, ClassSums, Products, Sizes
+from tightframe.learning.products import (
+    ALL_VALUES,
+    COUNTED,
+    LEAVING,
+    LOSING,
+    VALUES,
+    ClassSums,
+    Products,
+    Sizes,
+)
 from tightframe.phases import Field, Schema, ServerState
 from tightframe.rounds import product_rule
 from tightframe.rounds.riders.class_rules import with_holders
@@ -69,7 +79,10 @@ def test_declared_records_are_enough_or_not_by_one() -> None:
     product_rule.check_declared(
         policy(), setup("fedncm", "uniform"), Sizes(1, 0)
     )  # tells nothing: counted later
-    cases = (("fed3r", Sizes(16, 1), "over 15 declared"), ("fedncm", Sizes(1, 0), "over all declared 1 rec"))
+    cases = (
+        ("fed3r", Sizes(16, 1), "over 15 declared"),
+        ("fedncm", Sizes(1, 0), "over all declared records, with 10 values"),
+    )
     for method, sizes, words in cases:
         with pytest.raises(BelowPolicyError, match=words) as caught:
             product_rule.check_declared(policy(), setup(method), sizes)
@@ -87,9 +100,12 @@ def schema(*, products: int = 0, features: int = 0) -> Schema:
     )
 
 
-def state(counts: list[int] | None, **extra: torch.Tensor) -> ServerState:
-    counted = {} if counts is None else {COUNTED: torch.tensor(counts, dtype=torch.float64)}
-    return ServerState({}, {**counted, **extra})
+def state(counts: list[int] | None, each: int = 10, **extra: torch.Tensor) -> ServerState:
+    """Counted rows of each class, none of which another class has, with so many values each."""
+    if counts is None:
+        return ServerState({}, dict(extra))
+    rows = torch.tensor(counts, dtype=torch.float64)
+    return ServerState({}, {COUNTED: rows, VALUES: rows * each, ALL_VALUES: rows * each, **extra})
 
 
 ENOUGH = Sizes(1000, 0)
@@ -115,10 +131,10 @@ def test_so_many_counted_records_are_enough(
     [
         ([15, 0], {"products": 8}, ENOUGH, "over 15 counted records"),
         ([1000, 1000], {"products": 8}, Sizes(16, 1), "over 15 counted records"),
-        ([2, 1], {"features": 8}, ENOUGH, "over the counted of class 1: 1 records"),
-        ([20, 1], {"products": 8, "features": 8}, ENOUGH, "over the counted of class 1: 1 records"),
+        ([2, 1], {"features": 8}, ENOUGH, "class 1, with 10 values"),
+        ([20, 1], {"products": 8, "features": 8}, ENOUGH, "class 1, with 10 values"),
         (None, {"products": 8}, ENOUGH, "over 0 counted records"),
-        (None, {"features": 8}, ENOUGH, "over the counted of class 0: 0 records"),
+        (None, {"features": 8}, ENOUGH, "class 0, with 0 values"),
     ],
 )
 def test_one_record_fewer_is_not(
@@ -142,9 +158,9 @@ def test_one_record_fewer_is_not(
             {"products": 8},
             "over 14 counted records",
         ),  # a class of two holders leaves whole
-        (5, [0, 1], None, {"features": 8}, "over the counted of class 1: 1 records"),
-        (13, [1, 0], None, {"features": 8}, "over the counted of class 0: 1 records"),
-        (15, [1, 0], None, {"features": 8}, "over the counted of class 0: 0 records"),
+        (5, [0, 1], None, {"features": 8}, "class 1, with 10 values"),
+        (13, [1, 0], None, {"features": 8}, "class 0, with 10 values"),
+        (15, [1, 0], None, {"features": 8}, "class 0, with 0 values"),
     ],
 )
 def test_in_a_withdrawal_those_that_stay_count(
@@ -180,7 +196,7 @@ def test_and_they_can_be_enough(
 
 @pytest.mark.parametrize(
     ("records", "required"),
-    [(15, "at most 7 features, or privacy"), (1, "privacy"), (2, "at most 1 feature, or privacy")],
+    [(15, "at most 7 features, or privacy"), (1, "privacy"), (3, "at most 1 feature, or privacy")],
 )
 def test_a_refusal_names_the_widest_that_passes(records: int, required: str) -> None:
     with pytest.raises(BelowPolicyError) as caught:
@@ -189,7 +205,7 @@ def test_a_refusal_names_the_widest_that_passes(records: int, required: str) -> 
 
 
 def test_the_console_says_which_products_a_standard_policy_refuses() -> None:
-    found = Products(8, 2, 13)
+    found = Products(8, 2, 10)
     assert product_rule.warned(found, 16) == []
     assert "OVER 15 SURE RECORDS" in product_rule.warned(found, 15)[0]
     assert "OVER UNTOLD NUMBERS OF RECORDS" in product_rule.warned(found, None)[0]
@@ -199,14 +215,19 @@ def test_the_widest_sum_of_a_plan_is_found() -> None:
     exchanges = [
         SimpleNamespace(phases=[SimpleNamespace(schema=schema(products=width))]) for width in (4, 9, 0)
     ]
-    plan: Any = SimpleNamespace(setting=setup().setting, plan=exchanges)
-    assert product_rule.planned(plan) == Products(9, 2, 13)
+    plan: Any = SimpleNamespace(
+        setting=setup().setting, plan=exchanges, most_values=10, statistics_phases=lambda: ()
+    )
+    assert product_rule.planned(plan) == Products(9, 2, 10)
     assert (
         product_rule.products_in(setup(), Schema(()))
         is product_rule.class_sums_in(setup(), Schema(()))
         is None
     )
-    assert product_rule.planned(setup()) == Products(8, 2, 13)
+    assert product_rule.planned(setup()) == Products(8, 2, 10, moments=26)
+    options = {"width": 8, "standardise": False}
+    bare = prepare(setup().job.model_copy(update={"model_options": options}))
+    assert product_rule.planned(bare) == Products(8, 2, 10)
     assert product_rule.planned(setup("fedncm")) is None
     found = product_rule.class_sums_planned(setup("fedncm"))
     assert found is not None and found.width == 8
@@ -220,22 +241,22 @@ def test_in_a_plain_sum_the_own_records_of_each_class_count() -> None:
         summed = schema(features=8)
         product_rule.check_sum(policy(), setup(), summed, state([20, 20]), ENOUGH, own)
 
-    for enough in ((2, 2), (2, 0), (0, 0)):
+    for enough in ((16, 16), (16, 0), (0, 0)):
         check(*enough)
-    with pytest.raises(BelowPolicyError, match="class 1: 1 records"):
-        check(2, 1)
+    with pytest.raises(BelowPolicyError, match="class 1, with 5 values"):
+        check(16, 5)
 
 
 def test_a_class_whose_rows_are_others_too_has_a_sum_without_a_count() -> None:
     of = with_holders(state([20, 0]), np.array([3, 3]))
-    with pytest.raises(BelowPolicyError, match="class 1: 0 records"):
+    with pytest.raises(BelowPolicyError, match="class 1, with 0 values"):
         product_rule.check_sum(policy(), setup(), schema(features=8), of, ENOUGH)
 
 
 def test_the_console_tells_sums_by_class_from_products() -> None:
-    sums = ClassSums(8, 13)
+    sums = ClassSums(8, 10)
     assert product_rule.warned(sums, 4, classes=2) == product_rule.warned(sums, None, classes=2) == []
     (said,) = product_rule.warned(sums, 2, classes=2)
     assert "SUMS OF 8 FEATURES BY CLASS OVER 2 RECORDS" in said and "a small one of the 2 classes" in said
-    (said,) = product_rule.warned(Products(8, 2, 13), 15)
+    (said,) = product_rule.warned(Products(8, 2, 10), 15)
     assert "PRODUCTS OF 8 FEATURES OVER 15 SURE RECORDS" in said and "if they are few" in said

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel
@@ -98,7 +99,9 @@ def computed() -> dict[str, list[Topic]]:
 
     return {
         topics.BLOCKS: _blocks(),
+        topics.CONTRACTS: _contracts(),
         topics.STATUS: [_status()],
+        topics.RESULTS: _results(),
         topics.METHODS: [_method(item) for item in METHODS],
         topics.MODELS: [_model(item) for item in BACKBONES],
         topics.DATA: [_data(item.load()) for item in DATASETS],
@@ -140,6 +143,33 @@ def _blocks() -> list[Topic]:
     ]
 
 
+def _contracts() -> list[Topic]:
+    """Return what a contract of tables, and the picture of one of pictures, may say."""
+    from tightframe.data import contract
+    from tightframe.data.images.contract import Augment, Picture, Window
+
+    of_contract: dict[str, type[BaseModel]] = {
+        "columns": contract.Column,
+        "label": contract.Label,
+        "label.classes": contract.Class,
+        "label.findings": contract.FindingColumn,
+        "fold": contract.Folds,
+        "survival": contract.Survival,
+    }
+    of_picture: dict[str, type[BaseModel]] = {
+        "picture": Picture,
+        "picture.window": Window,
+        "picture.augment": Augment,
+    }
+    table = topic("contract", contract.Contract)
+    inner = [topic(name, model, f"{name}.").values for name, model in of_contract.items()]
+    seen = [topic(name, model, f"{name}.").values for name, model in of_picture.items()]
+    return [
+        replace(table, values=(*table.values, *chain.from_iterable(inner))),
+        Topic("picture", _first(Picture), tuple(chain.from_iterable(seen))),
+    ]
+
+
 def _method(method: Method) -> Topic:
     return topic(method.name, method.config, about=f"The method {method.title}.")
 
@@ -162,6 +192,38 @@ def _status() -> Topic:
     shown = topic("status", Status, about="What can be seen of a run while it goes on.")
     keys = tuple(replace(value, default="") for value in shown.values if value.name != "format")
     return replace(shown, values=keys)
+
+
+def _results() -> list[Topic]:
+    """Return what the keys of a run's files say, as far as their names do not."""
+    from tightframe.results import local_report, model_card, outcome, rows, statistics
+    from tightframe.results.parts.update_norms import UpdateNorms
+
+    kinds: dict[str, dict[str, type[BaseModel]]] = {
+        "outcome.json": {"": outcome.Outcome, "personal.": outcome.Personal},
+        "metrics.jsonl": {"": rows.Row, "update_norms.": UpdateNorms},
+        "model.json": {"": model_card.Card},
+        "local_report.json": {
+            "": local_report.SiloReport,
+            "personal.": local_report.SiloPersonal,
+            "privacy.": local_report.SiloPrivacy,
+            "disclosed.": local_report.Disclosure,
+        },
+        "statistics.json": {"": statistics.TableStatistics, "columns.classes.counts.": statistics.Count},
+    }
+    return [
+        Topic(
+            name,
+            f"Keys of `{name}`.",
+            tuple(
+                replace(value, default="")
+                for prefix, model in models.items()
+                for value in topic(name, model, prefix).values
+                if value.means and value.name != "format"
+            ),
+        )
+        for name, models in kinds.items()
+    ]
 
 
 def _first(model: type[BaseModel]) -> str:

@@ -35,12 +35,22 @@ def _part(name: str) -> str:
     return "\n".join(lines if name in topics.of(topics.METHODS) else (topic.about, "", *lines))
 
 
-def _said_first(method: str) -> str:
-    """Return source and equations of a method from its file, which is not imported, as Markdown."""
+def _said_first(place: str) -> str:
+    """Return source and equations from a method's file, which is not imported, as Markdown.
+
+    Args:
+        place: the file, ``fedprox`` or ``fedilc/fishr``, or a function, ``fedmr.intra_class_loss``.
+    """
+    path, _, function = place.partition(".")
     folder = files("tightframe").joinpath("methods")
-    one = folder.joinpath(f"{method}.py")
-    source = (one if one.is_file() else folder.joinpath(method, "__init__.py")).read_text(encoding="utf-8")
-    return re.sub(r"::$", ":", ast.get_docstring(ast.parse(source)) or "", flags=re.MULTILINE)
+    one = folder.joinpath(f"{path}.py")
+    tree = ast.parse(
+        (one if one.is_file() else folder.joinpath(path, "__init__.py")).read_text(encoding="utf-8")
+    )
+    named = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+    text = (ast.get_docstring(named[function] if function else tree) or "").removeprefix("Return ")
+    text = text.partition("\nArgs:\n")[0].rstrip()
+    return re.sub(r"::$", ":", text[:1].upper() + text[1:], flags=re.MULTILINE)
 
 
 def _effects() -> Iterator[str]:

@@ -16,6 +16,7 @@ from tightframe_app import kept
 
 KEPT = Path(__file__).with_name("topics.json")
 BLOCKS, STATUS, METHODS, MODELS, DATA = "blocks", "status", "methods", "models", "data"
+CONTRACTS, RESULTS = "contracts", "results"
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,9 @@ def of(kind: str) -> Mapping[str, Topic]:
 def ours() -> dict[str, Topic]:
     """Return all topics of ours, by name."""
     return {
-        name: topic for kind in (BLOCKS, STATUS, METHODS, MODELS, DATA) for name, topic in of(kind).items()
+        name: topic
+        for kind in (BLOCKS, CONTRACTS, STATUS, RESULTS, METHODS, MODELS, DATA)
+        for name, topic in of(kind).items()
     }
 
 

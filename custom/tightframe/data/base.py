@@ -90,6 +90,7 @@ class DatasetSpec:
         form: options -> how a record is made from a picture or a row of a table, for use of a trained model;
             None where there is no such form.
         augments: whether ``records`` differ from one ``augment_seed`` to another.
+        columns: options -> numbers of each column of a table in a record's inputs; None where each is one.
         multi_label: whether a record has several findings, named by ``class_names``, in place of one class.
         by_options: (this, options) -> this with the title, classes and ``no_patients`` that a job's options
             give it; None if they are the same for all jobs. Use ``of``.
@@ -108,6 +109,7 @@ class DatasetSpec:
     no_patients: str = ""
     form: Callable[[Any], RecordForm] | None = None
     augments: bool = False
+    columns: Callable[[Any], tuple[int, ...]] | None = None
     multi_label: bool = False
     by_options: Callable[[DatasetSpec, Any], DatasetSpec] | None = None
 

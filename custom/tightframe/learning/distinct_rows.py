@@ -1,15 +1,19 @@
 """How many different rows of features a silo's records have, for the rule on exact sums of features.
 
 A record that is there nine times adds no rank to a sum of products and no value to a class sum. So an
-exchange before such a sum counts rows of features, each once, in the first class that has it.
+exchange before such a sum counts rows of features: of each class, and in all, where each is once, in the
+first class that has it. Each row is worth as many values as a record of its silo has (``record_values``).
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from tightframe.learning import model_update
-from tightframe.learning.products import COUNTED
+from tightframe.learning.products import ALL_VALUES, COUNTED, VALUES
+from tightframe.learning.record_values import MOST
 from tightframe.phases import (
     Cohort,
     Contribution,
@@ -82,23 +86,30 @@ def counts_phase(counts: Field, radius: float) -> Phase:
     """Return the exchange before a sum of features: of how many different rows of each class it will be.
 
     Args:
-        counts: field for the numbers of rows (C,).
+        counts: field for the numbers of rows (C,), of a name that ends in ``counts``.
         radius: see ``DistinctRows``.
     """
+    worth = [
+        replace(counts, name=counts.name.removesuffix("counts") + name, bound=counts.bound * MOST, bits=0)
+        for name in ("values", "all_values")
+    ]
+    kept = dict(zip((COUNTED, VALUES, ALL_VALUES), (counts, *worth), strict=True))
 
     def contribute(silo: SiloView, received: Tensors, state: Tensors) -> Contribution:
-        found = DistinctRows(silo.setting.num_classes, radius)
+        found, values = DistinctRows(silo.setting.num_classes, radius), 0
         if silo.offers_prototypes:
+            values = silo.record_values()
             model = silo.load(model_update.received_model(received)).eval()
             for features, labels in silo.encoded(model, "train", exact=True):
                 found.add(features, labels)
-        return Contribution({counts.name: found.counts}, None)
+        told = (found.counts, found.by_class * values, found.counts * values)
+        return Contribution({item.name: made for item, made in zip(kept.values(), told, strict=True)}, None)
 
     def keep(state: ServerState, totals: Totals, cohort: Cohort) -> ServerState:
-        rows = torch.as_tensor(totals[counts.name], dtype=torch.float64)
-        return state.evolve(extra={**state.extra, COUNTED: rows})
+        opened = {key: torch.as_tensor(totals[item.name], dtype=torch.float64) for key, item in kept.items()}
+        return state.evolve(extra={**state.extra, **opened})
 
     def broadcast(state: ServerState) -> Tensors:
         return model_update.broadcast_model(state.model)
 
-    return Phase("counts", Schema((counts,)), broadcast, contribute, keep)
+    return Phase("counts", Schema((counts, *worth)), broadcast, contribute, keep)

@@ -5,17 +5,21 @@ the records' features and hardly elsewhere, so that records are found by least s
 such a sum needs, of the records surely in it,
 
 1. ``n >= m d``: full rank with a margin, and so no null space to search;
-2. ``d (d + 1) / 2 + C d <= n p``: no more numbers than the records have values, with p values of a record.
+2. ``d (d + 1) / 2 + C d + s <= v``: no more numbers than the records have values, with the s moments of
+   inputs that the job opens before.
+
+How many values a record has, each hospital counts of its own (``record_values``), and the sum of ``v`` is
+opened before. On declared numbers, v is n p with the most that a record of the job can have.
 
 What silos declare is public, and up to c of them may lie. All declared numbers but the c largest add up to no
 more than what the honest silos have, whoever lies: the honest silos' own are at least as many numbers, and
 none of them is above its records. But they hold records that do not count: those of classes withheld by the
 class rules, and repeats (``distinct_rows``). So an exchange before the sum counts the different rows that do.
 
-The sum of ``phi`` itself over the n_c records of a class is d numbers of them. With as many as the records
-have values, the records are found from it alone. So of each class, by the opened count,
+The sum of ``phi`` itself over the records of a class is d numbers of them. With as many as the records have
+values, the records are found from it alone. So of each class, by its opened v,
 
-3. ``m d <= n_c p``: m times fewer numbers than values.
+3. ``m d <= v``: m times fewer numbers than values.
 
 No colluders' share comes off here: a rare class would never pass.
 """
@@ -23,10 +27,13 @@ No colluders' share comes off here: a rare class would never pass.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-COUNTED = "products/counts"
-"""In ``ServerState.extra``: the opened numbers of different rows of each class in a sum of features (C,)."""
+COUNTED, ALL_VALUES = "products/counts", "products/all_values"
+"""In ``ServerState.extra``: the opened numbers of different rows in a sum of features, each of the first
+class that has it (C,), and how many values their records have (C,)."""
+VALUES = "products/values"
+"""The same of the different rows of each class, whatever other classes have (C,)."""
 LEAVING, LOSING = "products/leaving", "products/losing"
 """In a withdrawal: how many of these leave, and of which classes (C,)."""
 
@@ -65,6 +72,15 @@ class Sizes:
         known = self.declared if counted is None else min(counted, self.declared)
         return max(0.0, known - self.colluding)
 
+    def sure_values(self, counted: float, most: int) -> float:
+        """Return how many values honest silos' records surely have in a sum.
+
+        Args:
+            counted: the opened number of values in it.
+            most: p, of a record.
+        """
+        return max(0.0, min(counted, self.declared * most) - self.colluding * most)
+
 
 @dataclass(frozen=True)
 class Products:
@@ -73,24 +89,27 @@ class Products:
     Attributes:
         width: d, of the features.
         classes: C; sums of features by class are opened with the products.
-        values: p, numbers of one record.
+        values: p, the most numbers of one record.
+        moments: s, other numbers that the job opens of the same records.
     """
 
     width: int
     classes: int
     values: int
+    moments: int = 0
 
     @property
     def numbers(self) -> int:
         """How many numbers are opened."""
-        return self.width * (self.width + 1) // 2 + self.classes * self.width
+        return self.width * (self.width + 1) // 2 + self.classes * self.width + self.moments
 
-    def allowed(self, records: float, factor: int) -> bool:
+    def allowed(self, records: float, factor: int, values: float | None = None) -> bool:
         """Check whether they may be summed over so many records.
 
         Args:
             records: n, those surely in the sum.
             factor: m, ``records_per_feature`` of a site's policy; 0 allows any.
+            values: v, of these records; None for the most.
 
         >>> Products(64, 2, 13).allowed(216, 2), Products(64, 2, 13).allowed(127, 2)
         (True, False)
@@ -99,12 +118,13 @@ class Products:
         """
         if factor == 0:
             return True
-        return records >= factor * self.width and self.numbers <= records * self.values
+        held = records * self.values if values is None else values
+        return records >= factor * self.width and self.numbers <= held
 
-    def widest(self, records: float, factor: int) -> int:
+    def widest(self, records: float, factor: int, values: float | None = None) -> int:
         """Return the largest width that is allowed for so many records; 0 for none."""
         widths = range(self.width, 0, -1)
-        fits = (Products(width, self.classes, self.values).allowed(records, factor) for width in widths)
+        fits = (replace(self, width=width).allowed(records, factor, values) for width in widths)
         return next((width for width, fit in zip(widths, fits, strict=True) if fit), 0)
 
 
@@ -114,24 +134,24 @@ class ClassSums:
 
     Attributes:
         width: d, of the features.
-        values: p, numbers of one record.
+        values: p, the most numbers of one record.
     """
 
     width: int
     values: int
 
-    def allowed(self, records: float, factor: int) -> bool:
-        """Check whether features may be summed over so many records of a class.
+    def allowed(self, values: float, factor: int) -> bool:
+        """Check whether features may be summed over the records of a class.
 
         Args:
-            records: n_c.
+            values: v, of these records.
             factor: m, as for products; 0 allows any.
 
-        >>> ClassSums(312, 13).allowed(48, 2), ClassSums(313, 13).allowed(48, 2)
+        >>> ClassSums(312, 13).allowed(48 * 13, 2), ClassSums(313, 13).allowed(48 * 13, 2)
         (True, False)
         """
-        return factor == 0 or factor * self.width <= records * self.values
+        return factor == 0 or factor * self.width <= values
 
-    def widest(self, records: float, factor: int) -> int:
-        """Return the largest width that is allowed for so many records, up to this one."""
-        return self.width if factor == 0 else min(self.width, int(records * self.values // factor))
+    def widest(self, values: float, factor: int) -> int:
+        """Return the largest width that is allowed for so many values, up to this one."""
+        return self.width if factor == 0 else min(self.width, int(values // factor))

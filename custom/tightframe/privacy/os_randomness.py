@@ -9,6 +9,7 @@ Differential Privacy, ESORICS 2021, section 5.1).
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable
 
@@ -22,6 +23,35 @@ RandomBytes = Callable[[int], bytes]
 
 DRAWS = 4  # normal draws summed for one value of noise
 NOISE_CHUNK = 2**17
+KEY_BYTES = 32
+
+
+class MaskSeeds:
+    """Starts torch's generator anew for each record, so that records' dropout masks are independent.
+
+    One stream for all records would tie them together: with it known, one record more shifts the masks of
+    those after it, and the sum by more than C. It can be known: of a seed torch's generator on a CPU keeps
+    32 bits, which can be tried one by one. Independent masks may be known: the proof holds for any.
+
+    Args:
+        device: whose generator masks are drawn from.
+        random_bytes: gives the key of all seeds.
+    """
+
+    def __init__(self, device: torch.device, random_bytes: RandomBytes = system_bytes) -> None:
+        self._key = random_bytes(KEY_BYTES)
+        self._count = 0
+        self._generator = torch.default_generator
+        if device.type == "cuda":
+            place = torch.cuda.current_device() if device.index is None else device.index
+            self._generator = torch.cuda.default_generators[place]
+
+    def start_next(self) -> None:
+        """Start the stream of the next record, or of the next records that a GPU handles together."""
+        self._count += 1
+        counted = self._count.to_bytes(8, "big")
+        digest = hashlib.blake2b(counted, key=self._key, digest_size=8).digest()
+        self._generator.manual_seed(int.from_bytes(digest, "big"))
 
 
 def poisson_batch(count: int, rate: float, random_bytes: RandomBytes = system_bytes) -> list[int]:

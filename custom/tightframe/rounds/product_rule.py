@@ -6,8 +6,8 @@ It is checked on declared numbers before anything runs, and again on opened ones
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
@@ -16,9 +16,19 @@ from tightframe.config.policy import Policy
 from tightframe.config.profiles import PROFILES
 from tightframe.config.refusals import BelowPolicyError, Refusal
 from tightframe.errors import RunError
-from tightframe.learning.products import COUNTED, LEAVING, LOSING, ClassSums, Products, Sizes
+from tightframe.learning.products import (
+    ALL_VALUES,
+    COUNTED,
+    LEAVING,
+    LOSING,
+    VALUES,
+    ClassSums,
+    Products,
+    Sizes,
+)
 from tightframe.phases import Schema, ServerState
 from tightframe.results.words import plural
+from tightframe.rounds.phases.statistics import SQUARES, SUMS
 from tightframe.rounds.riders.class_rules import holders_in, offered
 from tightframe.rounds.setup import JobSetup
 
@@ -34,8 +44,15 @@ def planned(setup: JobSetup) -> Products | None:
 def products_in(setup: JobSetup, schema: Schema) -> Products | None:
     """Return what the rule is on in a sum; None if it has no products without noise."""
     width = max((item.products for item in schema.fields), default=0)
-    values = math.prod(setup.setting.input_shape)
-    return Products(width, setup.setting.num_classes, values) if width else None
+    if not width:
+        return None
+    moments = sum(
+        item.size
+        for phase in setup.statistics_phases()
+        for item in phase.schema.fields
+        if item.name in (SUMS, SQUARES)
+    )
+    return Products(width, setup.setting.num_classes, setup.most_values, moments)
 
 
 def class_sums_planned(setup: JobSetup) -> ClassSums | None:
@@ -46,7 +63,7 @@ def class_sums_planned(setup: JobSetup) -> ClassSums | None:
 def class_sums_in(setup: JobSetup, schema: Schema) -> ClassSums | None:
     """Return the sums of frozen features by class in a sum; None if it has none without noise."""
     width = max((item.features for item in schema.fields), default=0)
-    return ClassSums(width, math.prod(setup.setting.input_shape)) if width else None
+    return ClassSums(width, setup.most_values) if width else None
 
 
 def _widest(setup: JobSetup, found_in: Callable[[JobSetup, Schema], _Sum | None]) -> _Sum | None:
@@ -91,9 +108,10 @@ def check_declared(policy: Policy, setup: JobSetup, sizes: Sizes) -> None:
         BelowPolicyError: TF-625.
     """
     if (found := planned(setup)) is not None:
-        _check(policy, found, sizes.sure(), "declared")
+        records = sizes.sure()
+        _check(policy, found, records, records * found.values, "declared")
     if setup.job.weights != "uniform" and (sums := class_sums_planned(setup)) is not None:
-        _check_class(policy, sums, sizes.declared, "all declared")
+        _check_class(policy, sums, sizes.declared * sums.values, "all declared records")
 
 
 def check_sum(
@@ -108,43 +126,64 @@ def check_sum(
 
     Args:
         state: behind the verified totals so far, with the opened numbers of records.
-        own: of each class, this silo's records in a plain sum, whose server sees its term; None in others.
+        own: of each class, how many values this silo's records have in a plain sum, whose server sees
+            its term; None in others.
 
     Raises:
         BelowPolicyError: TF-625.
         RunError: TF-523 if too few records stay in a withdrawal.
     """
     products, sums = products_in(setup, schema), class_sums_in(setup, schema)
-    every, by_class = _counted(state, setup.setting.num_classes)
+    if products is None and sums is None:
+        return
+    found = _counted(state, setup.setting.num_classes, setup.most_values)
     try:
         if products is not None:
-            _check(policy, products, sizes.sure(every), "counted")
+            values = sizes.sure_values(found.values, products.values)
+            _check(policy, products, sizes.sure(found.records), values, "counted")
         if sums is not None:
-            for place, counted in by_class.items():
-                records = counted if own is None or not own[place] else min(counted, float(own[place]))
-                _check_class(policy, sums, records, f"the counted of class {place}:")
+            for place, counted in found.by_class.items():
+                values = counted if own is None or not own[place] else min(counted, float(own[place]))
+                _check_class(policy, sums, values, f"the counted records of class {place}")
     except BelowPolicyError as error:
         if LEAVING not in state.extra:
             raise
         raise RunError(
             "Expected enough records to stay in the total that sums of features do not tell them "
-            f"(`{RULE}` {policy.records_per_feature}), but too few would: {every:.0f} in all, whichever "
-            "silos lie. Nothing is taken out: withdraw fewer, or start a new job with fewer features, or "
-            f"with `privacy`. {error}",
+            f"(`{RULE}` {policy.records_per_feature}), but too few would: {found.records:.0f} in all, "
+            "whichever silos lie. Nothing is taken out: withdraw fewer, or start a new job with fewer "
+            f"features, or with `privacy`. {error}",
             code="TF-523",
         ) from error
 
 
-def _counted(state: ServerState, classes: int) -> tuple[float, dict[int, float]]:
-    """Return how many different records a sum is of at least: in all, and of each class that has any.
+@dataclass(frozen=True)
+class _Counted:
+    """What a sum is of at least.
+
+    Attributes:
+        records, values: in all.
+        by_class: values of each class that is in it.
+    """
+
+    records: float
+    values: float
+    by_class: dict[int, float]
+
+
+def _counted(state: ServerState, classes: int, most: int) -> _Counted:
+    """Return how many different records a sum is of at least, and how many values.
 
     In a withdrawal these are those that stay. How many leave is known of all classes together: each that
     loses records could lose them all. A class without enough holders leaves whole.
+
+    Args:
+        most: values of a record that leaves.
     """
-    counts = state.extra.get(COUNTED)
-    if counts is None:
-        return 0.0, dict.fromkeys(range(classes), 0.0)
-    kept, holders = counts > 0, holders_in(state)
+    counts, values, every = (state.extra.get(name) for name in (COUNTED, VALUES, ALL_VALUES))
+    if counts is None or values is None or every is None:
+        return _Counted(0.0, 0.0, dict.fromkeys(range(classes), 0.0))
+    kept, holders = (counts > 0) | (values > 0), holders_in(state)
     leaving, loses = 0.0, torch.zeros_like(kept)
     summed = None if holders is None else offered(holders, classes).bool()
     if LEAVING in state.extra:
@@ -152,12 +191,16 @@ def _counted(state: ServerState, classes: int) -> tuple[float, dict[int, float]]
         if summed is not None:
             kept = kept & summed
     elif summed is not None:
-        kept = kept | summed  # all of its rows can be other classes' too, which count them
+        kept = kept | summed  # a liar's negative number can have made a class's nothing
     least = {
-        place: max(0.0, float(counts[place]) - (leaving if loses[place] else 0.0))
+        place: max(0.0, float(values[place]) - (leaving * most if loses[place] else 0.0))
         for place in torch.nonzero(kept).flatten().tolist()
     }
-    return max(0.0, float(counts[kept].sum()) - leaving), least
+    return _Counted(
+        max(0.0, float(counts[kept].sum()) - leaving),
+        max(0.0, float(every[kept].sum()) - leaving * most),
+        least,
+    )
 
 
 def warned(found: Products | ClassSums, records: float | None, *, classes: int = 1) -> list[str]:
@@ -170,8 +213,10 @@ def warned(found: Products | ClassSums, records: float | None, *, classes: int =
     by_class = isinstance(found, ClassSums)
     if records is None and by_class:
         return []
-    if records is not None and found.allowed(records / classes, PROFILES["standard"][RULE]):
-        return []
+    if records is not None:
+        held = records / classes * (found.values if isinstance(found, ClassSums) else 1)
+        if found.allowed(held, PROFILES["standard"][RULE]):
+            return []
     many = "UNTOLD NUMBERS OF" if records is None else f"{records:.0f}" if by_class else f"{records:.0f} SURE"
     what = f"SUMS OF {found.width} FEATURES BY CLASS" if by_class else f"PRODUCTS OF {found.width} FEATURES"
     few = f"a small one of the {classes} classes has few" if by_class else "they are few"
@@ -181,33 +226,34 @@ def warned(found: Products | ClassSums, records: float | None, *, classes: int =
     ]
 
 
-def _check(policy: Policy, found: Products, records: float, how: str) -> None:
-    _hold(
-        policy,
-        found,
-        records,
-        f"{found.numbers} sums of products of {found.width} features over {records:.0f} {how} records",
-        f"the sums if fewer than {policy.records_per_feature} records a feature surely stand behind them, "
-        f"whichever silos lie, or fewer values ({found.values} a record) than sums",
-    )
-
-
-def _check_class(policy: Policy, found: ClassSums, records: float, how: str) -> None:
-    _hold(
-        policy,
-        found,
-        records,
-        f"sums of {found.width} features by class over {how} {records:.0f} records",
-        f"the sum of a class if it is more than 1/{policy.records_per_feature} as many numbers as the "
-        f"class's records have values ({found.values} a record)",
-    )
-
-
-def _hold(policy: Policy, found: Products | ClassSums, records: float, asked: str, case: str) -> None:
-    """Refuse a sum over so few records; ``case`` says from what they are computed, and when."""
-    if found.allowed(records, policy.records_per_feature):
+def _check(policy: Policy, found: Products, records: float, values: float, how: str) -> None:
+    factor = policy.records_per_feature
+    if found.allowed(records, factor, values):
         return
-    widest = found.widest(records, policy.records_per_feature)
+    _tell_widest(
+        policy,
+        f"{found.numbers} sums of products of {found.width} features over {records:.0f} {how} records, "
+        f"with {values:.0f} values",
+        found.widest(records, factor, values),
+        f"the sums if fewer than {factor} records a feature surely stand behind them, "
+        "whichever silos lie, or fewer values than sums",
+    )
+
+
+def _check_class(policy: Policy, found: ClassSums, values: float, of: str) -> None:
+    factor = policy.records_per_feature
+    if found.allowed(values, factor):
+        return
+    _tell_widest(
+        policy,
+        f"sums of {found.width} features by class over {of}, with {values:.0f} values",
+        found.widest(values, factor),
+        f"the sum of a class if it is more than 1/{factor} as many numbers as its records have values",
+    )
+
+
+def _tell_widest(policy: Policy, asked: str, widest: int, case: str) -> None:
+    """Refuse a sum over too few records; ``case`` says from what they are computed, and when."""
     _refuse(
         policy,
         asked,

@@ -21,6 +21,7 @@ from tightframe.data.base import DatasetSpec
 from tightframe.data.table.tabulated import Layout
 from tightframe.errors import ContributionError, JobError
 from tightframe.learning import iterate_average, model_update
+from tightframe.learning.record_values import most_values
 from tightframe.models.build_limit import build_within
 from tightframe.models.own_modules import PROTOCOL
 from tightframe.options import listed
@@ -83,6 +84,16 @@ class JobSetup:
     def dataset_options(self) -> BaseModel:
         """The job's options of its data set."""
         return self.dataset.options.model_validate(self.job.dataset_options)
+
+    @property
+    def columns(self) -> tuple[int, ...]:
+        """Numbers of each column of a table in a record's inputs; empty where each is one."""
+        return () if self.dataset.columns is None else self.dataset.columns(self.dataset_options)
+
+    @property
+    def most_values(self) -> int:
+        """How many values are counted of a record at most (``learning.record_values``)."""
+        return most_values(self.setting.input_shape, self.columns)
 
     @cached_property
     def layout(self) -> Layout | None:
@@ -183,7 +194,9 @@ class JobSetup:
         if withdraw is None:
             return None
         by_class = self.job.class_rules == "on"
-        return Withdrawal(withdraw.state_sha256, withdraw.min_withdrawn, by_class=by_class)
+        return Withdrawal(
+            withdraw.state_sha256, withdraw.min_withdrawn, by_class=by_class, most=self.most_values
+        )
 
     def after_phases(self) -> tuple[Phase, ...]:
         """Return the method's phases between the last round and the closing."""

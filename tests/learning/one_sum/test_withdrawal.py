@@ -39,8 +39,8 @@ from tightframe.learning.one_sum.withdrawal import (
 from tightframe.phases import Cohort, Phase, ServerState, SiloView, Withdrawal
 
 START = "ab" * 32
-ASK = Withdrawal(START, least=4, by_class=True)
 CLASSES_OF_ALL, WIDTH = 3, 5
+ASK = Withdrawal(START, least=4, by_class=True, most=WIDTH)
 
 
 class Silo:
@@ -64,6 +64,9 @@ class Silo:
         self.labels = torch.tensor([0, 0, 0, 0, 1, 1, 1, 2, 2, 2])
         self.stay = torch.tensor([place not in leaving for place in range(10)])
         self.tested, self.short, self.min_class_count = tested or [], short, least
+
+    def record_values(self) -> int:
+        return WIDTH
 
     def load(self, tensors: Any) -> nn.Module:
         model = nn.Sequential()
@@ -204,7 +207,7 @@ def test_fewer_records_than_the_silos_own_minimum_do_not_leave_whatever_totals_s
     leaving: list[int], admitted: list[bool], off: bool, least: int, refused: bool
 ) -> None:
     silo = Silo(leaving, least=least)
-    rule = Withdrawal(START, ASK.least, by_class=not off)
+    rule = Withdrawal(START, ASK.least, by_class=not off, most=WIDTH)
     kept = committed(silo, admitted)
     first = phases(CLASSES_OF_ALL, WIDTH, rule, lambda state, total: state, products=True)[0]
     if not refused:
@@ -278,7 +281,7 @@ def test_of_a_fold_that_is_not_evaluated_no_class_is_told() -> None:
 def test_a_fold_of_which_too_few_records_leave_is_not_evaluated(
     fold: tuple[int, int, int], classes: list[int], held: bool, by_class: bool
 ) -> None:
-    rule = Withdrawal(START, ASK.least, by_class=by_class)
+    rule = Withdrawal(START, ASK.least, by_class=by_class, most=WIDTH)
     first, second, _ = phases(CLASSES_OF_ALL, WIDTH, rule, lambda state, total: state, products=True)
     cohort = Cohort(0, {"a": 1, "b": 1, "c": 1}, 1, enrolled=3)
     none = totals(8, 3, [3, 0, 0])
@@ -336,7 +339,7 @@ def test_the_opening_rule(found: Any, match: str) -> None:
 def test_what_the_opening_rule_lets_through() -> None:
     for found, rule in (
         (totals(4, 3, [3, 0, 4]), ASK),
-        (totals(4, 3, [1, 2, 0]), Withdrawal(START, 4, by_class=False)),
+        (totals(4, 3, [1, 2, 0]), Withdrawal(START, 4, by_class=False, most=WIDTH)),
     ):
         check_numbers(found, rule)
         check_classes(found, rule)

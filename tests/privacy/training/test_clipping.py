@@ -13,7 +13,7 @@ from torch import nn
 from tightframe import models
 from tightframe.learning.optimizers import OptimizerSettings
 from tightframe.learning.stages import Stage, Term, cross_entropy
-from tightframe.privacy.os_randomness import poisson_batch
+from tightframe.privacy.os_randomness import KEY_BYTES, poisson_batch
 from tightframe.privacy.training import dp_sgd
 from tightframe.privacy.training.clipping import Members, PatientSum, clipped_sum
 from tightframe.privacy.training.dp_sgd import PrivateSettings, private_fit
@@ -90,7 +90,7 @@ def test_patients_are_drawn_and_come_with_all_their_records(silent: None) -> Non
     """Several steps of Poisson batches of patients, as the same loop over them by autograd."""
     rate, steps, clip = 0.4, 6, 2.5
     source = np.random.default_rng(0).bytes
-    source(8)  # the seed of dropout
+    source(KEY_BYTES)  # of dropout masks
     people = sorted(set(PATIENTS.tolist()))
     drawn = [poisson_batch(len(people), rate, source) for _ in range(steps)]
     assert any(not batch for batch in drawn) and max(map(len, drawn)) > 1

@@ -43,7 +43,7 @@ def config_of(model: nn.Module, rate: float = 1.0, noise: float = 1.0) -> Gradie
 
 
 def summed(records: Any, *, rate: float = 1.0, patients: Any = None, **given: Any) -> torch.Tensor:
-    model = network()
+    model = given.pop("model", None) or network()
     values: dict[str, Any] = {
         **{"config": config_of(model, rate), "clip_norm": CLIP, "device": "cpu", "batch_size": 4},
         **{"charge": lambda: None, "patients": patients},
@@ -65,6 +65,21 @@ def gradients(records: Records) -> torch.Tensor:
 
 def clipped(rows: torch.Tensor) -> torch.Tensor:
     return rows * (CLIP / rows.norm(dim=1, keepdim=True)).clamp(max=1)
+
+
+def test_each_record_has_a_stream_of_dropout_masks_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    seeds = []
+
+    class Dropping(nn.Dropout):
+        def forward(self, values: torch.Tensor) -> torch.Tensor:
+            if self.training and len(values) == 1:
+                seeds.append(torch.default_generator.initial_seed() % 2**32)
+            return super().forward(values)
+
+    model = Classifier(nn.Sequential(nn.Linear(5, 6), Dropping(0.5)), 6, 3)
+    monkeypatch.setattr(gradient_sum, "probe_with_made_up", lambda *_: None)
+    summed(some(), model=model)
+    assert len(set(seeds)) == len(seeds) == 23
 
 
 @pytest.mark.filterwarnings("ignore:Full backward hook")

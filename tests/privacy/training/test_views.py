@@ -16,7 +16,7 @@ from tightframe.errors import JobError
 from tightframe.learning.optimizers import OptimizerSettings
 from tightframe.learning.stages import Stage, cross_entropy
 from tightframe.models.heads import Classifier
-from tightframe.privacy.os_randomness import poisson_batch
+from tightframe.privacy.os_randomness import KEY_BYTES, poisson_batch
 from tightframe.privacy.releases.gradient_sums import GradientSumConfig
 from tightframe.privacy.training import dp_sgd
 from tightframe.privacy.training.dp_sgd import PrivateSettings, private_fit
@@ -150,7 +150,7 @@ def test_every_step_sees_other_views_of_those_who_take_part(silent: None) -> Non
 
     seed, rate = 3, 0.4
     source = np.random.default_rng(seed).bytes
-    source(8)  # the seed of dropout
+    source(KEY_BYTES)  # of dropout masks
     chosen = poisson_batch(COUNT, rate, source)
     assert 1 < len(chosen) < COUNT
     settings = PrivateSettings(CLIP, 1.0, rate, 1.0)

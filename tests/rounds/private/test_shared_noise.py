@@ -31,7 +31,7 @@ from tightframe.privacy.events import Gaussian, SubsampledGaussian
 from tightframe.privacy.releases.gradient_sums import GradientSumConfig
 from tightframe.privacy.training import portions
 from tightframe.rounds.privacy_plan import honest_silos
-from tightframe.rounds.riders import noisy_gradients
+from tightframe.rounds.riders import epsilon, noisy_gradients
 from tightframe.rounds.setup import prepare
 from tightframe.rounds.silo import private_view
 from tightframe.rounds.silo.session import SiloSession
@@ -189,9 +189,12 @@ def test_with_own_noise_and_with_plain_sums_each_silo_adds_all_of_it(
 
 
 def test_a_failed_silo_adds_its_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read, told = epsilon.read_totals, []
+    monkeypatch.setattr(epsilon, "read_totals", lambda *given: told.append(read(*given)) or told[-1])
     found, numbers = carried(tmp_path, monkeypatch, job(), failing="site-2")
     low, high = stats.chi2.ppf([1e-7, 1 - 1e-7], numbers)
     assert low < found / (4 / HONEST) < high
+    assert told and all(item.untold == 0 for item in told), "what it has spent is told as ever"
     assert not charges_of(tmp_path, "site-2"), "noise alone says nothing of its records"
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from tightframe.learning import loop
+from tightframe.learning import loop, record_values
 from tightframe.learning.batches import merge_single_tail
 from tightframe.learning.stages import FitReport, Stage
 from tightframe.phases import Fold, Setting, SiloView, Tensors, stream_seed
@@ -44,6 +44,9 @@ class FakeSilo:
     @property
     def records_per_feature(self) -> int:
         return 0
+
+    def record_values(self) -> int:
+        return record_values.count_values([self.inputs], (), self.least)
 
     def private_class_sums(
         self, features: Callable[[torch.Tensor], torch.Tensor], width: int

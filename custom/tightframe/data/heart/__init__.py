@@ -69,6 +69,7 @@ SPECS = {
         open=deferred("tightframe.data.heart.silo", "open_site"),
         twin=deferred("tightframe.data.heart.twin", "open_twin"),
         num_centers=NUM_CENTERS,
+        columns=lambda options: (*[1] * 8, 3, 2),
         form=deferred("tightframe.data.heart.form", "form"),
     ),
 }

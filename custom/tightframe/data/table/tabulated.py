@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tightframe.data.contract import Column, Contract, MultiLabel
+from tightframe.data.table.silo import content_names
 from tightframe.phases import UNKNOWN
 
 if TYPE_CHECKING:
@@ -145,7 +146,7 @@ class Tabulated:
         labels: int64 (n,).
         cells: of each record in each column, counted from the column's first, int64 (n, K).
         values: of each number, in its range from -1 to 1, (n, N); 0 where there is none.
-        names: of the records.
+        names: of the records; of their values where the contract has no column of names.
         owners: number of each record's patient, (n,); of the record where patients are unknown.
     """
 
@@ -192,6 +193,7 @@ class Tabulated:
 def tabulate(data: TableData, layout: Layout) -> Tabulated:
     """Return a silo's records of all folds as cells."""
     features, labels, told = data.everything()
+    contents = content_names(features, labels) if layout.contract.record is None else None
     missing = _indicated(features, layout) if told is None else told
     if labels.ndim == 2:
         # Each finding as a column that is its own value.
@@ -226,7 +228,9 @@ def tabulate(data: TableData, layout: Layout) -> Tabulated:
         if place.number is not None:
             values[missing[:, index], place.number] = 0.0
         first += width
-    return Tabulated(layout, labels, cells, values, *data.named())
+    names, owners = data.named()
+    # Names that tell records of equal values apart depend on the other records; these choose alike.
+    return Tabulated(layout, labels, cells, values, contents or names, owners)
 
 
 def _indicated(features: NDArray[np.float32], layout: Layout) -> NDArray[np.bool_]:

@@ -32,7 +32,6 @@ it (``withheld``). Without validation records the head keeps the temperature tha
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import Any
@@ -56,7 +55,15 @@ from tightframe.learning.one_sum.feature_sums import (
     frozen,
     sum_fields,
 )
-from tightframe.learning.products import COUNTED, LEAVING, LOSING, ClassSums, Products
+from tightframe.learning.products import (
+    ALL_VALUES,
+    COUNTED,
+    LEAVING,
+    LOSING,
+    VALUES,
+    ClassSums,
+    Products,
+)
 from tightframe.models import feature_width
 from tightframe.phases import (
     Cohort,
@@ -299,8 +306,10 @@ def _withdraw(classes: int, width: int, withdrawal: Withdrawal, solved: Solved, 
                 code=REFUSED,
             )
         extra = {name: item for name, item in state.extra.items() if name not in (CLEARED, LEAVING, LOSING)}
-        if COUNTED in extra:  # each that leaves can have been a row of its own
-            extra[COUNTED] = (extra[COUNTED] + torch.as_tensor(totals[LEFT + COUNTS])).clamp_min(0)
+        leaves = torch.as_tensor(totals[LEFT + COUNTS])  # each can have been a row of its own
+        for name, worth in {COUNTED: 1, VALUES: withdrawal.most, ALL_VALUES: withdrawal.most}.items():
+            if name in extra:
+                extra[name] = (extra[name] + leaves * worth).clamp_min(0)
         made = solved(state.evolve(extra=extra), after)
         if "validation" not in withheld(state):
             return made  # the next exchange scales it
@@ -403,9 +412,9 @@ def check_products(silo: SiloView, changed: DistinctRows, width: int, *, product
     Raises:
         RunError: TF-523; the numbers stay at the silo.
     """
-    least, values = silo.records_per_feature, math.prod(silo.setting.input_shape)
+    least, values = silo.records_per_feature, silo.record_values()
     every, by_class, sums = float(changed.counts.sum()), changed.by_class.tolist(), ClassSums(width, values)
-    few = [place for place, gone in enumerate(by_class) if gone and not sums.allowed(gone, least)]
+    few = [place for place, gone in enumerate(by_class) if gone and not sums.allowed(gone * values, least)]
     if products and every and not Products(width, len(by_class), values).allowed(every, least):
         asked, got = f"products of {width} features", f"{every:.0f}"
     elif few:

@@ -42,7 +42,7 @@ from tightframe.learning.loop import PROGRESS_SECONDS
 from tightframe.learning.stages import FitReport, Stage
 from tightframe.privacy.discrete_gaussian import system_bytes
 from tightframe.privacy.events import SubsampledGaussian
-from tightframe.privacy.os_randomness import RandomBytes, poisson_batch, standard_normal
+from tightframe.privacy.os_randomness import MaskSeeds, RandomBytes, poisson_batch, standard_normal
 from tightframe.privacy.training.clipping import Members, PatientSum, clipped_sum, rows
 from tightframe.privacy.training.per_sample import Engine, EngineName, RecordLoss, gradients
 from tightframe.privacy.training.portions import Portions, Records, loaded, probe_with_made_up
@@ -170,8 +170,6 @@ def private_fit(
         charge(events)
     with ExitStack() as stack:
         stack.enter_context(torch.random.fork_rng(devices=[device] if device.type == "cuda" else []))
-        # Dropout masks, too: with known masks, one record more would shift those of the records after it.
-        torch.manual_seed(int.from_bytes(random_bytes(8), "big") >> 1)
         helper = stack.enter_context(ThreadPoolExecutor(1, "noise"))
         loop = _Loop(model, device, settings, engine, random_bytes, helper, progress, members, views)
         loop.run_all(stages, records, count, workers)
@@ -199,7 +197,7 @@ class _Loop:
         self.model = model
         self.device = device
         self.settings = settings
-        self.portions = Portions(device, engine, progress)
+        self.portions = Portions(device, engine, MaskSeeds(device, random_bytes), progress)
         self.random_bytes = random_bytes
         self.helper = helper
         self.progress = progress

@@ -20,7 +20,7 @@ from torch import nn
 from tightframe.learning.optimizers import OptimizerSettings
 from tightframe.learning.stages import Batch, Stage, Term
 from tightframe.privacy.discrete_gaussian import system_bytes
-from tightframe.privacy.os_randomness import RandomBytes, poisson_batch
+from tightframe.privacy.os_randomness import MaskSeeds, RandomBytes, poisson_batch
 from tightframe.privacy.releases.class_sums import clip_features, on_grid
 from tightframe.privacy.releases.gradient_sums import GradientSumConfig
 from tightframe.privacy.training.clipping import Members, PatientMeans, rows
@@ -88,14 +88,13 @@ def clipped_gradient_sum(
     total = torch.zeros(sum(item.numel() for item in trained) + 1, dtype=torch.int64)
     with ExitStack() as stack:
         stack.enter_context(torch.random.fork_rng(devices=[device] if device.type == "cuda" else []))
-        # Dropout masks, too: with known masks, one record more would shift those of the records after it.
-        torch.manual_seed(int.from_bytes(random_bytes(8), "big") >> 1)
+        masks = MaskSeeds(device, random_bytes)
         taken = poisson_batch(count if members is None else len(members), config.sampling_rate, random_bytes)
         places = taken if members is None else members.records(taken)
         chunks = [places[start : start + batch_size] for start in range(0, len(places), batch_size)]
         in_chunks = loaded(lambda step: records(step % views), 0, chunks, workers, device, views)
         batches = (batch for batch in in_chunks if batch)
-        portions = Portions(device, engine, progress)
+        portions = Portions(device, engine, masks, progress)
         model.train()
         try:
             running = _Running(stack, portions, RecordLoss(model, terms), trained, batches)

@@ -233,6 +233,20 @@ def gives_the_loops(
         return False
 
 
+def draws(
+    name: EngineName,
+    loss: RecordLoss,
+    trained: Sequence[nn.Parameter],
+    inputs: torch.Tensor,
+    labels: torch.Tensor,
+) -> bool:
+    """Return True if the gradient of a record takes random numbers from the CPU's generator."""
+    before = torch.default_generator.get_state()
+    with running(name, loss, trained) as engine:
+        engine(inputs[:1], labels[:1])
+    return not before.equal(torch.default_generator.get_state())
+
+
 def _by_loop(
     loss: RecordLoss, trained: Sequence[nn.Parameter], inputs: torch.Tensor, labels: torch.Tensor
 ) -> list[torch.Tensor]:

@@ -13,11 +13,13 @@ from tightframe.errors import TrainingError
 from tightframe.learning.batches import reading_processes
 from tightframe.learning.loop import is_out_of_memory
 from tightframe.learning.stages import Batch, Stage
+from tightframe.privacy.os_randomness import MaskSeeds
 from tightframe.privacy.training.per_sample import (
     Engine,
     EngineName,
     RecordLoss,
     choose_engine,
+    draws,
     gives_the_loops,
     running,
 )
@@ -35,13 +37,18 @@ class Portions:
     Args:
         engine: of per-sample gradients; by default the fastest on a GPU, and on a CPU the loop, or ``vmap``
             where a head on computed features is all that trains.
+        masks: of dropout. On a CPU a model that draws any has the loop, where each record has its own.
         tell: gets a line about the choice.
     """
 
     def __init__(
-        self, device: torch.device, engine: EngineName | None, tell: Callable[[str], None] | None
+        self,
+        device: torch.device,
+        engine: EngineName | None,
+        masks: MaskSeeds,
+        tell: Callable[[str], None] | None,
     ) -> None:
-        self._device, self._tell = device, tell
+        self._device, self._tell, self._masks = device, tell, masks
         self._chosen = engine or (None if device.type == "cuda" else CHOSEN_ON_CPU)
         self._may_change = engine is None and self._chosen == "loop"
         self._most: int | None = None  # records at a time, once memory has shown a limit
@@ -53,6 +60,8 @@ class Portions:
         if self._may_change and getattr(loss.model, "takes_features", False):
             self._may_change = False
             self._chosen = "vmap" if gives_the_loops("vmap", loss, trained, *batch) else "loop"
+        if self._chosen != "loop" and self._device.type == "cpu":
+            self._chosen = "loop" if draws(self._chosen, loss, trained, *batch) else self._chosen
         if self._chosen == "loop":
             self._most = 1
         return running(self._chosen, loss, trained)
@@ -72,6 +81,7 @@ class Portions:
         start = 0
         while start < len(labels):
             size = len(labels) - start if self._most is None else min(self._most, len(labels) - start)
+            self._masks.start_next()
             part = self._reduced(engine, inputs[start : start + size], labels[start : start + size], reduce)
             if part is None:
                 # Outside of the handler: the exception would keep the failed step's tensors alive.

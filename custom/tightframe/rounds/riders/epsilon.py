@@ -40,7 +40,7 @@ from tightframe.phases import (
 )
 from tightframe.results.parts.spent import Bin, Spent
 from tightframe.results.words import plural, rounded_up
-from tightframe.rounds.riders.view import rider_view
+from tightframe.rounds.riders.view import RiderView, rider_view
 
 BINS, SHOWN = "privacy/epsilon_bins", "privacy/epsilon_shown"
 EDGES = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, math.inf)
@@ -74,10 +74,7 @@ def attach(phase: Phase, job: JobConfig) -> Phase:
     def contribute(silo: SiloView, broadcast: Tensors, state: Tensors) -> Contribution:
         made = phase.contribute(silo, broadcast, state)
         # After it, because it charges what it draws; so a round that is repeated is told with its repeats.
-        view = rider_view(silo)
-        how = view.context.policy.epsilon_shown
-        told = terms(view.spent() if how != "nothing" else 0.0, how, view.name, job.roster)
-        return replace(made, tensors={**made.tensors, **told})
+        return replace(made, tensors={**made.tensors, **told(rider_view(silo))})
 
     def read(state: ServerState, totals: Totals, cohort: Cohort) -> Reading:
         own, others = taken_out(totals, (BINS, SHOWN).__contains__)
@@ -90,6 +87,12 @@ def attach(phase: Phase, job: JobConfig) -> Phase:
             )
 
     return replace(phase, schema=phase.schema + fields(job), contribute=contribute, read=read)
+
+
+def told(silo: RiderView) -> dict[str, torch.Tensor]:
+    """Return this silo's part of the two sums, by its ledger; a silo whose training failed tells it, too."""
+    how = silo.context.policy.epsilon_shown
+    return terms(silo.spent() if how != "nothing" else 0.0, how, silo.name, silo.setup.job.roster)
 
 
 def terms(spent: float, how: EpsilonShown, name: str, roster: Sequence[str]) -> dict[str, torch.Tensor]:

@@ -9,6 +9,7 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TypeVar, cast
 
 import safetensors.torch
@@ -38,8 +39,9 @@ from tightframe.rounds.order import place_of
 from tightframe.rounds.phases.statistics import POOLED
 from tightframe.rounds.plan import BEFORE, STATISTICS, Exchange
 from tightframe.rounds.privacy_plan import is_frozen_sum
-from tightframe.rounds.riders import evaluation, failures, moments
+from tightframe.rounds.riders import epsilon, evaluation, failures, moments
 from tightframe.rounds.riders.evaluation import told_by_few
+from tightframe.rounds.riders.view import rider_view
 from tightframe.rounds.setup import prepare, set_threads
 from tightframe.rounds.silo import checks, own_report, subnormals
 from tightframe.rounds.silo.followed_state import FollowedState
@@ -123,7 +125,7 @@ class Contributor:
         specs = codec.specs(phase.schema, parties=len(weights))
         formed = formed_by(self._setup, phase.schema, received, state.model)
         check(sum_id, specs, formed)
-        seen = self._own_classes() if job.summation == "plain" else None
+        seen = self._own_values(exchange) if job.summation == "plain" else None
         product_rule.check_sum(context.policy, self._setup, phase.schema, state, sizes, seen)
         self._check_own_withdrawal(exchange, state)
         proven = follows and notes.have_total(total)
@@ -180,11 +182,17 @@ class Contributor:
         view = LocalSilo(self._context, self._setup, self._device, exchange.stream)
         withdrawal.check_own(view, self._store.committed(), asked, withheld(state))
 
-    def _own_classes(self) -> list[int]:
-        """Return this silo's numbers of records of the classes that it takes part in, 0 of others."""
+    def _own_values(self, exchange: Exchange) -> list[int] | None:
+        """Return how many values this silo's records have of each class that it takes part in, 0 of others.
+
+        None in a sum that has no features by class.
+        """
+        if not any(item.features for item in exchange.phase.schema.fields):
+            return None
         counts = class_counts(own_labels(self._context.data), self._setup.setting.num_classes)
-        least = self._context.policy.class_count(synthetic=self._context.data.synthetic)
-        return [int(count) if count >= least else 0 for count in counts]
+        view = LocalSilo(self._context, self._setup, self._device, exchange.stream)
+        worth = view.record_values()
+        return [int(count) * worth if count >= view.min_class_count else 0 for count in counts]
 
     def _settle(self, message: Message, total: Total | None) -> None:
         """Let what this silo trained for the sums before count, or drop it."""
@@ -231,6 +239,8 @@ class Contributor:
         made = failures.without_update(phase.schema, received, {} if private is not None else made.tensors)
         if private is not None:
             made = failures.with_noise(made, phase.schema, private, silo.honest)
+            if epsilon.BINS in made.tensors:  # as ever, by the ledger: else its absence would name this silo
+                made = replace(made, tensors={**made.tensors, **epsilon.told(rider_view(silo))})
         term = _encoded(silo, phase.schema, made.tensors, weights)
         return made, term if private is not None else failures.blinded(phase.schema, term), False
 

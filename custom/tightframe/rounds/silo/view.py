@@ -20,6 +20,7 @@ from tightframe.errors import RunError, TrainingError
 from tightframe.learning import loop, own_loop
 from tightframe.learning.batches import merge_single_tail, reading_processes
 from tightframe.learning.model_update import build_template
+from tightframe.learning.record_values import count_values
 from tightframe.learning.stages import FitReport, Stage, Term
 from tightframe.models.frozen import FrozenEncoder
 from tightframe.phases import Fold, Setting, Tensors, stream_seed
@@ -186,6 +187,13 @@ class LocalSilo:
     def records_per_feature(self) -> int:
         """Least number of records for each feature whose exact products leave this silo; 0 for no rule."""
         return self.context.policy.records_per_feature
+
+    def record_values(self) -> int:
+        """Return how many unknown numbers a training record has, in a withdrawal as before it."""
+        context = self.context if self.context.job.withdraw is None else self.context.before_withdrawal
+        view = LocalSilo(context, self.setup, self.device, self.round)  # which has inputs, not features
+        read = (inputs for inputs, _ in view.batches("train", augment=False, shuffle=False))
+        return count_values(read, self.setup.columns, self.min_class_count)
 
     def memory_named(self, key: str, size: int) -> AbstractContextManager[None]:
         """Turn running out of memory into TF-302, naming the job's value ``key`` to lower from ``size``."""

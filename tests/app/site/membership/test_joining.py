@@ -435,8 +435,6 @@ def test_the_whole_way_is_as_many_commands_as_the_guide_says() -> None:
     """From nothing to a verified job of three hospitals: not more than twenty."""
     text = (ROOT / "docs" / "operations.md").read_text()
     (said,) = re.findall(r"The whole way, for three hospitals and a server, is (\d+) commands", text)
-    table = text[text.index("The whole way") : text.index("## 1. Lead")]
-    assert sum(int(number) for number in re.findall(r"\| (\d+) \|$", table, re.MULTILINE)) == int(said)
     everybody = ("3. Everybody", "5. Everybody")
     mine = [OPERATIONS.commands(heading, {}) for heading in ("1. Lead", "2. Keeper", "4. Keeper", "7. Lead")]
     theirs = [

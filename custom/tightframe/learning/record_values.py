@@ -1,0 +1,116 @@
+"""How many unknown numbers a record has, as far as the hospital that holds it is sure.
+
+A record's inputs can be many more: a level of a category that no record has, a column that is the same in
+all, one that follows from others, a picture that was scaled up. Who writes a job could add any number of
+these. So a hospital counts, of its own records, the columns that
+
+1. differ from the most common value in ``min_class_count`` records at least, as the class rules ask;
+2. do not follow from others, as a linear function of them, but for 1/1000 of their variance.
+
+A column of a table counts once, however many numbers its levels are encoded in. Inputs that are longer than
+512 numbers are first added up to as many, each with a sign, in one order for all: that gives no number that
+was not there. Of n records n - 1 numbers are seen at most.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+MOST = 512
+"""Most numbers that are counted. Products need two records a feature, so that it takes over 2,000 features
+for more to matter."""
+PICTURES, ROWS = 1024, 2**14
+"""Records that are looked at, the first ones: of pictures twice as many as numbers are counted, of tables
+more, so that rare values are seen."""
+FOLLOWS = 1e-3
+"""A column with a smaller part of its variance left, given the others, follows from them."""
+
+
+def most_values(shape: Sequence[int], columns: Sequence[int]) -> int:
+    """Return how many numbers are counted of a record at most, from a job alone.
+
+    Args:
+        shape: of a record's inputs.
+        columns: numbers of each column of a table in them; empty where each number is one.
+
+    >>> most_values((113,), [1] * 13 + [100]), most_values((3, 224, 224), ())
+    (14, 512)
+    """
+    return min(MOST, len(columns) or math.prod(shape))
+
+
+def count_values(batches: Iterable[torch.Tensor], columns: Sequence[int], least: int) -> int:
+    """Return how many unknown numbers a record has.
+
+    Args:
+        batches: of inputs (B, ...).
+        columns: see ``most_values``.
+        least: records in which a column must differ.
+
+    >>> rows = torch.tensor([[0.0, 0, 5], [1, 2, 5], [4, 8, 5], [9, 18, 5]])
+    >>> count_values([rows], (), 2)  # one is twice another, one is the same
+    1
+    """
+    read = list[torch.Tensor]()
+    for batch in batches:
+        read.append(_shortened(batch.detach().to("cpu", torch.float32)))
+        if sum(map(len, read)) >= (PICTURES if batch.dim() > 2 else ROWS):
+            break
+    rows = torch.cat(read).numpy() if read else np.zeros((0, 0))
+    if len(rows) < least:
+        return 0
+    rows = np.nan_to_num(rows, nan=0.0, posinf=0.0, neginf=0.0)
+    of = np.repeat(np.arange(len(columns)), columns) if columns else np.arange(rows.shape[1])
+    rising = np.sort(rows, axis=0)  # a value that more than n - least have is in one of these pairs twice
+    varies = (rising[:least] != rising[-least:]).all(0)
+    rows, of = _scaled(rows[:, varies].astype(np.float64)), of[varies]
+    most = len(np.unique(of))
+    if rows.shape[1] > MOST:
+        rows, of = _scaled(_added_up(torch.from_numpy(rows)).numpy()), np.arange(MOST)
+    return min(_independent(rows.T @ rows, of), most)
+
+
+def _independent(left: NDArray[np.float64], of: NDArray[np.int64]) -> int:
+    """Return how many columns do not follow from others, taken from the one with the most left.
+
+    Args:
+        left: correlations of the numbers, (p, p); overwritten.
+        of: the column of each number, (p,).
+    """
+    found, column = 0, -1
+    while left.size:
+        own = left.diagonal()
+        inside = np.where(of == column, own, 0.0)  # all of a column goes before the next one counts
+        if inside.max() < FOLLOWS:
+            if own.max() < FOLLOWS:
+                break
+            found, inside = found + 1, own
+        place = inside.argmax()
+        column, pivot = of[place], left[place] / np.sqrt(own[place])
+        left -= np.outer(pivot, pivot)
+    return found
+
+
+def _shortened(batch: torch.Tensor) -> torch.Tensor:
+    """Return a batch as rows; those of more than one axis, which have one unit, no longer than is counted."""
+    rows = batch.flatten(1)
+    return _added_up(rows) if batch.dim() > 2 and rows.shape[1] > MOST else rows
+
+
+def _scaled(rows: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return columns of mean 0 and length 1."""
+    centred = rows - rows.mean(0)
+    return centred / np.maximum(np.linalg.norm(centred, axis=0), 1e-300)
+
+
+def _added_up(rows: torch.Tensor) -> torch.Tensor:
+    """Return the sums (n, ``MOST``) of columns (n, p), each with a sign, in an order that never changes."""
+    drawn = torch.Generator().manual_seed(0)
+    place = torch.randperm(rows.shape[1], generator=drawn) % MOST
+    sign = torch.randint(0, 2, (rows.shape[1],), generator=drawn).to(rows.dtype) * 2 - 1
+    return rows.new_zeros(len(rows), MOST).index_add_(1, place, rows * sign)

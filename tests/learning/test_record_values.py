@@ -1,0 +1,106 @@
+"""How many unknown numbers a record has: what others could add to its inputs adds none."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+
+from tightframe.learning.record_values import FOLLOWS, MOST, PICTURES, ROWS, count_values, most_values
+
+DRAW = np.random.default_rng(0)
+FIVE = torch.from_numpy(DRAW.normal(size=(300, 5))).float()
+
+
+def levels(number: int, records: int = 300) -> torch.Tensor:
+    """A category, in as many numbers."""
+    return functional.one_hot(torch.arange(records) % number, number).float()
+
+
+def with_share(share: float) -> torch.Tensor:
+    """A column that follows from the first one but for this part of its variance."""
+    first, other = (FIVE[:, place] - FIVE[:, place].mean() for place in (0, 1))
+    other = other - (other @ first) / (first @ first) * first
+    mixed = first / first.norm() * (1 - share) ** 0.5 + other / other.norm() * share**0.5
+    return torch.stack([first, mixed], 1)
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "values"),
+    [
+        (FIVE, (), 5),
+        (FIVE * torch.tensor([1e-6, 1, 1e6, 1, 1]) + 1, (), 5),
+        (torch.cat([FIVE, torch.zeros(300, 100)], 1), (), 5),
+        (torch.cat([FIVE, FIVE.new_full((300, 1), 7), FIVE * 2.2 - 1, FIVE.sum(1, keepdim=True)], 1), (), 5),
+        (torch.cat([FIVE, levels(9)], 1), (), 13),  # the last level is none of the others
+        (torch.cat([FIVE, levels(9), torch.zeros(300, 99)], 1), (1, 1, 1, 1, 1, 108), 6),
+        (torch.cat([FIVE, levels(9), levels(9)], 1), (1, 1, 1, 1, 1, 9, 9), 6),
+        (torch.cat([levels(9), FIVE], 1), (9, 1, 1, 1, 1, 1), 6),
+        (torch.full((300, 3), torch.nan), (), 0),
+        (torch.full((300, 3), torch.inf), (), 0),
+        (with_share(FOLLOWS * 1.2), (), 2),
+        (with_share(FOLLOWS * 0.8), (), 1),
+        (torch.from_numpy(DRAW.normal(size=(40, 60))).float(), (), 39),
+        (torch.from_numpy(DRAW.normal(size=(700, 600))).float(), (), MOST),
+        (torch.from_numpy(DRAW.normal(size=(700, 20)) @ DRAW.normal(size=(20, 600))).float(), (), 20),
+        (levels(600, 6000), (600,), 1),
+    ],
+    ids=[
+        *("numbers", "units", "unused", "derived", "levels", "column", "category twice", "category first"),
+        *("nan", "infinite", "follows hardly", "follows", "few records", "long", "long and derived"),
+        "many levels",
+    ],
+)
+def test_what_says_nothing_new_is_not_counted(
+    rows: torch.Tensor, columns: tuple[int, ...], values: int
+) -> None:
+    assert count_values([rows[:100], rows[100:]], columns, 5) == values
+
+
+@pytest.mark.parametrize(
+    ("differ", "least", "values"), [(4, 5, 1), (5, 5, 2), (296, 5, 1), (1, 1, 2), (0, 1, 1)]
+)
+def test_a_column_differs_in_enough_records(differ: int, least: int, values: int) -> None:
+    """No single record decides, nor one of fewer than the class rules ask for."""
+    column = torch.zeros(300, 1)
+    column[:differ] = 1
+    assert count_values([torch.cat([FIVE[:, :1], column], 1)], (), least) == values
+
+
+def test_fewer_records_than_must_differ_have_none() -> None:
+    assert count_values([], (), 1) == count_values([FIVE[:4]], (), 5) == 0
+    assert count_values([FIVE[:5] * torch.tensor([1.0, 0, 0, 0, 0])], (), 5) == 0
+    assert count_values([FIVE[:6]], (), 5) == 5
+
+
+def test_a_picture_that_was_scaled_up_has_no_more_numbers() -> None:
+    small = torch.from_numpy(DRAW.uniform(size=(400, 1, 8, 8))).float()
+    large = functional.interpolate(small, (64, 64), mode="bilinear")
+    shown = (large * 255).round() / 255  # as a file has it
+    assert count_values(shown.split(64), (), 5) == 64
+    assert count_values([shown.expand(-1, 3, -1, -1)], (), 5) == 64
+    assert count_values([torch.from_numpy(DRAW.uniform(size=(600, 3, 16, 16))).float()], (), 5) == MOST
+    assert count_values([small], (), 5) == 64
+
+
+def test_of_many_pictures_the_first_are_looked_at() -> None:
+    batch = torch.from_numpy(DRAW.uniform(size=(PICTURES // 2, 1, 2, 2))).float()
+    read = []
+
+    def batches(inputs: torch.Tensor):  # type: ignore[no-untyped-def]
+        for place in range(4):
+            read.append(place)
+            yield inputs
+
+    assert count_values(batches(batch), (), 5) == 4 and read == [0, 1]
+    read.clear()
+    assert count_values(batches(batch.flatten(1)), (), 5) == 4 and read == [0, 1, 2, 3]
+    read.clear()
+    assert count_values(batches(FIVE.repeat(ROWS // 600, 1)), (), 5) == 5 and read == [0, 1, 2]
+
+
+def test_the_most_is_known_from_a_job() -> None:
+    assert most_values((13,), ()) == 13
+    assert most_values((600,), (1,) * 600) == most_values((2, 20, 20), ()) == MOST
+    assert most_values((108,), (1, 107)) == 2
