@@ -315,11 +315,9 @@ def test_exact_evaluations_of_more_models_are_refused_with_what_to_set() -> None
                 ]
             ]
             policy.check(job.model_copy(update={"evaluation": Evaluation(models=most)}))
-        policy.check(
-            _job(**FITTING, rounds=30, privacy={}, evaluation={"models": 25})
-        )  # nothing exact leaves
         policy.check(_job(**FITTING, rounds=most - 1, evaluation={"models": 25}))
-    PolicyBlock().resolve(production=True).check(_job(**FITTING, privacy={}, evaluation={"models": 25}))
+    nothing_exact = _job(**FITTING, rounds=30, privacy={}, evaluation={"models": 25})
+    PolicyBlock().resolve(production=True).check(nothing_exact)
     PolicyBlock(max_evaluations=None).resolve(production=True).check(many)
     PolicyBlock(profile="research").resolve(production=False).check(many)
     assert many.sha256() != _job(**FITTING, rounds=30).sha256() and "models" not in Evaluation().model_dump()
