@@ -45,6 +45,7 @@ from tightframe.results.parts.evaluation import (
     OneAnswer,
     Rule,
 )
+from tightframe.rounds.riders import failures
 from tightframe.rounds.riders.class_rules import MIN_HOLDERS
 from tightframe.rounds.riders.view import RiderView, rider_view
 from tightframe.rounds.sums.declaration import EVALUATED
@@ -95,6 +96,8 @@ def with_note(phase: Phase) -> Phase:
 
     def read(state: ServerState, totals: Totals, cohort: Cohort) -> Reading:
         own, others = split_totals(totals)
+        if failures.lacking(totals):  # a silo could not evaluate: its part is random
+            own = {}
         reading = phase.read(state, others, cohort)
         return reading.noting(NOTE, own) if own else reading
 
