@@ -10,7 +10,7 @@ LONGEST = 300
 
 
 def job_name(folder: Path, site: str) -> str | None:
-    """Return the name in a job's folder at a site, and whether it is a withdrawal; None without the folder."""
+    """Return the name in a job's folder at a site, and whether it is a withdrawal; None if there is none."""
     try:
         path = folder / f"app_{site}" / "config" / "config_fed_client.json"
         (executor,) = json.loads(path.read_bytes())["executors"]

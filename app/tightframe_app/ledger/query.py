@@ -176,7 +176,7 @@ def ledger_of(file: Path | None, state_dir: Path | None, site: str | None, *, ne
         return simulated[0]
     if not sites and simulated:
         raise typer.BadParameter(
-            f"it has a simulation's ledgers: give one site's folder in it, such as {simulated[0].parent.name}",
+            f"it has a simulation's ledgers: give one site's folder, such as {simulated[0].parent.name}",
             param_hint="--state-dir",
         )
     if not sites and not needed and state_dir.is_dir():

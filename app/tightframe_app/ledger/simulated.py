@@ -36,4 +36,3 @@ def ledgers_below(folder: Path) -> list[Path]:
             if found := sorted(folder.glob(f"{depth}{kind}/{FOLDER}/*/{FILE}")):
                 return found
     return []
-

@@ -168,7 +168,11 @@ class Looker:
         shown = {*known.jobs, *(one.job for one in known.released), *(one.job for one in known.refusals)} - {
             ""
         }
-        found = {job: name for job in shown - known.names.keys() if (name := job_name(self._kit.folder / job, self._kit.name))}
+        found = {
+            job: name
+            for job in shown - known.names.keys()
+            if (name := job_name(self._kit.folder / job, self._kit.name))
+        }
         known = replace(known, names={**known.names, **found})
         self._known = known
         return known
@@ -420,7 +424,7 @@ def rule_words() -> dict[str, str]:
     text = inspect.getdoc(Policy) or ""
     words: dict[str, str] = {}
     for names, meaning in re.findall(r"^    ([a-z_, ]+): (.+(?:\n {8}.+)*)", text, re.MULTILINE):
-        said = " ".join(meaning.split()).replace("``", "")
+        said = re.sub(r"\bNone\b", "null", " ".join(meaning.split()).replace("``", ""))
         words |= dict.fromkeys(names.split(", "), said)
     return words
 
