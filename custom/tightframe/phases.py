@@ -312,13 +312,11 @@ class Withdrawal:
         start: SHA-256 (hex) of the state with the total.
         least: the least number of records, over all silos.
         by_class: whether the class rules hold, so that no class may lose the records of one or two silos.
-        most: values of a record at most (``learning.record_values``).
     """
 
     start: str
     least: int
     by_class: bool
-    most: int
 
 
 class SiloView(Protocol):
@@ -343,8 +341,12 @@ class SiloView(Protocol):
     def records_per_feature(self) -> int:
         """Least number of records for each feature whose exact products leave the silo; 0 for no rule."""
 
-    def record_values(self) -> int:
-        """Return how many unknown numbers a training record of this silo has (``learning.record_values``)."""
+    def record_values(self, *, staying: bool = False) -> int:
+        """Return how many unknown numbers a training record of this silo has (``learning.record_values``).
+
+        Args:
+            staying: of those that stay in a withdrawal; otherwise of those before it.
+        """
 
     def private_class_sums(
         self, features: Callable[[torch.Tensor], torch.Tensor], width: int
@@ -582,6 +584,8 @@ class Method:
         withdraw: phases in place of ``before`` in a job that takes records out of an ended run; None where
             the model is no function of sums over records.
         rounds: the number of rounds that it has; None for as many as a job wants.
+        counts_rounds: whether a round's phases differ with the number of all rounds: then that number is in
+            the release profile.
         one_sum: what it tells of its one sum; None where a model is trained.
         own_model: the tensors of the model that a silo trains for itself, from (silo, the silo's committed
             state), where there is no global model: broadcasts have none, the last models are evaluated each
@@ -613,6 +617,7 @@ class Method:
     start: Callable[[Setting], tuple[Phase, ...]] | None = None
     withdraw: Callable[[Setting, Withdrawal], tuple[Phase, ...]] | None = None
     rounds: int | None = None
+    counts_rounds: bool = True
     one_sum: OneSum | None = None
     own_model: Callable[[SiloView, Tensors], Tensors] | None = None
     personalise: Callable[[SiloView, Tensors, Tensors], torch.nn.Module] | None = None

@@ -12,13 +12,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from tests.attacks.test_products import totals
 from tests.support.attacks.malicious_server import Federation, hearts
 
 from tightframe.errors import RunError, TrainingError
 from tightframe.learning import loop, one_sum
+from tightframe.learning.one_sum import temperature
+from tightframe.phases import Cohort
 from tightframe.rounds import codec
 from tightframe.rounds.codec import integer_totals
+from tightframe.rounds.riders import evaluation, failures
 from tightframe.rounds.silo.contribute import Contributor
 from tightframe.rounds.silo.view import LocalSilo
 
@@ -184,3 +188,70 @@ def test_its_products_of_features_do_not_follow(
         assert np.median(np.abs(less[name])) > 1e3 * np.abs(whole[name]).max()
     for name in ("frozen/counts", *(["frozen/sums"] if times == 1 else [])):
         assert np.array_equal(less[name], whole[name])
+
+
+def fails_in(monkeypatch: pytest.MonkeyPatch, module: Any, name: str, failing: dict[str, bool]) -> None:
+    """Let a function fail at the victim, of which its first argument or the third's is the view."""
+    done = getattr(module, name)
+
+    def fails(silo: Any, *given: Any, **named: Any) -> Any:
+        if failing["now"] and silo.name == VICTIM:
+            raise TrainingError("out of memory", code="TF-302")
+        return done(silo, *given, **named)
+
+    monkeypatch.setattr(module, name, fails)
+
+
+def of_nobody(less: np.ndarray, whole: np.ndarray) -> bool:
+    """Whether a total is random instead of that of the others."""
+    return bool(np.median(np.abs(less)) > 1e3 * np.abs(whole).max())
+
+
+def test_its_losses_do_not_follow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By which a head gets its temperature; that keeps its scale, then."""
+    failing = {"now": False}
+    fails_in(monkeypatch, temperature, "contribute", failing)
+    values = {
+        "method": "fedncm",
+        "weights": "exact",
+        "model": "random_features",
+        "model_options": {"width": 4, "standardise": True},
+        "min_sites": 3,
+    }
+    opened = []
+    for job in ("job-a", "job-b"):
+        federation = Federation(values, hearts(4), state=tmp_path, job_id=job).enroll()
+        for exchange in federation.setup.plan:
+            if failing["now"] or exchange.training:
+                break
+            federation.sum(*exchange.place)
+        failing["now"], before = job == "job-a", federation.shared.state.model
+        opened.append(federation.sum("train", 1))
+        failing["now"], after = False, federation.shared.state.model
+        assert torch.equal(after["head.weight"], before["head.weight"]) is (job == "job-a")
+    less, whole = opened
+    assert (less["failed"], whole["failed"]) == (1 + failures.LACKING, 0)
+    assert of_nobody(less[temperature.LOSSES], whole[temperature.LOSSES])
+
+
+def test_its_evaluation_does_not_follow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it cannot evaluate the model either; of such a sum the server uses no evaluation."""
+    failing = {"now": False}
+    fails_in(monkeypatch, evaluation, "count_at", failing)
+    values = {"method": "fedavg", "rounds": 1, "min_sites": 3}
+    opened = []
+    for job in ("job-a", "job-b"):
+        federation = Federation(values, hearts(4), state=tmp_path, job_id=job).enroll()
+        failing["now"] = job == "job-a"
+        opened.append(federation.sum("train", 1))
+    less, whole = opened
+    assert (less["failed"], whole["failed"]) == (1 + failures.LACKING, 0)
+    for name in ("evaluation/test/confusion", "evaluation/test/loss"):
+        assert of_nobody(less[name], whole[name])
+    phase, cohort = (
+        federation.setup.plan.find("train", 1, 0).carrying(True),
+        Cohort(1, dict.fromkeys(hearts(4), 1.0), 1.0),
+    )
+    for found, noted in ((less, False), (whole, True)):
+        reading = phase.read(federation.setup.initial_state(), found, cohort)
+        assert (evaluation.NOTE in reading.notes) is noted

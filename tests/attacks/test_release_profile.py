@@ -29,7 +29,6 @@ FASTER, LONGER, PULLED = (
     for other in ({"learning_rate": 4e-3}, {"epochs": 9}, {"weight_decay": 0.5})
 )
 LINEAR = {"model": "identity"}
-SEED, DRAWLESS = "training from seed 0", "training from features without draws"
 ETF = {"method": "fedavg_etf", "rounds": 4}
 
 
@@ -67,16 +66,19 @@ def enrolment_refused(federation: Federation, name: str = "hospital-1") -> str:
             {"method": "fedproto", "method_options": {"weighting": "records"}},
             "class_sums",
         ),
-        # From one model a norm shortens updates by the learning rate, and a pull weighs silos by their steps:
-        # one hospital's own update, measured to 5 and 9 %.
-        ({}, FASTER, SEED),
-        ({}, LONGER, SEED),
-        ({}, PULLED, SEED),
-        ({"method": "fedprox", "method_options": {"mu": 0.0}}, {"method": "fedprox"}, SEED),
-        ({"method": "feddyn"}, {"method": "feddyn", "method_options": {"alpha": 0.5}}, SEED),
-        ({}, {"model_options": {"widths": [4]}}, SEED),
-        # A linear model's first gradients hardly depend on the seed: another one is no other start.
-        (LINEAR, {**LINEAR, **FASTER, "seed": 1}, DRAWLESS),
+        # A norm shortens updates by the learning rate, and a pull weighs silos by their steps: one hospital's
+        # own update, measured to 5 and 9 %.
+        ({}, FASTER, "training"),
+        ({}, LONGER, "training"),
+        ({}, PULLED, "training"),
+        ({"method": "fedprox", "method_options": {"mu": 0.0}}, {"method": "fedprox"}, "training"),
+        ({"method": "feddyn"}, {"method": "feddyn", "method_options": {"alpha": 0.5}}, "training"),
+        ({}, {"model_options": {"widths": [4]}}, "training"),
+        # Other seeds' gradients are of the same records: 8 % from two seeds of width 4,096.
+        ({}, {**FASTER, "seed": 1}, "training"),
+        (LINEAR, {**LINEAR, **FASTER, "seed": 1}, "training"),
+        # A given model can be another one's function with layers of other lengths.
+        ({}, {"initial_model_sha256": "0" * 64}, "training"),
     ],
     ids=str,
 )
@@ -143,23 +145,24 @@ def test_two_jobs_set_up_at_once_are_one_too_many(hospitals: dict[str, Records],
     assert caught.value.code == "TF-617"
 
 
-def test_what_changes_every_silos_term_alike_is_no_other_way(
-    hospitals: dict[str, Records], tmp_path: Path
-) -> None:
-    """Learning rate, model, rounds, another loss, each from its own start: no hospital is asked of these."""
+def test_what_changes_no_silos_weight_is_no_other_way(hospitals: dict[str, Records], tmp_path: Path) -> None:
+    """Other seeds, more rounds, threads: no hospital is asked of these."""
     train(Federation({}, hospitals, state=tmp_path).enroll())
-    others: tuple[dict[str, Any], ...] = (
-        {"training": {"learning_rate": 0.1}},
-        {"model_options": {"widths": [4]}},
-        {"rounds": 3, "seed": 5},
-        {"method": "fedprox"},
-        {"method": "fedmr"},
-        {"method": "fedprox", "method_options": {"mu": 0.0}},
-    )
+    others: tuple[dict[str, Any], ...] = ({"seed": 5}, {"rounds": 3}, {"threads": 2}, {"answer_grid": 2.0})
     for number, other in enumerate(others):
-        values = {"seed": 10 + number, **other}
-        federation = Federation(values, hospitals, state=tmp_path, job_id=f"job-{number}")
+        federation = Federation(other, hospitals, state=tmp_path, job_id=f"job-{number}")
         federation.ask_to_enroll("hospital-1", federation.params())
+
+
+@pytest.mark.parametrize("job", [{"method": "fedprox"}, {"model": "random_features"}], ids=str)
+def test_a_refusal_shows_what_differs_in_a_line(
+    job: dict[str, Any], hospitals: dict[str, Records], tmp_path: Path
+) -> None:
+    train(Federation({}, hospitals, state=tmp_path).enroll())
+    said = enrolment_refused(Federation(job, hospitals, state=tmp_path, job_id="job-b"))
+    ((name, value),) = job.items()
+    assert f"{name} {value}" in said and "learning_rate" not in said and "{" not in said
+    assert "(training method fedavg" in said or "(training model mlp" in said
 
 
 def test_a_job_that_goes_on_is_not_hindered(hospitals: dict[str, Records], tmp_path: Path) -> None:
@@ -272,3 +275,57 @@ def test_another_hospitals_false_moments_make_no_other_features_of_the_same_reco
     assert done.exit_code == 0 and "other features of the same records" in done.output, done.output
     again = totals(Federation(job, data, state=tmp_path, job_id="job-d").enroll(), summed)
     assert again[summed].any()
+
+
+SCALED = {"model_options": {"widths": [8], "standardise": True}, "weights": "exact"}
+WEIGHED = {"model_options": {"widths": [8]}, "method_options": {"loss": "focal"}, "weights": "exact"}
+WIDE = {"statistics/sums": {"statistics/squares": 2.0**20}}
+RARE = {"statistics/counts": {"statistics/counts": np.array([np.nan, 2.0**20])}}
+
+
+@pytest.mark.parametrize(
+    ("job", "false", "named"),
+    [
+        # Smaller inputs make shorter updates, of which a norm cuts off less.
+        (SCALED, WIDE, "moments"),
+        # A class's weight in the loss is all others' counts over its own, without a limit.
+        (WEIGHED, RARE, "counts"),
+    ],
+    ids=str,
+)
+def test_another_hospitals_false_statistics_make_no_other_training(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    job: dict[str, Any],
+    false: dict[str, Any],
+    named: str,
+) -> None:
+    summed, data = "update/head.bias", small()
+    for name in ("job-a", "job-b"):
+        values = {**job, "seed": int(name == "job-b")}
+        assert totals(Federation(values, data, state=tmp_path, job_id=name).enroll(), summed)[summed].any()
+    with monkeypatch.context() as patched:
+        lies(patched, "hospital-8", false)
+        other = Federation(job, data, state=tmp_path, job_id="job-c").enroll()
+        refused = products_refused(other, summed, named)
+    seen = re.findall(rf'{named} \["([0-9a-f]{{64}})"\]', refused)[-1]
+    done = accept_release(other, "hospital-4", tmp_path, identity, f"--{named}", seen)
+    assert done.exit_code == 0 and "as all hospitals' totals make them" in done.output, done.output
+    again = totals(Federation(job, data, state=tmp_path, job_id="job-d").enroll(), summed)
+    assert again[summed].any()
+
+
+def test_another_hospitals_false_sums_ask_for_no_losses_at_another_head(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 20 such jobs the losses told one validation record's features to 4e-6, of width 16."""
+    summed, data = "temperature/losses", small()
+    for name in ("job-a", "job-b"):
+        assert totals(Federation(FED3R, data, state=tmp_path, job_id=name).enroll(), summed)[summed].any()
+    with monkeypatch.context() as patched:
+        lies(patched, "hospital-8", {"frozen/sums": {"frozen/sums": np.arange(32.0).reshape(2, 16)}})
+        other = Federation(FED3R, data, state=tmp_path, job_id="job-c").enroll()
+        refused = products_refused(other, summed, "head")
+    seen = re.findall(r'head \["([0-9a-f]{64})"\]', refused)[-1]
+    done = accept_release(other, "hospital-4", tmp_path, identity, "--head", seen)
+    assert done.exit_code == 0 and "all features of one validation record" in done.output, done.output

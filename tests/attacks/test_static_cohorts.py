@@ -57,5 +57,5 @@ def test_nor_does_one_whose_sum_a_drop_out_kept_shut(hospitals: dict[str, Record
     assert opened["evaluation/test/confusion"].sum() == sum(
         len(item.labels("test")) for item in four.values()
     )
-    again = Federation({"seed": 1}, four, state=tmp_path, job_id="job-c").enroll()
+    again = Federation({}, four, state=tmp_path, job_id="job-c").enroll()
     assert "evaluation/test/confusion" in run(again)

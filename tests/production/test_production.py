@@ -96,8 +96,7 @@ def export(federation: Federation) -> Callable[..., Path]:
         mine = {",".join(SITES): ",".join(sites), r"-o job": f"-o {name}"}
         if patience:
             values += [f"{name}_timeout={patience}" for name in ("site", "fetch")]
-        # A seed for each number of rounds: from one start a site trains in one way (TF-617).
-        more = f"--rounds {rounds} --seed {rounds} " + " ".join(f"--set {value}" for value in values)
+        more = f"--rounds {rounds} " + " ".join(f"--set {value}" for value in values)
         federation.follow(federation.operations, "7. Lead", mine, only=slice(1), more=more)
         return federation.folder / name
 

@@ -28,7 +28,9 @@ from tightframe.securesum.site.journal import (
     StateSummed,
     StaticMasked,
     StaticOpened,
+    differences,
     entry_from_value,
+    in_words,
 )
 
 HASH = bytes(range(32))
@@ -266,3 +268,28 @@ def test_a_state_is_summed_in_a_few_jobs() -> None:
     with pytest.raises(ReplayError, match="one more job"):
         begins(begun, 5)
     begins(begun, 5, job=jobs[0])
+
+
+@pytest.mark.parametrize(
+    ("earlier", "value", "expected"),
+    [
+        (["5"], "7", (["5"], "7")),
+        (["none"], '{"a":1}', (["none"], '{"a":1}')),
+        (['{"a":1,"b":2}'], '{"a":1,"b":3}', (["b 2"], "b 3")),
+        (['{"a":1,"b":2}', '{"a":1,"b":4}'], '{"a":1,"b":2}', (["b 2", "b 4"], "b 2")),
+        (['{"a":1,"b":2}', '{"a":2,"b":2}'], '{"a":2,"b":3}', (["a 1, b 2", "a 2, b 2"], "a 2, b 3")),
+        (['{"a":{"c":"x"}}'], '{"a":{"c":"y"},"b":[1]}', (["c x, b none"], "c y, b [1]")),
+        (['{"a":{"c":1},"b":{"c":1}}'], '{"a":{"c":2},"b":{"c":2}}', (["a.c 1, b.c 1"], "a.c 2, b.c 2")),
+        (['{"a":{}}'], '{"a":{"c":1}}', (["a {}, c none"], "a none, c 1")),
+        (['{"a":1}'], '{"a":1}', (['{"a":1}'], '{"a":1}')),
+    ],
+)
+def test_of_settings_with_parts_those_are_told_that_differ(
+    earlier: list[str], value: str, expected: tuple[list[str], str]
+) -> None:
+    assert in_words(earlier, value) == expected
+
+
+def test_a_value_that_one_of_several_profiles_lacks_differs() -> None:
+    known = [(("a", "1"),), (("a", "2"),)]
+    assert differences(known, (("a", "2"),)) == [("a", ["1", "2"], "2")]

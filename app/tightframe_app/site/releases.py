@@ -219,7 +219,7 @@ def _withdrew(memory: Memory, job: str) -> bool:
 def _together(profiles: Sequence[Profile]) -> str:
     """Say what totals give together that were formed in these ways."""
     from tightframe.rounds.sums.revealed import what_both_reveal
-    from tightframe.securesum.site.journal import values_of
+    from tightframe.securesum.site.journal import in_words, values_of
 
     used = [dict(profile) for profile in profiles]
     values = {
@@ -231,7 +231,8 @@ def _together(profiles: Sequence[Profile]) -> str:
         return UNUSED
     if not differing:
         return f"{ALIKE if len(profiles) == 1 else NONE_DIFFERS}\n{CHANGED}"
-    settings = "\n  ".join(f"{name}: {' or '.join(known)}" for name, known in differing.items())
+    told = {name: in_words(known[:-1], known[-1]) for name, known in differing.items()}
+    settings = "\n  ".join(f"{name}: {' or '.join((*some, last))}" for name, (some, last) in told.items())
     said = [TOGETHER.format(ways=len(profiles), settings=settings)]
     said += [f"- {text}" for text in dict.fromkeys(what_both_reveal(name) for name in differing)]
     return "\n".join([*said, NO_NOISE])
@@ -251,6 +252,16 @@ def release_accept(
     encoder: Annotated[
         str | None, typer.Option(help="SHA-256 of the features' weights and moments, as a refusal names it.")
     ] = None,
+    moments: Annotated[
+        str | None,
+        typer.Option(help="SHA-256 of the means and deviations in training, as a refusal names it."),
+    ] = None,
+    counts: Annotated[
+        str | None, typer.Option(help="SHA-256 of the counts that weigh classes, as a refusal names it.")
+    ] = None,
+    head: Annotated[
+        str | None, typer.Option(help="SHA-256 of the head whose losses are summed, as a refusal names it.")
+    ] = None,
     site: Site = None,
     kit: Kit = None,
     yes: Yes = False,
@@ -265,16 +276,27 @@ def release_accept(
     from tightframe.rounds.riders.class_rules import IN_LOSSES, IN_PRODUCTS
     from tightframe.rounds.setup import prepare
     from tightframe.rounds.sums.release import (
+        COUNTS,
         ENCODER,
         FEATURES,
+        LAST_LAYER,
+        MOMENTS,
         OWN_WEIGHT,
+        TRAINING,
         caps_weights,
         release_profile,
         with_formed,
     )
     from tightframe.rounds.sums.revealed import what_both_reveal
     from tightframe.securesum.errors import ProtocolError
-    from tightframe.securesum.site.journal import CohortAccepted, Entry, History, ProfileAccepted, differences
+    from tightframe.securesum.site.journal import (
+        CohortAccepted,
+        Entry,
+        History,
+        ProfileAccepted,
+        differences,
+        in_words,
+    )
     from tightframe_app.jobs import folders as job_folders
 
     setup = prepare(parse_job(job_folders.read_job(job)))
@@ -302,13 +324,20 @@ def release_accept(
                 param_hint="--classes",
             )
         profile = with_formed(profile, dict.fromkeys(names, _classes(classes, setup.dataset.class_names)))
-    if encoder is not None:
-        if FEATURES not in dict(profile or ()):
-            raise typer.BadParameter(
-                "expected a job that sums features which no training moves, but this one sums none",
-                param_hint="--encoder",
-            )
-        profile = with_formed(profile, {ENCODER: (_sha256(encoder),)})
+    hashes = {
+        ENCODER: (encoder, FEATURES, "sums features which no training moves"),
+        MOMENTS: (moments, TRAINING, "trains a model"),
+        COUNTS: (counts, TRAINING, "trains a model"),
+        LAST_LAYER: (head, "losses", "sums losses at a head"),
+    }
+    for name, (given, setting, what) in hashes.items():
+        if given is not None:
+            hint = f"--{name}"
+            if setting not in dict(profile or ()):
+                raise typer.BadParameter(
+                    f"expected a job that {what}, but this one does not", param_hint=hint
+                )
+            profile = with_formed(profile, {name: (_sha256(given, hint),)})
     assert profile is not None  # noqa: S101  (it was none above)
     differing = []
     try:
@@ -316,8 +345,9 @@ def release_accept(
     except ProtocolError:
         differing = differences(history.profiles(dataset), profile)
         decided.append(ProfileAccepted(dataset, profile))
-        before = [f"{name}: {' or '.join(values)}" for name, values, _ in differing]
-        after = [f"{name}: {value}" for name, _, value in differing]
+        told = [(name, *in_words(values, value)) for name, values, value in differing]
+        before = [f"{name}: {' or '.join(values)}" for name, values, _ in told]
+        after = [f"{name}: {value}" for name, _, value in told]
         shown = FORMED.format(dataset=dataset, before="\n  ".join(before), after="\n  ".join(after))
         out.print(shown)
         for text in dict.fromkeys(what_both_reveal(name) for name, _, _ in differing):
@@ -378,10 +408,10 @@ def _classes(text: str, names: Sequence[str]) -> tuple[str, ...]:
     return tuple(name for name in names if name in named)
 
 
-def _sha256(text: str) -> str:
+def _sha256(text: str, hint: str) -> str:
     """Return the hash that an option gives, in lower case."""
     if len(text) != 64 or set(text.lower()) - set("0123456789abcdef"):
-        raise typer.BadParameter(f"expected 64 hexadecimal digits, but got {text!r}", param_hint="--encoder")
+        raise typer.BadParameter(f"expected 64 hexadecimal digits, but got {text!r}", param_hint=hint)
     return text.lower()
 
 

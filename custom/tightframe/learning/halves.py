@@ -235,7 +235,8 @@ def composed_method(*, parts: Parts, **attributes: Any) -> Method:
         return train(silo, model_update.broadcast_model(tensors), state, local).model
 
     return scheduled_method(
-        parts=lambda setting, round, rounds: parts(setting), **{"personalise": personalise, **attributes}
+        parts=lambda setting, round, rounds: parts(setting),
+        **{"personalise": personalise, "counts_rounds": False, **attributes},
     )
 
 

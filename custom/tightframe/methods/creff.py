@@ -314,6 +314,7 @@ METHOD = scheduled_method(
         "Shang et al., Federated Learning on Heterogeneous and Long-Tailed Data via Classifier Re-Training "
         "with Federated Features, IJCAI 2022"
     ),
+    counts_rounds=False,
     config=CreffConfig,
     findings=lambda config: "its head is trained on features made for single classes",
     parts=parts,

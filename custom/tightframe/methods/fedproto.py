@@ -161,6 +161,7 @@ METHOD = Method(
     name="fedproto",
     title="FedProto",
     paper="Tan et al., FedProto: Federated Prototype Learning across Heterogeneous Clients, AAAI 2022",
+    counts_rounds=False,
     config=FedProtoConfig,
     findings=lambda config: "its prototypes are means of the records of one class",
     init_server=init_server,

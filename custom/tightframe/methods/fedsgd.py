@@ -100,6 +100,7 @@ METHOD = Method(
         "McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, "
         "AISTATS 2017"
     ),
+    counts_rounds=False,
     config=FedSGDConfig,
     findings=lambda config: None,
     init_server=init_server,

@@ -67,6 +67,7 @@ METHOD = Method(
     name="local_only",
     title="local-only",
     paper="none: training without federation",
+    counts_rounds=False,
     config=LocalOnlyConfig,
     findings=lambda config: None,
     init_server=init_server,

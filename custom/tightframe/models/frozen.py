@@ -116,10 +116,14 @@ def encoder_sha256(state: Mapping[str, torch.Tensor]) -> str:
 
     Two models of one class with the same hash have the same features.
     """
+    return tensors_sha256({name: item for name, item in state.items() if not name.startswith(HEAD)})
+
+
+def tensors_sha256(tensors: Mapping[str, torch.Tensor]) -> str:
+    """Return the SHA-256 (hex) of tensors with their names, types and shapes."""
     digest = hashlib.sha256()
-    for name in sorted(state):
-        if not name.startswith(HEAD):
-            value = state[name].detach().cpu().contiguous()
-            digest.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
-            digest.update(value.reshape(-1).view(torch.uint8).numpy().data)
+    for name in sorted(tensors):
+        value = tensors[name].detach().cpu().contiguous()
+        digest.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
+        digest.update(value.reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()

@@ -269,8 +269,8 @@ class RunPlan:
             return phase
         return class_rules.attach(phase, self._setup.dataset.num_classes)
 
-    def _flagged(self, phase: Phase) -> Phase:
-        return phase if self._job.privacy is not None else failures.attach(phase, self._job)
+    def _flagged(self, phase: Phase, *, needed: bool = True) -> Phase:
+        return phase if self._job.privacy is not None else failures.attach(phase, self._job, needed=needed)
 
     def _normed(self, phase: Phase) -> Phase:
         # Under privacy an exact norm would be a release of its own, which nothing covers.
@@ -299,10 +299,12 @@ class RunPlan:
     @functools.cached_property
     def _closing(self) -> Exchange:
         evaluated = self._evaluation if self._setup.evaluates else None
-        phase = self._flagged(closing.phase(evaluated, self._term("closing evaluation")))
+        phase = self._flagged(closing.phase(evaluated, self._term("closing evaluation")), needed=False)
         return Exchange(CLOSING, self._job.rounds, phase, phase)
 
     @functools.cached_property
     def _personal(self) -> Exchange:
         last = self._setup.training_phases(self._job.rounds)[-1]
-        return Exchange(PERSONAL, self._job.rounds, self._flagged(personal.phase(self._setup, last)))
+        return Exchange(
+            PERSONAL, self._job.rounds, self._flagged(personal.phase(self._setup, last), needed=False)
+        )

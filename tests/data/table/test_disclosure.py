@@ -11,7 +11,7 @@ import pytest
 
 from tightframe.data.contract import Contract
 from tightframe.data.table import disclosure
-from tightframe.data.table.disclosure import UNITS, moments_of, term, withheld
+from tightframe.data.table.disclosure import UNITS, moments_of, rounded_moments, term, withheld
 from tightframe.data.table.tabulated import Layout, Tabulated
 
 CONTRACT: dict[str, Any] = {
@@ -177,9 +177,58 @@ def test_sums_and_squares_of_few_values_would_be_equations_in_withheld_bins(
         return list(np.round(found, 3))
 
     safe = term(table(rows), LEAST)
+    assert safe.withheld_moments[0, 0] and safe.cells[0, 6] == 40, "bins are kept, mean and deviation are not"
+    monkeypatch.setattr(disclosure, "made_by_few", lambda *_: False)
+    monkeypatch.setattr(disclosure, "rounded_moments", moments_of)
+    safe = term(table(rows), LEAST)
     assert solved(safe) is None and safe.moments[0, 0, 0] == len(rows), "the mean is kept, the bins are not"
     monkeypatch.setattr(disclosure, "VALUES_OF_A_BIN", 0)
-    assert solved(term(table(rows), LEAST)) == [2.0, 7.0, 9.0], "without the rule the attack succeeds"
+    assert solved(term(table(rows), LEAST)) == [2.0, 7.0, 9.0], "without the rules the attack succeeds"
+
+
+@pytest.mark.parametrize(
+    ("others", "told"),
+    [
+        ([27.5], False),  # one patient has had the drug: sum and squares prove it, and give the dose
+        ([27.5, 12.0], False),  # two unknowns, two equations
+        ([27.5, 12.0, 40.0, 5.0], False),
+        ([27.5, 12.0, 40.0, 5.0, 19.0, 33.0, 8.0, 22.0], True),
+        ([1.0, 2.0, 1.5, 3.0, 2.5, 3.5, 0.5, 90.0], False),  # nearly all of the sum is the last one's
+        ([0.0], True),
+    ],
+)
+def test_moments_that_few_patients_make_are_withheld(others: list[float], told: bool) -> None:
+    rows = [(0.0, 0, 0)] * 60 + [(dose, 0, 0) for dose in others]
+    own = term(table([*rows, *ward()[1::2]]), LEAST)
+    assert bool(own.withheld_moments[0, 0]) != told and bool(own.moments[0, 0].any()) == told
+    assert not own.withheld_moments[1, 0], "of many values they are told"
+
+
+def test_the_records_of_one_patient_are_one_patients() -> None:
+    doses = [27.5, 12.0, 40.0, 5.0, 19.0, 33.0]
+    rows = [(0.0, 0, 0)] * 60 + [(dose, 0, 0) for dose in doses]
+    own = term(table(rows, [*range(60), *[60] * len(doses)]), LEAST)
+    assert own.withheld_moments[0, 0]
+
+
+def test_rounded_moments_are_those_of_many_columns_and_near_the_exact_ones() -> None:
+    """Five patients' ages, in steps of six years: exact moments tell nearly all of them."""
+    ages = np.arange(3, 100, 6) / 50 - 1
+    columns = list(itertools.combinations_with_replacement(range(len(ages)), LEAST))
+    exact: dict[bytes, int] = defaultdict(int)
+    rounded: dict[bytes, int] = defaultdict(int)
+    for column in columns:
+        exact[moments_of(ages[list(column)]).tobytes()] += 1
+        rounded[rounded_moments(ages[list(column)]).tobytes()] += 1
+    alone = [sum(number == 1 for number in found.values()) / len(columns) for found in (exact, rounded)]
+    assert alone[0] > 0.8 and alone[1] < 0.03
+    for count in (5, 40, 3000):
+        values = np.clip(np.random.default_rng(count).normal(0.1, 0.2, count), -1, 1)
+        number, total, high, low = (int(item) for item in rounded_moments(values))
+        mean, deviation = total / number, (((high << 20) + low) / number - (total / number) ** 2) ** 0.5
+        error = values.std() * UNITS / 2 / np.sqrt(count)
+        assert abs(mean - (values.mean() + 1) / 2 * UNITS) <= error / 8 + 1
+        assert abs(deviation - values.std() * UNITS / 2) <= error / 8 / np.sqrt(2) + 1
 
 
 def test_patients_are_counted_where_they_are_known() -> None:

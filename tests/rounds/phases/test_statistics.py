@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -205,8 +206,10 @@ def test_moments_are_numpys_over_all_records(
 class Silo:
     """What the statistics see of a silo."""
 
-    def __init__(self, inputs: NDArray[np.float32]) -> None:
-        self._inputs = inputs
+    context = SimpleNamespace(data=SimpleNamespace(source="made for a test"))
+
+    def __init__(self, inputs: NDArray[np.float32], least: int = 1) -> None:
+        self._inputs, self.min_class_count = inputs, least
 
     def times_in_moments(self) -> torch.Tensor:
         return torch.ones(len(self._inputs), dtype=torch.float64)
@@ -231,9 +234,36 @@ def test_moments_are_of_the_first_axis_whatever_a_record_is(shape: tuple[int, ..
     state = phase.update(prepare(job()).initial_state(), totals, cohort)
     pooled = np.concatenate(silos).astype(np.float64).reshape(37, shape[0], -1)
     np.testing.assert_allclose(state.extra[FEATURE_MEAN], pooled.mean((0, 2)), rtol=0, atol=1e-9)
-    expected = np.maximum(pooled.std((0, 2)), statistics.SMALLEST_STD)  # one divides by it
+    expected = [1.0, *pooled.std((0, 2))[1:]]  # a constant column is not scaled, as by scikit-learn
     np.testing.assert_allclose(state.extra[FEATURE_STD], expected, rtol=0, atol=1e-6)
-    assert float(state.extra[FEATURE_STD][0]) >= statistics.SMALLEST_STD
+
+
+def pooled_moments(columns: list[NDArray[np.float32]], least: int) -> tuple[torch.Tensor, torch.Tensor]:
+    setting = replace(prepare(job()).setting, input_shape=columns[0].shape[1:])
+    (phase,) = statistics.phases(setting, ("feature_moments",), class_rules=True)
+    terms = [phase.contribute(Silo(inputs, least), {}, {}).tensors for inputs in columns]  # type: ignore[arg-type]
+    totals = {name: sum(np.asarray(term[name]) for term in terms) for name in terms[0]}
+    cohort = Cohort(1, {f"silo-{place}": float(len(item)) for place, item in enumerate(columns)}, 90.0)
+    state = phase.update(prepare(job()).initial_state(), totals, cohort)
+    return state.extra[FEATURE_MEAN], state.extra[FEATURE_STD]
+
+
+def test_the_model_does_not_tell_what_one_patient_had() -> None:
+    """A dose that is 0 for all others, and a level that few have, from mean and deviation in the model."""
+    rng = np.random.default_rng(1)
+    silos = [rng.normal(size=(count, 4)).astype(np.float32) for count in (90, 80, 70)]
+    for place, inputs in enumerate(silos):
+        inputs[:, 0] = 0.0
+        inputs[:, 1] = rng.random(len(inputs)) < 0.4
+        inputs[:, 2] = rng.random(len(inputs)) < (0.4 if place else 0.0)
+    silos[1][7, 0], silos[0][3, 2] = 0.5499, 1.0
+    (mean, std), exact = pooled_moments(silos, 5), pooled_moments(silos, 1)
+    dose = (float(exact[1][0]) ** 2 + float(exact[0][0]) ** 2) / float(exact[0][0])
+    assert dose == pytest.approx(0.5499, abs=1e-6), "exact ones do"
+    assert float(mean[0]) == 0.0 and float(std[0]) == 1.0
+    everybody = np.concatenate(silos).astype(np.float64)
+    np.testing.assert_allclose(mean[[1, 3]], everybody.mean(0)[[1, 3]], atol=1e-9)
+    assert float(mean[2]) * 240 == pytest.approx(everybody[90:, 2].sum(), abs=1e-6), "without the one there"
 
 
 # ---------------------------------------------------------------- drop-outs

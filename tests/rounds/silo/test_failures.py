@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from tightframe.rounds.silo.contribute import Contributor
 from tightframe.rounds.silo.private_view import PrivateSilo
 from tightframe.rounds.silo.view import LocalSilo
 from tightframe.rounds.sums.plain import PlainServer
+from tightframe.rounds.sums.simulated_identity import simulated_identity
 
 HIDDEN: tuple[Exception, ...] = (
     TrainingError("not finite", code="TF-301"),
@@ -42,7 +44,9 @@ TOLD: tuple[TightframeError, ...] = (
 
 
 def contributor(folder: Path, **values: Any) -> Contributor:
-    return Contributor(SiloContext("site-1", job(summation="plain", **values), None, folder, job_id="a"))
+    identity = partial(simulated_identity, "a", "site-1", production=False)  # signs what noise is charged
+    of = job(summation="plain", **values)
+    return Contributor(SiloContext("site-1", of, None, folder, job_id="a", identity=identity))
 
 
 def term(made: Contributor) -> Any:
@@ -252,6 +256,60 @@ def test_without_a_failed_silo_nothing_is_noted() -> None:
     for failed, notes in ((0.0, {}), (1.0, {failures.NOTE: 1})):
         reading = phase.read(state, {failures.FAILED: np.array(failed)}, cohort)
         assert (dict(reading.notes), len(reading.warnings)) == (notes, len(notes))
+
+
+FLAG = Field(failures.FAILED, (), bound=1.0 + failures.LACKING, bits=0)
+STATIC = Field("steps", (), static=True)
+MIXED = Schema((Field("update/weight", (2,)), STATIC, Field("buffer/mean", (2,), static=True)))
+
+
+def test_what_a_failed_silo_lacks_of_its_records_is_random_and_nothing_else() -> None:
+    schema = MIXED + Schema((FLAG,))
+    for made, flag in (({}, 1.0 + failures.LACKING), ({"steps": torch.tensor(3.0)}, 1.0)):
+        found = failures.without_update(schema, {}, made)
+        assert float(found.tensors[failures.FAILED]) == flag
+        term = codec.encode(schema, found.tensors, share=1.0, parties=4)
+        blinded = failures.blinded(schema, term)
+        assert blinded["update"] == term["update"]
+        before, after = (codec.unpack(schema, "static", item["static"]) for item in (term, blinded))
+        assert (before["steps"] != after["steps"]).all() == bool(flag > 1)
+        assert np.array_equal(before["buffer/mean"], after["buffer/mean"])
+    again = failures.without_update(
+        schema, {}, {"steps": torch.tensor(0.0), failures.FAILED: torch.tensor(1025.0)}
+    )
+    assert float(again.tensors[failures.FAILED]) == 1025.0, "what was random stays so"
+
+
+@pytest.mark.parametrize(
+    ("flags", "fields", "needed", "left"),
+    [
+        (1.0, MIXED, True, {"update/weight", "steps", "buffer/mean"}),
+        (1.0 + failures.LACKING, MIXED, True, {"update/weight"}),
+        (1.0 + failures.LACKING, Schema((STATIC,)), True, "TF-510"),
+        (1.0 + failures.LACKING, Schema((STATIC,)), False, set()),
+        (5.0, MIXED, True, "TF-526"),
+        (4.0 * failures.LACKING + 5.0, MIXED, True, "TF-526"),
+        (5.0 * failures.LACKING, MIXED, True, "TF-526"),
+        (-1.0, MIXED, True, "TF-526"),
+    ],
+)
+def test_numbers_of_records_that_a_silo_lacks_are_not_used(
+    flags: float, fields: Schema, needed: bool, left: set[str] | str
+) -> None:
+    def nothing(*_: Any) -> Any:
+        raise AssertionError("Expected no training.")
+
+    phase = failures.attach(
+        Phase("train", fields, nothing, nothing, nothing), job(min_sites=3), needed=needed
+    )
+    totals = {item.name: np.ones(item.shape) for item in fields.fields} | {failures.FAILED: np.array(flags)}
+    cohort, state = Cohort(1, dict.fromkeys("abcd", 1.0), 1.0), ServerState({})
+    if isinstance(left, str):
+        with pytest.raises(RunError) as caught:
+            phase.read(state, totals, cohort)
+        assert caught.value.code == left
+    else:
+        assert set(phase.read(state, totals, cohort).totals) == left
 
 
 def test_the_silos_log_has_an_errors_own_code() -> None:

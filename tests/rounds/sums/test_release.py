@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from pydantic import BaseModel
 from tests.support.attacks.malicious_server import HEART
 from tests.support.tables import statistics_job
@@ -15,15 +16,21 @@ from tests.support.tables import statistics_job
 from tightframe.config.job import Evaluation, JobConfig, Training, parse_job
 from tightframe.config.policy import Policy, PolicyBlock
 from tightframe.config.site import SiteEntry
-from tightframe.phases import Field, Schema
+from tightframe.learning.one_sum.temperature import KNOWN
+from tightframe.methods import METHODS
+from tightframe.phases import CLASS_COUNTS, Field, Schema
 from tightframe.rounds.job_checks import HEAD_OPTIONS
 from tightframe.rounds.phases.statistics import COUNTS
-from tightframe.rounds.riders.class_rules import sums_by_class
+from tightframe.rounds.riders.class_rules import IN_LOSSES, IN_PRODUCTS, sums_by_class
+from tightframe.rounds.riders.class_rules import STATE as HOLDERS
 from tightframe.rounds.setup import prepare
+from tightframe.rounds.sums.common import Formed
 from tightframe.rounds.sums.release import (
     DECLARED,
     OWN_WEIGHT,
     _features,
+    _phases,
+    formed_by,
     release_profile,
     with_weight,
 )
@@ -34,7 +41,6 @@ from tightframe.securesum.site.journal import History, ProfileUsed
 SITES = ["a", "b", "c", "d"]
 METHOD = {"method": "fedmr", "training": {"learning_rate": 1e-3}}
 
-SEED, DRAWLESS = "training from seed 0", "training from features without draws"
 IN: Mapping[str, tuple[Any, str]] = {
     "method": ("fednova", "updates"),
     "method_options": ({"mu_inter": 0.25}, "class_sums"),
@@ -55,13 +61,12 @@ IN: Mapping[str, tuple[Any, str]] = {
     "evaluation.score_bins": (16, "score_bins"),
     "statistics": ({"bins": 20}, "statistics"),
     "encoder": ("random", "features"),  # and then model, model_options, seed and start: FEATURES
-    "model": ("random_features", DRAWLESS),
-    "model_options": ({"widths": [4]}, SEED),
-    "rounds": (5, SEED),
-    "training.learning_rate": (0.1, SEED),
-    "training.weight_decay": (0.1, SEED),
-    "training.augment": (False, SEED),
-    "seed": (7, "training from seed 7"),
+    "model": ("random_features", "training"),
+    "model_options": ({"widths": [4]}, "training"),
+    "rounds": (5, "training"),  # where a method counts them
+    "training.learning_rate": (0.1, "training"),
+    "training.weight_decay": (0.1, "training"),
+    "training.augment": (False, "training"),
     "initial_model_sha256": ("0" * 64, "training"),
 }
 """Options that act on one silo's term before the sum: another value, and the setting that it changes."""
@@ -69,6 +74,7 @@ OUT: Mapping[str, tuple[Any, str]] = {
     "job_name": ("another", "a name"),
     "dataset": (None, "another data set is another entry of the journal"),
     "sites": (SITES[:3], "which silos: the static group has one cohort, held by entries of its own"),
+    "seed": (7, "the same weights of the silos' terms: one more total of the same mixture"),
     "min_sites": (4, "which survivors: updates of several sets are blurred by draws, counts have one cohort"),
     "sites_per_round": (None, "refused with secure sums"),
     "training.amp": (True, "rounding"),
@@ -92,6 +98,7 @@ OUT: Mapping[str, tuple[Any, str]] = {
 """Options that do not: another value where there is one to try, and why."""
 BASE: Mapping[str, dict[str, Any]] = {
     "site_models": {"method": "fedproto"},
+    "rounds": {"method": "fedproc", "method_options": {}},
     "training.loop": {"method": "fedavg", "method_options": {}},
     "dataset_options": {"dataset": "eicu", "model": "mlp"},
     "statistics": {**statistics_job(), "method_options": {}, "model_options": {}},
@@ -169,8 +176,7 @@ def test_what_acts_on_one_silos_term_changes_the_profile(name: str) -> None:
     base = BASE.get(name, {})
     before, after = profile(base), profile({**base, name: value})
     assert after[setting] != before.get(setting)
-    own = name == "encoder" or setting.startswith("training")
-    assert own or setting in before, "a frozen encoder's setting, or another start's, has none before it"
+    assert name == "encoder" or setting in before, "a frozen encoder's setting has none before it"
     assert what_both_reveal(setting), "a person is told what both reveal"
 
 
@@ -221,15 +227,12 @@ def test_a_job_with_noise_has_none() -> None:
 
 
 def test_options_that_change_nothing_do_not_ask_for_consent() -> None:
-    """The share without weights; from another start epochs of plain steps, which multiply all terms alike."""
+    """The share without weights; beside how models are trained, epochs of plain steps and the seed."""
     uniform = {"weights": "uniform"}
     assert profile(uniform) == profile({**uniform, "max_weight_share": 0.5})
     plain = {"training.momentum": 0.0}
     before, after = profile(plain), profile({**plain, "training.epochs": 5, "seed": 1})
-    assert {name for name in before | after if before.get(name) != after.get(name)} == {
-        SEED,
-        "training from seed 1",
-    }
+    assert {name for name in before | after if before.get(name) != after.get(name)} == {"training"}
 
 
 def test_every_option_counts_where_an_own_loop_reads_it() -> None:
@@ -242,7 +245,7 @@ def test_a_sites_own_rules_are_in_it(rule: str) -> None:
     changed = SiteEntry(policy=PolicyBlock(**{rule: True if rule == "full_batches" else 77}))
     before, after = profile({}), profile({}, changed)
     assert {name for name in before if before[name] != after[name]} == {f"own {rule}"}
-    assert f"own {rule}" in REVEALED
+    assert f"own {rule}" in REVEALED and before["own min_class_count"] == "5"
 
 
 def test_every_setting_has_an_explanation() -> None:
@@ -278,7 +281,7 @@ def test_other_features_that_no_training_moves_are_another_profile(
 ) -> None:
     before, after = profile(job), profile({**job, **changes})
     others = {name for name in before | after if before.get(name) != after.get(name)}
-    assert {name for name in others if not name.startswith("training")} == {"features"}
+    assert others - {"training"} == {"features"}
 
 
 @pytest.mark.parametrize("job", [{**DRAWN, "method": "fedavg"}, METHOD, SHARED], ids=str)
@@ -316,6 +319,7 @@ def agrees(job: dict[str, Any], *earlier: dict[str, Any]) -> bool:
 
 GIVEN = {"initial_model_sha256": "0" * 64}
 FAST = {"training": {"learning_rate": 0.1}}
+LOOP = {"method": "fedavg", "method_options": {}, "training.loop": "theirs"}
 FLAT = {"model": "identity", "method": "fedavg", "method_options": {}}
 
 
@@ -324,31 +328,51 @@ FLAT = {"model": "identity", "method": "fedavg", "method_options": {}}
     [
         ({}, ({"training.amp": True, "threads": 2, "evaluation.batch_size": 8},), True),
         (FAST, ({},), False),
-        ({**FAST, "seed": 1}, ({},), True),
+        ({"seed": 1}, ({},), True),
+        ({"rounds": 5}, ({},), True),
+        ({"rounds": 5, "method": "fedavg_etf"}, ({"method": "fedavg_etf"},), False),
+        ({"rounds": 5, **LOOP}, (LOOP,), False),
+        # Another seed's gradients are other functions of the same records.
+        ({**FAST, "seed": 1}, ({},), False),
         ({**FAST, "seed": 1}, ({}, {"seed": 1}), False),
-        # A given model may be any seed's, or nearly another given one.
+        # A given model may be any seed's, or another given one, with layers of other lengths.
+        (GIVEN, (GIVEN,), True),
+        (GIVEN, ({},), False),
+        ({}, (GIVEN,), False),
+        ({"initial_model_sha256": "1" * 64}, (GIVEN,), False),
         ({**FAST, **GIVEN}, ({},), False),
         ({**FAST, "seed": 1}, (GIVEN,), False),
         ({**FAST, "seed": 1, "initial_model_sha256": "1" * 64}, (GIVEN,), False),
         ({**FAST, **GIVEN}, (FAST, {"seed": 1}), False),
         ({"seed": 1}, (GIVEN, {}), True),
         ({**GIVEN, "seed": 1}, (GIVEN, {}), True),
-        # A seed that draws the head alone makes no other start.
         ({**FLAT, "seed": 1}, (FLAT,), True),
         ({**FLAT, **FAST, "seed": 1}, (FLAT,), False),
         ({**FLAT, **FAST, **GIVEN}, (FLAT,), False),
     ],
     ids=str,
 )
-def test_one_start_is_trained_from_in_one_way(
+def test_models_are_trained_in_one_way(
     job: dict[str, Any], earlier: tuple[dict[str, Any], ...], expected: bool
 ) -> None:
     assert agrees(job, *earlier) is expected
 
 
+@pytest.mark.parametrize("method", [each.name for each in METHODS if each.one_sum is None])
+def test_methods_say_whether_they_count_rounds(method: str) -> None:
+    """Whatever asks anything of no number fails."""
+    setup = prepare(job_with({"method": method, "method_options": {}, "training.momentum": 0.0}))
+    none: Any = object()
+    if setup.method.counts_rounds:
+        with pytest.raises(TypeError):
+            setup.method.plan(setup.setting, 2, none)
+    else:
+        assert setup.method.plan(setup.setting, 2, none)
+
+
 def test_what_no_training_moves_names_no_training() -> None:
     for job in ({**RANDOM, "method": "fedncm"}, {**RANDOM, "method": "fed3r"}):
-        assert not [name for name in profile(job) if name.startswith("training")]
+        assert "training" not in profile(job)
 
 
 @pytest.mark.parametrize("changes", [{"ridge": 1.0}, {"priors": "balanced"}], ids=str)
@@ -359,7 +383,23 @@ def test_another_head_whose_losses_are_summed_is_another_profile(changes: dict[s
     assert {name for name in before | after if before.get(name) != after.get(name)} == {"losses"}
     started = profile({**RANDOM, "method": "fedavg", "start": "fed3r"})
     assert started["losses"] == before["losses"] and "losses" in REVEALED
+    single = {"method": "fedavg", "method_options": {}, "start": "fed3r", "model_options": {"widths": [4]}}
+    headed = {**single, "model_options": {"widths": [4], "single_logit": True}}
+    assert profile(single)["losses"] != profile(headed)["losses"]
     assert "losses" not in profile({**RANDOM, "method": "fedavg"})
+
+
+@pytest.mark.parametrize(("changes", "expected"), [({}, True), ({"seed": 1}, True), (FAST, False)], ids=str)
+def test_what_earlier_builds_named_by_seeds_holds_for_all(changes: dict[str, Any], expected: bool) -> None:
+    now, before = profile(changes), profile({})
+    before |= {"training from seed 0": before.pop("training")}
+    assert "initial_model" not in now["training"]
+    journal = History([ProfileUsed("d", tuple(sorted(before.items())), "a")])
+    if expected:
+        journal.check_profile("d", tuple(sorted(now.items())))
+    else:
+        with pytest.raises(ReleaseProfileError, match="training"):
+            journal.check_profile("d", tuple(sorted(now.items())))
 
 
 def test_a_journal_of_before_asks_once_where_it_names_features_without_inputs_or_kept_classes() -> None:
@@ -437,6 +477,85 @@ def test_class_sums_are_of_vectors(name: str, shape: tuple[int, ...], per_class:
 def test_an_update_beside_which_more_is_trained_is_one() -> None:
     plain = {"training.momentum": 0.0, "method_options": {}}
     assert profile({**plain, "method": "scaffold"})["updates"] == "update as it is"
+
+
+SCALED = {"model": "mlp", "model_options": {"widths": [4], "standardise": True}, "method_options": {}}
+FEDAVG = {**SCALED, "method": "fedavg"}
+FOCAL = {**FEDAVG, "method_options": {"loss": "focal"}, "model_options": {"widths": [4]}}
+PRODUCTS, AT_HEAD = frozenset({"encoder", IN_PRODUCTS}), frozenset({"head", IN_LOSSES})
+
+
+def formed(job: Mapping[str, Any], counts: float | None = None, **tensors: float) -> list[Formed]:
+    """How terms are formed by a state, one exchange after the other, with other tensors of the model."""
+    setup = prepare(job_with(job))
+    start, ones = setup.initial_state(), torch.ones(2, dtype=torch.float64)
+    model = {name: item + tensors.get(name.rpartition(".")[2], 0.0) for name, item in start.model.items()}
+    extra = {KNOWN: ones.to(torch.uint8), HOLDERS: 3 * ones}
+    extra |= {} if counts is None else {CLASS_COUNTS: counts * ones}
+    state = start.evolve(model=model, extra={**start.extra, **extra})
+    return [
+        formed_by(setup, phase.schema, phase.broadcast(state), state.model)
+        for exchange in setup.plan
+        for phase in exchange.phases
+    ]
+
+
+@pytest.mark.parametrize(
+    ("job", "expected"),
+    [
+        (FEDAVG, ["moments"]),
+        ({**FEDAVG, "model_options": {"widths": [4]}}, []),
+        # No training moves this encoder, but nothing that it gives is summed by class.
+        ({**FEDAVG, "encoder": "random"}, ["moments"]),
+        ({**SCALED, "method": "fedmr"}, ["moments"]),
+        ({**SCALED, "method": "fedmr", "encoder": "random"}, ["encoder"]),
+        ({**SCALED, **SHARED}, ["moments", {"moments", IN_PRODUCTS}]),
+        # A person is asked before the training of what is summed behind it.
+        ({**SCALED, **SHARED, "encoder": "random"}, ["encoder", PRODUCTS]),
+        ({**FEDAVG, "start": "fedncm"}, [{"encoder", "moments"}, AT_HEAD, "moments"]),
+        ({**FEDAVG, "start": "fed3r"}, [PRODUCTS | {"moments"}, AT_HEAD, "moments"]),
+        ({**RANDOM, "method": "fedavg", "start": "fedncm"}, ["encoder", AT_HEAD]),
+        ({**SCALED, "rounds": 1, "method": "fed3r"}, [PRODUCTS, AT_HEAD]),
+    ],
+    ids=str,
+)
+def test_what_a_runs_state_decides_is_named(job: dict[str, Any], expected: list[Any]) -> None:
+    found = list(dict.fromkeys(frozenset(item) for item in formed(job) if item))
+    assert found == [frozenset({item} if isinstance(item, str) else item) for item in expected]
+    assert all(what_both_reveal(name) for item in found for name in item)
+
+
+def test_products_alone_are_of_records() -> None:
+    setup = prepare(job_with(FEDAVG))
+    schema = Schema((Field("products", (3,), static=True, products=2),))
+    assert "moments" in formed_by(setup, schema, {}, setup.initial_state().model)
+
+
+def test_all_rounds_of_a_run_count_whichever_it_begins_with() -> None:
+    """Sums by class begin in a later one where a method starts with training alone."""
+    names = ("statistics_phases", "before_phases", "after_phases")
+    run: Any = SimpleNamespace(job=SimpleNamespace(rounds=3), training_phases=lambda number: (number,))
+    vars(run).update({name: lambda name=name: (name,) for name in names})
+    assert list(_phases(run)) == [*names[:2], 1, names[2], 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("name", "job", "acting", "other"),
+    [
+        ("moments", FEDAVG, ("mean", "std"), {"weight": 1.0}),
+        ("encoder", {**SCALED, **SHARED, "encoder": "random"}, ("mean", "std"), {}),
+        ("head", {**SCALED, "rounds": 1, "method": "fed3r"}, ("weight", "bias"), {"mean": 1.0}),
+        ("counts", FOCAL, ("counts",), {"mean": 1.0, "weight": 1.0}),
+    ],
+)
+def test_what_acts_on_terms_changes_what_is_named(
+    name: str, job: dict[str, Any], acting: tuple[str, ...], other: dict[str, float]
+) -> None:
+    counts = {"counts": 3.0} if name == "counts" else {}
+    first = next(item[name] for item in formed(job, **counts) if name in item)
+    assert {item[name] for item in formed(job, **counts, **other) if name in item} == {first}
+    for each in acting:
+        assert first not in {item[name] for item in formed(job, **{**counts, each: 4.0}) if name in item}
 
 
 def test_the_own_weight_is_named_where_weights_are_capped() -> None:

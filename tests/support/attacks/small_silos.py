@@ -232,7 +232,7 @@ def setup_of(names: Sequence[str], after: int | None = None, line: Line = ENDLES
         setting=SimpleNamespace(build_model=_network, input_shape=(3,), num_classes=2),
         dataset=SimpleNamespace(class_names=("no", "yes")),
         training_phases=lambda number: (PHASE,) * line.of,
-        method=SimpleNamespace(own_model=None),
+        method=SimpleNamespace(own_model=None, one_sum=None),
         privacy=None,
     )
     setup.plan = _Plan(setup, line)

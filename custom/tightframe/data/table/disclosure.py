@@ -12,13 +12,16 @@ where patients are unknown) in a cell.
 - Fewer than m missing values of a number are hidden among values: as many further records, drawn by a fixed
   hash, count as untold with them, so that m are untold. All that the term says of the column is of the
   others.
-- Mean and deviation of a number are of all records told. From fewer than m there are none. If the number
-  takes so few values that each bin has one or two, sums and squares would be equations in the withheld bins:
-  then the silo withholds all of its bins.
+- Mean and deviation of a number are of all records told. From fewer than m there are none, nor where few
+  patients make them (``made_by_few``). They are rounded to parts of their own standard errors
+  (``rounded_moments``): exact ones of a number of years tell each of a dozen patients' values. If the number
+  takes so few values that each bin has one or two, they would still be equations in withheld bins: then the
+  silo withholds all of its bins.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -32,6 +35,12 @@ UNIT_BITS = 20
 UNITS = 1 << UNIT_BITS
 MOMENTS = 4
 """Numbers kept of a column of numbers: records, sum, and the sum of squares in two parts of 20 bits."""
+FEW_VALUES = 8
+"""Distinct values of a number that mean and deviation could tell the numbers of patients of, one by one."""
+DOMINANCE = 0.1
+"""p of the p% rule: what all but the two patients farthest out add must be this part of the first one's."""
+ROUNDING = 4
+"""Steps of a rounded mean or deviation in its standard error, at least."""
 VALUES_OF_A_BIN = 3
 """Distinct values that a bin must have on average, so that sums do not tell how many records it has."""
 
@@ -119,11 +128,15 @@ def _number(
         made.withheld_moments[label, number] = 1
         return
     values = table.values[told, number]
-    made.moments[label, number] = moments_of(values)
+    by_few = least > 1 and made_by_few(values, table.owners[told], least)
+    if by_few:
+        made.withheld_moments[label, number] = 1
+    else:
+        made.moments[label, number] = moments_of(values) if least == 1 else rounded_moments(values)
     where = slice(place.start, place.missing)
     _tell(made, label, where, table, told, table.cells[told, index], bins, least)
     hidden = made.withheld_cells[label, where]
-    if hidden.any() and len(np.unique(values)) < VALUES_OF_A_BIN * bins:
+    if not by_few and hidden.any() and len(np.unique(values)) < VALUES_OF_A_BIN * bins:
         made.cells[label, where] = 0
         made.withheld_cells[label, where] = 1
 
@@ -184,6 +197,68 @@ def withheld(patients: NDArray[np.int64], least: int, order: Sequence[int] = ())
         while others and patients[others[0]] <= last + 1:
             hidden[others.pop(0)] = True
     return hidden
+
+
+def made_by_few(values: NDArray[np.float64], owners: NDArray[np.int64], least: int) -> bool:
+    """Return True if mean and deviation of a column tell values of fewer than ``least`` patients.
+
+    - Fewer than that, but some, have a value that no m patients share, and all others have such: they alone
+      make the mean differ from what is known (a drug that nobody else has had).
+    - The column has few values, and one of them fewer patients: the moments are equations in their numbers.
+    - One patient dominates (p% rule; Hundepool et al., Statistical Disclosure Control, 2012, section 4.2):
+      the distances from the median, or their squares, of all but the two farthest are less than a tenth of
+      the farthest one's.
+
+    Args:
+        values: of records.
+        owners: number of each record's patient.
+        least: m.
+
+    >>> zeros, each = np.zeros(60), np.arange(62)
+    >>> made_by_few(np.concatenate([zeros, [0.4, 0.7]]), each, 5)
+    True
+    >>> made_by_few(np.linspace(-1, 1, 62), each, 5)
+    False
+    """
+    distinct, which = np.unique(values, return_inverse=True)
+    everybody, patient = np.unique(owners, return_inverse=True)
+    most = len(everybody)
+    pairs = np.unique(which.astype(np.int64) * most + patient)
+    rare = np.bincount(pairs // most, minlength=len(distinct)) < least
+    if rare.any():
+        exposed = len(np.unique(pairs[rare[pairs // most]] % most))
+        if exposed < least and not rare.all():
+            return True
+        if len(distinct) <= FEW_VALUES and 2 * len(distinct) <= most:
+            return True
+    away = np.abs(values - np.median(values))
+    return any(
+        _dominated(np.sort(np.bincount(patient, power)), (1 + DOMINANCE) ** order - 1)
+        for order, power in ((1, away), (2, away**2))
+    )
+
+
+def _dominated(parts: NDArray[np.float64], share: float) -> bool:
+    """Return True if all but the two largest parts, sorted, are less than a share of the largest."""
+    return bool(parts[-1] > 0 and parts[:-2].sum() < share * parts[-1])
+
+
+def rounded_moments(values: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Return ``moments_of`` values of this number, mean and deviation, both rounded.
+
+    To multiples of a power of two that is at most a quarter of the mean's, or the deviation's, standard error
+    (of normal values): far more columns of a hospital's patients have such moments than exact ones.
+    """
+    q = np.rint((values + 1) / 2 * UNITS)
+    count, deviation = len(q), float(q.std())
+    steps = (deviation / (ROUNDING * math.sqrt(part * count)) for part in (1, 2))
+    mean, spread = (
+        round(round(value / size) * size)
+        for value, step in zip((float(q.mean()), deviation), steps, strict=True)
+        for size in (2.0 ** math.floor(math.log2(step)) if step > 1 else 1.0,)
+    )
+    squares = count * (mean**2 + spread**2)
+    return np.array([count, count * mean, squares >> UNIT_BITS, squares & (UNITS - 1)], dtype=np.int64)
 
 
 def moments_of(values: NDArray[np.float64]) -> NDArray[np.int64]:

@@ -401,6 +401,7 @@ METHOD = phases.Method(
         "Zhu et al., FedILC: Weighted Geometric Mean and Invariant Gradient Covariance for Federated "
         "Learning on Non-IID Data, arXiv 2205.09305"
     ),
+    counts_rounds=False,
     config=FedILCConfig,
     findings=lambda config: "its penalty is of the softmax",
     init_server=init_server,

@@ -402,6 +402,7 @@ METHOD = scheduled_method(
     name="fedmr",
     title="FedMR",
     paper="Fan et al., Federated Learning under Partially Class-Disjoint Data via Manifold Reshaping (TMLR)",
+    counts_rounds=False,
     config=FedMRConfig,
     findings=lambda config: "its prototypes are means of the records of one class",
     parts=parts,

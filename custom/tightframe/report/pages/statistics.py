@@ -86,8 +86,9 @@ def _table_1(found: TableStatistics) -> Markup:
             "Shares are of the records with a value; there is none where a number is withheld. A mean `of` "
             "so many records is without others that hide a few without a value. Quartiles are "
             "from the histograms: they lie between these limits, wherever values lie in their bins and "
-            f"withheld records in theirs. Values were rounded to {found.grid:.2g} of their range before they "
-            "were summed.",
+            "withheld records in theirs. Each site has rounded its mean and deviation to an eighth of their "
+            "standard error, or less, unless its `min_class_count` is 1; a mean is withheld at a site where "
+            "few patients make it.",
         ),
     )
 

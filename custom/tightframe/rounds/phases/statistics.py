@@ -16,9 +16,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 
+import numpy as np
 import torch
 
-from tightframe.errors import RunError
+from tightframe.data.patients import record_patients
+from tightframe.data.table.disclosure import made_by_few
+from tightframe.errors import DataError, RunError
 from tightframe.phases import (
     CLASS_COUNTS,
     FEATURE_MEAN,
@@ -139,6 +142,8 @@ class _FeatureMoments:
 
     def count(self, silo: SiloView) -> dict[str, torch.Tensor]:
         times, place = rider_view(silo).times_in_moments(), 0
+        if self._values == 1:
+            return self._of_table(silo, times)
         values = torch.zeros((), dtype=torch.float64)
         sums, squares = (torch.zeros(self._width, dtype=torch.float64) for _ in range(2))
         for inputs, _ in silo.batches("train", augment=False, shuffle=False):
@@ -150,12 +155,39 @@ class _FeatureMoments:
             squares += (columns.square() * each[:, None, None]).sum((0, 2))
         return {VALUES: values, SUMS: sums, SQUARES: squares}
 
+    def _of_table(self, silo: SiloView, times: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Count a table's columns; one whose moments few patients make counts as its median in each record.
+
+        Mean and deviation stand in the model, for whoever gets it.
+        """
+        view = rider_view(silo)
+        batches = silo.batches("train", augment=False, shuffle=False)
+        parts = [inputs.detach().to("cpu", torch.float64).reshape(-1, self._width) for inputs, _ in batches]
+        columns = torch.cat(parts) if parts else torch.zeros(0, self._width, dtype=torch.float64)
+        counted = (times > 0).numpy()
+        if (least := view.min_class_count) > 1 and counted.any():
+            try:
+                owners = record_patients(view.context.data, "train")
+            except DataError:  # unknown: each record is a patient's
+                owners = np.arange(len(columns))
+            for column in columns.T.numpy():
+                if made_by_few(column[counted], owners[counted], least):
+                    column[:] = np.median(column[counted])
+        each = times[:, None]
+        return {
+            VALUES: times.sum(),
+            SUMS: (columns * each).sum(0),
+            SQUARES: (columns.square() * each).sum(0),
+        }
+
     def conclude(self, totals: Totals, cohort: Cohort) -> dict[str, torch.Tensor]:
         self._check_number(float(totals[VALUES]), cohort)
         values = max(float(totals[VALUES]), 1.0)
         mean = torch.as_tensor(totals[SUMS]) / values
         variance = torch.as_tensor(totals[SQUARES]) / values - mean.square()
-        deviation = variance.clamp_min(0).sqrt().clamp_min(SMALLEST_STD)
+        deviation = variance.clamp_min(0).sqrt()
+        # A constant column, in which a later record may differ, is moved and not scaled.
+        deviation = torch.where(deviation > SMALLEST_STD, deviation, 1.0)
         pooled = packed(*(torch.as_tensor(totals[name]) for name in (VALUES, SUMS, SQUARES)))
         return {FEATURE_MEAN: mean, FEATURE_STD: deviation, POOLED: pooled}
 

@@ -45,6 +45,7 @@ class Exact:
     Attributes:
         counts: of the bins or levels, and the last of missing values; None where none was opened.
         withheld: silos that withhold each.
+        number: records in all bins, those of withheld ones, too; None where that is not known.
         lowest, highest: records of each bin if those that are in no count lie as low, or as high, as they
             can; None where that is not known.
         moments: number, sum and sum of squares on the grid; None where none were opened.
@@ -53,6 +54,7 @@ class Exact:
 
     counts: tuple[int | None, ...]
     withheld: tuple[int, ...]
+    number: int | None
     lowest: tuple[int, ...] | None
     highest: tuple[int, ...] | None
     moments: tuple[int, ...] | None
@@ -63,6 +65,7 @@ class Exact:
         return Exact(
             tuple(None if a is None or b is None else a + b for a, b in pairs),
             tuple(map(max, self.withheld, other.withheld)),
+            None if self.number is None or other.number is None else self.number + other.number,
             _added(self.lowest, other.lowest),
             _added(self.highest, other.highest),
             _added(self.moments, other.moments),
@@ -137,18 +140,24 @@ def _exact(
     where = slice(place.start, place.end)
     values, open_ = told["cells"][label, where].tolist(), known["cells"][label, where].tolist()
     withheld = hidden["cells"][label, where].tolist()
-    moments, few = None, 0
+    moments, number, few = None, None, 0
     lowest = highest = None
     if place.number is not None:
         few = int(hidden["moments"][label, place.number])
         if known["moments"][label, place.number]:
             records, total, high, low = (int(item) for item in told["moments"][label, place.number])
             moments = (records, total, (high << UNIT_BITS) + low)
+            number = records
+        if few:  # silos that withhold moments have bins all the same
+            counted = known["records"][label] and open_[-1] and not withheld[-1]
+            number = int(told["records"][label]) - values[-1] if counted else None
+        if number is not None:
             may_hold = [bool(silos) or not one for silos, one in zip(withheld[:-1], open_[:-1], strict=True)]
-            lowest, highest = _extremes(records, values[:-1], may_hold)
+            lowest, highest = _extremes(number, values[:-1], may_hold)
     return Exact(
         tuple(value if one else None for value, one in zip(values, open_, strict=True)),
         tuple(withheld),
+        number,
         lowest,
         highest,
         moments,
@@ -213,12 +222,12 @@ def _moments(place: Place, part: Exact) -> Moments:
 
 def _quantiles(edges: Sequence[float], part: Exact) -> list[Quantile]:
     """Return limits of quantiles: of the order statistics on both sides of each."""
-    if not part.moments or not part.moments[0] or part.lowest is None or part.highest is None:
+    if not part.number or part.lowest is None or part.highest is None:
         return []
     lowest, highest = np.cumsum(part.lowest), np.cumsum(part.highest)
     made = []
     for share in SHARES:
-        at = (part.moments[0] - 1) * share
+        at = (part.number - 1) * share
         below = int(np.searchsorted(lowest, math.floor(at), side="right"))
         above = int(np.searchsorted(highest, math.ceil(at), side="right"))
         made.append(Quantile(share=share, low=edges[below], high=edges[above + 1]))

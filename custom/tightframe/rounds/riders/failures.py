@@ -5,6 +5,9 @@ with which code, could ask about records. So a failed silo's answer has the form
 only the number of failed silos is opened, and the reason stays in the silo's own log. What hardly depends on
 the training, class sums and evaluation, is in the sum as ever.
 
+What it cannot even count of its records would be the difference to the total of another job. So in its place
+are random integers, and its flag says so: of that sum no number of records alone is used.
+
 With differential privacy there is no flag, because no noise covers it: there the failure stays at the silo,
 except that a noisy update is over its bound, which says nothing that noise does not cover. A failed silo
 still adds its share of the noise that silos make together.
@@ -20,8 +23,8 @@ import numpy as np
 import torch
 
 from tightframe.config.job import JobConfig
-from tightframe.errors import REASONS, TightframeError
-from tightframe.learning.model_update import BROADCAST, BUFFER
+from tightframe.errors import REASONS, RunError, TightframeError
+from tightframe.learning.model_update import BROADCAST, BUFFER, TRAINING
 from tightframe.learning.one_sum.feature_sums import RECORDS
 from tightframe.phases import (
     Cohort,
@@ -41,7 +44,7 @@ from tightframe.results.rows import FAILED_SILOS
 from tightframe.results.words import plural
 from tightframe.rounds import codec
 from tightframe.rounds.codec import Term
-from tightframe.rounds.riders import class_rules, moments
+from tightframe.rounds.riders import class_rules, moments, update_norms
 from tightframe.rounds.riders.view import RiderView, rider_view
 from tightframe.rounds.sums.common import TooFewError
 
@@ -51,6 +54,10 @@ if TYPE_CHECKING:
     from tightframe.rounds.privacy_plan import PrivacyPlan
 
 FAILED = "failed"
+LACKING = 1024
+"""Added to the flag of a failed silo that lacks some of ``of_records``; more than a job has silos."""
+TRAINED = (BUFFER, TRAINING, update_norms.SILOS, "personal/")
+"""Begins names of what follows from this silo's training, which no other run repeats."""
 INPUTS = "statistics/"
 """Prefix of pooled statistics, which are of the records alone."""
 NOTE = FAILED_SILOS
@@ -59,10 +66,16 @@ TOLD = ("TF-504", "TF-512", "TF-604", "TF-730")
 """Codes that do not depend on records: stopped, disk full, a malformed request, the site's guard."""
 
 
-def attach(phase: Phase, job: JobConfig) -> Phase:
-    """Return a phase with the flag of failed silos."""
+def attach(phase: Phase, job: JobConfig, *, needed: bool = True) -> Phase:
+    """Return a phase with the flag of failed silos.
+
+    Args:
+        needed: whether the run ends where a phase has only counts, and a silo lacks them.
+    """
     # Where there are only counts, nothing is opened after a drop-out, and so neither is the flag.
-    flag = Field(FAILED, (), bound=1.0, bits=0, static=not phase.schema.group("update"))
+    alone = not phase.schema.group("update")
+    flag = Field(FAILED, (), bound=1.0 + LACKING, bits=0, static=alone)
+    static = {item.name for item in phase.schema.group("static")}
 
     def contribute(silo: SiloView, received: Tensors, state: Tensors) -> Contribution:
         view = rider_view(silo)
@@ -74,15 +87,15 @@ def attach(phase: Phase, job: JobConfig) -> Phase:
             if not hidden(error):
                 raise
             note(view.context, error)
-            # Here, so that the evaluation stays in the sum, as class sums do (``untrained``).
-            made = untrained(view, phase, received, state)
-            return replace(made, tensors={**made.tensors, FAILED: torch.ones((), dtype=torch.float64)})
+            # Here, so that the evaluation stays in the sum, as class sums do.
+            return untrained(view, phase, received, state)
         return replace(made, tensors={**made.tensors, FAILED: torch.zeros((), dtype=torch.float64)})
 
     def read(state: ServerState, totals: Totals, cohort: Cohort) -> Reading:
         own, others = taken_out(totals, FAILED.__eq__)
-        cohort.check_flags(own, own)
-        failed = round(float(own[FAILED])) if own else 0
+        cohort.check_flags(own, own, each=1.0 + LACKING)
+        failed, lacking = _counted(own)
+        cohort.check_flags({FAILED: np.array(float(max(failed, lacking)))}, [FAILED])
         if failed and cohort.size - failed < job.min_sites:
             raise TooFewError(
                 f"{failed} of {cohort.size} silos in round {cohort.round} could not contribute, so that "
@@ -91,6 +104,14 @@ def attach(phase: Phase, job: JobConfig) -> Phase:
                 {},
                 code="TF-513",
             )
+        if lacking and alone and needed:
+            raise RunError(
+                f"Expected all silos' numbers, but {plural(lacking, 'silo')} of {cohort.size} could not add "
+                "its own, which and why is in their own logs: mend it, and start the job again.",
+                code="TF-510",
+            )
+        if lacking:
+            others = {name: total for name, total in others.items() if name not in static}
         reading = replace(phase.read(state, others, replace(cohort, failed=failed)), failed=failed)
         if not failed:
             return reading
@@ -130,8 +151,53 @@ def neutral(schema: Schema, received: Tensors) -> Contribution:
     return Contribution(tensors, proposed_state=None)
 
 
+def _counted(totals: Totals) -> tuple[int, int]:
+    """Return how many silos failed, and how many of them lack numbers of their records."""
+    lacking, failed = divmod(round(float(totals.get(FAILED, 0.0))), LACKING)
+    return failed, lacking
+
+
+def lacking(totals: Totals) -> bool:
+    """Check whether a silo lacks numbers of its records, so that those of this sum are not used."""
+    return _counted(totals)[1] > 0
+
+
+def of_records(schema: Schema) -> tuple[Field, ...]:
+    """Return the fields that are of a silo's records alone, or of a model that other totals are of as well.
+
+    Two totals of them, in one of which a silo's are missing, differ by that silo's. All static ones are such,
+    but for what ``TRAINED`` names, and class sums where an exchange trains.
+    """
+    trains = any(not item.static and item.name != FAILED for item in schema.fields)
+    return tuple(
+        item
+        for item in schema.group("static")
+        if item.name != FAILED
+        and not (trains and class_rules.sums_by_class(item))
+        and not item.name.startswith(TRAINED)
+    )
+
+
+def _flag(schema: Schema, made: Tensors) -> torch.Tensor:
+    """Return a failed silo's flag.
+
+    Args:
+        schema: of the phase.
+        made: tensors that the silo could make all the same.
+    """
+    before = float(made.get(FAILED, 0.0))
+    lacks = before >= LACKING or any(item.name not in made for item in of_records(schema))
+    return torch.tensor(1.0 + LACKING * lacks, dtype=torch.float64)
+
+
+def _lacks(schema: Schema, term: Term) -> bool:
+    """Return True if a silo's term, as encoded, has the flag of one that lacks some of ``of_records``."""
+    groups = [item.group for item in schema.fields if item.name == FAILED]
+    return any(int(codec.unpack(schema, group, term[group])[FAILED][0]) >= LACKING for group in groups)
+
+
 def untrained(silo: RiderView, phase: Phase, received: Tensors, state: Tensors) -> Contribution:
-    """Return ``neutral`` with class sums of the received model, class counts and moments of inputs.
+    """Return ``neutral`` with the flag, class sums of the received model, class counts and moments of inputs.
 
     None depends on how training went. A term that lacked them would be as good as another cohort: the
     difference of two totals would be this silo's own.
@@ -140,21 +206,22 @@ def untrained(silo: RiderView, phase: Phase, received: Tensors, state: Tensors) 
         phase: that failed, without the flag.
         state: what the silo has kept.
     """
-    if not any(item.per_class or item.name.startswith(INPUTS) for item in phase.schema.fields):
-        return neutral(phase.schema, received)
-    try:
-        with silo.without_training():
-            made = phase.contribute(silo, received, state).tensors
-    except Exception as error:
-        if not hidden(error):
-            raise
-        # Not even the model received gives class sums, by features that are not finite, say.
-        made = class_rules.own_classes(silo, phase.schema, received)
-    return without_update(phase.schema, received, made)
+    made: Tensors = {}
+    if any(item.per_class or item.name.startswith(INPUTS) for item in phase.schema.fields):
+        try:
+            with silo.without_training():
+                made = phase.contribute(silo, received, state).tensors
+        except Exception as error:
+            if not hidden(error):
+                raise
+            # Not even the model received gives class sums, by features that are not finite, say.
+            made = class_rules.own_classes(silo, phase.schema, received)
+    left = without_update(phase.schema, received, made)
+    return replace(left, tensors={**left.tensors, FAILED: _flag(phase.schema, made)})
 
 
 def without_update(schema: Schema, received: Tensors, made: Tensors) -> Contribution:
-    """Return ``neutral`` with class sums, evaluation and moments of inputs, within their bounds."""
+    """Return ``neutral`` with the flag, class sums, evaluation and moments of inputs, within their bounds."""
     empty = neutral(schema, received)
     kept = {
         item.name: made[item.name].to("cpu", torch.float64).nan_to_num(nan=0.0).clamp(-item.bound, item.bound)
@@ -162,13 +229,14 @@ def without_update(schema: Schema, received: Tensors, made: Tensors) -> Contribu
         if item.name in made
         and (item.per_class or item.name == RECORDS or item.name.startswith(("evaluation/", INPUTS)))
     }
-    return replace(empty, tensors={**empty.tensors, **kept})
+    flag = {FAILED: _flag(schema, made)} if FAILED in schema else {}
+    return replace(empty, tensors={**empty.tensors, **kept, **flag})
 
 
 def blinded(schema: Schema, term: Term) -> dict[Group, bytes]:
-    """Return a failed silo's term with random integers in sums of frozen features or products that it lacks.
+    """Return a failed silo's term with random integers in sums of features that it lacks, and ``of_records``.
 
-    Such a sum is used only if no silo failed. Without its part the total would be one of fewer silos: less
+    Such a sum is used only if no silo lacks it. Without its part the total would be one of fewer silos: less
     than the next job's by this silo's own records alone. So it shows nothing.
 
     Args:
@@ -176,12 +244,18 @@ def blinded(schema: Schema, term: Term) -> dict[Group, bytes]:
         term: as encoded.
     """
     made, beside = dict(term), any(item.products for item in schema.fields)
+    alone = of_records(schema) if _lacks(schema, term) else ()
     for group, data in term.items():
         arrays = codec.unpack(schema, group, data)
         lacking = [
             item
             for item in schema.group(group)
-            if (item.products or item.features or (beside and class_rules.sums_by_class(item)))
+            if (
+                item.products
+                or item.features
+                or (beside and class_rules.sums_by_class(item))
+                or item in alone
+            )
             and not arrays[item.name].any()
         ]
         if lacking:

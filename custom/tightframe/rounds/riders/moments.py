@@ -42,12 +42,12 @@ def forget(context: SiloContext) -> None:
 
 
 def check(silo: RiderView) -> None:
-    """Warn in this silo's own log (TF-527) of pooled moments that contradict its own."""
+    """Warn in this silo's own log (TF-527) of pooled moments that contradict its own: once in a run."""
     context, pooled = silo.context, silo.pooled
     path, before = context.state_folder / FILE, context.previous_state
     if not path.is_file() and before is not None and (before / FILE).is_file():
         write_atomically(path, (before / FILE).read_bytes(), mode=0o600)  # of a job that this one continues
-    if pooled is None or not path.is_file():
+    if pooled is None or not path.is_file() or not path.stat().st_size:
         return
     own = safetensors.torch.load(path.read_bytes())[OWN]
     parties = len(silo.cohort)
@@ -59,6 +59,7 @@ def check(silo: RiderView) -> None:
             "another silo sent false ones, to make the model show records. Stop the site (tightframe site "
             "stop) and find out which."
         )
+        write_atomically(path, b"", mode=0o600)  # said; a job that continues this one does not say it again
 
 
 def contradicted(pooled: torch.Tensor, own: torch.Tensor, error: float) -> list[int]:

@@ -38,7 +38,6 @@ from tightframe.rounds.riders import (
     class_rules,
     epsilon,
     evaluation,
-    failures,
     noisy_evaluation,
     update_norms,
 )
@@ -311,7 +310,7 @@ class RunRecord:
         row = row.model_copy(update={**own, "counts": counts})
         self.personal = notes.get(personal.NOTE, self.personal)
         if (totals := notes.get(table_statistics.NOTE)) is not None:
-            self.statistics = self._table(totals, row, int(notes.get(failures.NOTE, 0)))
+            self.statistics = self._table(totals, row)
             self.statistics.write(self.folder)
         if (counted := notes.get(evaluation.NOTE)) is not None:
             if not any(item.kind in ("start", "train") for item in self.rows):
@@ -331,13 +330,8 @@ class RunRecord:
         self._log.info("%s", round_line(row, self.job.rounds, self.job.roster, before, start=start))
         return row
 
-    def _table(self, totals: Totals, row: Row, failed: int) -> TableStatistics:
-        """Return the statistics of a job that sums them.
-
-        Args:
-            row: of the last one.
-            failed: number of silos that could not count.
-        """
+    def _table(self, totals: Totals, row: Row) -> TableStatistics:
+        """Return the statistics of a job that sums them; ``row`` is of its last exchange."""
         layout, plan = self._setup.layout, self.privacy
         assert layout is not None  # noqa: S101 - only such a job has this note
         privacy: dict[str, Any] = {}
@@ -367,7 +361,6 @@ class RunRecord:
             shares=table_summary.shares(records),
             columns=columns,
             silos=row.silos,
-            failed=failed,
             least=(min(counts), max(counts)),
             named=layout.contract.patient is not None,
             holders=MIN_HOLDERS,

@@ -257,9 +257,8 @@ def sum_title(sum_id: SumId) -> str:
 
 ADVICE = {
     "TF-617": (
-        " Two such totals can reveal one silo's own term. Export the job with the earlier settings (if "
-        "`training from seed ...` alone differs: or with another `--seed`), or let a person at this site "
-        "decide: `tightframe site release accept` says what both reveal."
+        " Two such totals can reveal one silo's own term. Export the job with the earlier settings, or let a "
+        "person at this site decide: `tightframe site release accept` says what both reveal."
     ),
 }
 """Advice by code, added where the protocol's own message has none."""

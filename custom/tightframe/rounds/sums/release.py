@@ -11,8 +11,9 @@ one gives more equations in the same records; so is the closed form's head whose
 
 Settings that apply the same function to every silo's records weigh silos, too, once updates are long or many
 steps add up: a norm shortens them by the learning rate, FedProx's mu and a weight decay weigh them by steps.
-These pairs are equations only if both runs begin at one model. So the entry of all that a training consists
-of has the start in its name: other seeds have other entries, which cannot differ.
+So does what pooled statistics decide, which one silo's false numbers steer: means, deviations, class counts.
+Another seed is no way out: its gradients are other functions of the same records, and whoever has similar
+records solves for what several seeds' totals say of them. No width was found at which seeds are independent.
 
 A new option of a job belongs here or does not: ``tests/rounds/sums/test_release.py`` asks for the decision.
 """
@@ -30,8 +31,8 @@ from tightframe.learning import model_update
 from tightframe.learning.model_update import UPDATE
 from tightframe.learning.one_sum.feature_sums import PREFIX
 from tightframe.learning.one_sum.temperature import LOSSES
-from tightframe.models.frozen import HEAD, encoder_sha256, is_frozen
-from tightframe.phases import Phase, Schema, Tensors
+from tightframe.models.frozen import HEAD, encoder_sha256, is_frozen, tensors_sha256
+from tightframe.phases import Field, Phase, Schema, Tensors
 from tightframe.rounds.job_checks import HEAD_OPTIONS, STANDARDISE_MEAN, STANDARDISE_STD
 from tightframe.rounds.riders.class_rules import summed_classes, sums_by_class
 from tightframe.rounds.setup import JobSetup
@@ -45,8 +46,11 @@ They are part of a profile's features, not of its records."""
 
 OWN_WEIGHT, DECLARED = "own weight", "as declared"
 FEATURES, ENCODER = "features", "encoder"
+MOMENTS, COUNTS, LAST_LAYER = "moments", "counts", "head"
+STATISTICS = "statistics/"
+"""Start of the names of pooled statistics in broadcasts."""
 TRAINING = "training"
-"""Name of the entry of how models are trained; from a start that is not given, ``training from ...``."""
+"""Name of the entry of how models are trained; of earlier builds' for each seed, ``training from ...``."""
 _UPDATE = UPDATE.rstrip("/")
 
 
@@ -101,32 +105,24 @@ def release_profile(setup: JobSetup, entry: SiteEntry) -> Profile | None:
     if features := _features(setup, phases):
         values[FEATURES] = features
     if setup.method.one_sum is None:
-        values[_start(setup)] = _training(setup)
+        values[TRAINING] = _training(setup)
     if losses := _losses(setup, phases):
         values["losses"] = losses
     return tuple(sorted(values.items()))
 
 
-def _start(setup: JobSetup) -> str:
-    """Return the name of the entry that says how models are trained from this job's start.
-
-    A given model can be made to resemble any other start, so that its name covers all of them. Where the seed
-    draws the head alone, gradients hardly depend on it: then all seeds are one start.
-    """
-    job = setup.job
-    if job.initial_model_sha256 is not None:
-        return TRAINING
-    first, other = (model_update.initial_model(setup.setting, seed) for seed in (0, 1))
-    drawn = any(not name.startswith(HEAD) and not item.equal(other[name]) for name, item in first.items())
-    return f"{TRAINING} from seed {job.seed}" if drawn else f"{TRAINING} from features without draws"
-
-
 def _training(setup: JobSetup) -> str:
-    """Describe all that acts on what a silo trains from a start and has no entry of its own.
+    """Describe all that acts on what a silo trains and has no entry of its own, but for the seed.
 
-    The rounds do: FedProC and FedAvg_ETF weigh their losses by the part of them that is done.
+    The rounds do where a method weighs its losses by the part of them that is done. So does a given start,
+    which can be made the same function as another with layers of other lengths, hence other gradients.
     """
     job = setup.job
+    more: dict[str, Any] = {}
+    if job.initial_model_sha256 is not None:
+        more["initial_model_sha256"] = job.initial_model_sha256
+    if setup.method.counts_rounds or job.training.loop is not None:
+        more["rounds"] = job.rounds
     return _canonical(
         {
             "method": job.method,
@@ -136,7 +132,7 @@ def _training(setup: JobSetup) -> str:
             "encoder": job.encoder,
             "inputs": {"shape": setup.setting.input_shape, **_form_options(setup)},
             "start": job.start,
-            "rounds": job.rounds,
+            **more,
             "training": job.training.model_dump(mode="json", exclude={"amp"}),
         }
     )
@@ -183,12 +179,16 @@ def with_weight(profile: Profile | None, declared: float, applied: float) -> Pro
 
 
 def formed_by(setup: JobSetup, schema: Schema, received: Tensors, model: Tensors) -> Formed:
-    """Return how a term is formed, as far as the run's state decides: others' flags and moments enter it.
+    """Return how a term is formed, as far as the run's state decides: others' flags and numbers enter it.
 
     - The classes whose records its sums over classes are of: two totals over other classes have a class's
       part as their difference.
     - The state of an encoder that no training moves, with the mean and deviation of its inputs: another one
       makes other features of the same records.
+    - What training takes from pooled statistics: the same mean and deviation, which scale gradients and so
+      what a norm cuts off, and the counts that weigh classes in a loss.
+    - The closed form's head whose losses are summed: by heads that differ a little, a total tells the
+      features of the one record whose loss is not at an end.
 
     Args:
         schema: of the term.
@@ -198,8 +198,23 @@ def formed_by(setup: JobSetup, schema: Schema, received: Tensors, model: Tensors
     names = setup.dataset.class_names
     found = summed_classes(schema, received, len(names))
     formed = {name: tuple(compress(names, classes.tolist())) for name, classes in found.items()}
-    if _of_unmoved_features(schema, is_frozen(model_update.shared_template(setup.setting))):
+    frozen = is_frozen(model_update.shared_template(setup.setting))
+    trained = setup.method.one_sum is None and any(map(_of_records, schema.fields))
+    # With a frozen encoder in all exchanges, so that a person is asked before the training, and once.
+    schemas = [phase.schema for phase in _kinds(setup)] if frozen and trained else [schema]
+    unmoved = any(_of_unmoved_features(each, frozen) for each in schemas)
+    if unmoved:
         formed[ENCODER] = (encoder_sha256(model),)
+    if trained:
+        pooled = {name: item for name, item in received.items() if name.startswith(STATISTICS)}
+        scales = {name: model[name] for name in (STANDARDISE_MEAN, STANDARDISE_STD) if name in model}
+        if scales and not (frozen and unmoved):
+            formed[MOMENTS] = (tensors_sha256(scales),)
+        if pooled:
+            formed[COUNTS] = (tensors_sha256(pooled),)
+    if LOSSES in schema:
+        head = {name: item for name, item in model.items() if name.startswith(HEAD)}
+        formed[LAST_LAYER] = (tensors_sha256(head),)
     return formed
 
 
@@ -208,6 +223,11 @@ def with_formed(profile: Profile | None, formed: Formed) -> Profile | None:
     if profile is None:
         return None
     return tuple(sorted([*profile, *((name, _canonical(values)) for name, values in formed.items())]))
+
+
+def _of_records(item: Field) -> bool:
+    """Return True for what training makes of records: all but counts and evaluations."""
+    return not item.static or bool(item.products) or sums_by_class(item)
 
 
 def _of_unmoved_features(schema: Schema, frozen: bool) -> bool:
@@ -226,9 +246,15 @@ def caps_weights(profile: Profile) -> bool:
 def _phases(setup: JobSetup) -> Iterable[Phase]:
     """Yield the phases of the whole run: a resumed job has the same profile as the one it continues."""
     yield from setup.statistics_phases()
-    yield from setup.before_phases()
-    for number in range(1, setup.job.rounds + 1):
+    yield from _kinds(setup)
+    for number in range(2, setup.job.rounds + 1):
         yield from setup.training_phases(number)
+
+
+def _kinds(setup: JobSetup) -> Iterable[Phase]:
+    """Yield the phases of a run with one round: those of further rounds sum the same kinds."""
+    yield from setup.before_phases()
+    yield from setup.training_phases(1)
     yield from setup.after_phases()
 
 

@@ -78,10 +78,22 @@ REVEALED: Mapping[str, str] = {
         "features has them."
     ),
     "training": (
-        "Models are trained in another way from one start: a norm shortens each silo's update by its own "
-        "length, and learning rate, epochs, weight decay or a method's terms weigh silos by their numbers of "
-        "steps. A few such jobs reveal each silo's update. Another seed (`jobs export --seed`) makes them no "
-        "equations of each other, unless the start is a given model or the seed draws the head alone."
+        "Models are trained in another way: a norm shortens each silo's update by its own length, and "
+        "learning rate, epochs, weight decay or a method's terms weigh silos by their numbers of steps. A "
+        "few such jobs reveal each silo's update, with other seeds too, to whoever has similar records."
+    ),
+    "moments": (
+        "Models are trained on inputs standardised by other means and deviations, as all hospitals' totals "
+        "make them. It is another way of training: smaller inputs make shorter updates, of which a norm cuts "
+        "off less."
+    ),
+    "counts": (
+        "Classes weigh otherwise in the loss, by other pooled counts, as all hospitals' totals make them: a "
+        "few such jobs reveal each class's part of the update, of a rare class one silo's."
+    ),
+    "head": (
+        "Validation records' losses are summed at another head, which all hospitals' totals make: by heads "
+        "that differ a little such totals tell all features of one validation record."
     ),
     "own full_batches": (
         "This site's update is over all its records in one of the jobs, and over drawn ones in the other: "
@@ -99,6 +111,8 @@ REVEALED: Mapping[str, str] = {
 
 def what_both_reveal(name: str) -> str:
     """Return the explanation of a setting by its name, of which a part after ``from`` is left out.
+
+    Earlier builds had one entry for each seed that trained.
 
     >>> what_both_reveal("training from seed 7") == REVEALED["training"]
     True

@@ -7,6 +7,7 @@ a file: that is the caller's part.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Self, TypeAlias, assert_never, get_args
@@ -36,8 +37,8 @@ MAX_JOBS_OF_STATE = 4
 
 Profile: TypeAlias = tuple[tuple[str, str], ...]
 """The release profile of sums over a data set: name and value of every setting that changes one site's term
-before the sum, sorted by name. The caller chooses the settings. A name ``x`` covers each ``x from y``: it
-holds whatever the y."""
+before the sum, sorted by name. The caller chooses the settings; a value of several parts is a JSON object. A
+name ``x`` covers each ``x from y``: it holds whatever the y."""
 
 
 def _text(value: object, where: str) -> str:
@@ -529,8 +530,9 @@ class History:
         if not known or any(_agrees(now, before, known) for before in known):
             return
         differing = differences(self.profiles(dataset), profile)
-        earlier = ", ".join(f"{name} {' or '.join(values)}" for name, values, _ in differing)
-        found = ", ".join(f"{name} {value}" for name, _, value in differing)
+        shown = [(name, *in_words(values, value)) for name, values, value in differing]
+        earlier = ", ".join(f"{name} {' or '.join(values)}" for name, values, _ in shown)
+        found = ", ".join(f"{name} {value}" for name, _, value in shown)
         together = all(value in values for _, values, value in differing)
         raise ReleaseProfileError(
             f"the release profile of {dataset}",
@@ -547,6 +549,44 @@ def differences(known: Sequence[Profile], profile: Profile) -> list[tuple[str, l
         if any(other != value for other in earlier):
             differing.append((name, earlier, value))
     return differing
+
+
+def in_words(earlier: Sequence[str], value: str) -> tuple[list[str], str]:
+    """Return earlier values and a new one of a setting for people: of JSON objects the parts that differ.
+
+    >>> in_words(['{"a":{"b":1},"c":2}'], '{"a":{"b":1.5},"c":2}')
+    (['b 1'], 'b 1.5')
+    >>> in_words(["yes"], "no")
+    (['yes'], 'no')
+    """
+    parts = [_parts(text) for text in (*earlier, value)]
+    told = [each for each in parts if each is not None]
+    names = dict.fromkeys(name for each in told for name in each)
+    differing = [name for name in names if any(each.get(name) != told[-1].get(name) for each in told)]
+    if len(told) < len(parts) or not differing:
+        return list(earlier), value
+    ends = [name.rpartition(".")[2] for name in differing]
+    short = {name: end if ends.count(end) == 1 else name for name, end in zip(differing, ends, strict=True)}
+    words = [", ".join(f"{short[name]} {each.get(name, 'none')}" for name in differing) for each in told]
+    return list(dict.fromkeys(words[:-1])), words[-1]
+
+
+def _parts(text: str) -> dict[str, str] | None:
+    """Return the parts of a JSON object by the dotted names of their places; None if it is none."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return None
+    if not isinstance(value, dict):
+        return None
+    found: dict[str, str] = {}
+    for name, item in value.items():
+        inner = _parts(json.dumps(item)) if isinstance(item, dict) and item else None
+        if inner is None:
+            found[name] = item if isinstance(item, str) else json.dumps(item)
+        else:
+            found |= {f"{name}.{below}": part for below, part in inner.items()}
+    return found
 
 
 def values_of(name: str, profile: Mapping[str, str]) -> list[str]:
