@@ -27,8 +27,8 @@ def other():
 """
 
 
-def _item(path: Path, *, whole: bool = False) -> Any:
-    return SimpleNamespace(path=path, get_closest_marker=lambda name: name if whole else None)
+def _item(path: Path, marker: str = "") -> Any:
+    return SimpleNamespace(path=path, get_closest_marker=lambda name: name if name == marker else None)
 
 
 def _protocol(tests: OwnTests, item: Any, call: Callable[[], object]) -> None:
@@ -50,7 +50,8 @@ def test_only_own_fast_tests_count(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     tests = OwnTests(coverage, tmp_path / "own", "measured_here")
     module = sys.modules["measured_here.inner"]
     _protocol(tests, _item(tmp_path / "own" / "test_a.py"), lambda: module.own(1))
-    _protocol(tests, _item(tmp_path / "own" / "test_a.py", whole=True), module.slow)
+    _protocol(tests, _item(tmp_path / "own" / "test_a.py", "whole"), module.slow)
+    _protocol(tests, _item(tmp_path / "own" / "test_a.py", "many"), module.slow)
     _protocol(tests, _item(tmp_path / "others" / "test_b.py"), module.other)
     tests.pytest_sessionfinish()
 

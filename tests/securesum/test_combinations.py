@@ -36,6 +36,7 @@ def test_it_is_what_python_makes_of_it(
     assert len(made) == combinations.layout_of(layout).nbytes
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("fill", [0x00, 0xFF, 0x80])
 @pytest.mark.parametrize("count", [1, 31, 32, 33, 8191, 8192, 8193])
 def test_edges_of_rows_and_blocks(count: int, fill: int) -> None:

@@ -47,6 +47,7 @@ def cohorts(draw: st.DrawFn) -> tuple[int, float, np.ndarray]:
     return ring, bound, values
 
 
+@pytest.mark.many
 @given(cohorts())
 def test_sum_is_pythons_integer_sum_and_within_the_stated_error(
     case: tuple[int, float, np.ndarray],
@@ -92,6 +93,7 @@ def test_fraction_bits_are_the_most_that_cannot_wrap(parties: int, bound: float)
         encoding.check_no_wrap(32, bits + 1, bound, parties)
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("parties", range(1, 251))
 def test_fraction_bits_of_the_specification(parties: int) -> None:
     assert encoding.fraction_bits(64, 1e6, parties) == 24

@@ -126,6 +126,7 @@ def test_cut_off_or_continued_messages_are_refused(kind: str) -> None:
         assert refused_or_read(kind, more + raw) is None
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("kind", READERS)
 def test_every_part_with_a_wrong_value_is_refused_or_read_as_it_is(kind: str) -> None:
     """Each value of a message is replaced by each wrong one; where it is read, it is allowed to be so."""
@@ -220,6 +221,7 @@ BOMBS = {
 }
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("bomb", BOMBS)
 @pytest.mark.parametrize("inside", [False, True])
 def test_no_message_makes_a_reader_hang_or_take_much_memory(bomb: str, inside: bool) -> None:

@@ -44,6 +44,7 @@ def recovering(world: World, missing: tuple[str, ...], slot: int = 0) -> Sum:
 # Recovery ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("gone", SIX)
 def test_whoever_drops_out_any_t_of_the_others_open_the_sum(gone: str) -> None:
     """Every place in the roster: all masks with it keyed by its own secrets, some by others', or all."""
@@ -58,6 +59,7 @@ def test_whoever_drops_out_any_t_of_the_others_open_the_sum(gone: str) -> None:
     assert total.open().groups == {"update": world.plain(here)["update"]}
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("gone", list(itertools.combinations(names(7), 2)), ids=lambda pair: "+".join(pair))
 def test_two_that_drop_out_and_survivors_that_vanish_before_they_reveal(gone: tuple[str, str]) -> None:
     """Semi-honest: t = 4 of 7. A survivor's link is at the server whether or not it ever reveals."""

@@ -85,6 +85,7 @@ def test_default_colluders(sites: int, colluders: int) -> None:
     assert default_colluders(sites) == colluders
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("sites", range(3, MAX_SITES + 1))
 def test_thresholds_for_every_cohort_and_number_of_colluders(sites: int) -> None:
     for colluders in range(1, sites - 1):

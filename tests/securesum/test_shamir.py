@@ -67,6 +67,7 @@ def fixed(seed: int) -> Random:
     return np.random.default_rng(seed).bytes
 
 
+@pytest.mark.many
 def test_the_oracle_is_the_field_of_aes() -> None:
     """FIPS 197, section 4.2."""
     assert all_products()[0x57][0x83] == 0xC1

@@ -93,6 +93,7 @@ def verified(world: World, name: str) -> list[int]:
 # False totals ------------------------------------------------------------------------------------
 
 
+@pytest.mark.many
 @pytest.mark.parametrize(
     ("group", "start", "width"), [(group, *place) for group in GROUPS for place in PLACES[group]]
 )
@@ -917,6 +918,7 @@ def test_the_combinations_are_of_the_term_without_masks_of_dropped_sites() -> No
         assert item.combinations == {"update": combinations.combine(made, "update", layout, term["update"])}
 
 
+@pytest.mark.many
 def test_each_false_total_that_is_tried_has_bits_of_its_own() -> None:
     """Half of them are not seen by the first combination, a quarter by two: what it takes for 128 is 2**128.
 

@@ -393,6 +393,7 @@ def remembered(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, name, functools.cache(getattr(module, name)))
 
 
+@pytest.mark.many
 @pytest.mark.usefixtures("remembered")
 @pytest.mark.parametrize("view", ["server", "site-1"])
 def test_a_change_to_what_nobody_signed_fails_a_line_on(view: str) -> None:
@@ -412,6 +413,26 @@ def test_a_change_to_what_nobody_signed_fails_a_line_on(view: str) -> None:
     assert len(found) >= 8
 
 
+@pytest.mark.parametrize(
+    ("read", "values"),
+    [
+        (transcript_lines._base64(1, 2), (None, "A===", "AB==", "AA==\n", "", "AAAA")),
+        (transcript_lines._hex, (None, "AA" * 32, "aa" * 31, "aa" * 32 + "\n")),
+        (
+            transcript_lines._time,
+            (None, "today", "2030-01-01T00:00:00", "2030-01-01T01:00:00+01:00", "2030-01-01"),
+        ),
+        (transcript_lines._code, (None, "TF-1", "TF-1234", "tf-501")),
+    ],
+    ids=["base64", "hex", "time", "code"],
+)
+def test_a_value_has_one_text(read: Callable[[object, str], object], values: Sequence[object]) -> None:
+    for value in values:
+        with pytest.raises(MessageError, match=r"^Expected here "):
+            read(value, "here")
+
+
+@pytest.mark.many
 @pytest.mark.usefixtures("remembered")
 @pytest.mark.parametrize("view", ["server", "site-1"])
 def test_any_change_to_what_is_signed_fails_even_with_a_new_chain(view: str) -> None:
@@ -500,6 +521,7 @@ def test_a_line_has_a_largest_size(server_run: Run, monkeypatch: pytest.MonkeyPa
     assert refused(server_run.lines, server_run).line == 2
 
 
+@pytest.mark.many
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.data())
 def test_no_bytes_make_it_fail_otherwise(server_run: Run, data: st.DataObject) -> None:

@@ -281,6 +281,7 @@ def test_encoding(case: dict[str, Any]) -> None:
 # What must be refused ----------------------------------------------------------------------------
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("after", sorted({item["after"] for item in REFUSED["messages"]}))
 def test_messages_that_must_be_refused(after: int) -> None:
     """Each is refused by its receiver with exactly its error, and the run goes on as recorded."""

@@ -136,6 +136,18 @@ def test_the_temperature_is_near_the_best_on_other_records(method: str, deviatio
     assert found_loss[scale] < min(found_loss.values()) + 0.05
 
 
+@pytest.mark.parametrize("spread", [0.1, 30.0, 3000.0])
+def test_the_temperature_is_that_of_the_least_counted_loss(spread: float) -> None:
+    points = spread * torch.randn(4, 50, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    shares, known = torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64), torch.ones(4, dtype=torch.bool)
+    points += spread * torch.eye(4, dtype=torch.float64)[:, None]
+    counted = [
+        share * temperature.losses(points[place], torch.full((50,), place), known)
+        for place, share in enumerate(shares)
+    ]
+    assert temperature._least_loss(points, shares) == GRID[int(sum(counted).argmin())]  # type: ignore[union-attr]
+
+
 def test_intercepts_give_each_class_its_share() -> None:
     found = noisy_sums.read(totals(2.0))
     weight, bias = fedncm.solve(fedncm.FedNCMConfig(), found.sums, True)

@@ -319,15 +319,15 @@ def test_a_plain_job_is_refused_by_a_site_that_requires_secure_sums(tmp_path: Pa
     assert caught.value.code == "TF-509"
 
 
-@pytest.mark.parametrize("task", ["enroll", "contribute", "baseline"])
-def test_and_refuses_every_task_of_it_enrolment_or_not(tmp_path: Path, task: str) -> None:
-    of = job(summation="plain")
+def test_and_refuses_every_task_of_it_enrolment_or_not(tmp_path: Path) -> None:
+    of = job(summation="plain", rounds=1)
     _, line = run(of, tmp_path / "asked")
     request = next(message for t, site, message, _ in line.seen if t == "contribute" and site == "site-2")
-    entries = {"site-2": SiteEntry(state_dir=str(tmp_path))}
-    context = contexts(of, tmp_path / "strict", entries=entries, production=True)["site-2"]
-    with pytest.raises(PolicyError, match="require_secure_sum"):
-        SiloSession(context).handle(task, request)
+    for task in ("enroll", "contribute", "baseline"):
+        entries = {"site-2": SiteEntry(state_dir=str(tmp_path))}
+        context = contexts(of, tmp_path / task, entries=entries, production=True)["site-2"]
+        with pytest.raises(PolicyError, match="require_secure_sum"):
+            SiloSession(context).handle(task, request)
 
 
 def test_a_job_that_chooses_who_submits_class_sums_is_below_the_standard_policy(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -108,12 +108,16 @@ class Federation:
         path = self.folder / f"{name}.log"
         return path.read_text(errors="replace") if path.exists() else ""
 
+    def forks(self, command: Sequence[str]) -> bool:
+        """Whether a command is forked."""
+        return self.forked
+
     def run(self, *command: str, code: int | None = 0, timeout: int = 240) -> str:
         """Run a command of the environment in the federation's folder; its output."""
         done = subprocess.run(
             command,
             cwd=self.folder,
-            env=forking.environment(self.environment) if self.forked else self.environment,
+            env=forking.environment(self.environment) if self.forks(command) else self.environment,
             capture_output=True,
             text=True,
             timeout=timeout,

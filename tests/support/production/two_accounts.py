@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -60,6 +60,10 @@ class TwoAccounts(Federation):
             "LD_LIBRARY_PATH": str(self.folder / "python" / "lib"),
             "PYTHONDONTWRITEBYTECODE": "1",
         }
+
+    def forks(self, command: Sequence[str]) -> bool:
+        """What root runs; the other accounts may not run what forks."""
+        return not any("setpriv" in word for word in command)
 
     def changes(self) -> dict[str, str]:
         """This reader's names; it is root, and needs no sudo."""
@@ -147,7 +151,6 @@ def set_up(made: TwoAccounts) -> None:
     made.fingerprint = made.root_fingerprint("ca")
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(made.provision, (SERVER, LEAD, *(name for name in SITES if name != SITE))))
-    made.forked = False  # from here on there are accounts that may not run what forks
     make_records(made.records(SITE), 2)
     shutil.copy(made.folder / "federation" / "requests" / f"{SITE}.yml", made.folder)
     made.follow_two(slice(0, 2))  # the accounts

@@ -15,7 +15,7 @@ from tests.support import ROOT
 
 
 class OwnTests:
-    """Measures the tests of a folder, and of those the fast ones.
+    """Measures the tests of a folder, and of those the fast ones that do not repeat others with many cases.
 
     What runs at imports is measured at the start, as the first to import a module may be any test.
     """
@@ -31,8 +31,9 @@ class OwnTests:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
-        """Measure the test with its fixtures, if it is an own and fast one."""
-        if not item.path.is_relative_to(self._tests) or item.get_closest_marker("whole") is not None:
+        """Measure the test with its fixtures, if it is one of these."""
+        left_out = any(item.get_closest_marker(name) is not None for name in ("whole", "many"))
+        if left_out or not item.path.is_relative_to(self._tests):
             return (yield)
         self._coverage.start()
         try:

@@ -65,9 +65,13 @@ def losses(scores: torch.Tensor, labels: torch.Tensor, known: torch.Tensor) -> t
     totals = []
     for temperature in GRID:
         each = torch.nn.functional.cross_entropy(scores / temperature, labels, reduction="none")
-        each = each.nan_to_num(nan=MOST, posinf=MOST).clamp(max=MOST)
-        totals.append((each / UNIT).round().sum() * UNIT)
+        totals.append(_rounded(each).sum())
     return torch.stack(totals)
+
+
+def _rounded(losses: torch.Tensor) -> torch.Tensor:
+    """Return losses as they are counted: ``MOST`` at most, in multiples of ``UNIT``."""
+    return (losses.nan_to_num(nan=MOST, posinf=MOST).clamp(max=MOST) / UNIT).round() * UNIT
 
 
 def of_gaussians(
@@ -118,17 +122,21 @@ def of_gaussians(
 
 def _least_loss(points: torch.Tensor, shares: torch.Tensor) -> float:
     """Return the best temperature for points (C, n, C) of each class, with the classes' shares (C,)."""
-    competing, total = torch.ones(len(shares), dtype=torch.bool), torch.zeros(len(GRID), dtype=torch.float64)
-    for place, share in enumerate(shares):
-        total += share * losses(points[place], torch.full((points.shape[1],), place), competing)
-    return GRID[int(total.argmin())]
+    scores = points.movedim(2, 0).contiguous()  # exponentials of long rows are several times as fast
+    below = scores - scores.amax(0)
+    right = torch.stack([each[place] for place, each in enumerate(below.unbind(1))])
+    total = [shares @ _rounded((below / t).exp().sum(0).log() - right / t).sum(1) for t in GRID]
+    return GRID[int(torch.stack(total).argmin())]
 
 
 def _intercepts(points: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:
     """Return the shift (C,) of scores with which mean probabilities are the shares, by scaling in turn."""
+    scores, each = points.flatten(0, 1).T.contiguous(), shares.repeat_interleave(points.shape[1])
     shift = torch.zeros_like(shares)
     for _ in range(STEPS):
-        mean = ((points + shift).softmax(2).mean(1) * shares[:, None]).sum(0)
+        shifted = scores + shift[:, None]
+        odds = shifted.sub_(shifted.amax(0)).exp_()
+        mean = odds @ (each / odds.sum(0)) / points.shape[1]
         shift = shift + (shares / mean.clamp_min(1e-12)).log()
     return shift
 
