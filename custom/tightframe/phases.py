@@ -312,13 +312,11 @@ class Withdrawal:
         start: SHA-256 (hex) of the state with the total.
         least: the least number of records, over all silos.
         by_class: whether the class rules hold, so that no class may lose the records of one or two silos.
-        most: values of a record at most (``learning.record_values``).
     """
 
     start: str
     least: int
     by_class: bool
-    most: int
 
 
 class SiloView(Protocol):
@@ -343,8 +341,12 @@ class SiloView(Protocol):
     def records_per_feature(self) -> int:
         """Least number of records for each feature whose exact products leave the silo; 0 for no rule."""
 
-    def record_values(self) -> int:
-        """Return how many unknown numbers a training record of this silo has (``learning.record_values``)."""
+    def record_values(self, *, staying: bool = False) -> int:
+        """Return how many unknown numbers a training record of this silo has (``learning.record_values``).
+
+        Args:
+            staying: of those that stay in a withdrawal; otherwise of those before it.
+        """
 
     def private_class_sums(
         self, features: Callable[[torch.Tensor], torch.Tensor], width: int

@@ -6,12 +6,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from tests.support.methods.silo import FakeSilo
 
 from tightframe.learning.distinct_rows import DistinctRows, counts_phase, units
 from tightframe.learning.one_sum.feature_sums import counts_field
 from tightframe.learning.products import ALL_VALUES, COUNTED, VALUES, ClassSums
+from tightframe.learning.record_values import MOST
 from tightframe.phases import Cohort, ServerState, Tensors
 
 DRAW = np.random.default_rng(0)
@@ -38,12 +40,15 @@ def test_a_row_of_two_classes_is_one_of_each_and_once_in_all() -> None:
     found.add(torch.tensor([[0.3], [0.2]]), torch.tensor([2, 2]))
     assert found.by_class.tolist() == [2, 1, 3]
     assert found.counts.tolist() == [2, 0, 1]
+    with pytest.raises(ValueError, match="argument 2"):
+        found.add(torch.tensor([[0.1], [0.2]]), torch.tensor([0]))
 
 
 class Frozen(torch.nn.Module):
     """A map that no silo trains: its inputs."""
 
     def features(self, inputs: torch.Tensor) -> torch.Tensor:
+        assert inputs.dtype == torch.float64  # exact: no record's row depends on its batch
         return inputs / 3
 
 
@@ -66,6 +71,7 @@ def opened(tables: list[Any], **silo: Any) -> dict[str, list[float]]:
     state = phase.update(ServerState({}, {"kept": torch.ones(1)}), totals, cohort)
     assert sorted(totals) == ["frozen/all_values", "frozen/counts", "frozen/values"]
     assert all(item.per_class and item.static for item in phase.schema.fields) and "kept" in state.extra
+    assert [(item.bits, item.bound) for item in phase.schema.fields[1:]] == [(0, 2.0**20 * MOST)] * 2
     return {name: state.extra[name].tolist() for name in (COUNTED, VALUES, ALL_VALUES)}
 
 
@@ -86,6 +92,11 @@ def test_what_was_added_to_a_record_gives_no_values() -> None:
     plain, padded = (opened([table] * 3) for table in tables)
     assert plain == padded and plain[VALUES] == [3 * 56 * 13, 3 * 16 * 13]
     assert not ClassSums(1900, 113).allowed(padded[VALUES][1], 2)
+
+
+def test_a_class_whose_records_say_nothing_is_seen_to_have_some() -> None:
+    found = opened([(np.ones((20, 3)), np.arange(20) % 2)])
+    assert found == {COUNTED: [1, 0], VALUES: [1, 1], ALL_VALUES: [1, 0]}
 
 
 def test_a_silo_that_offers_nothing_counts_nothing() -> None:

@@ -45,11 +45,12 @@ def with_share(share: float) -> torch.Tensor:
         (torch.from_numpy(DRAW.normal(size=(700, 600))).float(), (), MOST),
         (torch.from_numpy(DRAW.normal(size=(700, 20)) @ DRAW.normal(size=(20, 600))).float(), (), 20),
         (levels(600, 6000), (600,), 1),
+        (torch.cat([levels(256, 1300)] * 2, 1), (256, 256), 1),  # as long as is counted: not added up
     ],
     ids=[
         *("numbers", "units", "unused", "derived", "levels", "column", "category twice", "category first"),
         *("nan", "infinite", "follows hardly", "follows", "few records", "long", "long and derived"),
-        "many levels",
+        *("many levels", "many levels twice"),
     ],
 )
 def test_what_says_nothing_new_is_not_counted(
@@ -78,14 +79,23 @@ def test_a_picture_that_was_scaled_up_has_no_more_numbers() -> None:
     small = torch.from_numpy(DRAW.uniform(size=(400, 1, 8, 8))).float()
     large = functional.interpolate(small, (64, 64), mode="bilinear")
     shown = (large * 255).round() / 255  # as a file has it
-    assert count_values(shown.split(64), (), 5) == 64
-    assert count_values([shown.expand(-1, 3, -1, -1)], (), 5) == 64
+    assert count_values(shown.split(64), (), 5) == 63  # all but the brightness
+    assert count_values([shown.expand(-1, 3, -1, -1)], (), 5) == 63
     assert count_values([torch.from_numpy(DRAW.uniform(size=(600, 3, 16, 16))).float()], (), 5) == MOST
     assert count_values([small], (), 5) == 64
 
 
+def test_of_pictures_what_hardly_varies_and_what_all_share_adds_nothing() -> None:
+    small = torch.from_numpy(DRAW.uniform(size=(400, 1, 8, 8))).float()
+    large = functional.interpolate(small, (64, 64), mode="bilinear")
+    large[:, :, :16] = torch.from_numpy(DRAW.normal(size=(400, 1, 16, 64)) * 1e-3).float()
+    assert count_values([large[:, 0]], (), 5) == count_values([large], (), 5) <= 64
+    bright = torch.from_numpy(DRAW.normal(size=(100, 1, 1, 1)) + DRAW.normal(size=(100, 1, 128, 256)) * 0.05)
+    assert count_values([bright.float()], (), 5) == 99
+
+
 def test_of_many_pictures_the_first_are_looked_at() -> None:
-    batch = torch.from_numpy(DRAW.uniform(size=(PICTURES // 2, 1, 2, 2))).float()
+    batch = torch.from_numpy(DRAW.uniform(size=(PICTURES // 2, 2, 2))).float()
     read = []
 
     def batches(inputs: torch.Tensor):  # type: ignore[no-untyped-def]

@@ -146,6 +146,37 @@ def test_one_record_fewer_is_not(
     product_rule.check_sum(policy(0), setup(), schema(**summed), state(counts), sizes)
 
 
+@pytest.mark.parametrize("lacking", [COUNTED, VALUES, ALL_VALUES])
+def test_a_state_of_an_earlier_build_counts_nothing(lacking: str) -> None:
+    of = {name: item for name, item in state([1000, 1000]).extra.items() if name != lacking}
+    for summed, words in (
+        ({"products": 8}, "over 0 counted records, with 0"),
+        ({"features": 8}, "with 0 values"),
+    ):
+        with pytest.raises(BelowPolicyError, match=words):
+            product_rule.check_sum(policy(), setup(), schema(**summed), ServerState({}, of), ENOUGH)
+
+
+def test_a_class_of_a_single_value_is_in_the_sum() -> None:
+    with pytest.raises(BelowPolicyError, match="class 1, with 1 values"):
+        product_rule.check_sum(policy(), setup(), schema(features=8), state([100, 1], 1), ENOUGH)
+
+
+def test_of_products_the_values_that_stay_count() -> None:
+    """Of 19 records that stay, which are enough, with 80 values less 10."""
+    of = state([14, 6], 4, **{LEAVING: torch.tensor(1.0), LOSING: torch.tensor([1, 1])})
+    with pytest.raises(RunError, match="over 19 counted records, with 70 values"):
+        product_rule.check_sum(policy(), setup(), schema(products=8), of, ENOUGH)
+
+
+def test_a_class_that_stays_with_no_sure_value_is_held_to_the_rule() -> None:
+    """Of it an earlier withdrawal has taken all that was sure; by its flags it is still summed."""
+    of = state([14, 0], **{LEAVING: torch.tensor(0.0), LOSING: torch.tensor([0, 0])})
+    with pytest.raises(RunError, match="class 1, with 0 values"):
+        of = with_holders(of, np.array([3, 3]))
+        product_rule.check_sum(policy(), setup(), schema(features=8), of, ENOUGH)
+
+
 @pytest.mark.parametrize(
     ("leaving", "loses", "holders", "summed", "words"),
     [

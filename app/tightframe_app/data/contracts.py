@@ -68,6 +68,10 @@ def init(
         list[str] | None,
         typer.Option(help="A table's text that stands for no value, such as k.A.; may be repeated."),
     ] = None,
+    ignore: Annotated[
+        list[str] | None,
+        typer.Option(help="A table's column to leave out, such as the hospital; may be repeated."),
+    ] = None,
     output: Annotated[
         Path, typer.Option("--output", "-o", help="Contract to write; notes are written beside it.")
     ] = Path("contract.json"),
@@ -87,6 +91,8 @@ def init(
     folder = file.is_dir()
     if missing and (folder or picture is not None):
         raise typer.BadParameter("it is for a table alone, not for pictures", param_hint="--missing")
+    if ignore and (folder or picture is not None):
+        raise typer.BadParameter("it is for a table alone, not for pictures", param_hint="--ignore")
     if folder and any((label, record, patient, fold, picture, root)):
         raise DataError(
             f"Expected a table at {file}, whose columns are named, but it is a folder: name none, if its "
@@ -107,7 +113,7 @@ def init(
     elif picture is not None:
         made = of_pictures.propose(file, roles, picture, size=size, root=root, title=title)
     else:
-        made = proposal.propose(file, roles, title=title, missing=missing or ())
+        made = proposal.propose(file, roles, title=title, missing=missing or (), ignored=ignore or ())
     output.write_text(json.dumps(made.contract, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     notes.write_text(proposal.notes_text(made, file), encoding="utf-8")
     if "picture" in made.contract:

@@ -7,6 +7,7 @@ first class that has it. Each row is worth as many values as a record of its sil
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
@@ -82,18 +83,40 @@ def units(features: torch.Tensor, radius: float) -> torch.Tensor:
     return (wide / lengths.clamp_min(radius) * 2.0**BITS).round()
 
 
+def count_fields(counts: Field) -> dict[str, Field]:
+    """Return the fields of what is counted, by its name in the server's state.
+
+    Args:
+        counts: field for the numbers of rows (C,), of a name that ends in ``counts``.
+    """
+    stem, bound = counts.name.removesuffix("counts"), counts.bound * MOST
+    values, every = (replace(counts, name=stem + n, bound=bound, bits=0) for n in ("values", "all_values"))
+    return {COUNTED: counts, VALUES: values, ALL_VALUES: every}
+
+
+def counted(found: DistinctRows, values: int) -> dict[str, torch.Tensor]:
+    """Return what is counted, by its name in the server's state, each float64 (C,).
+
+    Args:
+        values: of a record; one at least counts, so that a class with records is seen to have some.
+    """
+    each = max(1, values)
+    return {COUNTED: found.counts, VALUES: found.by_class * each, ALL_VALUES: found.counts * each}
+
+
+def opened_counts(fields: Mapping[str, Field], totals: Totals) -> dict[str, torch.Tensor]:
+    """Return what the server's state keeps of an opened total of ``count_fields``."""
+    return {key: torch.as_tensor(totals[item.name], dtype=torch.float64) for key, item in fields.items()}
+
+
 def counts_phase(counts: Field, radius: float) -> Phase:
     """Return the exchange before a sum of features: of how many different rows of each class it will be.
 
     Args:
-        counts: field for the numbers of rows (C,), of a name that ends in ``counts``.
+        counts: see ``count_fields``.
         radius: see ``DistinctRows``.
     """
-    worth = [
-        replace(counts, name=counts.name.removesuffix("counts") + name, bound=counts.bound * MOST, bits=0)
-        for name in ("values", "all_values")
-    ]
-    kept = dict(zip((COUNTED, VALUES, ALL_VALUES), (counts, *worth), strict=True))
+    fields = count_fields(counts)
 
     def contribute(silo: SiloView, received: Tensors, state: Tensors) -> Contribution:
         found, values = DistinctRows(silo.setting.num_classes, radius), 0
@@ -102,14 +125,12 @@ def counts_phase(counts: Field, radius: float) -> Phase:
             model = silo.load(model_update.received_model(received)).eval()
             for features, labels in silo.encoded(model, "train", exact=True):
                 found.add(features, labels)
-        told = (found.counts, found.by_class * values, found.counts * values)
-        return Contribution({item.name: made for item, made in zip(kept.values(), told, strict=True)}, None)
+        return Contribution({fields[key].name: made for key, made in counted(found, values).items()}, None)
 
     def keep(state: ServerState, totals: Totals, cohort: Cohort) -> ServerState:
-        opened = {key: torch.as_tensor(totals[item.name], dtype=torch.float64) for key, item in kept.items()}
-        return state.evolve(extra={**state.extra, **opened})
+        return state.evolve(extra={**state.extra, **opened_counts(fields, totals)})
 
     def broadcast(state: ServerState) -> Tensors:
         return model_update.broadcast_model(state.model)
 
-    return Phase("counts", Schema((counts, *worth)), broadcast, contribute, keep)
+    return Phase("counts", Schema(tuple(fields.values())), broadcast, contribute, keep)

@@ -124,8 +124,7 @@ class Products:
     def widest(self, records: float, factor: int, values: float | None = None) -> int:
         """Return the largest width that is allowed for so many records; 0 for none."""
         widths = range(self.width, 0, -1)
-        fits = (replace(self, width=width).allowed(records, factor, values) for width in widths)
-        return next((width for width, fit in zip(widths, fits, strict=True) if fit), 0)
+        return next((d for d in widths if replace(self, width=d).allowed(records, factor, values)), 0)
 
 
 @dataclass(frozen=True)
@@ -150,7 +149,7 @@ class ClassSums:
         >>> ClassSums(312, 13).allowed(48 * 13, 2), ClassSums(313, 13).allowed(48 * 13, 2)
         (True, False)
         """
-        return factor == 0 or factor * self.width <= values
+        return factor * self.width <= values
 
     def widest(self, values: float, factor: int) -> int:
         """Return the largest width that is allowed for so many values, up to this one."""

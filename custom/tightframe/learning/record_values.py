@@ -24,9 +24,9 @@ from numpy.typing import NDArray
 MOST = 512
 """Most numbers that are counted. Products need two records a feature, so that it takes over 2,000 features
 for more to matter."""
-PICTURES, ROWS = 1024, 2**14
-"""Records that are looked at, the first ones: of pictures twice as many as numbers are counted, of tables
-more, so that rare values are seen."""
+PICTURES, ROWS = 640, 2**14
+"""Records that are looked at, the first ones: of pictures some more than numbers are counted, of tables many,
+so that rare values are seen."""
 FOLLOWS = 1e-3
 """A column with a smaller part of its variance left, given the others, follows from them."""
 
@@ -49,7 +49,7 @@ def count_values(batches: Iterable[torch.Tensor], columns: Sequence[int], least:
 
     Args:
         batches: of inputs (B, ...).
-        columns: see ``most_values``.
+        columns: see ``most_values``; none of pictures.
         least: records in which a column must differ.
 
     >>> rows = torch.tensor([[0.0, 0, 5], [1, 2, 5], [4, 8, 5], [9, 18, 5]])
@@ -61,12 +61,11 @@ def count_values(batches: Iterable[torch.Tensor], columns: Sequence[int], least:
         read.append(_shortened(batch.detach().to("cpu", torch.float32)))
         if sum(map(len, read)) >= (PICTURES if batch.dim() > 2 else ROWS):
             break
-    rows = torch.cat(read).numpy() if read else np.zeros((0, 0))
-    if len(rows) < least:
+    if not read:
         return 0
-    rows = np.nan_to_num(rows, nan=0.0, posinf=0.0, neginf=0.0)
+    rows = np.nan_to_num(torch.cat(read).numpy(), nan=0.0, posinf=0.0, neginf=0.0)
     of = np.repeat(np.arange(len(columns)), columns) if columns else np.arange(rows.shape[1])
-    rising = np.sort(rows, axis=0)  # a value that more than n - least have is in one of these pairs twice
+    rising = np.sort(rows, axis=0)  # what all but fewer than ``least`` have is in one of these pairs twice
     varies = (rising[:least] != rising[-least:]).all(0)
     rows, of = _scaled(rows[:, varies].astype(np.float64)), of[varies]
     most = len(np.unique(of))
@@ -97,9 +96,9 @@ def _independent(left: NDArray[np.float64], of: NDArray[np.int64]) -> int:
 
 
 def _shortened(batch: torch.Tensor) -> torch.Tensor:
-    """Return a batch as rows; those of more than one axis, which have one unit, no longer than is counted."""
+    """Return a batch as rows; those of more than one axis, which have one unit, as long as is counted."""
     rows = batch.flatten(1)
-    return _added_up(rows) if batch.dim() > 2 and rows.shape[1] > MOST else rows
+    return _added_up(rows) if batch.dim() > 2 else rows
 
 
 def _scaled(rows: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -109,8 +108,10 @@ def _scaled(rows: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _added_up(rows: torch.Tensor) -> torch.Tensor:
-    """Return the sums (n, ``MOST``) of columns (n, p), each with a sign, in an order that never changes."""
-    drawn = torch.Generator().manual_seed(0)
-    place = torch.randperm(rows.shape[1], generator=drawn) % MOST
-    sign = torch.randint(0, 2, (rows.shape[1],), generator=drawn).to(rows.dtype) * 2 - 1
-    return rows.new_zeros(len(rows), MOST).index_add_(1, place, rows * sign)
+    """Return sums (n, ``MOST``) of columns (n, p), every other one less, in an order that never changes.
+
+    What all columns share, as a picture's brightness, cancels.
+    """
+    order = torch.randperm(rows.shape[1], generator=torch.Generator().manual_seed(0))
+    sign = 1 - 2 * (order // MOST % 2)
+    return rows.new_zeros(len(rows), MOST).index_add_(1, order % MOST, rows * sign)

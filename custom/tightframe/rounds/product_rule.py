@@ -134,9 +134,9 @@ def check_sum(
         RunError: TF-523 if too few records stay in a withdrawal.
     """
     products, sums = products_in(setup, schema), class_sums_in(setup, schema)
-    if products is None and sums is None:
+    if (wanted := products or sums) is None:
         return
-    found = _counted(state, setup.setting.num_classes, setup.most_values)
+    found = _counted(state, setup.setting.num_classes, wanted.values)
     try:
         if products is not None:
             values = sizes.sure_values(found.values, products.values)
@@ -180,18 +180,18 @@ def _counted(state: ServerState, classes: int, most: int) -> _Counted:
     Args:
         most: values of a record that leaves.
     """
-    counts, values, every = (state.extra.get(name) for name in (COUNTED, VALUES, ALL_VALUES))
-    if counts is None or values is None or every is None:
+    if not {COUNTED, VALUES, ALL_VALUES} <= state.extra.keys():
         return _Counted(0.0, 0.0, dict.fromkeys(range(classes), 0.0))
-    kept, holders = (counts > 0) | (values > 0), holders_in(state)
-    leaving, loses = 0.0, torch.zeros_like(kept)
+    counts, values, every = (state.extra[name] for name in (COUNTED, VALUES, ALL_VALUES))
+    kept, holders = values > 0, holders_in(state)
+    # By its flags: a liar's negative number can have made a class's nothing, and so can what was withdrawn.
     summed = None if holders is None else offered(holders, classes).bool()
+    leaving, loses = 0.0, torch.zeros_like(kept)
     if LEAVING in state.extra:
         leaving, loses = float(state.extra[LEAVING]), state.extra[LOSING].bool()
-        if summed is not None:
-            kept = kept & summed
+        kept = kept if summed is None else summed
     elif summed is not None:
-        kept = kept | summed  # a liar's negative number can have made a class's nothing
+        kept = kept | summed
     least = {
         place: max(0.0, float(values[place]) - (leaving * most if loses[place] else 0.0))
         for place in torch.nonzero(kept).flatten().tolist()

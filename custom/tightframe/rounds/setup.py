@@ -194,9 +194,7 @@ class JobSetup:
         if withdraw is None:
             return None
         by_class = self.job.class_rules == "on"
-        return Withdrawal(
-            withdraw.state_sha256, withdraw.min_withdrawn, by_class=by_class, most=self.most_values
-        )
+        return Withdrawal(withdraw.state_sha256, withdraw.min_withdrawn, by_class=by_class)
 
     def after_phases(self) -> tuple[Phase, ...]:
         """Return the method's phases between the last round and the closing."""

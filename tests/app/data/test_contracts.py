@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import json
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -195,9 +196,16 @@ def test_a_table_is_divided_by_a_column_and_no_cell_is_lost(tmp_path: Path) -> N
     done = typed("data", "split", tmp_path / "all.csv", "--by", "ward", "-o", tmp_path / "sites")
     assert done.exit_code == 0, done.output
     assert "site-1: A, west, 2 rows" in told(done)
+    whole = shlex.split(done.output.splitlines()[-1].replace("COLUMN", "x").replace("NAME", "wards"))
+    made = typed(*whole[1:], "-o", tmp_path / "of-all.json")
+    assert made.exit_code == 0, made.output
+    contract = json.loads((tmp_path / "of-all.json").read_text())
+    assert len(contract["label"]["classes"]) == 4, "all sites'"
+    assert [item["column"] for item in contract["columns"]] == ["id"], "without the hospital"
     sites = json.loads((tmp_path / "sites" / "sites.json").read_text())["sites"]
     for site, ward in (("site-1", "A, west"), ("site-2", "B")):
         entry = TableSite.model_validate(sites[site]["data"]["table"])
+        assert sites[site]["dataset_id"] == ward
         assert entry.file == tmp_path / "sites" / f"{site}.csv"
         own = pd.read_csv(entry.file, sep=entry.delimiter, encoding=entry.encoding, dtype=str)
         wanted = frame[frame["ward"] == ward].drop(columns="ward").reset_index(drop=True)

@@ -24,6 +24,7 @@ from tightframe.learning.one_sum.withdrawal import (
     NUMBER,
     OWN_SHA256,
     SILOS,
+    STAY,
     TOTAL,
     WITHHELD,
     check_classes,
@@ -40,7 +41,7 @@ from tightframe.phases import Cohort, Phase, ServerState, SiloView, Withdrawal
 
 START = "ab" * 32
 CLASSES_OF_ALL, WIDTH = 3, 5
-ASK = Withdrawal(START, least=4, by_class=True, most=WIDTH)
+ASK = Withdrawal(START, least=4, by_class=True)
 
 
 class Silo:
@@ -65,8 +66,8 @@ class Silo:
         self.stay = torch.tensor([place not in leaving for place in range(10)])
         self.tested, self.short, self.min_class_count = tested or [], short, least
 
-    def record_values(self) -> int:
-        return WIDTH
+    def record_values(self, *, staying: bool = False) -> int:
+        return WIDTH - 1 if staying else WIDTH
 
     def load(self, tensors: Any) -> nn.Module:
         model = nn.Sequential()
@@ -126,6 +127,9 @@ def test_a_term_is_minus_the_sum_over_the_withdrawn_records() -> None:
     for name in gone:
         assert torch.equal(made.tensors[LEFT + name], -gone[name]), name
     assert made.tensors[LEFT + COUNTS].tolist() == [-1, -1, -1] and made.tensors[LEFT + RECORDS] == -3
+    told = {name: item.tolist() for name, item in made.tensors.items() if name.startswith(STAY)}
+    anew = {f"{STAY}frozen/{name}": [12, 8, 8] for name in ("values", "all_values")}
+    assert told == {STAY + COUNTS: [3, 2, 2], **anew}, "4 values of each that stays"
     after = own_state(silo.sums(silo.stay), torch.ones(3, dtype=torch.bool))
     assert torch.equal(made.proposed_state[OWN_SHA256], after[OWN_SHA256])
 
@@ -175,7 +179,10 @@ def test_of_a_single_record_the_first_numbers_tell_no_class() -> None:
     """Not even that one silo's class has become too small: nothing there is by class."""
     first, second, third = (exchange(index).schema for index in (0, 1, 2))
     assert all(item.shape == () and not item.per_class for item in first.fields)
-    assert all(item.per_class == (item.name == COUNTS) for item in (*second.fields, *third.fields))
+    assert all(
+        item.per_class == (item.name == COUNTS or item.name.startswith(STAY))
+        for item in (*second.fields, *third.fields)
+    )
     told = [contribute(silo, 0, {}, committed(silo, [True] * 3)).tensors for silo in (Silo([0]), Silo([9]))]
     assert all(torch.equal(told[0][name], told[1][name]) for name in told[0])
 
@@ -207,7 +214,7 @@ def test_fewer_records_than_the_silos_own_minimum_do_not_leave_whatever_totals_s
     leaving: list[int], admitted: list[bool], off: bool, least: int, refused: bool
 ) -> None:
     silo = Silo(leaving, least=least)
-    rule = Withdrawal(START, ASK.least, by_class=not off, most=WIDTH)
+    rule = Withdrawal(START, ASK.least, by_class=not off)
     kept = committed(silo, admitted)
     first = phases(CLASSES_OF_ALL, WIDTH, rule, lambda state, total: state, products=True)[0]
     if not refused:
@@ -281,7 +288,7 @@ def test_of_a_fold_that_is_not_evaluated_no_class_is_told() -> None:
 def test_a_fold_of_which_too_few_records_leave_is_not_evaluated(
     fold: tuple[int, int, int], classes: list[int], held: bool, by_class: bool
 ) -> None:
-    rule = Withdrawal(START, ASK.least, by_class=by_class, most=WIDTH)
+    rule = Withdrawal(START, ASK.least, by_class=by_class)
     first, second, _ = phases(CLASSES_OF_ALL, WIDTH, rule, lambda state, total: state, products=True)
     cohort = Cohort(0, {"a": 1, "b": 1, "c": 1}, 1, enrolled=3)
     none = totals(8, 3, [3, 0, 0])
@@ -339,7 +346,7 @@ def test_the_opening_rule(found: Any, match: str) -> None:
 def test_what_the_opening_rule_lets_through() -> None:
     for found, rule in (
         (totals(4, 3, [3, 0, 4]), ASK),
-        (totals(4, 3, [1, 2, 0]), Withdrawal(START, 4, by_class=False, most=WIDTH)),
+        (totals(4, 3, [1, 2, 0]), Withdrawal(START, 4, by_class=False)),
     ):
         check_numbers(found, rule)
         check_classes(found, rule)

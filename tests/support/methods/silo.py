@@ -45,7 +45,7 @@ class FakeSilo:
     def records_per_feature(self) -> int:
         return 0
 
-    def record_values(self) -> int:
+    def record_values(self, *, staying: bool = False) -> int:
         return record_values.count_values([self.inputs], (), self.least)
 
     def private_class_sums(

@@ -42,7 +42,13 @@ from numpy.typing import NDArray
 
 from tightframe.errors import RunError
 from tightframe.learning import model_update
-from tightframe.learning.distinct_rows import BITS, DistinctRows
+from tightframe.learning.distinct_rows import (
+    BITS,
+    DistinctRows,
+    count_fields,
+    counted,
+    opened_counts,
+)
 from tightframe.learning.one_sum import temperature
 from tightframe.learning.one_sum.feature_sums import (
     COUNTS,
@@ -56,11 +62,8 @@ from tightframe.learning.one_sum.feature_sums import (
     sum_fields,
 )
 from tightframe.learning.products import (
-    ALL_VALUES,
-    COUNTED,
     LEAVING,
     LOSING,
-    VALUES,
     ClassSums,
     Products,
 )
@@ -96,7 +99,7 @@ FOLD_NAMED, FOLD_SILOS, FOLD_SHORT, FOLD_CLASSES = (
     for name in ("named", "silos", "short", "classes")
 )
 """Of each fold the same, and at how many silos too few of its records leave or stay."""
-LEFT = "withdrawn/"
+LEFT, STAY = "withdrawn/", "stay/"
 MIN_SILOS = 3
 """Least number of silos among whose records the withdrawn ones are, as of holders of a class."""
 REFUSED = "TF-523"
@@ -110,11 +113,13 @@ class _Terms:
     Attributes:
         before, after: tensors of ``feature_sums.sum_fields``.
         changed: rows that leave or join.
+        staying: rows of all records that stay.
     """
 
     before: Tensors
     after: Tensors
     changed: DistinctRows
+    staying: DistinctRows
 
     @property
     def width(self) -> int:
@@ -274,7 +279,9 @@ def _withdraw(classes: int, width: int, withdrawal: Withdrawal, solved: Solved, 
         replace(item, name=LEFT + item.name, per_class=False)
         for item in sum_fields(classes, width, products=products)
     )
-    schema = Schema((counts_field(classes), *differences))
+    counts = counts_field(classes)
+    counted_anew = count_fields(replace(counts, name=STAY + counts.name))
+    schema = Schema((counts, *counted_anew.values(), *differences))
 
     def broadcast(state: ServerState) -> Tensors:
         asked = {CLEARED: state.extra[CLEARED]} if CLEARED in state.extra else {}
@@ -287,7 +294,10 @@ def _withdraw(classes: int, width: int, withdrawal: Withdrawal, solved: Solved, 
         check_products(silo, found.changed, found.width, products=products)  # a whole class may leave now
         left = {LEFT + name: found.after[name] - found.before[name] for name in found.before}
         admitted = _admitted_now(silo, received)
-        return Contribution({COUNTS: found.after[COUNTS], **left}, own_state(found.after, admitted))
+        anew = counted(found.staying, silo.record_values(staying=True)).items()
+        stay = {counted_anew[key].name: number for key, number in anew}
+        tensors = {COUNTS: found.after[COUNTS], **stay, **left}
+        return Contribution(tensors, own_state(found.after, admitted))
 
     def update(state: ServerState, totals: Totals, cohort: Cohort) -> ServerState:
         _check_all(cohort)
@@ -306,10 +316,7 @@ def _withdraw(classes: int, width: int, withdrawal: Withdrawal, solved: Solved, 
                 code=REFUSED,
             )
         extra = {name: item for name, item in state.extra.items() if name not in (CLEARED, LEAVING, LOSING)}
-        leaves = torch.as_tensor(totals[LEFT + COUNTS])  # each can have been a row of its own
-        for name, worth in {COUNTED: 1, VALUES: withdrawal.most, ALL_VALUES: withdrawal.most}.items():
-            if name in extra:
-                extra[name] = (extra[name] + leaves * worth).clamp_min(0)
+        extra |= opened_counts(counted_anew, totals)
         made = solved(state.evolve(extra=extra), after)
         if "validation" not in withheld(state):
             return made  # the next exchange scales it
@@ -506,12 +513,13 @@ def _terms(silo: SiloView, received: Tensors, state: Tensors, *, products: bool)
     before, after = (
         FeatureSums(classes, width, products=products, device=silo.device) for _ in ("before", "after")
     )
-    changed = DistinctRows(classes)
+    changed, staying = DistinctRows(classes), DistinctRows(classes)
     for features, labels, stay in silo.encoded_before(model):
         was, stays = then[labels], now[labels] & stay
         before.add(features[was], labels[was])
         after.add(features[stays], labels[stays])
         changed.add(features[was ^ stays], labels[was ^ stays])
+        staying.add(features[stay], labels[stay])
     sums = before.tensors()
     if not torch.equal(own_state(sums, then)[OWN_SHA256], state[OWN_SHA256]):
         raise RunError(
@@ -520,7 +528,7 @@ def _terms(silo: SiloView, received: Tensors, state: Tensors, *, products: bool)
             "without the withdrawn records.",
             code="TF-522",
         )
-    return _Terms(sums, after.tensors(), changed)
+    return _Terms(sums, after.tensors(), changed, staying)
 
 
 def _leaving(silo: SiloView, state: Tensors) -> torch.Tensor:

@@ -188,9 +188,14 @@ class LocalSilo:
         """Least number of records for each feature whose exact products leave this silo; 0 for no rule."""
         return self.context.policy.records_per_feature
 
-    def record_values(self) -> int:
-        """Return how many unknown numbers a training record has, in a withdrawal as before it."""
-        context = self.context if self.context.job.withdraw is None else self.context.before_withdrawal
+    def record_values(self, *, staying: bool = False) -> int:
+        """Return how many unknown numbers a training record has.
+
+        Args:
+            staying: of the records that stay in a withdrawal; otherwise of those before it.
+        """
+        before = self.context.job.withdraw is not None and not staying
+        context = self.context.before_withdrawal if before else self.context
         view = LocalSilo(context, self.setup, self.device, self.round)  # which has inputs, not features
         read = (inputs for inputs, _ in view.batches("train", augment=False, shuffle=False))
         return count_values(read, self.setup.columns, self.min_class_count)
