@@ -25,7 +25,7 @@ from tightframe.learning import model_update
 from tightframe.learning.one_sum.feature_sums import COUNTS, SUMS, pooled
 from tightframe.learning.products import ALL_VALUES, COUNTED, VALUES, ClassSums, Sizes
 from tightframe.rounds.product_rule import check_sum, warned
-from tightframe.rounds.setup import prepare
+from tightframe.rounds.silo.contribute import Contributor
 from tightframe.rounds.silo.session import SiloSession
 
 OFF = PolicyBlock(profile="standard", records_per_feature=0)
@@ -168,15 +168,18 @@ def test_a_class_that_a_liar_takes_out_of_the_counts_is_held_to_the_rule(
 
 def test_of_a_plain_sum_a_hospitals_own_records_count(tmp_path: Path) -> None:
     """Its server sees each term: of 16 records of class 0, not 48."""
-    setup = prepare(Federation.job_of({**of_class_sums(240), "summation": "plain"}, sorted(small())))
+    federation = Federation({**of_class_sums(240), "summation": "plain"}, small(), state=tmp_path)
+    setup, silo = federation.setup, Contributor(federation.sessions["hospital-4"].context)
     (sums,) = (item.phase for item in setup.plan if SUMS in item.phase.schema)
+    own = [found for item in setup.plan if (found := silo._own_values(item)) is not None]
+    assert own == [[160, 560]]
     counts = torch.tensor([48.0, 168.0], dtype=torch.float64)
     counted = {COUNTED: counts, VALUES: counts * 10, ALL_VALUES: counts * 10}
     state = setup.initial_state().evolve(extra=counted)
     policy, sizes = PolicyBlock(profile="standard").resolve(production=True), Sizes(216.0, 0.0)
     check_sum(policy, setup, sums.schema, state, sizes)
     with pytest.raises(PolicyError, match="class 0, with 160 values"):
-        check_sum(policy, setup, sums.schema, state, sizes, [160, 560])
+        check_sum(policy, setup, sums.schema, state, sizes, own[0])
 
 
 class Repeated(Records):
