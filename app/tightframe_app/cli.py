@@ -187,6 +187,7 @@ def simulate(
         command += ["--gpu", gpu]
     with hold(workspace, values.job_name), simulator.site_configuration(workspace, site_config) as used:
         out.print(simulation.records(workspace / "local", used, values))
+        simulation.check_start(workspace / "local", setup)
         kept = simulation.keep(workspace, keep, out.print)
         previous = simulation.set_previous(previous_run, workspace, kept)
         stopped, code = None, 0

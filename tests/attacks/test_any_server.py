@@ -15,6 +15,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
+import torch
 from hypothesis import HealthCheck, seed, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -25,8 +26,9 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 from tests.support.attacks.any_server import SEEN, AnyServer, Epoch, Slot, establish_once
-from tests.support.attacks.small_silos import ENDLESS, JOB, SECURE, Deals, Line, state_sha256
+from tests.support.attacks.small_silos import ENDLESS, JOB, SCHEMA, SECURE, Deals, Line, state_sha256
 
+from tightframe.rounds import codec
 from tightframe.rounds.sums.common import SEAL
 from tightframe.securesum.checks import group_layout
 from tightframe.securesum.masks import Accumulator
@@ -112,6 +114,10 @@ class MaliciousServer(RuleBasedStateMachine):
         folder = Path(self._folder.name)
         self.server = AnyServer(sites, colluding, folder, deals, keeps=keeps, line=line)
         self.slot: Slot | None = None
+        if line.ends == 2:
+            ways = [None, None, self.end_on_a_false_total, self.end_without_shares]
+            if (way := data.draw(st.sampled_from(ways), "ends")) is not None:
+                way(data)
         for _ in range(data.draw(st.sampled_from([0, 1, 2, 2, 4]), "honest sums first")):
             self.server.honest_sum("train", {})
         if data.draw(st.integers(0, 3), "trains one silo on a crafted state") == 3:
@@ -203,6 +209,7 @@ class MaliciousServer(RuleBasedStateMachine):
             "shut",
             "slot",
             "schema",
+            *["nothing"] * (6 if self.server.line.ends and self.server.step == self.server.line.last else 1),
         ]
         how = "last"
         if self.only in ("", "total"):
@@ -245,11 +252,19 @@ class MaliciousServer(RuleBasedStateMachine):
             return replace(last, survivors=tuple(sorted(names)))
         if how == "shut":
             return replace(last, groups={"update": last.groups["update"]})
+        if how == "nothing":
+            return self.changing_nothing(last)
         if how == "slot":
             return replace(last, slot=data.draw(st.integers(0, epoch.params.slots)))
         if how == "schema":
             return replace(last, schema=SEAL, groups={"update": b""})
         return last
+
+    def changing_nothing(self, last: Total) -> Total:
+        """A total that leaves the state before as it is, which a silo has verified."""
+        made = replace(last, groups={"update": bytes(len(last.groups["update"]))})
+        self.lies[made.digest()] = {}
+        return made
 
     def dealt(self, data: st.DataObject, last: Total) -> Total:
         """The total that is off by masks that a dropped silo dealt falsely to one that goes now."""
@@ -354,8 +369,14 @@ class MaliciousServer(RuleBasedStateMachine):
         """The sum that comes after a total in the plan, or another one, or a try that was before."""
         line = self.server.line
         after = self.server.step if total is None else line.step(total.sum_id)
-        wrong = [0, 2, 3, -1] + [line.last + 1 - after] * 2 * bool(line.ends)
-        by = data.draw(st.sampled_from(wrong)) if self.only == "order" else self.seldom(data, 1, *wrong)
+        wrong = [0, 2, 3, -1]
+        for end in range(1, line.ends + 1):
+            wrong += [line.last + end - after] * 2
+        right = [1, 2] if line.ends == 2 and after == line.last else [1]
+        if self.only == "order":
+            by = data.draw(st.sampled_from(wrong))
+        else:
+            by = self.seldom(data, data.draw(st.sampled_from(right)), *wrong)
         number = max(after + by, 1)
         made = self.server.sum_id(kind, number)
         if kind == SEAL:
@@ -501,6 +522,61 @@ class MaliciousServer(RuleBasedStateMachine):
         server.claims = self.claimed()
         server.honest_sum("train", {})
         server.claims = {}
+
+    def end_without_shares(self, data: st.DataObject) -> None:
+        """Sum all exchanges honestly, of the last of which and of the closing a silo gives no shares."""
+        server = self.server
+        name = data.draw(st.sampled_from(self.honest), "gives no shares")
+        ends = server.line.last, server.line.last + 1
+        for step in range(1, server.line.end + 1):
+            server.honest_sum("train", {name: "reveal"} if step in ends else {})
+        SEEN["ended without shares"] += 1
+
+    def end_on_a_false_total(self, data: st.DataObject) -> None:
+        """Have a silo's own state, of a crafted state, count with a false total that gives the true state.
+
+        The silo misses the last trainings; it trains on a state from which that total, which is all zeros,
+        leads to the true one, and makes the closing's term behind it. The others open the closing.
+        """
+        server, epoch = self.server, self.epoch
+        name = data.draw(st.sampled_from(self.honest), "misses the end")
+        while server.step < server.line.last:
+            before = server.step
+            last = epoch.last
+            server.honest_sum("train", {name: "contribute"})
+            if server.step == before:
+                return
+        if last is None or epoch.last is None or epoch.next + 3 > epoch.params.slots:
+            return
+        true, step = server.states[server.state], 2.0**-8
+        towards = {key: torch.where(value > 0, step, -step) for key, value in true.model.items()}
+        crafted = true.evolve(model={key: value - towards[key] for key, value in true.model.items()})
+        server.states[state := state_sha256(crafted)] = crafted
+        number, sum_id = epoch.next, server.line.sum_id(server.line.last, 900)
+        request = TermRequest(
+            number,
+            sum_id,
+            "train",
+            server.setup_for(name, epoch),
+            last.total.to_bytes(),
+            last.seeds_of_survivors(),
+        )
+        server.ask(name, server.message(request, state=state, before="0" * 64))
+        sites = len(epoch.params.roster)
+        tensors = {f"update/{key}": value * sites for key, value in towards.items()}
+        encoded = codec.encode(
+            SCHEMA, {**tensors, "counts": torch.zeros(2, dtype=torch.float64)}, share=1.0, parties=sites
+        )
+        groups = {"update": encoded["update"]}
+        false = Total(number, sum_id, "train", epoch.params.roster, groups, bytes(32))
+        if server.follow(state, false, epoch) != server.state:
+            return
+        sum_id = server.line.sum_id(server.line.last + 1, 900)
+        request = replace(request, slot=epoch.next, sum_id=sum_id, total=false.to_bytes(), seeds={})
+        answer = server.ask(name, server.message(request, before=state))
+        SEEN["ended on a false total of the true state"] += not isinstance(answer, str)
+        server.honest_sum("train", {name: "contribute"})
+        server.honest_sum("train", {})
 
     # Agree ---------------------------------------------------------------------------------------
 
@@ -814,20 +890,58 @@ class MaliciousServer(RuleBasedStateMachine):
             SEEN["killed nine times"] += attempt == 8
         self.server.silos[name].restart()
 
-    @precondition(lambda self: self.epoch.next < self.epoch.params.slots)
-    @rule(data=DATA)
-    def show_two_sets(self, data: st.DataObject) -> None:
-        """Ask honestly for terms, and show some silos that all are there, and others that one has gone."""
+    def ask_everybody(self, data: st.DataObject) -> None:
+        """Ask honestly for terms, in a new slot."""
         server, epoch = self.server, self.epoch
         total = None if epoch.last is None else epoch.last.total
-        self.only, self.slot = "sets", epoch.slot(epoch.next)
-        slot, sum_id = self.slot, server.sum_id("train")
+        self.slot = slot = epoch.slot(epoch.next)
+        sum_id = server.sum_id("train")
         for name in self.honest:
             self.ask(data, name, slot.number, sum_id, total)
         if slot.asked and server.mate in epoch.params.roster:
             server.play_along(epoch, slot, sum_id, "train", total)
+
+    @precondition(lambda self: self.epoch.next < self.epoch.params.slots)
+    @rule(data=DATA)
+    def show_two_sets(self, data: st.DataObject) -> None:
+        """Ask honestly for terms, and show some silos that all are there, and others that one has gone."""
+        self.only = "sets"
+        self.ask_everybody(data)
         if self.everybody:
             self.mix_sets(data)
+        self.only = ""
+
+    @precondition(lambda self: self.epoch.next + 2 < self.epoch.params.slots)
+    @rule(data=DATA)
+    def kill_before_shares_are_asked_for(self, data: st.DataObject) -> None:
+        """Ask honestly for terms, then end a silo's process over the next term, then ask for the shares."""
+        server, epoch = self.server, self.epoch
+        self.only = "killed"
+        self.ask_everybody(data)
+        slot, last = self.slot, epoch.last
+        name = data.draw(st.sampled_from(self.honest), "silo")
+        stores = data.draw(st.booleans(), "as it stores its answer")
+        if not stores:
+            server.silos[name].die()
+        total = None if last is None else last.total
+        told = b"" if total is None else total.to_bytes()
+        request = TermRequest(
+            epoch.next,
+            server.sum_id("train"),
+            "train",
+            server.setup_for(name, epoch),
+            told,
+            self.seeds(data, total),
+        )
+        server.deceived.add(name)
+        server.ask(name, server.message(request), crash=stores)
+        server.silos[name].restart()
+        self.slot = slot
+        if self.everybody:
+            self.ask_to_reveal(data)
+            SEEN["killed before shares were asked for"] += epoch.last is not last
+        if epoch.next < epoch.params.slots:
+            server.honest_sum("train", {})
         self.only = ""
 
     # One state again -----------------------------------------------------------------------------
@@ -953,6 +1067,20 @@ class MaliciousServer(RuleBasedStateMachine):
         server.claims = data.draw(st.sampled_from([{}, self.claimed()]), "says were opened")
         server.honest_sum("train", {})
         server.claims = {}
+
+    @precondition(
+        lambda self: self.server.line.of > 1 and self.server.begun < EPOCHS and self.server.jobs < JOBS
+    )
+    @rule(data=DATA)
+    def resume_between_exchanges(self, data: st.DataObject) -> None:
+        """Go on in another job with the state between a round's exchanges, as if the round were over."""
+        server = self.server
+        if not server.step % server.line.of:
+            server.honest_sum("train", {})
+        if server.step % server.line.of and server.step < server.line.last:
+            SEEN["resumed between exchanges"] += 1
+            self.resume(data, (server.state, server.round_after(server.state) + 1), ())
+            server.honest_sum("train", {})
 
     def resume(self, data: st.DataObject, shown: tuple[str, int], lost: Sequence[str]) -> None:
         if not self.server.resume(*shown, lost):

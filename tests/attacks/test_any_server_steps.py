@@ -10,6 +10,7 @@ import pytest
 from tests.support.attacks.any_server import AnyServer, Slot, establish_once
 from tests.support.attacks.small_silos import ENDLESS, SECURE, Line
 
+from tightframe.rounds.sums.common import SEAL
 from tightframe.securesum.messages import RevealRequest, TermRequest
 
 
@@ -88,3 +89,12 @@ def test_who_gives_no_shares_twice_still_uses_its_own_training(tmp_path: Path) -
     personal = ask(server, server.names)
     reveal(server, personal, server.names)
     assert personal.asked[GONE].own == closing.asked[GONE].own != b""
+
+
+def test_a_seal_does_not_say_which_exchange_a_state_is_for(tmp_path: Path) -> None:
+    """A resumed job goes on with a state on which its silos have opened nothing but a seal."""
+    server = server_of(tmp_path)
+    server.honest_sum(SEAL, {})
+    assert server.resume(*server.resumable())
+    server.honest_sum("train", {})
+    assert server.step == 1

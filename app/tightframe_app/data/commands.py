@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -247,8 +248,12 @@ def split(
     for site, part in parts.items():
         out.print(shown(f"{site}: {part.value}, {part.rows} rows in {part.entry['file']}"))
     config = output / "sites.json"
-    sites = {site: {"data": {"table": part.entry}} for site, part in parts.items()}
+    sites = {
+        site: {"dataset_id": shown(part.value)[:200], "data": {"table": part.entry}}
+        for site, part in parts.items()
+    }
     config.write_text(json.dumps({"sites": sites}, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    first = next(iter(parts.values())).entry["file"]
-    out.print(f"{config}: where they lie, for --site-config")
-    out.print(f"then: tightframe data init {quoted(Path(first))} --label COLUMN --title NAME")
+    out.print(f"{config}: where they lie, for --site-config; `dataset_id` is the column's value")
+    whole = f"{quoted(file)} --ignore {shlex.quote(by)}"
+    out.print("a contract needs the classes and ranges of all sites, so propose it from the whole table:")
+    out.print(shown(f"  tightframe data init {whole} --label COLUMN --title NAME"))

@@ -375,6 +375,12 @@ def _print_export(recipe: Recipe, job: JobConfig, preset: str, changes: dict[str
             "no record can be taken out of its model later (withdraw), because each record's features depend "
             "on the moments of all; --set model_options.standardise=false leaves that open"
         )
+    if job.initial_model_sha256 is not None:
+        from tightframe_app.jobs.evaluating import named_model
+
+        out.print(f"it starts from the model with SHA-256 {job.initial_model_sha256}")
+        _print_written("", named_model(Path("/path/to/model.safetensors"), folder))
+        return
     where = quoted(folder)
     out.print(f"run it here:  tightframe simulate {where}")
     out.print("  (on generated records; on the sites' own with --site-config FILE)")

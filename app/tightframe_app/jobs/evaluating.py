@@ -40,16 +40,23 @@ class Evaluation:
 
     def lines(self, folder: Path) -> list[str]:
         """Say what was written, and how it is run."""
-        job, where = self.job, quoted(folder)
+        job = self.job
         noise = "exact" if job.privacy is None else f"noisy, epsilon {job.privacy.epsilon:g}"
-        entry = json.dumps({"server": {"initial_model": str(self.model.absolute())}})
         return [
             f"{folder}: evaluation of {self.title}, {noise}, over {', '.join(job.roster)}; no training",
             f"the model: SHA-256 {job.initial_model_sha256}",
-            f"name its file at the server, in local/tightframe.json or --site-config:  {entry}",
-            f"run it here:  tightframe simulate {where} --site-config FILE",
-            f"or at a federation:  tightframe jobs submit {where}",
+            *named_model(self.model.absolute(), folder),
         ]
+
+
+def named_model(model: Path, folder: Path) -> list[str]:
+    """Say where the file of the model that a job names has to be named, and how the job is run then."""
+    entry, where = json.dumps({"server": {"initial_model": str(model)}}), quoted(folder)
+    return [
+        f"name its file at the server, in local/tightframe.json or --site-config:  {entry}",
+        f"run it here:  tightframe simulate {where} --site-config FILE",
+        f"or at a federation:  tightframe jobs submit {where}",
+    ]
 
 
 def of_run(place: Path, sites: Sequence[str] | None, changes: Mapping[str, Any]) -> Evaluation:

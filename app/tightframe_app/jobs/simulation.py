@@ -13,7 +13,7 @@ import typer
 
 from tightframe import data
 from tightframe.config.job import JobConfig
-from tightframe.config.site import FILE_NAME, SiteEntry, dataset_of, open_data, site_entry
+from tightframe.config.site import FILE_NAME, SiteEntry, dataset_of, open_data, server_entry, site_entry
 from tightframe.data.base import SiloData, check_form
 from tightframe.errors import RunError, SiteConfigError, TightframeError
 from tightframe.flare.simulation import workspace as workspaces
@@ -23,6 +23,9 @@ from tightframe.results.outcome import Outcome
 
 if TYPE_CHECKING:
     from tightframe.rounds.setup import JobSetup
+
+INTERRUPTED = "TF-105"
+"""Code of a run that was cut off, which can be started again as it is."""
 
 
 def records(local: Path, used: Path | None, job: JobConfig) -> str:
@@ -59,6 +62,24 @@ def records(local: Path, used: Path | None, job: JobConfig) -> str:
     twins = [site for site, entry in entries.items() if entry.rehearses]
     generated = f"; each of {', '.join(twins)} {unconfigured(job)}" if twins else ""
     return f"site configuration: {used}{generated}"
+
+
+def check_start(local: Path, setup: JobSetup) -> None:
+    """Refuse a run whose named model is not the file at the server.
+
+    Args:
+        local: the workspace's ``local/``.
+
+    Raises:
+        RunError: TF-505 if it is missing, or another.
+        SiteConfigError, JobError: see ``rounds.run_state.start_state``.
+    """
+    from tightframe.models.pretrained import read_weights
+    from tightframe.rounds.run_state import start_state
+
+    job, path = setup.job, server_entry(local).initial_model
+    if job.continues is None and (path is not None or job.initial_model_sha256 is not None):
+        start_state(setup, None if path is None else read_weights(path))
 
 
 def unconfigured(job: JobConfig) -> str:
@@ -178,7 +199,7 @@ def left_behind(
             else "cut off: its processes ended without a message, see the log above"
         )
         _write_outcome(
-            setup, results, str(RunError(f"interrupted: {why}.", code="TF-105")), workspace / "local"
+            setup, results, str(RunError(f"interrupted: {why}.", code=INTERRUPTED)), workspace / "local"
         )
     if not outcome.is_file() or _trained(results):
         return []
@@ -194,6 +215,8 @@ def left_behind(
     elif previous is not None:
         repeated = f"tightframe simulate {_quoted(job)} -w {place} --previous-run {_quoted(previous)}{also}"
         lines.append(f"no new round was completed, so run it again:  {repeated}")
+    elif (code := _cause(results)) not in (None, INTERRUPTED):
+        lines.append(f"no round was completed: correct the cause first (tightframe explain {code})")
     else:
         anew = f"tightframe simulate {_quoted(job)} -w {place}{also}"
         lines.append(f"no round was completed, so start again:  {anew}")
@@ -227,6 +250,12 @@ def _trained(results: Path) -> bool:
         return Outcome.read(results).trained
     except ResultsError:
         return False
+
+
+def _cause(results: Path) -> str | None:
+    """Return the code of the reason for which a run stopped; None if it has none."""
+    code = (Outcome.read(results).reason or "").partition(":")[0]
+    return code if code.startswith("TF-") else None
 
 
 def _short(path: Path) -> str:

@@ -101,7 +101,7 @@ def ledger_show(options: Options, form: formats.Form = "text") -> None:
             facts.append(("left", left_text(spending, query.epsilon)))
         _print_facts(out, facts)
         out.print()
-    _print_checked(out, verified, query)
+    _print_checked(out, verified, query, options)
 
 
 @app.command("verify")
@@ -299,7 +299,7 @@ def ledger_explain(
     --sigma and --records describe others than the last.
     """
     from tightframe.privacy.events import Gaussian, SubsampledGaussian
-    from tightframe.privacy.ledger.summary import exact_jobs, explain
+    from tightframe.privacy.ledger.summary import explain
 
     if (sigma is None) != (records is None):
         raise typer.BadParameter("expected --sigma and --records together", param_hint="--sigma")
@@ -310,7 +310,7 @@ def ledger_explain(
     out = console(WIDTH)
     query = options.query(needed=form == "json")
     verified, spent = _read(query, options)
-    exact = exact_jobs(verified.entries)
+    exact = _exact(verified, query)
     if form == "json":
         from tightframe_app.outputs import DatasetExplained, LedgerExplained
 
@@ -344,7 +344,7 @@ def ledger_explain(
             for text in sentences:
                 out.print(Padding(f"- {text}", (0, 0, 0, 2)))
             out.print()
-    _print_checked(out, verified, query)
+    _print_checked(out, verified, query, options)
 
 
 def _read(query: Query, options: Options) -> tuple[Verified, list[Spending]]:
@@ -418,13 +418,40 @@ def _charges(spending: Spending) -> Table:
     return table
 
 
-def _print_checked(out: Console, whole: Verified, query: Query) -> None:
-    from tightframe.privacy.ledger.summary import exact_jobs, exact_text
+def _exact(whole: Verified, query: Query) -> list[str]:
+    """Return the jobs that released exact totals: a simulated run's charges are in a ledger of their own."""
+    from tightframe.privacy.ledger.chain import read_ledger
+    from tightframe.privacy.ledger.summary import exact_jobs
+    from tightframe_app.ledger.simulated import charges_beside
 
-    if not whole.of_records:
+    charges = charges_beside(query.path)
+    also = () if charges is None else read_ledger(charges, check=None).entries
+    return exact_jobs([*whole.entries, *also])
+
+
+def _named(job: str, path: Path, options: Options) -> str:
+    """Return a job's name with its id, by its folder in the kit or in the simulator; or the id alone."""
+    from tightframe_app.job_names import job_name
+    from tightframe_app.ledger.simulated import run_of
+    from tightframe_app.site.checks.findings import Scope
+
+    kit = None if options.config is None else Scope(options.config).kit_root
+    folder = run_of(path) or (None if kit is None else kit / job)
+    name = None if folder is None else job_name(folder, path.parent.name)
+    return f"{name} ({job})" if name else job
+
+
+def _print_checked(out: Console, whole: Verified, query: Query, options: Options) -> None:
+    from tightframe.privacy.ledger.summary import exact_text
+    from tightframe_app.ledger.simulated import charges_beside
+
+    if (charges := charges_beside(query.path)) is not None:
+        text = f"the secure sums of a simulated run, whose charges are in {shown(str(charges))}"
+        out.print(text, soft_wrap=True)
+    elif not whole.of_records:
         out.print("nothing has been charged yet")
-    if jobs := exact_jobs(whole.entries):
-        out.print(exact_text(jobs), markup=False)
+    if jobs := _exact(whole, query):
+        out.print(shown(exact_text([_named(job, query.path, options) for job in jobs])))
     how = "and signatures" if whole.signatures else "only; give --root to check signatures"
     out.print(f"{len(whole.entries)} entries; checked: hashes {how}")
     if query.datasets is not None and not query.named:

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+from tightframe_app.ledger.simulated import ledgers_below
 from tightframe_app.screens import console, shown
 
 WIDTH = 110
@@ -104,7 +105,10 @@ class Options:
             from tightframe.config.site import parse_single, read_object
             from tightframe.errors import SiteConfigError
 
-            entry, _ = parse_single(read_object(self.config), str(self.config))
+            values = read_object(self.config)
+            if "sites" in values:
+                raise _of_a_simulation()
+            entry, _ = parse_single(values, str(self.config))
             policy = entry.policy.resolve(production=True)  # a ledger that outlives its run is production's
             delta = policy.delta_cap if delta is None else delta
             epsilon = policy.epsilon_cap if epsilon is None else epsilon
@@ -121,6 +125,14 @@ class Options:
         path = ledger_of(self.file, state_dir, self.site, needed=needed)
         delta = DELTA if delta is None else delta
         return Query(path, delta, epsilon, datasets, named=self.dataset is not None)
+
+
+def _of_a_simulation() -> typer.BadParameter:
+    """Return the error for a simulation's file of several sites, whose ledgers are in its workspace."""
+    return typer.BadParameter(
+        "it is of several sites: of a simulation give --state-dir simulator_workspace/SITE",
+        param_hint="--config",
+    )
 
 
 def taking_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -160,6 +172,13 @@ def ledger_of(file: Path | None, state_dir: Path | None, site: str | None, *, ne
         names = {item.name for item in journal_folder(state_dir, "").glob("*") if item.is_dir()}
         names |= {item.parent.name for item in state_dir.glob(f"*/*/{TRANSCRIPT}")}
     sites = sorted(names)
+    if not sites and len(simulated := ledgers_below(state_dir)) == 1:
+        return simulated[0]
+    if not sites and simulated:
+        raise typer.BadParameter(
+            f"it has a simulation's ledgers: give one site's folder, such as {simulated[0].parent.name}",
+            param_hint="--state-dir",
+        )
     if not sites and not needed and state_dir.is_dir():
         console(WIDTH).print(
             f"no ledger in {shown(str(state_dir))} yet: the first job with secure sums or differential "

@@ -32,6 +32,7 @@ from tightframe.report.drawing.markup import (
 )
 from tightframe.results.words import plural, rounded_down, rounded_up
 from tightframe_app.federation.kits import CONFIG_FILE, Kit
+from tightframe_app.job_names import job_name
 from tightframe_app.live.server import Content
 from tightframe_app.site import stop
 from tightframe_app.site.checks.findings import Finding, Scope
@@ -167,7 +168,11 @@ class Looker:
         shown = {*known.jobs, *(one.job for one in known.released), *(one.job for one in known.refusals)} - {
             ""
         }
-        found = {job: name for job in shown - known.names.keys() if (name := _name(self._kit, job))}
+        found = {
+            job: name
+            for job in shown - known.names.keys()
+            if (name := job_name(self._kit.folder / job, self._kit.name))
+        }
         known = replace(known, names={**known.names, **found})
         self._known = known
         return known
@@ -419,7 +424,7 @@ def rule_words() -> dict[str, str]:
     text = inspect.getdoc(Policy) or ""
     words: dict[str, str] = {}
     for names, meaning in re.findall(r"^    ([a-z_, ]+): (.+(?:\n {8}.+)*)", text, re.MULTILINE):
-        said = " ".join(meaning.split()).replace("``", "")
+        said = re.sub(r"\bNone\b", "null", " ".join(meaning.split()).replace("``", ""))
         words |= dict.fromkeys(names.split(", "), said)
     return words
 
@@ -436,21 +441,6 @@ def _named(known: Known, job: str, length: int = 8) -> str:
 
 def _job(known: Known, job: str) -> Markup:
     return tag("span", _named(known, job), title=job)
-
-
-def _name(kit: Kit, job: str) -> str | None:
-    """Return what people call a job, from its folder in the kit, and whether it is a withdrawal.
-
-    None if the folder is not there any more.
-    """
-    try:
-        path = kit.folder / job / f"app_{kit.name}" / "config" / "config_fed_client.json"
-        (executor,) = json.loads(path.read_bytes())["executors"]
-        values = executor["executor"]["args"]
-        name = str(values["job_name"])[:LONGEST]
-        return f"{name}, a withdrawal" if values.get("withdraw") else name
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return None
 
 
 def _value(value: object) -> str:

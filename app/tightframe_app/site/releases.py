@@ -279,11 +279,11 @@ def release_accept(
         COUNTS,
         ENCODER,
         FEATURES,
-        LAST_LAYER,
         MOMENTS,
         OWN_WEIGHT,
         TRAINING,
         caps_weights,
+        head_name,
         release_profile,
         with_formed,
     )
@@ -325,14 +325,13 @@ def release_accept(
             )
         profile = with_formed(profile, dict.fromkeys(names, _classes(classes, setup.dataset.class_names)))
     hashes = {
-        ENCODER: (encoder, FEATURES, "sums features which no training moves"),
-        MOMENTS: (moments, TRAINING, "trains a model"),
-        COUNTS: (counts, TRAINING, "trains a model"),
-        LAST_LAYER: (head, "losses", "sums losses at a head"),
+        "--encoder": (encoder, ENCODER, FEATURES, "sums features which no training moves"),
+        "--moments": (moments, MOMENTS, TRAINING, "trains a model"),
+        "--counts": (counts, COUNTS, TRAINING, "trains a model"),
+        "--head": (head, head_name(setup), "losses", "sums losses at a head"),
     }
-    for name, (given, setting, what) in hashes.items():
+    for hint, (given, name, setting, what) in hashes.items():
         if given is not None:
-            hint = f"--{name}"
             if setting not in dict(profile or ()):
                 raise typer.BadParameter(
                     f"expected a job that {what}, but this one does not", param_hint=hint

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import shlex
@@ -16,16 +17,18 @@ from typing import Any
 
 import psutil
 import pytest
+from safetensors.torch import save_file
 from typer.testing import CliRunner, Result
 
 from tightframe import federation
 from tightframe.config.site import MARKER
 from tightframe.data.isic.folder import IMAGES, SPLIT
-from tightframe.errors import JobError, JobFolderError, SiteConfigError, WorkspaceError
+from tightframe.errors import JobError, JobFolderError, RunError, SiteConfigError, WorkspaceError
 from tightframe.flare.simulation import simulator, workspace
+from tightframe.rounds.setup import prepare
 from tightframe_app.cli import app
 from tightframe_app.jobs import folders as job_folders
-from tightframe_app.jobs import recipes
+from tightframe_app.jobs import recipes, simulation
 
 NAMES = ["site-1", "site-2", "site-3"]
 
@@ -300,7 +303,7 @@ def test_a_signal_ends_the_whole_group(
         "sys.modules['tightframe.rounds.setup'] = setup\n"
         "from tightframe.flare.simulation import simulator\nfrom tightframe_app import cli\n"
         "from tightframe_app.jobs import simulation\n"
-        "simulation.records = lambda *given: ''\n"
+        "simulation.records = simulation.check_start = lambda *given: ''\n"
         "simulator._GRACE = 1.0\nreal, group = simulator.run_apart, sys.argv[1:4]\n"
         "simulator.run_apart = lambda command: real([sys.executable, '-c', *group])\n"
         "sys.argv[1:4] = []\ncli.main()"
@@ -438,6 +441,51 @@ def test_an_interrupted_run_leaves_its_page_and_says_how_to_go_on(
     monkeypatch.setenv(simulator.PREVIOUS_RUN, "")
     assert CliRunner().invoke(app, again).exit_code == 0
     assert (Path(os.environ[simulator.PREVIOUS_RUN]) / "server" / "simulate_job" / "outcome.json").is_file()
+
+
+@pytest.mark.parametrize("entry", [None, "another"])
+def test_a_named_model_that_is_not_at_the_server_is_refused_before_anything_runs(
+    started: list[dict[str, Any]], tmp_path: Path, entry: str | None
+) -> None:
+    job = recipes.get("fedetf_heart").job(changes={"initial_model_sha256": "ab" * 32})
+    job_folders.write_job(job_folders.job_files(job), tmp_path / "job")
+    arguments = [str(tmp_path / "job"), "-w", str(tmp_path / "ws")]
+    if entry is not None:
+        (tmp_path / entry).write_bytes(b"other weights")
+        server = {"server": {"initial_model": str(tmp_path / entry)}, "sites": {}}
+        (tmp_path / "given.json").write_text(json.dumps(server))
+        arguments += ["-s", str(tmp_path / "given.json")]
+    done = CliRunner().invoke(app, ["simulate", *arguments])
+    assert isinstance(done.exception, RunError) and done.exception.code == "TF-505"
+    assert started == [] and local(tmp_path) == []
+
+
+def test_an_export_from_a_finished_model_prints_the_servers_line(
+    started: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    model = tmp_path / "model.safetensors"
+    setup = prepare(recipes.get("fedetf_heart").job().model_dump(mode="json"))
+    save_file(dict(setup.initial_state().model), model)
+    sha256 = hashlib.sha256(model.read_bytes()).hexdigest()
+    named, folder = f"initial_model_sha256={sha256}", str(tmp_path / "next")
+    done = CliRunner().invoke(app, ["jobs", "export", "fedetf_heart", "--set", named, "-o", folder])
+    (line,) = (line for line in done.output.splitlines() if "name its file at the server" in line)
+    assert f"tightframe simulate {folder} --site-config FILE\n" in done.output
+    text = line[line.index("{") :].replace("/path/to/model.safetensors", str(model))
+    (tmp_path / "server.json").write_text(text[:-1] + ', "sites": {}}')
+    arguments = [folder, "-w", str(tmp_path / "ws"), "-s", str(tmp_path / "server.json")]
+    assert CliRunner().invoke(app, ["simulate", *arguments]).exit_code == 0 and len(started) == 1
+
+
+@pytest.mark.parametrize("code", ["TF-505", "TF-105"])
+def test_a_run_is_started_again_as_it_is_only_if_it_was_interrupted(tmp_path: Path, code: str) -> None:
+    results = tmp_path / "server" / "simulate_job"
+    results.mkdir(parents=True)
+    setup = prepare(recipes.get("fedetf_heart").job().model_dump(mode="json"))
+    simulation._write_outcome(setup, results, f"{code}: for a reason.", tmp_path / "local")
+    (line,) = simulation.left_behind(setup, tmp_path, tmp_path / "job", None)[1:]
+    assert ("start again:  tightframe simulate" in line) == (code == "TF-105")
+    assert ("tightframe explain TF-505" in line) == (code == "TF-505")
 
 
 def test_a_job_path_that_does_not_exist_suggests_the_nearest(

@@ -153,6 +153,33 @@ def test_jobs_that_released_exact_totals_are_counted_beside_what_was_charged(
     assert told["exact_jobs"] == ["j1", "j3"]
 
 
+def test_a_simulated_private_job_is_charged_in_a_ledger_of_its_own(tmp_path: Path, keys: SiteKeys) -> None:
+    run_folder = tmp_path / "site-1" / "simulate_job"
+    sums = ledger_path(run_folder / "secure_sum" / "simulate_job", "site-1")
+    with open_ledger(sums, keys, create=True) as ledger:
+        remember(ledger, [Revealed("simulate_job", 0, 0, ("a", "b", "site-1"), ("update",))])
+    config = run_folder / "app_site-1" / "config" / "config_fed_client.json"
+    config.parent.mkdir(parents=True)
+    config.write_text(json.dumps({"executors": [{"executor": {"args": {"job_name": "heart"}}}]}))
+    exact_one = flat(run("explain", sums).stdout)
+    assert "1 job without differential privacy" in exact_one and ": heart (simulate_job) 1 entr" in exact_one
+    assert run("explain", "--state-dir", tmp_path / "site-1").stdout == run("explain", sums).stdout
+    charges = ledger_path(run_folder / "silo_state", "site-1")
+    with open_ledger(charges, keys, create=True) as ledger:
+        ledger.charge(charge(job_id="simulate_job"), cap=CAP)
+    said = run("explain", sums, width=400).stdout
+    assert "without differential privacy" not in said and "nothing has been charged" not in said
+    assert str(charges) in said
+    for place in (tmp_path / "site-1", tmp_path):
+        assert "1 job charged 1 release" in flat(run("explain", "--state-dir", place).stdout)
+    sites = tmp_path / "sites.json"
+    sites.write_text('{"sites": {}}')
+    done = run("explain", "-c", sites)
+    assert done.exit_code == 2 and "--state-dir simulator_workspace/SITE" in " ".join(
+        flat(done.stderr).replace("│", "").split()
+    )
+
+
 def test_a_resumed_job_is_charged_as_the_first_of_its_chain(tmp_path: Path, keys: SiteKeys) -> None:
     with open_ledger(ledger_path(tmp_path, "site-1"), keys, create=True) as ledger:
         ledger.charge(charge(job_id="first"), cap=CAP)

@@ -90,6 +90,9 @@ def test_what_left_is_what_the_ledger_has(kit: kits.Kit, monkeypatch: pytest.Mon
 def test_every_rule_is_told_with_what_it_means_and_what_was_changed() -> None:
     words = page.rule_words()
     assert {name for name in Policy.model_fields if name != "profile"} <= words.keys()
+    assert "null sets no limit" in words["max_weight_share"] and not any(
+        "None" in text for text in words.values()
+    )
     assert words["max_rounds"] == "the most rounds of a job, at most 10,000."
     policy = Policy(profile="standard", **{**PROFILES["standard"], "max_sites": 12})
     shown = str(page.content(page.Known("hospital-1", Path("kit"), policy=policy)).parts)

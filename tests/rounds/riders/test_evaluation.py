@@ -224,16 +224,18 @@ def test_no_real_number_of_one_record_leaves_in_a_loss() -> None:
         counted = evaluation.count(_model(), predict, folds, num_classes=2, score_bins=BINS, coarse_loss=True)
         left = evaluation.told(counted, [])
         assert set(left) == {item.name for item in evaluation.schema(2, BINS).fields}
-        return float(left["evaluation/test/loss"]) / records
+        return float(left["evaluation/test/loss"])
 
-    means = {
-        value: (math.log(2) * 39 + min(16.0, math.log1p(math.exp(min(value, 600))))) / 40
+    sums = {
+        value: math.log(2) * 39 + min(16.0, math.log1p(math.exp(min(value, 600))))
         for value in (7.0, 7.001, 7.01, 1e3, math.inf)
     }
-    assert {value: leaving(value) for value in means} == {
-        value: round(mean * 32) / 32 for value, mean in means.items()
-    }
+    assert {value: leaving(value) for value in sums} == {value: round(total) for value, total in sums.items()}
     assert leaving(7.0) == leaving(7.001) == leaving(7.01) < leaving(1e3) == leaving(math.inf)
+    every = [leaving(float(value), records) for records in (16, 45, 89) for value in range(-9, 10)]
+    assert math.gcd(*map(int, every)) == 1 and all(total.is_integer() for total in every), (
+        "on one grid for silos of any number of records, which steps of it would tell"
+    )
 
 
 def test_findings_that_are_left_out_are_not_in_the_loss_that_leaves() -> None:
@@ -265,10 +267,10 @@ def test_findings_that_are_left_out_are_not_in_the_loss_that_leaves() -> None:
         )
         return float(evaluation.told(counted, left_out)["evaluation/test/loss"])
 
-    ln2, step = math.log(2) / 2, 1 / 32
-    assert leaving([]) == round((15 * 15 + 15 * ln2) / 20 / step) * step * 20
-    assert leaving(["test/0"]) == round(15 * ln2 / 20 / step) * step * 20
-    assert leaving(["test/0"], 10) == round(10 * ln2 / 20 / step) * step * 20, "unknown values in steps"
+    ln2 = math.log(2) / 2
+    assert leaving([]) == round(15 * 15 + 15 * ln2)
+    assert leaving(["test/0"]) == round(15 * ln2)
+    assert leaving(["test/0"], 10) == round(10 * ln2), "unknown values in steps"
     assert leaving(["test"]) == 0
 
 

@@ -52,7 +52,12 @@ class Proposal:
 
 
 def propose(
-    path: Path, roles: Mapping[str, str | None], *, title: str | None = None, missing: Sequence[str] = ()
+    path: Path,
+    roles: Mapping[str, str | None],
+    *,
+    title: str | None = None,
+    missing: Sequence[str] = (),
+    ignored: Sequence[str] = (),
 ) -> Proposal:
     """Propose a contract from a file.
 
@@ -61,6 +66,7 @@ def propose(
             columns ``record``, ``patient``, ``fold``.
         title: of the data; the file's stem by default.
         missing: texts that stand for no value here, besides ``MISSING``.
+        ignored: columns that the contract leaves out.
 
     Raises:
         DataError: TF-204 to TF-208 if the file cannot be read, has no such columns, more columns than a
@@ -72,12 +78,12 @@ def propose(
     header, cells, ragged = read_all(site, MAX_COLUMNS + len(_ROLES))
     chosen = {role: column for role, column in roles.items() if column is not None and role != "label"}
     labels = label_columns(roles["label"] or "", header)
-    require_columns(path, header, (*labels, *chosen.values()))
+    require_columns(path, header, (*labels, *chosen.values(), *ignored))
     notes: list[str] = []
     made_label, about_label = label_of(labels, cells)
     columns = []
     for column in header:
-        if column in labels or column in chosen.values():
+        if column in labels or column in chosen.values() or column in ignored:
             continue
         made, said = _column(column, cells[column], site.decimal)
         columns += [made] if made else []

@@ -62,9 +62,21 @@ READ_AT = 0.9
 """Specificity and sensitivity at which files have the other one; pages can be made for any."""
 TOLD = "told/"
 """Prefix of what leaves the silo instead: a coarse loss, and findings whose unknown values come in steps."""
-MOST_LOSS, LOSS_STEPS = 16.0, 32
-"""A mean loss leaves a silo in steps of 1/32, each record's being at most 16: whoever chooses the model reads
-no real number of one record out of the total."""
+MOST_LOSS = 16.0
+"""The most of a record's loss in a sum that leaves a silo (``loss_step``)."""
+
+
+def loss_step(score_bins: int) -> float:
+    """Return the step of summed losses that leave a silo, the same for all silos; at least 1.
+
+    Whoever chooses the model reads no real number of one record out of the total, and fewer steps of its loss
+    than the score histograms have bins. Steps of a mean would be multiples of a silo's own number of records,
+    which differences of totals would tell.
+
+    >>> [loss_step(score_bins) for score_bins in (8, 32, 64)]
+    [4.0, 1.0, 1.0]
+    """
+    return max(1.0, 2 * MOST_LOSS / score_bins)
 
 
 def exact(silo: RiderView, counted: Tensors) -> Tensors:
@@ -215,7 +227,7 @@ def count(
         score_bins: bins of [0, 1] for the score of each class.
         findings: whether the classes are findings, of which a record may have several or none.
         told_labels: findings of each fold (n, K) that leave the silo, if not all do.
-        coarse_loss: whether the loss leaves in steps (``LOSS_STEPS``).
+        coarse_loss: whether the loss leaves in steps (``loss_step``).
 
     Returns:
         The tensors of ``schema``, float64, and what leaves in their place, named ``TOLD``. The loss is the
@@ -253,7 +265,8 @@ def count(
         totals[f"evaluation/{fold}/scores"] = torch.from_numpy(scores).double()
         totals[f"evaluation/{fold}/loss"] = torch.tensor(loss, dtype=torch.float64)
         if coarse_loss:
-            told_loss = round(coarse / max(1, records) * LOSS_STEPS) / LOSS_STEPS * records
+            step = loss_step(score_bins)
+            told_loss = round(coarse / step) * step
             totals[f"{TOLD}evaluation/{fold}/loss"] = torch.tensor(told_loss, dtype=torch.float64)
         if findings:
             totals[f"evaluation/{fold}/records"] = torch.tensor(records, dtype=torch.float64)

@@ -16,6 +16,7 @@ from tightframe.rounds.context import ASKED, SiloContext
 from tightframe.rounds.notes import WITHDRAWS, Notes, read_sum
 from tightframe.rounds.order import BEFORE, Place, place_of, position
 from tightframe.rounds.plan import Exchange, RunPlan
+from tightframe.rounds.sums.common import SEAL
 from tightframe.rounds.withdrawn_list import SUMS
 from tightframe.securesum.messages import Total
 
@@ -101,7 +102,7 @@ def _noted(context: SiloContext, plan: RunPlan, exchange: Exchange, state: str, 
     if job.resume is not None and job.summation == "secure":
         # Notes of a journal alone do not say what a state follows from, but for which sum it was verified.
         earlier = [place_of(item) for item in notes.sums_behind(state)]
-        summed = [place_of(item) for item in notes.sums_on(state)]
+        summed = [place for item in notes.sums_on(state) if (place := place_of(item))[0] != SEAL]
         elsewhere = bool(summed) and exchange.place not in summed
         if plan.last_of(job.done) not in earlier and (earlier or elsewhere or not exchange.training):
             raise _other(exchange, [], f"on the state after round {job.done} ")
