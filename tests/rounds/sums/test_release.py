@@ -519,7 +519,6 @@ def formed(job: Mapping[str, Any], counts: float | None = None, **tensors: float
         ({**RANDOM, "method": "fedavg", "start": "fedncm"}, ["encoder", AT_HEAD]),
         ({**SCALED, "rounds": 1, "method": "fed3r"}, [PRODUCTS, AT_HEAD]),
     ],
-    ids=str,
 )
 def test_what_a_runs_state_decides_is_named(job: dict[str, Any], expected: list[Any]) -> None:
     found = list(dict.fromkeys(frozenset(item) for item in formed(job) if item))
