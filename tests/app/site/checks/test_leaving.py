@@ -15,7 +15,9 @@ from tightframe_app.site.checks.leaving import terms, would_leave
 
 @pytest.mark.parametrize("changes", [{}, {"privacy.epsilon": 4}, {"method": "fedavg", "rounds": 2}])
 def test_it_is_what_leaves_in_the_run(changes: dict[str, Any], tmp_path: Path) -> None:
-    job = recipes.get("fedncm_heart").job(sites=["a", "b", "c", "d"], changes={"summation": "plain", **changes})
+    job = recipes.get("fedncm_heart").job(
+        sites=["a", "b", "c", "d"], changes={"summation": "plain", **changes}
+    )
     federation.run_job(job, folder=tmp_path)
     report = json.loads((tmp_path / "a" / "local_report.json").read_bytes())
     sent = {item["kind"]: (item["times"], item["numbers"]) for item in report["disclosed"]["sent"]}
