@@ -95,9 +95,7 @@ _MinSites = Annotated[
 ]
 _Seed = Annotated[
     int | None,
-    typer.Option(
-        help="Seed of all random streams; another one for each other way of training the same records."
-    ),
+    typer.Option(help="Seed of all random streams."),
 ]
 _Gpus = Annotated[
     int | None,
