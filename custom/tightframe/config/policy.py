@@ -358,16 +358,16 @@ class Policy(StrictModel):
                     "in a plain sum the server sees this site's own numbers",
                 )
             )
-        if job.privacy is None and job.statistics is None and (most := self.max_evaluations) is not None:
+        if job.privacy is None and job.statistics is None and (bound := self.max_evaluations) is not None:
             models = len(job.evaluation.after(job.rounds))
-            if models > most:
+            if models > bound:
                 refusals.append(
                     Refusal(
                         "max_evaluations",
                         f"exact evaluations of {models} models",
-                        f"at most {most} in evaluation.models",
+                        f"at most {bound} in evaluation.models",
                         "whoever steers the model reads single test records out of many evaluations; set "
-                        f'"evaluation": {{"models": {most}}}',
+                        f'"evaluation": {{"models": {bound}}}',
                     )
                 )
         bins, narrowest = job.evaluation.score_bins, self.max_score_bins
