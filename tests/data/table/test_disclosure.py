@@ -222,13 +222,16 @@ def test_rounded_moments_are_those_of_many_columns_and_near_the_exact_ones() -> 
         rounded[rounded_moments(ages[list(column)]).tobytes()] += 1
     alone = [sum(number == 1 for number in found.values()) / len(columns) for found in (exact, rounded)]
     assert alone[0] > 0.8 and alone[1] < 0.03
-    for count in (5, 40, 3000):
+    multiples = 0
+    for count in (5, 40, 61, 3000):
         values = np.clip(np.random.default_rng(count).normal(0.1, 0.2, count), -1, 1)
         number, total, high, low = (int(item) for item in rounded_moments(values))
         mean, deviation = total / number, (((high << 20) + low) / number - (total / number) ** 2) ** 0.5
         error = values.std() * UNITS / 2 / np.sqrt(count)
         assert abs(mean - (values.mean() + 1) / 2 * UNITS) <= error / 8 + 1
         assert abs(deviation - values.std() * UNITS / 2) <= error / 8 / np.sqrt(2) + 1
+        multiples += total % count == 0
+    assert multiples <= 2, "a total of own numbers times means would decompose"
 
 
 def test_patients_are_counted_where_they_are_known() -> None:

@@ -244,21 +244,25 @@ def _dominated(parts: NDArray[np.float64], share: float) -> bool:
 
 
 def rounded_moments(values: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Return ``moments_of`` values of this number, mean and deviation, both rounded.
+    """Return ``moments_of`` values of this number, and of nearly this mean and deviation.
 
-    To multiples of a power of two that is at most a quarter of the mean's, or the deviation's, standard error
-    (of normal values): far more columns of a hospital's patients have such moments than exact ones.
+    The sum, and the squares of that mean and the deviation, are rounded to multiples of powers of two, which
+    are at most a quarter of their standard errors (of normal values): far more columns of a hospital's
+    patients have such moments than exact ones. Rounded means would not do: a term would be a multiple of the
+    hospital's own number of records, and the total decompose.
     """
     q = np.rint((values + 1) / 2 * UNITS)
-    count, deviation = len(q), float(q.std())
-    steps = (deviation / (ROUNDING * math.sqrt(part * count)) for part in (1, 2))
-    mean, spread = (
-        round(round(value / size) * size)
-        for value, step in zip((float(q.mean()), deviation), steps, strict=True)
-        for size in (2.0 ** math.floor(math.log2(step)) if step > 1 else 1.0,)
-    )
-    squares = count * (mean**2 + spread**2)
-    return np.array([count, count * mean, squares >> UNIT_BITS, squares & (UNITS - 1)], dtype=np.int64)
+    count, total = len(q), int(q.sum())
+    apart = float(np.square(q - q.mean()).sum())
+    total = _rounded(total, math.sqrt(apart) / ROUNDING)
+    squares = _rounded(total * total // count + round(apart), apart * math.sqrt(2 / count) / ROUNDING)
+    return np.array([count, total, squares >> UNIT_BITS, squares & (UNITS - 1)], dtype=np.int64)
+
+
+def _rounded(value: int, most: float) -> int:
+    """Return the nearest multiple of the largest power of two that is at most ``most``; of 1 at least."""
+    bits = max(0, math.floor(math.log2(most))) if most > 1 else 0
+    return (value + (1 << bits >> 1)) >> bits << bits
 
 
 def moments_of(values: NDArray[np.float64]) -> NDArray[np.int64]:
