@@ -69,7 +69,7 @@ def federated(
         model_options={"widths": [], "single_logit": True},
         method_options=options,
         training=LOCAL,
-        evaluation={"score_bins": 1024},
+        evaluation={"score_bins": 1024, "models": max(20, rounds + 1)},
         seed=seed,
         summation=summation,
     )

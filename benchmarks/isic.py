@@ -66,6 +66,7 @@ def make_job(method: str, options: dict[str, Any], arguments: argparse.Namespace
             "rounds": arguments.rounds,
             "seed": seed,
             "class_rules": arguments.class_rules,
+            "evaluation": {"models": max(20, arguments.rounds + 1)},
             "training": {
                 "epochs": arguments.epochs,
                 "batch_size": arguments.batch_size,

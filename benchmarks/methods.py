@@ -168,6 +168,7 @@ class Bench:
                     "weight_decay": scale.weight_decay,
                     "augment": scale.augment,
                 },
+                "evaluation": {"models": max(20, scale.rounds + 1)},
             }
         )
 

@@ -248,7 +248,7 @@ class Setting:
                 "class_rules": "off",
                 "summation": "plain",
                 "training": eicu.LOCAL,
-                "evaluation": {"score_bins": 1024},
+                "evaluation": {"score_bins": 1024, "models": max(20, self.scale.rounds + 1)},
             }
         )
 

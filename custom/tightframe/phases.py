@@ -341,8 +341,8 @@ class SiloView(Protocol):
     def records_per_feature(self) -> int:
         """Least number of records for each feature whose exact products leave the silo; 0 for no rule."""
 
-    def record_values(self, *, staying: bool = False) -> int:
-        """Return how many unknown numbers a training record of this silo has (``learning.record_values``).
+    def record_values(self, *, staying: bool = False) -> torch.Tensor:
+        """Return how many unknown numbers a training record of each class has (``learning.record_values``).
 
         Args:
             staying: of those that stay in a withdrawal; otherwise of those before it.

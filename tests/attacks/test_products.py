@@ -25,7 +25,7 @@ from tightframe.learning import model_update
 from tightframe.learning.one_sum.feature_sums import COUNTS, SUMS, pooled
 from tightframe.learning.products import ALL_VALUES, COUNTED, VALUES, ClassSums, Sizes
 from tightframe.rounds.product_rule import check_sum, warned
-from tightframe.rounds.setup import prepare
+from tightframe.rounds.silo.contribute import Contributor
 from tightframe.rounds.silo.session import SiloSession
 
 OFF = PolicyBlock(profile="standard", records_per_feature=0)
@@ -153,14 +153,14 @@ def test_a_class_that_a_liar_takes_out_of_the_counts_is_held_to_the_rule(
 ) -> None:
     """By flags three hospitals hold it; by the counts, to which one adds a negative number, nobody does."""
     data = small()
-    told = {COUNTS: 1, "frozen/values": 10, "frozen/all_values": 10}.items()
+    told = {COUNTS: 1, "frozen/values": 8.5, "frozen/all_values": 8.5}.items()
     others = sum(int((data[name].labels("train") == 0).sum()) for name in data if name != "hospital-8")
     lies(
         monkeypatch,
         "hospital-8",
         {COUNTS: {name: np.array([-float(others * each), np.nan]) for name, each in told}},
     )
-    federation = Federation(of_class_sums(241), data, state=tmp_path).enroll()
+    federation = Federation(of_class_sums(201), data, state=tmp_path).enroll()
     with pytest.raises(PolicyError, match="class 0, with 0 values") as caught:
         totals(federation, SUMS)
     assert caught.value.code == "TF-625" and federation.shared.state.extra[VALUES][0] == 0
@@ -168,15 +168,18 @@ def test_a_class_that_a_liar_takes_out_of_the_counts_is_held_to_the_rule(
 
 def test_of_a_plain_sum_a_hospitals_own_records_count(tmp_path: Path) -> None:
     """Its server sees each term: of 16 records of class 0, not 48."""
-    setup = prepare(Federation.job_of({**of_class_sums(240), "summation": "plain"}, sorted(small())))
+    federation = Federation({**of_class_sums(240), "summation": "plain"}, small(), state=tmp_path)
+    setup, silo = federation.setup, Contributor(federation.sessions["hospital-4"].context)
     (sums,) = (item.phase for item in setup.plan if SUMS in item.phase.schema)
+    own = [found for item in setup.plan if (found := silo._own_values(item)) is not None]
+    assert own == [[144, 560]]
     counts = torch.tensor([48.0, 168.0], dtype=torch.float64)
     counted = {COUNTED: counts, VALUES: counts * 10, ALL_VALUES: counts * 10}
     state = setup.initial_state().evolve(extra=counted)
     policy, sizes = PolicyBlock(profile="standard").resolve(production=True), Sizes(216.0, 0.0)
     check_sum(policy, setup, sums.schema, state, sizes)
-    with pytest.raises(PolicyError, match="class 0, with 160 values"):
-        check_sum(policy, setup, sums.schema, state, sizes, [160, 560])
+    with pytest.raises(PolicyError, match="class 0, with 144 values"):
+        check_sum(policy, setup, sums.schema, state, sizes, own[0])
 
 
 class Repeated(Records):
@@ -241,7 +244,7 @@ def test_numbers_that_say_nothing_do_not_count(tmp_path: Path, added: str) -> No
         assert "at most 1512 features" in refused(values, tmp_path, data)
         return
     federation = Federation(values, data, state=tmp_path).enroll()
-    with pytest.raises(PolicyError, match=r"class 0, with 608 values, at most 304 features") as caught:
+    with pytest.raises(PolicyError, match=r"class 0, with 464 values, at most 232 features") as caught:
         totals(federation, "frozen/sums")
     assert caught.value.code == "TF-625"
 
@@ -272,14 +275,14 @@ def of_class_sums(width: int, **values: Any) -> dict[str, Any]:
 
 
 def test_class_sums_wider_than_a_class_has_values_are_not_made(tmp_path: Path) -> None:
-    """Of 48 records of class 0 all are read from 1,400 sums; 240 sums are half as many as their values."""
+    """Of 48 records of class 0 all are read from 1,400 sums; 200 sums are half as many as their values."""
     assert "1080 features" in refused(of_class_sums(1081), tmp_path / "declared")
-    for place, values in enumerate((of_class_sums(241), of_class_sums(1081, weights="uniform"))):
+    for place, values in enumerate((of_class_sums(201), of_class_sums(1081, weights="uniform"))):
         federation = Federation(values, small(), state=tmp_path / f"{place}").enroll()
-        with pytest.raises(PolicyError, match=r"class 0, with 480 values.*240 features") as caught:
+        with pytest.raises(PolicyError, match=r"class 0, with 400 values.*200 features") as caught:
             totals(federation, "frozen/sums")
         assert caught.value.code == "TF-625"
-    federation = Federation(of_class_sums(240), small(), state=tmp_path / "allowed").enroll()
+    federation = Federation(of_class_sums(200), small(), state=tmp_path / "allowed").enroll()
     assert totals(federation, "frozen/sums")["frozen/counts"].tolist() == [48, 168]
 
 

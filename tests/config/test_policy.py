@@ -12,7 +12,7 @@ from tests.support import ROOT
 from tests.support.jobs import SMALL
 
 from tightframe import __version__
-from tightframe.config.job import check_job, parse_job
+from tightframe.config.job import Evaluation, check_job, parse_job
 from tightframe.config.policy import Policy, PolicyBlock
 from tightframe.config.profiles import CLEAR_METRICS, PROFILES
 from tightframe.config.refusals import MAX_TOLD, BelowPolicyError
@@ -300,6 +300,27 @@ def test_a_site_counts_its_budget_of_records_or_of_patients() -> None:
     assert _refused(_strict(neighbours="patient"), records) == [["neighbours", "record", "patient"]]
     for job in (records, patients):
         PolicyBlock().resolve(production=True).check(job)
+
+
+def test_exact_evaluations_of_more_models_are_refused_with_what_to_set() -> None:
+    many = _job(**FITTING, rounds=30, evaluation={"models": 25})
+    few = _job(**FITTING, rounds=24, evaluation={"models": 25})
+    for policy, most in ((PolicyBlock().resolve(production=True), 20), (_strict(required_privacy=False), 10)):
+        for job in (many, few):
+            assert _refused(policy, job) == [
+                [
+                    "max_evaluations",
+                    "exact evaluations of 25 models",
+                    f"at most {most} in evaluation.models",
+                ]
+            ]
+            policy.check(job.model_copy(update={"evaluation": Evaluation(models=most)}))
+        policy.check(_job(**FITTING, rounds=most - 1, evaluation={"models": 25}))
+    nothing_exact = _job(**FITTING, rounds=30, privacy={}, evaluation={"models": 25})
+    PolicyBlock().resolve(production=True).check(nothing_exact)
+    PolicyBlock(max_evaluations=None).resolve(production=True).check(many)
+    PolicyBlock(profile="research").resolve(production=False).check(many)
+    assert many.sha256() != _job(**FITTING, rounds=30).sha256() and "models" not in Evaluation().model_dump()
 
 
 def test_caps_hold_for_a_job_that_offers_privacy_unasked_and_null_lifts_them() -> None:

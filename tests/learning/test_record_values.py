@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 import pytest
 import torch
 from torch.nn import functional
 
-from tightframe.learning.record_values import FOLLOWS, MOST, PICTURES, ROWS, count_values, most_values
+from tightframe.learning import record_values
+from tightframe.learning.record_values import FOLLOWS, MOST, PICTURES, ROWS, most_values
 
 DRAW = np.random.default_rng(0)
 FIVE = torch.from_numpy(DRAW.normal(size=(300, 5))).float()
+
+
+def count_values(batches: Iterable[torch.Tensor], columns: tuple[int, ...], least: int) -> float:
+    """Of records of one class."""
+    read = ((batch, torch.zeros(len(batch), dtype=torch.int64)) for batch in batches)
+    (found,) = record_values.count_values(read, 1, columns, least).tolist()
+    return found
 
 
 def levels(number: int, records: int = 300) -> torch.Tensor:
@@ -69,10 +79,22 @@ def test_a_column_differs_in_enough_records(differ: int, least: int, values: int
     assert count_values([torch.cat([FIVE[:, :1], column], 1)], (), least) == values
 
 
-def test_fewer_records_than_must_differ_have_none() -> None:
-    assert count_values([], (), 1) == count_values([FIVE[:4]], (), 5) == 0
-    assert count_values([FIVE[:5] * torch.tensor([1.0, 0, 0, 0, 0])], (), 5) == 0
-    assert count_values([FIVE[:6]], (), 5) == 5
+def test_of_few_records_a_column_differs_in_half() -> None:
+    assert count_values([], (), 1) == 0 == count_values([FIVE[:1]], (), 5)
+    assert count_values([FIVE[:4]], (), 5) == 3 and count_values([FIVE[:6]], (), 5) == 5
+    rare = torch.tensor([[1.0], [1], [0], [0], [0], [0]])
+    assert count_values([rare], (), 5) == 0 and count_values([rare[:5]], (), 5) == 1
+
+
+def test_a_class_has_what_varies_in_it() -> None:
+    """A column that only another class has, and one that follows from others in all but this class."""
+    label = torch.arange(300) % 3 // 2  # 200 of class 0
+    only = torch.where(label == 1, FIVE[:, 3], 0.0)
+    mixed = torch.where(label == 1, FIVE[:, 0], FIVE[:, 4])
+    rows = torch.stack([*FIVE[:, :3].T, only, mixed], 1)
+    read = [(rows[:150], label[:150]), (rows[150:], label[150:])]
+    assert record_values.count_values(read, 3, (), 5).tolist() == [4, 5, 0]
+    assert record_values.count_values(read, 2, (3, 1, 1), 5).tolist() == [2, 3]
 
 
 def test_a_picture_that_was_scaled_up_has_no_more_numbers() -> None:

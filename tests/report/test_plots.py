@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -34,6 +35,21 @@ def test_a_gap_interrupts_a_line_and_a_lone_point_is_still_drawn() -> None:
     assert first[0] < second[0] and first[1] < second[1], "to the right, and down"
     tips = [said(item) for item in found.findall(f"{SVG}path")]
     assert tips == ["loss, 0: 4", "loss, 1: 3", "loss, 3: 1"]
+
+
+def test_a_line_goes_on_where_nothing_was_to_be_and_few_values_among_many_rounds_are_all_drawn() -> None:
+    xs, measured = list(range(301)), {0: 4.0, 131: 3.0, 217: 2.0, 300: 1.0}
+
+    def drawn(**more: Any) -> ElementTree.Element:
+        series = Series("loss", [measured.get(x) for x in xs], 0, **more)
+        return tree(plots.lines("t", xs, [series], x_name="round"))
+
+    points = [f"loss, {x}: {value:g}" for x, value in measured.items()]
+    for more, pieces in (({}, []), ({"skipped": [x not in measured for x in xs]}, [4])):
+        found = drawn(**more)
+        assert [said(item) for item in found.findall(f"{SVG}path")] == points
+        lines = [(item.get("points") or "").split() for item in found.findall(f"{SVG}polyline")]
+        assert [len(line) for line in lines] == pieces
 
 
 def test_values_are_drawn_to_scale() -> None:

@@ -78,9 +78,12 @@ def test_the_course_has_each_round_once_and_stays_small() -> None:
     ]
     for number in range(1, 5000):
         status = status.summed(row(number, "train", ["a"], training={"loss": float(number)}))
+        if number % 263 == 0:
+            status = status.evaluated(row(number, "train", ["a"], evaluation=value))
         assert len(status.course) <= MOST_MOMENTS
     rounds = [item.round for item in status.course]
     assert rounds[0] == 1 and rounds[-1] == 4999 and rounds == sorted(set(rounds))
+    assert {*range(263, 5000, 263)} < set(rounds), "models that are evaluated now and then stay in the curve"
     assert max(late - early for early, late in pairwise(rounds)) < 5000 / MOST_MOMENTS * 4
 
 

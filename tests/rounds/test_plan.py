@@ -40,6 +40,18 @@ def setup_of(method: str = "fedmr", **changes: Any) -> Any:
     return prepare({**SMALL, "method": method, "sites": FOUR, "min_sites": 3, "rounds": 2, **changes})
 
 
+def test_exact_evaluations_are_of_as_many_models_as_the_job_says() -> None:
+    """A round evaluates the model that it begins with, of the round before; the closing the last one."""
+
+    def evaluated(**changes: Any) -> list[int]:
+        return [item.round for item in setup_of(**changes).plan if item.evaluating is not None]
+
+    assert evaluated(rounds=19) == [*range(1, 20), 19], "all 20 models, the start's among them"
+    assert len(evaluated(rounds=50)) == 20
+    assert evaluated(rounds=50, evaluation={"models": 6}) == [1, 11, 21, 31, 41, 50]
+    assert evaluated(rounds=50, evaluation={"models": 1}) == [50]
+
+
 @pytest.mark.parametrize(
     ("method", "changes", "expected"),
     [

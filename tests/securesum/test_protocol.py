@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from tests.support.securesum import mlkem
 from tests.support.securesum.protocol import BASIS, JOB, MIXED, World, names
 
-from tightframe.securesum import rules
+from tightframe.securesum import checks, rules
 from tightframe.securesum.errors import ProtocolError, RecoveryError, StateError, SurvivorsError
 from tightframe.securesum.messages import GROUPS, FieldSpec, SumId
 from tightframe.securesum.rules import SiteRules, minimum_survivors
@@ -124,17 +125,18 @@ def test_one_epoch_with_and_without_drop_outs(stored: bool) -> None:
 
 
 @pytest.mark.whole
-def test_fifty_sites_of_which_five_drop_out_and_four_reveal_nothing(
+def test_a_hundred_sites_of_which_ten_drop_out_and_ten_reveal_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # Thousands of checks of certificates cost most of the time and have tests of their own.
+    # Checks of certificates, and of one signature by each site, cost most of the time; both have their tests.
     for module in (site_setup, server_setup):
         monkeypatch.setattr(module, "verify_advertisement", lambda *anything: None)
-    world = World(50, slots=1, seed=100)
-    assert world.params.threshold == 34
+    monkeypatch.setattr(checks, "ed25519_verify", functools.cache(checks.ed25519_verify))
+    world = World(100, slots=1, seed=100)
+    assert world.params.threshold == 67
     world.set_up()
-    opened = world.run(0, drop_term=names(50)[5:50:10], drop_reveal=names(50)[9:50:11])
-    assert len(opened.survivors) == 45
+    opened = world.run(0, drop_term=names(100)[5::10], drop_reveal=names(100)[9::10])
+    assert len(opened.survivors) == 90
     assert opened.groups["update"] == world.plain(opened.survivors)["update"]
     assert "static" not in opened.groups
 

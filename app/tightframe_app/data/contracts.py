@@ -6,7 +6,7 @@ All of it is for the eyes of whoever runs it at a site; nothing is sent anywhere
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
@@ -154,15 +154,32 @@ def check(contract: _Contract, site_config: _Config, site: _Site = None, form: f
         raise wrong
     if form == "json":
         _check_as_json(agreed, tables)
+    held: dict[str, Sequence[int]] = {}
     for name, entry in tables:
-        bad += not _checked(name, agreed, entry)
+        bad += not _checked(name, agreed, entry, held)
     if wrong is not None:
         raise wrong
     if bad:
         of = f"{bad} of {len(tables)} sites" if len(tables) > 1 else "the data"
         out.print(f"{of} cannot take part so")
         raise typer.Exit(1)
+    if len(tables) > 1 and (text := _left_out(agreed, site_config, held)):
+        out.print(shown(text))
     out.print("no problem was found")
+
+
+def _left_out(contract: Contract, config: Path, held: Mapping[str, Sequence[int]]) -> str:
+    """Say which classes a model of one sum over all sites of a file would never answer."""
+    from tightframe.data.contract import MultiLabel
+    from tightframe_app.site.checks.classes import Held, never_answered
+
+    if isinstance(contract.label, MultiLabel):
+        return ""
+    asked = {
+        name: Held(held[name], policy.resolve(production=False).class_count(synthetic=False))
+        for name, _, policy in with_policies(config, None, contract)
+    }
+    return never_answered("fed3r, fedcgs and fedncm", asked, contract.label.titles)
 
 
 def _check_as_json(contract: Contract, tables: list[tuple[str, TableSite]]) -> NoReturn:
@@ -171,7 +188,7 @@ def _check_as_json(contract: Contract, tables: list[tuple[str, TableSite]]) -> N
 
     sites = []
     for name, entry in tables:
-        findings = tuple(Finding(state=state, text=text) for state, text in _told(contract, entry))
+        findings = tuple(Finding(state=state, text=text) for state, text in _told(contract, entry, []))
         sites.append(DataChecked(site=name or None, place=str(entry.place), findings=findings))
     valid = not any(item.state == "problem" for one in sites for item in one.findings)
     formats.show(DataCheck(valid=valid, sites=tuple(sites)))
@@ -261,17 +278,23 @@ def _of_kind(
     ]
 
 
-def _checked(name: str, contract: Contract, entry: TableSite) -> bool:
-    """Print what is found at one site; return whether it can take part."""
+def _checked(name: str, contract: Contract, entry: TableSite, held: dict[str, Sequence[int]]) -> bool:
+    """Print what is found at one site; return whether it can take part.
+
+    Args:
+        held: gets the site's training records by class.
+    """
     out.print(Text(f"{name}: {entry.place}" if name else entry.place, style="bold"))
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 2), show_header=False)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     good = True
-    for state, text in _told(contract, entry):
+    counts: list[int] = []
+    for state, text in _told(contract, entry, counts):
         good = good and state != "problem"
         style = {"ok": "green", "note": "yellow", "problem": "bold red"}[state]
         table.add_row(Text(state, style=style), _by_line(text))
+    held[name] = counts
     console(WIDTH).print(table)
     return good
 
@@ -280,18 +303,22 @@ def _by_line(text: str) -> str:
     return "\n".join(map(shown, text.splitlines()))
 
 
-def _told(contract: Contract, entry: TableSite) -> Iterator[tuple[State, str]]:
+def _told(contract: Contract, entry: TableSite, counts: list[int]) -> Iterator[tuple[State, str]]:
     """Yield what is found; data that cannot be read is the last finding."""
     from tightframe.errors import DataError
 
     try:
-        yield from _found(contract, entry)
+        yield from _found(contract, entry, counts)
     except DataError as error:
         yield "problem", str(error)
 
 
-def _found(contract: Contract, entry: TableSite) -> Iterator[tuple[State, str]]:
-    """Yield what is found, each with its state; the last is how many records there are, if any."""
+def _found(contract: Contract, entry: TableSite, counts: list[int]) -> Iterator[tuple[State, str]]:
+    """Yield what is found, each with its state; the last is how many records there are, if any.
+
+    Args:
+        counts: gets the training records by class, if the label has classes.
+    """
     import numpy as np
 
     from tightframe.data.base import FOLDS, class_counts, count_table, finding_counts, unknown_counts
@@ -370,5 +397,6 @@ def _found(contract: Contract, entry: TableSite) -> Iterator[tuple[State, str]]:
             for (present, absent), (title, unknown) in of_findings
         )
     else:
-        classes = count_table(dict(zip(titles, class_counts(labels, len(titles)).tolist(), strict=True)))
+        counts += class_counts(labels, len(titles)).tolist()
+        classes = count_table(dict(zip(titles, counts, strict=True)))
     yield "ok", f"{len(rows.numbers) + len(rows.ragged)} rows, {sizes} records (training: {classes})"

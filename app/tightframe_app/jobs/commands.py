@@ -95,9 +95,7 @@ _MinSites = Annotated[
 ]
 _Seed = Annotated[
     int | None,
-    typer.Option(
-        help="Seed of all random streams; another one for each other way of training the same records."
-    ),
+    typer.Option(help="Seed of all random streams."),
 ]
 _Gpus = Annotated[
     int | None,
@@ -252,6 +250,8 @@ def export(
     folder = Path("jobs", recipe.name) if committed else output or Path("exported", recipe.name)
     if replaced := job_folders.write_job(files, folder, force=force, anew=committed):
         err.print(replaced)
+    if method is not None and (added := pairs.added(job, changes)):
+        err.print(f"the method's preset has: {', '.join(recipes.assignments(added))}")
     _print_export(recipe, job, preset, changes, folder)
 
 
@@ -559,6 +559,7 @@ def submit(
     it has no valid transcript of this job. 2: not submitted, or the connection was lost. 3: over, but
     whether it trained is not known here. 130: Ctrl-C.
     """
+    from tightframe_app.jobs import folders as job_folders
     from tightframe_app.watch import monitoring
     from tightframe_app.watch import terminal as watch
     from tightframe_app.watch.status import LostError, WatchError
@@ -579,6 +580,8 @@ def submit(
                 f"Expected the federation's server to take the job, but: {error}. {after}"
             ) from None
         out.print(f"job_id: {job_id}", soft_wrap=True)
+        if text := _where_metrics_stay(job_folders.read_job(folder)):
+            out.print(text, soft_wrap=True)
         if results is None:
             with contextlib.suppress(LostError, WatchError):  # it is submitted, whatever else is known
                 for text in server.look(job_id).told:
@@ -594,6 +597,17 @@ def submit(
     if verdict.code != watch.TRAINED:
         raise typer.Exit(verdict.code)
     _verify(place, startup, job_id)
+
+
+def _where_metrics_stay(values: dict[str, Any]) -> str:
+    """Say where a private job's test metrics are found; empty if the server gets them."""
+    privacy = values.get("privacy")
+    if not isinstance(privacy, dict) or privacy.get("evaluation") == "noisy" or values.get("statistics"):
+        return ""
+    return (
+        "test metrics stay at the silos (differential privacy), in each one's local_report.json; "
+        "--set privacy.evaluation=noisy has noisy ones at the server, charged"
+    )
 
 
 @app.command()

@@ -18,6 +18,7 @@ from tightframe_app.jobs.presets import of
 from tightframe_app.jobs.recipes import Recipe
 
 if TYPE_CHECKING:
+    from tightframe.config.job import JobConfig
     from tightframe.data.contract import Contract
 
 BASES: Mapping[str, str] = {
@@ -175,6 +176,18 @@ def _on(base: Recipe, method: str, dataset: str) -> Recipe:
         values["method_options"] = dict(preset.options)
     name = f"{method}_{base.name.partition('_')[2]}"
     return replace(base, name=name, title=f"{chosen.title} on {dataset}", values=values, presets=presets)
+
+
+def added(job: JobConfig, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values that a method's preset gives a job, by dotted key, less those that are changed."""
+    preset, training = of(job.method), job.training.model_dump()
+    values: dict[str, Any] = {"personalise": True} if job.personalise else {}
+    values |= {f"training.{key}": value for key, value in preset.training.items() if training[key] == value}
+    options = preset.options.items()
+    values |= {
+        f"method_options.{key}": value for key, value in options if job.method_options.get(key) == value
+    }
+    return {key: value for key, value in values.items() if key not in changes}
 
 
 def _head_options() -> tuple[str, ...]:

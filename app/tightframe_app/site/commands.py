@@ -87,7 +87,7 @@ def check(
     clock. With `--job` it reports whether this site would refuse a job: because of its policy, of the
     cohort for which its counts are open, or of what is left of its privacy budget; nothing is charged.
     Exit code 1 if there is a problem, 2 if there is nothing to check. With a file for several sites, each
-    site has one line, and its problems; --verbose shows the rest.
+    site has one line and its problems, and a note that several have is there once; --verbose shows all.
     """
     from tightframe_app.jobs import folders as job_folders
     from tightframe_app.site.checks.all_checks import check_site
@@ -212,7 +212,7 @@ def in_blocks(findings: Sequence[Finding]) -> list[Finding]:
     from tightframe_app.site.checks.findings import Finding, State
 
     shown: list[Finding] = []
-    if len({one.site for one in findings} - {""}) < 2:
+    if len(sites := {one.site for one in findings} - {""}) < 2:
         return list(findings)
     for finding in findings:
         if finding.site and any(one.area == finding.site for one in shown):
@@ -228,10 +228,26 @@ def in_blocks(findings: Sequence[Finding]) -> list[Finding]:
             if number
         ]
         state: State = "problem" if counts["problem"] else "ok"
-        rest = "; --verbose shows all" if counts["note"] or counts["ok"] else ""
+        rest = "; --verbose shows all" if counts["ok"] else ""
         shown.append(Finding(finding.site, state, f"{', '.join(parts)}{rest}"))
         shown += [one for one in block if one.state == "problem"]
-    return shown
+    after = max(place for place, one in enumerate(shown) if one.site or one.area in sites) + 1
+    return [*shown[:after], *_notes(findings), *shown[after:]]
+
+
+def _notes(findings: Sequence[Finding]) -> list[Finding]:
+    """Return the notes on sites of a file for several, each text once."""
+    from tightframe_app.site.checks.findings import Finding
+
+    every = list(dict.fromkeys(one.site for one in findings if one.site))
+    sites: dict[tuple[str, str], list[str]] = {}
+    for one in findings:
+        if one.site and one.state == "note":
+            sites.setdefault((one.area.partition(" of ")[0], one.text), []).append(one.site)
+    return [
+        Finding(area, "note", f"{'all sites' if where == every else ', '.join(where)}: {text}")
+        for (area, text), where in sites.items()
+    ]
 
 
 def _agreed(question: str) -> bool:

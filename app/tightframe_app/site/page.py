@@ -56,11 +56,18 @@ LONGEST = 300
 """Characters of a message; the log has it whole."""
 CHECK_AGAIN = 600.0
 """Seconds after which the site is checked again, as by ``tightframe site check``."""
+_SETTINGS = {"changes": "training", "features": "features"}
+"""Kind of what is summed -> the setting of a release profile that only jobs with such sums have."""
 _LINE = re.compile(
     r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d),\d+ - [^-]+ - "
     r"(?:WARNING|ERROR|CRITICAL) - .*?\b(TF-\d{3})\b[:)]? ?(.*)"
 )
-_GROUPS = {"update": "training: model changes or sums of features", "static": "counts and evaluation"}
+_GROUPS = {
+    "update": "training: model changes or sums of features",
+    "changes": "model changes",
+    "features": "sums of features",
+    "static": "counts and evaluation",
+}
 
 
 @dataclass(frozen=True)
@@ -222,15 +229,43 @@ class Looker:
 def released(entries: Sequence[Entry]) -> tuple[Released, ...]:
     """Return what left for each job, by the facts that this site wrote down before it gave its shares."""
     found: dict[str, Released] = {}
+    kinds = _kinds(entries)
     for entry in entries:
         for fact in getattr(entry.content, "facts", ()):
             if fact.get("entry") != "revealed":
                 continue
             job, silos = str(fact["job"]), len(fact["survivors"])
             old = found.pop(job, Released(job, entry.time, entry.time, 0, silos, ()))
-            groups = tuple(sorted({*old.groups, *map(str, fact["groups"])}))
+            of_sums = (
+                kinds.get(job, ["update"]) if name == "update" else [str(name)] for name in fact["groups"]
+            )
+            groups = tuple(sorted({*old.groups, *(name for names in of_sums for name in names)}))
             found[job] = Released(job, old.first, entry.time, old.sums + 1, min(old.fewest, silos), groups)
     return tuple(reversed(found.values()))
+
+
+def _kinds(entries: Sequence[Entry]) -> dict[str, list[str]]:
+    """Return job -> which of model changes and sums of features it sums, where profile or charges say so."""
+    from tightframe.privacy.ledger.entries import Charge
+
+    found: dict[str, set[str]] = {}
+    lineages: dict[str, str] = {}
+    for entry in entries:
+        if isinstance(charge := entry.content, Charge):
+            kind = "features" if charge.purpose.endswith("feature sums") else "changes"
+            found.setdefault(charge.job_id, set()).add(kind)
+        for fact in getattr(entry.content, "facts", ()):
+            if "job" in fact and "lineage" in fact:
+                lineages[str(fact["job"])] = str(fact["lineage"])
+            if fact.get("entry") == "profile_used":
+                names = [str(name).partition(" ")[0] for name in fact["profile"]]
+                kinds = {kind for kind, name in _SETTINGS.items() if name in names}
+                found.setdefault(str(fact["lineage"]), set()).update(kinds)
+    return {
+        job: sorted(found[first])
+        for job, first in {**{job: job for job in found}, **lineages}.items()
+        if found.get(first)
+    }
 
 
 def cohorts(entries: Sequence[Entry]) -> dict[str, tuple[str, ...]]:

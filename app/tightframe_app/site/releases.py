@@ -192,6 +192,8 @@ def release_show(config: Config, site: Site = None, kit: Kit = None, form: forma
             if entry.dataset == dataset
         )
         out.print(f"Exact totals over {dataset} ({', '.join(hows)})")
+        for line in _consents(memory, dataset):
+            out.print(line)
         chains = {entry.lineage for entry in of_records if isinstance(entry, ProfileUsed)}
         for job in dict.fromkeys(item.job for item in entries if isinstance(item, StateSummed)):
             chain = next(
@@ -203,6 +205,40 @@ def release_show(config: Config, site: Site = None, kit: Kit = None, form: forma
         out.print(_together([profile for name, profile in used if name == dataset]))
         for before, after in pairwise(dict.fromkeys(_cohorts(entries, dataset, all_of_them=True))):
             out.print(_leak(before, after))
+
+
+def _consents(memory: Memory, dataset: str) -> list[str]:
+    """Say when a person accepted what for a data set, and in which job it was first used."""
+    from tightframe.rounds.site_ledger import read_contents
+    from tightframe.securesum.site.journal import CohortAccepted, ProfileAccepted, ProfileUsed, StaticMasked
+    from tightframe_app.job_names import job_name
+
+    facts = [
+        (entry.time, fact)
+        for entry in read_contents(memory.places, check=memory.check()).entries
+        for fact in getattr(entry.content, "facts", ())
+        if fact.get("dataset") == dataset
+    ]
+    told = []
+    for place, (time, fact) in enumerate(facts):
+        if fact["entry"] == ProfileAccepted.KIND:
+            what, used, key = "a way of forming sums", ProfileUsed.KIND, "profile"
+        elif fact["entry"] == CohortAccepted.KIND:
+            what, used, key = f"the cohort {', '.join(fact['roster'])}", StaticMasked.KIND, "roster"
+        else:
+            continue
+        since = (
+            later["lineage"]
+            for _, later in facts[place + 1 :]
+            if later["entry"] == used and later[key] == fact[key]
+        )
+        where = "not used yet"
+        if (job := next(since, None)) is not None:
+            kit = None if memory.startup is None else memory.startup.resolve().parent
+            name = None if kit is None else job_name(kit / job, memory.site)
+            where = f"first used in job {f'{name} ({job})' if name else job}"
+        told.append(f"accepted by hand on {time:%Y-%m-%d %H:%M} UTC: {what}, {where}")
+    return told
 
 
 def _withdrew(memory: Memory, job: str) -> bool:
@@ -279,11 +315,11 @@ def release_accept(
         COUNTS,
         ENCODER,
         FEATURES,
-        LAST_LAYER,
         MOMENTS,
         OWN_WEIGHT,
         TRAINING,
         caps_weights,
+        head_name,
         release_profile,
         with_formed,
     )
@@ -325,14 +361,13 @@ def release_accept(
             )
         profile = with_formed(profile, dict.fromkeys(names, _classes(classes, setup.dataset.class_names)))
     hashes = {
-        ENCODER: (encoder, FEATURES, "sums features which no training moves"),
-        MOMENTS: (moments, TRAINING, "trains a model"),
-        COUNTS: (counts, TRAINING, "trains a model"),
-        LAST_LAYER: (head, "losses", "sums losses at a head"),
+        "--encoder": (encoder, ENCODER, FEATURES, "sums features which no training moves"),
+        "--moments": (moments, MOMENTS, TRAINING, "trains a model"),
+        "--counts": (counts, COUNTS, TRAINING, "trains a model"),
+        "--head": (head, head_name(setup), "losses", "sums losses at a head"),
     }
-    for name, (given, setting, what) in hashes.items():
+    for hint, (given, name, setting, what) in hashes.items():
         if given is not None:
-            hint = f"--{name}"
             if setting not in dict(profile or ()):
                 raise typer.BadParameter(
                     f"expected a job that {what}, but this one does not", param_hint=hint

@@ -18,6 +18,7 @@ from pydantic import BeforeValidator, Field, ValidationError, model_serializer, 
 from tightframe.errors import JobError
 from tightframe.options import StrictModel, listed, unknown_name
 from tightframe.phases import Neighbours
+from tightframe.results.rows import EVALUATED_MODELS, evaluated_rounds
 from tightframe.securesum.rules import MAX_SITES, MIN_SITES, Trust, default_colluders, threshold
 
 # The engine's id. A silo's state is in a folder of that name, so it must be a plain file name.
@@ -133,16 +134,23 @@ class Training(Lasting):
         return self.model_copy(update={"batch_size": max(size, 1)})
 
 
-class Evaluation(StrictModel):
+class Evaluation(Lasting):
     """Evaluation, at every silo, of the model that it has just received.
 
     Attributes:
         batch_size: records at a time.
         score_bins: bins of the per-class score histograms from which AUROC and AP are computed.
+        models: number of models that are evaluated exactly: the last one, the first one and others spread
+            over the rounds; all where there are fewer. With ``privacy`` its ``evaluations`` is that number.
     """
 
     batch_size: int = Field(default=256, ge=1, le=65_536)
     score_bins: int = Field(default=32, ge=2, le=1024)
+    models: Annotated[int, LATER] = Field(default=EVALUATED_MODELS, ge=1, le=100_001)
+
+    def after(self, rounds: int) -> tuple[int, ...]:
+        """Return the rounds whose models are evaluated exactly, 0 for the start's."""
+        return evaluated_rounds(rounds, self.models)
 
 
 class Privacy(Lasting):

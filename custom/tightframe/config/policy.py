@@ -103,6 +103,8 @@ class Policy(StrictModel):
             ``nothing`` leaves it out of both.
         clear_metrics: the site's own numbers that a plain sum may show the server: ``evaluation``,
             ``training`` (losses), ``personal`` (its personal model's accuracy).
+        max_evaluations: the most models of a job that are evaluated exactly, because whoever steers the model
+            reads single test records out of many evaluations; None sets no limit.
         max_score_bins: the most bins of score histograms in an exact evaluation, because narrow bins
             disclose the scores of single records; None sets no limit.
         min_test_count: a fold of fewer records is left out of an exact evaluation, and of means of personal
@@ -158,6 +160,7 @@ class Policy(StrictModel):
     private_noise: Literal["own", "shared"]
     epsilon_shown: EpsilonShown
     clear_metrics: tuple[ClearMetric, ...]
+    max_evaluations: int | None
     max_score_bins: int | None
     min_test_count: int
     min_answer_grid: float
@@ -355,6 +358,18 @@ class Policy(StrictModel):
                     "in a plain sum the server sees this site's own numbers",
                 )
             )
+        if job.privacy is None and job.statistics is None and (bound := self.max_evaluations) is not None:
+            models = len(job.evaluation.after(job.rounds))
+            if models > bound:
+                refusals.append(
+                    Refusal(
+                        "max_evaluations",
+                        f"exact evaluations of {models} models",
+                        f"at most {bound} in evaluation.models",
+                        "whoever steers the model reads single test records out of many evaluations; set "
+                        f'"evaluation": {{"models": {bound}}}',
+                    )
+                )
         bins, narrowest = job.evaluation.score_bins, self.max_score_bins
         if job.privacy is None and narrowest is not None and bins > narrowest:
             refusals.append(Refusal("max_score_bins", f"{bins} score bins", f"at most {narrowest}"))
@@ -504,6 +519,7 @@ class PolicyBlock(StrictModel):
     private_noise: Literal["own", "shared"] | None = None
     epsilon_shown: EpsilonShown | None = None
     clear_metrics: list[ClearMetric] | None = None
+    max_evaluations: int | None = Field(default=None, ge=1)
     max_score_bins: int | None = Field(default=None, ge=2)
     min_test_count: int | None = Field(default=None, ge=1)
     min_answer_grid: float | None = Field(default=None, ge=0, le=3600)

@@ -94,13 +94,14 @@ def count_fields(counts: Field) -> dict[str, Field]:
     return {COUNTED: counts, VALUES: values, ALL_VALUES: every}
 
 
-def counted(found: DistinctRows, values: int) -> dict[str, torch.Tensor]:
+def counted(found: DistinctRows, values: torch.Tensor) -> dict[str, torch.Tensor]:
     """Return what is counted, by its name in the server's state, each float64 (C,).
 
     Args:
-        values: of a record; one at least counts, so that a class with records is seen to have some.
+        values: of a record of each class (C,); one at least counts, so that a class with records is seen to
+            have some.
     """
-    each = max(1, values)
+    each = values.clamp_min(1)
     return {COUNTED: found.counts, VALUES: found.by_class * each, ALL_VALUES: found.counts * each}
 
 
@@ -119,7 +120,8 @@ def counts_phase(counts: Field, radius: float) -> Phase:
     fields = count_fields(counts)
 
     def contribute(silo: SiloView, received: Tensors, state: Tensors) -> Contribution:
-        found, values = DistinctRows(silo.setting.num_classes, radius), 0
+        classes = silo.setting.num_classes
+        found, values = DistinctRows(classes, radius), torch.zeros(classes, dtype=torch.float64)
         if silo.offers_prototypes:
             values = silo.record_values()
             model = silo.load(model_update.received_model(received)).eval()

@@ -4,7 +4,7 @@ A record's inputs can be many more: a level of a category that no record has, a 
 all, one that follows from others, a picture that was scaled up. Who writes a job could add any number of
 these. So a hospital counts, of its own records, the columns that
 
-1. differ from the most common value in ``min_class_count`` records at least, as the class rules ask;
+1. differ in the class from the most common value in ``min_class_count`` records at least, of few in half;
 2. do not follow from others, as a linear function of them, but for 1/1000 of their variance.
 
 A column of a table counts once, however many numbers its levels are encoded in. Inputs that are longer than
@@ -44,34 +44,56 @@ def most_values(shape: Sequence[int], columns: Sequence[int]) -> int:
     return min(MOST, len(columns) or math.prod(shape))
 
 
-def count_values(batches: Iterable[torch.Tensor], columns: Sequence[int], least: int) -> int:
-    """Return how many unknown numbers a record has.
+def count_values(
+    batches: Iterable[tuple[torch.Tensor, torch.Tensor]], classes: int, columns: Sequence[int], least: int
+) -> torch.Tensor:
+    """Return how many unknown numbers a record of each class has, float64 (C,).
 
     Args:
-        batches: of inputs (B, ...).
+        batches: of inputs (B, ...) and labels (B,).
+        classes: C.
         columns: see ``most_values``; none of pictures.
-        least: records in which a column must differ.
+        least: records in which a column must differ, of few records half.
 
     >>> rows = torch.tensor([[0.0, 0, 5], [1, 2, 5], [4, 8, 5], [9, 18, 5]])
-    >>> count_values([rows], (), 2)  # one is twice another, one is the same
-    1
+    >>> count_values([(rows, torch.zeros(4).long())], 1, (), 2)  # one is twice another, one is the same
+    tensor([1.], dtype=torch.float64)
     """
-    read = list[torch.Tensor]()
-    for batch in batches:
-        read.append(_shortened(batch.detach().to("cpu", torch.float32)))
-        if sum(map(len, read)) >= (PICTURES if batch.dim() > 2 else ROWS):
+    read, told = list[torch.Tensor](), list[torch.Tensor]()
+    for inputs, labels in batches:
+        read.append(_shortened(inputs.detach().to("cpu", torch.float32)))
+        told.append(labels.cpu())
+        if sum(map(len, read)) >= (PICTURES if inputs.dim() > 2 else ROWS):
             break
+    made = torch.zeros(classes, dtype=torch.float64)
     if not read:
-        return 0
+        return made
     rows = np.nan_to_num(torch.cat(read).numpy(), nan=0.0, posinf=0.0, neginf=0.0)
-    of = np.repeat(np.arange(len(columns)), columns) if columns else np.arange(rows.shape[1])
-    rising = np.sort(rows, axis=0)  # what all but fewer than ``least`` have is in one of these pairs twice
-    varies = (rising[:least] != rising[-least:]).all(0)
-    rows, of = _scaled(rows[:, varies].astype(np.float64)), of[varies]
+    label, known = torch.cat(told).numpy(), dict[bytes, int]()
+    for place in np.unique(label):
+        varies = _varies(rows[label == place], least)
+        if (key := varies.tobytes()) not in known:
+            known[key] = _count(rows[:, varies], varies, columns)
+        made[place] = known[key]
+    return made
+
+
+def _varies(rows: NDArray[np.float32], least: int) -> NDArray[np.bool_]:
+    """Return the columns that differ from their most common value in enough records."""
+    enough = max(1, min(least, len(rows) // 2))
+    rising = np.sort(rows, axis=0)  # what all but fewer have is in one of these pairs twice
+    different: NDArray[np.bool_] = (rising[:enough] != rising[-enough:]).all(0)
+    return different
+
+
+def _count(rows: NDArray[np.float32], varies: NDArray[np.bool_], columns: Sequence[int]) -> int:
+    """Return how many columns of all records do not follow from others, of those that vary in a class."""
+    of = np.repeat(np.arange(len(columns)), columns) if columns else np.arange(len(varies))
+    of, scaled = of[varies], _scaled(rows.astype(np.float64))
     most = len(np.unique(of))
-    if rows.shape[1] > MOST:
-        rows, of = _scaled(_added_up(torch.from_numpy(rows)).numpy()), np.arange(MOST)
-    return min(_independent(rows.T @ rows, of), most)
+    if scaled.shape[1] > MOST:
+        scaled, of = _scaled(_added_up(torch.from_numpy(scaled)).numpy()), np.arange(MOST)
+    return min(_independent(scaled.T @ scaled, of), most)
 
 
 def _independent(left: NDArray[np.float64], of: NDArray[np.int64]) -> int:

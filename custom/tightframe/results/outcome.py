@@ -27,7 +27,7 @@ from tightframe.results.parts.dropouts import NOT_MEASURED, Lost
 from tightframe.results.parts.evaluation import Evaluation, FoldMetrics
 from tightframe.results.parts.spent import Spent
 from tightframe.results.parts.withdrawal import WithdrawnRecords
-from tightframe.results.rows import Row, final_row, noise_words
+from tightframe.results.rows import EVALUATED_MODELS, Row, evaluated_rounds, final_row, noise_words
 from tightframe.results.statistics import STATISTICS, TableStatistics
 from tightframe.results.words import count_in_words, metric, one_answer, plural, shown, with_interval
 
@@ -165,6 +165,14 @@ class Outcome(ResultFile):
     def statistics_only(self) -> bool:
         """Check whether the job trained nothing and summed statistics of the sites' tables."""
         return self.job.get("statistics") is not None
+
+    @property
+    def exactly_evaluated(self) -> tuple[int, ...] | None:
+        """The rounds whose models were to be evaluated without noise; None with privacy or own models."""
+        if self.privacy is not None or self.own_models:
+            return None
+        models = self.job.get("evaluation", {}).get("models", EVALUATED_MODELS)
+        return evaluated_rounds(self.rounds, models)
 
     @property
     def length(self) -> str:
@@ -323,15 +331,18 @@ class Ended(Outcome):
             lines.append(" There is no global model: each silo keeps its own")
             lines.append(" They were evaluated after the last round only")
         else:
-            course = [
-                shown(row.test.balanced_accuracy) if row.test else "missing"
+            planned = self.exactly_evaluated
+            course = {
+                row.round: shown(row.test.balanced_accuracy) if row.test else "missing"
                 for row in self.rows
-                if row.makes_model
-            ]
+                if row.makes_model and (row.test or planned is None or row.round in planned)
+            }
             if not self.evaluates_only:
                 summed = self.one_sum is not None and not self.one_sum.noisy
                 which = "before and after the temperature" if summed else "from round 0 on"
-                lines.append(f" Balanced accuracy {which}: {' -> '.join(course)}")
+                if len(course) <= max(course):
+                    which = f"after rounds {', '.join(map(str, course))}"
+                lines.append(f" Balanced accuracy {which}: {' -> '.join(course.values())}")
         recall = (f"{name} {shown(value, 2)}" for name, value in test.recall.items())
         lines.append(" Recall: " + ", ".join(recall))
         if self.personal is not None:

@@ -27,6 +27,8 @@ _HEADLINE = (
 )
 FAILED_SILOS = "failed_silos"
 """Key of ``Row.counts``: silos in the sum whose term changes nothing, because they could not contribute."""
+EVALUATED_MODELS = 20
+"""How many models of a job are evaluated exactly, unless it says another number."""
 _SHORT = {"statistics": "stat", "before": "pre", "after": "post", "closing": "close", "personal": "own"}
 
 
@@ -155,6 +157,16 @@ def write_rows(folder: Path, rows: Sequence[Row]) -> None:
         for place, row in enumerate(rows)
     )
     write_atomically(folder / METRICS, text.encode())
+
+
+def evaluated_rounds(rounds: int, models: int = EVALUATED_MODELS) -> tuple[int, ...]:
+    """Return the rounds whose models are evaluated exactly: the last one, the start's (0), others between.
+
+    >>> evaluated_rounds(100, 6), evaluated_rounds(3), evaluated_rounds(3, 1)
+    ((0, 20, 40, 60, 80, 100), (0, 1, 2, 3), (3,))
+    """
+    count = min(models, rounds + 1)
+    return tuple(rounds - rounds * i // max(1, count - 1) for i in reversed(range(count)))
 
 
 def last_spent(rows: Sequence[Row]) -> Spent | None:

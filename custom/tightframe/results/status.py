@@ -184,10 +184,13 @@ class Status(ResultFile):
         moments = {item.round: item for item in self.course}
         moments[row.round] = moments.get(row.round, Moment(round=row.round)).model_copy(update=known)
         course, step = [moments[key] for key in sorted(moments)], 1
+        few = {item.round for item in course if item.balanced_accuracy is not None}
+        few = few if len(few) <= MOST_MOMENTS // 4 else set()  # models that are evaluated now and then
         while len(course) > MOST_MOMENTS:
             step *= 2  # the last two rounds are not whole yet
             first = course[0].round
-            course = [*(item for item in course[:-2] if (item.round - first) % step == 0), *course[-2:]]
+            kept = [item for item in course[:-2] if item.round in few or (item.round - first) % step == 0]
+            course = [*kept, *course[-2:]]
         return self._with(course=tuple(course))
 
     def ended(self, *, trained: bool, reason: str | None) -> Self:

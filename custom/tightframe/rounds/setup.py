@@ -207,10 +207,15 @@ class JobSetup:
             return False
         return self.job.privacy is None or self.job.privacy.evaluation == "noisy"
 
+    @cached_property
+    def exactly_evaluated(self) -> frozenset[int]:
+        """The rounds whose models are evaluated without noise, in a job without privacy."""
+        return frozenset(self.job.evaluation.after(self.job.rounds))
+
     def evaluates_in(self, number: int) -> bool:
         """Check whether a training round evaluates the model that it begins with."""
         if self.privacy is None:
-            return self.evaluates
+            return self.evaluates and number - 1 in self.exactly_evaluated
         return self.privacy.evaluation is not None and self.privacy.evaluation.in_round(number)
 
 

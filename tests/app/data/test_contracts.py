@@ -189,6 +189,31 @@ def test_check_notes_a_class_that_the_site_does_not_have(agreed: Path, tmp_path:
     assert done.exit_code == 0 and "no record of 'ill' here" in told(done)
 
 
+def test_classes_that_too_few_sites_have_are_named_of_all_sites_together(
+    agreed: Path, tmp_path: Path
+) -> None:
+    few = [[*row[:-1], "0"] for row in ward_rows()]
+    rows = {"a": ward_rows(), "b": ward_rows(), "c": few}
+    places = {name: {"file": str(write(tmp_path / f"{name}.csv", part))} for name, part in rows.items()}
+    config = sites(tmp_path, **places)
+    done = told(typed("data", "check", "--contract", agreed, "-s", config))
+    assert "well:" not in done
+    assert (
+        "ill: fewer than 3 sites have 5 training records; fed3r, fedcgs and fedncm will never answer it"
+        in done
+    )
+    lines = {}
+    for method in ("fed3r", "fedavg"):
+        folder = tmp_path / method
+        made = ["--method", method, "--contract", agreed, "--sites", "a,b,c", "-o", folder]
+        assert typed("jobs", "export", *made).exit_code == 0
+        lines[method] = told(typed("site", "check", "-c", config, "--job", folder))
+    assert "ill: fewer than 3 sites have 5 training records; fed3r will never answer it" in lines["fed3r"]
+    assert "never answer" not in lines["fedavg"]
+    assert lines["fedavg"].count("rules of the profile that differ") == 1, "a note that all have, once"
+    assert "policy all sites: rules of the profile" in lines["fedavg"]
+
+
 def test_a_table_is_divided_by_a_column_and_no_cell_is_lost(tmp_path: Path) -> None:
     frame = pd.DataFrame({"ward": ["B", "A, west", "B", "A, west"], "x": ["1,5", 'a "b"', " c ", "Ä;"]})
     frame.insert(1, "id", ["1", "2", "3", "4"])

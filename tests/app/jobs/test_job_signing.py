@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from cryptography.hazmat.primitives.serialization import Encoding
@@ -20,6 +21,7 @@ from tightframe_app.cli import app
 from tightframe_app.jobs import folders, recipes
 from tightframe_app.site.checks import job as site_job
 from tightframe_app.site.checks.findings import Scope
+from tightframe_app.watch import monitoring
 
 NOW = datetime.now(UTC)
 DATES = {"start": NOW - timedelta(days=30), "end": NOW + timedelta(days=300)}
@@ -98,3 +100,18 @@ def test_a_site_is_told_whether_a_job_is_signed_for_it(folder: Path, tmp_path: P
     assert told()[0] == "problem"  # over since six days
     (folder / "app" / "config" / "more.json").write_text("{}")
     assert told()[0] == "problem" and "TF-635" in told()[1] and "more.json" in told()[1]
+
+
+@pytest.mark.parametrize(("evaluation", "stay"), [("local", True), ("noisy", False)])
+def test_who_submits_a_private_job_is_told_where_its_metrics_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, evaluation: str, stay: bool
+) -> None:
+    changes = {"privacy.epsilon": 4, "privacy.evaluation": evaluation}
+    job = recipes.get("fedncm_heart").job(sites=SITES, changes=changes)
+    folders.write_job(folders.job_files(job), tmp_path / "job")
+    startup = kit(tmp_path / "startup", issue(ROOT, "lead@example.org", role="lead", **DATES))
+    monkeypatch.setattr(monitoring.Server, "submit", lambda self, folder: "an-id")
+    monkeypatch.setattr(monitoring.Server, "look", lambda self, job: SimpleNamespace(told=()))
+    done = CliRunner().invoke(app, ["jobs", "submit", str(tmp_path / "job"), "--kit", str(startup)])
+    assert done.exit_code == 0, done.output
+    assert ("metrics stay at the silos" in done.output) == stay == ("local_report.json" in done.output)

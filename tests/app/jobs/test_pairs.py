@@ -58,6 +58,11 @@ def test_the_command_writes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert result.exit_code == 0, result.output
     assert (tmp_path / "exported" / "scaffold_eicu" / "meta.json").is_file()
     assert "SCAFFOLD on" in result.output
+    assert "the method's preset has: personalise=true, training.momentum=0.0\n" in result.output
+    heart = ["jobs", "export", "--method", "fedprox", "--data", "fed_heart_disease"]
+    assert "the method's preset has: personalise=true\n" in run.invoke(app, heart).output
+    without = run.invoke(app, [*heart, "--set", "personalise=false"])
+    assert without.exit_code == 0 and "preset has" not in without.output
     assert run.invoke(app, ["jobs", "check", "exported/scaffold_eicu"]).exit_code == 0
     for words in (["fedmr_isic", "--method", "fednh"], ["--method", "fednh"], []):
         wrong = run.invoke(app, ["jobs", "export", *words])

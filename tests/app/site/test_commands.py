@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sqlite3
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -99,6 +101,26 @@ def test_show_as_json(config: Path, cohort: Callable[..., Result], journal: Memo
     told = checked("site release show", CliRunner().invoke(app, command).output)
     used = {"dataset": DATASET, "settings": {"weights": "exact"}, "job": "job-1"}
     assert told == {"format": 1, "site": SITE, "formed": [used]}
+
+
+def test_each_consent_is_shown_with_its_time_and_the_job_that_used_it_first(
+    config: Path, journal: Memory
+) -> None:
+    other = (("steps", "batches of 32"), ("weights", "other"))
+    write(journal, [ProfileUsed(DATASET, (("weights", "exact"),), "job-1"), ProfileAccepted(DATASET, other)])
+    write(journal, [CohortAccepted(DATASET, SMALLER)])
+    command = ["site", "release", "show", "-c", str(config)]
+    said = CliRunner().invoke(app, command).output
+    (when,) = re.findall(r"on (\S+ \S+) UTC: a way of forming sums, not used yet\n", said)
+    assert abs(datetime.now(UTC) - datetime.fromisoformat(f"{when}+00:00")) < timedelta(minutes=5)
+    assert f"UTC: the cohort {', '.join(SMALLER)}, not used yet\n" in said
+    write(journal, [ProfileUsed(DATASET, other, "job-3"), ProfileUsed(DATASET, other, "job-4")])
+    folder = config.parents[1] / "job-3" / f"app_{SITE}" / "config"
+    folder.mkdir(parents=True)
+    job = {"executors": [{"executor": {"args": {"job_name": "masses"}}}]}
+    (folder / "config_fed_client.json").write_text(json.dumps(job))
+    said = CliRunner().invoke(app, command).output
+    assert "UTC: a way of forming sums, first used in job masses (job-3)\n" in said
 
 
 def test_what_all_releases_give_together_is_said_and_the_site_is_the_certificates(

@@ -61,7 +61,9 @@ def kit(tmp_path: Path) -> kits.Kit:
         opened.remember(
             Remembered((revealed(JOB, 1, FOUR, "update"), revealed(JOB, 2, THREE, "static", "update")))
         )
-        opened.remember(Remembered((revealed(OTHER, 1, FOUR, "update"),)))
+        profile = {"features": "mlp", "own weight": "as declared"}
+        used = {"entry": "profile_used", "dataset": "skin", "profile": profile, "lineage": OTHER}
+        opened.remember(Remembered((used, revealed(OTHER, 1, FOUR, "update"))))
         opened.charge(charge("round 1", dataset_id="skin", job_id=JOB), cap=CAP)
     return kits.Kit.open(made)
 
@@ -77,8 +79,8 @@ def known(kit: kits.Kit, monkeypatch: pytest.MonkeyPatch) -> page.Known:
 def test_what_left_is_what_the_ledger_has(kit: kits.Kit, monkeypatch: pytest.MonkeyPatch) -> None:
     found = known(kit, monkeypatch)
     assert [(one.job, one.sums, one.fewest, one.groups) for one in found.released] == [
-        (OTHER, 1, 4, ("update",)),
-        (JOB, 2, 3, ("static", "update")),
+        (OTHER, 1, 4, ("features",)),
+        (JOB, 2, 3, ("changes", "static")),
     ]
     assert found.cohorts == {"skin": tuple(THREE)} and not found.problems
     (spent,) = found.spendings

@@ -66,8 +66,8 @@ class Silo:
         self.stay = torch.tensor([place not in leaving for place in range(10)])
         self.tested, self.short, self.min_class_count = tested or [], short, least
 
-    def record_values(self, *, staying: bool = False) -> int:
-        return WIDTH - 1 if staying else WIDTH
+    def record_values(self, *, staying: bool = False) -> torch.Tensor:
+        return torch.full((CLASSES_OF_ALL,), WIDTH - 1.0 if staying else float(WIDTH), dtype=torch.float64)
 
     def load(self, tensors: Any) -> nn.Module:
         model = nn.Sequential()

@@ -16,7 +16,7 @@ from tests.support.tables import statistics_job
 from tightframe.config.job import Evaluation, JobConfig, Training, parse_job
 from tightframe.config.policy import Policy, PolicyBlock
 from tightframe.config.site import SiteEntry
-from tightframe.learning.one_sum.temperature import KNOWN
+from tightframe.learning.one_sum.temperature import KNOWN, field
 from tightframe.methods import METHODS
 from tightframe.phases import CLASS_COUNTS, Field, Schema
 from tightframe.rounds.job_checks import HEAD_OPTIONS
@@ -79,6 +79,7 @@ OUT: Mapping[str, tuple[Any, str]] = {
     "sites_per_round": (None, "refused with secure sums"),
     "training.amp": (True, "rounding"),
     "evaluation.batch_size": (8, "memory"),
+    "evaluation.models": (2, "which models, each another function of the records whatever this says"),
     "summation": ("plain", "a plain sum shows each term: nothing is left to combine"),
     "server_trust": ("semi_honest", "who can open a sum"),
     "colluders": (2, "who can open a sum"),
@@ -119,8 +120,15 @@ OTHER_RULES = {
     ),
     *("max_records", "class_rules_off", "allow_sign_split", "static_cohort", "allowed_methods"),
     *("allowed_submitters", "signed_jobs", "max_parameters", "max_message_bytes", "max_sites", "max_rounds"),
-    *("max_epochs", "max_batch_values", "max_score_bins", "clear_metrics", "min_answer_grid"),
-    *("min_withdrawn", "records_per_feature"),
+    *(
+        "max_epochs",
+        "max_batch_values",
+        "max_evaluations",
+        "max_score_bins",
+        "clear_metrics",
+        "min_answer_grid",
+    ),
+    *("max_evaluations", "min_withdrawn", "records_per_feature"),
     # Identities, jobs with privacy, and what is told outside of sums.
     *("profile", "pins", "pinned_only", "central_provisioning", "required_privacy", "epsilon_cap"),
     *("delta_cap", "max_releases", "charged_retries", "neighbours", "private_noise", "epsilon_shown"),
@@ -419,10 +427,12 @@ def test_a_journal_of_before_asks_once_where_it_names_features_without_inputs_or
             journal.check_profile("d", tuple(sorted(now.items())))
 
 
+WITHDRAW = {"lineage": "x", "previous": "x", "checkpoint_sha256": "0" * 64, "state_sha256": "0" * 64}
+
+
 def test_a_withdrawal_has_the_profile_of_the_run_that_it_withdraws_from() -> None:
     first = {"method": "fed3r", "rounds": 1, "model_options": {"widths": [4]}}
-    withdraw = {"lineage": "x", "previous": "x", "checkpoint_sha256": "0" * 64, "state_sha256": "0" * 64}
-    assert profile({**first, "withdraw": withdraw}) == profile(first)
+    assert profile({**first, "withdraw": WITHDRAW}) == profile(first)
     assert profile(first)["class_sums"] == "of frozen features"
 
 
@@ -517,12 +527,23 @@ def formed(job: Mapping[str, Any], counts: float | None = None, **tensors: float
         ({**RANDOM, "method": "fedavg", "start": "fedncm"}, ["encoder", AT_HEAD]),
         ({**SCALED, "rounds": 1, "method": "fed3r"}, [PRODUCTS, AT_HEAD]),
     ],
-    ids=str,
 )
 def test_what_a_runs_state_decides_is_named(job: dict[str, Any], expected: list[Any]) -> None:
     found = list(dict.fromkeys(frozenset(item) for item in formed(job) if item))
     assert found == [frozenset({item} if isinstance(item, str) else item) for item in expected]
     assert all(what_both_reveal(name) for item in found for name in item)
+
+
+def test_a_withdrawal_leaves_one_other_head() -> None:
+    """Beside that of its run; a second one of the same records would be one more equation in their losses."""
+    job, schema, known = {**RANDOM, "method": "fed3r"}, Schema((field(),)), {KNOWN: torch.ones(2)}
+    names = {}
+    for name, more in (("first", {}), ("withdrawal", {"withdraw": WITHDRAW})):
+        setup = prepare(job_with({**job, **more}))
+        model = setup.initial_state().model
+        names[name] = formed_by(setup, schema, known, model).keys() - {IN_LOSSES}
+    assert names == {"first": {"head"}, "withdrawal": {"head that a withdrawal leaves"}}
+    assert {what_both_reveal(name) for each in names.values() for name in each} == {REVEALED["head"]}
 
 
 def test_products_alone_are_of_records() -> None:

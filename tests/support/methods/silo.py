@@ -45,8 +45,9 @@ class FakeSilo:
     def records_per_feature(self) -> int:
         return 0
 
-    def record_values(self, *, staying: bool = False) -> int:
-        return record_values.count_values([self.inputs], (), self.least)
+    def record_values(self, *, staying: bool = False) -> torch.Tensor:
+        read = [(self.inputs, self.labels)]
+        return record_values.count_values(read, self.setting.num_classes, (), self.least)
 
     def private_class_sums(
         self, features: Callable[[torch.Tensor], torch.Tensor], width: int

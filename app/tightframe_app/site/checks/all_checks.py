@@ -7,13 +7,14 @@ reported at once. It writes nothing except for a probe in the state folder, whic
 from __future__ import annotations
 
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from tightframe.files import quoted
-from tightframe_app.site.checks import accounts, engine, machine, package
+from tightframe_app.site.checks import accounts, engine, leaving, machine, package
 from tightframe_app.site.checks import job as site_job
 from tightframe_app.site.checks import ledger as site_ledger
+from tightframe_app.site.checks.classes import Held, never_answered
 from tightframe_app.site.checks.findings import Finding, Scope, area_of
 
 if TYPE_CHECKING:
@@ -47,15 +48,20 @@ def check_site(scope: Scope) -> Iterator[Finding]:
             job = parse_job(dict(scope.job))
         except JobError as error:
             yield from (Finding("job", "problem", problem, of_job=True) for problem in error.problems)
+    held: dict[str, Held] = {}
     for label, entry in entries.items():
         policy = entry.policy.resolve(production=scope.production)
         yield from _policy(policy, label, scope.production)
-        yield from _data(entry, label, job, scope)
+        yield from _data(entry, label, job, scope, held)
         if job is not None:
             yield from site_job.check_policy(job, label or name, entry, policy, scope)
             if name is not None and scope.production:
                 yield from site_job.signature(job, name, policy, scope)
         yield from machine.device(entry, label)
+    if job is not None:
+        yield from leaving.would_leave(job)
+    if job is not None and len(entries) > 1:
+        yield from _left_out(job, held)
     yield from identity
     single = entries.get("")
     if single is not None:
@@ -151,7 +157,27 @@ def _policy(policy: Policy, label: str, production: bool) -> Iterator[Finding]:
         yield Finding(area, "note", "privacy is required, but no epsilon_cap limits what jobs spend together")
 
 
-def _data(entry: SiteEntry, label: str, job: JobConfig | None, scope: Scope) -> Iterator[Finding]:
+def _left_out(job: JobConfig, held: Mapping[str, Held]) -> Iterator[Finding]:
+    """Note the classes that the job's model of one sum would never answer, if all its sites are known."""
+    from tightframe import data, methods
+    from tightframe.errors import TightframeError
+
+    if job.privacy is not None or job.class_rules == "off" or not set(job.roster) <= held.keys():
+        return
+    try:
+        spec = data.get(job.dataset)
+        names = spec.of(spec.options.model_validate(dict(job.dataset_options))).class_names
+        if job.statistics is not None or methods.get(job.method).one_sum is None:
+            return
+    except TightframeError:
+        return  # reported by ``check_policy``
+    if text := never_answered(job.method, {site: held[site] for site in job.roster}, names):
+        yield Finding("job", "note", text)
+
+
+def _data(
+    entry: SiteEntry, label: str, job: JobConfig | None, scope: Scope, held: dict[str, Held]
+) -> Iterator[Finding]:
     from pydantic import ValidationError
 
     from tightframe import data
@@ -196,6 +222,9 @@ def _data(entry: SiteEntry, label: str, job: JobConfig | None, scope: Scope) -> 
                 number = options.model_dump()["silos"]
                 text += f"; {number} silos are the default, and a job may divide otherwise (--job)"
             yield Finding(area, "ok", text)
+            if asks:
+                policy = entry.policy.resolve(production=scope.production)
+                held[label] = Held(counts.tolist(), policy.class_count(synthetic=records.synthetic))
     if rehearses:
         yield Finding(area, "note", "no records are configured: simulations use generated ones")
     elif not entry.data and not scope.production:

@@ -62,11 +62,15 @@ from tightframe.learning.one_sum.feature_sums import (
     sum_fields,
 )
 from tightframe.learning.products import (
+    ALL_VALUES,
+    COUNTED,
     LEAVING,
     LOSING,
+    VALUES,
     ClassSums,
     Products,
 )
+from tightframe.learning.record_values import MOST
 from tightframe.models import feature_width
 from tightframe.phases import (
     Cohort,
@@ -419,10 +423,15 @@ def check_products(silo: SiloView, changed: DistinctRows, width: int, *, product
     Raises:
         RunError: TF-523; the numbers stay at the silo.
     """
-    least, values = silo.records_per_feature, silo.record_values()
-    every, by_class, sums = float(changed.counts.sum()), changed.by_class.tolist(), ClassSums(width, values)
-    few = [place for place, gone in enumerate(by_class) if gone and not sums.allowed(gone * values, least)]
-    if products and every and not Products(width, len(by_class), values).allowed(every, least):
+    least, by_class, found = (
+        silo.records_per_feature,
+        changed.by_class,
+        counted(changed, silo.record_values()),
+    )
+    every, values, sums = float(found[COUNTED].sum()), found[VALUES].tolist(), ClassSums(width, MOST)
+    few = [place for place, held in enumerate(values) if held and not sums.allowed(held, least)]
+    wanted, held = Products(width, len(values), MOST), float(found[ALL_VALUES].sum())
+    if products and every and not wanted.allowed(every, least, held):
         asked, got = f"products of {width} features", f"{every:.0f}"
     elif few:
         asked = f"sums of {width} features by class"

@@ -37,6 +37,7 @@ class Series:
         kind: colour, dash and marker, from 0 to 3.
         hollow: points to be marked as counting less.
         label: in words and tooltips, where several lines share a name in the legend.
+        skipped: where nothing was to be there, so that the line goes on.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Series:
     kind: int
     hollow: Sequence[bool] = ()
     label: str = ""
+    skipped: Sequence[bool] = ()
 
 
 def lines(
@@ -223,10 +225,11 @@ def _run(item: Series, xs: Sequence[int], at_x: Place, at_y: Place) -> list[Part
     """Draw a series' line, in pieces between what is missing, and its points."""
     pieces: list[list[str]] = [[]]
     points: list[Part] = []
-    marked = {*spread(range(len(xs)), _MOST_MARKERS)}
+    marked = {*spread([i for i, value in enumerate(item.values) if value is not None], _MOST_MARKERS)}
     for i, (x, value) in enumerate(zip(xs, item.values, strict=True)):
         if value is None:
-            pieces.append([])
+            if not (item.skipped and item.skipped[i]):
+                pieces.append([])
             continue
         pieces[-1].append(f"{number(at_x(x))},{number(at_y(value))}")
         hollow = bool(item.hollow) and item.hollow[i]

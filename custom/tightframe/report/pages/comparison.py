@@ -87,7 +87,10 @@ def _curves(runs: Sequence[Run]) -> Markup:
                 found = {
                     row.round: row.test.balanced_accuracy for row in run.found.rows if row.test is not None
                 }
-                series.append(Series(name, [found.get(x) for x in xs], kind, label=run.name))
+                planned = run.found.outcome.exactly_evaluated
+                skipped = [planned is not None and x not in planned for x in xs]
+                values = [found.get(x) for x in xs]
+                series.append(Series(name, values, kind, label=run.name, skipped=skipped))
         title = "Balanced accuracy by round" + (f", from setting {start + 1}" if start else "")
         pictures.append(
             figure(

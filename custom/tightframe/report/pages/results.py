@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from functools import partial
+from itertools import product
 
 from tightframe.report.drawing import matrix, plots
 from tightframe.report.drawing.markup import Markup, Part, figure, folded, section, table, tag, without
@@ -14,6 +15,7 @@ from tightframe.results.rows import Row
 from tightframe.results.words import metric, shown, with_interval
 
 MISSING = without("Nothing was told of it: it was not measured, or too few silos could tell.")
+UNPLANNED = without("The job evaluates fewer models (evaluation.models).", "-")
 NOISY = " that have enough noisy records to tell"
 LONG = 24
 """Rows from which a table is folded."""
@@ -40,10 +42,20 @@ def kept(rows: int, summary: str, content: Markup) -> Markup:
     return content if rows <= LONG else folded(summary, content)
 
 
-def curves(rows: Sequence[Row], roster: Sequence[str], done: int, *, own_models: bool = False) -> Markup:
+def curves(
+    rows: Sequence[Row],
+    roster: Sequence[str],
+    done: int,
+    *,
+    own_models: bool = False,
+    planned: Container[int] | None = None,
+) -> Markup:
     """Show loss and balanced accuracy of each round's model, and the training's own loss, of ``done`` rounds.
 
     With ``own_models``, each silo's, there is an evaluation after the last round only.
+
+    Args:
+        planned: the rounds whose models were to be evaluated; None where this is not known.
     """
     models: dict[int, Evaluation | None] = {}
     judges: dict[int, list[str]] = {}
@@ -56,6 +68,7 @@ def curves(rows: Sequence[Row], roster: Sequence[str], done: int, *, own_models:
     if not any(models.values()) and not losses:
         return section("Course of training", tag("p", "No numbers of single rounds are in the results."))
     xs = sorted(models)
+    skipped = [models[x] is None and planned is not None and x not in planned for x in xs]
     partly = [bool(models[x]) and sorted(judges[x]) != sorted(roster) for x in xs]
 
     def of(fold: str, name: str) -> list[float | None]:
@@ -63,14 +76,14 @@ def curves(rows: Sequence[Row], roster: Sequence[str], done: int, *, own_models:
         return [None if item is None else getattr(getattr(item, fold), name) for item in found]
 
     loss = [
-        Series("test", of("test", "loss"), 0, partly),
-        Series("validation", of("validation", "loss"), 1, partly),
+        Series("test", of("test", "loss"), 0, partly, skipped=skipped),
+        Series("validation", of("validation", "loss"), 1, partly, skipped=skipped),
     ]
     if losses:
         loss.append(Series("training", [losses.get(x) for x in xs], 2))
     good = [
-        Series("test", of("test", "balanced_accuracy"), 0, partly),
-        Series("validation", of("validation", "balanced_accuracy"), 1, partly),
+        Series("test", of("test", "balanced_accuracy"), 0, partly, skipped=skipped),
+        Series("validation", of("validation", "balanced_accuracy"), 1, partly, skipped=skipped),
     ]
     noisy = any(item.test.noisy for item in models.values() if item is not None)
     if noisy:
@@ -84,7 +97,8 @@ def curves(rows: Sequence[Row], roster: Sequence[str], done: int, *, own_models:
     whose = "the silos' own models" if own_models else "each round's model"
     when = ", which are evaluated after the last round only." if own_models else f".{start}"
     by = [
-        ", ".join(judges[x]) if partly[i] else ("all silos" if models[x] else None) for i, x in enumerate(xs)
+        "-" if skipped[i] else ", ".join(judges[x]) if partly[i] else ("all silos" if models[x] else None)
+        for i, x in enumerate(xs)
     ]
     return section(
         "Course of training",
@@ -122,8 +136,10 @@ def _in_numbers(
             [
                 str(x),
                 value(losses.get(x)) if x else without("Nothing is trained before round 1.", "-"),
-                *(metric_cell(fold, name) for name in ("loss", "balanced_accuracy") for fold in folds),
-                metric_cell(None if found is None else found.test, "auroc"),
+                *(
+                    UNPLANNED if judges == "-" else metric_cell(fold, name)
+                    for name, fold in (*product(("loss", "balanced_accuracy"), folds), ("auroc", folds[1]))
+                ),
                 MISSING if judges is None else judges,
             ]
         )

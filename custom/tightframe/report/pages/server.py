@@ -33,7 +33,15 @@ def page(found: ServerResults, wanted: clinical.Wanted = clinical.DEFAULT) -> st
         parts.append(_personal(found))
     own, whose = outcome.own_models, _whose(found)
     if not outcome.evaluates_only and not outcome.statistics_only:
-        parts.append(results.curves(found.rows, outcome.roster, outcome.rounds_done, own_models=own))
+        parts.append(
+            results.curves(
+                found.rows,
+                outcome.roster,
+                outcome.rounds_done,
+                own_models=own,
+                planned=outcome.exactly_evaluated,
+            )
+        )
     if final is not None and (final.test.records or final.test.noisy):
         model, finds = ("the silos' own models", "find") if own else ("the final model", "finds")
         parts.append(results.recall(final.test, whose, f"{model} {finds}"))

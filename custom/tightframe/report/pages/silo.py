@@ -13,6 +13,7 @@ from tightframe.results.files import MODEL
 from tightframe.results.files import PERSONAL as PERSONAL_MODEL
 from tightframe.results.local_report import SiloModel, SiloPersonal, SiloReport
 from tightframe.results.parts.evaluation import FoldMetrics
+from tightframe.results.parts.terms import SUMS, described
 from tightframe.results.words import one_answer, plural, rounded_up, shown, without_others
 
 GLOBAL, OWN, LOCAL, PERSONAL = "global", "own", "local-only", "personal"
@@ -196,35 +197,6 @@ def _own_row(own: SiloPersonal, test: int) -> list[Part]:
     ]
 
 
-_SUMS = {
-    "statistics": "statistics, before round 1",
-    "before": "before round 1",
-    "train": "training rounds",
-    "after": "after the last round",
-    "closing": "closing, on the last model",
-    "personal": "personal models",
-}
-_TERMS = {
-    "classes": "flags of the classes that it holds",
-    "closing": "a note that it has closed the run",
-    "evaluation": "counts of right and wrong answers and histograms of scores, by class",
-    "gradient": "gradients of the model",
-    "moments": "means and variances of features, by class",
-    "own": "results of its own models",
-    "failed": "a flag that it could not contribute",
-    "norms": "the range of its update's norm",
-    "personal": "accuracies of its personal model, in steps of 1/32",
-    "privacy": "its range of spent epsilon",
-    "prototype": "sums of features, by class",
-    "prototypes": "sums of features, by class",
-    "released": "products of features, sums of features and counts of records, by class",
-    "statistics": "counts of records, moments of inputs",
-    "training": "training losses",
-    "update": "changes of the model",
-}
-"""Meaning of fields by the first part of their names; others are a method's own and shown by name."""
-
-
 def _disclosed(report: SiloReport) -> Markup:
     """Show what left the silo, for whom, and under which policy."""
     title = "What left this silo"
@@ -244,9 +216,9 @@ def _disclosed(report: SiloReport) -> Markup:
     )
     rows: list[list[Part]] = [
         [
-            _SUMS.get(item.kind, item.kind),
+            SUMS.get(item.kind, item.kind),
             str(item.times),
-            "; ".join(f"{_TERMS.get(name, name)} ({number:,})" for name, number in item.numbers.items()),
+            described(item.numbers),
             f"{item.bytes / 1e6:,.2f}",
         ]
         for item in given.sent

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TypeVar, cast
 
+import numpy as np
 import safetensors.torch
 import torch
 from safetensors import safe_open
@@ -191,8 +192,8 @@ class Contributor:
             return None
         counts = class_counts(own_labels(self._context.data), self._setup.setting.num_classes)
         view = LocalSilo(self._context, self._setup, self._device, exchange.stream)
-        worth = view.record_values()
-        return [int(count) * worth if count >= view.min_class_count else 0 for count in counts]
+        held = np.where(counts >= view.min_class_count, counts, 0)
+        return [round(number) for number in (torch.from_numpy(held) * view.record_values()).tolist()]
 
     def _settle(self, message: Message, total: Total | None) -> None:
         """Let what this silo trained for the sums before count, or drop it."""

@@ -188,8 +188,8 @@ class LocalSilo:
         """Least number of records for each feature whose exact products leave this silo; 0 for no rule."""
         return self.context.policy.records_per_feature
 
-    def record_values(self, *, staying: bool = False) -> int:
-        """Return how many unknown numbers a training record has.
+    def record_values(self, *, staying: bool = False) -> torch.Tensor:
+        """Return how many unknown numbers a training record of each class has, float64 (C,).
 
         Args:
             staying: of the records that stay in a withdrawal; otherwise of those before it.
@@ -197,8 +197,8 @@ class LocalSilo:
         before = self.context.job.withdraw is not None and not staying
         context = self.context.before_withdrawal if before else self.context
         view = LocalSilo(context, self.setup, self.device, self.round)  # which has inputs, not features
-        read = (inputs for inputs, _ in view.batches("train", augment=False, shuffle=False))
-        return count_values(read, self.setup.columns, self.min_class_count)
+        read = view.batches("train", augment=False, shuffle=False)
+        return count_values(read, self.setting.num_classes, self.setup.columns, self.min_class_count)
 
     def memory_named(self, key: str, size: int) -> AbstractContextManager[None]:
         """Turn running out of memory into TF-302, naming the job's value ``key`` to lower from ``size``."""

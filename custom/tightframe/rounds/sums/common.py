@@ -10,6 +10,8 @@ from typing import Protocol, TypeAlias
 from tightframe.config.job import JobConfig
 from tightframe.errors import LATE, REASONS, RunError, SecureSumError
 from tightframe.phases import Schema
+from tightframe.results.parts.dropouts import WHERE
+from tightframe.results.words import sentence
 from tightframe.rounds.codec import IntegerTotals, Term
 from tightframe.rounds.context import Message
 from tightframe.rounds.sums.declaration import Declaration
@@ -225,8 +227,15 @@ class Sums(Protocol):
 
 
 def describe_codes(failed: Mapping[str, str]) -> str:
-    """List silos with their codes in words: ``site-2: TF-502 (late), ...``."""
-    return ", ".join(f"{site}: {_describe_code(code)}" for site, code in sorted(failed.items()))
+    """List silos with their codes in words, each code once.
+
+    >>> describe_codes({"c": "TF-502", "a": "TF-502", "b": "TF-509"})
+    'a and c: TF-502 (late), b: TF-509 (refused to enrol)'
+    """
+    silos: dict[str, list[str]] = {}
+    for site, code in sorted(failed.items()):
+        silos.setdefault(code, []).append(site)
+    return ", ".join(f"{sentence(sites)}: {_describe_code(code)}" for code, sites in silos.items())
 
 
 def _describe_code(code: str, rules: Sequence[str] = ()) -> str:
@@ -250,8 +259,10 @@ def split_refusals(failed: Mapping[str, str]) -> dict[str, str]:
 
 
 def sum_title(sum_id: SumId) -> str:
-    """Return a sum's name for people: ``round 3``, or the kind of an exchange outside the rounds."""
+    """Return a sum's name for people: ``round 3``, or what an exchange outside the rounds is of."""
     kind = sum_id.phase.rpartition("-")[0]
+    if kind in ("statistics", "before", "after"):
+        return WHERE[kind]
     return f"round {sum_id.round}" if kind == "train" else kind
 
 

@@ -46,7 +46,8 @@ They are part of a profile's features, not of its records."""
 
 OWN_WEIGHT, DECLARED = "own weight", "as declared"
 FEATURES, ENCODER = "features", "encoder"
-MOMENTS, COUNTS, LAST_LAYER = "moments", "counts", "head"
+MOMENTS, COUNTS = "moments", "counts"
+LAST_LAYER, LEFT_LAYER = "head", "head that a withdrawal leaves"
 STATISTICS = "statistics/"
 """Start of the names of pooled statistics in broadcasts."""
 TRAINING = "training"
@@ -214,8 +215,13 @@ def formed_by(setup: JobSetup, schema: Schema, received: Tensors, model: Tensors
             formed[COUNTS] = (tensors_sha256(pooled),)
     if LOSSES in schema:
         head = {name: item for name, item in model.items() if name.startswith(HEAD)}
-        formed[LAST_LAYER] = (tensors_sha256(head),)
+        formed[head_name(setup)] = (tensors_sha256(head),)
     return formed
+
+
+def head_name(setup: JobSetup) -> str:
+    """Return the name of the head whose losses are summed: a withdrawal leaves another, and no second one."""
+    return LAST_LAYER if setup.job.withdraw is None else LEFT_LAYER
 
 
 def with_formed(profile: Profile | None, formed: Formed) -> Profile | None:

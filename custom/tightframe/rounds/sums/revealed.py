@@ -17,6 +17,10 @@ _CLASS_APART = (
     "A class counts at a silo under one rule and not under the other: the difference between both totals is "
     "that silo's own class mean and number of records."
 )
+_HEADS = (
+    "Validation records' losses are summed at another head, which all hospitals' totals make: by heads that "
+    "differ a little such totals tell all features of one validation record."
+)
 REVEALED: Mapping[str, str] = {
     "weights": _EQUATIONS,
     "max_weight_share": _EQUATIONS,
@@ -91,10 +95,8 @@ REVEALED: Mapping[str, str] = {
         "Classes weigh otherwise in the loss, by other pooled counts, as all hospitals' totals make them: a "
         "few such jobs reveal each class's part of the update, of a rare class one silo's."
     ),
-    "head": (
-        "Validation records' losses are summed at another head, which all hospitals' totals make: by heads "
-        "that differ a little such totals tell all features of one validation record."
-    ),
+    "head": _HEADS,
+    "head that a withdrawal leaves": _HEADS,
     "own full_batches": (
         "This site's update is over all its records in one of the jobs, and over drawn ones in the other: "
         "the difference between both totals is due to this site's records that were not drawn, and to the "

@@ -581,7 +581,7 @@ def _parts(text: str) -> dict[str, str] | None:
         return None
     found: dict[str, str] = {}
     for name, item in value.items():
-        inner = _parts(json.dumps(item)) if isinstance(item, dict) and item else None
+        inner = _parts(json.dumps(item)) if item else None
         if inner is None:
             found[name] = item if isinstance(item, str) else json.dumps(item)
         else:
