@@ -174,7 +174,7 @@ def _described(phases: Iterable[Phase]) -> tuple[str, ...]:
         texts.append(NO_UPDATE)
     for group in dict.fromkeys(item.name.partition("/")[0] for item in others):
         mine = [item for item in others if item.name.partition("/")[0] == group]
-        if len(mine) > 4:
+        if len(mine) > 5:
             texts.append(f"{group}: {sum(item.size for item in mine):,} numbers in {len(mine)} fields")
         else:
             texts += [_field(item) for item in mine]

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -210,8 +210,14 @@ def release_show(config: Config, site: Site = None, kit: Kit = None, form: forma
 def _consents(memory: Memory, dataset: str) -> list[str]:
     """Say when a person accepted what for a data set, and in which job it was first used."""
     from tightframe.rounds.site_ledger import read_contents
-    from tightframe.securesum.site.journal import CohortAccepted, ProfileAccepted, ProfileUsed, StaticMasked
-    from tightframe_app.job_names import job_name
+    from tightframe.securesum.site.journal import (
+        CohortAccepted,
+        ProfileAccepted,
+        ProfileUsed,
+        StaticMasked,
+        differences,
+        in_words,
+    )
 
     facts = [
         (entry.time, fact)
@@ -219,26 +225,37 @@ def _consents(memory: Memory, dataset: str) -> list[str]:
         for fact in getattr(entry.content, "facts", ())
         if fact.get("dataset") == dataset
     ]
-    told = []
+    told, known = [], list[Any]()
     for place, (time, fact) in enumerate(facts):
-        if fact["entry"] == ProfileAccepted.KIND:
-            what, used, key = "a way of forming sums", ProfileUsed.KIND, "profile"
-        elif fact["entry"] == CohortAccepted.KIND:
-            what, used, key = f"the cohort {', '.join(fact['roster'])}", StaticMasked.KIND, "roster"
+        later = [item for _, item in facts[place + 1 :]]
+        if fact["entry"] == CohortAccepted.KIND:
+            what = f"the cohort {', '.join(fact['roster'])}"
+            of = [item for item in later if item["entry"] == StaticMasked.KIND]
+            jobs = [str(item["lineage"]) for item in of if item["roster"] == fact["roster"]]
+        elif fact["entry"] == ProfileAccepted.KIND:
+            differing = differences(known, tuple(sorted(fact["profile"].items())))
+            wanted = {name: value for name, _, value in differing} or fact["profile"]
+            what = ", ".join(f"{name} {in_words(values, value)[1]}" for name, values, value in differing)
+            of = [item for item in later if item["entry"] == ProfileUsed.KIND]
+            jobs = [str(item["lineage"]) for item in of if wanted.items() <= item["profile"].items()]
         else:
-            continue
-        since = (
-            later["lineage"]
-            for _, later in facts[place + 1 :]
-            if later["entry"] == used and later[key] == fact[key]
-        )
-        where = "not used yet"
-        if (job := next(since, None)) is not None:
-            kit = None if memory.startup is None else memory.startup.resolve().parent
-            name = None if kit is None else job_name(kit / job, memory.site)
-            where = f"first used in job {f'{name} ({job})' if name else job}"
-        told.append(f"accepted by hand on {time:%Y-%m-%d %H:%M} UTC: {what}, {where}")
+            jobs, what = [], ""
+        if fact["entry"] in (ProfileUsed.KIND, ProfileAccepted.KIND):
+            known.append(tuple(sorted(fact["profile"].items())))
+        if fact["entry"] in (CohortAccepted.KIND, ProfileAccepted.KIND):
+            where = f"first used in job {_job(memory, jobs[0])}" if jobs else "not used yet"
+            what = what or "a combination of settings"
+            told.append(f"accepted by hand on {time:%Y-%m-%d %H:%M} UTC: {what}; {where}")
     return told
+
+
+def _job(memory: Memory, job: str) -> str:
+    """Return a job's name with its id, where the kit has its folder."""
+    from tightframe_app.job_names import job_name
+
+    kit = None if memory.startup is None else memory.startup.resolve().parent
+    name = None if kit is None else job_name(kit / job, memory.site)
+    return f"{name} ({job})" if name else job
 
 
 def _withdrew(memory: Memory, job: str) -> bool:

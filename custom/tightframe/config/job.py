@@ -315,7 +315,7 @@ class JobConfig(Lasting):
         rounds: training rounds; a closing phase that evaluates the last model follows. Methods of one sum
             (``fed3r``, ``fedcgs``, ``fedncm``) have 1, ``evaluate_only`` and ``statistics`` 0.
         seed: of every random stream; in production with a silo's secret. A later job that trains in another
-            way needs another one, or each site's consent (TF-617).
+            way needs each site's consent, whatever its seed (TF-617).
         training, evaluation: see ``Training`` and ``Evaluation``.
         summation: ``secure``, so that the server sees sums only, or ``plain``, in which it sees
             each silo's contribution; for research, and refused by sites that require secure sums.

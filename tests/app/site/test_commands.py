@@ -111,16 +111,16 @@ def test_each_consent_is_shown_with_its_time_and_the_job_that_used_it_first(
     write(journal, [CohortAccepted(DATASET, SMALLER)])
     command = ["site", "release", "show", "-c", str(config)]
     said = CliRunner().invoke(app, command).output
-    (when,) = re.findall(r"on (\S+ \S+) UTC: a way of forming sums, not used yet\n", said)
+    (when,) = re.findall(r"on (\S+ \S+) UTC: weights other; not used yet\n", said)
     assert abs(datetime.now(UTC) - datetime.fromisoformat(f"{when}+00:00")) < timedelta(minutes=5)
-    assert f"UTC: the cohort {', '.join(SMALLER)}, not used yet\n" in said
+    assert f"UTC: the cohort {', '.join(SMALLER)}; not used yet\n" in said
     write(journal, [ProfileUsed(DATASET, other, "job-3"), ProfileUsed(DATASET, other, "job-4")])
     folder = config.parents[1] / "job-3" / f"app_{SITE}" / "config"
     folder.mkdir(parents=True)
     job = {"executors": [{"executor": {"args": {"job_name": "masses"}}}]}
     (folder / "config_fed_client.json").write_text(json.dumps(job))
     said = CliRunner().invoke(app, command).output
-    assert "UTC: a way of forming sums, first used in job masses (job-3)\n" in said
+    assert "UTC: weights other; first used in job masses (job-3)\n" in said
 
 
 def test_what_all_releases_give_together_is_said_and_the_site_is_the_certificates(
