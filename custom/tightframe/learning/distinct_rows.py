@@ -98,11 +98,13 @@ def counted(found: DistinctRows, values: torch.Tensor) -> dict[str, torch.Tensor
     """Return what is counted, by its name in the server's state, each float64 (C,).
 
     Args:
-        values: of a record of each class (C,); one at least counts, so that a class with records is seen to
-            have some.
+        values: of a record of each class (C,); of a class at least one counts, so that one with records is
+            seen to have some.
     """
-    each = values.clamp_min(1)
-    return {COUNTED: found.counts, VALUES: found.by_class * each, ALL_VALUES: found.counts * each}
+    rows = {VALUES: found.by_class, ALL_VALUES: found.counts}
+    return {COUNTED: found.counts} | {
+        name: (number * values).floor().maximum(number.clamp_max(1)) for name, number in rows.items()
+    }
 
 
 def opened_counts(fields: Mapping[str, Field], totals: Totals) -> dict[str, torch.Tensor]:

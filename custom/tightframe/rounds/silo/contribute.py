@@ -193,7 +193,7 @@ class Contributor:
         counts = class_counts(own_labels(self._context.data), self._setup.setting.num_classes)
         view = LocalSilo(self._context, self._setup, self._device, exchange.stream)
         held = np.where(counts >= view.min_class_count, counts, 0)
-        return [round(number) for number in (torch.from_numpy(held) * view.record_values()).tolist()]
+        return [int(number) for number in (torch.from_numpy(held) * view.record_values()).tolist()]
 
     def _settle(self, message: Message, total: Total | None) -> None:
         """Let what this silo trained for the sums before count, or drop it."""
