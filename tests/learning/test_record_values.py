@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 
 import numpy as np
@@ -56,8 +55,8 @@ def with_share(share: float) -> torch.Tensor:
         (torch.from_numpy(DRAW.normal(size=(40, 60))).float(), (), 39),
         (torch.from_numpy(DRAW.normal(size=(700, 600))).float(), (), MOST),
         (torch.from_numpy(DRAW.normal(size=(700, 20)) @ DRAW.normal(size=(20, 600))).float(), (), 20),
-        (levels(600, 6000), (600,), math.log2(600) / 24),
-        (torch.cat([levels(256, 1300)] * 2, 1), (256, 256), 16 / 24),  # as long as is counted: not added up
+        (levels(600, 6000), (600,), 1),
+        (torch.cat([levels(256, 1300)] * 2, 1), (256, 256), 1),  # as long as is counted: not added up
     ],
     ids=[
         *("numbers", "units", "unused", "derived", "levels", "column", "category twice", "category first"),

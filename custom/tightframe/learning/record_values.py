@@ -34,6 +34,8 @@ PICTURES, ROWS = 640, 2**14
 so that rare values are seen."""
 POSSIBLE_BITS, NUMBER_BITS = 32, 24
 """Bits of a row below which all possible rows can be written down, and of a number in a sum of features."""
+SHORT = 4
+"""Values that a column of numbers has more of."""
 FOLLOWS = 1e-3
 """A column with a smaller part of its variance left, given the others, follows from them."""
 
@@ -108,12 +110,15 @@ def _count(rows: NDArray[np.float32], varies: NDArray[np.bool_], columns: Sequen
 def _bits(rows: NDArray[np.float32], of: NDArray[np.int64]) -> float:
     """Return the bits of a possible row, if each column has the values that are there; infinite of numbers.
 
-    A column is one of numbers if most records differ in it.
+    A column is one of numbers if most different records differ in it.
     """
-    bits = 0.0
-    for column in np.unique(of):
+    found = np.unique(of)
+    if len(found) >= POSSIBLE_BITS:  # each has one at least
+        return math.inf
+    rows, bits = np.unique(rows, axis=0), 0.0
+    for column in found:
         values = len(np.unique(rows[:, of == column], axis=0))
-        if 2 * values > len(rows):
+        if values > SHORT and 2 * values > len(rows):
             return math.inf
         bits += math.log2(values)
         if bits >= POSSIBLE_BITS:
