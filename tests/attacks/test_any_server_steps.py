@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 import pytest
 from tests.support.attacks.any_server import AnyServer, Slot, establish_once
-from tests.support.attacks.small_silos import ENDLESS, SECURE, Line
+from tests.support.attacks.small_silos import ENDLESS, SECURE, CrashError, Line
 
+from tightframe.rounds import unsent
 from tightframe.rounds.sums.common import SEAL
 from tightframe.securesum.messages import RevealRequest, TermRequest
 
@@ -26,8 +28,8 @@ def server_of(folder: Path, line: Line = ENDLESS, sites: int = 3) -> AnyServer:
     return AnyServer(sites, None, folder, keeps=True, line=line)
 
 
-def ask(server: AnyServer, names: Sequence[str], *, crash: bool = False) -> Slot:
-    """Ask silos for their terms of the next step, in a new slot."""
+def ask(server: AnyServer, names: Sequence[str], *, crash: bool = False, times: int = 1) -> Slot:
+    """Ask silos for their terms of the next step, in a new slot; so many times each."""
     epoch = server.epoch
     total = None if epoch.last is None else epoch.last.total
     slot = epoch.slot(epoch.next)
@@ -37,7 +39,8 @@ def ask(server: AnyServer, names: Sequence[str], *, crash: bool = False) -> Slot
     for name in names:
         setup = server.setup_for(name, epoch)
         request = TermRequest(slot.number, sum_id, "train", setup, told, seeds)
-        server.ask(name, server.message(request), crash=crash)
+        for _ in range(times):
+            server.ask(name, server.message(request), crash=crash)
     return slot
 
 
@@ -76,6 +79,28 @@ def test_a_request_whose_term_never_left_drops_no_training(tmp_path: Path, dies:
     second = ask(server, server.names)
     reveal(server, second, server.names)
     assert second.asked[GONE].own, "what it trained for the first sum"
+
+
+def test_a_process_that_dies_once_its_term_is_masked_keeps_its_training(tmp_path: Path) -> None:
+    """It had yet to forget its own state of before; its shares are missing, and the total tells it."""
+    server = server_of(tmp_path, sites=4)
+    others, sent = [name for name in server.names if name != GONE], unsent.sent
+    died = []
+
+    def dies(folder: Path) -> None:
+        if GONE in folder.parts and not died:
+            died.append(folder)
+            raise CrashError
+        sent(folder)
+
+    parts = SimpleNamespace(keep=unsent.keep, undo=unsent.undo, sent=dies)
+    with mock.patch("tightframe.rounds.sums.secure_silo.unsent", parts):
+        first = ask(server, server.names, times=2)
+    assert died
+    reveal(server, first, others)
+    second = ask(server, server.names)
+    reveal(server, second, server.names)
+    assert second.asked[GONE].own
 
 
 def test_who_gives_no_shares_twice_still_uses_its_own_training(tmp_path: Path) -> None:

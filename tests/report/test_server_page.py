@@ -150,6 +150,25 @@ def test_the_course_of_training_marks_what_is_missing(run: Path, page: Page) -> 
     )
 
 
+def test_models_that_the_job_does_not_evaluate_are_no_gap(copied: Copied) -> None:
+    folder = copied("server")
+    outcome = values(folder / "outcome.json")
+    outcome["job"]["evaluation"]["models"] = 2
+    (folder / "outcome.json").write_text(json.dumps(outcome))
+    rows = [
+        row | {"evaluation": row["evaluation"] if row["round"] in (0, 3) else None}
+        for row in lines(folder / "metrics.jsonl")
+    ]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write(folder)
+    page = Page.of(folder)
+    (table,) = page.tables("Course of training")
+    assert [row["counted by"] for row in table] == ["all silos", "-", "-", "all silos"]
+    assert [row["test loss"] == "-" for row in table] == [False, True, True, False]
+    pieces = page.picture("Balanced accuracy by round").findall(f"{SVG}polyline")
+    assert [len((piece.get("points") or "").split()) for piece in pieces] == [2, 2], "each over all rounds"
+
+
 def test_recall_and_confusion(run: Path, page: Page) -> None:
     test = values(run / "server" / "outcome.json")["evaluation"]["test"]
     (table,) = page.tables("Recall by class")

@@ -93,6 +93,14 @@ def test_a_divided_test_set_is_counted_once(tmp_path: Path) -> None:
     assert "the same" not in said(Page.of(tmp_path / "server").section("Recall by class"))
     assert json.loads((tmp_path / "server" / "outcome.json").read_text())["test_shared"] is False
 
+    rows = [
+        row.model_copy(update={"evaluation": None}) if row.round == 1 else row for row in result.outcome.rows
+    ]
+    job = result.outcome.job | {"evaluation": {"models": 2}}
+    for more, course in (({}, "from round 0 on: 0."), ({"job": job}, "after rounds 0, 2: 0.")):
+        screen = result.outcome.model_copy(update={"rows": rows, **more}).screen()
+        assert f"Balanced accuracy {course}" in screen and (" -> missing -> " in screen) == (not more)
+
 
 @pytest.mark.whole
 def test_personal_metrics_are_explained(shared: tuple[Result, Path, dict[str, SiloData]]) -> None:

@@ -107,7 +107,6 @@ class SecureSite:
             application = declare(again=params.epoch > 0).to_bytes()
             signer, _ = self._identity()
             with self._vault.locked() as history:
-                self._undo_unsent()
                 step = site.advertise(
                     params,
                     rules=self._rules,
