@@ -103,7 +103,12 @@ def memory_of(config: Path, site: str | None, kit: Path | None) -> Memory:
 
     if not config.is_file():
         raise FileNotFoundError(f"Expected the site's configuration at {config}, but there is no such file.")
-    entry, _ = parse_single(read_object(config), str(config))
+    if "sites" in (values := read_object(config)):
+        raise SiteConfigError(
+            f"Expected one site's own file, but {config} is a simulation's, of several sites, whose ledgers "
+            "last for its run: `tightframe ledger explain --state-dir simulator_workspace/SITE`."
+        )
+    entry, _ = parse_single(values, str(config))
     if entry.state_dir is None:
         raise SiteConfigError(
             f"Expected `state_dir` in {config}, which is where the ledger is, but it is missing: add it.",
