@@ -305,7 +305,7 @@ def test_a_site_counts_its_budget_of_records_or_of_patients() -> None:
 def test_exact_evaluations_of_more_models_are_refused_with_what_to_set() -> None:
     many = _job(**FITTING, rounds=30, evaluation={"models": 25})
     few = _job(**FITTING, rounds=24, evaluation={"models": 25})
-    for policy, most in ((PolicyBlock().resolve(production=True), 20), (_strict(required_privacy=False), 10)):
+    for policy, most in ((PolicyBlock().resolve(production=True), 11), (_strict(required_privacy=False), 6)):
         for job in (many, few):
             assert _refused(policy, job) == [
                 [

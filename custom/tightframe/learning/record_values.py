@@ -34,7 +34,7 @@ PICTURES, ROWS = 640, 2**14
 so that rare values are seen."""
 POSSIBLE_BITS, NUMBER_BITS = 32, 24
 """Bits of a row below which all possible rows can be written down, and of a number in a sum of features."""
-SHORT = 4
+SHORT = 3
 """Values that a column of numbers has more of."""
 FOLLOWS = 1e-3
 """A column with a smaller part of its variance left, given the others, follows from them."""

@@ -27,7 +27,7 @@ _HEADLINE = (
 )
 FAILED_SILOS = "failed_silos"
 """Key of ``Row.counts``: silos in the sum whose term changes nothing, because they could not contribute."""
-EVALUATED_MODELS = 20
+EVALUATED_MODELS = 11
 """How many models of a job are evaluated exactly, unless it says another number."""
 _SHORT = {"statistics": "stat", "before": "pre", "after": "post", "closing": "close", "personal": "own"}
 
