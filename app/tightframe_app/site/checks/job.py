@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tightframe.files import quoted
 from tightframe_app.site.checks.findings import Finding, Scope, State, area_of
 
 if TYPE_CHECKING:
@@ -216,6 +217,9 @@ def _cohort(context: SiloContext, setup: JobSetup, area: str, scope: Scope) -> I
         check_sums(context, setup, kept)
     except SecureSumError as error:
         hint = ACCEPT.get(error.code, "")
+        if error.code == "TF-617" and scope.folder is not None:
+            where = f"-c {quoted(scope.config)} --job {quoted(scope.folder)}"
+            hint = f" To decide: tightframe site release accept {where}"
         yield Finding(area, "problem", f"{error}{hint}", of_job=error.code in ("TF-601", "TF-612", "TF-617"))
         return
     except (LedgerError, TamperError):

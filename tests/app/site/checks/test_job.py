@@ -320,8 +320,11 @@ def test_a_job_is_held_against_the_way_in_which_sums_were_formed(
     assert profile is not None
     _write(hospital, ProfileUsed("skin", profile, "job-1"))
     assert _refused(hospital, job_folder()) == []
-    (text,) = _refused(hospital, job_folder(update_norm=1.0))
+    other = job_folder(update_norm=1.0)
+    (text,) = _refused(hospital, other)
     assert text.startswith("TF-617: ") and "`tightframe site release accept`" in text
+    (problem,) = _problems(hospital, job=folders.read_job(other), folder=other, records=False)
+    assert problem.endswith(f"To decide: tightframe site release accept -c {hospital} --job {other}")
 
 
 def test_a_journal_that_cannot_be_read_is_the_sites_to_mend(
