@@ -276,7 +276,7 @@ def test_what_a_job_falls_short_of_passes_unless_the_policy_keeps_it(tmp_path: P
 def test_so_does_what_a_sum_of_products_falls_short_of(tmp_path: Path) -> None:
     with pytest.raises(BelowPolicyError) as caught:
         product_rule._check(
-            Policy(profile="standard", **PROFILES["standard"]), Products(256, 2, 13), 144, "counted"
+            Policy(profile="standard", **PROFILES["standard"]), Products(256, 2, 13), 144, 144 * 13, "counted"
         )
     error = caught.value
     reply = _answer(tmp_path, "contribute", lambda: _failure(error.code, **{REFUSALS: error.outside()}))

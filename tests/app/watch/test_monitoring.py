@@ -6,6 +6,7 @@ import dataclasses
 import json
 import re
 import shlex
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from nvflare.fuel.flare_api import api_spec
 from nvflare.fuel.hci.client import file_transfer
 from nvflare.tool.kit import kit_config
+from tests.support import ROOT
 from tests.support.live_pages import Visitor
 from tests.support.securesum import transcripts
 from tests.support.watched_jobs import JOB, OUTCOME, trained_so_far
@@ -544,7 +546,7 @@ def test_a_valid_transcript_of_another_job_is_refused(
     session = connect(Session(OVER, result=OUTCOME))
     startup = tmp_path / "kits/consortium/prod_00/lead@example.org/startup"
     monkeypatch.setattr(jobs, "_sign", lambda folder, kit, days: startup)
-    (tmp_path / "job").mkdir()
+    shutil.copytree(ROOT / "jobs" / "fedetf_heart", tmp_path / "job")
     typed = ["fetch", JOB, "-o"] if command == "fetch" else ["submit", "job", "--results"]
     ours = dataclasses.replace(transcripts.PARAMS, job=JOB, lineage=JOB)
     for params, code in ((transcripts.PARAMS, 1), (ours, 0)):
