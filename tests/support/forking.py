@@ -130,7 +130,7 @@ def forked(process: psutil.Process) -> psutil.Process:
     folder = started()
     if folder is None or process.cmdline()[1:2] != ["-ISs"]:
         return process
-    with contextlib.suppress(FileNotFoundError):
+    with contextlib.suppress(FileNotFoundError, ValueError):  # not there yet, or not written yet
         return psutil.Process(int((folder / "forked" / str(process.pid)).read_text()))
     raise psutil.NoSuchProcess(process.pid)
 

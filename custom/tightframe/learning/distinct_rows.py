@@ -27,6 +27,8 @@ from tightframe.phases import (
     Totals,
 )
 
+MOST_VALUES = 2.0**31
+"""Values of a silo that are counted at most: a sum of a hundred silos fits into its ring."""
 BITS = 24
 """Fraction bits of a feature in a sum of a frozen map: what differs in less is one row."""
 
@@ -89,7 +91,7 @@ def count_fields(counts: Field) -> dict[str, Field]:
     Args:
         counts: field for the numbers of rows (C,), of a name that ends in ``counts``.
     """
-    stem, bound = counts.name.removesuffix("counts"), counts.bound * MOST
+    stem, bound = counts.name.removesuffix("counts"), min(counts.bound * MOST, MOST_VALUES)
     values, every = (replace(counts, name=stem + n, bound=bound, bits=0) for n in ("values", "all_values"))
     return {COUNTED: counts, VALUES: values, ALL_VALUES: every}
 
@@ -103,7 +105,8 @@ def counted(found: DistinctRows, values: torch.Tensor) -> dict[str, torch.Tensor
     """
     rows = {VALUES: found.by_class, ALL_VALUES: found.counts}
     return {COUNTED: found.counts} | {
-        name: (number * values).floor().maximum(number.clamp_max(1)) for name, number in rows.items()
+        name: (number * values).floor().clamp_max(MOST_VALUES).maximum(number.clamp_max(1))
+        for name, number in rows.items()
     }
 
 
