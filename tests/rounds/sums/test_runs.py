@@ -123,7 +123,7 @@ def test_too_few_reveals_open_nothing_and_say_who(tmp_path: Path) -> None:
     def silent(task: str, site: str, request: Any) -> bool:
         return task == "reveal" and site in ("site-1", "site-4")
 
-    with pytest.raises(RunError, match=r"nothing was opened.*site-1: TF-502") as caught:
+    with pytest.raises(RunError, match=r"nothing was opened.*site-1 and site-4: TF-502") as caught:
         run(job(), tmp_path, silent=silent)
     assert caught.value.code == "TF-501"
     assert not list((tmp_path / "server").glob("*.safetensors"))
