@@ -1143,21 +1143,9 @@ def test_no_strategy_opens_anything_but_verified_totals_of_whole_survivor_sets()
     repeats them, ``-s`` shows how often what happened.
     """
     SEEN.clear()
-    machine = MaliciousServer if EXAMPLES in os.environ else seed(SEED)(MaliciousServer)
     number = int(os.environ.get(EXAMPLES, "26"))
     many = number >= 300  # a few runs seldom get there; tests/securesum/test_proofs.py always does
-    run_state_machine_as_test(
-        machine,
-        settings=settings(
-            max_examples=number,
-            stateful_step_count=STEPS,
-            derandomize=EXAMPLES not in os.environ,
-            deadline=None,
-            suppress_health_check=list(HealthCheck),
-        ),
-    )
-    print(*(f"{count:8} {what}" for what, count in sorted(SEEN.items())), sep="\n")
-    for reached in (
+    reached = (
         *("runs that opened 2 or more", "adopted train", "refused contribute TF-622", "agreed"),
         *("shares given for the whole roster", "mixed sets", "refused agree TF-611"),
         *("own state of the total told", "own state on a verified state", "trained on a crafted state"),
@@ -1165,5 +1153,22 @@ def test_no_strategy_opens_anything_but_verified_totals_of_whole_survivor_sets()
         *("refused reveal TF-623", "refused reveal TF-624", "refused contribute TF-525"),
         *("refused contribute TF-608", "resumed", "opened train 1", "opened closing 0", "results"),
         *(SELDOM if many else ()),
-    ):
-        assert SEEN[reached], f"a test that never gets far shows nothing: {reached}"
+    )
+    for more in range(
+        3
+    ):  # what runs reach also depends on the machine: a few more where they missed something
+        run_state_machine_as_test(
+            MaliciousServer if EXAMPLES in os.environ else seed(SEED + more)(MaliciousServer),
+            settings=settings(
+                max_examples=number,
+                stateful_step_count=STEPS,
+                derandomize=EXAMPLES not in os.environ,
+                deadline=None,
+                suppress_health_check=list(HealthCheck),
+            ),
+        )
+        if all(SEEN[what] for what in reached):
+            break
+    print(*(f"{count:8} {what}" for what, count in sorted(SEEN.items())), sep="\n")
+    missed = [what for what in reached if not SEEN[what]]
+    assert not missed, f"a test that never gets far shows nothing: {missed}"
