@@ -423,11 +423,8 @@ def check_products(silo: SiloView, changed: DistinctRows, width: int, *, product
     Raises:
         RunError: TF-523; the numbers stay at the silo.
     """
-    least, by_class, found = (
-        silo.records_per_feature,
-        changed.by_class,
-        counted(changed, silo.record_values()),
-    )
+    least, by_class = silo.records_per_feature, changed.by_class
+    found = counted(changed, silo.record_values())
     every, values, sums = float(found[COUNTED].sum()), found[VALUES].tolist(), ClassSums(width, MOST)
     few = [place for place, held in enumerate(values) if held and not sums.allowed(held, least)]
     wanted, held = Products(width, len(values), MOST), float(found[ALL_VALUES].sum())

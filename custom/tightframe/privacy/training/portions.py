@@ -60,8 +60,9 @@ class Portions:
         if self._may_change and getattr(loss.model, "takes_features", False):
             self._may_change = False
             self._chosen = "vmap" if gives_the_loops("vmap", loss, trained, *batch) else "loop"
-        if self._chosen != "loop" and self._device.type == "cpu":
-            self._chosen = "loop" if draws(self._chosen, loss, trained, *batch) else self._chosen
+        on_cpu = self._device.type == "cpu"
+        if on_cpu and self._chosen != "loop" and draws(self._chosen, loss, trained, *batch):
+            self._chosen = "loop"
         if self._chosen == "loop":
             self._most = 1
         return running(self._chosen, loss, trained)

@@ -39,7 +39,7 @@ from tightframe.phases import (
     Tensors,
     Totals,
 )
-from tightframe.rounds.riders.view import rider_view
+from tightframe.rounds.riders.view import RiderView, rider_view
 
 COUNTS = "statistics/counts"
 VALUES, SUMS, SQUARES = "statistics/values", "statistics/sums", "statistics/squares"
@@ -141,9 +141,10 @@ class _FeatureMoments:
         self._most = 1 if uniform else WEIGHED
 
     def count(self, silo: SiloView) -> dict[str, torch.Tensor]:
-        times, place = rider_view(silo).times_in_moments(), 0
+        view, place = rider_view(silo), 0
+        times = view.times_in_moments()
         if self._values == 1:
-            return self._of_table(silo, times)
+            return self._of_table(view, times)
         values = torch.zeros((), dtype=torch.float64)
         sums, squares = (torch.zeros(self._width, dtype=torch.float64) for _ in range(2))
         for inputs, _ in silo.batches("train", augment=False, shuffle=False):
@@ -155,13 +156,12 @@ class _FeatureMoments:
             squares += (columns.square() * each[:, None, None]).sum((0, 2))
         return {VALUES: values, SUMS: sums, SQUARES: squares}
 
-    def _of_table(self, silo: SiloView, times: torch.Tensor) -> dict[str, torch.Tensor]:
+    def _of_table(self, view: RiderView, times: torch.Tensor) -> dict[str, torch.Tensor]:
         """Count a table's columns; one whose moments few patients make counts as its median in each record.
 
         Mean and deviation stand in the model, for whoever gets it.
         """
-        view = rider_view(silo)
-        batches = silo.batches("train", augment=False, shuffle=False)
+        batches = view.batches("train", augment=False, shuffle=False)
         parts = [inputs.detach().to("cpu", torch.float64).reshape(-1, self._width) for inputs, _ in batches]
         columns = torch.cat(parts) if parts else torch.zeros(0, self._width, dtype=torch.float64)
         counted = (times > 0).numpy()

@@ -44,7 +44,7 @@ from tightframe.results.rows import FAILED_SILOS
 from tightframe.results.words import plural
 from tightframe.rounds import codec
 from tightframe.rounds.codec import Term
-from tightframe.rounds.riders import class_rules, moments, update_norms
+from tightframe.rounds.riders import class_rules, epsilon, moments, update_norms
 from tightframe.rounds.riders.view import RiderView, rider_view
 from tightframe.rounds.sums.common import TooFewError
 
@@ -267,8 +267,10 @@ def blinded(schema: Schema, term: Term) -> dict[Group, bytes]:
     return made
 
 
-def with_noise(made: Contribution, schema: Schema, plan: PrivacyPlan, honest: int) -> Contribution:
+def with_noise(made: Contribution, schema: Schema, plan: PrivacyPlan, silo: RiderView) -> Contribution:
     """Return a contribution that changes nothing, with this silo's share of the noise of noisy totals.
+
+    What its ledger has is told as ever: else the absence would name this silo.
 
     The others' records are hidden by the noise of s - c honest silos, whoever of them fails. Noise alone says
     nothing of this silo's records, so that nothing is charged.
@@ -277,9 +279,9 @@ def with_noise(made: Contribution, schema: Schema, plan: PrivacyPlan, honest: in
         made: of ``neutral``.
         schema: of the phase, with its riders.
         plan: of the job's releases.
-        honest: s - c, see ``privacy.releases.noise``.
+        silo: which fails; with its s - c, see ``privacy.releases.noise``.
     """
-    noise = {}
+    noise, honest = {}, silo.honest
     for item in schema.fields:
         config: NoisyRelease | None = None
         shares = honest
@@ -295,7 +297,8 @@ def with_noise(made: Contribution, schema: Schema, plan: PrivacyPlan, honest: in
             config, shares = plan.gradients, plan.training_shares(honest)
         if config is not None:
             noise[item.name] = torch.as_tensor(config.as_numbers(config.share(item.shape, shares)))
-    return replace(made, tensors={**made.tensors, **noise})
+    told = epsilon.told(silo) if epsilon.BINS in schema else {}
+    return replace(made, tensors={**made.tensors, **noise, **told})
 
 
 def note(context: SiloContext, error: Exception) -> None:

@@ -9,7 +9,6 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import TypeVar, cast
 
 import numpy as np
@@ -40,9 +39,8 @@ from tightframe.rounds.order import place_of
 from tightframe.rounds.phases.statistics import POOLED
 from tightframe.rounds.plan import BEFORE, STATISTICS, Exchange
 from tightframe.rounds.privacy_plan import is_frozen_sum
-from tightframe.rounds.riders import epsilon, evaluation, failures, moments
+from tightframe.rounds.riders import evaluation, failures, moments
 from tightframe.rounds.riders.evaluation import told_by_few
-from tightframe.rounds.riders.view import rider_view
 from tightframe.rounds.setup import prepare, set_threads
 from tightframe.rounds.silo import checks, own_report, subnormals
 from tightframe.rounds.silo.followed_state import FollowedState
@@ -239,9 +237,7 @@ class Contributor:
         private = self._setup.privacy
         made = failures.without_update(phase.schema, received, {} if private is not None else made.tensors)
         if private is not None:
-            made = failures.with_noise(made, phase.schema, private, silo.honest)
-            if epsilon.BINS in made.tensors:  # as ever, by the ledger: else its absence would name this silo
-                made = replace(made, tensors={**made.tensors, **epsilon.told(rider_view(silo))})
+            made = failures.with_noise(made, phase.schema, private, silo)
         term = _encoded(silo, phase.schema, made.tensors, weights)
         return made, term if private is not None else failures.blinded(phase.schema, term), False
 
