@@ -19,3 +19,9 @@ def job_name(folder: Path, site: str) -> str | None:
         return f"{name}, a withdrawal" if values.get("withdraw") else name
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
+
+
+def with_id(job: str, folder: Path | None, site: str) -> str:
+    """Return a job's name with its id, ``name (id)``; the id alone where no folder has the name."""
+    name = None if folder is None else job_name(folder, site)
+    return f"{name} ({job})" if name else job

@@ -93,10 +93,7 @@ _Rounds = Annotated[int | None, typer.Option(help="Training rounds.")]
 _MinSites = Annotated[
     int | None, typer.Option(help="Smallest number of contributions; with fewer the run ends.")
 ]
-_Seed = Annotated[
-    int | None,
-    typer.Option(help="Seed of all random streams."),
-]
+_Seed = Annotated[int | None, typer.Option(help="Seed of all random streams.")]
 _Gpus = Annotated[
     int | None,
     typer.Option(help="GPUs that must be free at each silo (resource_spec); by default 1 for full, else 0."),

@@ -431,14 +431,13 @@ def _exact(whole: Verified, query: Query) -> list[str]:
 
 def _named(job: str, path: Path, options: Options) -> str:
     """Return a job's name with its id, by its folder in the kit or in the simulator; or the id alone."""
-    from tightframe_app.job_names import job_name
+    from tightframe_app.job_names import with_id
     from tightframe_app.ledger.simulated import run_of
     from tightframe_app.site.checks.findings import Scope
 
     kit = None if options.config is None else Scope(options.config).kit_root
     folder = run_of(path) or (None if kit is None else kit / job)
-    name = None if folder is None else job_name(folder, path.parent.name)
-    return f"{name} ({job})" if name else job
+    return with_id(job, folder, path.parent.name)
 
 
 def _print_checked(out: Console, whole: Verified, query: Query, options: Options) -> None:

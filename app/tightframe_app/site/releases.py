@@ -251,11 +251,10 @@ def _consents(memory: Memory, dataset: str) -> list[str]:
 
 def _job(memory: Memory, job: str) -> str:
     """Return a job's name with its id, where the kit has its folder."""
-    from tightframe_app.job_names import job_name
+    from tightframe_app.job_names import with_id
 
     kit = None if memory.startup is None else memory.startup.resolve().parent
-    name = None if kit is None else job_name(kit / job, memory.site)
-    return f"{name} ({job})" if name else job
+    return with_id(job, None if kit is None else kit / job, memory.site)
 
 
 def _withdrew(memory: Memory, job: str) -> bool:
