@@ -383,9 +383,11 @@ class LocalSilo:
 
     def fit(self, model: torch.nn.Module, stages: Sequence[Stage]) -> FitReport:
         """Run the stages of local training on the training fold."""
-        if not self._trains:
-            return FitReport()
         local = self.setting.local
+        if not self._trains:
+            records = range(len(self.context.data.labels("train")))
+            passes = len(merge_single_tail(records, local.batch_size))
+            return FitReport(sum((stage.epochs or 0) * passes + (stage.steps or 0) for stage in stages))
         return loop.fit(
             model,
             lambda epoch: self.batches("train", augment=local.augment, shuffle=True, epoch=epoch),
@@ -418,7 +420,7 @@ class LocalSilo:
 
     @contextmanager
     def without_training(self) -> Iterator[None]:
-        """Leave every model as it is for a block: ``fit`` returns without a step."""
+        """Leave every model as it is for a block: ``fit`` returns the number of steps, and takes none."""
         self._trains = False
         try:
             yield
