@@ -354,6 +354,12 @@ class SiloView(Protocol):
             staying: of those that stay in a withdrawal; otherwise of those before it.
         """
 
+    def rows(self) -> tuple[list[bytes], torch.Tensor]:
+        """Return a digest of each training record's inputs, before a withdrawal, and labels (n,), in order.
+
+        Inputs that agree to 2^-24 have one digest (``learning.distinct_rows``).
+        """
+
     def private_class_sums(
         self, features: Callable[[torch.Tensor], torch.Tensor], width: int
     ) -> tuple[torch.Tensor, torch.Tensor]:

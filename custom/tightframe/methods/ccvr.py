@@ -59,10 +59,6 @@ SEED = "ccvr_seed"
 COUNT_BOUND, SUM_BOUND, PRODUCT_BOUND = 2.0**24, 2.0**28, 2.0**32
 
 
-RADIUS = 2.0**7
-"""Rows of features are counted to 2^-17: rounding of their float32 sums makes no two of one."""
-
-
 class CcvrConfig(StrictModel):
     """CCVR's options.
 
@@ -188,7 +184,7 @@ def after(setting: Setting) -> tuple[Phase, ...]:
         lambda state, totals, cohort: state if cohort.failed else update(setting, state, totals),
         _read,
     )
-    return (holders_phase(counts), counts_phase(counts, RADIUS), calibration)
+    return (holders_phase(counts), counts_phase(counts), calibration)
 
 
 def _read(state: ServerState, totals: Totals, cohort: Cohort) -> phases.Reading:

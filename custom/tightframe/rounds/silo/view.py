@@ -19,6 +19,7 @@ from tightframe.data.withdrawn import record_ids
 from tightframe.errors import RunError, TrainingError
 from tightframe.learning import loop, own_loop
 from tightframe.learning.batches import merge_single_tail, reading_processes
+from tightframe.learning.distinct_rows import row_digests
 from tightframe.learning.model_update import build_template
 from tightframe.learning.record_values import count_values
 from tightframe.learning.stages import FitReport, Stage, Term
@@ -194,11 +195,28 @@ class LocalSilo:
         Args:
             staying: of the records that stay in a withdrawal; otherwise of those before it.
         """
+        return count_values(
+            self._inputs(staying=staying), self.setting.num_classes, self.setup.columns, self.min_class_count
+        )
+
+    def rows(self) -> tuple[list[bytes], torch.Tensor]:
+        """Return a digest of each training record's inputs before a withdrawal, and labels (n,), in order."""
+        rows, labels = list[bytes](), [torch.zeros(0, dtype=torch.int64)]
+        for inputs, classes in self._inputs():
+            rows += row_digests(inputs)
+            labels.append(classes.cpu())
+        return rows, torch.cat(labels)
+
+    def _inputs(self, *, staying: bool = False) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Yield inputs, whatever model was loaded, and labels of the training records in batches.
+
+        Args:
+            staying: see ``record_values``.
+        """
         before = self.context.job.withdraw is not None and not staying
         context = self.context.before_withdrawal if before else self.context
         view = LocalSilo(context, self.setup, self.device, self.round)  # which has inputs, not features
-        read = view.batches("train", augment=False, shuffle=False)
-        return count_values(read, self.setting.num_classes, self.setup.columns, self.min_class_count)
+        return view.batches("train", augment=False, shuffle=False)
 
     def memory_named(self, key: str, size: int) -> AbstractContextManager[None]:
         """Turn running out of memory into TF-302, naming the job's value ``key`` to lower from ``size``."""
@@ -383,9 +401,11 @@ class LocalSilo:
 
     def fit(self, model: torch.nn.Module, stages: Sequence[Stage]) -> FitReport:
         """Run the stages of local training on the training fold."""
-        if not self._trains:
-            return FitReport()
         local = self.setting.local
+        if not self._trains:
+            records = range(len(self.context.data.labels("train")))
+            passes = len(merge_single_tail(records, local.batch_size))
+            return FitReport(sum((stage.epochs or 0) * passes + (stage.steps or 0) for stage in stages))
         return loop.fit(
             model,
             lambda epoch: self.batches("train", augment=local.augment, shuffle=True, epoch=epoch),
@@ -418,7 +438,7 @@ class LocalSilo:
 
     @contextmanager
     def without_training(self) -> Iterator[None]:
-        """Leave every model as it is for a block: ``fit`` returns without a step."""
+        """Leave every model as it is for a block: ``fit`` returns the number of steps, and takes none."""
         self._trains = False
         try:
             yield
