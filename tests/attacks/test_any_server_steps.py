@@ -93,7 +93,7 @@ def test_a_process_that_dies_once_its_term_is_masked_keeps_its_training(tmp_path
             raise CrashError
         sent(folder)
 
-    parts = SimpleNamespace(keep=unsent.keep, undo=unsent.undo, sent=dies)
+    parts = SimpleNamespace(keep=unsent.keep, undo=unsent.undo, check=unsent.check, sent=dies)
     with mock.patch("tightframe.rounds.sums.secure_silo.unsent", parts):
         first = ask(server, server.names, times=2)
     assert died

@@ -122,7 +122,9 @@ def _number(
     else:
         made.cells[label, place.missing] = untold.sum()
     told = rows[~untold]
-    if len(told) and len(np.unique(table.owners[told])) < least:
+    if not len(told):
+        return
+    if len(np.unique(table.owners[told])) < least:
         made.cells[label, place.missing] = 0
         made.withheld_cells[label, place.start : place.end] = 1
         made.withheld_moments[label, number] = 1
@@ -187,7 +189,7 @@ def withheld(patients: NDArray[np.int64], least: int, order: Sequence[int] = ())
     by_place = len(order) > 0 and least > 2
     places = order if by_place else np.argsort(patients, kind="stable").tolist()
     others = [place for place in places if patients[place] >= least]
-    while hidden.sum() < 2 or patients[hidden].sum() < hidden.sum() + 2 * least:
+    while patients[hidden].sum() < hidden.sum() + 2 * least:  # never enough in one cell of fewer than m
         if not others:
             return np.ones_like(hidden)
         if by_place:

@@ -44,9 +44,7 @@ def forget(context: SiloContext) -> None:
 def check(silo: RiderView) -> None:
     """Warn in this silo's own log (TF-527) of pooled moments that contradict its own: once in a run."""
     context, pooled = silo.context, silo.pooled
-    path, before = context.state_folder / FILE, context.previous_state
-    if not path.is_file() and before is not None and (before / FILE).is_file():
-        write_atomically(path, (before / FILE).read_bytes(), mode=0o600)  # of a job that this one continues
+    path = context.state_folder / FILE  # a job that this one continues may have left it
     if pooled is None or not path.is_file() or not path.stat().st_size:
         return
     own = safetensors.torch.load(path.read_bytes())[OWN]

@@ -248,6 +248,7 @@ class SecureSite:
                     kept=self._vault.recall,
                     profile=_with_formed(profile, encoded.formed),
                 )
+                unsent.check(self._context.state_folder, request.sum_id, key)
                 reply = self._commit("contribute", key, step)
                 unsent.sent(self._context.state_folder)
             self._unrecorded |= isinstance(state, Confirmed)
