@@ -1,7 +1,8 @@
 """The state of a run, which each silo computes for itself: at the start from the job, then from totals.
 
 What follows from a sum (``plan.Exchange.advance``) is a pure function of (state, totals, cohort), so the
-server sends totals, and no model. Both sides name a state by its SHA-256: a term states which one it rests on.
+server sends totals, and no model. Both sides name a state by its SHA-256: a term states which one it rests
+on.
 
 Between machines with other processors the last bits may differ (matrix products, exponentials). Then a silo
 takes over the server's state, if it is as close to its own as two machines can be.
