@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tightframe import __version__
-from tightframe.config.site import check_record_options, check_training_loop, dataset_of
+from tightframe.config.site import check_given_model, check_record_options, check_training_loop, dataset_of
 from tightframe.data.base import check_form, class_counts, count_table, own_labels
 from tightframe.data.withdrawn import find, read_file
 from tightframe.errors import DataError, JobError, RunError
@@ -90,6 +90,7 @@ class SiloSession:
         self.context.policy.check(self.context.job, submitter=self.context.submitter)
         check_record_options(self.context.job, self.context.site, self.context.policy)
         check_training_loop(self.context.job, self.context.site, self.context.policy)
+        check_given_model(self.context.job, self.context.site, self.context.policy)
         requests.check(task, message, self.context.name, secure=self._secure is not None)
         if task == "enroll":
             return self._enroll(message)
@@ -163,6 +164,9 @@ class SiloSession:
             count_table(dict(zip(spec.class_names, counts.tolist(), strict=True))),
         )
         log.info("%s: policy %s", name, policy.name())
+        if (given := context.job.initial_model_sha256) is not None:
+            accepted = context.site.accepted_models.get(given, "not asked about here")
+            log.info("%s: the model with SHA-256 %s was given: %s", name, given, accepted)
         if context.draws_batches:
             size = context.training.batch_size
             log.info(
