@@ -25,7 +25,6 @@ from tightframe.data.arrays import ArrayData
 from tightframe.phases import Cohort, Field
 from tightframe.rounds.codec import unpack
 from tightframe.rounds.context import SALT, SiloContext
-from tightframe.rounds.run_state import after_sum
 from tightframe.rounds.setup import prepare
 from tightframe.rounds.silo.contribute import Contributor
 
@@ -108,7 +107,7 @@ def repetitions(values: Mapping[str, Any], folder: Path, profile: Profile) -> di
             for item in phase.schema.fields
         }
         cohort = Cohort.of(exchange.round, SITES, weights)
-        state, opened = after_sum(phase, state, totals, cohort).state, {str(made.sum_id): list(SITES)}
+        state, opened = exchange.advance(state, totals, cohort).state, {str(made.sum_id): list(SITES)}
     return {
         name: (item, float(np.sqrt(salts / silos)))
         for name, (item, (salts, silos)) in changes.items()

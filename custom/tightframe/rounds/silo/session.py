@@ -6,7 +6,6 @@ the silo's own log. Only tasks that train import torch.
 
 from __future__ import annotations
 
-import errno
 import math
 import time
 from collections.abc import Mapping
@@ -18,7 +17,7 @@ from tightframe import __version__
 from tightframe.config.site import check_given_model, check_record_options, check_training_loop, dataset_of
 from tightframe.data.base import check_form, class_counts, count_table, own_labels
 from tightframe.data.withdrawn import find, read_file
-from tightframe.errors import DataError, JobError, RunError, TightframeError, outside_code
+from tightframe.errors import DataError, JobError, RunError
 from tightframe.files import write_atomically
 from tightframe.learning.products import Sizes
 from tightframe.rounds import unproven
@@ -313,14 +312,3 @@ class SiloSession:
 def _next_whole(arrived: float, grid: float) -> float:
     """Return the next time that is a whole number of ``grid`` seconds after a request came."""
     return arrived + grid * math.ceil((time.monotonic() - arrived) / grid)
-
-
-FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
-"""System errors of a file that cannot grow: disk full, quota, size limit, or a read-only file system."""
-
-
-def failure_code(error: BaseException) -> str:
-    """Return all that may leave the silo of an error: its documented code; TF-503 for any other error."""
-    if isinstance(error, OSError) and error.errno in FULL:
-        return "TF-512"
-    return outside_code(error.code if isinstance(error, TightframeError) else None)
