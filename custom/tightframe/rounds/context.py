@@ -26,6 +26,7 @@ from tightframe.rounds.sums.declaration import EVALUATED
 from tightframe.securesum.identity import Anchor, Signer
 
 if TYPE_CHECKING:
+    from tightframe.data.table.common_values import CommonValues
     from tightframe.rounds.encoded import FeatureCache
     from tightframe.rounds.withdrawn_list import Withdrawn
 
@@ -126,6 +127,15 @@ class SiloContext:
     def before_withdrawal(self) -> SiloContext:
         """The same silo with the records of the run from which it withdraws some."""
         return replace(self, job=self.job.origin, records=self.withdrawn.before)
+
+    @cached_property
+    def common(self) -> CommonValues | None:
+        """Values of training records that exact sums take for others, so that no few patients stand out."""
+        if self.job.privacy is not None:
+            return None
+        from tightframe.data.table.common_values import common_in  # which imports torch
+
+        return common_in(self.data, self.policy.class_count(synthetic=self.data.synthetic))
 
     @property
     def site(self) -> SiteEntry:

@@ -204,12 +204,35 @@ def withheld(patients: NDArray[np.int64], least: int, order: Sequence[int] = ())
 def made_by_few(values: NDArray[np.float64], owners: NDArray[np.int64], least: int) -> bool:
     """Return True if mean and deviation of a column tell values of fewer than ``least`` patients.
 
+    Some stand out (``who_stands_out``), or the column has few values, and one of them fewer patients: then
+    the moments are equations in their numbers.
+
+    Args:
+        values: of records.
+        owners: number of each record's patient.
+        least: m.
+
+    >>> made_by_few(np.repeat([0.0, 0.3, 0.5, 1.0], [30, 4, 26, 2]), np.arange(62), 5)
+    True
+    >>> made_by_few(np.linspace(-1, 1, 62), np.arange(62), 5)
+    False
+    """
+    if who_stands_out(values, owners, least).any():
+        return True
+    rare, _ = _rare_values(values, owners, least)
+    return bool(rare.any()) and len(rare) <= FEW_VALUES and 2 * len(rare) <= len(np.unique(owners))
+
+
+def who_stands_out(
+    values: NDArray[np.float64], owners: NDArray[np.int64], least: int
+) -> NDArray[np.bool_]:
+    """Return the records by which fewer than ``least`` patients make a column differ from all others', (n,).
+
     - Fewer than that, but some, have a value that no m patients share, and all others have such: they alone
       make the mean differ from what is known (a drug that nobody else has had).
-    - The column has few values, and one of them fewer patients: the moments are equations in their numbers.
     - One patient dominates (p% rule; Hundepool et al., Statistical Disclosure Control, 2012, section 4.2):
       the distances from the median, or their squares, of all but the two farthest are less than a tenth of
-      the farthest one's.
+      the farthest one's. These are its records; without them another one can.
 
     Args:
         values: of records.
@@ -217,27 +240,31 @@ def made_by_few(values: NDArray[np.float64], owners: NDArray[np.int64], least: i
         least: m.
 
     >>> zeros, each = np.zeros(60), np.arange(62)
-    >>> made_by_few(np.concatenate([zeros, [0.4, 0.7]]), each, 5)
-    True
-    >>> made_by_few(np.linspace(-1, 1, 62), each, 5)
-    False
+    >>> who_stands_out(np.concatenate([zeros, [0.4, 0.7]]), each, 5).nonzero()[0].tolist()
+    [60, 61]
     """
+    rare, held = _rare_values(values, owners, least)
+    if rare.any() and not rare.all() and len(np.unique(owners[held])) < least:
+        return held
+    away = np.abs(values - np.median(values))
+    _, patient = np.unique(owners, return_inverse=True)
+    for order, power in ((1, away), (2, away**2)):
+        parts = np.bincount(patient, power)
+        if _dominated(np.sort(parts), (1 + DOMINANCE) ** order - 1):
+            dominates: NDArray[np.bool_] = patient == parts.argmax()
+            return dominates
+    return np.zeros(len(values), dtype=bool)
+
+
+def _rare_values(
+    values: NDArray[np.float64], owners: NDArray[np.int64], least: int
+) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Return which distinct values fewer than ``least`` patients have, and which records have such."""
     distinct, which = np.unique(values, return_inverse=True)
     everybody, patient = np.unique(owners, return_inverse=True)
-    most = len(everybody)
-    pairs = np.unique(which.astype(np.int64) * most + patient)
-    rare = np.bincount(pairs // most, minlength=len(distinct)) < least
-    if rare.any():
-        exposed = len(np.unique(pairs[rare[pairs // most]] % most))
-        if exposed < least and not rare.all():
-            return True
-        if len(distinct) <= FEW_VALUES and 2 * len(distinct) <= most:
-            return True
-    away = np.abs(values - np.median(values))
-    return any(
-        _dominated(np.sort(np.bincount(patient, power)), (1 + DOMINANCE) ** order - 1)
-        for order, power in ((1, away), (2, away**2))
-    )
+    pairs = np.unique(which.astype(np.int64) * len(everybody) + patient)
+    rare = np.bincount(pairs // len(everybody), minlength=len(distinct)) < least
+    return rare, rare[which]
 
 
 def _dominated(parts: NDArray[np.float64], share: float) -> bool:

@@ -230,8 +230,9 @@ class _Encoding:
             generator=torch.Generator().manual_seed(0),  # keeps the loader off the global stream
         )
         line = f"{context.name}: {short} of {fold} records, batch {{done}} of {{total}}"
-        for done, batch in enumerate(with_progress(loader, log.info, line)):
+        common = context.common if fold == "train" else None
+        for done, (inputs, labels) in enumerate(with_progress(loader, log.info, line)):
             if context.stopped():
                 raise RunError("the run was aborted while features were computed.", code="TF-504")
             context.at_work(f"{short}, {fold} records", done, len(batches))
-            yield batch
+            yield inputs if common is None else common.apply(inputs, batches[done]), labels

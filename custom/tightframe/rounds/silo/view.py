@@ -385,15 +385,18 @@ class LocalSilo:
                 yield batch
             return
         records = self.context.data.records(fold, augment_seed=augment_seed)
+        chosen, common = merge_single_tail(indices, size), self.context.common if fold == "train" else None
         loader: DataLoader[Any] = DataLoader(
             records,
-            batch_sampler=merge_single_tail(indices, size),
+            batch_sampler=chosen,
             **reading_processes(self.context.site.loader_workers),
             pin_memory=self.device.type == "cuda",
             generator=torch.Generator().manual_seed(0),  # keeps the loader off the global stream
         )
         for done, (inputs, labels) in enumerate(guarded(iter(loader), self.context.stopped)):
             self.context.at_work(f"round {self.round}, {activity}", done, len(loader))
+            if common is not None:
+                inputs = common.apply(inputs, chosen[done])
             inputs = inputs.to(self.device, non_blocking=True)
             if self._images:  # laid out anew where it is fast: on a GPU, and from pinned memory
                 inputs = inputs.contiguous(memory_format=torch.channels_last)

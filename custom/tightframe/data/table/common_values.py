@@ -1,0 +1,156 @@
+"""Values in which few patients of a hospital stand out, before exact sums are formed of its records.
+
+A drug that one patient has had makes its row of the products of all columns that patient's record: whoever
+reads the total has it, without an attack. The same holds for the difference of two columns that are equal in
+all patients but one, and for a number of which one patient's value is larger than all others' together. So
+in exact sums of training records a hospital takes
+
+- the values of a column by which fewer than m patients stand out (``disclosure.who_stands_out``) as the
+  median of the others,
+- and where a column of two values differs from an earlier one, or from its opposite, in fewer than m
+  patients, these patients' values as that one's.
+
+m is the hospital's ``min_class_count``. Noise covers single patients by itself, and its sensitivity would
+not hold for values that depend on the other patients: under privacy all stay as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tightframe.data.base import SiloData
+from tightframe.data.patients import record_patients
+from tightframe.data.table.disclosure import who_stands_out
+from tightframe.errors import DataError
+
+if TYPE_CHECKING:
+    import torch
+
+_TOGETHER = 4096
+"""Records read at a time."""
+
+
+@dataclass(frozen=True)
+class CommonValues:
+    """What a hospital takes some values of its training records for.
+
+    Attributes:
+        starts: where each record's replaced values begin in the others, (n + 1,).
+        columns, values: of them, (k,).
+    """
+
+    starts: NDArray[np.int64]
+    columns: NDArray[np.int64]
+    values: NDArray[np.float32]
+
+    def of(self, records: Sequence[int]) -> CommonValues:
+        """Return what the values of these records alone are taken for."""
+        places = np.asarray(records, dtype=np.int64)
+        kept = [np.arange(self.starts[place], self.starts[place + 1]) for place in places]
+        chosen = np.concatenate([np.zeros(0, np.int64), *kept])
+        starts = np.concatenate([[0], np.cumsum(self.starts[places + 1] - self.starts[places])])
+        return CommonValues(starts, self.columns[chosen], self.values[chosen])
+
+    def same(self, other: CommonValues) -> bool:
+        """Check that the same values of as many records are taken for the same."""
+        pairs = ((self.starts, other.starts), (self.columns, other.columns), (self.values, other.values))
+        return all(np.array_equal(own, others) for own, others in pairs)
+
+    def apply(self, inputs: torch.Tensor, records: Sequence[int]) -> torch.Tensor:
+        """Return inputs (B, p) of these records with the values replaced; others keep every bit."""
+        first, last = self.starts[list(records)], self.starts[np.asarray(records, dtype=np.int64) + 1]
+        many = last - first
+        if not many.any():
+            return inputs
+        rows = np.repeat(np.arange(len(many)), many)
+        places = np.arange(len(rows)) - np.repeat(np.cumsum(many) - many, many) + np.repeat(first, many)
+        import torch
+
+        made = inputs.clone()
+        made[torch.from_numpy(rows), torch.from_numpy(self.columns[places])] = torch.from_numpy(
+            self.values[places]
+        ).to(inputs)
+        return made
+
+
+def common_in(data: SiloData, least: int) -> CommonValues | None:
+    """Return what a hospital's values are taken for in exact sums; None of pictures.
+
+    Args:
+        data: whose training records are read once.
+        least: m.
+    """
+    import torch
+    from torch.utils.data import DataLoader
+
+    records: Any = data.records("train")
+    if least < 2 or not len(records) or records[0][0].dim() != 1:
+        return None
+    loader: DataLoader[Any] = DataLoader(records, batch_size=_TOGETHER, generator=torch.Generator())
+    rows = torch.cat([inputs for inputs, _ in loader]).numpy()
+    try:
+        owners = record_patients(data, "train")
+    except DataError:  # unknown: each record is a patient's
+        owners = np.arange(len(rows))
+    return common_values(rows, owners, least)
+
+
+def common_values(rows: NDArray[np.float32], owners: NDArray[np.int64], least: int) -> CommonValues:
+    """Return what a hospital's values are taken for.
+
+    Args:
+        rows: of its training records, (n, p).
+        owners: number of each record's patient, (n,).
+        least: m.
+
+    >>> import torch
+    >>> rows = np.zeros((40, 4), np.float32)
+    >>> rows[:20, 0], rows[7, 1], rows[:21, 2], rows[::2, 3] = 1, 1, 1, 1
+    >>> found = common_values(rows, np.arange(40), 5)
+    >>> found.columns.tolist(), found.apply(torch.from_numpy(rows[[7, 20]]), [7, 20]).tolist()
+    ([1, 2], [[1.0, 0.0, 1.0, 0.0], [0.0, 0.0, 0.0, 1.0]])
+    """
+    made, owners = rows.copy(), np.unique(owners, return_inverse=True)[1]
+    low, high = rows.min(0), rows.max(0)
+    two = ((rows == low) | (rows == high)).all(0) & (low != high)
+    for column in np.flatnonzero(low != high):
+        _hide_who_stands_out(made[:, column], owners, least)
+    _hide_who_differs(made, np.flatnonzero(two & (made.min(0) != made.max(0))), owners, least)
+    places = np.nonzero(made != rows)
+    starts = np.searchsorted(places[0], np.arange(len(rows) + 1))
+    return CommonValues(starts, places[1], made[places])
+
+
+def _hide_who_stands_out(values: NDArray[np.float32], owners: NDArray[np.int64], least: int) -> None:
+    """Set the values of those who stand out to the median, in place, until nobody does."""
+    while values.min() != values.max():
+        standing = who_stands_out(values.astype(np.float64), owners, least)
+        if not standing.any():
+            return
+        others = np.sort(values[~standing])
+        values[standing] = others[(len(others) - 1) // 2]
+
+
+def _hide_who_differs(
+    made: NDArray[np.float32], two: NDArray[np.int64], owners: NDArray[np.int64], least: int
+) -> None:
+    """Let columns of two values be as an earlier one, or its opposite, in the few patients that differ."""
+    low, high = made.min(0), made.max(0)
+    upper = made[:, two] == high[two]
+    numbers, each, count = upper.astype(np.float32), upper.sum(0), len(made)
+    differ = each[:, None] + each[None, :] - 2 * np.rint(numbers.T @ numbers).astype(np.int64)
+    most = int(np.bincount(owners).max()) * (least - 1)
+    few = ((differ > 0) & (differ <= most)) | ((differ < count) & (count - differ <= most))
+    for place, earlier in zip(*np.nonzero(np.tril(few, -1)), strict=True):
+        unlike = upper[:, place] != upper[:, earlier]
+        if 2 * unlike.sum() > count:
+            unlike = ~unlike
+        if 0 < len(np.unique(owners[unlike])) < least:
+            column = two[place]
+            upper[unlike, place] ^= True
+            made[:, column] = np.where(upper[:, place], high[column], low[column])
