@@ -24,9 +24,9 @@ from tightframe.rounds import unproven
 from tightframe.rounds.context import DECLARATION, NEEDS_STATE, Message, SiloContext
 from tightframe.rounds.silo import own_state, requests
 from tightframe.rounds.silo.own_state import NeedsStateError
-from tightframe.rounds.sums.common import SEAL, SECURE, Check, Encoded
+from tightframe.rounds.sums.common import SEAL, SECURE, Check, Encoded, Peers
 from tightframe.rounds.sums.declaration import Declaration, applied_weights, public_weight
-from tightframe.rounds.sums.secure_silo import SecureSite, Train
+from tightframe.rounds.sums.secure_silo import SecureSite
 from tightframe.securesum.messages import Total
 
 if TYPE_CHECKING:
@@ -219,18 +219,17 @@ class SiloSession:
         try:
             if self._secure is None:
                 weights, last = self._plain_weights(message.get("declared")), message["total"]
+                peers = Peers(weights, sizes=Sizes(self._declare(again=True).weight, 0.0))
                 total = Total.from_bytes(last) if last else None
-                alone = Sizes(self._declare(again=True).weight, 0.0)
-                made = self._training().contribute(message, weights, total=total, sizes=alone)
-                return {"term": dict(made.term)}
-            return {
-                SECURE: self._secure.contribute(
-                    message.get(SECURE),
-                    message["state"],
-                    self._term(message),
-                    lambda: self._training().setup,
-                )
-            }
+                return {"term": dict(self._training().contribute(message, peers, total=total).term)}
+
+            def train(peers: Peers, *, total: Total | None, check: Check) -> Encoded:
+                contributor = self._training()
+                answer = contributor.seal if message["kind"] == SEAL else contributor.contribute
+                return answer(message, peers, total=total, check=check)
+
+            state, setup = message["state"], lambda: self._training().setup
+            return {SECURE: self._secure.contribute(message.get(SECURE), state, train, setup)}
         except NeedsStateError:
             self.context.log.info("%s: asks the server for the state of the run", self.context.name)
             return {NEEDS_STATE: True}
@@ -239,27 +238,6 @@ class SiloSession:
         """Check the silos' declared records against this site's rule on products, see ``product_rule``."""
         if self.context.policy.records_per_feature:
             self._training().check_sizes(sizes)
-
-    def _term(self, message: Message) -> Train:
-        """Return what makes the term of a secure sum; that of a seal is empty, and needs no training."""
-
-        def train(
-            weights: Mapping[str, float],
-            honest: int,
-            tellers: Mapping[str, int],
-            sizes: Sizes,
-            *,
-            total: Total | None,
-            check: Check,
-        ) -> Encoded:
-            training = self._training()
-            if message["kind"] == SEAL:
-                return training.follow(message, weights, total, check)
-            return training.contribute(
-                message, weights, total=total, honest=honest, tellers=tellers, sizes=sizes, check=check
-            )
-
-        return train
 
     def _plain_weights(self, raw: object) -> Mapping[str, float]:
         """Return the weights of a plain sum, from the declarations that the server forwards.
