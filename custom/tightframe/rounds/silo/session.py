@@ -26,7 +26,7 @@ from tightframe.rounds.silo import own_state, requests
 from tightframe.rounds.silo.own_state import NeedsStateError
 from tightframe.rounds.sums.common import SEAL, SECURE, Check, Encoded, Peers
 from tightframe.rounds.sums.declaration import Declaration, applied_weights, public_weight
-from tightframe.rounds.sums.secure_silo import SecureSite
+from tightframe.rounds.sums.secure_silo import SecureSite, Train
 from tightframe.securesum.messages import Total
 
 if TYPE_CHECKING:
@@ -223,13 +223,8 @@ class SiloSession:
                 total = Total.from_bytes(last) if last else None
                 return {"term": dict(self._training().contribute(message, peers, total=total).term)}
 
-            def train(peers: Peers, *, total: Total | None, check: Check) -> Encoded:
-                contributor = self._training()
-                answer = contributor.seal if message["kind"] == SEAL else contributor.contribute
-                return answer(message, peers, total=total, check=check)
-
             state, setup = message["state"], lambda: self._training().setup
-            return {SECURE: self._secure.contribute(message.get(SECURE), state, train, setup)}
+            return {SECURE: self._secure.contribute(message.get(SECURE), state, self._term(message), setup)}
         except NeedsStateError:
             self.context.log.info("%s: asks the server for the state of the run", self.context.name)
             return {NEEDS_STATE: True}
@@ -238,6 +233,16 @@ class SiloSession:
         """Check the silos' declared records against this site's rule on products, see ``product_rule``."""
         if self.context.policy.records_per_feature:
             self._training().check_sizes(sizes)
+
+    def _term(self, message: Message) -> Train:
+        """Return what makes the term of a secure sum, by a process that trains."""
+
+        def train(peers: Peers, *, total: Total | None, check: Check) -> Encoded:
+            contributor = self._training()
+            make = contributor.seal if message["kind"] == SEAL else contributor.contribute
+            return make(message, peers, total=total, check=check)
+
+        return train
 
     def _plain_weights(self, raw: object) -> Mapping[str, float]:
         """Return the weights of a plain sum, from the declarations that the server forwards.
