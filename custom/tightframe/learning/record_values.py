@@ -18,8 +18,8 @@ by non-negative least squares). So with fewer than 2^32 possible rows a record i
 
 Features mix columns by their spread, which a contract's ranges decide: of a column with a range of 100 and
 eleven with a million times theirs, any features are ones of the first (71 of 71 patients' values of it were
-read from 426 class sums). So of a contract's table that a model does not standardise, columns with spreads s
-count as ``(sum of s)^2 / (sum of s^2)``: all of them if they are alike, one if one is far above the others.
+read from 426 class sums). So of a contract's table, columns with spreads s as the model gets them count as
+``(sum of s)^2 / (sum of s^2)``: all of them if they are alike, one if one is far above the others.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def count_values(
     columns: Sequence[int],
     least: int,
     *,
-    standardised: bool = True,
+    scaled_above: float | None = None,
 ) -> torch.Tensor:
     """Return how many unknown numbers a record of each class has, float64 (C,).
 
@@ -73,7 +73,8 @@ def count_values(
         classes: C.
         columns: see ``most_values``; none of pictures.
         least: records in which a column must differ, of few records half.
-        standardised: whether all columns count alike: the model standardises, or no job sets their ranges.
+        scaled_above: deviation of a number above which the model scales it to 1, infinite if it scales none;
+            None if no job sets ranges: columns count alike.
 
     >>> rows = torch.tensor([[0.0, 0, 5], [1, 2, 5], [4, 8, 5], [9, 18, 5]])
     >>> count_values([(rows, torch.zeros(4).long())], 1, (), 2)  # one is twice another, one is the same
@@ -93,7 +94,7 @@ def count_values(
     for place in np.unique(label):
         varies = _varies(rows[label == place], least)
         if (key := varies.tobytes()) not in known:
-            known[key] = _count(rows[:, varies], varies, columns, standardised=standardised)
+            known[key] = _count(rows[:, varies], varies, columns, scaled_above=scaled_above)
         made[place] = known[key]
     return made
 
@@ -107,12 +108,18 @@ def _varies(rows: NDArray[np.float32], least: int) -> NDArray[np.bool_]:
 
 
 def _count(
-    rows: NDArray[np.float32], varies: NDArray[np.bool_], columns: Sequence[int], *, standardised: bool
+    rows: NDArray[np.float32],
+    varies: NDArray[np.bool_],
+    columns: Sequence[int],
+    *,
+    scaled_above: float | None,
 ) -> float:
     """Return how many columns of all records do not follow from others, of those that vary in a class."""
     of = np.repeat(np.arange(len(columns)), columns) if columns else np.arange(len(varies))
     of, scaled = of[varies], _scaled(rows.astype(np.float64))
-    most: float = len(np.unique(of)) if standardised else _alike(rows.astype(np.float64), of)
+    most: float = len(np.unique(of))
+    if scaled_above is not None:
+        most = _alike(rows.astype(np.float64), of, scaled_above)
     if (bits := _bits(rows, of)) < POSSIBLE_BITS:
         most = min(most, bits / NUMBER_BITS)
     if scaled.shape[1] > MOST:
@@ -120,9 +127,11 @@ def _count(
     return min(_independent(scaled.T @ scaled, of), most)
 
 
-def _alike(rows: NDArray[np.float64], of: NDArray[np.int64]) -> float:
-    """Return how many columns of one spread see as much as these: one column's is that of all its numbers."""
-    spread = np.sqrt(np.bincount(of, weights=rows.var(0), minlength=1))
+def _alike(rows: NDArray[np.float64], of: NDArray[np.int64], scaled_above: float) -> float:
+    """Return how many columns of one spread are seen as well as these; a column's is that of its numbers."""
+    found = rows.var(0)
+    found[np.sqrt(found) > scaled_above] = 1.0
+    spread = np.sqrt(np.bincount(of, weights=found, minlength=1))
     return float(spread.sum() ** 2 / max(np.square(spread).sum(), 1e-300))
 
 

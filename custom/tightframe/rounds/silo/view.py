@@ -31,7 +31,7 @@ from tightframe.results.parts.dropouts import Lost
 from tightframe.rounds.context import SiloContext
 from tightframe.rounds.encoded import LoadedEncoder
 from tightframe.rounds.job_checks import STANDARDISE_STD
-from tightframe.rounds.phases.statistics import UNIFORM, WEIGHED, times_in_moments
+from tightframe.rounds.phases.statistics import SMALLEST_STD, UNIFORM, WEIGHED, times_in_moments
 from tightframe.rounds.sums.declaration import EVALUATED
 from tightframe.rounds.unproven import NO_NEEDS, Needs
 
@@ -198,12 +198,13 @@ class LocalSilo:
             staying: of the records that stay in a withdrawal; otherwise of those before it.
         """
         ranges = isinstance(self.setup.dataset_options, TableOptions)  # of a contract, which the job has
+        scales = STANDARDISE_STD in shared_template(self.setting).state_dict()
         return count_values(
             self._inputs(staying=staying),
             self.setting.num_classes,
             self.setup.columns,
             self.min_class_count,
-            standardised=not ranges or STANDARDISE_STD in shared_template(self.setting).state_dict(),
+            scaled_above=(SMALLEST_STD if scales else math.inf) if ranges else None,
         )
 
     def rows(self) -> tuple[list[bytes], torch.Tensor]:
