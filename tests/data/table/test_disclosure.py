@@ -11,7 +11,7 @@ import pytest
 
 from tightframe.data.contract import Contract
 from tightframe.data.table import disclosure
-from tightframe.data.table.disclosure import UNITS, moments_of, rounded_moments, term, withheld
+from tightframe.data.table.disclosure import UNITS, made_by_few, moments_of, rounded_moments, term, withheld
 from tightframe.data.table.tabulated import Layout, Tabulated
 
 CONTRACT: dict[str, Any] = {
@@ -279,6 +279,50 @@ def test_moments_are_exact_only_where_nothing_is_withheld() -> None:
     assert (moments_of(values) != rounded_moments(values)).any()
     assert (term(table(rows), 1).moments[0, 0] == moments_of(values)).all()
     assert (term(table(rows), LEAST).moments[0, 0] == rounded_moments(values)).all()
+
+
+COMMON = [-1.0] * 20 + [-0.5] * 20 + [0.0] * 20 + [0.5] * 20
+RARE = [0.1, 0.2, 0.3, 0.4, 0.7]
+
+
+@pytest.mark.parametrize(
+    ("values", "few"),
+    [
+        ([*COMMON, *[1.0] * 20, *RARE[:4]], True),  # four have values that no five share
+        ([*COMMON, *RARE], False),
+        (RARE[:4], False),  # they are the whole silo, and make all of its sums
+        ([0.0] * 60 + [0.1, 0.2] * 3, True),  # three numbers of patients from three equations
+        ([0.0] * 60 + [place / 10 for place in range(1, 8)] * 3, True),
+        ([0.0] * 60 + [place / 10 for place in range(1, 9)] * 3, False),  # of nine values
+        ([place / 10 for place in range(6)] * 2, True),
+        (
+            [place / 10 for place in range(6)] + [place / 10 for place in range(5)],
+            False,
+        ),  # so few fit many ways
+    ],
+)
+def test_few_patients_make_moments_by_values_of_their_own(values: list[float], few: bool) -> None:
+    assert made_by_few(np.array(values), np.arange(len(values)), LEAST) == few
+
+
+@pytest.mark.parametrize(
+    ("far", "rest", "few"),
+    [
+        (
+            [1.0],
+            [0.2] * 5,
+            True,
+        ),  # squares of all but two add less than 0.21 of the farthest one's
+        ([1.0], [0.2] * 6, False),
+        ([0.03] * 30, [0.085], True),  # of one with many records, distances less than a tenth
+        ([0.03] * 30, [0.095], False),
+        ([0.0], [0.0], False),
+    ],
+)
+def test_one_patient_makes_moments_by_distance(far: list[float], rest: list[float], few: bool) -> None:
+    values = np.array([*[0.0] * 101, *rest, *[-item for item in far], *far])
+    owners = np.array([*range(101 + len(rest)), *[200] * len(far), *[201] * len(far)])
+    assert made_by_few(values, owners, 1) == few
 
 
 def test_the_records_of_one_patient_are_one_patients() -> None:

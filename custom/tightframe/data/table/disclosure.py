@@ -242,7 +242,7 @@ def made_by_few(values: NDArray[np.float64], owners: NDArray[np.int64], least: i
 
 def _dominated(parts: NDArray[np.float64], share: float) -> bool:
     """Return True if all but the two largest parts, sorted, are less than a share of the largest."""
-    return bool(parts[-1] > 0 and parts[:-2].sum() < share * parts[-1])
+    return bool(parts[:-2].sum() < share * parts[-1])
 
 
 def rounded_moments(values: NDArray[np.float64]) -> NDArray[np.int64]:
