@@ -22,10 +22,10 @@ from tightframe.config.policy import PolicyBlock
 from tightframe.config.profiles import Profile
 from tightframe.config.site import SiteEntry
 from tightframe.data.arrays import ArrayData
-from tightframe.phases import Cohort, Field, advance
-from tightframe.rounds import codec
+from tightframe.phases import Cohort, Field
 from tightframe.rounds.codec import unpack
 from tightframe.rounds.context import SALT, SiloContext
+from tightframe.rounds.run_state import after_sum
 from tightframe.rounds.setup import prepare
 from tightframe.rounds.silo.contribute import Contributor
 
@@ -107,9 +107,8 @@ def repetitions(values: Mapping[str, Any], folder: Path, profile: Profile) -> di
             item.name: sum(twice[name][1][item.name] for name in SITES).reshape(item.shape)  # type: ignore[attr-defined]
             for item in phase.schema.fields
         }
-        decoded = codec.decode(phase.schema, totals, parties=len(SITES))
-        cohort = Cohort(exchange.round, weights, max(weights.values()), enrolled=len(SITES))
-        state, opened = advance(phase, state, decoded, cohort).state, {str(made.sum_id): list(SITES)}
+        cohort = Cohort.of(exchange.round, SITES, weights)
+        state, opened = after_sum(phase, state, totals, cohort).state, {str(made.sum_id): list(SITES)}
     return {
         name: (item, float(np.sqrt(salts / silos)))
         for name, (item, (salts, silos)) in changes.items()

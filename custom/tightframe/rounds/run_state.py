@@ -1,7 +1,7 @@
-"""The state of a run, which each silo computes for itself: at the start from the job, then from totals.
+"""The state of a run: at the start from the job, then from totals, computed by the server and by each silo.
 
-The update of each exchange is a pure function of (state, totals, cohort), so the server sends totals, and no
-model. Both sides name a state by its SHA-256: a term states which one it rests on.
+What follows from a sum (``after_sum``) is a pure function of (state, totals, cohort), so the server sends
+totals, and no model. Both sides name a state by its SHA-256: a term states which one it rests on.
 
 Between machines with other processors the last bits may differ (matrix products, exponentials). Then a silo
 takes over the server's state, if it is as close to its own as two machines can be.
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import safetensors.torch
@@ -19,10 +20,10 @@ from safetensors import SafetensorError
 
 from tightframe.errors import JobError, RunError
 from tightframe.models.pretrained import InitialWeights, load_weights
-from tightframe.phases import Cohort, ServerState, advance
+from tightframe.phases import RIDERS, Cohort, Phase, Reading, ServerState, Totals
 from tightframe.rounds import codec
 from tightframe.rounds.checkpoint import EXTRA, MODEL, flattened, tensor_bytes
-from tightframe.rounds.codec import integer_totals
+from tightframe.rounds.codec import IntegerTotals, integer_totals
 from tightframe.securesum.messages import Total
 
 if TYPE_CHECKING:
@@ -101,10 +102,31 @@ def next_state(
         )
     phase = exchange.phase_for(exchange.phase.broadcast(state))
     integers = integer_totals(phase.schema, total.groups)
-    totals = codec.decode(phase.schema, integers, parties=len(weights))
-    counted = {site: weights[site] for site in total.survivors}
-    cohort = Cohort(number, counted, max(weights.values()), enrolled=len(weights))
-    return advance(phase, state, totals, cohort).state
+    return after_sum(phase, state, integers, Cohort.of(number, total.survivors, weights)).state
+
+
+def after_sum(phase: Phase, state: ServerState, totals: IntegerTotals, cohort: Cohort) -> Reading:
+    """Return what follows from an opened sum, from public values alone.
+
+    Args:
+        state: before the exchange.
+        totals: as opened; empty if the sum stayed shut.
+        cohort: the silos in the sum.
+
+    Returns:
+        The next state, and the method's totals, notes and warnings of the riders.
+    """
+    return advance(phase, state, codec.decode(phase.schema, totals, parties=cohort.enrolled), cohort)
+
+
+def advance(phase: Phase, state: ServerState, totals: Totals, cohort: Cohort) -> Reading:
+    """Do the same with decoded totals, by field name: riders read theirs, the method updates by the rest."""
+    reading = phase.read(state, totals, cohort)
+    if not reading.totals:
+        return reading
+    after = phase.update(reading.state, reading.totals, replace(cohort, failed=reading.failed))
+    remembered = {name: item for name, item in reading.state.extra.items() if name.startswith(RIDERS)}
+    return replace(reading, state=after.evolve(extra={**after.extra, **remembered}))
 
 
 def state_bytes(state: ServerState) -> bytes:

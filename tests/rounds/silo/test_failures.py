@@ -14,12 +14,12 @@ from tests.support.runs import FOUR, asked, job, missed, run
 
 from tightframe.errors import ContributionError, DataError, RunError, TightframeError, TrainingError
 from tightframe.learning.model_update import BROADCAST, BUFFER
-from tightframe.phases import Cohort, Field, Phase, Schema, ServerState, advance
+from tightframe.phases import Cohort, Field, Phase, Schema, ServerState
 from tightframe.privacy.accounting import BudgetError
 from tightframe.rounds import codec
 from tightframe.rounds.context import SiloContext
 from tightframe.rounds.riders import evaluation, failures
-from tightframe.rounds.run_state import state_sha256
+from tightframe.rounds.run_state import advance, state_sha256
 from tightframe.rounds.setup import prepare
 from tightframe.rounds.silo.contribute import Contributor
 from tightframe.rounds.silo.private_view import PrivateSilo
