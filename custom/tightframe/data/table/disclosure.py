@@ -94,7 +94,7 @@ def term(table: Tabulated, least: int) -> Term:
                 levels, width = slice(place.start, place.end), place.end - place.start
                 order = layout.latest_first if place is layout.places[-1] else ()
                 _tell(made, label, levels, table, rows, table.cells[rows, index], width, least, order)
-            elif len(rows):
+            else:
                 _number(made, label, table, rows, index, place, least)
     return made
 
