@@ -355,6 +355,15 @@ def test_rounded_moments_are_those_of_many_columns_and_near_the_exact_ones() -> 
     assert multiples <= 2, "a total of own numbers times means would decompose"
 
 
+def test_rounding_is_to_the_nearest_of_steps_that_are_no_longer_than_asked_for() -> None:
+    steps = {0.5: [5, 6, 7], 1.9: [5, 6, 7], 2.1: [6, 6, 8], 4.5: [4, 8, 8], 8.0: [8, 8, 8], 16.0: [0, 0, 0]}
+    assert {most: [disclosure._rounded(value, most) for value in (5, 6, 7)] for most in steps} == steps
+    (q,) = np.rint((np.array([0.2]) + 1) / 2 * UNITS).astype(int)
+    assert rounded_moments(np.array([0.2])).tolist() == [1, q, *divmod(int(q) ** 2, UNITS)], (
+        "nothing to round"
+    )
+
+
 def test_patients_are_counted_where_they_are_known() -> None:
     """Twenty records of two patients are a small cell."""
     rows: list[tuple[float | None, int | None, int]] = [(50.0, 2, 0)] * 20

@@ -263,7 +263,7 @@ def rounded_moments(values: NDArray[np.float64]) -> NDArray[np.int64]:
 
 def _rounded(value: int, most: float) -> int:
     """Return the nearest multiple of the largest power of two that is at most ``most``; of 1 at least."""
-    bits = max(0, math.floor(math.log2(most))) if most > 1 else 0
+    bits = math.floor(math.log2(most)) if most > 1 else 0
     return (value + (1 << bits >> 1)) >> bits << bits
 
 
