@@ -24,7 +24,7 @@ from tightframe.rounds import unproven
 from tightframe.rounds.context import DECLARATION, NEEDS_STATE, Message, SiloContext
 from tightframe.rounds.silo import own_state, requests
 from tightframe.rounds.silo.own_state import NeedsStateError
-from tightframe.rounds.sums.common import SEAL, SECURE, Check, Encoded
+from tightframe.rounds.sums.common import SEAL, SECURE, Check, Encoded, Peers
 from tightframe.rounds.sums.declaration import Declaration, applied_weights, public_weight
 from tightframe.rounds.sums.secure_silo import SecureSite, Train
 from tightframe.securesum.messages import Total
@@ -219,18 +219,12 @@ class SiloSession:
         try:
             if self._secure is None:
                 weights, last = self._plain_weights(message.get("declared")), message["total"]
+                peers = Peers(weights, sizes=Sizes(self._declare(again=True).weight, 0.0))
                 total = Total.from_bytes(last) if last else None
-                alone = Sizes(self._declare(again=True).weight, 0.0)
-                made = self._training().contribute(message, weights, total=total, sizes=alone)
-                return {"term": dict(made.term)}
-            return {
-                SECURE: self._secure.contribute(
-                    message.get(SECURE),
-                    message["state"],
-                    self._term(message),
-                    lambda: self._training().setup,
-                )
-            }
+                return {"term": dict(self._training().contribute(message, peers, total=total).term)}
+
+            state, setup = message["state"], lambda: self._training().setup
+            return {SECURE: self._secure.contribute(message.get(SECURE), state, self._term(message), setup)}
         except NeedsStateError:
             self.context.log.info("%s: asks the server for the state of the run", self.context.name)
             return {NEEDS_STATE: True}
@@ -241,23 +235,12 @@ class SiloSession:
             self._training().check_sizes(sizes)
 
     def _term(self, message: Message) -> Train:
-        """Return what makes the term of a secure sum; that of a seal is empty, and needs no training."""
+        """Return what makes the term of a secure sum, by a process that trains."""
 
-        def train(
-            weights: Mapping[str, float],
-            honest: int,
-            tellers: Mapping[str, int],
-            sizes: Sizes,
-            *,
-            total: Total | None,
-            check: Check,
-        ) -> Encoded:
-            training = self._training()
-            if message["kind"] == SEAL:
-                return training.follow(message, weights, total, check)
-            return training.contribute(
-                message, weights, total=total, honest=honest, tellers=tellers, sizes=sizes, check=check
-            )
+        def train(peers: Peers, *, total: Total | None, check: Check) -> Encoded:
+            contributor = self._training()
+            make = contributor.seal if message["kind"] == SEAL else contributor.contribute
+            return make(message, peers, total=total, check=check)
 
         return train
 
