@@ -223,9 +223,7 @@ def made_by_few(values: NDArray[np.float64], owners: NDArray[np.int64], least: i
     return bool(rare.any()) and len(rare) <= FEW_VALUES and 2 * len(rare) <= len(np.unique(owners))
 
 
-def who_stands_out(
-    values: NDArray[np.float64], owners: NDArray[np.int64], least: int
-) -> NDArray[np.bool_]:
+def who_stands_out(values: NDArray[np.float64], owners: NDArray[np.int64], least: int) -> NDArray[np.bool_]:
     """Return the records by which fewer than ``least`` patients make a column differ from all others', (n,).
 
     - Fewer than that, but some, have a value that no m patients share, and all others have such: they alone
