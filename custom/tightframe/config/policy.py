@@ -363,7 +363,7 @@ class Policy(StrictModel):
                     "in a plain sum the server sees this site's own numbers",
                 )
             )
-        if job.privacy is None and job.statistics is None and (bound := self.max_evaluations) is not None:
+        if job.privacy is None and (bound := self.max_evaluations) is not None:
             models = len(job.evaluation.after(job.rounds))
             if models > bound:
                 refusals.append(
