@@ -40,15 +40,15 @@ def with_share(share: float) -> torch.Tensor:
 
 @pytest.mark.parametrize(
     ("rows", "columns", "values"),
-    [
+    [  # a yes or no is one bit, a level of nine log2(9), of 24
         (FIVE, (), 5),
-        (FIVE * torch.tensor([1e-6, 1, 1e6, 1, 1]) + 1, (), 5),
+        (FIVE * torch.tensor([1e-5, 1, 1e6, 1, 1]) + 1, (), 5),  # 1e-6 is 16 steps of float32
         (torch.cat([FIVE, torch.zeros(300, 100)], 1), (), 5),
         (torch.cat([FIVE, FIVE.new_full((300, 1), 7), FIVE * 2.2 - 1, FIVE.sum(1, keepdim=True)], 1), (), 5),
-        (torch.cat([FIVE, levels(9)], 1), (), 13),  # the last level is none of the others
-        (torch.cat([FIVE, levels(9), torch.zeros(300, 99)], 1), (1, 1, 1, 1, 1, 108), 6),
-        (torch.cat([FIVE, levels(9), levels(9)], 1), (1, 1, 1, 1, 1, 9, 9), 6),
-        (torch.cat([levels(9), FIVE], 1), (9, 1, 1, 1, 1, 1), 6),
+        (torch.cat([FIVE, levels(9)], 1), (), 5 + 8 / 24),  # the last level is none of the others
+        (torch.cat([FIVE, levels(9), torch.zeros(300, 99)], 1), (1, 1, 1, 1, 1, 108), 5 + math.log2(9) / 24),
+        (torch.cat([FIVE, levels(9), levels(9)], 1), (1, 1, 1, 1, 1, 9, 9), 5 + math.log2(9) / 24),
+        (torch.cat([levels(9), FIVE], 1), (9, 1, 1, 1, 1, 1), 5 + math.log2(9) / 24),
         (torch.full((300, 3), torch.nan), (), 0),
         (torch.full((300, 3), torch.inf), (), 0),
         (with_share(FOLLOWS * 1.2), (), 2),
@@ -66,7 +66,7 @@ def with_share(share: float) -> torch.Tensor:
     ],
 )
 def test_what_says_nothing_new_is_not_counted(
-    rows: torch.Tensor, columns: tuple[int, ...], values: int
+    rows: torch.Tensor, columns: tuple[int, ...], values: float
 ) -> None:
     assert count_values([rows[:100], rows[100:]], columns, 5) == pytest.approx(values)
 
@@ -79,18 +79,36 @@ def test_a_record_of_yes_and_no_is_worth_its_bits() -> None:
     assert not Products(48, 2, 10).allowed(339, 2, 339 * values)
     assert not ClassSums(150, 10).allowed(48 * values, 2)
     wide = torch.from_numpy(DRAW.integers(0, 2, size=(339, 32))).float()
-    assert count_values([wide], (), 5) == 32, "more possible rows than can be written down"
-    assert count_values([torch.cat([rows, FIVE[:, :1].repeat(2, 1)[:339]], 1)], (), 5) == 11, "nor numbers"
+    assert count_values([wide], (), 5) == pytest.approx(32 / 24), "however many there are"
+    number = torch.from_numpy(DRAW.normal(size=(339, 1))).float()
+    assert count_values([torch.cat([rows, number], 1)], (), 5) == pytest.approx(1 + 10 / 24), "or beside them"
+
+
+def test_what_hides_below_the_others_does_not_protect_them() -> None:
+    """Ten yes/no columns and five numbers of 1/500 of their spread: 10 bits, in equations of about 9.3."""
+    rows = torch.from_numpy(DRAW.integers(0, 2, size=(339, 10))).float()
+    numbers = torch.from_numpy(DRAW.normal(size=(339, 5))).float()
+    read = [(torch.cat([rows, numbers / 1000], 1), torch.zeros(339, dtype=torch.int64))]
+    (found,) = record_values.count_values(read, 1, [1] * 15, 5, scaled_above=math.inf).tolist()
+    assert found == pytest.approx(10 / math.log2((1 + 10 * 0.25 / (5 * 1e-6)) ** 0.5), rel=0.01)
+
+
+def test_possible_rows_are_counted_by_the_steps_of_numbers() -> None:
+    years = torch.arange(60.0)[:, None] + 20
+    rows = torch.cat([levels(2, 60)[:, :1], levels(3, 60), years, torch.full((60, 1), 7.0)], 1)
+    read = [(rows[:30], torch.zeros(30)), (rows[30:], torch.zeros(30))]
+    assert record_values.row_bits(read, [1, 3, 1, 1]) == pytest.approx(math.log2(2 * 3 * 60))
+    assert record_values.row_bits([], ()) == 0
 
 
 @pytest.mark.parametrize(
-    ("differ", "least", "values"), [(4, 5, 1), (5, 5, 2), (296, 5, 1), (1, 1, 2), (0, 1, 1)]
+    ("differ", "least", "bits"), [(4, 5, 0), (5, 5, 1), (296, 5, 0), (1, 1, 1), (0, 1, 0)]
 )
-def test_a_column_differs_in_enough_records(differ: int, least: int, values: int) -> None:
+def test_a_column_differs_in_enough_records(differ: int, least: int, bits: int) -> None:
     """No single record decides, nor one of fewer than the class rules ask for."""
     column = torch.zeros(300, 1)
     column[:differ] = 1
-    assert count_values([torch.cat([FIVE[:, :1], column], 1)], (), least) == values
+    assert count_values([torch.cat([FIVE[:, :1], column], 1)], (), least) == pytest.approx(1 + bits / 24)
 
 
 def test_of_few_records_a_column_differs_in_half() -> None:

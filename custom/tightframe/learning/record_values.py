@@ -11,15 +11,25 @@ A column of a table counts once, however many numbers its levels are encoded in.
 512 numbers are first added up to as many, each with a sign, in one order for all: that gives no number that
 was not there. Of n records n - 1 numbers are seen at most.
 
-Where all columns have few values (yes or no, short categories), a sum over records is one over *possible*
-rows, which can all be written down: then whole numbers are looked for, of which few are not zero, and two or
-three equations a record are enough, however many columns it has (339 of 339 records of ten yes/no columns,
-by non-negative least squares). So with fewer than 2^32 possible rows a record is worth its bits alone.
+A number in a sum has 24 bits, but a column of few values (yes or no, short categories) has few: a sum over
+records is one over *possible* rows, and whole numbers are looked for, of which few are not zero. Two or three
+equations a record are enough then, however many columns it has (339 of 339 records of ten yes/no columns, by
+non-negative least squares). So
+
+3. a column counts as many numbers as 24 goes into its bits, and one of more values than half of the rows one.
 
 Features mix columns by their spread, which a contract's ranges decide: of a column with a range of 100 and
 eleven with a million times theirs, any features are ones of the first (71 of 71 patients' values of it were
-read from 426 class sums). So of a contract's table, columns with spreads s as the model gets them count as
-``(sum of s)^2 / (sum of s^2)``: all of them if they are alike, one if one is far above the others.
+read from 426 class sums). So of a contract's table
+
+4. columns with spreads s as the model gets them count as ``(sum of s)^2 / (sum of s^2)`` at most: all of them
+   if they are alike, one if one is far above the others;
+5. where spreads fall to less than a 16th, the columns below are noise to who looks for those above (ten yes/no
+   columns were read beside a laboratory value of 25 times its range): these count as if they were all, in
+   equations of as many bits as they stand out from it.
+
+A table has *possible rows* that can all be written down if they are few: then records are read from the total
+of a round of training, too (195 of 268 different ones of ten yes/no columns, with label), see ``row_bits``.
 """
 
 from __future__ import annotations
@@ -37,8 +47,10 @@ for more to matter."""
 PICTURES, ROWS = 640, 2**14
 """Records that are looked at, the first ones: of pictures some more than numbers are counted, of tables many,
 so that rare values are seen."""
-POSSIBLE_BITS, NUMBER_BITS = 32, 24
-"""Bits of a row below which all possible rows can be written down, and of a number in a sum of features."""
+NUMBER_BITS = 24
+"""Bits of a number in a sum of features."""
+FALL = 16
+"""A column with a spread this many times smaller than the one before is noise to who looks for those above."""
 SHORT = 3
 """Values that a column of numbers has more of."""
 FOLLOWS = 1e-3
@@ -117,58 +129,99 @@ def _count(
     """Return how many columns of all records do not follow from others, of those that vary in a class."""
     of = np.repeat(np.arange(len(columns)), columns) if columns else np.arange(len(varies))
     of, scaled = of[varies], _scaled(rows.astype(np.float64))
-    most: float = len(np.unique(of))
-    if scaled_above is not None:
-        most = _alike(rows.astype(np.float64), of, scaled_above)
-    if (bits := _bits(rows, of)) < POSSIBLE_BITS:
-        most = min(most, bits / NUMBER_BITS)
+    most, names = math.inf, np.unique(of)
     if scaled.shape[1] > MOST:
-        scaled, of = _scaled(_added_up(torch.from_numpy(scaled)).numpy()), np.arange(MOST)
-    return min(_independent(scaled.T @ scaled, of), most)
+        scaled = _scaled(_added_up(torch.from_numpy(scaled)).numpy())
+        most = len(_independent(scaled.T @ scaled, np.arange(MOST)))
+    else:
+        names = np.array(_independent(scaled.T @ scaled, of), dtype=np.int64)
+    power = np.ones(len(columns) or len(varies))
+    if scaled_above is not None:
+        power = _power(rows.astype(np.float64), of, scaled_above)
+        most = min(most, float(np.sqrt(power).sum() ** 2 / max(power.sum(), 1e-300)))
+    return min(_worth(_bits(rows, of, names), power[names]), most)
 
 
-def _alike(rows: NDArray[np.float64], of: NDArray[np.int64], scaled_above: float) -> float:
-    """Return how many columns of one spread are seen as well as these; a column's is that of its numbers."""
+def _power(rows: NDArray[np.float64], of: NDArray[np.int64], scaled_above: float) -> NDArray[np.float64]:
+    """Return the variance of each column as the model gets it; a column's is that of its numbers."""
     found = rows.var(0)
     found[np.sqrt(found) > scaled_above] = 1.0
-    spread = np.sqrt(np.bincount(of, weights=found, minlength=1))
-    return float(spread.sum() ** 2 / max(np.square(spread).sum(), 1e-300))
+    return np.bincount(of, weights=found, minlength=1)
 
 
-def _bits(rows: NDArray[np.float32], of: NDArray[np.int64]) -> float:
-    """Return the bits of a possible row, if each column has the values that are there; infinite of numbers.
+def _bits(rows: NDArray[np.float32], of: NDArray[np.int64], names: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return the bits of each column, by the values that are there: a number has 24.
 
-    A column is one of numbers if most different records differ in it.
+    A column is one of numbers if it has more values than half of the different records that do not have its
+    most common one.
     """
-    found = np.unique(of)
-    if len(found) >= POSSIBLE_BITS:  # each has one at least
-        return math.inf
-    rows, bits = np.unique(rows, axis=0), 0.0
-    for column in found:
-        values = len(np.unique(rows[:, of == column], axis=0))
-        if values > SHORT and 2 * values > len(rows):
-            return math.inf
-        bits += math.log2(values)
-        if bits >= POSSIBLE_BITS:
+    rows, made = np.unique(rows, axis=0), np.zeros(len(names))
+    for place, name in enumerate(names):
+        _, times = np.unique(rows[:, of == name], axis=0, return_counts=True)
+        number = len(times) > SHORT and 2 * len(times) > len(rows) - times.max()
+        made[place] = NUMBER_BITS if number else math.log2(len(times))
+    return made
+
+
+def _worth(bits: NDArray[np.float64], power: NDArray[np.float64]) -> float:
+    """Return how many numbers of 24 bits columns of these variances are worth (rules 3 and 5)."""
+    worth, order = float(bits.sum()) / NUMBER_BITS, np.argsort(-power)
+    bits, power = bits[order], power[order]
+    for last in np.flatnonzero(power[:-1] > FALL**2 * power[1:]) + 1:
+        stands = power[:last] / max(float(power[last:].sum()), 1e-300)
+        each = np.minimum(bits[:last], np.log2(1 + stands) / 2)
+        worth = min(worth, float(each.sum()) / min(NUMBER_BITS, math.log2(1 + stands.sum()) / 2))
+    return worth
+
+
+def row_bits(batches: Iterable[tuple[torch.Tensor, torch.Tensor]], columns: Sequence[int]) -> float:
+    """Return the bits of a possible row of a table: the logarithm of how many there are.
+
+    A number has as many values as its smallest step goes into what it spans.
+
+    Args:
+        batches: of inputs (B, p) and labels.
+        columns: see ``most_values``.
+
+    >>> rows = torch.tensor([[0.0, 1, 20.5], [1, 1, 21], [1, 0, 24]])
+    >>> round(row_bits([(rows, torch.zeros(3))], ()), 3)  # two, two and eight values
+    5.0
+    """
+    read = list[torch.Tensor]()
+    for inputs, _ in batches:
+        read.append(inputs.detach().to("cpu", torch.float32))
+        if sum(map(len, read)) >= ROWS:
             break
+    if not read:
+        return 0.0
+    rows, bits, place = torch.cat(read).numpy(), 0.0, 0
+    for width in columns or (1,) * rows.shape[1]:
+        values = np.unique(rows[:, place : place + width], axis=0)
+        place += width
+        if width > 1:
+            bits += math.log2(len(values))
+        elif len(values) > 1:
+            steps = np.diff(values[:, 0].astype(np.float64))
+            bits += min(NUMBER_BITS, math.log2(1 + steps.sum() / steps.min()))
     return bits
 
 
-def _independent(left: NDArray[np.float64], of: NDArray[np.int64]) -> int:
-    """Return how many columns do not follow from others, taken from the one with the most left.
+def _independent(left: NDArray[np.float64], of: NDArray[np.int64]) -> list[int]:
+    """Return the columns that do not follow from others, taken from the one with the most left.
 
     Args:
         left: correlations of the numbers, (p, p); overwritten.
         of: the column of each number, (p,).
     """
-    found, column = 0, -1
+    found, column = list[int](), -1
     while left.size:
         own = left.diagonal()
         inside = np.where(of == column, own, 0.0)  # all of a column goes before the next one counts
         if inside.max() < FOLLOWS:
             if own.max() < FOLLOWS:
                 break
-            found, inside = found + 1, own
+            inside = own
+            found.append(int(of[inside.argmax()]))
         place = inside.argmax()
         column, pivot = of[place], left[place] / np.sqrt(own[place])
         left -= np.outer(pivot, pivot)
