@@ -464,40 +464,24 @@ class LocalSilo:
     def private_class_sums(
         self, features: Callable[[torch.Tensor], torch.Tensor], width: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Refuse: only ``private_view.PrivateSilo`` releases noisy class sums.
-
-        Raises:
-            RunError: TF-505, always.
-        """
-        raise RunError(
-            "Expected a job with `privacy`, but noisy class sums were requested without it.", code="TF-505"
-        )
+        """Refuse: only ``private_view.PrivateSilo`` releases noisy class sums."""
+        raise _without_privacy("noisy class sums were")
 
     def private_gradient_sum(
         self, model: torch.nn.Module, terms: Sequence[Term]
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Refuse: only ``private_view.PrivateSilo`` releases noisy sums of gradients.
-
-        Raises:
-            RunError: TF-505, always.
-        """
-        raise RunError(
-            "Expected a job with `privacy`, but a noisy sum of gradients was requested without it.",
-            code="TF-505",
-        )
+        """Refuse: only ``private_view.PrivateSilo`` releases noisy sums of gradients."""
+        raise _without_privacy("a noisy sum of gradients was")
 
     def private_frozen_sums(
         self, model: torch.nn.Module, width: int, *, products: bool, radius: float
     ) -> dict[str, torch.Tensor]:
-        """Refuse: only ``private_view.PrivateSilo`` releases noisy sums of frozen features.
+        """Refuse: only ``private_view.PrivateSilo`` releases noisy sums of frozen features."""
+        raise _without_privacy("noisy sums of features were")
 
-        Raises:
-            RunError: TF-505, always.
-        """
-        raise RunError(
-            "Expected a job with `privacy`, but noisy sums of features were requested without it.",
-            code="TF-505",
-        )
+
+def _without_privacy(requested: str) -> RunError:
+    return RunError(f"Expected a job with `privacy`, but {requested} requested without it.", code="TF-505")
 
 
 def guarded(batches: Iterator[Any], stopped: Callable[[], bool]) -> Iterator[Any]:
