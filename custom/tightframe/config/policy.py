@@ -120,6 +120,9 @@ class Policy(StrictModel):
         records_per_feature: the least number of records, surely of honest silos, for each feature whose
             products are summed without noise (TF-625): records are computed from a sum over fewer. And of
             values in a class's records, for each frozen feature summed by class. With 0 there is no rule.
+        min_row_bits: refuse jobs without privacy over a table of fewer than 2 to this number possible
+            rows, by the values of this site's training records (TF-627): from exact totals, of a round of
+            training too, records are found among these, by least squares. With 0 there is no rule.
         given_models: a start, or a model to evaluate, that a job names (``initial_model_sha256``): ``none``
             of them, one that a person ``accepted`` here (``tightframe site model accept``), or ``any``
             (TF-626). Weights can be made so that totals of many records show single ones.
@@ -170,6 +173,7 @@ class Policy(StrictModel):
     min_answer_grid: float
     min_withdrawn: int
     records_per_feature: int
+    min_row_bits: int
     given_models: GivenModels
     allowed_methods: tuple[str, ...] | None
     allowed_submitters: tuple[str, ...] | None
@@ -530,6 +534,7 @@ class PolicyBlock(StrictModel):
     min_answer_grid: float | None = Field(default=None, ge=0, le=3600)
     min_withdrawn: int | None = Field(default=None, ge=1, le=2**20)
     records_per_feature: int | None = Field(default=None, ge=0, le=1000)
+    min_row_bits: int | None = Field(default=None, ge=0, le=1000)
     given_models: GivenModels | None = None
     allowed_methods: list[str] | None = None
     allowed_submitters: list[Submitter] | None = None

@@ -24,9 +24,9 @@ read from 426 class sums). So of a contract's table
 
 4. columns with spreads s as the model gets them count as ``(sum of s)^2 / (sum of s^2)`` at most: all of them
    if they are alike, one if one is far above the others;
-5. where spreads fall to less than a 16th, the columns below are noise to who looks for those above (ten yes/no
-   columns were read beside a laboratory value of 25 times its range): these count as if they were all, in
-   equations of as many bits as they stand out from it.
+5. where spreads fall to less than a 16th, the columns below are noise to who looks for those above (ten
+   yes/no columns were read beside a laboratory value of 25 times its range): these count as if they were all,
+   in equations of as many bits as they stand out from it.
 
 A table has *possible rows* that can all be written down if they are few: then records are read from the total
 of a round of training, too (195 of 268 different ones of ten yes/no columns, with label), see ``row_bits``.
@@ -50,7 +50,7 @@ so that rare values are seen."""
 NUMBER_BITS = 24
 """Bits of a number in a sum of features."""
 FALL = 16
-"""A column with a spread this many times smaller than the one before is noise to who looks for those above."""
+"""A column with a spread this many times smaller than the one before is noise beside it."""
 SHORT = 3
 """Values that a column of numbers has more of."""
 FOLLOWS = 1e-3
@@ -146,7 +146,8 @@ def _power(rows: NDArray[np.float64], of: NDArray[np.int64], scaled_above: float
     """Return the variance of each column as the model gets it; a column's is that of its numbers."""
     found = rows.var(0)
     found[np.sqrt(found) > scaled_above] = 1.0
-    return np.bincount(of, weights=found, minlength=1)
+    power: NDArray[np.float64] = np.bincount(of, weights=found, minlength=1).astype(np.float64)
+    return power
 
 
 def _bits(rows: NDArray[np.float32], of: NDArray[np.int64], names: NDArray[np.int64]) -> NDArray[np.float64]:

@@ -154,6 +154,8 @@ def check_history(
             yield from _cohort(context, setup, area, scope)
         if job.privacy is not None:
             yield _budget(context, setup, entries, area)
+        elif entry.data:
+            yield from _rows(context, setup, area)
         if job.withdraw is not None and entry.data:
             yield _withdrawal(context, setup, area)
 
@@ -241,6 +243,21 @@ def _cohort(context: SiloContext, setup: JobSetup, area: str, scope: Scope) -> I
     if state_dir is not None and job.privacy is None and not known:
         others = ", ".join(site for site in job.roster if site != context.name)
         yield Finding(area, "note", NEWCOMER.format(job=job.job_name, dataset=dataset, others=others))
+
+
+def _rows(context: SiloContext, setup: JobSetup, area: str) -> Iterator[Finding]:
+    """Check that exact totals of a table do not tell its records, because so few rows are possible."""
+    from tightframe.config.refusals import BelowPolicyError
+    from tightframe.errors import TightframeError
+    from tightframe.rounds.silo.enrolment_check import check_rows
+
+    try:
+        check_rows(context, setup)
+    except BelowPolicyError as error:
+        for refusal in error.refusals:
+            yield Finding(area, "problem", f"{error.code}: {refusal}", of_job=True)
+    except TightframeError:
+        return  # of the records, which have findings of their own
 
 
 def _budget(context: SiloContext, setup: JobSetup, entries: Sequence[Entry] | None, area: str) -> Finding:

@@ -43,6 +43,7 @@ from tightframe.rounds.riders import evaluation, failures, moments
 from tightframe.rounds.riders.evaluation import told_by_few
 from tightframe.rounds.setup import prepare, set_threads
 from tightframe.rounds.silo import checks, own_report, subnormals
+from tightframe.rounds.silo.enrolment_check import check_rows
 from tightframe.rounds.silo.followed_state import FollowedState
 from tightframe.rounds.silo.own_state import SiloStateStore
 from tightframe.rounds.silo.rehearsal import part_of, rehearse
@@ -320,6 +321,14 @@ class Contributor:
             PolicyError: TF-625.
         """
         product_rule.check_declared(self._context.policy, self._setup, sizes)
+
+    def check_rows(self) -> None:
+        """Refuse a job without privacy over a table of so few possible rows that totals tell its records.
+
+        Raises:
+            PolicyError: TF-627.
+        """
+        check_rows(self._context, self._setup)
 
     def check_budget(self) -> None:
         """Refuse a job with privacy whose planned charges exceed this site's budget.

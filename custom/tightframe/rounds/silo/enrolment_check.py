@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from tightframe.config.refusals import BelowPolicyError, Refusal
 from tightframe.rounds.context import SiloContext
 from tightframe.rounds.setup import JobSetup
 from tightframe.rounds.sums.parameters import epoch_params
@@ -63,3 +64,30 @@ def check_budget(context: SiloContext, setup: JobSetup, entries: Sequence[Entry]
 
     silo = PrivateSilo(context, setup, torch.device("cpu"), 0, RequestedSum((context.name,)))
     return silo.check_budget_against(entries)
+
+
+def check_rows(context: SiloContext, setup: JobSetup) -> None:
+    """Check that the training records are no table of so few possible rows that exact totals tell them.
+
+    Args:
+        context: of the silo; its records are read once, if they are a table.
+
+    Raises:
+        PolicyError: TF-627 for a job without privacy over fewer rows than the site's policy asks for.
+    """
+    import torch
+
+    from tightframe.rounds.silo.view import LocalSilo
+
+    least = context.policy.min_row_bits
+    if not least or not setup.trains or context.job.privacy or len(setup.setting.input_shape) != 1:
+        return
+    if LocalSilo(context, setup, torch.device("cpu"), 0).row_bits() < least:
+        refusal = Refusal(
+            "min_row_bits",
+            f"exact totals of a table of fewer than 2 to the {least} possible rows",
+            "privacy",
+            "from few totals its records are found among these; columns that tell patients apart better, or "
+            "`privacy`, are safe",
+        )
+        raise BelowPolicyError([refusal], shown_to_lead=context.policy.tell_refusals, code="TF-627")

@@ -135,6 +135,8 @@ class SiloSession:
         declared = self._read_records()
         if context.job.privacy is not None:
             self._training().check_budget()
+        elif context.policy.min_row_bits and not context.data.synthetic:
+            self._training().check_rows()
         write_atomically(stored, declared.to_bytes(), mode=0o600)
         return declared
 

@@ -22,7 +22,7 @@ from tightframe.learning import loop, own_loop
 from tightframe.learning.batches import merge_single_tail, reading_processes
 from tightframe.learning.distinct_rows import row_digests
 from tightframe.learning.model_update import build_template, shared_template
-from tightframe.learning.record_values import count_values
+from tightframe.learning.record_values import count_values, row_bits
 from tightframe.learning.stages import FitReport, Stage, Term
 from tightframe.models.frozen import FrozenEncoder
 from tightframe.phases import Fold, Setting, Tensors, stream_seed
@@ -206,6 +206,10 @@ class LocalSilo:
             self.min_class_count,
             scaled_above=(SMALLEST_STD if scales else math.inf) if ranges else None,
         )
+
+    def row_bits(self) -> float:
+        """Return the bits of a possible row of this silo's table (``learning.record_values``)."""
+        return row_bits(self.batches("train", augment=False, shuffle=False), self.setup.columns)
 
     def rows(self) -> tuple[list[bytes], torch.Tensor]:
         """Return a digest of each training record's inputs before a withdrawal, and labels (n,), in order."""

@@ -1,0 +1,106 @@
+"""A patient who alone has had a drug, in an honest sum of products; and a table of few possible rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.support.tables import FOUR, write
+
+from tightframe import federation
+from tightframe.config.job import JobConfig, parse_job
+from tightframe.config.site import SiteEntry
+from tightframe.errors import TightframeError
+from tightframe.learning.distinct_rows import BITS
+from tightframe.learning.one_sum.feature_sums import pooled
+from tightframe.learning.one_sum.withdrawal import TOTAL
+from tightframe.results.files import CHECKPOINT
+from tightframe.rounds.checkpoint import load_state
+
+DRUGS, NUMBERS, PER = 4, 5, 80
+HEADER = ("id", *(f"d{place}" for place in range(DRUGS)), *(f"n{place}" for place in range(NUMBERS)), "ill")
+
+
+def tables(folder: Path, *, numbers: bool = True) -> dict[str, Path]:
+    """Four hospitals. At the first, one patient has had d2, and another one d1 and not d3, which are alike."""
+    draw, made = np.random.default_rng(5), {}
+    for site in FOUR:
+        drugs = draw.random((PER, DRUGS)) < 0.4
+        drugs[:, 2], drugs[:, 3] = False, drugs[:, 1]
+        if site == FOUR[0]:
+            drugs[7, 2], drugs[9, 1], drugs[9, 3] = True, True, False
+        values = draw.uniform(5, 95, (PER, NUMBERS)).round(2) if numbers else np.zeros((PER, NUMBERS))
+        rows = [
+            [f"{site}-{row}", *("yes" if had else "no" for had in drugs[row]), *map(str, values[row])]
+            + [str(int(row % 3 == 0)), "train" if row < 60 else "test"]
+            for row in range(PER)
+        ]
+        made[site] = write(folder / f"{site}.csv", rows, header=(*HEADER, "fold"))
+    return made
+
+
+def job(**values: Any) -> JobConfig:
+    columns = [{"column": name, "kind": "boolean"} for name in HEADER[1 : 1 + DRUGS]]
+    columns += [{"column": name, "kind": "number", "low": 0, "high": 100} for name in HEADER[1 + DRUGS : -1]]
+    label = {"column": "ill", "classes": [{"code": "0"}, {"code": "1"}]}
+    contract = {"title": "Ward", "columns": columns, "label": label, "record": "id"}
+    made = {
+        "job_name": "drugs",
+        "method": "fed3r",
+        "model": "identity",
+        "dataset": "table",
+        "dataset_options": {"contract": {**contract, "fold": {"column": "fold"}}},
+        "rounds": 1,
+        "update_norm": 100.0,
+        "sites": FOUR,
+        "min_sites": 4,
+    }
+    return parse_job({**made, **values})
+
+
+def run(files: dict[str, Path], where: Path, what: JobConfig, **policy: Any) -> Path:
+    rules = {"profile": "standard", **policy}
+    made = {
+        site: SiteEntry.model_validate({"data": {"table": {"file": str(path)}}, "policy": rules})
+        for site, path in files.items()
+    }
+    federation.run_job(what, entries=made, folder=where)
+    return where
+
+
+def test_no_patient_stands_alone_in_a_row_of_the_products(tmp_path: Path) -> None:
+    """Of the drug's row of X^T X, and of the difference of two drugs', only one patient is a term."""
+    files = tables(tmp_path)
+    read = {}
+    for least in (1, 5):
+        ended = run(files, tmp_path / str(least), job(), min_class_count=least)
+        extra = load_state(ended / "server" / CHECKPOINT).state.extra
+        total = {
+            name.removeprefix(TOTAL): item.double() / 2.0**BITS
+            for name, item in extra.items()
+            if name.startswith(TOTAL)
+        }
+        gram = pooled(total).gram.numpy()
+        read[least] = (gram[2], gram[1] - gram[3])
+    patients = (("d0", "d1", *HEADER[5:-1]), 8), (("d0", *HEADER[5:-1]), 10)
+    for (columns, line), alone, hidden in zip(patients, read[1], read[5], strict=True):
+        places = [HEADER.index(name) - 1 for name in columns]
+        told = files[FOUR[0]].read_text().splitlines()[line].split(",")
+        values = [told[place + 1] for place in places]
+        record = [float(value == "yes") if value in ("yes", "no") else float(value) / 50 - 1 for value in values]
+        scale = np.abs(alone).max() / max(1.0, np.abs(record).max())
+        assert scale > 0 and np.allclose(alone[places] / scale, record, atol=0.01)
+        assert not hidden.any(), "nobody's record"
+
+
+def test_a_table_of_few_possible_rows_takes_privacy(tmp_path: Path) -> None:
+    """Of ten yes/no columns, 195 of 268 different records were found, with label, in one round's update."""
+    files = tables(tmp_path, numbers=False)
+    trained = {"method": "fedavg", "model": "mlp"}
+    with pytest.raises(TightframeError, match=r"(site-\d refused: TF-627.*){4}"):
+        run(files, tmp_path / "few", job(**trained))
+    run(files, tmp_path / "none asked", job(**trained), min_row_bits=0)
+    noise = {"weights": "uniform", "privacy": {"epsilon": 8.0, "delta": 1e-5}}
+    run(files, tmp_path / "private", job(**trained, **noise))
