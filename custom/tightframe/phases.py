@@ -208,6 +208,12 @@ class Cohort:
         if not self.enrolled:
             object.__setattr__(self, "enrolled", len(self.weights))
 
+    @classmethod
+    def of(cls, round: int, survivors: Iterable[str], enrolled: Mapping[str, float]) -> Cohort:
+        """Return the survivors of a sum, with their weights among those of all enrolled silos."""
+        weights = {site: enrolled[site] for site in survivors}
+        return cls(round, weights, max(enrolled.values()), enrolled=len(enrolled))
+
     @property
     def size(self) -> int:
         """Number of silos in the sum."""
@@ -346,6 +352,12 @@ class SiloView(Protocol):
 
         Args:
             staying: of those that stay in a withdrawal; otherwise of those before it.
+        """
+
+    def rows(self) -> tuple[list[bytes], torch.Tensor]:
+        """Return a digest of each training record's inputs, before a withdrawal, and labels (n,), in order.
+
+        Inputs that agree to 2^-24 have one digest (``learning.distinct_rows``).
         """
 
     def private_class_sums(
@@ -502,28 +514,6 @@ class Phase:
     contribute: Callable[[SiloView, Tensors, Tensors], Contribution]
     update: Callable[[ServerState, Totals, Cohort], ServerState]
     read: Callable[[ServerState, Totals, Cohort], Reading] = _untouched
-
-
-def advance(phase: Phase, state: ServerState, totals: Totals, cohort: Cohort) -> Reading:
-    """Compute the state after an exchange, from public values alone.
-
-    Whoever has the state before, the opened totals and the cohort computes the same: the server and every
-    silo do.
-
-    Args:
-        state: before the exchange.
-        totals: as opened, by field name; empty if the sum stayed shut.
-        cohort: the silos in the sum.
-
-    Returns:
-        The next state, and the method's totals, notes and warnings of the riders.
-    """
-    reading = phase.read(state, totals, cohort)
-    if not reading.totals:
-        return reading
-    after = phase.update(reading.state, reading.totals, replace(cohort, failed=reading.failed))
-    remembered = {name: item for name, item in reading.state.extra.items() if name.startswith(RIDERS)}
-    return replace(reading, state=after.evolve(extra={**after.extra, **remembered}))
 
 
 def logits(model: torch.nn.Module, inputs: torch.Tensor) -> torch.Tensor:

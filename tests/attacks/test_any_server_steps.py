@@ -93,7 +93,7 @@ def test_a_process_that_dies_once_its_term_is_masked_keeps_its_training(tmp_path
             raise CrashError
         sent(folder)
 
-    parts = SimpleNamespace(keep=unsent.keep, undo=unsent.undo, sent=dies)
+    parts = SimpleNamespace(keep=unsent.keep, undo=unsent.undo, check=unsent.check, sent=dies)
     with mock.patch("tightframe.rounds.sums.secure_silo.unsent", parts):
         first = ask(server, server.names, times=2)
     assert died
@@ -114,6 +114,13 @@ def test_who_gives_no_shares_twice_still_uses_its_own_training(tmp_path: Path) -
     personal = ask(server, server.names)
     reveal(server, personal, server.names)
     assert personal.asked[GONE].own == closing.asked[GONE].own != b""
+    # Its shares verified the closing's total, and with it what that rests on: so it counts behind that, too.
+    server.honest_sum(SEAL, {})
+    assert server.resume(*server.resumable())
+    server.honest_sum("train", {GONE: "contribute"})
+    again = ask(server, server.names)
+    reveal(server, again, server.names)
+    assert again.asked[GONE].own == personal.asked[GONE].own
 
 
 def test_a_seal_does_not_say_which_exchange_a_state_is_for(tmp_path: Path) -> None:

@@ -14,15 +14,20 @@ import numpy as np
 import pytest
 import torch
 from tests.attacks.test_products import totals
+from tests.attacks.test_withdrawals import continued
 from tests.support.attacks.malicious_server import Federation, hearts
+from tests.support.tables import statistics_job
 
+from tightframe.config.job import parse_job
 from tightframe.errors import RunError, TrainingError
 from tightframe.learning import loop, one_sum
 from tightframe.learning.one_sum import temperature
+from tightframe.methods import METHODS
 from tightframe.phases import Cohort
 from tightframe.rounds import codec
 from tightframe.rounds.codec import integer_totals
 from tightframe.rounds.riders import evaluation, failures
+from tightframe.rounds.setup import prepare
 from tightframe.rounds.silo.contribute import Contributor
 from tightframe.rounds.silo.view import LocalSilo
 
@@ -255,3 +260,41 @@ def test_its_evaluation_does_not_follow(tmp_path: Path, monkeypatch: pytest.Monk
     for found, noted in ((less, False), (whole, True)):
         reading = phase.read(federation.setup.initial_state(), found, cohort)
         assert (evaluation.NOTE in reading.notes) is noted
+
+
+FROZEN = {"model": "random_features", "model_options": {"width": 4, "standardise": True}}
+OTHERS: dict[str, dict[str, Any]] = {
+    "start": {"method": "fedavg", "start": "fed3r"},
+    "no rules": {"method": "fedmr", "class_rules": "off"},
+    "prototypes and steps": {
+        "method": "combine",
+        "method_options": {"prototypes": "fedmr", "server": "fednova"},
+    },
+    "one covariance": {"method": "ccvr", "method_options": {"covariance": "shared"}},
+    "withdrawal": {
+        "model": "random_features",
+        "model_options": {"width": 4},
+        "method": "fed3r",
+        "withdraw": {**continued("job-a"), "state_sha256": "0" * 64},
+    },
+    "statistics": statistics_job(),
+}
+
+
+@pytest.mark.parametrize("given", [*(each.name for each in METHODS), *OTHERS])
+def test_no_number_of_its_records_is_zero_in_any_term(given: str) -> None:
+    """Whatever it could make all the same: all of the term, which only could not be encoded, or nothing."""
+    steps = {"training": {"momentum": 0.0}} | (FROZEN if given in ("fed3r", "fedcgs", "fedncm") else {})
+    values = OTHERS.get(given, {"method": given, "personalise": True, **steps})
+    base = {} if given == "statistics" else {"job_name": "j", "dataset": "fed_heart_disease", "model": "mlp"}
+    setup = prepare(parse_job({**base, "rounds": 1, "sites": list("abcd"), "min_sites": 3, **values}))
+    for exchange in setup.plan:
+        for phase in exchange.phases:
+            schema = phase.schema
+            every = {item.name: torch.full(item.shape, 1.0) for item in schema.fields}
+            for made in (every, {}):
+                left = failures.without_update(schema, {}, made).tensors
+                term = failures.blinded(schema, codec.encode(schema, left, share=1.0, parties=4))
+                found = codec.unpack(schema, "static", term["static"])
+                of_records = {item.name for item in failures.of_records(schema)}
+                assert [name for name in sorted(of_records) if not found[name].any()] == [], exchange.place

@@ -15,8 +15,10 @@ import torch
 from tests.support.attacks.liar import lies
 from tests.support.attacks.malicious_server import Federation, hearts
 
+from tightframe.config.policy import PolicyBlock
 from tightframe.errors import RunError
-from tightframe.rounds.phases.statistics import SQUARES, SUMS, UNIFORM, VALUES, times_in_moments
+from tightframe.rounds.phases.statistics import POOLED, SQUARES, SUMS, UNIFORM, VALUES, times_in_moments
+from tightframe.rounds.riders.moments import FILE
 
 LIAR, COLUMN = "hospital-4", 3
 JOB: dict[str, Any] = {"model_options": {"widths": [64], "standardise": True}}
@@ -85,14 +87,25 @@ def test_nor_does_one_count_for_a_million(
     assert caught.value.code == "TF-526"
 
 
-def test_a_note_of_another_job_counts_in_the_one_that_goes_on(tmp_path: Path) -> None:
-    """And pooled moments stay in the state behind later rounds."""
-    from tightframe.rounds.phases.statistics import POOLED
-    from tightframe.rounds.riders.moments import FILE
-
+def test_pooled_moments_stay_in_the_state_behind_later_rounds(tmp_path: Path) -> None:
     federation = Federation(JOB, hearts(4), state=tmp_path).enroll()
     federation.sum("statistics", 0)
     pooled = federation.shared.state.extra[POOLED]
     assert federation.sum("train", 1)["failed"] == 0
     assert torch.equal(federation.shared.state.extra[POOLED], pooled)
-    assert (federation.sessions[LIAR].context.state_folder / FILE).is_file()
+
+
+def test_a_hospital_that_the_pooled_moments_are_without_accuses_nobody(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where policies open counts for any cohort, a server may drop the hospital that differs."""
+    data = hearts(4)
+    policy = PolicyBlock(profile="standard", static_cohort="any")
+    federation = Federation(JOB, data, state=tmp_path, policy=policy).enroll()
+    federation.sum("statistics", 0, dead={LIAR})
+    note = federation.sessions[LIAR].context.state_folder / FILE
+    assert note.is_file() and federation.shared.state.extra[POOLED][0] < sum(
+        len(item.labels("train")) for item in data.values()
+    )
+    federation.sum("train", 1)
+    assert not note.exists() and "TF-527" not in caplog.text

@@ -20,9 +20,10 @@ from tightframe.config.site import open_data
 from tightframe.errors import JobError
 from tightframe.learning import iterate_average
 from tightframe.learning.iterate_average import COUNT, SUM
-from tightframe.phases import Cohort, Phase, Schema, ServerState, advance
+from tightframe.phases import Cohort, Phase, Schema, ServerState
 from tightframe.results.files import CHECKPOINT, MODEL
 from tightframe.results.rows import Row
+from tightframe.rounds.plan import advance
 from tightframe.rounds.server import resume
 from tightframe.rounds.setup import prepare
 

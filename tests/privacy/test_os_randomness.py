@@ -10,7 +10,7 @@ import torch
 from scipy import stats
 
 from tightframe.privacy.discrete_gaussian import RandomnessError
-from tightframe.privacy.os_randomness import NOISE_CHUNK, poisson_batch, standard_normal
+from tightframe.privacy.os_randomness import NOISE_CHUNK, MaskSeeds, poisson_batch, standard_normal
 
 
 def seeded(seed: int):  # type: ignore[no-untyped-def]
@@ -59,6 +59,32 @@ def test_batches_are_poisson() -> None:
     assert np.abs(shares - rate).max() < 4.5 * np.sqrt(rate * (1 - rate) / steps)
     between = np.corrcoef(taken.T.astype(float))
     assert np.abs(between[~np.eye(count, dtype=bool)]).max() < 5 / np.sqrt(steps)
+
+
+def test_a_record_is_taken_with_the_very_probability() -> None:
+    words = np.array([2**62 - 1, 2**62, 2**64 - 1, 0], dtype=np.uint64)
+    assert poisson_batch(4, 0.25, lambda count: words.tobytes()[:count]) == [0, 3]
+
+
+@pytest.mark.parametrize(("device", "drawn_from"), [("cpu", 2), ("cuda", 1), ("cuda:0", 0), ("cuda:1", 1)])
+def test_masks_of_each_record_have_a_stream_of_their_own_on_the_device_that_draws_them(
+    monkeypatch: pytest.MonkeyPatch, device: str, drawn_from: int
+) -> None:
+    """One stream for all would shift with one record more, and their sum by more than its bound."""
+    generators = [torch.Generator() for _ in range(3)]
+    monkeypatch.setattr(torch.cuda, "default_generators", tuple(generators[:2]))
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    monkeypatch.setattr(torch, "default_generator", generators[2])
+    before = [generator.initial_seed() for generator in generators]
+    starts = []
+    for key in (1, 1, 2):
+        seeds = MaskSeeds(torch.device(device), seeded(key))
+        for _ in range(2):
+            seeds.start_next()
+            starts.append(generators[drawn_from].initial_seed())
+    assert starts[:2] == starts[2:4] and len(set(starts)) == 4, "by record and key alone"
+    others = [place for place in range(3) if place != drawn_from]
+    assert all(generators[place].initial_seed() == before[place] for place in others)
 
 
 def test_rate_one_takes_all_and_tiny_rates_take_nobody() -> None:

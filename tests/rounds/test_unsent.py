@@ -8,6 +8,7 @@ import pytest
 
 from tightframe.rounds import unsent
 from tightframe.rounds.context import COMMITTED, EARLIER, PROPOSED, TOLD
+from tightframe.securesum.errors import ReplayError
 from tightframe.securesum.messages import SumId
 
 ONE, OTHER = SumId(2, "train-0", 1), SumId(2, "train-0", 2)
@@ -61,6 +62,17 @@ def test_a_repeated_request_keeps_what_was_before_the_first(folder: Path) -> Non
     unsent.keep(folder, ONE, b"a request")
     unsent.undo(folder, ())
     assert files(folder) == BEFORE
+
+
+def test_nothing_is_masked_for_a_request_that_is_undone(folder: Path) -> None:
+    """The training that it settled counts no more: the term would leave beside another state of this silo."""
+    unsent.check(folder, ONE, b"a request")
+    for sum_id, request in ((OTHER, b"a request"), (ONE, b"another")):
+        with pytest.raises(ReplayError, match="another one while this silo trained"):
+            unsent.check(folder, sum_id, request)
+    unsent.undo(folder, ())
+    with pytest.raises(ReplayError):
+        unsent.check(folder, ONE, b"a request")
 
 
 def test_what_was_masked_is_not_undone(folder: Path) -> None:

@@ -1,18 +1,20 @@
-"""How many different rows of features a silo's records have, for the rule on exact sums of features.
+"""How many different records a silo has, for the rule on exact sums of features.
 
 A record that is there nine times adds no rank to a sum of products and no value to a class sum. So an
-exchange before such a sum counts rows of features: of each class, and in all, where each is once, in the
-first class that has it. Each row is worth as many values as a record of its silo has (``record_values``).
+exchange before such a sum counts rows: of each class, and in all, where each is once, in the first class
+that has it. They are rows of *inputs*, as the hospital reads them: who writes the job shapes features, and
+with features that are zero for all but some patients their different rows are the number of these. Each row
+is worth as many values as a record of its class has (``record_values``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 import torch
 
-from tightframe.learning import model_update
 from tightframe.learning.products import ALL_VALUES, COUNTED, VALUES
 from tightframe.learning.record_values import MOST
 from tightframe.phases import (
@@ -30,27 +32,23 @@ from tightframe.phases import (
 MOST_VALUES = 2.0**31
 """Values of a silo that are counted at most: a sum of a hundred silos fits into its ring."""
 BITS = 24
-"""Fraction bits of a feature in a sum of a frozen map: what differs in less is one row."""
+"""Fraction bits of a feature in a sum of a frozen map. Inputs that differ in less are one row."""
 
 
 class DistinctRows:
-    """Rows of features seen so far, by class.
+    """Rows seen so far, by class.
 
     Args:
         classes: C.
-        radius: to which longer features are shortened, as in the sum.
     """
 
-    def __init__(self, classes: int, radius: float = 1.0) -> None:
+    def __init__(self, classes: int) -> None:
         self._of = [set[bytes]() for _ in range(classes)]
-        self._radius = radius
 
-    def add(self, features: torch.Tensor, labels: torch.Tensor) -> None:
-        """Note a batch: features h (B, d) in float64, labels (B,)."""
-        for row, label in zip(
-            units(features, self._radius).to(torch.int64).cpu(), labels.tolist(), strict=True
-        ):
-            self._of[label].add(row.numpy().tobytes())
+    def add(self, rows: Iterable[bytes], labels: torch.Tensor) -> None:
+        """Note digests of rows, as ``row_digests`` has them, and their labels (B,)."""
+        for row, label in zip(rows, labels.tolist(), strict=True):
+            self._of[label].add(row)
 
     @property
     def by_class(self) -> torch.Tensor:
@@ -62,7 +60,7 @@ class DistinctRows:
         """Numbers of different rows, each in the first class that has it, float64 (C,).
 
         >>> rows = DistinctRows(2)
-        >>> rows.add(torch.tensor([[0.5], [0.5], [0.25], [0.5]]), torch.tensor([0, 0, 1, 1]))
+        >>> rows.add(row_digests(torch.tensor([[0.5], [0.5], [0.25], [0.5]])), torch.tensor([0, 0, 1, 1]))
         >>> rows.counts.tolist()
         [1.0, 1.0]
         """
@@ -71,6 +69,13 @@ class DistinctRows:
             found.append(float(len(own - seen)))
             seen |= own
         return torch.tensor(found, dtype=torch.float64)
+
+
+def row_digests(inputs: torch.Tensor) -> list[bytes]:
+    """Return 16 bytes for each record's inputs (B, ...), the same where they agree to 2^-24."""
+    found = inputs.detach().cpu().flatten(1).to(torch.float64)
+    whole = (found.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0) * 2.0**BITS).round().to(torch.int64)
+    return [hashlib.blake2b(row.tobytes(), digest_size=16).digest() for row in whole.numpy()]
 
 
 def units(features: torch.Tensor, radius: float) -> torch.Tensor:
@@ -115,29 +120,23 @@ def opened_counts(fields: Mapping[str, Field], totals: Totals) -> dict[str, torc
     return {key: torch.as_tensor(totals[item.name], dtype=torch.float64) for key, item in fields.items()}
 
 
-def counts_phase(counts: Field, radius: float) -> Phase:
+def counts_phase(counts: Field) -> Phase:
     """Return the exchange before a sum of features: of how many different rows of each class it will be.
 
     Args:
         counts: see ``count_fields``.
-        radius: see ``DistinctRows``.
     """
     fields = count_fields(counts)
 
     def contribute(silo: SiloView, received: Tensors, state: Tensors) -> Contribution:
         classes = silo.setting.num_classes
-        found, values = DistinctRows(classes, radius), torch.zeros(classes, dtype=torch.float64)
+        found, values = DistinctRows(classes), torch.zeros(classes, dtype=torch.float64)
         if silo.offers_prototypes:
             values = silo.record_values()
-            model = silo.load(model_update.received_model(received)).eval()
-            for features, labels in silo.encoded(model, "train", exact=True):
-                found.add(features, labels)
+            found.add(*silo.rows())
         return Contribution({fields[key].name: made for key, made in counted(found, values).items()}, None)
 
     def keep(state: ServerState, totals: Totals, cohort: Cohort) -> ServerState:
         return state.evolve(extra={**state.extra, **opened_counts(fields, totals)})
 
-    def broadcast(state: ServerState) -> Tensors:
-        return model_update.broadcast_model(state.model)
-
-    return Phase("counts", Schema(tuple(fields.values())), broadcast, contribute, keep)
+    return Phase("counts", Schema(tuple(fields.values())), lambda state: {}, contribute, keep)

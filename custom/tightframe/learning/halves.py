@@ -51,6 +51,9 @@ from tightframe.phases import (
     Totals,
 )
 
+NORMALISER = "normaliser"
+"""Name of the field of a silo's ``gradient_weight``, which its records give without any training."""
+
 
 @dataclass(frozen=True)
 class Objective:

@@ -59,10 +59,6 @@ SEED = "ccvr_seed"
 COUNT_BOUND, SUM_BOUND, PRODUCT_BOUND = 2.0**24, 2.0**28, 2.0**32
 
 
-RADIUS = 2.0**7
-"""Rows of features are counted to 2^-17: rounding of their float32 sums makes no two of one."""
-
-
 class CcvrConfig(StrictModel):
     """CCVR's options.
 
@@ -183,12 +179,12 @@ def after(setting: Setting) -> tuple[Phase, ...]:
     calibration = Phase(
         "moments",
         phases.Schema((counts, sums, products, *records)),
-        _broadcast,
+        model_update.broadcast_of,
         tell_moments,
         lambda state, totals, cohort: state if cohort.failed else update(setting, state, totals),
         _read,
     )
-    return (holders_phase(counts), counts_phase(counts, RADIUS), calibration)
+    return (holders_phase(counts), counts_phase(counts), calibration)
 
 
 def _read(state: ServerState, totals: Totals, cohort: Cohort) -> phases.Reading:
@@ -209,10 +205,6 @@ def _read(state: ServerState, totals: Totals, cohort: Cohort) -> phases.Reading:
 def _of_other_records(totals: Totals) -> bool:
     """Check whether the products of all classes are of other records than the sums by class."""
     return RECORDS in totals and abs(float(totals[RECORDS]) - float(totals[COUNTS].sum())) >= 0.5
-
-
-def _broadcast(state: ServerState) -> Tensors:
-    return model_update.broadcast_model(state.model)
 
 
 def tell_moments(silo: SiloView, broadcast: Tensors, state: Tensors) -> Contribution:

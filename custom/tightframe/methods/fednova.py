@@ -25,6 +25,7 @@ from dataclasses import replace
 import torch
 
 from tightframe.learning.halves import (
+    NORMALISER,
     LocalRule,
     ServerRule,
     Trained,
@@ -41,7 +42,6 @@ from tightframe.options import StrictModel
 from tightframe.phases import Cohort, Field, ServerState, Setting, Tensors, Totals
 
 DIRECTION = "direction/"
-WEIGHT = "normaliser"
 MEAN_WEIGHT = "normaliser_mean"
 """In the server's state: sum_k p_k a_k of the last sum in which the normaliser was opened."""
 
@@ -85,7 +85,7 @@ def server_rule(setting: Setting, *, mu: float = 0.0) -> ServerRule:
     def fields(setting: Setting) -> tuple[Field, ...]:
         return (
             *(_direction(item) for item in update_fields(setting, weighted=True)),
-            Field(WEIGHT, (), bound=WEIGHT_BOUND, weighted=True, static=True),
+            Field(NORMALISER, (), bound=WEIGHT_BOUND, weighted=True, static=True),
         )
 
     def terms(trained: Trained) -> Tensors:
@@ -93,7 +93,7 @@ def server_rule(setting: Setting, *, mu: float = 0.0) -> ServerRule:
         # Without any step the update is zero, and so is its direction.
         length = setting.local.learning_rate * weight if weight else 1.0
         return {
-            WEIGHT: torch.tensor(weight, dtype=torch.float64),
+            NORMALISER: torch.tensor(weight, dtype=torch.float64),
             **{
                 name.replace(UPDATE, DIRECTION, 1) if name.startswith(UPDATE) else name: (
                     -item.double() / length if name.startswith(UPDATE) else item
@@ -105,9 +105,9 @@ def server_rule(setting: Setting, *, mu: float = 0.0) -> ServerRule:
     def update(state: ServerState, totals: Totals, cohort: Cohort) -> ServerState:
         divisor = cohort.total_weight
         kept: Tensors = {}
-        if WEIGHT in totals:
-            reach = setting.local.learning_rate * float(totals[WEIGHT]) / divisor  # eta sum_k p_k a_k
-            kept = {MEAN_WEIGHT: torch.tensor(float(totals[WEIGHT]) / divisor, dtype=torch.float64)}
+        if NORMALISER in totals:
+            reach = setting.local.learning_rate * float(totals[NORMALISER]) / divisor  # eta sum_k p_k a_k
+            kept = {MEAN_WEIGHT: torch.tensor(float(totals[NORMALISER]) / divisor, dtype=torch.float64)}
         elif MEAN_WEIGHT in state.extra:
             reach = setting.local.learning_rate * float(state.extra[MEAN_WEIGHT])
         else:

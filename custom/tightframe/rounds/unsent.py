@@ -15,6 +15,7 @@ from pathlib import Path
 from tightframe.files import sync_folder, write_atomically
 from tightframe.rounds.context import BEFORE_REQUEST, COMMITTED, EARLIER, PROPOSED, TOLD
 from tightframe.rounds.notes import read_sum
+from tightframe.securesum.errors import ReplayError
 from tightframe.securesum.messages import SumId
 
 _FILES = (COMMITTED, EARLIER, PROPOSED, TOLD)
@@ -35,7 +36,7 @@ def keep(folder: Path, sum_id: SumId, request: bytes) -> None:
     if kept.is_dir():
         return
     shutil.rmtree(partial, ignore_errors=True)
-    write_atomically(partial / _REQUEST, f"{sum_id} {request.hex()}".encode(), mode=0o600)
+    write_atomically(partial / _REQUEST, _line(sum_id, request).encode(), mode=0o600)
     for name in _FILES:
         if (folder / name).is_file():
             os.link(folder / name, partial / name)
@@ -43,13 +44,30 @@ def keep(folder: Path, sum_id: SumId, request: bytes) -> None:
     sync_folder(folder)
 
 
+def check(folder: Path, sum_id: SumId, request: bytes) -> None:
+    """Refuse to mask a term made for a request that was undone since, as another one came while it trained.
+
+    Args:
+        folder, sum_id, request: as for ``keep``.
+
+    Raises:
+        ReplayError: TF-608.
+    """
+    path = folder / BEFORE_REQUEST / _REQUEST
+    if not path.is_file() or path.read_text() != _line(sum_id, request):
+        raise ReplayError(
+            f"the request for sum {sum_id}",
+            expected="the last one until its term is masked",
+            found="another one while this silo trained",
+        )
+
+
 def sent(folder: Path) -> None:
     """Forget what was kept: the term is masked, and with it the silo is bound to what the request told."""
-    kept, partial = folder / BEFORE_REQUEST, folder / f"{BEFORE_REQUEST}.partial"
-    if kept.is_dir():
-        shutil.rmtree(partial, ignore_errors=True)
-        os.replace(kept, partial)
-        shutil.rmtree(partial)
+    partial = folder / f"{BEFORE_REQUEST}.partial"
+    shutil.rmtree(partial, ignore_errors=True)
+    os.replace(folder / BEFORE_REQUEST, partial)
+    shutil.rmtree(partial)
 
 
 def undo(folder: Path, masked: Container[SumId], request: bytes = b"") -> None:
@@ -78,3 +96,8 @@ def undo(folder: Path, masked: Container[SumId], request: bytes = b"") -> None:
             else:
                 (folder / name).unlink(missing_ok=True)
     sent(folder)
+
+
+def _line(sum_id: SumId, request: bytes) -> str:
+    """Return what is kept of a request."""
+    return f"{sum_id} {request.hex()}"

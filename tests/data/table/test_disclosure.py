@@ -11,7 +11,7 @@ import pytest
 
 from tightframe.data.contract import Contract
 from tightframe.data.table import disclosure
-from tightframe.data.table.disclosure import UNITS, moments_of, rounded_moments, term, withheld
+from tightframe.data.table.disclosure import UNITS, made_by_few, moments_of, rounded_moments, term, withheld
 from tightframe.data.table.tabulated import Layout, Tabulated
 
 CONTRACT: dict[str, Any] = {
@@ -99,6 +99,35 @@ def test_primary_suppression_alone_would_give_the_cell_away() -> None:
     assert own.records[0] - seen.sum() >= 2 * LEAST + 2, "of both withheld cells together"
 
 
+@pytest.mark.parametrize(
+    ("patients", "least", "order", "hidden"),
+    [
+        ([3, 5, 30, 40], 5, (), [1, 1, 1, 0]),  # the smallest first, until there are 2 * 5 and one for each
+        ([3, 9, 30, 40], 5, (), [1, 1, 0, 0]),
+        ([3, 8, 30, 40], 5, (), [1, 1, 1, 0]),
+        ([0, 4, 9, 10, 11, 30], 5, (), [0, 1, 1, 1, 0, 0]),  # one larger goes as well, two larger does not
+        ([2, 50, 9, 40], 3, (3, 2, 1, 0), [1, 0, 0, 1]),  # the latest first, so that a curve ends late
+        ([1, 50, 9, 40], 2, (3, 2, 1, 0), [1, 0, 1, 0]),
+    ],
+)
+def test_no_more_cells_are_withheld_than_need_be(
+    patients: list[int], least: int, order: tuple[int, ...], hidden: list[int]
+) -> None:
+    assert withheld(np.array(patients), least, order).tolist() == list(map(bool, hidden))
+
+
+def test_only_times_are_withheld_by_their_place() -> None:
+    """By the order of times, the commoner side would go in place of the rarer one."""
+    survival = {"time": "days", "event": "died", "high": 1000, "unit": "days"}
+    layout = Layout(Contract.model_validate({**CONTRACT, "survival": survival}), 10, (500, 1000))
+    sides, times = [0] * 10 + [1] * 50 + [2] * 2, [0] * 30 + [2] * 27 + [1] * 3 + [3] * 2
+    cells = np.array([np.arange(62) % 10, sides, times]).T
+    names, labels = [f"r{place}" for place in range(62)], np.zeros(62, dtype=np.int64)
+    own = term(Tabulated(layout, labels, cells, cells[:, :1] / 5 - 1, names, np.arange(62)), LEAST)
+    hidden = [own.withheld_cells[0, place.start : place.end].tolist() for place in layout.places[1:]]
+    assert hidden == [[1, 0, 1, 0], [1, 1, 0, 1, 0]]
+
+
 def test_no_small_number_is_in_a_term() -> None:
     for seed in range(20):
         rows = ward(seed, 60 + 10 * seed)
@@ -115,6 +144,33 @@ def test_no_small_number_is_in_a_term() -> None:
         age = LAYOUT.places[0]
         left = own.moments[:, 0, 0] - own.cells[:, age.start : age.missing].sum(1)
         assert not ((left > 0) & (left < LEAST)).any()
+
+
+def test_a_class_and_values_are_told_from_the_least_number_on_and_none_is_no_secret() -> None:
+    for count in range(LEAST + 2):
+        rows: list[tuple[float | None, int | None, int]] = [(12.0 * place, 0, 0) for place in range(count)]
+        whole = term(table([*rows, *[(age, side, 1) for age, side, _ in ward()]]), LEAST)
+        values = term(table([*rows, *[(GONE, 0, 0)] * 40]), LEAST)
+        few = 0 < count < LEAST
+        assert whole.records[0] == (0 if few else count) and whole.withheld_records[0] == few
+        assert values.moments[0, 0, 0] == (0 if few else count) and values.withheld_moments[0, 0] == few
+        flags = [*whole.withheld_cells.flat, *values.withheld_cells.flat, *whole.withheld_moments.flat]
+        assert set(flags) <= {0, 1}, "they are counted over silos"
+
+
+@pytest.mark.parametrize("least", [1, LEAST])
+@pytest.mark.filterwarnings("error")
+def test_a_number_that_a_hospital_does_not_record_is_missing_in_each_record(least: int) -> None:
+    own, age = term(table([*[(GONE, 0, 0)] * 44, *ward()[1::2]]), least), LAYOUT.places[0]
+    assert own.cells[0, : age.end].tolist() == [0] * 10 + [44]
+    assert not own.withheld_cells[0, : age.end].any() and not own.withheld_moments[0].any()
+    # With so few records that all are needed to hide how many have no value, none is told.
+    hides = term(table([(GONE, 0, 0), *[(30.0, 0, 0)] * (LEAST - 1)]), LEAST)
+    assert not hides.cells[0, : age.end].any() and not hides.moments.any()
+    assert hides.withheld_cells[0, : age.end].tolist() == [0] * 10 + [1]
+    none = np.zeros(0, dtype=np.int64)
+    empty = term(Tabulated(LAYOUT, none, none.reshape(0, 2), np.zeros((0, 1)), [], none), least)
+    assert not empty.records.any() and not empty.withheld_cells.any()
 
 
 def test_a_small_class_tells_nothing_not_even_where_its_records_lie() -> None:
@@ -182,6 +238,9 @@ def test_sums_and_squares_of_few_values_would_be_equations_in_withheld_bins(
     monkeypatch.setattr(disclosure, "rounded_moments", moments_of)
     safe = term(table(rows), LEAST)
     assert solved(safe) is None and safe.moments[0, 0, 0] == len(rows), "the mean is kept, the bins are not"
+    assert not safe.cells[0, : LAYOUT.places[0].missing].any()
+    whole = term(table(rows[2:]), LEAST).cells[0, : LAYOUT.places[0].missing]
+    assert sorted(whole) == [0] * 6 + [7, 9, 40, 50], "nothing is withheld"
     monkeypatch.setattr(disclosure, "VALUES_OF_A_BIN", 0)
     assert solved(term(table(rows), LEAST)) == [2.0, 7.0, 9.0], "without the rules the attack succeeds"
 
@@ -202,6 +261,68 @@ def test_moments_that_few_patients_make_are_withheld(others: list[float], told: 
     own = term(table([*rows, *ward()[1::2]]), LEAST)
     assert bool(own.withheld_moments[0, 0]) != told and bool(own.moments[0, 0].any()) == told
     assert not own.withheld_moments[1, 0], "of many values they are told"
+
+
+@pytest.mark.parametrize(("least", "told"), [(1, True), (2, False)])
+def test_a_column_that_one_patient_dominates_is_told_only_where_nothing_is_withheld(
+    least: int, told: bool
+) -> None:
+    ages = [1.0, 2.0, 1.5, 3.0, 2.5, 3.5, 0.5, 90.0]
+    own = term(table([(age, 0, 0) for age in ages]), least)
+    assert own.withheld_moments[0, 0] == (not told)
+
+
+def test_moments_are_exact_only_where_nothing_is_withheld() -> None:
+    """Of a dozen patients exact ones tell each one's value."""
+    rows = [(age, 0, 0) for age, _, _ in ward(count=12)]
+    values = np.array([age / 50 - 1 for age, _, _ in rows if age is not None])
+    assert (moments_of(values) != rounded_moments(values)).any()
+    assert (term(table(rows), 1).moments[0, 0] == moments_of(values)).all()
+    assert (term(table(rows), LEAST).moments[0, 0] == rounded_moments(values)).all()
+
+
+COMMON = [-1.0] * 20 + [-0.5] * 20 + [0.0] * 20 + [0.5] * 20
+RARE = [0.1, 0.2, 0.3, 0.4, 0.7]
+
+
+@pytest.mark.parametrize(
+    ("values", "few"),
+    [
+        ([*COMMON, *[1.0] * 20, *RARE[:4]], True),  # four have values that no five share
+        ([*COMMON, *RARE], False),
+        (RARE[:4], False),  # they are the whole silo, and make all of its sums
+        ([0.0] * 60 + [0.1, 0.2] * 3, True),  # three numbers of patients from three equations
+        ([0.0] * 60 + [place / 10 for place in range(1, 8)] * 3, True),
+        ([0.0] * 60 + [place / 10 for place in range(1, 9)] * 3, False),  # of nine values
+        ([place / 10 for place in range(6)] * 2, True),
+        (
+            [place / 10 for place in range(6)] + [place / 10 for place in range(5)],
+            False,
+        ),  # so few fit many ways
+    ],
+)
+def test_few_patients_make_moments_by_values_of_their_own(values: list[float], few: bool) -> None:
+    assert made_by_few(np.array(values), np.arange(len(values)), LEAST) == few
+
+
+@pytest.mark.parametrize(
+    ("far", "rest", "few"),
+    [
+        (
+            [1.0],
+            [0.2] * 5,
+            True,
+        ),  # squares of all but two add less than 0.21 of the farthest one's
+        ([1.0], [0.2] * 6, False),
+        ([0.03] * 30, [0.085], True),  # of one with many records, distances less than a tenth
+        ([0.03] * 30, [0.095], False),
+        ([0.0], [0.0], False),
+    ],
+)
+def test_one_patient_makes_moments_by_distance(far: list[float], rest: list[float], few: bool) -> None:
+    values = np.array([*[0.0] * 101, *rest, *[-item for item in far], *far])
+    owners = np.array([*range(101 + len(rest)), *[200] * len(far), *[201] * len(far)])
+    assert made_by_few(values, owners, 1) == few
 
 
 def test_the_records_of_one_patient_are_one_patients() -> None:
@@ -232,6 +353,15 @@ def test_rounded_moments_are_those_of_many_columns_and_near_the_exact_ones() -> 
         assert abs(deviation - values.std() * UNITS / 2) <= error / 8 / np.sqrt(2) + 1
         multiples += total % count == 0
     assert multiples <= 2, "a total of own numbers times means would decompose"
+
+
+def test_rounding_is_to_the_nearest_of_steps_that_are_no_longer_than_asked_for() -> None:
+    steps = {0.5: [5, 6, 7], 1.9: [5, 6, 7], 2.1: [6, 6, 8], 4.5: [4, 8, 8], 8.0: [8, 8, 8], 16.0: [0, 0, 0]}
+    assert {most: [disclosure._rounded(value, most) for value in (5, 6, 7)] for most in steps} == steps
+    (q,) = np.rint((np.array([0.2]) + 1) / 2 * UNITS).astype(int)
+    assert rounded_moments(np.array([0.2])).tolist() == [1, q, *divmod(int(q) ** 2, UNITS)], (
+        "nothing to round"
+    )
 
 
 def test_patients_are_counted_where_they_are_known() -> None:

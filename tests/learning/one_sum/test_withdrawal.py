@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from tightframe.errors import RunError
+from tightframe.learning.distinct_rows import row_digests
 from tightframe.learning.one_sum.feature_sums import COUNTS, RECORDS, SUMS, FeatureSums, sum_fields
 from tightframe.learning.one_sum.withdrawal import (
     ASKED,
@@ -68,6 +69,9 @@ class Silo:
 
     def record_values(self, *, staying: bool = False) -> torch.Tensor:
         return torch.full((CLASSES_OF_ALL,), WIDTH - 1.0 if staying else float(WIDTH), dtype=torch.float64)
+
+    def rows(self) -> tuple[list[bytes], torch.Tensor]:
+        return row_digests(self.features), self.labels
 
     def load(self, tensors: Any) -> nn.Module:
         model = nn.Sequential()

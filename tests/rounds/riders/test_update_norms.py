@@ -20,9 +20,10 @@ from tightframe import federation
 from tightframe.config.job import JobConfig
 from tightframe.data.heart import HeartOptions
 from tightframe.data.heart.twin import open_twin
-from tightframe.phases import Cohort, Contribution, Field, Phase, Schema, ServerState, advance
+from tightframe.phases import Cohort, Contribution, Field, Phase, Schema, ServerState
 from tightframe.results.rows import Row, read_rows
 from tightframe.rounds import codec
+from tightframe.rounds.plan import advance
 from tightframe.rounds.riders import failures, update_norms
 from tightframe.rounds.setup import prepare
 

@@ -14,16 +14,18 @@ from tests.support.runs import FOUR, asked, job, missed, run
 
 from tightframe.errors import ContributionError, DataError, RunError, TightframeError, TrainingError
 from tightframe.learning.model_update import BROADCAST, BUFFER
-from tightframe.phases import Cohort, Field, Phase, Schema, ServerState, advance
+from tightframe.phases import Cohort, Field, Phase, Schema, ServerState
 from tightframe.privacy.accounting import BudgetError
 from tightframe.rounds import codec
 from tightframe.rounds.context import SiloContext
+from tightframe.rounds.plan import advance
 from tightframe.rounds.riders import evaluation, failures
 from tightframe.rounds.run_state import state_sha256
 from tightframe.rounds.setup import prepare
 from tightframe.rounds.silo.contribute import Contributor
 from tightframe.rounds.silo.private_view import PrivateSilo
 from tightframe.rounds.silo.view import LocalSilo
+from tightframe.rounds.sums.common import Peers
 from tightframe.rounds.sums.plain import PlainServer
 from tightframe.rounds.sums.simulated_identity import simulated_identity
 
@@ -51,7 +53,7 @@ def contributor(folder: Path, **values: Any) -> Contributor:
 
 def term(made: Contributor) -> Any:
     (exchange,) = made.setup.plan.round(1)
-    return made.contribute(asked(made.setup, exchange), dict.fromkeys(FOUR, 4.0))
+    return made.contribute(asked(made.setup, exchange), Peers(dict.fromkeys(FOUR, 4.0)))
 
 
 @pytest.mark.parametrize("error", HIDDEN, ids=lambda error: type(error).__name__ + str(error)[:9])
@@ -123,6 +125,29 @@ def test_a_silo_whose_update_cannot_be_encoded_is_evaluated_all_the_same(tmp_pat
         assert totals[failures.FAILED] == (bound < 1)
         tested.append(totals["evaluation/test/scores"])
     assert np.array_equal(*tested)
+
+
+@pytest.mark.parametrize("method", ["fednova", "fedcurv"])
+def test_what_training_alone_makes_is_lacking_and_the_number_of_its_steps_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    """Steps follow from the records; squared gradients of a model that cannot be encoded are not used."""
+    opened = []
+    for bound, fails in ((8.0, False), (1e-9, False), (8.0, True)):
+        made = contributor(tmp_path / f"{bound}{fails}", method=method, update_bound=bound, update_norm=None)
+        if fails:
+            monkeypatch.setattr("tightframe.learning.loop.fit", lambda *_, **__: torch.ones(1) / 0 + None)
+        (exchange,) = made.setup.plan.round(1)
+        phase, sums = exchange.carrying(True), PlainServer(exchange.carrying(True).schema)
+        sums.add("site-1", term(made).term)
+        opened.append(codec.decode(phase.schema, sums.open(), parties=4))
+    whole, over, failed = opened
+    if method == "fednova":
+        assert over[failures.FAILED] == 0  # a direction is bounded by 1e6, whatever the update
+        assert failed[failures.FAILED] == 1 and failed["normaliser"] == whole["normaliser"] > 0
+    else:
+        assert over[failures.FAILED] == failed[failures.FAILED] == 1 + failures.LACKING
+        assert (np.abs(over["fisher/head.weight"]) > 1e3 * np.abs(whole["fisher/head.weight"]).max()).any()
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> str:
@@ -216,7 +241,7 @@ def test_with_privacy_a_failed_silo_adds_its_share_of_the_noise(
             message.pop("state_bytes", None)
         sums = PlainServer(phase.schema)
         weights = dict.fromkeys(FOUR, 4.0)
-        sums.add("site-1", made.contribute(message, weights, honest=honest, total=total).term)
+        sums.add("site-1", made.contribute(message, Peers(weights, honest), total=total).term)
         totals = codec.decode(phase.schema, sums.open(), parties=4)
         for item in phase.schema.fields:
             if item.mechanism in found:
@@ -259,23 +284,26 @@ def test_without_a_failed_silo_nothing_is_noted() -> None:
 
 
 FLAG = Field(failures.FAILED, (), bound=1.0 + failures.LACKING, bits=0)
-STATIC = Field("steps", (), static=True)
+STATIC = Field("evaluation/steps", (), static=True)
 MIXED = Schema((Field("update/weight", (2,)), STATIC, Field("buffer/mean", (2,), static=True)))
 
 
 def test_what_a_failed_silo_lacks_of_its_records_is_random_and_nothing_else() -> None:
     schema = MIXED + Schema((FLAG,))
-    for made, flag in (({}, 1.0 + failures.LACKING), ({"steps": torch.tensor(3.0)}, 1.0)):
+    for made, flag in (({}, 1.0 + failures.LACKING), ({"evaluation/steps": torch.tensor(3.0)}, 1.0)):
         found = failures.without_update(schema, {}, made)
         assert float(found.tensors[failures.FAILED]) == flag
+        assert float(found.tensors["evaluation/steps"]) == (3.0 if made else 0.0)
         term = codec.encode(schema, found.tensors, share=1.0, parties=4)
         blinded = failures.blinded(schema, term)
         assert blinded["update"] == term["update"]
         before, after = (codec.unpack(schema, "static", item["static"]) for item in (term, blinded))
-        assert (before["steps"] != after["steps"]).all() == bool(flag > 1)
+        assert (before["evaluation/steps"] != after["evaluation/steps"]).all() == bool(flag > 1)
         assert np.array_equal(before["buffer/mean"], after["buffer/mean"])
+    other = failures.without_update(schema, {}, {"steps": torch.tensor(3.0)})  # of a model that trained
+    assert float(other.tensors[failures.FAILED]) == 1.0 + failures.LACKING
     again = failures.without_update(
-        schema, {}, {"steps": torch.tensor(0.0), failures.FAILED: torch.tensor(1025.0)}
+        schema, {}, {"evaluation/steps": torch.tensor(0.0), failures.FAILED: torch.tensor(1025.0)}
     )
     assert float(again.tensors[failures.FAILED]) == 1025.0, "what was random stays so"
 
@@ -283,7 +311,7 @@ def test_what_a_failed_silo_lacks_of_its_records_is_random_and_nothing_else() ->
 @pytest.mark.parametrize(
     ("flags", "fields", "needed", "left"),
     [
-        (1.0, MIXED, True, {"update/weight", "steps", "buffer/mean"}),
+        (1.0, MIXED, True, {"update/weight", "evaluation/steps", "buffer/mean"}),
         (1.0 + failures.LACKING, MIXED, True, {"update/weight"}),
         (1.0 + failures.LACKING, Schema((STATIC,)), True, "TF-510"),
         (1.0 + failures.LACKING, Schema((STATIC,)), False, set()),

@@ -14,6 +14,7 @@ from tests.support.attacks.malicious_server import NOW, ROOT, Federation, Record
 from tightframe.errors import SecureSumError, TightframeError
 from tightframe.learning.products import Sizes
 from tightframe.rounds import codec
+from tightframe.rounds.context import BEFORE_REQUEST
 from tightframe.rounds.sums.common import Encoded
 from tightframe.rounds.sums.declaration import Declaration
 from tightframe.rounds.sums.parameters import schema_name
@@ -170,6 +171,27 @@ def test_a_request_is_on_record_before_training_and_tried_a_few_times(federation
         with pytest.raises(DiedError):
             ask(federation, request, dies)
     assert "once more" in refused(lambda: ask(federation, request, unexpected), "TF-608")
+
+
+def test_a_term_is_not_masked_once_its_request_was_undone(federation: Federation) -> None:
+    """While it trains, its server asks another process for shares that are refused, and undoes the request.
+
+    What that settled of the silo's own training would be dropped although the term has left.
+    """
+    federation.enroll().sum("train", 1)
+    assert federation.evidence is not None
+    request, site = request_of(federation, 1, 2, shown=False), site_of(federation)
+    folder, receipts = site._context.state_folder, tuple(federation.evidence.receipts.values())
+
+    def undoes() -> None:
+        assert (folder / BEFORE_REQUEST).is_dir()
+        shares = messages.RevealRequest(1, receipts, (), {}, {})
+        refused(lambda: site.reveal(shares.to_bytes()), "TF-609")
+        assert not (folder / BEFORE_REQUEST).exists()
+
+    message = refused(lambda: ask(federation, request, zeros(federation, request, undoes)), "TF-608")
+    assert "while this silo trained" in message
+    assert ask(federation, request, zeros(federation, request)), "asked again, it trains again"
 
 
 def begin_another(federation: Federation, name: str) -> None:

@@ -11,6 +11,7 @@ import torch
 
 from tightframe.learning import loop, record_values
 from tightframe.learning.batches import merge_single_tail
+from tightframe.learning.distinct_rows import row_digests
 from tightframe.learning.stages import FitReport, Stage
 from tightframe.phases import Fold, Setting, SiloView, Tensors, stream_seed
 
@@ -48,6 +49,9 @@ class FakeSilo:
     def record_values(self, *, staying: bool = False) -> torch.Tensor:
         read = [(self.inputs, self.labels)]
         return record_values.count_values(read, self.setting.num_classes, (), self.least)
+
+    def rows(self) -> tuple[list[bytes], torch.Tensor]:
+        return row_digests(self.inputs), self.labels
 
     def private_class_sums(
         self, features: Callable[[torch.Tensor], torch.Tensor], width: int

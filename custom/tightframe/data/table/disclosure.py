@@ -94,7 +94,7 @@ def term(table: Tabulated, least: int) -> Term:
                 levels, width = slice(place.start, place.end), place.end - place.start
                 order = layout.latest_first if place is layout.places[-1] else ()
                 _tell(made, label, levels, table, rows, table.cells[rows, index], width, least, order)
-            elif len(rows):
+            else:
                 _number(made, label, table, rows, index, place, least)
     return made
 
@@ -122,7 +122,9 @@ def _number(
     else:
         made.cells[label, place.missing] = untold.sum()
     told = rows[~untold]
-    if len(told) and len(np.unique(table.owners[told])) < least:
+    if not len(told):
+        return
+    if len(np.unique(table.owners[told])) < least:
         made.cells[label, place.missing] = 0
         made.withheld_cells[label, place.start : place.end] = 1
         made.withheld_moments[label, number] = 1
@@ -187,7 +189,7 @@ def withheld(patients: NDArray[np.int64], least: int, order: Sequence[int] = ())
     by_place = len(order) > 0 and least > 2
     places = order if by_place else np.argsort(patients, kind="stable").tolist()
     others = [place for place in places if patients[place] >= least]
-    while hidden.sum() < 2 or patients[hidden].sum() < hidden.sum() + 2 * least:
+    while patients[hidden].sum() < hidden.sum() + 2 * least:  # never enough in one cell of fewer than m
         if not others:
             return np.ones_like(hidden)
         if by_place:
@@ -240,7 +242,7 @@ def made_by_few(values: NDArray[np.float64], owners: NDArray[np.int64], least: i
 
 def _dominated(parts: NDArray[np.float64], share: float) -> bool:
     """Return True if all but the two largest parts, sorted, are less than a share of the largest."""
-    return bool(parts[-1] > 0 and parts[:-2].sum() < share * parts[-1])
+    return bool(parts[:-2].sum() < share * parts[-1])
 
 
 def rounded_moments(values: NDArray[np.float64]) -> NDArray[np.int64]:
@@ -261,7 +263,7 @@ def rounded_moments(values: NDArray[np.float64]) -> NDArray[np.int64]:
 
 def _rounded(value: int, most: float) -> int:
     """Return the nearest multiple of the largest power of two that is at most ``most``; of 1 at least."""
-    bits = max(0, math.floor(math.log2(most))) if most > 1 else 0
+    bits = math.floor(math.log2(most)) if most > 1 else 0
     return (value + (1 << bits >> 1)) >> bits << bits
 
 

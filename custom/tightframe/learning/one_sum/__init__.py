@@ -109,14 +109,14 @@ def one_sum_method(
             return (release_phase(setting, solve, intercepts, products=products, start=False),)
         return (scale_phase(beside=True),)
 
-    def first(setting: Setting, radius: float) -> tuple[Phase, ...]:
+    def first(setting: Setting) -> tuple[Phase, ...]:
         counts = counts_field(setting.num_classes)
-        return holders_phase(counts), counts_phase(counts, radius)
+        return holders_phase(counts), counts_phase(counts)
 
     def before(setting: Setting) -> tuple[Phase, ...]:
         if setting.privacy is not None:
             return ()
-        return *first(setting, RADIUS), sums_phase(setting, solve, products=products, start=False)
+        return *first(setting), sums_phase(setting, solve, products=products, start=False)
 
     def withdraw(setting: Setting, asked: Withdrawal) -> tuple[Phase, ...]:
         width = feature_width(model_update.shared_template(setting))
@@ -128,7 +128,7 @@ def one_sum_method(
         if setting.privacy is not None:
             return (release_phase(setting, solve, intercepts, products=products, start=True),)
         solution = sums_phase(setting, solve, products=products, start=True)
-        return *first(setting, START_RADIUS), solution, scale_phase(beside=False)
+        return *first(setting), solution, scale_phase(beside=False)
 
     return Method(
         **{
@@ -184,7 +184,7 @@ def sums_phase(setting: Setting, solve: Solve, *, products: bool, start: bool) -
         known = found.known.to(torch.uint8)
         return state.evolve(model=model, extra={**state.extra, KNOWN: known})
 
-    return Phase("sums", schema, broadcast_model, contribute, update)
+    return Phase("sums", schema, model_update.broadcast_of, contribute, update)
 
 
 def release_phase(
@@ -220,12 +220,7 @@ def release_phase(
         model = with_head(state.model, weight / (scale * radius), bias)
         return state.evolve(model=model, extra={**state.extra, KNOWN: known.to(torch.uint8)})
 
-    return Phase("release", schema, broadcast_model, contribute, update)
-
-
-def broadcast_model(state: ServerState) -> Tensors:
-    """Return the model."""
-    return model_update.broadcast_model(state.model)
+    return Phase("release", schema, model_update.broadcast_of, contribute, update)
 
 
 def solved(setting: Setting, solve: Solve, state: ServerState, totals: Totals) -> ServerState:

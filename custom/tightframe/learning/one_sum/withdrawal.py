@@ -34,6 +34,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
+from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -228,10 +229,7 @@ def _asked(withdrawal: Withdrawal, *, products: bool) -> Phase:
         flags = torch.tensor(few, dtype=torch.uint8)
         return state.evolve(extra={**state.extra, ASKED: _as_bytes(withdrawal.start), WITHHELD: flags})
 
-    def broadcast(state: ServerState) -> Tensors:
-        return model_update.broadcast_model(state.model)
-
-    return Phase("asked", Schema(fields), broadcast, contribute, update)
+    return Phase("asked", Schema(fields), model_update.broadcast_of, contribute, update)
 
 
 def _classes(classes: int, withdrawal: Withdrawal) -> Phase:
@@ -520,12 +518,14 @@ def _terms(silo: SiloView, received: Tensors, state: Tensors, *, products: bool)
         FeatureSums(classes, width, products=products, device=silo.device) for _ in ("before", "after")
     )
     changed, staying = DistinctRows(classes), DistinctRows(classes)
+    rows, read = silo.rows()[0], 0
     for features, labels, stay in silo.encoded_before(model):
         was, stays = then[labels], now[labels] & stay
         before.add(features[was], labels[was])
         after.add(features[stays], labels[stays])
-        changed.add(features[was ^ stays], labels[was ^ stays])
-        staying.add(features[stay], labels[stay])
+        own, read = rows[read : read + len(labels)], read + len(labels)
+        for found, chosen in ((changed, was ^ stays), (staying, stay)):
+            found.add(compress(own, chosen.tolist()), labels[chosen])
     sums = before.tensors()
     if not torch.equal(own_state(sums, then)[OWN_SHA256], state[OWN_SHA256]):
         raise RunError(

@@ -26,6 +26,18 @@ round see the same mini-batches, augmentation and dropout, and vbar is dropped a
 
 Limits. A full-batch gradient hardly changes from round to round at small learning rates, so sums of
 two rounds over different cohorts nearly tell a silo's own; noise is what stops that.
+
+Paper and published code disagree, besides where ``tightframe explain`` says so, on
+
+- zeros: code negative, with 1e-10 added: two negatives and three zeros give -8.8e-7 instead of -0.29; here
+  neutral, as zeros are common (dead ReLU, a drug never given at a silo)
+- who differentiates L_F: paper the server, from uploaded variances; code one process with all silos' graphs;
+  here two phases; ``stale``
+- row "FedCurv": code Fishr with arithmetic means; here ``fishr_arith_fullbatch``; the real one is ``fedcurv``
+- best model: paper lowest loss on the out-of-distribution test set; code keeps an alias of the last; here
+  validation
+- AUROC, AUPRC: code of thresholded predictions, averaged over batches; here of scores, over the whole set
+- schedule of lambda: code exchanges the annealing's two weights in effect
 """
 
 from __future__ import annotations
@@ -210,7 +222,7 @@ def plan(setting: Setting, round: int, rounds: int) -> tuple[Phase, ...]:
     if together:
         return (gradient,)
     schema = phases.Schema(variances)
-    return (Phase("fishr", schema, broadcast_model, contribute_variance, update_variance), gradient)
+    return (Phase("fishr", schema, model_update.broadcast_of, contribute_variance, update_variance), gradient)
 
 
 def _check(setting: Setting) -> None:
@@ -244,15 +256,10 @@ def _gradient_fields(setting: Setting, template: nn.Module, fishr: bool) -> tupl
 # ---------------------------------------------------------------- at a silo
 
 
-def broadcast_model(state: ServerState) -> Tensors:
-    """Return the global model, as ``model/<name>``."""
-    return model_update.broadcast_model(state.model)
-
-
 def broadcast_gradient(state: ServerState) -> Tensors:
     """Return the global model, and vbar with the number of silos behind it, where there is one."""
     mean = {name: state.extra[name] for name in (MEAN, SILOS) if name in state.extra}
-    return {**broadcast_model(state), **mean}
+    return {**model_update.broadcast_of(state), **mean}
 
 
 def contribute_variance(silo: SiloView, broadcast: Tensors, state: Tensors) -> Contribution:

@@ -83,10 +83,6 @@ def used_parts(setup: JobSetup) -> tuple[Part, ...]:
         parts.append(("train", True))
         if job.privacy is None:
             parts.append(("validation", True))
-    elif setup.trains and any(
-        item.products for phase in setup.after_phases() for item in phase.schema.fields
-    ):
-        parts.append(("train", True))  # whose different rows are counted
     if not job.training.augment:
         several = setup.method.one_sum is None or job.personalise or job.local_baseline_epochs
         if setup.trains and several:

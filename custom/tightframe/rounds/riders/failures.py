@@ -24,8 +24,10 @@ import torch
 
 from tightframe.config.job import JobConfig
 from tightframe.errors import REASONS, RunError, TightframeError
+from tightframe.learning.halves import NORMALISER
 from tightframe.learning.model_update import BROADCAST, BUFFER, TRAINING
 from tightframe.learning.one_sum.feature_sums import RECORDS
+from tightframe.learning.one_sum.temperature import LOSSES
 from tightframe.phases import (
     Cohort,
     Contribution,
@@ -168,7 +170,7 @@ def of_records(schema: Schema) -> tuple[Field, ...]:
     Two totals of them, in one of which a silo's are missing, differ by that silo's. All static ones are such,
     but for what ``TRAINED`` names, and class sums where an exchange trains.
     """
-    trains = any(not item.static and item.name != FAILED for item in schema.fields)
+    trains = _trains(schema)
     return tuple(
         item
         for item in schema.group("static")
@@ -178,16 +180,24 @@ def of_records(schema: Schema) -> tuple[Field, ...]:
     )
 
 
-def _flag(schema: Schema, made: Tensors) -> torch.Tensor:
-    """Return a failed silo's flag.
+def _trains(schema: Schema) -> bool:
+    return any(not item.static and item.name != FAILED for item in schema.fields)
 
-    Args:
-        schema: of the phase.
-        made: tensors that the silo could make all the same.
+
+def _of_received(item: Field) -> bool:
+    """Return True for what a silo's records and the model received give, without any training."""
+    named = item.name in (RECORDS, LOSSES, NORMALISER) or item.name.startswith(("evaluation/", INPUTS))
+    return item.per_class or named
+
+
+def _kept(schema: Schema) -> tuple[Field, ...]:
+    """Return the fields that a failed silo's term has as they were made; of those that train nothing, all.
+
+    Products are used of all silos or of none.
     """
-    before = float(made.get(FAILED, 0.0))
-    lacks = before >= LACKING or any(item.name not in made for item in of_records(schema))
-    return torch.tensor(1.0 + LACKING * lacks, dtype=torch.float64)
+    alone = () if _trains(schema) else of_records(schema)
+    kept = (item for item in schema.fields if _of_received(item) or item in alone)
+    return tuple(item for item in kept if not item.products)
 
 
 def _lacks(schema: Schema, term: Term) -> bool:
@@ -207,7 +217,7 @@ def untrained(silo: RiderView, phase: Phase, received: Tensors, state: Tensors) 
         state: what the silo has kept.
     """
     made: Tensors = {}
-    if any(item.per_class or item.name.startswith(INPUTS) for item in phase.schema.fields):
+    if any(map(_of_received, phase.schema.fields)):
         try:
             with silo.without_training():
                 made = phase.contribute(silo, received, state).tensors
@@ -216,21 +226,33 @@ def untrained(silo: RiderView, phase: Phase, received: Tensors, state: Tensors) 
                 raise
             # Not even the model received gives class sums, by features that are not finite, say.
             made = class_rules.own_classes(silo, phase.schema, received)
-    left = without_update(phase.schema, received, made)
-    return replace(left, tensors={**left.tensors, FAILED: _flag(phase.schema, made)})
+    tensors, flag = _left(phase.schema, received, made)
+    return Contribution({**tensors, **flag}, proposed_state=None)
 
 
 def without_update(schema: Schema, received: Tensors, made: Tensors) -> Contribution:
-    """Return ``neutral`` with the flag, class sums, evaluation and moments of inputs, within their bounds."""
-    empty = neutral(schema, received)
+    """Return ``neutral`` with what is ``_kept`` of the tensors made, and the flag if the schema has it."""
+    tensors, flag = _left(schema, received, made)
+    return Contribution({**tensors, **(flag if FAILED in schema else {})}, proposed_state=None)
+
+
+def _left(schema: Schema, received: Tensors, made: Tensors) -> tuple[dict[str, torch.Tensor], Tensors]:
+    """Return a failed silo's tensors, within their bounds, and its flag.
+
+    Args:
+        schema: of the phase.
+        received: the broadcast.
+        made: tensors that the silo could make all the same.
+    """
     kept = {
         item.name: made[item.name].to("cpu", torch.float64).nan_to_num(nan=0.0).clamp(-item.bound, item.bound)
-        for item in schema.fields
+        for item in _kept(schema)
         if item.name in made
-        and (item.per_class or item.name == RECORDS or item.name.startswith(("evaluation/", INPUTS)))
     }
-    flag = {FAILED: _flag(schema, made)} if FAILED in schema else {}
-    return replace(empty, tensors={**empty.tensors, **kept, **flag})
+    needed = (item.name for item in of_records(schema) if not item.products)
+    lacks = float(made.get(FAILED, 0.0)) >= LACKING or any(name not in kept for name in needed)
+    flag = torch.tensor(1.0 + LACKING * lacks, dtype=torch.float64)
+    return {**neutral(schema, received).tensors, **kept}, {FAILED: flag}
 
 
 def blinded(schema: Schema, term: Term) -> dict[Group, bytes]:

@@ -1,4 +1,4 @@
-"""One sum at the server: requests to the silos, cohort, totals, and the row for the record."""
+"""One exchange at the server: requests to the silos, their sum, the next state, the row of the record."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tightframe.config.job import JobConfig
-from tightframe.phases import Phase, ServerState, Totals, stream_seed
+from tightframe.errors import RunError
+from tightframe.learning.model_update import mean_losses, received_model
+from tightframe.phases import Cohort, Phase, ServerState, stream_seed
 from tightframe.results.rows import Row
-from tightframe.rounds import codec
+from tightframe.rounds.codec import IntegerTotals
 from tightframe.rounds.context import NEEDS_STATE, Message
 from tightframe.rounds.plan import TRAIN, Exchange
 from tightframe.rounds.run_state import state_bytes, state_sha256
@@ -59,24 +61,99 @@ class SharedState:
         return {"state": self.sha256, "before": self.before, **start}
 
 
+UNCHANGED = "class sums after the last round could not be opened, so the model is as that round left it"
+
+
 class Collector:
-    """The sums of one run.
+    """The exchanges of one run.
 
     Args:
         job: validated.
         sums: plain or secure.
+        on_round: called with the row of each exchange.
 
     Attributes:
         opened: (sum, cohort) of each sum opened so far. A silo that missed a request must still learn whether
             its last term was opened, so each request lists all sums that the silo may not know of.
         start: loads the pretrained start for silos that missed the first exchanges; returns None without one.
+        unverified: writes the checkpoint of the last round, once silos have verified its total.
     """
 
-    def __init__(self, job: JobConfig, sums: Sums, record: RunRecord, log: logging.Logger) -> None:
+    def __init__(
+        self,
+        job: JobConfig,
+        sums: Sums,
+        record: RunRecord,
+        log: logging.Logger,
+        on_round: Callable[[Row], None] | None = None,
+    ) -> None:
         self._job, self._sums, self._record, self._log = job, sums, record, log
+        self._on_round = on_round
         self.opened: list[tuple[str, list[str]]] = []
         self.start: Callable[[], bytes | None] = lambda: None
+        self.unverified: Callable[[], None] | None = None
         self._known: dict[str, int] = {}  # silo -> how many of `opened` it knows of for certain
+
+    def run(
+        self,
+        transport: Transport,
+        shared: SharedState,
+        exchange: Exchange,
+        among: Sequence[str] | None = None,
+    ) -> tuple[SharedState, list[str]]:
+        """Run one exchange: ask, collect, open, update.
+
+        Args:
+            transport: to the silos.
+            shared: the state of the run, which silos compute too.
+            among: silos in the sum of the round's phase before; only they can answer a later phase.
+
+        Returns:
+            The next state, and the silos in the sum.
+
+        Raises:
+            TooFewError: if fewer silos than the job's minimum answer.
+            RunError: TF-510 if statistics before the first round could not be opened.
+        """
+        broadcast = dict(exchange.phase.broadcast(shared.state))
+        phase = exchange.phase_for(broadcast)
+        if exchange.counts_only:
+            row, totals = self.collect_counts(transport, exchange, phase, shared)
+            if not row.static_opened:
+                self._handle_unopened(exchange, row)
+        else:
+            row, totals = self.collect(transport, exchange, phase, shared, among=among)
+        if totals and self.unverified is not None:  # this sum was opened, so silos have verified the last
+            self.unverified()
+            self.unverified = None
+        cohort = Cohort.of(exchange.round, row.silos, self._record.weights)
+        reading = exchange.advance(shared.state, totals, cohort)
+        for line in reading.warnings:
+            self._log.warning("%s", line)
+        row = row.model_copy(update={"training": mean_losses(reading.totals, cohort)})
+        row = self._record.add(row, reading.notes, received_model(broadcast))
+        if self._on_round is not None:
+            self._on_round(row)
+        return (shared.after(reading.state) if totals else shared), row.silos
+
+    def _handle_unopened(self, exchange: Exchange, row: Row) -> None:
+        """Handle a sum of counts outside the rounds that could not be opened.
+
+        Raises:
+            RunError: TF-510, before the first round. After the last one there is a model without it.
+        """
+        reason = (
+            f"silos dropped out twice: {describe_codes(row.dropped)}"
+            if row.dropped
+            else "silos keep theirs closed, because they were opened for another cohort"
+        )
+        if exchange.before:
+            whose = "" if self._job.statistics is not None else " that the method needs"
+            raise RunError(f"statistics{whose} could not be opened: {reason}.", code="TF-510")
+        if exchange.after:
+            self._log.warning("%s: %s", UNCHANGED, reason)
+        if exchange.closing and self._job.evaluate_only is not None:
+            raise RunError(f"the evaluation could not be opened: {reason}.", code="TF-510")
 
     def collect(
         self,
@@ -87,18 +164,18 @@ class Collector:
         *,
         among: Sequence[str] | None = None,
         attempt: int = 0,
-    ) -> tuple[Row, Totals]:
+    ) -> tuple[Row, IntegerTotals]:
         """Ask silos for their terms, add them as they arrive, open the sum.
 
         Args:
             transport: to the silos.
             phase: of the exchange, with its evaluation if it has one.
-            shared: the state of the run, which silos compute too.
+            shared: as for ``run``.
             among: silos to ask; by default those drawn for the round.
             attempt: 1 if the sum is repeated.
 
         Returns:
-            The row for the record, and the totals by field name.
+            The row for the record, and the totals.
 
         Raises:
             TooFewError: TF-501; nothing was opened.
@@ -132,7 +209,6 @@ class Collector:
             self._record.dropped(exchange.kind, exchange.round, error.cohort, {**left_out, **error.failed})
             raise
         self._record.weights = dict(self._sums.weights)
-        totals = codec.decode(schema, collected.totals, parties=len(self._record.weights))
         if collected.totals:
             self.opened.append((str(sum_id), collected.cohort))
         seconds = time.monotonic() - started
@@ -148,7 +224,7 @@ class Collector:
             bytes_up=collected.bytes_up,
             static_opened=not collected.shut,
         )
-        return row, totals
+        return row, collected.totals
 
     def seal(self, transport: Transport, shared: SharedState, *, last: bool = True) -> bool:
         """Let the silos verify the last total; return whether they did.
@@ -174,7 +250,7 @@ class Collector:
         exchange: Exchange,
         phase: Phase,
         shared: SharedState,
-    ) -> tuple[Row, Totals]:
+    ) -> tuple[Row, IntegerTotals]:
         """Collect a sum of counts only, which is opened for the whole roster only, in up to two attempts.
 
         After the rounds there is a second attempt even after too few answers, so that a trained model does

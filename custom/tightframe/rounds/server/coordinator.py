@@ -10,16 +10,15 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from tightframe import __version__
 from tightframe.errors import REASONS, REPLACED, RunError, TightframeError
-from tightframe.learning.model_update import mean_losses, received_model
 from tightframe.learning.one_sum.withdrawal import MIN_SILOS, withheld
 from tightframe.models.pretrained import read_weights
-from tightframe.phases import Cohort, ServerState, advance
+from tightframe.phases import ServerState
 from tightframe.results.files import MODEL, WritePage
 from tightframe.results.model_card import InitialModel
 from tightframe.results.outcome import Ended
@@ -28,13 +27,13 @@ from tightframe.results.rows import Row
 from tightframe.results.words import plural
 from tightframe.rounds import checkpoint
 from tightframe.rounds.context import Message
-from tightframe.rounds.plan import AFTER, BEFORE, CLOSING, PERSONAL, Exchange
+from tightframe.rounds.plan import AFTER, BEFORE, CLOSING, PERSONAL
 from tightframe.rounds.run_state import start_state
 from tightframe.rounds.server import collecting, resume
-from tightframe.rounds.server.collecting import Collector, SharedState
+from tightframe.rounds.server.collecting import UNCHANGED, Collector, SharedState
 from tightframe.rounds.server.record import RunRecord
 from tightframe.rounds.setup import JobSetup
-from tightframe.rounds.sums.common import Sums, TooFewError, Transport, describe_codes
+from tightframe.rounds.sums.common import Sums, TooFewError, Transport
 from tightframe.rounds.sums.declaration import WEIGHTS
 from tightframe.rounds.sums.plain import PlainSums
 from tightframe.rounds.sums.secure_server import SecureSums
@@ -86,11 +85,9 @@ class Coordinator:
         self._job_id = job_id or (identity.job_id if identity is not None else "")
         self._stopped = stopped
         self._ended_jobs = ended_jobs
-        self._on_round = on_round
         self._transcript: ServerRecord | None = None
-        self._unverified: Callable[[], None] | None = None  # writes the checkpoint of the last round
         self._sums = self._choose_sums(identity)
-        self._collector = Collector(setup.job, self._sums, self.record, self.log)
+        self._collector = Collector(setup.job, self._sums, self.record, self.log, on_round)
         self._collector.start = self._named_start
         self._warned = False
 
@@ -155,7 +152,7 @@ class Coordinator:
         for number in range(job.done + 1, job.rounds + 1):
             among: list[str] | None = None
             for exchange in self.setup.plan.round(number):
-                shared, among = self._exchange(transport, shared, exchange, among)
+                shared, among = self._collector.run(transport, shared, exchange, among)
             self.record.rounds_done = number
             self._keep_checkpoint(shared.state, number)
         shared = self._after(transport, shared)
@@ -186,7 +183,7 @@ class Coordinator:
             opened=self._collector.opened,
         )
         if self._sums.verified:
-            self._unverified = write
+            self._collector.unverified = write
         else:
             write()
 
@@ -194,7 +191,7 @@ class Coordinator:
         """Run a method's exchanges after the last round; if one fails, the model stays as it is."""
         for exchange in self.setup.plan.at(AFTER, self.setup.job.rounds):
             try:
-                shared, _ = self._exchange(transport, shared, exchange)
+                shared, _ = self._collector.run(transport, shared, exchange)
             except TooFewError as error:
                 self.log.warning("%s: %s", UNCHANGED, error)
                 break
@@ -248,7 +245,7 @@ class Coordinator:
         self._enroll(transport)
         shared = SharedState(state, start=weights)
         for exchange in self.setup.plan.beginning():
-            shared, _ = self._exchange(transport, shared, exchange)
+            shared, _ = self._collector.run(transport, shared, exchange)
         return shared
 
     def _resume(
@@ -298,7 +295,7 @@ class Coordinator:
                     "few did (the log says why): nothing was taken out. Withdraw once all are there.",
                     code="TF-523",
                 )
-            shared, _ = self._exchange(transport, shared, exchange)
+            shared, _ = self._collector.run(transport, shared, exchange)
         assert withdraw is not None  # noqa: S101  (this job withdraws)
         stay = resume.require_total(shared.state, "the state after the withdrawal")
         record.withheld = withheld(shared.state)
@@ -374,73 +371,11 @@ class Coordinator:
         for line in self.record.rules():
             self.log.info("rules: %s", line)
 
-    def _exchange(
-        self,
-        transport: Transport,
-        shared: SharedState,
-        exchange: Exchange,
-        among: Sequence[str] | None = None,
-    ) -> tuple[SharedState, list[str]]:
-        """Run one exchange: ask, collect, open, update.
-
-        Args:
-            transport: to the silos.
-            among: silos in the sum of the round's phase before; only they can answer a later phase.
-
-        Returns:
-            The next state, and the silos in the sum.
-
-        Raises:
-            TooFewError: if fewer silos than the job's minimum answer.
-            RunError: TF-510 if statistics before the first round could not be opened.
-        """
-        state = shared.state
-        broadcast = dict(exchange.phase.broadcast(state))
-        phase = exchange.phase_for(broadcast)
-        if exchange.counts_only:
-            row, totals = self._collector.collect_counts(transport, exchange, phase, shared)
-            if not row.static_opened:
-                self._handle_unopened(exchange, row)
-        else:
-            row, totals = self._collector.collect(transport, exchange, phase, shared, among=among)
-        weights = {site: self.weights[site] for site in row.silos}
-        cohort = Cohort(exchange.round, weights, max(self.weights.values()), enrolled=len(self.weights))
-        if totals and self._unverified is not None:  # this sum was opened, so silos have verified the last
-            self._unverified()
-            self._unverified = None
-        reading = advance(phase, state, totals, cohort)
-        for line in reading.warnings:
-            self.log.warning("%s", line)
-        row = row.model_copy(update={"training": mean_losses(reading.totals, cohort)})
-        row = self.record.add(row, reading.notes, received_model(broadcast))
-        if self._on_round is not None:
-            self._on_round(row)
-        return (shared.after(reading.state) if totals else shared), row.silos
-
-    def _handle_unopened(self, exchange: Exchange, row: Row) -> None:
-        """Handle a sum of counts outside the rounds that could not be opened.
-
-        Raises:
-            RunError: TF-510, before the first round. After the last one there is a model without it.
-        """
-        reason = (
-            f"silos dropped out twice: {describe_codes(row.dropped)}"
-            if row.dropped
-            else "silos keep theirs closed, because they were opened for another cohort"
-        )
-        if exchange.before:
-            whose = "" if self.setup.job.statistics is not None else " that the method needs"
-            raise RunError(f"statistics{whose} could not be opened: {reason}.", code="TF-510")
-        if exchange.after:
-            self.log.warning("%s: %s", UNCHANGED, reason)
-        if exchange.closing and not self.setup.trains:
-            raise RunError(f"the evaluation could not be opened: {reason}.", code="TF-510")
-
     def _close(self, transport: Transport, shared: SharedState) -> SharedState:
         """Let every silo evaluate the last model and store it."""
         for exchange in self.setup.plan.at(CLOSING, self.setup.job.rounds):
             try:
-                shared, _ = self._exchange(transport, shared, exchange)
+                shared, _ = self._collector.run(transport, shared, exchange)
             except TooFewError as error:
                 if not self.setup.trains:
                     raise  # nothing else was asked for
@@ -456,7 +391,7 @@ class Coordinator:
         """
         for exchange in self.setup.plan.at(PERSONAL, self.setup.job.rounds):
             try:
-                shared, _ = self._exchange(transport, shared, exchange)
+                shared, _ = self._collector.run(transport, shared, exchange)
             except TightframeError as error:
                 if error.code == REPLACED:
                     raise
@@ -479,8 +414,6 @@ class Coordinator:
             self.log.warning("%s has no local-only baseline: %s (%s)", site, code, REASONS.get(code, ""))
         self.log.info("local-only baselines: %d of %d silos", len(requests) - len(failed), len(requests))
 
-
-UNCHANGED = "class sums after the last round could not be opened, so the model is as that round left it"
 
 BANNER = (
     "SYNTHETIC TWIN: no silo has a path to its records, so every one trains on generated stand-ins for "

@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 
 from tightframe.files import locked_folder
-from tightframe.phases import Cohort, ServerState, advance
+from tightframe.phases import Cohort, ServerState
 from tightframe.privacy.events import Event
 from tightframe.rounds import codec
 from tightframe.rounds.context import REHEARSAL, SiloContext
@@ -135,10 +135,9 @@ class _Rehearsal:
         copies = PlainServer(phase.schema)
         for name in cohort:
             copies.add(name, term)
-        totals = codec.decode(phase.schema, copies.open(), parties=len(cohort))
         weight = float(len(self._context.data.labels("train")))
         everyone = Cohort(exchange.round, dict.fromkeys(cohort, weight), weight)
-        self._state = advance(phase, state, totals, everyone).state
+        self._state = exchange.advance(state, copies.open(), everyone).state
 
     def _silo(self, exchange: Exchange) -> LocalSilo:
         view = (self._context, self._setup, self._device, exchange.stream, self._requested)

@@ -15,11 +15,13 @@ from torch.utils.data import DataLoader
 
 from tightframe.data.base import class_counts, finding_counts, own_labels
 from tightframe.data.known import in_steps
+from tightframe.data.table import TableOptions
 from tightframe.data.withdrawn import record_ids
 from tightframe.errors import RunError, TrainingError
 from tightframe.learning import loop, own_loop
 from tightframe.learning.batches import merge_single_tail, reading_processes
-from tightframe.learning.model_update import build_template
+from tightframe.learning.distinct_rows import row_digests
+from tightframe.learning.model_update import build_template, shared_template
 from tightframe.learning.record_values import count_values
 from tightframe.learning.stages import FitReport, Stage, Term
 from tightframe.models.frozen import FrozenEncoder
@@ -28,7 +30,8 @@ from tightframe.results.local_report import SiloPersonal
 from tightframe.results.parts.dropouts import Lost
 from tightframe.rounds.context import SiloContext
 from tightframe.rounds.encoded import LoadedEncoder
-from tightframe.rounds.phases.statistics import UNIFORM, WEIGHED, times_in_moments
+from tightframe.rounds.job_checks import STANDARDISE_STD
+from tightframe.rounds.phases.statistics import SMALLEST_STD, UNIFORM, WEIGHED, times_in_moments
 from tightframe.rounds.sums.declaration import EVALUATED
 from tightframe.rounds.unproven import NO_NEEDS, Needs
 
@@ -194,11 +197,34 @@ class LocalSilo:
         Args:
             staying: of the records that stay in a withdrawal; otherwise of those before it.
         """
+        ranges = isinstance(self.setup.dataset_options, TableOptions)  # of a contract, which the job has
+        scales = STANDARDISE_STD in shared_template(self.setting).state_dict()
+        return count_values(
+            self._inputs(staying=staying),
+            self.setting.num_classes,
+            self.setup.columns,
+            self.min_class_count,
+            scaled_above=(SMALLEST_STD if scales else math.inf) if ranges else None,
+        )
+
+    def rows(self) -> tuple[list[bytes], torch.Tensor]:
+        """Return a digest of each training record's inputs before a withdrawal, and labels (n,), in order."""
+        rows, labels = list[bytes](), [torch.zeros(0, dtype=torch.int64)]
+        for inputs, classes in self._inputs():
+            rows += row_digests(inputs)
+            labels.append(classes.cpu())
+        return rows, torch.cat(labels)
+
+    def _inputs(self, *, staying: bool = False) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Yield inputs, whatever model was loaded, and labels of the training records in batches.
+
+        Args:
+            staying: see ``record_values``.
+        """
         before = self.context.job.withdraw is not None and not staying
         context = self.context.before_withdrawal if before else self.context
         view = LocalSilo(context, self.setup, self.device, self.round)  # which has inputs, not features
-        read = view.batches("train", augment=False, shuffle=False)
-        return count_values(read, self.setting.num_classes, self.setup.columns, self.min_class_count)
+        return view.batches("train", augment=False, shuffle=False)
 
     def memory_named(self, key: str, size: int) -> AbstractContextManager[None]:
         """Turn running out of memory into TF-302, naming the job's value ``key`` to lower from ``size``."""
@@ -383,9 +409,11 @@ class LocalSilo:
 
     def fit(self, model: torch.nn.Module, stages: Sequence[Stage]) -> FitReport:
         """Run the stages of local training on the training fold."""
-        if not self._trains:
-            return FitReport()
         local = self.setting.local
+        if not self._trains:
+            records = range(len(self.context.data.labels("train")))
+            passes = len(merge_single_tail(records, local.batch_size))
+            return FitReport(sum((stage.epochs or 0) * passes + (stage.steps or 0) for stage in stages))
         return loop.fit(
             model,
             lambda epoch: self.batches("train", augment=local.augment, shuffle=True, epoch=epoch),
@@ -418,7 +446,7 @@ class LocalSilo:
 
     @contextmanager
     def without_training(self) -> Iterator[None]:
-        """Leave every model as it is for a block: ``fit`` returns without a step."""
+        """Leave every model as it is for a block: ``fit`` returns the number of steps, and takes none."""
         self._trains = False
         try:
             yield
@@ -436,40 +464,24 @@ class LocalSilo:
     def private_class_sums(
         self, features: Callable[[torch.Tensor], torch.Tensor], width: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Refuse: only ``private_view.PrivateSilo`` releases noisy class sums.
-
-        Raises:
-            RunError: TF-505, always.
-        """
-        raise RunError(
-            "Expected a job with `privacy`, but noisy class sums were requested without it.", code="TF-505"
-        )
+        """Refuse: only ``private_view.PrivateSilo`` releases noisy class sums."""
+        raise _without_privacy("noisy class sums were")
 
     def private_gradient_sum(
         self, model: torch.nn.Module, terms: Sequence[Term]
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Refuse: only ``private_view.PrivateSilo`` releases noisy sums of gradients.
-
-        Raises:
-            RunError: TF-505, always.
-        """
-        raise RunError(
-            "Expected a job with `privacy`, but a noisy sum of gradients was requested without it.",
-            code="TF-505",
-        )
+        """Refuse: only ``private_view.PrivateSilo`` releases noisy sums of gradients."""
+        raise _without_privacy("a noisy sum of gradients was")
 
     def private_frozen_sums(
         self, model: torch.nn.Module, width: int, *, products: bool, radius: float
     ) -> dict[str, torch.Tensor]:
-        """Refuse: only ``private_view.PrivateSilo`` releases noisy sums of frozen features.
+        """Refuse: only ``private_view.PrivateSilo`` releases noisy sums of frozen features."""
+        raise _without_privacy("noisy sums of features were")
 
-        Raises:
-            RunError: TF-505, always.
-        """
-        raise RunError(
-            "Expected a job with `privacy`, but noisy sums of features were requested without it.",
-            code="TF-505",
-        )
+
+def _without_privacy(requested: str) -> RunError:
+    return RunError(f"Expected a job with `privacy`, but {requested} requested without it.", code="TF-505")
 
 
 def guarded(batches: Iterator[Any], stopped: Callable[[], bool]) -> Iterator[Any]:
