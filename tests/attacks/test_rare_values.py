@@ -102,5 +102,3 @@ def test_a_table_of_few_possible_rows_takes_privacy(tmp_path: Path) -> None:
     with pytest.raises(TightframeError, match=r"(site-\d refused: TF-627.*){4}"):
         run(files, tmp_path / "few", job(**trained))
     run(files, tmp_path / "none asked", job(**trained), min_row_bits=0)
-    noise = {"weights": "uniform", "privacy": {"epsilon": 8.0, "delta": 1e-5}}
-    run(files, tmp_path / "private", job(**trained, **noise))
