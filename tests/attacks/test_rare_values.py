@@ -24,7 +24,7 @@ HEADER = ("id", *(f"d{place}" for place in range(DRUGS)), *(f"n{place}" for plac
 
 
 def tables(folder: Path, *, numbers: bool = True) -> dict[str, Path]:
-    """Four hospitals. At the first, one patient has had d2, and another one d1 and not d3, which are alike."""
+    """Four hospitals. At the first, one patient has had d2, and another one has d3 unlike d1."""
     draw, made = np.random.default_rng(5), {}
     for site in FOUR:
         drugs = draw.random((PER, DRUGS)) < 0.4
@@ -33,8 +33,13 @@ def tables(folder: Path, *, numbers: bool = True) -> dict[str, Path]:
             drugs[7, 2], drugs[9, 1], drugs[9, 3] = True, True, False
         values = draw.uniform(5, 95, (PER, NUMBERS)).round(2) if numbers else np.zeros((PER, NUMBERS))
         rows = [
-            [f"{site}-{row}", *("yes" if had else "no" for had in drugs[row]), *map(str, values[row])]
-            + [str(int(row % 3 == 0)), "train" if row < 60 else "test"]
+            [
+                f"{site}-{row}",
+                *("yes" if had else "no" for had in drugs[row]),
+                *map(str, values[row]),
+                str(int(row % 3 == 0)),
+                "train" if row < 60 else "test",
+            ]
             for row in range(PER)
         ]
         made[site] = write(folder / f"{site}.csv", rows, header=(*HEADER, "fold"))
@@ -89,7 +94,9 @@ def test_no_patient_stands_alone_in_a_row_of_the_products(tmp_path: Path) -> Non
         places = [HEADER.index(name) - 1 for name in columns]
         told = files[FOUR[0]].read_text().splitlines()[line].split(",")
         values = [told[place + 1] for place in places]
-        record = [float(value == "yes") if value in ("yes", "no") else float(value) / 50 - 1 for value in values]
+        record = [
+            float(value == "yes") if value in ("yes", "no") else float(value) / 50 - 1 for value in values
+        ]
         scale = np.abs(alone).max() / max(1.0, np.abs(record).max())
         assert scale > 0 and np.allclose(alone[places] / scale, record, atol=0.01)
         assert not hidden.any(), "nobody's record"
