@@ -140,7 +140,7 @@ def test_one_who_lies_about_its_records_does_not_help(
 def test_records_that_do_not_count_are_not_relied_on(tmp_path: Path) -> None:
     """Class 0 is left to two hospitals: of the 484 records declared, 269 are summed."""
     data = hearts(4) | {"hospital-5": hearts(8)["hospital-8"]}
-    policy = PolicyBlock(profile="standard", min_class_count=17)
+    policy = PolicyBlock(profile="standard", min_class_count=17, min_row_bits=0)
     values = {**WIDE, "class_rules": "on", "model_options": {"width": 64, "standardise": True}}
     federation = Federation(values, data, state=tmp_path, policy=policy).enroll()
     with pytest.raises(PolicyError, match="over 100 counted") as caught:

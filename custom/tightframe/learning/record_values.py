@@ -20,13 +20,13 @@ non-negative least squares). So
 
 Features mix columns by their spread, which a contract's ranges decide: of a column with a range of 100 and
 eleven with a million times theirs, any features are ones of the first (71 of 71 patients' values of it were
-read from 426 class sums). So of a contract's table
+read from 426 class sums). So do false moments of one silo where the model standardises. So
 
-4. columns with spreads s as the model gets them count as ``(sum of s)^2 / (sum of s^2)`` at most: all of them
-   if they are alike, one if one is far above the others;
-5. where spreads fall to less than a 16th, the columns below are noise to who looks for those above (ten
-   yes/no columns were read beside a laboratory value of 25 times its range): these count as if they were all,
-   in equations of as many bits as they stand out from it.
+4. columns with spreads s, as the model gets them, count as ``(sum of s)^2 / (sum of s^2)`` at most: all if
+   they are alike, one if one is far above the others;
+5. where spreads fall to less than a 16th behind columns of few values, what is below is noise to who looks
+   for these (ten yes/no columns were read beside a laboratory value of 25 times its range): they count as if
+   they were all, in equations of as many bits as they stand out from it.
 
 A table has *possible rows* that can all be written down if they are few: then records are read from the total
 of a round of training, too (195 of 268 different ones of ten yes/no columns, with label), see ``row_bits``.
@@ -53,6 +53,9 @@ FALL = 16
 """A column with a spread this many times smaller than the one before is noise beside it."""
 SHORT = 3
 """Values that a column of numbers has more of."""
+ALIKE = 4
+"""Columns with at least this part of the largest spread are as good as alike: nothing was read at three times
+and hardly more than by chance at eight."""
 FOLLOWS = 1e-3
 """A column with a smaller part of its variance left, given the others, follows from them."""
 
@@ -76,7 +79,7 @@ def count_values(
     columns: Sequence[int],
     least: int,
     *,
-    scaled_above: float | None = None,
+    scale: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Return how many unknown numbers a record of each class has, float64 (C,).
 
@@ -85,8 +88,8 @@ def count_values(
         classes: C.
         columns: see ``most_values``; none of pictures.
         least: records in which a column must differ, of few records half.
-        scaled_above: deviation of a number above which the model scales it to 1, infinite if it scales none;
-            None if no job sets ranges: columns count alike.
+        scale: what the model divides each number by, (p,); None if neither job nor silos set any: columns
+            count alike.
 
     >>> rows = torch.tensor([[0.0, 0, 5], [1, 2, 5], [4, 8, 5], [9, 18, 5]])
     >>> count_values([(rows, torch.zeros(4).long())], 1, (), 2)  # one is twice another, one is the same
@@ -102,11 +105,12 @@ def count_values(
     if not read:
         return made
     rows = np.nan_to_num(torch.cat(read).numpy(), nan=0.0, posinf=0.0, neginf=0.0)
+    by = None if scale is None else scale.numpy()
     label, known = torch.cat(told).numpy(), dict[bytes, float]()
     for place in np.unique(label):
         varies = _varies(rows[label == place], least)
         if (key := varies.tobytes()) not in known:
-            known[key] = _count(rows[:, varies], varies, columns, scaled_above=scaled_above)
+            known[key] = _count(rows[:, varies], varies, columns, by if by is None else by[varies])
         made[place] = known[key]
     return made
 
@@ -123,8 +127,7 @@ def _count(
     rows: NDArray[np.float32],
     varies: NDArray[np.bool_],
     columns: Sequence[int],
-    *,
-    scaled_above: float | None,
+    scale: NDArray[np.float64] | None,
 ) -> float:
     """Return how many columns of all records do not follow from others, of those that vary in a class."""
     of = np.repeat(np.arange(len(columns)), columns) if columns else np.arange(len(varies))
@@ -136,18 +139,25 @@ def _count(
     else:
         names = np.array(_independent(scaled.T @ scaled, of), dtype=np.int64)
     power = np.ones(len(columns) or len(varies))
-    if scaled_above is not None:
-        power = _power(rows.astype(np.float64), of, scaled_above)
-        most = min(most, float(np.sqrt(power).sum() ** 2 / max(power.sum(), 1e-300)))
+    if scale is not None:
+        power = _power(rows / scale, of)
+        most = min(most, _alike(power))
     return min(_worth(_bits(rows, of, names), power[names]), most)
 
 
-def _power(rows: NDArray[np.float64], of: NDArray[np.int64], scaled_above: float) -> NDArray[np.float64]:
-    """Return the variance of each column as the model gets it; a column's is that of its numbers."""
-    found = rows.var(0)
-    found[np.sqrt(found) > scaled_above] = 1.0
-    power: NDArray[np.float64] = np.bincount(of, weights=found, minlength=1).astype(np.float64)
+def _power(rows: NDArray[np.float64], of: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return the variance of each column as the model gets it: that of its numbers."""
+    power: NDArray[np.float64] = np.bincount(of, weights=rows.var(0), minlength=1).astype(np.float64)
     return power
+
+
+def _alike(power: NDArray[np.float64]) -> float:
+    """Return how many columns of one spread are seen as well as these."""
+    spread = np.sqrt(power)
+    if not spread.any():
+        return 0.0
+    seen = np.minimum(spread * ALIKE / spread.max(), 1.0)
+    return float(seen.sum() ** 2 / np.square(seen).sum())
 
 
 def _bits(rows: NDArray[np.float32], of: NDArray[np.int64], names: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -169,6 +179,8 @@ def _worth(bits: NDArray[np.float64], power: NDArray[np.float64]) -> float:
     worth, order = float(bits.sum()) / NUMBER_BITS, np.argsort(-power)
     bits, power = bits[order], power[order]
     for last in np.flatnonzero(power[:-1] > FALL**2 * power[1:]) + 1:
+        if bits[:last].max() >= NUMBER_BITS:
+            break
         stands = power[:last] / max(float(power[last:].sum()), 1e-300)
         each = np.minimum(bits[:last], np.log2(1 + stands) / 2)
         worth = min(worth, float(each.sum()) / min(NUMBER_BITS, math.log2(1 + stands.sum()) / 2))
