@@ -135,10 +135,15 @@ class SiloSession:
         declared = self._read_records()
         if context.job.privacy is not None:
             self._training().check_budget()
-        elif context.policy.min_row_bits and not context.data.synthetic:
+        elif context.policy.min_row_bits and self._has_table():
             self._training().check_rows()
         write_atomically(stored, declared.to_bytes(), mode=0o600)
         return declared
+
+    def _has_table(self) -> bool:
+        """Return True if patients' records are rows of numbers; pictures need no torch to be told from them."""
+        spec, options = dataset_of(self.context.job)
+        return not self.context.data.synthetic and len(spec.input_shape(options)) == 1
 
     def _read_records(self) -> Declaration:
         context = self.context
