@@ -141,7 +141,7 @@ class SiloSession:
         return declared
 
     def _has_table(self) -> bool:
-        """Return True if patients' records are rows of numbers; pictures need no torch to be told from them."""
+        """Return True if patients' records are rows of numbers, which needs no torch."""
         spec, options = dataset_of(self.context.job)
         return not self.context.data.synthetic and len(spec.input_shape(options)) == 1
 
