@@ -18,6 +18,7 @@ from tightframe.data.base import SiloData, own_labels
 from tightframe.data.known import in_steps, too_few
 from tightframe.errors import DataError
 from tightframe.files import write_atomically
+from tightframe.phases import OwnRows
 from tightframe.privacy.ledger.ledger import ledger_path
 from tightframe.results.files import TRANSCRIPT, WritePage
 from tightframe.rounds.pace import Pace
@@ -126,6 +127,11 @@ class SiloContext:
     def before_withdrawal(self) -> SiloContext:
         """The same silo with the records of the run from which it withdraws some."""
         return replace(self, job=self.job.origin, records=self.withdrawn.before)
+
+    @cached_property
+    def own_rows(self) -> dict[bool, OwnRows]:
+        """Numbers of different training records, once they are counted; by whether of those that stay."""
+        return {}
 
     @property
     def site(self) -> SiteEntry:
