@@ -15,6 +15,10 @@ rows exist, never mu. Inference has no offsets: ``logits = f V``.
 
 With ``classifier: trained`` (table 4, "+ GMV") the backbone's own head trains on ``f + alpha mu_y``;
 its vectors change while a silo trains, so that silos receive mu.
+
+Where the paper is open, besides where ``tightframe explain`` says so: a class that nobody has keeps its
+vector, and has no offset before any value; the loss of a batch is the mean (paper: a sum, which diverges at
+the printed learning rate).
 """
 
 from __future__ import annotations

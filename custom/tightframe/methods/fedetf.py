@@ -17,6 +17,13 @@ The class counts enter the loss at the silo only.
 Personalisation happens after the last round, in three steps that all minimise the plain
 cross-entropy: the features are adapted with the projection and the frame fixed; then, with the
 features fixed, the frame and the projection are tuned in turn. Its result never leaves the silo.
+
+Paper and published code disagree, besides where ``tightframe explain`` says so, on
+
+- momentum: code the optimiser lives on over rounds; here fresh each round
+- rotation of V: code QR of uniform numbers; here uniform rotation (Gaussian QR, signs fixed)
+- a projected feature of zero: code divides by 1e-12, a gradient 1e12 times too large; here no gradient for
+  that row
 """
 
 from __future__ import annotations

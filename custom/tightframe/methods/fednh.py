@@ -14,6 +14,13 @@ The divisor ``sum_k n_kc`` of the published code cancels in the normalisation, s
 ``n_kc mu_kc`` and never its counts: what leaves it beside its update is one vector for each class. The
 length of that vector is the count, so this holds in a secure sum only, whose length is at most the
 pooled count.
+
+Paper and published code disagree, besides where ``tightframe explain`` says so, on
+
+- silos' weights in the prototype: paper alpha_k, not specified; code, and here, n_kc / sum n_kc by class
+- normalisation: not in the paper; code, and here, before and after the moving average
+- PM(V), PM(L): slides the reverse; here V = valid classes, L = label distribution, as code and tables
+- silos in PM's mean: code those active in the round; here all
 """
 
 from __future__ import annotations

@@ -26,6 +26,18 @@ round see the same mini-batches, augmentation and dropout, and vbar is dropped a
 
 Limits. A full-batch gradient hardly changes from round to round at small learning rates, so sums of
 two rounds over different cohorts nearly tell a silo's own; noise is what stops that.
+
+Paper and published code disagree, besides where ``tightframe explain`` says so, on
+
+- zeros: code negative, with 1e-10 added: two negatives and three zeros give -8.8e-7 instead of -0.29; here
+  neutral, as zeros are common (dead ReLU, a drug never given at a silo)
+- who differentiates L_F: paper the server, from uploaded variances; code one process with all silos' graphs;
+  here two phases; ``stale``
+- row "FedCurv": code Fishr with arithmetic means; here ``fishr_arith_fullbatch``; the real one is ``fedcurv``
+- best model: paper lowest loss on the out-of-distribution test set; code keeps an alias of the last; here
+  validation
+- AUROC, AUPRC: code of thresholded predictions, averaged over batches; here of scores, over the whole set
+- schedule of lambda: code exchanges the annealing's two weights in effect
 """
 
 from __future__ import annotations

@@ -17,6 +17,17 @@ With differential privacy both terms are replaced by means of one loss a record,
 couple the records of a batch: the inter-class term weighs records alike and looks at all valid
 prototypes, the intra-class term takes the class's statistics from the last noisy release, where they are
 constants. Features are clipped, and in release rounds their class sums are noisy.
+
+Paper and published code disagree, besides where ``tightframe explain`` says so, on
+
+- variance in eq. (3): paper 1/N; code, and here, unbiased
+- mu_intra's scale: fixed in paper and code, though the term grows as d^2: 1e-5 is 0.04 of our units at
+  d = 64, 2.6 at ResNet18's 512, 4.1 at WRN-28-10's 640, where training is not finite
+- mu_intra and mu_inter: paper two weights (in an appendix not seen); code one: 0.01 in the arguments, 1e-5 in
+  the README; here two; as printed, code's 0.01 is 1.1e-6 (d = 512, two classes of 32 records in the batch)
+- one record of a class: paper 0/0; code skips it, and crashes where none is left; here skipped
+- inter-class term, prototypes: absent in the code; here as in the paper
+- a silo's weight: paper, and here, records; code number of whole batches
 """
 
 from __future__ import annotations

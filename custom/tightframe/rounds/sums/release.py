@@ -13,7 +13,10 @@ Settings that apply the same function to every silo's records weigh silos, too, 
 steps add up: a norm shortens them by the learning rate, FedProx's mu and a weight decay weigh them by steps.
 So does what pooled statistics decide, which one silo's false numbers steer: means, deviations, class counts.
 Another seed is no way out: its gradients are other functions of the same records, and whoever has similar
-records solves for what several seeds' totals say of them. No width was found at which seeds are independent.
+records solves for what several seeds' totals say of them. No width was found at which seeds are independent:
+with 400 similar records, mu 0 and 0.3 / rate, two seeds and half the records drawn, two small silos' joint
+update came out to 33 % at width 4,096, 38 % at 64 and 64, 80 % at 8 (61 % from four jobs), where the whole
+total, best scaled, is 64 to 96 % off, and with one mu 100 %.
 
 A new option of a job belongs here or does not: ``tests/rounds/sums/test_release.py`` asks for the decision.
 """
