@@ -185,7 +185,9 @@ def check_own(
         alone = place in found.alone and policy.records_per_feature <= ALONE and not seen
         if mine and not alone:
             held = (min(counted, mine) if seen else counted) * each
-            _check_class(policy, sums, held, f"the counted records of class {place}, each worth one of this silo's")
+            _check_class(
+                policy, sums, held, f"the counted records of class {place}, each worth one of this silo's"
+            )
 
 
 @dataclass(frozen=True)
