@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 import numpy as np
@@ -149,3 +150,19 @@ def test_the_most_is_known_from_a_job() -> None:
     assert most_values((13,), ()) == 13
     assert most_values((600,), (1,) * 600) == most_values((2, 20, 20), ()) == MOST
     assert most_values((108,), (1, 107)) == 2
+
+
+@pytest.mark.parametrize(("wide", "least", "most"), [(1.0, 11.9, 12), (10.0, 3.7, 4.2), (1e9, 1, 1.01)])
+def test_ranges_that_hide_all_columns_but_one_leave_one(wide: float, least: float, most: float) -> None:
+    """What a contract of such ranges makes of a table; a model that standardises undoes it, within reason.
+
+    Eleven tenths of a spread and one: (1 + 1.1)^2 / (1 + 0.11) = 3.97.
+    """
+    rows = torch.from_numpy(DRAW.normal(size=(300, 12))).float()
+    rows[:, 1:] /= wide
+    read = [(rows, torch.zeros(300, dtype=torch.int64))]
+    (found,) = record_values.count_values(read, 1, [1] * 12, 5, scaled_above=math.inf).tolist()
+    assert least <= found <= most
+    (scaled,) = record_values.count_values(read, 1, [1] * 12, 5, scaled_above=1e-6).tolist()
+    assert scaled == (12 if wide < 1e9 else pytest.approx(1, abs=0.01))
+    assert record_values.count_values(read, 1, [1] * 12, 5).tolist() == [12]

@@ -276,6 +276,7 @@ class AnyServer:
         self.good = {self.state}  # states that follow from the job and from verified totals
         self.claims: dict[str, list[str]] = {}  # sums that it says were opened
         self.made: dict[bytes, Made] = {}  # a silo's own state -> what it was trained from
+        self.counted: set[bytes] = set()  # those with which silos gave shares
         self.after = {self.state: 0}  # state -> the step that it follows from
         self.follows: dict[str, str] = {}  # state -> the one before
         self.known = {self.state: 0}  # verified state -> the step that it follows from
@@ -286,7 +287,6 @@ class AnyServer:
         self.cohorts: set[tuple[str, ...]] = set()  # for which counts were opened
         self.verified: dict[str, set[tuple[int, int]]] = {}  # totals with a silo
         self.tries: dict[tuple[str, int, int], list[tuple[str, SumId, Total | None]]] = {}
-        self.worked: dict[tuple[str, str], int] = {}  # silo, job -> the last step that it worked for
         self.asked: set[tuple[str, SumId]] = set()  # job, sum
         self.behind: dict[tuple[str, int, bytes], list[str]] = {}  # silo, epoch, total -> states worked on
         self.step = 0  # the last one whose total it goes on with
@@ -567,9 +567,6 @@ class AnyServer:
             else:
                 last = self.line.step(total.sum_id)
                 assert step in self.line.after(last), "an exchange that is not the next of the plan"
-            job = self.silos[name].context.job_id
-            assert step >= self.worked.get((name, job), 0), "an exchange that was passed over"
-            self.worked[name, job] = step
             if name in self.forgot:  # it takes a state over, as one that missed a sum
                 continue
             behind = self.behind.setdefault((name, epoch, b"" if total is None else total.digest()), [])
@@ -815,9 +812,8 @@ class AnyServer:
         if own:
             made, total = self.made[own], asked.total
             place = made.epoch, made.slot
-            counts = name in self.epochs[made.epoch].slots[made.slot].given or place in self.verified.get(
-                name, ()
-            )
+            counts = name in self.epochs[made.epoch].slots[made.slot].given
+            counts = counts or place in self.verified.get(name, ()) or own in self.counted
             if total is not None and name in total.survivors:
                 counts = counts or place == (epoch.params.epoch, total.slot)
                 # A term that trained nothing was made with it: who opened its sum has verified that.
@@ -825,6 +821,7 @@ class AnyServer:
                 ends = self.line.step(source.sum_id) > self.line.last
                 counts = counts or (ends and source.own == own)
             assert counts, "an own state of a sum for which it gave no shares"
+            self.counted.add(own)
         self._check_made(own)
 
     def _check_made(self, own: bytes) -> None:

@@ -12,14 +12,15 @@ from pathlib import Path
 from tightframe.errors import RunError, TightframeError
 from tightframe.files import write_atomically
 from tightframe.learning.model_update import shared_template
-from tightframe.models.frozen import HEAD, is_frozen
-from tightframe.phases import ServerState
+from tightframe.models.frozen import is_frozen
+from tightframe.phases import Cohort, ServerState
+from tightframe.rounds import codec
 from tightframe.rounds.context import FOLLOWED, PRETRAINED, Message
-from tightframe.rounds.job_checks import STANDARDISE_MEAN, STANDARDISE_STD
+from tightframe.rounds.job_checks import own_tensors
 from tightframe.rounds.notes import Notes
+from tightframe.rounds.order import place_of
 from tightframe.rounds.run_state import (
     differences,
-    next_state,
     read_state,
     start_state,
     state_bytes,
@@ -301,10 +302,8 @@ class FollowedState:
         setup = self._setup
         if setup.job.summation != "secure" or not is_frozen(shared_template(setup.setting)):
             return
-        moments = {STANDARDISE_MEAN, STANDARDISE_STD}  # pooled, so they follow from totals
-        fixed = {name for name in received.model if not name.startswith(HEAD)} - moments
         own, other = (
-            ServerState({name: state.model[name] for name in fixed})
+            ServerState({name: state.model[name] for name in own_tensors(received.model)})
             for state in (self.start(message), received)
         )
         if problems := differences(own, other):
@@ -313,6 +312,29 @@ class FollowedState:
                 f"{', '.join(problems[:5])}: nothing was trained on it.",
                 code="TF-518",
             )
+
+
+def next_state(
+    setup: JobSetup, state: ServerState, total: Total, weights: Mapping[str, float]
+) -> ServerState:
+    """Return the state after an exchange.
+
+    Args:
+        state: before the exchange.
+        total: as opened.
+        weights: public weights of all enrolled silos.
+
+    Raises:
+        RunError: TF-505 if the job plans no such exchange, or a survivor is not enrolled.
+        ContributionError: TF-403 if the total does not have the size of the exchange's schema.
+    """
+    exchange = setup.plan.find(*place_of(total.sum_id))
+    if strangers := sorted(set(total.survivors) - set(weights)):
+        raise RunError(
+            f"Expected a total of enrolled silos, but it is of {strangers[:3]}, which are not.", code="TF-505"
+        )
+    integers = codec.integer_totals(exchange.phase_for(exchange.phase.broadcast(state)).schema, total.groups)
+    return exchange.advance(state, integers, Cohort.of(exchange.round, total.survivors, weights)).state
 
 
 def _passed() -> RunError:
