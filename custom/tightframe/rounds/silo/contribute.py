@@ -5,6 +5,7 @@ Only processes that train import this module, because it imports torch.
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -132,9 +133,8 @@ class Contributor:
         part = part_of(exchange) if job.withdraw is None else WITHDRAWAL if exchange.before else None
 
         def work() -> tuple[Contribution, dict[Group, bytes], bool]:
-            made = self._term(
-                silo, phase, received, weights, lambda: self._check_own(phase, state, peers.sizes)
-            )
+            own = functools.partial(self._check_own, phase, state, peers.sizes)
+            made = self._term(silo, own, phase, received, weights)
             if made[0].proposed_state is not None:  # within: a failed training writes nothing
                 self._store.propose(sum_id, made[0].proposed_state, message["state"])
             return made
@@ -205,10 +205,10 @@ class Contributor:
     def _term(
         self,
         silo: LocalSilo,
+        check: Callable[[], None],
         phase: Phase,
         received: Tensors,
         weights: Mapping[str, float],
-        check: Callable[[], None],
     ) -> tuple[Contribution, dict[Group, bytes], bool]:
         """Return the contribution, its integers, and whether all of it was made.
 
