@@ -30,6 +30,7 @@ from tightframe.rounds.codec import integer_totals
 from tightframe.rounds.product_rule import warned
 from tightframe.rounds.silo.contribute import Contributor
 from tightframe.rounds.silo.session import SiloSession
+from tightframe.rounds.silo.view import LocalSilo
 
 OFF = PolicyBlock(profile="standard", records_per_feature=0)
 WIDE: dict[str, Any] = {
@@ -174,13 +175,14 @@ def test_of_a_plain_sum_a_hospitals_own_records_count(tmp_path: Path) -> None:
     for width, enough in ((72, True), (73, False)):
         values = {**of_class_sums(width), "summation": "plain"}
         federation = Federation(values, small(), state=tmp_path / str(width))
-        setup, silo = federation.setup, Contributor(federation.sessions["hospital-4"].context)
+        setup, context = federation.setup, federation.sessions["hospital-4"].context
+        silo, view = Contributor(context), LocalSilo(context, federation.setup, torch.device("cpu"), 0)
         (sums,) = (item.phase for item in setup.plan if SUMS in item.phase.schema)
         counts = torch.tensor([48.0, 168.0], dtype=torch.float64)
         counted = {COUNTED: counts, ROWS: counts, ENOUGH: torch.ones(2)}
         state = setup.initial_state().evolve(extra=counted)
         with nullcontext() if enough else pytest.raises(PolicyError, match=r"class 0, .*with 144 values"):
-            silo._check_own(sums, state, Sizes(216.0, 0.0))
+            silo._check_own(view, sums, state, Sizes(216.0, 0.0))
 
 
 def test_no_total_tells_one_hospitals_own_number_of_records(tmp_path: Path) -> None:

@@ -127,8 +127,8 @@ class SiloContext:
         return replace(self, job=self.job.origin, records=self.withdrawn.before)
 
     @cached_property
-    def own_rows(self) -> dict[bool, OwnRows]:
-        """Numbers of different training records, once they are counted; by whether of those that stay."""
+    def own_rows(self) -> dict[tuple[bool, bytes | None], OwnRows]:
+        """Numbers of different training records, once counted, by whether they stay and how they are scaled."""
         return {}
 
     @property

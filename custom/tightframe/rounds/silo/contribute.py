@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TypeVar, cast
@@ -121,9 +121,8 @@ class Contributor:
         note_request(context, (exchange.kind, exchange.index), asked=CLEARED in state.extra, proven=proven)
         self._settle(message, total)
         needs = Needs.of(context, message["state"], total)
-        few = (*told_by_few(job, peers.tellers), *withheld(state))
         moments.settle(context, total)
-        silo = self._silo(exchange, message, peers, few, needs, state.extra.get(POOLED))
+        silo = self._silo(exchange, message, peers, state, needs)
         if job.local_baseline_epochs and job.withdraw is None and self._setup.plan.starts(exchange):
             own = NO_NEEDS if total is None and follows else needs  # the job's own start is known
             self._keep_start(state, own)
@@ -133,7 +132,7 @@ class Contributor:
         part = part_of(exchange) if job.withdraw is None else WITHDRAWAL if exchange.before else None
 
         def work() -> tuple[Contribution, dict[Group, bytes], bool]:
-            own = functools.partial(self._check_own, phase, state, peers.sizes)
+            own = functools.partial(self._check_own, silo, phase, state, peers.sizes)
             made = self._term(silo, own, phase, received, weights)
             if made[0].proposed_state is not None:  # within: a failed training writes nothing
                 self._store.propose(sum_id, made[0].proposed_state, message["state"])
@@ -171,7 +170,7 @@ class Contributor:
         view = LocalSilo(self._context, self._setup, self._device, exchange.stream)
         withdrawal.check_own(view, self._store.committed(), asked, withheld(state))
 
-    def _check_own(self, phase: Phase, state: ServerState, sizes: Sizes) -> None:
+    def _check_own(self, silo: LocalSilo, phase: Phase, state: ServerState, sizes: Sizes) -> None:
         """Refuse a sum of features of which this silo's own records have too few values.
 
         Raises:
@@ -181,12 +180,11 @@ class Contributor:
         summed = any(item.features or item.products for item in phase.schema.fields)
         if not policy.records_per_feature or not summed:
             return
-        view = LocalSilo(self._context, self._setup, self._device, 0)
-        if not view.offers_prototypes:
+        if not silo.offers_prototypes:
             return
-        own = view.own_rows(staying=job.withdraw is not None)
+        own = silo.own_rows(staying=job.withdraw is not None)
         if HOLDERS in phase.schema:
-            held = view.held_counts() >= view.min_class_count
+            held = silo.held_counts() >= silo.min_class_count
             own = replace(own, counts=own.counts * held, by_class=own.by_class * held)
         seen = job.summation == "plain"
         product_rule.check_own(policy, self._setup, phase.schema, state, sizes, own, seen=seen)
@@ -312,17 +310,15 @@ class Contributor:
         exchange: Exchange,
         message: Message,
         peers: Peers,
-        few: Sequence[str],
+        state: ServerState,
         needs: Needs = NO_NEEDS,
-        pooled: torch.Tensor | None = None,
     ) -> LocalSilo:
         """Return this silo's view for an exchange; under privacy, training uses one that charges releases."""
         context, job, cohort = self._context, self._context.job, sorted(peers.weights)
-        left_out = (*context.untold(), *few)
+        left_out = (*context.untold(), *told_by_few(job, peers.tellers), *withheld(state))
         lost = dropouts.read(message.get("lost"), cohort, job.rounds)
-        requested = RequestedSum(
-            cohort, peers.honest, left_out, lost, needs, peers.weights.get(context.name, math.inf), pooled
-        )
+        weight, pooled = peers.weights.get(context.name, math.inf), state.extra.get(POOLED)
+        requested = RequestedSum(cohort, peers.honest, left_out, lost, needs, weight, pooled)
         view = (context, self._setup, self._device, exchange.stream, requested)
         released = any(map(is_frozen_sum, exchange.phase.schema.fields))
         if self._setup.privacy is None or not (exchange.training or released):
