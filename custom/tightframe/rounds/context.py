@@ -128,7 +128,7 @@ class SiloContext:
 
     @cached_property
     def own_rows(self) -> dict[tuple[bool, bytes | None], OwnRows]:
-        """Numbers of different training records, once counted, by whether they stay and how they are scaled."""
+        """Numbers of different training records, by whether they stay and how the model scales them."""
         return {}
 
     @property
