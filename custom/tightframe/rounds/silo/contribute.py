@@ -105,7 +105,7 @@ class Contributor:
         exchange = self._setup.plan.find(message["kind"], message["round"], message["phase"])
         notes = Notes.read(context.state_folder)
         checks.check_withdrawal(job, notes, exchange.place, message["state"], total)
-        sum_id = SumId.of(exchange.kind, exchange.round, exchange.index, message["attempt"])
+        sum_id = exchange.sum_id(message["attempt"])
         state, follows = self._followed.advance(message, total, weights)
         checks.check_order(
             context, self._setup.plan, exchange, message["state"], total, self._followed.behind
