@@ -18,6 +18,7 @@ from tightframe.data.base import SiloData, own_labels
 from tightframe.data.known import in_steps, too_few
 from tightframe.errors import DataError
 from tightframe.files import write_atomically
+from tightframe.phases import OwnRows
 from tightframe.privacy.ledger.ledger import ledger_path
 from tightframe.results.files import TRANSCRIPT, WritePage
 from tightframe.rounds.pace import Pace
@@ -134,6 +135,11 @@ class SiloContext:
         from tightframe.data.table.common_values import common_in  # which imports torch
 
         return common_in(self.data, self.policy.class_count(synthetic=self.data.synthetic))
+
+    @cached_property
+    def own_rows(self) -> dict[tuple[bool, bytes | None], OwnRows]:
+        """Numbers of different training records, by whether they stay and how the model scales them."""
+        return {}
 
     @property
     def site(self) -> SiteEntry:
