@@ -45,7 +45,7 @@ _STANDARD: Mapping[str, Any] = {
     "min_answer_grid": 1.0,
     "min_withdrawn": 10,
     "records_per_feature": 2,
-    "min_row_bits": 32,
+    "min_row_bits": 24,
     "given_models": "accepted",
     "allowed_methods": None,
     "allowed_submitters": None,

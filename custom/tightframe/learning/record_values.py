@@ -11,20 +11,18 @@ A column of a table counts once, however many numbers its levels are encoded in.
 512 numbers are first added up to as many, each with a sign, in one order for all: that gives no number that
 was not there. Of n records n - 1 numbers are seen at most.
 
-A number in a sum has 24 bits, but a column of few values (yes or no, short categories) has few: a sum over
-records is one over *possible* rows, and whole numbers are looked for, of which few are not zero. Two or three
-equations a record are enough then, however many columns it has (339 of 339 records of ten yes/no columns, by
-non-negative least squares). So
-
-3. a column counts as many numbers as 24 goes into its bits, and one of more values than half of the rows one.
+Where all columns have few values (yes or no, short categories), a sum over records is one over *possible*
+rows, which can all be written down: then whole numbers are looked for, of which few are not zero, and two or
+three equations a record are enough, however many columns it has (339 of 339 records of ten yes/no columns,
+by non-negative least squares). So with fewer than 2^32 possible rows a record is worth its bits alone.
 
 Features mix columns by their spread, which a contract's ranges decide: of a column with a range of 100 and
 eleven with a million times theirs, any features are ones of the first (71 of 71 patients' values of it were
 read from 426 class sums). So do false moments of one silo where the model standardises. So
 
-4. columns with spreads s, as the model gets them, count as ``(sum of s)^2 / (sum of s^2)`` at most: all if
+3. columns with spreads s, as the model gets them, count as ``(sum of s)^2 / (sum of s^2)`` at most: all if
    they are alike, one if one is far above the others;
-5. where spreads fall to less than a 16th behind columns of few values, what is below is noise to who looks
+4. where spreads fall to less than a quarter behind columns of few values, what is below is noise to who looks
    for these (ten yes/no columns were read beside a laboratory value of 25 times its range): they count as if
    they were all, in equations of as many bits as they stand out from it.
 
@@ -47,14 +45,12 @@ for more to matter."""
 PICTURES, ROWS = 640, 2**14
 """Records that are looked at, the first ones: of pictures some more than numbers are counted, of tables many,
 so that rare values are seen."""
-NUMBER_BITS = 24
-"""Bits of a number in a sum of features."""
-FALL = 16
-"""A column with a spread this many times smaller than the one before is noise beside it."""
+POSSIBLE_BITS, NUMBER_BITS = 32, 24
+"""Bits of a row below which all possible rows can be written down, and of a number in a sum of features."""
 SHORT = 3
 """Values that a column of numbers has more of."""
 ALIKE = 4
-"""Columns with at least this part of the largest spread are as good as alike: nothing was read at three times
+"""Columns with at least a quarter of the largest spread are as good as alike: nothing was read at three times
 and hardly more than by chance at eight."""
 FOLLOWS = 1e-3
 """A column with a smaller part of its variance left, given the others, follows from them."""
@@ -163,22 +159,22 @@ def _alike(power: NDArray[np.float64]) -> float:
 def _bits(rows: NDArray[np.float32], of: NDArray[np.int64], names: NDArray[np.int64]) -> NDArray[np.float64]:
     """Return the bits of each column, by the values that are there: a number has 24.
 
-    A column is one of numbers if it has more values than half of the different records that do not have its
-    most common one.
+    A column is one of numbers if most different records differ in it.
     """
     rows, made = np.unique(rows, axis=0), np.zeros(len(names))
     for place, name in enumerate(names):
-        _, times = np.unique(rows[:, of == name], axis=0, return_counts=True)
-        number = len(times) > SHORT and 2 * len(times) > len(rows) - times.max()
-        made[place] = NUMBER_BITS if number else math.log2(len(times))
+        values = len(np.unique(rows[:, of == name], axis=0))
+        made[place] = NUMBER_BITS if values > SHORT and 2 * values > len(rows) else math.log2(values)
     return made
 
 
 def _worth(bits: NDArray[np.float64], power: NDArray[np.float64]) -> float:
-    """Return how many numbers of 24 bits columns of these variances are worth (rules 3 and 5)."""
-    worth, order = float(bits.sum()) / NUMBER_BITS, np.argsort(-power)
+    """Return how many numbers columns of these variances are worth; see the head of this file."""
+    worth, order = float(len(bits)), np.argsort(-power)
+    if bits.sum() < POSSIBLE_BITS and not (bits == NUMBER_BITS).any():
+        worth = float(bits.sum()) / NUMBER_BITS
     bits, power = bits[order], power[order]
-    for last in np.flatnonzero(power[:-1] > FALL**2 * power[1:]) + 1:
+    for last in np.flatnonzero(power[:-1] > ALIKE**2 * power[1:]) + 1:
         if bits[:last].max() >= NUMBER_BITS:
             break
         stands = power[:last] / max(float(power[last:].sum()), 1e-300)

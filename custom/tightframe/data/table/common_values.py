@@ -48,19 +48,6 @@ class CommonValues:
     columns: NDArray[np.int64]
     values: NDArray[np.float32]
 
-    def of(self, records: Sequence[int]) -> CommonValues:
-        """Return what the values of these records alone are taken for."""
-        places = np.asarray(records, dtype=np.int64)
-        kept = [np.arange(self.starts[place], self.starts[place + 1]) for place in places]
-        chosen = np.concatenate([np.zeros(0, np.int64), *kept])
-        starts = np.concatenate([[0], np.cumsum(self.starts[places + 1] - self.starts[places])])
-        return CommonValues(starts, self.columns[chosen], self.values[chosen])
-
-    def same(self, other: CommonValues) -> bool:
-        """Check that the same values of as many records are taken for the same."""
-        pairs = ((self.starts, other.starts), (self.columns, other.columns), (self.values, other.values))
-        return all(np.array_equal(own, others) for own, others in pairs)
-
     def apply(self, inputs: torch.Tensor, records: Sequence[int]) -> torch.Tensor:
         """Return inputs (B, p) of these records with the values replaced; others keep every bit."""
         first, last = self.starts[list(records)], self.starts[np.asarray(records, dtype=np.int64) + 1]

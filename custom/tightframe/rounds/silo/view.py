@@ -343,16 +343,6 @@ class LocalSilo:
         before = LocalSilo(self.context.before_withdrawal, self.setup, self.device, self.round)
         names = record_ids(before.context.data, "train")
         stays = torch.tensor([name not in self.context.withdrawn.names for name in names], device=self.device)
-        common, now = before.context.common, self.context.common
-        if common is not None and (
-            now is None or not common.of(torch.nonzero(stays).flatten().tolist()).same(now)
-        ):
-            raise RunError(
-                "Expected every value by which patients stood out in the run to be that of enough patients "
-                "still (`min_class_count`), but of some too few would stay: the new total would tell them. "
-                "Withdraw others with these, or none, or start a new job.",
-                code="TF-523",
-            )
         place = 0
         for features, labels in before.encoded(model, "train", exact=True):
             yield features, labels, stays[place : place + len(labels)]
