@@ -7,11 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from tests.support.tables import FOUR, write
 
 from tightframe import federation
 from tightframe.config.job import JobConfig, parse_job
 from tightframe.config.site import SiteEntry
+from tightframe.data.table.common_values import common_values
 from tightframe.errors import TightframeError
 from tightframe.learning.distinct_rows import BITS
 from tightframe.learning.one_sum.feature_sums import pooled
@@ -100,6 +102,25 @@ def test_no_patient_stands_alone_in_a_row_of_the_products(tmp_path: Path) -> Non
         scale = np.abs(alone).max() / max(1.0, np.abs(record).max())
         assert scale > 0 and np.allclose(alone[places] / scale, record, atol=0.01)
         assert not hidden.any(), "nobody's record"
+
+
+def test_no_patient_alone_breaks_a_relation_of_columns() -> None:
+    """Either of two drugs, and two weights: the difference of rows of X^T X was one patient's record."""
+    draw = np.random.default_rng(3)
+    drugs, weight = np.eye(3, dtype=bool)[draw.integers(0, 3, 120)][:, :2], draw.uniform(-1, 1, 120)
+    drugs[5] = True
+    after = weight.copy()
+    after[8] += 0.3
+    numbers = draw.normal(size=(120, 6))
+    rows = np.column_stack([*drugs.T, drugs.any(1), weight, after, numbers]).astype(np.float32)
+    found = common_values(rows, np.arange(120), 5)
+    made = found.apply(torch.from_numpy(rows), range(120)).numpy()
+    for relation in (rows, made):
+        either = relation[:, 2] - relation[:, 0] - relation[:, 1]
+        heavier = relation[:, 4] - relation[:, 3]
+        alone = [int((np.abs(broken) > 1e-4).sum()) for broken in (either, heavier)]
+        assert alone == ([1, 1] if relation is rows else [0, 0])
+    assert len(found.values) == 2, "and nothing else is touched"
 
 
 def test_a_table_of_few_possible_rows_takes_privacy(tmp_path: Path) -> None:

@@ -7,8 +7,10 @@ in exact sums of training records a hospital takes
 
 - the values of a column by which fewer than m patients stand out (``disclosure.who_stands_out``) as the
   median of the others,
-- and where a column of two values differs from an earlier one, or from its opposite, in fewer than m
-  patients, these patients' values as that one's.
+- where a column of two values differs from an earlier one, or from its opposite, in fewer than m patients,
+  these patients' values as that one's,
+- and of up to 64 columns the value of one that follows from the others but in fewer than m patients (one of
+  two drugs; two weights that are the same) as what would follow.
 
 m is the hospital's ``min_class_count``. Noise covers single patients by itself, and its sensitivity would
 not hold for values that depend on the other patients: under privacy all stay as they are.
@@ -33,6 +35,10 @@ if TYPE_CHECKING:
 
 _TOGETHER = 4096
 """Records read at a time."""
+NARROW = 64
+"""Columns up to which all linear relations are looked at, not only those of two."""
+FOLLOWS, STEPS = 1e-4, 24
+"""Difference from a fit, in standard deviations, up to which a value follows; steps of the fit."""
 
 
 @dataclass(frozen=True)
@@ -108,6 +114,7 @@ def common_values(rows: NDArray[np.float32], owners: NDArray[np.int64], least: i
     for column in np.flatnonzero(low != high):
         _hide_who_stands_out(made[:, column], owners, least)
     _hide_who_differs(made, np.flatnonzero(two & (made.min(0) != made.max(0))), owners, least)
+    _hide_who_breaks(made, owners, least)
     places = np.nonzero(made != rows)
     starts = np.searchsorted(places[0], np.arange(len(rows) + 1))
     return CommonValues(starts, places[1], made[places])
@@ -141,3 +148,44 @@ def _hide_who_differs(
             column = two[place]
             upper[unlike, place] ^= True
             made[:, column] = np.where(upper[:, place], high[column], low[column])
+
+
+def _hide_who_breaks(made: NDArray[np.float32], owners: NDArray[np.int64], least: int) -> None:
+    """Let columns follow from the others in the few patients in which they do not, but in all others do.
+
+    The fit is of least absolute deviations (by iteratively reweighted least squares), which few outliers do
+    not move. Without a patient of large leverage there is no such column: of k records that alone make
+    a combination of columns differ from zero, one has a leverage of 1/k at least.
+    """
+    columns = np.flatnonzero(made.min(0) != made.max(0))
+    if not 1 < len(columns) <= NARROW or len(made) < 2 * len(columns) + 2:
+        return
+    most = int(np.bincount(owners).max()) * (least - 1)
+    for _ in range(len(columns)):
+        rows = made[:, columns].astype(np.float64)
+        rows = (rows - rows.mean(0)) / np.maximum(rows.std(0), 1e-30)
+        left, size, _right = np.linalg.svd(np.column_stack([rows, np.ones(len(rows))]), full_matrices=False)
+        if np.square(left[:, size > 1e-6 * size[0]]).sum(1).max() * most < 1:
+            return
+        changed = False
+        for place, column in enumerate(columns):
+            others = np.column_stack([np.delete(rows, place, 1), np.ones(len(rows))])
+            fitted = _least_absolute(others, rows[:, place])
+            off = np.abs(fitted - rows[:, place]) > FOLLOWS
+            if 0 < len(np.unique(owners[off])) < least:
+                own = made[:, column].astype(np.float64)
+                made[off, column] = (fitted[off] * own.std() + own.mean()).astype(np.float32)
+                rows[off, place], changed = fitted[off], True
+        if not changed:
+            return
+
+
+def _least_absolute(others: NDArray[np.float64], own: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the fit of a column by others, of least absolute deviations."""
+    weight, floor, fitted = np.ones(len(own)), 1e-2, own
+    for _ in range(STEPS):
+        root = np.sqrt(weight)
+        found = np.linalg.lstsq(others * root[:, None], own * root, rcond=1e-10)[0]
+        fitted = others @ found
+        weight, floor = 1 / np.maximum(np.abs(own - fitted), floor), max(floor / 4, 1e-8)
+    return fitted
