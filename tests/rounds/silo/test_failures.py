@@ -25,7 +25,7 @@ from tightframe.privacy.accounting import BudgetError
 from tightframe.rounds import codec
 from tightframe.rounds.context import SiloContext
 from tightframe.rounds.plan import advance
-from tightframe.rounds.riders import class_rules, evaluation, failures
+from tightframe.rounds.riders import class_rules, epsilon, evaluation, failures
 from tightframe.rounds.run_state import state_sha256
 from tightframe.rounds.setup import prepare
 from tightframe.rounds.silo.contribute import Contributor
@@ -49,6 +49,22 @@ TOLD: tuple[TightframeError, ...] = (
     BudgetError("spent"),
     TightframeError("stopped", code="TF-730"),
 )
+
+
+FLAG = Field(failures.FAILED, (), bound=1.0 + failures.LACKING, bits=0)
+STATIC = Field("evaluation/steps", (), static=True)
+MIXED = Schema((Field("update/weight", (2,)), STATIC, Field("buffer/mean", (2,), static=True)))
+
+
+def static(name: str, *shape: int, **more: Any) -> Field:
+    return Field(name, shape, static=True, **more)
+
+
+UPDATE, FLAGGED = Field("update/weight", (2,)), static(failures.FAILED, bound=1.0 + failures.LACKING, bits=0)
+
+
+def names(fields: tuple[Field, ...]) -> list[str]:
+    return [item.name for item in fields]
 
 
 def contributor(folder: Path, **values: Any) -> Contributor:
@@ -258,6 +274,43 @@ def test_with_privacy_a_failed_silo_adds_its_share_of_the_noise(
         assert float(np.var(units)) == pytest.approx(config.share_variance(honest), rel=0.3)
 
 
+class Noise:
+    """A release whose noise says of which one it is, and for how many shares."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+
+    def share(self, shape: tuple[int, ...], shares: int) -> Any:
+        return np.full(shape, 100 * self._number + shares)
+
+    def as_numbers(self, units: Any) -> Any:
+        return units.astype(float)
+
+
+def test_with_privacy_each_noisy_total_has_a_failed_silos_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the noise of that total is less than what was charged for."""
+    plan: Any = SimpleNamespace(
+        class_sums=Noise(1),
+        frozen=SimpleNamespace(config=SimpleNamespace(part=lambda name: {"frozen_sums": Noise(2)}[name])),
+        evaluation=SimpleNamespace(config=Noise(3)),
+        statistics=SimpleNamespace(config=Noise(4)),
+        gradients=Noise(5),
+        training_shares=lambda honest: 10 * honest,
+    )
+    noisy = ("class_sums", "frozen_sums", "evaluation", "statistics", "gradient_sum")
+    told = {epsilon.BINS: torch.ones(2)}
+    monkeypatch.setattr(epsilon, "told", lambda silo: told)
+    silo: Any = SimpleNamespace(honest=2)
+    for more in ((), (Field(epsilon.BINS, (2,)),)):
+        schema = Schema((*(Field(name, (2,), mechanism=name) for name in noisy), UPDATE, *more))
+        made = failures.with_noise(failures.neutral(schema, {}), schema, plan, silo).tensors
+        assert [made[name].tolist() for name in noisy] == [
+            [number] * 2 for number in (102, 202, 302, 402, 520)
+        ]
+        assert not made[UPDATE.name].any() and set(made) == set(names(schema.fields))
+        assert not more or made[epsilon.BINS].all()
+
+
 def test_with_privacy_a_failed_silos_term_has_no_flag() -> None:
     """The schema has none, and no field but the schema's is in a term."""
     fields = (Field("update/weight", (2,)), Field(failures.FAILED, (), static=True))
@@ -287,11 +340,6 @@ def test_without_a_failed_silo_nothing_is_noted() -> None:
     for failed, notes in ((0.0, {}), (1.0, {failures.NOTE: 1})):
         reading = phase.read(state, {failures.FAILED: np.array(failed)}, cohort)
         assert (dict(reading.notes), len(reading.warnings)) == (notes, len(notes))
-
-
-FLAG = Field(failures.FAILED, (), bound=1.0 + failures.LACKING, bits=0)
-STATIC = Field("evaluation/steps", (), static=True)
-MIXED = Schema((Field("update/weight", (2,)), STATIC, Field("buffer/mean", (2,), static=True)))
 
 
 def test_what_a_failed_silo_lacks_of_its_records_is_random_and_nothing_else() -> None:
@@ -346,17 +394,6 @@ def test_numbers_of_records_that_a_silo_lacks_are_not_used(
         assert caught.value.code == left
     else:
         assert set(phase.read(state, totals, cohort).totals) == left
-
-
-def static(name: str, *shape: int, **more: Any) -> Field:
-    return Field(name, shape, static=True, **more)
-
-
-UPDATE, FLAGGED = Field("update/weight", (2,)), static(failures.FAILED, bound=1.0 + failures.LACKING, bits=0)
-
-
-def names(fields: tuple[Field, ...]) -> list[str]:
-    return [item.name for item in fields]
 
 
 @pytest.mark.parametrize("flag", [FLAG, FLAGGED], ids=["beside an update", "beside counts"])
@@ -441,6 +478,13 @@ def test_what_training_does_not_touch_is_made_again_without_it(monkeypatch: pyte
     with pytest.raises(TightframeError) as caught:
         without(TOLD[0])
     assert caught.value is TOLD[0]
+
+
+def test_the_silos_log_has_where_what_nobody_expected_happened(caplog: pytest.LogCaptureFixture) -> None:
+    context: Any = SimpleNamespace(name="site-1", log=logging.getLogger("tightframe.silo"))
+    for error in (HIDDEN[0], HIDDEN[4]):
+        failures.note(context, error)
+    assert [record.exc_info is None for record in caplog.records] == [True, False]
 
 
 def test_the_silos_log_has_an_errors_own_code() -> None:
