@@ -73,8 +73,8 @@ class DistinctRows:
 
 def row_digests(inputs: torch.Tensor) -> list[bytes]:
     """Return 16 bytes for each record's inputs (B, ...), the same where they agree to 2^-24."""
-    found = inputs.detach().cpu().flatten(1).to(torch.float64)
-    whole = (found.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0) * 2.0**BITS).round().to(torch.int64)
+    found = inputs.detach().cpu().flatten(1).to(torch.float32)
+    whole = (found.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0) * 2.0**BITS).round() + 0.0  # no -0
     return [hashlib.blake2b(row.tobytes(), digest_size=16).digest() for row in whole.numpy()]
 
 

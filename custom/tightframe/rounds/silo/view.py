@@ -31,7 +31,7 @@ from tightframe.results.parts.dropouts import Lost
 from tightframe.rounds.context import SiloContext
 from tightframe.rounds.encoded import LoadedEncoder
 from tightframe.rounds.job_checks import STANDARDISE_STD
-from tightframe.rounds.phases.statistics import SMALLEST_STD, UNIFORM, WEIGHED, times_in_moments
+from tightframe.rounds.phases.statistics import UNIFORM, WEIGHED, mean_and_deviation, times_in_moments
 from tightframe.rounds.sums.declaration import EVALUATED
 from tightframe.rounds.unproven import NO_NEEDS, Needs
 
@@ -197,15 +197,22 @@ class LocalSilo:
         Args:
             staying: of the records that stay in a withdrawal; otherwise of those before it.
         """
-        ranges = isinstance(self.setup.dataset_options, TableOptions)  # of a contract, which the job has
-        scales = STANDARDISE_STD in shared_template(self.setting).state_dict()
         return count_values(
             self._inputs(staying=staying),
             self.setting.num_classes,
             self.setup.columns,
             self.min_class_count,
-            scaled_above=(SMALLEST_STD if scales else math.inf) if ranges else None,
+            scale=self._scale(),
         )
+
+    def _scale(self) -> torch.Tensor | None:
+        """Return what the model divides each input of a table by; None where neither job nor silos set it."""
+        if len(shape := self.setting.input_shape) != 1:
+            return None
+        if STANDARDISE_STD in shared_template(self.setting).state_dict():
+            return None if self.pooled is None else mean_and_deviation(self.pooled)[1]
+        ranges = isinstance(self.setup.dataset_options, TableOptions)  # of a contract, which the job has
+        return torch.ones(shape, dtype=torch.float64) if ranges else None
 
     def rows(self) -> tuple[list[bytes], torch.Tensor]:
         """Return a digest of each training record's inputs before a withdrawal, and labels (n,), in order."""
