@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,7 +25,7 @@ from tightframe.privacy.accounting import BudgetError
 from tightframe.rounds import codec
 from tightframe.rounds.context import SiloContext
 from tightframe.rounds.plan import advance
-from tightframe.rounds.riders import class_rules, epsilon, evaluation, failures
+from tightframe.rounds.riders import class_rules, epsilon, evaluation, failures, moments
 from tightframe.rounds.run_state import state_sha256
 from tightframe.rounds.setup import prepare
 from tightframe.rounds.silo.contribute import Contributor
@@ -446,6 +446,30 @@ def test_one_silo_that_lacks_its_numbers_is_enough(total: dict[str, float], lack
 def test_which_errors_can_depend_on_records() -> None:
     told = [*TOLD, *(TightframeError("", code=code) for code in failures.TOLD)]
     assert all(map(failures.hidden, HIDDEN)) and not any(map(failures.hidden, told))
+
+
+def test_what_stops_a_silo_is_told_although_the_rest_could_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("check", "note"):
+        monkeypatch.setattr(moments, name, lambda *_: None)
+    calls = []
+
+    def contribute(*_: Any) -> Contribution:
+        calls.append(1)
+        if len(calls) == 1:
+            raise TOLD[0]
+        return Contribution({})
+
+    def nothing(*_: Any) -> Any:
+        raise AssertionError("Expected no training.")
+
+    silo: Any = SimpleNamespace(
+        without_training=nullcontext, context=SimpleNamespace(name="site-1", log=logging.getLogger())
+    )
+    phase = failures.attach(Phase("train", MIXED, nothing, contribute, nothing), job())
+    with pytest.raises(TightframeError) as caught:
+        phase.contribute(silo, {}, {})
+    assert caught.value is TOLD[0]
+    assert set(phase.contribute(silo, {}, {}).tensors) == {failures.FAILED}
 
 
 def test_what_training_does_not_touch_is_made_again_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
