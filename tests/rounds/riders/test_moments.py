@@ -14,6 +14,7 @@ from tests.support.jobs import SMALL
 from tightframe.phases import Field
 from tightframe.rounds import codec
 from tightframe.rounds.context import SiloContext
+from tightframe.rounds.order import BEFORE, STATISTICS
 from tightframe.rounds.phases.statistics import (
     MOMENT_BOUND,
     SQUARES,
@@ -23,9 +24,10 @@ from tightframe.rounds.phases.statistics import (
     packed,
     times_in_moments,
 )
-from tightframe.rounds.riders.moments import FILE, check, contradicted, forget, note
+from tightframe.rounds.riders.moments import FILE, check, contradicted, note, settle
 from tightframe.rounds.setup import prepare
 from tightframe.rounds.silo import own_state
+from tightframe.securesum.messages import SumId, Total
 
 OWN = {VALUES: torch.tensor(2.0), SUMS: torch.tensor([4.0]), SQUARES: torch.tensor([10.0])}
 TRUE, FALSE = torch.tensor([3.0, 6.0, 14.0]), torch.tensor([3.0, 9.0, 34.0])
@@ -97,6 +99,13 @@ def test_a_silo_says_once_that_pooled_moments_contradict_its_own_also_in_a_job_t
         assert warned(then, FALSE) != said and not warned(then, FALSE)
         if not said:
             assert warned(context, FALSE)
-    forget(context)
-    forget(context)
+
+    def total(kind: str, *survivors: str) -> Total:
+        return Total(0, SumId.of(kind, 0, 0, 0), "a schema", survivors, {}, bytes(32))
+
+    for of in (None, total(STATISTICS, "a", "b", "c"), total(BEFORE, "b", "c")):
+        settle(context, of)
+        assert kept.exists(), "its term is in the moments, or the total is of something else"
+    for _ in range(2):
+        settle(context, total(STATISTICS, "b", "c"))
     assert not kept.exists() and not warned(context, FALSE)
