@@ -14,7 +14,6 @@ from tests.support.jobs import SMALL
 from tightframe.phases import Field
 from tightframe.rounds import codec
 from tightframe.rounds.context import SiloContext
-from tightframe.rounds.order import BEFORE, STATISTICS
 from tightframe.rounds.phases.statistics import (
     MOMENT_BOUND,
     SQUARES,
@@ -99,13 +98,10 @@ def test_a_silo_says_once_that_pooled_moments_contradict_its_own_also_in_a_job_t
         assert warned(then, FALSE) != said and not warned(then, FALSE)
         if not said:
             assert warned(context, FALSE)
-
-    def total(kind: str, *survivors: str) -> Total:
-        return Total(0, SumId.of(kind, 0, 0, 0), "a schema", survivors, {}, bytes(32))
-
-    for of in (None, total(STATISTICS, "a", "b", "c"), total(BEFORE, "b", "c")):
-        settle(context, of)
-        assert kept.exists(), "its term is in the moments, or the total is of something else"
+    statistics, train = SumId(0, "statistics-0"), SumId(1, "train-0")
+    for sum_id, survivors in ((train, ("b", "c")), (statistics, ("a", "b", "c")), (None, ())):
+        settle(context, None if sum_id is None else Total(0, sum_id, "", survivors, {}, bytes(32)))
+        assert kept.exists(), "its own are in the moments"
     for _ in range(2):
-        settle(context, total(STATISTICS, "b", "c"))
-    assert not kept.exists() and not warned(context, FALSE)
+        settle(context, Total(0, statistics, "", ("b", "c"), {}, bytes(32)))
+        assert not kept.exists() and not warned(context, FALSE)
