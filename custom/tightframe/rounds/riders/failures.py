@@ -94,9 +94,8 @@ def attach(phase: Phase, job: JobConfig, *, needed: bool = True) -> Phase:
 
     def read(state: ServerState, totals: Totals, cohort: Cohort) -> Reading:
         own, others = taken_out(totals, FAILED.__eq__)
-        cohort.check_flags(own, own, each=1.0 + LACKING)
         failed, lacking = _counted(own)
-        cohort.check_flags({FAILED: np.array(float(max(failed, lacking)))}, [FAILED])
+        cohort.check_flags({FAILED: np.array([failed, lacking])}, [FAILED])
         if failed and cohort.size - failed < job.min_sites:
             raise TooFewError(
                 f"{failed} of {cohort.size} silos in round {cohort.round} could not contribute, so that "
@@ -148,8 +147,6 @@ def neutral(schema: Schema, received: Tensors) -> Contribution:
             tensors[item.name] = buffer.detach().to("cpu", torch.float64)
         else:
             tensors[item.name] = torch.zeros(item.shape, dtype=torch.float64)
-    if FAILED in tensors:
-        tensors[FAILED] = torch.ones((), dtype=torch.float64)
     return Contribution(tensors, proposed_state=None)
 
 
