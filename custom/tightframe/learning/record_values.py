@@ -11,20 +11,16 @@ A column of a table counts once, however many numbers its levels are encoded in.
 512 numbers are first added up to as many, each with a sign, in one order for all: that gives no number that
 was not there. Of n records n - 1 numbers are seen at most.
 
-Where all columns have few values (yes or no, short categories), a sum over records is one over *possible*
-rows, which can all be written down: then whole numbers are looked for, of which few are not zero, and two or
-three equations a record are enough, however many columns it has (339 of 339 records of ten yes/no columns,
-by non-negative least squares). So with fewer than 2^32 possible rows a record is worth its bits alone.
+A sum over records is one over *possible* rows, of which few occur: then two or three equations a record are
+enough, found by non-negative least squares, however many columns of few values it has (339 of 339 records of
+ten yes/no columns; 48 of 48 of ten and a real one). So columns of few values are worth their bits alone,
+unless they have 2^32 possible rows or more; and so is a whole record of fewer possible rows.
 
 Features mix columns by their spread, which a contract's ranges decide: of a column with a range of 100 and
 eleven with a million times theirs, any features are ones of the first (71 of 71 patients' values of it were
-read from 426 class sums). So do false moments of one silo where the model standardises. So
-
-3. columns with spreads s, as the model gets them, count as ``(sum of s)^2 / (sum of s^2)`` at most: all if
-   they are alike, one if one is far above the others;
-4. where spreads fall to less than a quarter behind columns of few values, what is below is noise to who looks
-   for these (ten yes/no columns were read beside a laboratory value of 25 times its range): they count as if
-   they were all, in equations of as many bits as they stand out from it.
+read from 426 class sums). So do false moments of one silo where the model standardises. So columns with
+spreads s, as the model gets them, count as ``(sum of s)^2 / (sum of s^2)``: all if they are alike, one if one
+is far above the others.
 
 A table has *possible rows* that can all be written down if they are few: then records are read from the total
 of a round of training, too (195 of 268 different ones of ten yes/no columns, with label), see ``row_bits``.
@@ -47,10 +43,10 @@ PICTURES, ROWS = 640, 2**14
 so that rare values are seen."""
 POSSIBLE_BITS, NUMBER_BITS = 32, 24
 """Bits of a row below which all possible rows can be written down, and of a number in a sum of features."""
-SHORT = 3
-"""Values that a column of numbers has more of."""
+SHORT, LONG = 3, 16
+"""Values in a class that a column of numbers has more of, if most records differ in it; else at least."""
 ALIKE = 4
-"""Columns with at least a quarter of the largest spread are as good as alike: nothing was read at three times
+"""Columns with at least this part of the largest spread are as good as alike: nothing was read at three times
 and hardly more than by chance at eight."""
 FOLLOWS = 1e-3
 """A column with a smaller part of its variance left, given the others, follows from them."""
@@ -102,12 +98,23 @@ def count_values(
         return made
     rows = np.nan_to_num(torch.cat(read).numpy(), nan=0.0, posinf=0.0, neginf=0.0)
     by = None if scale is None else scale.numpy()
-    label, known = torch.cat(told).numpy(), dict[bytes, float]()
+    label, known = torch.cat(told).numpy(), dict[bytes, int]()
+    of = np.repeat(np.arange(len(columns)), columns) if columns else np.arange(rows.shape[1])
+
+    def independent(chosen: NDArray[np.bool_]) -> int:
+        if (key := chosen.tobytes()) not in known:
+            known[key] = _independent(rows[:, chosen], of[chosen])
+        return known[key]
+
     for place in np.unique(label):
-        varies = _varies(rows[label == place], least)
-        if (key := varies.tobytes()) not in known:
-            known[key] = _count(rows[:, varies], varies, columns, by if by is None else by[varies])
-        made[place] = known[key]
+        own = rows[label == place]
+        varies = _varies(own, least)
+        most, bits, short = _levels(own[:, varies], of[varies])
+        if by is not None:
+            most = min(most, _alike(rows[:, varies] / by[varies], of[varies]))
+        few = varies & np.isin(of, short)
+        hidden = independent(few)  # what follows from these is no number, either
+        made[place] = min(independent(varies) - hidden + min(hidden, bits / NUMBER_BITS), most)
     return made
 
 
@@ -119,68 +126,36 @@ def _varies(rows: NDArray[np.float32], least: int) -> NDArray[np.bool_]:
     return different
 
 
-def _count(
-    rows: NDArray[np.float32],
-    varies: NDArray[np.bool_],
-    columns: Sequence[int],
-    scale: NDArray[np.float64] | None,
-) -> float:
-    """Return how many columns of all records do not follow from others, of those that vary in a class."""
-    of = np.repeat(np.arange(len(columns)), columns) if columns else np.arange(len(varies))
-    of, scaled = of[varies], _scaled(rows.astype(np.float64))
-    most, names = math.inf, np.unique(of)
-    if scaled.shape[1] > MOST:
-        scaled = _scaled(_added_up(torch.from_numpy(scaled)).numpy())
-        most = len(_independent(scaled.T @ scaled, np.arange(MOST)))
-    else:
-        names = np.array(_independent(scaled.T @ scaled, of), dtype=np.int64)
-    power = np.ones(len(columns) or len(varies))
-    if scale is not None:
-        power = _power(rows / scale, of)
-        most = min(most, _alike(power))
-    return min(_worth(_bits(rows, of, names), power[names]), most)
-
-
-def _power(rows: NDArray[np.float64], of: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return the variance of each column as the model gets it: that of its numbers."""
-    power: NDArray[np.float64] = np.bincount(of, weights=rows.var(0), minlength=1).astype(np.float64)
-    return power
-
-
-def _alike(power: NDArray[np.float64]) -> float:
-    """Return how many columns of one spread are seen as well as these."""
-    spread = np.sqrt(power)
+def _alike(rows: NDArray[np.float64], of: NDArray[np.int64]) -> float:
+    """Return how many columns of one spread are seen as well as these; a column's is that of its numbers."""
+    spread = np.sqrt(np.bincount(of, weights=rows.var(0), minlength=1))
     if not spread.any():
         return 0.0
     seen = np.minimum(spread * ALIKE / spread.max(), 1.0)
     return float(seen.sum() ** 2 / np.square(seen).sum())
 
 
-def _bits(rows: NDArray[np.float32], of: NDArray[np.int64], names: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return the bits of each column, by the values that are there: a number has 24.
+def _levels(rows: NDArray[np.float32], of: NDArray[np.int64]) -> tuple[float, float, list[int]]:
+    """Return what a record's values are worth at most, the bits of its columns of few values, and these.
 
-    A column is one of numbers if most different records differ in it.
+    None are those of few values if they have too many possible rows.
+
+    Args:
+        rows: of a class.
+        of: the column of each number.
     """
-    rows, made = np.unique(rows, axis=0), np.zeros(len(names))
-    for place, name in enumerate(names):
-        values = len(np.unique(rows[:, of == name], axis=0))
-        made[place] = NUMBER_BITS if values > SHORT and 2 * values > len(rows) else math.log2(values)
-    return made
-
-
-def _worth(bits: NDArray[np.float64], power: NDArray[np.float64]) -> float:
-    """Return how many numbers columns of these variances are worth; see the head of this file."""
-    worth, order = float(len(bits)), np.argsort(-power)
-    if bits.sum() < POSSIBLE_BITS and not (bits == NUMBER_BITS).any():
-        worth = float(bits.sum()) / NUMBER_BITS
-    bits, power = bits[order], power[order]
-    for last in np.flatnonzero(power[:-1] > ALIKE**2 * power[1:]) + 1:
-        if bits[:last].max() >= NUMBER_BITS:
-            break
-        stands = power[:last] / max(float(power[last:].sum()), 1e-300)
-        each = np.minimum(bits[:last], np.log2(1 + stands) / 2)
-        worth = min(worth, float(each.sum()) / min(NUMBER_BITS, math.log2(1 + stands.sum()) / 2))
-    return worth
+    rows, found, every, bits = np.unique(rows, axis=0), np.unique(of), 0.0, 0.0
+    short = list[int]()
+    for column in found:
+        values = len(np.unique(rows[:, of == column], axis=0))
+        real = values > SHORT and 2 * values > len(rows)
+        every += math.inf if real else math.log2(values)
+        if values < LONG and not real:
+            bits += math.log2(values)
+            short.append(int(column))
+        if bits >= POSSIBLE_BITS:
+            return len(found), 0.0, []
+    return (every / NUMBER_BITS if every < POSSIBLE_BITS else len(found)), bits, short
 
 
 def row_bits(batches: Iterable[tuple[torch.Tensor, torch.Tensor]], columns: Sequence[int]) -> float:
@@ -215,22 +190,25 @@ def row_bits(batches: Iterable[tuple[torch.Tensor, torch.Tensor]], columns: Sequ
     return bits
 
 
-def _independent(left: NDArray[np.float64], of: NDArray[np.int64]) -> list[int]:
-    """Return the columns that do not follow from others, taken from the one with the most left.
+def _independent(rows: NDArray[np.float32], of: NDArray[np.int64]) -> int:
+    """Return how many columns do not follow from others, taken from the one with the most left.
 
     Args:
-        left: correlations of the numbers, (p, p); overwritten.
+        rows: (n, p).
         of: the column of each number, (p,).
     """
-    found, column = list[int](), -1
+    scaled = _scaled(rows.astype(np.float64))
+    if scaled.shape[1] > MOST:
+        scaled, of = _scaled(_added_up(torch.from_numpy(scaled)).numpy()), np.arange(MOST)
+    left = scaled.T @ scaled
+    found, column = 0, -1
     while left.size:
         own = left.diagonal()
         inside = np.where(of == column, own, 0.0)  # all of a column goes before the next one counts
         if inside.max() < FOLLOWS:
             if own.max() < FOLLOWS:
                 break
-            inside = own
-            found.append(int(of[inside.argmax()]))
+            found, inside = found + 1, own
         place = inside.argmax()
         column, pivot = of[place], left[place] / np.sqrt(own[place])
         left -= np.outer(pivot, pivot)
