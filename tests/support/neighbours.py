@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -96,13 +97,13 @@ class Tap:
 
         def gradients(loop: Any, trained: Any, total: torch.Tensor, drawn: Any) -> None:
             if self.units:
-                zero, one = total * 0, _Done(torch.ones_like(total))
+                zero, one = total * 0, _done(torch.ones_like(total))
                 set_gradients(loop, trained, zero, one)
                 deviation = float(trained[0].grad.flatten()[0]) * loop.settings.expected_batch
                 self.now.steps.append((total.clone(), deviation))
                 if self.before is not None:
                     total = self.before.steps[len(self.now.steps) - 1][0]
-            set_gradients(loop, trained, total, _Done(torch.zeros_like(total)))
+            set_gradients(loop, trained, total, _done(torch.zeros_like(total)))
 
         def counts(total: torch.Tensor) -> torch.Tensor:
             self.now.counts.append(total.clone())
@@ -143,14 +144,10 @@ class Tap:
         self.units = ()
 
 
-class _Done:
-    """A finished future."""
-
-    def __init__(self, value: torch.Tensor) -> None:
-        self._value = value
-
-    def result(self) -> torch.Tensor:
-        return self._value
+def _done(value: torch.Tensor) -> Future[torch.Tensor]:
+    finished: Future[torch.Tensor] = Future()
+    finished.set_result(value)
+    return finished
 
 
 def _share(draw: int, unit: int) -> float:
