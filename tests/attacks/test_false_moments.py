@@ -6,6 +6,7 @@ records were in clear in the first total (64 units).
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -109,3 +110,19 @@ def test_a_hospital_that_the_pooled_moments_are_without_accuses_nobody(
     )
     federation.sum("train", 1)
     assert not note.exists() and "TF-527" not in caplog.text
+
+
+def test_columns_that_false_moments_hide_are_not_counted_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With a thousand times the deviation of all columns but one, features show that one."""
+    squares = np.full(hearts(1)["hospital-1"].raw("train").shape[1], 1e10)
+    squares[COLUMN] = np.nan  # its own
+    lies(monkeypatch, LIAR, {VALUES: {SQUARES: squares}})
+    model = {"model": "random_features", "model_options": {"width": 160, "standardise": True}}
+    job = {"method": "fedncm", "weights": "exact", **model}
+    federation = Federation(job, hearts(4), state=tmp_path).enroll()
+    with pytest.raises(RunError, match="could not"):
+        for exchange in federation.setup.plan:
+            federation.sum(*exchange.place)
+    assert re.search(r"TF-625: .*\n.*with \d{2,3} values", caplog.text)

@@ -18,8 +18,9 @@ by non-negative least squares). So with fewer than 2^32 possible rows a record i
 
 Features mix columns by their spread, which a contract's ranges decide: of a column with a range of 100 and
 eleven with a million times theirs, any features are ones of the first (71 of 71 patients' values of it were
-read from 426 class sums). So of a contract's table, columns with spreads s as the model gets them count as
-``(sum of s)^2 / (sum of s^2)``: all of them if they are alike, one if one is far above the others.
+read from 426 class sums). So do false moments of one silo where the model standardises. So columns with
+spreads s, as the model gets them, count as ``(sum of s)^2 / (sum of s^2)``: all if they are alike, one if one
+is far above the others.
 """
 
 from __future__ import annotations
@@ -41,6 +42,9 @@ POSSIBLE_BITS, NUMBER_BITS = 32, 24
 """Bits of a row below which all possible rows can be written down, and of a number in a sum of features."""
 SHORT = 3
 """Values that a column of numbers has more of."""
+ALIKE = 4
+"""Columns with at least this part of the largest spread are as good as alike: nothing was read at three times
+and hardly more than by chance at eight."""
 FOLLOWS = 1e-3
 """A column with a smaller part of its variance left, given the others, follows from them."""
 
@@ -64,7 +68,7 @@ def count_values(
     columns: Sequence[int],
     least: int,
     *,
-    scaled_above: float | None = None,
+    scale: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Return how many unknown numbers a record of each class has, float64 (C,).
 
@@ -73,8 +77,8 @@ def count_values(
         classes: C.
         columns: see ``most_values``; none of pictures.
         least: records in which a column must differ, of few records half.
-        scaled_above: deviation of a number above which the model scales it to 1, infinite if it scales none;
-            None if no job sets ranges: columns count alike.
+        scale: what the model divides each number by, (p,); None if neither job nor silos set any: columns
+            count alike.
 
     >>> rows = torch.tensor([[0.0, 0, 5], [1, 2, 5], [4, 8, 5], [9, 18, 5]])
     >>> count_values([(rows, torch.zeros(4).long())], 1, (), 2)  # one is twice another, one is the same
@@ -90,11 +94,12 @@ def count_values(
     if not read:
         return made
     rows = np.nan_to_num(torch.cat(read).numpy(), nan=0.0, posinf=0.0, neginf=0.0)
+    by = None if scale is None else scale.numpy()
     label, known = torch.cat(told).numpy(), dict[bytes, float]()
     for place in np.unique(label):
         varies = _varies(rows[label == place], least)
         if (key := varies.tobytes()) not in known:
-            known[key] = _count(rows[:, varies], varies, columns, scaled_above=scaled_above)
+            known[key] = _count(rows[:, varies], varies, columns, by if by is None else by[varies])
         made[place] = known[key]
     return made
 
@@ -111,15 +116,14 @@ def _count(
     rows: NDArray[np.float32],
     varies: NDArray[np.bool_],
     columns: Sequence[int],
-    *,
-    scaled_above: float | None,
+    scale: NDArray[np.float64] | None,
 ) -> float:
     """Return how many columns of all records do not follow from others, of those that vary in a class."""
     of = np.repeat(np.arange(len(columns)), columns) if columns else np.arange(len(varies))
     of, scaled = of[varies], _scaled(rows.astype(np.float64))
     most: float = len(np.unique(of))
-    if scaled_above is not None:
-        most = _alike(rows.astype(np.float64), of, scaled_above)
+    if scale is not None:
+        most = _alike(rows / scale, of)
     if (bits := _bits(rows, of)) < POSSIBLE_BITS:
         most = min(most, bits / NUMBER_BITS)
     if scaled.shape[1] > MOST:
@@ -127,12 +131,13 @@ def _count(
     return min(_independent(scaled.T @ scaled, of), most)
 
 
-def _alike(rows: NDArray[np.float64], of: NDArray[np.int64], scaled_above: float) -> float:
+def _alike(rows: NDArray[np.float64], of: NDArray[np.int64]) -> float:
     """Return how many columns of one spread are seen as well as these; a column's is that of its numbers."""
-    found = rows.var(0)
-    found[np.sqrt(found) > scaled_above] = 1.0
-    spread = np.sqrt(np.bincount(of, weights=found, minlength=1))
-    return float(spread.sum() ** 2 / max(np.square(spread).sum(), 1e-300))
+    spread = np.sqrt(np.bincount(of, weights=rows.var(0), minlength=1))
+    if not spread.any():
+        return 0.0
+    seen = np.minimum(spread * ALIKE / spread.max(), 1.0)
+    return float(seen.sum() ** 2 / np.square(seen).sum())
 
 
 def _bits(rows: NDArray[np.float32], of: NDArray[np.int64]) -> float:

@@ -41,6 +41,7 @@ from tightframe.rounds.riders import (
     noisy_gradients,
     update_norms,
 )
+from tightframe.securesum.messages import SumId
 
 if TYPE_CHECKING:
     from tightframe.rounds.setup import JobSetup
@@ -89,6 +90,10 @@ class Exchange:
         """
         phase = self.phase_for(self.phase.broadcast(state))
         return advance(phase, state, codec.decode(phase.schema, totals, parties=cohort.enrolled), cohort)
+
+    def sum_id(self, attempt: int = 0) -> SumId:
+        """Return the id of its sum; a further attempt has one of its own."""
+        return SumId.of(self.kind, self.round, self.index, attempt)
 
     @property
     def place(self) -> Place:
@@ -153,6 +158,8 @@ class RunPlan:
 
     def __init__(self, setup: JobSetup) -> None:
         self._setup, self._job = setup, setup.job
+        # The same exchanges are looked up several times a request; a long run's are not all kept.
+        self._lately = functools.lru_cache(maxsize=16)(self._at)
 
     def __iter__(self) -> Iterator[Exchange]:
         """Yield the exchanges in order, except those of the jobs that this one continues."""
@@ -178,6 +185,9 @@ class RunPlan:
 
     def at(self, kind: str, number: int) -> tuple[Exchange, ...]:
         """Return the exchanges of a kind in a round; empty if the job has none."""
+        return self._lately(kind, number)
+
+    def _at(self, kind: str, number: int) -> tuple[Exchange, ...]:
         job = self._job
         first, last = {
             TRAIN: (job.done + 1, job.rounds),

@@ -77,8 +77,8 @@ def test_the_histogram_counts_the_silos_own_norms(
 @pytest.mark.whole
 @pytest.mark.parametrize("method", ["fedavg", "fedmr", "fednova", "feddyn", "fedbabu"])
 def test_a_norm_that_does_not_bind_changes_no_bit_of_the_model(method: str, tmp_path: Path) -> None:
-    without, _ = run(plain(method=method, update_norm=None), tmp_path / "without")
-    within, _ = run(plain(method=method), tmp_path / "with")
+    without, _ = run(plain(method=method, update_norm=None, summation="plain"), tmp_path / "without")
+    within, _ = run(plain(method=method, summation="plain"), tmp_path / "with")
     assert without.state.model.keys() == within.state.model.keys()
     for name, item in without.state.model.items():
         assert torch.equal(item, within.state.model[name]), name
@@ -137,6 +137,7 @@ def test_the_pull_of_one_silo_is_its_share_of_the_norm(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("wrong", ["site-2", None])
+@pytest.mark.usefixtures("pages")
 def test_a_silo_with_wrong_records_stands_out_and_is_not_named(
     wrong: str | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -165,6 +166,7 @@ def test_a_silo_with_wrong_records_stands_out_and_is_not_named(
 
 
 @pytest.mark.whole
+@pytest.mark.usefixtures("pages")
 def test_the_histogram_stays_shut_after_a_drop_out(tmp_path: Path) -> None:
     """Two cohorts' histograms would tell the range of the silo between them."""
     run(plain(), tmp_path, silent=lambda task, site, request: site == "site-1" and in_round(request, 2))

@@ -24,7 +24,7 @@ from tightframe.config.site import SiteEntry
 from tightframe.data.heart import HeartOptions
 from tightframe.data.heart.twin import open_twin
 from tightframe.errors import RunError
-from tightframe.learning.products import ALL_VALUES, COUNTED, VALUES, Sizes
+from tightframe.learning.products import COUNTED, ENOUGH, ROWS, Sizes
 from tightframe.phases import ServerState
 from tightframe.rounds.context import Message, SiloContext
 from tightframe.rounds.pace import Pace, Work
@@ -145,7 +145,7 @@ def test_what_comes_before_the_rounds_has_a_floor_too(tmp_path: Path, spy: Spy) 
     assert [item.kind for item in silo.setup.plan.beginning()] == ["before"] * 4
     assert context.pace.lacks("before-2")
     start = silo.setup.initial_state()
-    keys = (COUNTED, VALUES, ALL_VALUES)
+    keys = (COUNTED, ROWS, ENOUGH)
     enough = {key: torch.full((8,), 1e6, dtype=torch.float64) for key in keys}
     counted = start.evolve(extra={**start.extra, **enough})
     message, total = asked_late(silo.setup, counted, "before", 2)
@@ -156,7 +156,7 @@ def test_what_comes_before_the_rounds_has_a_floor_too(tmp_path: Path, spy: Spy) 
 def test_a_withdrawal_that_did_not_begin_with_this_silo_is_refused(tmp_path: Path) -> None:
     context = context_of(tmp_path, **{**FROZEN, "encoder": "random"})
     silo = Contributor(context)
-    view = silo._silo(silo.setup.plan.round(1)[0], {}, Peers(WEIGHTS), ())
+    view = silo._silo(silo.setup.plan.round(1)[0], {}, Peers(WEIGHTS), ServerState({}))
     with pytest.raises(RunError, match="first exchange of the withdrawal") as caught:
         silo._measure(WITHDRAWAL, view, {})
     assert caught.value.code == "TF-523"

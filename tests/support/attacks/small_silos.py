@@ -318,11 +318,10 @@ class _Contributor(Contributor):
         exchange: Exchange,
         message: Message,
         peers: Peers,
-        few: Any,
+        state: Any,
         needs: unproven.Needs = unproven.NO_NEEDS,
-        *others: Any,
     ) -> Any:
-        sum_id = SumId.of(exchange.kind, exchange.round, exchange.index, message["attempt"])
+        sum_id = exchange.sum_id(message["attempt"])
         return SimpleNamespace(
             name=self._context.name,
             sum_id=sum_id,

@@ -95,9 +95,8 @@ def attach(phase: Phase, job: JobConfig, *, needed: bool = True) -> Phase:
 
     def read(state: ServerState, totals: Totals, cohort: Cohort) -> Reading:
         own, others = taken_out(totals, FAILED.__eq__)
-        cohort.check_flags(own, own, each=1.0 + LACKING)
         failed, lacking = _counted(own)
-        cohort.check_flags({FAILED: np.array(float(max(failed, lacking)))}, [FAILED])
+        cohort.check_flags({FAILED: np.array([failed, lacking])}, [FAILED])
         if failed and cohort.size - failed < job.min_sites:
             raise TooFewError(
                 f"{failed} of {cohort.size} silos in round {cohort.round} could not contribute, so that "
@@ -109,7 +108,8 @@ def attach(phase: Phase, job: JobConfig, *, needed: bool = True) -> Phase:
         if lacking and alone and needed:
             raise RunError(
                 f"Expected all silos' numbers, but {plural(lacking, 'silo')} of {cohort.size} could not add "
-                "its own, which and why is in their own logs: mend it, and start the job again.",
+                "its own, which and why is in their own logs: mend it, or make features fewer where a log "
+                "has TF-625, and start the job again.",
                 code="TF-510",
             )
         if lacking:
@@ -148,8 +148,6 @@ def neutral(schema: Schema, received: Tensors) -> Contribution:
             tensors[item.name] = buffer.detach().to("cpu", torch.float64)
         else:
             tensors[item.name] = torch.zeros(item.shape, dtype=torch.float64)
-    if FAILED in tensors:
-        tensors[FAILED] = torch.ones((), dtype=torch.float64)
     return Contribution(tensors, proposed_state=None)
 
 

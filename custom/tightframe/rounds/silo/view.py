@@ -20,18 +20,18 @@ from tightframe.data.withdrawn import record_ids
 from tightframe.errors import RunError, TrainingError
 from tightframe.learning import loop, own_loop
 from tightframe.learning.batches import merge_single_tail, reading_processes
-from tightframe.learning.distinct_rows import row_digests
+from tightframe.learning.distinct_rows import DistinctRows, own_rows, row_digests
 from tightframe.learning.model_update import build_template, shared_template
 from tightframe.learning.record_values import count_values
 from tightframe.learning.stages import FitReport, Stage, Term
 from tightframe.models.frozen import FrozenEncoder
-from tightframe.phases import Fold, Setting, Tensors, stream_seed
+from tightframe.phases import Fold, OwnRows, Setting, Tensors, stream_seed
 from tightframe.results.local_report import SiloPersonal
 from tightframe.results.parts.dropouts import Lost
 from tightframe.rounds.context import SiloContext
 from tightframe.rounds.encoded import LoadedEncoder
 from tightframe.rounds.job_checks import STANDARDISE_STD
-from tightframe.rounds.phases.statistics import SMALLEST_STD, UNIFORM, WEIGHED, times_in_moments
+from tightframe.rounds.phases.statistics import UNIFORM, WEIGHED, mean_and_deviation, times_in_moments
 from tightframe.rounds.sums.declaration import EVALUATED
 from tightframe.rounds.unproven import NO_NEEDS, Needs
 
@@ -197,20 +197,45 @@ class LocalSilo:
         Args:
             staying: of the records that stay in a withdrawal; otherwise of those before it.
         """
-        ranges = isinstance(self.setup.dataset_options, TableOptions)  # of a contract, which the job has
-        scales = STANDARDISE_STD in shared_template(self.setting).state_dict()
         return count_values(
             self._inputs(staying=staying),
             self.setting.num_classes,
             self.setup.columns,
             self.min_class_count,
-            scaled_above=(SMALLEST_STD if scales else math.inf) if ranges else None,
+            scale=self._scale(),
         )
 
-    def rows(self) -> tuple[list[bytes], torch.Tensor]:
-        """Return a digest of each training record's inputs before a withdrawal, and labels (n,), in order."""
+    def _scale(self) -> torch.Tensor | None:
+        """Return what the model divides each input of a table by; None where neither job nor silos set it."""
+        if len(shape := self.setting.input_shape) != 1:
+            return None
+        if STANDARDISE_STD in shared_template(self.setting).state_dict():
+            return None if self.pooled is None else mean_and_deviation(self.pooled)[1]
+        ranges = isinstance(self.setup.dataset_options, TableOptions)  # of a contract, which the job has
+        return torch.ones(shape, dtype=torch.float64) if ranges else None
+
+    def own_rows(self, *, staying: bool = False) -> OwnRows:
+        """Return how many different training records there are, and their values; counted once in a run.
+
+        Args:
+            staying: see ``record_values``.
+        """
+        known, scale = self.context.own_rows, self._scale()
+        key = staying, None if scale is None else scale.numpy().tobytes()
+        if key not in known:
+            found = DistinctRows(self.setting.num_classes)
+            found.add(*self.rows(staying=staying))
+            known[key] = own_rows(found, self.record_values(staying=staying))
+        return known[key]
+
+    def rows(self, *, staying: bool = False) -> tuple[list[bytes], torch.Tensor]:
+        """Return a digest of each training record's inputs, and labels (n,), in order.
+
+        Args:
+            staying: see ``record_values``.
+        """
         rows, labels = list[bytes](), [torch.zeros(0, dtype=torch.int64)]
-        for inputs, classes in self._inputs():
+        for inputs, classes in self._inputs(staying=staying):
             rows += row_digests(inputs)
             labels.append(classes.cpu())
         return rows, torch.cat(labels)
