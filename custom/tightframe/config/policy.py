@@ -121,7 +121,7 @@ class Policy(StrictModel):
             products are summed without noise (TF-625): records are computed from a sum over fewer. And of
             values in a class's records, for each frozen feature summed by class. With 0 there is no rule.
         min_row_bits: refuse jobs without privacy over a table of fewer than 2 to this number possible
-            rows, by the values of this site's training records (TF-627): from exact totals, of a round of
+            rows, by the values of this site's training records (TF-628): from exact totals, of a round of
             training too, records are found among these, by least squares. With 0 there is no rule.
         given_models: a start, or a model to evaluate, that a job names (``initial_model_sha256``): ``none``
             of them, one that a person ``accepted`` here (``tightframe site model accept``), or ``any``

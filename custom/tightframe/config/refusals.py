@@ -11,7 +11,7 @@ from tightframe.errors import PolicyError
 
 REFUSALS = "tightframe.refusals"
 """Message key of the refused rules that a site reports to the lead, besides the code."""
-BELOW_POLICY = ("TF-614", "TF-625", "TF-626", "TF-627")
+BELOW_POLICY = ("TF-614", "TF-625", "TF-626", "TF-628")
 """Codes with which a site may report them."""
 MAX_TOLD = 120
 """Longest asked or required value that a site reports to the lead, in characters."""

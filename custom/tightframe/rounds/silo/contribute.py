@@ -340,7 +340,7 @@ class Contributor:
         """Refuse a job without privacy over a table of so few possible rows that totals tell its records.
 
         Raises:
-            PolicyError: TF-627.
+            PolicyError: TF-628.
         """
         check_rows(self._context, self._setup)
 

@@ -73,7 +73,7 @@ def check_rows(context: SiloContext, setup: JobSetup) -> None:
         context: of the silo; its records are read once, if they are a table.
 
     Raises:
-        PolicyError: TF-627 for a job without privacy over fewer rows than the site's policy asks for.
+        PolicyError: TF-628 for a job without privacy over fewer rows than the site's policy asks for.
     """
     import torch
 
@@ -90,4 +90,4 @@ def check_rows(context: SiloContext, setup: JobSetup) -> None:
             "from few totals its records are found among these; columns that tell patients apart better, or "
             "`privacy`, are safe",
         )
-        raise BelowPolicyError([refusal], shown_to_lead=context.policy.tell_refusals, code="TF-627")
+        raise BelowPolicyError([refusal], shown_to_lead=context.policy.tell_refusals, code="TF-628")
