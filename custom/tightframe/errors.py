@@ -242,6 +242,7 @@ REASONS: Mapping[str, str] = {
     "TF-623": "a total is not shown to be the sum of its terms",
     "TF-624": "too few silos computed the state by themselves",
     "TF-625": "too few records behind a sum of products",
+    "TF-627": "exact evaluations would tell too much",
     "TF-631": "a weight that is not believed",
     "TF-632": "the job is too large",
     "TF-633": "the job is not signed",

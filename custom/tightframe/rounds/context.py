@@ -192,6 +192,13 @@ class SiloContext:
             )
         return job.training.by_halves(records, len(self.data.labels("train")))
 
+    @property
+    def limits_evaluations(self) -> bool:
+        """Return True if this site limits exact evaluations, and the job opens some in secure sums."""
+        rules, job = (self.policy.max_evaluations, self.policy.evaluated_share), self.job
+        exact = job.privacy is None and job.statistics is None and job.summation == "secure"
+        return self.production and exact and any(rule is not None for rule in rules)
+
     def salt(self) -> tuple[str, ...]:
         """Return the secret that keys this silo's random streams beside the job's seed, in production only.
 

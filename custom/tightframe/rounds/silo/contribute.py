@@ -9,6 +9,7 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from typing import TypeVar, cast
 
 import numpy as np
@@ -34,6 +35,7 @@ from tightframe.rounds import codec, product_rule
 from tightframe.rounds.checkpoint import tensor_bytes
 from tightframe.rounds.context import START, Message, SiloContext
 from tightframe.rounds.encoded import LoadedEncoder, used_parts
+from tightframe.rounds.evaluation_bits import Evaluations
 from tightframe.rounds.notes import Notes
 from tightframe.rounds.order import place_of
 from tightframe.rounds.phases.statistics import POOLED
@@ -42,7 +44,7 @@ from tightframe.rounds.privacy_plan import is_frozen_sum
 from tightframe.rounds.riders import evaluation, failures, moments
 from tightframe.rounds.riders.evaluation import told_by_few
 from tightframe.rounds.setup import prepare, set_threads
-from tightframe.rounds.silo import checks, own_report, subnormals
+from tightframe.rounds.silo import checks, evaluations, own_report, subnormals
 from tightframe.rounds.silo.followed_state import FollowedState
 from tightframe.rounds.silo.own_state import SiloStateStore
 from tightframe.rounds.silo.rehearsal import part_of, rehearse
@@ -332,6 +334,11 @@ class Contributor:
             PolicyError: TF-625.
         """
         product_rule.check_declared(self._context.policy, self._setup, sizes)
+
+    @cached_property
+    def evaluations(self) -> Evaluations | None:
+        """What the job evaluates exactly at this silo; None where that is not limited."""
+        return evaluations.of_silo(self._context, self._setup, self._device)
 
     def check_budget(self) -> None:
         """Refuse a job with privacy whose planned charges exceed this site's budget.

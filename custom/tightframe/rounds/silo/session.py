@@ -31,6 +31,7 @@ from tightframe.rounds.sums.secure_silo import SecureSite, Train
 from tightframe.securesum.messages import Total
 
 if TYPE_CHECKING:
+    from tightframe.rounds.evaluation_bits import Evaluations
     from tightframe.rounds.silo.contribute import Contributor
 
 TASKS = ("enroll", "confirm", "contribute", "agree", "reveal", "baseline")
@@ -53,7 +54,7 @@ class SiloSession:
         self._contributor: Contributor | None = None
         secure = context.job.summation == "secure"
         confirm = partial(own_state.confirm_told, context.state_folder)
-        self._secure = SecureSite(context, confirm, self._check_sizes) if secure else None
+        self._secure = SecureSite(context, confirm, self._check_sizes, self._evaluations) if secure else None
         unproven.publish(context)  # an earlier process of the job can have been killed before it did
 
     def handle(self, task: str, message: Message) -> Message:
@@ -135,6 +136,8 @@ class SiloSession:
         declared = self._read_records()
         if context.job.privacy is not None:
             self._training().check_budget()
+        elif self._secure is not None:
+            self._secure.check_evaluations()
         write_atomically(stored, declared.to_bytes(), mode=0o600)
         return declared
 
@@ -236,6 +239,10 @@ class SiloSession:
         """Check the silos' declared records against this site's rule on products, see ``product_rule``."""
         if self.context.policy.records_per_feature:
             self._training().check_sizes(sizes)
+
+    def _evaluations(self) -> Evaluations | None:
+        """Return what the job evaluates exactly here; only where that is limited this imports torch."""
+        return self._training().evaluations if self.context.limits_evaluations else None
 
     def _term(self, message: Message) -> Train:
         """Return what makes the term of a secure sum; that of a seal is empty, and needs no training."""
