@@ -107,8 +107,8 @@ class Policy(StrictModel):
             accepts more (TF-627), because whoever steers the model reads single test records out of many
             evaluations; None sets no limit.
         evaluated_share: the largest part of the bits that validation or test records hold which exact
-            evaluations may open, those of all jobs together (TF-627): from more, rows of few short columns are
-            computed. None sets no limit.
+            evaluations may open, those of all jobs together (TF-627): from more, rows of few short columns
+            are computed. None sets no limit.
         max_score_bins: the most bins of score histograms in an exact evaluation, because narrow bins
             disclose the scores of single records; None sets no limit.
         min_test_count: a fold of fewer records is left out of an exact evaluation, and of means of personal

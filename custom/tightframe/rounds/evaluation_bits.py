@@ -26,7 +26,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tightframe.config.job import JobConfig
 from tightframe.config.policy import Policy
 from tightframe.data.base import class_counts
 from tightframe.learning.one_sum import temperature
@@ -130,13 +129,6 @@ def of_job(
     bits = _bits_of_rows(setup, values)
     held = Told(0, _held(setup, labels["validation"], bits), _held(setup, labels["test"], bits))
     return Evaluations(told, held, most(policy, held), bytes.fromhex(setup.job.sha256()))
-
-
-def models(job: JobConfig) -> int:
-    """Return how many models a job evaluates exactly, which needs no records."""
-    if job.privacy is not None or job.statistics is not None:
-        return 0
-    return sum(number >= job.done for number in job.evaluation.after(job.rounds))
 
 
 def most(policy: Policy, held: Told) -> Most:

@@ -252,7 +252,7 @@ def _evaluations(context: SiloContext, setup: JobSetup, area: str, scope: Scope)
     try:
         checked = check_evaluations(context, setup, _journal(context, scope))
     except SecureSumError as error:
-        hint = "" if scope.folder is None else f": {_accept(scope)} --evaluations"
+        hint = "" if scope.folder is None else f" To decide: {_accept(scope)} --evaluations"
         yield Finding(area, "problem", f"{error}{hint}", of_job=error.code == "TF-627")
         return
     except (LedgerError, TamperError, OSError):

@@ -49,5 +49,6 @@ def _smaller(setup: JobSetup, planned: Callable[[JobSetup], Evaluations], left: 
                 break
     if not fits:
         return "no smaller `evaluation` would fit"
-    told = [f'{{"models": {models}, "score_bins": {bins}}}' for models, bins in fits[:1] + fits[-1:]]
-    return f'"evaluation": {" or ".join(dict.fromkeys(told))} would fit'
+    both = fits[:1] + [each for each in fits[-1:] if each[0] > fits[0][0]]
+    told = [f'{{"models": {models}, "score_bins": {bins}}}' for models, bins in both]
+    return f'"evaluation": {" or ".join(told)} would fit'
