@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict
 
+from tightframe.config.profiles import GivenModels
 from tightframe.results.status import Status
 
 
@@ -263,6 +264,20 @@ class Releases(Output):
     formed: tuple[Formed, ...]
 
 
+class AcceptedModel(Part):
+    """A given model that jobs may start from or evaluate; ``note`` says who accepted it, and its origin."""
+
+    sha256: str
+    note: str
+
+
+class AcceptedModels(Output):
+    """The given models that a person accepted at a site."""
+
+    given_models: GivenModels
+    models: tuple[AcceptedModel, ...]
+
+
 class Features(Output):
     """Features of records on a site's disk, or what was deleted of them."""
 
@@ -512,6 +527,7 @@ OUTPUTS: Mapping[str, type[Output]] = {
     "site check": SiteCheck,
     "site cohort show": Cohorts,
     "site release show": Releases,
+    "site model show": AcceptedModels,
     "site features": Features,
     "ledger show": LedgerShown,
     "ledger explain": LedgerExplained,

@@ -6,6 +6,7 @@ the message stays in the log of the process that raised it.
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Mapping, Sequence
 
 
@@ -242,6 +243,7 @@ REASONS: Mapping[str, str] = {
     "TF-623": "a total is not shown to be the sum of its terms",
     "TF-624": "too few silos computed the state by themselves",
     "TF-625": "too few records behind a sum of products",
+    "TF-626": "a given model that nobody at the site accepted",
     "TF-627": "exact evaluations would tell too much",
     "TF-631": "a weight that is not believed",
     "TF-632": "the job is too large",
@@ -276,3 +278,14 @@ def outside_code(code: object) -> str:
     ('TF-301', 'TF-503')
     """
     return code if isinstance(code, str) and code in REASONS else "TF-503"
+
+
+FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
+"""System errors of a file that cannot grow: disk full, quota, size limit, or a read-only file system."""
+
+
+def failure_code(error: BaseException) -> str:
+    """Return all that may leave the silo of an error: its documented code; TF-503 for any other error."""
+    if isinstance(error, OSError) and error.errno in FULL:
+        return "TF-512"
+    return outside_code(error.code if isinstance(error, TightframeError) else None)

@@ -28,7 +28,7 @@ from tightframe.config.refusals import BelowPolicyError, in_words
 from tightframe.config.site import SiteEntry
 from tightframe.data.base import DatasetSpec, SiloData
 from tightframe.data.objects import from_objects, is_opened
-from tightframe.errors import JobError, TightframeError
+from tightframe.errors import JobError, TightframeError, failure_code
 from tightframe.learning.model_update import build_template
 from tightframe.learning.own_loop import LocalTraining, TrainingLoop
 from tightframe.models.own_modules import check_output, from_module
@@ -41,7 +41,7 @@ from tightframe.results.rows import Row
 from tightframe.rounds.context import STATE, Message, SiloContext
 from tightframe.rounds.server.coordinator import Coordinator, Result
 from tightframe.rounds.setup import JobSetup, look_up, options_of, prepare, set_threads
-from tightframe.rounds.silo.session import SiloSession, failure_code
+from tightframe.rounds.silo.session import SiloSession
 from tightframe.rounds.sums.common import Accept, Failed
 from tightframe.rounds.sums.simulated_identity import simulated_anchor, simulated_identity
 from tightframe.rounds.sums.transcripts import ServerIdentity

@@ -25,7 +25,7 @@ ACT = {
     *("data init", "data split", "data prepare isic2019", "data prepare eicu"),
     *("federation init", "federation certify", "federation add-site"),
     *("site join", "site start", "site stop", "site leave", "site serve", "site page"),
-    *("site cohort accept", "site release accept", "ledger begin"),
+    *("site cohort accept", "site release accept", "site model accept", "ledger begin"),
 }
 """Commands that change or make something. All others show, and have a form for programs."""
 

@@ -18,8 +18,8 @@ from tightframe.report.reading import SiloResults, read
 from tightframe.results.files import LOCAL, MODEL, PERSONAL, UNPROVEN
 from tightframe.rounds import codec
 from tightframe.rounds.checkpoint import tensor_bytes
-from tightframe.rounds.run_state import next_state
 from tightframe.rounds.server.collecting import SharedState
+from tightframe.rounds.silo.followed_state import next_state
 from tightframe.rounds.sums.parameters import schema_name
 from tightframe.securesum.messages import SumId, TermRequest
 

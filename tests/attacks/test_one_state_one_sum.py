@@ -21,9 +21,10 @@ from tests.support.attacks.malicious_server import Federation, Records
 from tightframe.errors import TightframeError
 from tightframe.phases import ServerState
 from tightframe.rounds.pace import HEADROOM
-from tightframe.rounds.run_state import ABSOLUTE, RELATIVE, next_state, state_bytes
+from tightframe.rounds.run_state import ABSOLUTE, RELATIVE, state_bytes
 from tightframe.rounds.server.collecting import SharedState
 from tightframe.rounds.silo import contribute
+from tightframe.rounds.silo.followed_state import next_state
 from tightframe.rounds.silo.rehearsal import rehearse
 from tightframe.rounds.sums.common import SEAL
 from tightframe.securesum.messages import Masked, SumId, TermRequest

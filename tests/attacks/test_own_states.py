@@ -18,9 +18,10 @@ from tests.support.attacks.malicious_server import Federation, Records
 from tightframe.errors import TightframeError
 from tightframe.phases import ServerState
 from tightframe.rounds.context import COMMITTED, NEEDS_STATE, TOLD
-from tightframe.rounds.run_state import next_state, state_bytes, state_sha256
+from tightframe.rounds.run_state import state_bytes, state_sha256
 from tightframe.rounds.server.collecting import SharedState
 from tightframe.rounds.silo import own_state
+from tightframe.rounds.silo.followed_state import next_state
 from tightframe.rounds.silo.own_state import proposed_in
 from tightframe.rounds.sums.common import SEAL
 from tightframe.securesum import server

@@ -25,9 +25,9 @@ from tightframe.data.arrays import ArrayData
 from tightframe.phases import Cohort, Field
 from tightframe.rounds.codec import unpack
 from tightframe.rounds.context import SALT, SiloContext
-from tightframe.rounds.run_state import after_sum
 from tightframe.rounds.setup import prepare
 from tightframe.rounds.silo.contribute import Contributor
+from tightframe.rounds.sums.common import Peers
 
 SITES = ("hospital-1", "hospital-2", "hospital-3")
 REPEATED = 0.02
@@ -97,7 +97,7 @@ def repetitions(values: Mapping[str, Any], folder: Path, profile: Profile) -> di
             context, contributor = silos[name]
             (context.state_folder / SALT).write_text(salt * 32)
             message = asked(setup, exchange, state, opened=opened if salt == "a" else {})
-            made = contributor.contribute(message, weights, honest=2, total=total)
+            made = contributor.contribute(message, Peers(weights, 2), total=total)
             groups = [unpack(phase.schema, group, term) for group, term in made.term.items()]
             twice[name].append({key: item for group in groups for key, item in group.items()})
         for item in phase.schema.fields:
@@ -108,7 +108,7 @@ def repetitions(values: Mapping[str, Any], folder: Path, profile: Profile) -> di
             for item in phase.schema.fields
         }
         cohort = Cohort.of(exchange.round, SITES, weights)
-        state, opened = after_sum(phase, state, totals, cohort).state, {str(made.sum_id): list(SITES)}
+        state, opened = exchange.advance(state, totals, cohort).state, {str(made.sum_id): list(SITES)}
     return {
         name: (item, float(np.sqrt(salts / silos)))
         for name, (item, (salts, silos)) in changes.items()

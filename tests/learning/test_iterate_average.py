@@ -23,7 +23,7 @@ from tightframe.learning.iterate_average import COUNT, SUM
 from tightframe.phases import Cohort, Phase, Schema, ServerState
 from tightframe.results.files import CHECKPOINT, MODEL
 from tightframe.results.rows import Row
-from tightframe.rounds.run_state import advance
+from tightframe.rounds.plan import advance
 from tightframe.rounds.server import resume
 from tightframe.rounds.setup import prepare
 

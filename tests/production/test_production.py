@@ -748,5 +748,7 @@ def test_every_command_of_the_guides_was_run(federation: Federation, done: Path)
     assert federation.site_guide.not_run == install | {
         "sudo install -d -m 0700 -o tightframe /var/lib/tightframe",
         f"tightframe site release accept {HERE} --job JOB",  # tests/app/site/test_commands.py
+        # tests/app/site/test_models.py
+        f"tightframe site model accept {HERE.partition(' --site')[0]} --file FILE --source MAKER",
         f"tightframe ledger begin {HERE}",  # tests/attacks/test_lost_memory.py
     }

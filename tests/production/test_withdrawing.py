@@ -100,6 +100,8 @@ def tuned(consortium: Federation, whole: Path) -> str:
         consortium, SERVER, lambda values: values.setdefault("server", {}).update(initial_model=str(model))
     )
     given = hashlib.sha256(model.read_bytes()).hexdigest()
+    for site in SITES:
+        configure(consortium, site, lambda values: values.update(accepted_models={given: "the run's own"}))
     more = _sets(*SMALL, "job_name=tuned", f"initial_model_sha256={given}")
     job, _ = export(consortium, "tuned", "--sites", ",".join(SITES), *more)
     status, results = submitted(consortium, job)

@@ -26,11 +26,9 @@ from tightframe.phases import (
     Totals,
 )
 from tightframe.results.rows import read_rows
-from tightframe.rounds.codec import IntegerTotals
 from tightframe.rounds.plan import KINDS, RunPlan
 from tightframe.rounds.riders import class_rules, epsilon, evaluation, failures
-from tightframe.rounds.run_state import after_sum
-from tightframe.rounds.server import collecting
+from tightframe.rounds.server.collecting import Collector
 from tightframe.rounds.setup import prepare
 
 FOUR = ["site-1", "site-2", "site-3", "site-4"]
@@ -154,12 +152,14 @@ def test_whoever_has_state_totals_and_cohort_computes_the_next_state(
 ) -> None:
     """A second party, with the setup of its own, follows a run from what was opened alone."""
     opened: list[dict[str, Any]] = []
+    collect = Collector.collect
 
-    def seen(phase: Phase, state: ServerState, totals: IntegerTotals, cohort: Cohort) -> Reading:
+    def seen(self: Collector, *arguments: Any, **named: Any) -> Any:
+        row, totals = collect(self, *arguments, **named)
         opened.append(dict(totals))
-        return after_sum(phase, state, totals, cohort)
+        return row, totals
 
-    monkeypatch.setattr(collecting, "after_sum", seen)
+    monkeypatch.setattr(Collector, "collect", seen)
     shared = {name: SMALL[name] for name in ("dataset_options", "model_options", "training")}
     values = {"dataset": SMALL["dataset"], "weights": "uniform", "seed": 3, **shared}
     result = federation.run("fedmr", FOUR, 3, folder=tmp_path, **values)
@@ -169,8 +169,7 @@ def test_whoever_has_state_totals_and_cohort_computes_the_next_state(
     cohort = dict.fromkeys(FOUR, 1.0)
     exchanges = [item for item in setup.plan if item.training]
     for exchange, totals in zip(exchanges, opened[:3], strict=True):
-        phase = exchange.carrying(any(name.startswith("evaluation/") for name in totals))
-        reading = after_sum(phase, state, totals, Cohort(exchange.round, cohort, 1.0))
+        reading = exchange.advance(state, totals, Cohort(exchange.round, cohort, 1.0))
         assert evaluation.NOTE in reading.notes
         state = reading.state
     assert class_rules.holders_in(state) is not None

@@ -29,13 +29,13 @@ from tightframe.rounds.plan import Exchange
 from tightframe.rounds.run_state import (
     ABSOLUTE,
     differences,
-    next_state,
     read_state,
     start_state,
     state_bytes,
     state_sha256,
 )
 from tightframe.rounds.setup import JobSetup, prepare
+from tightframe.rounds.silo.followed_state import next_state
 from tightframe.securesum.messages import GROUPS, SumId, Total
 
 WEIGHTS = {"a": 3.0, "b": 2.0, "c": 2.0}
@@ -104,7 +104,8 @@ METHOD_NAMES = [method.name for method in METHODS]
 REPLAY = """
 import pickle, sys, torch
 from tests.rounds.test_run_state import WEIGHTS, job, QUICK
-from tightframe.rounds.run_state import next_state, read_state, start_state, state_bytes
+from tightframe.rounds.run_state import read_state, start_state, state_bytes
+from tightframe.rounds.silo.followed_state import next_state
 from tightframe.securesum.messages import Total
 
 torch.set_num_threads(2)

@@ -53,6 +53,7 @@ def named_model(model: Path, folder: Path) -> list[str]:
     """Say where the file of the model that a job names has to be named, and how the job is run then."""
     entry, where = json.dumps({"server": {"initial_model": str(model)}}), quoted(folder)
     return [
+        "each hospital is asked for it first:  tightframe site model accept (TF-626)",
         f"name its file at the server, in local/tightframe.json or --site-config:  {entry}",
         f"run it here:  tightframe simulate {where} --site-config FILE",
         f"or at a federation:  tightframe jobs submit {where}",

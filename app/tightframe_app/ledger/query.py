@@ -97,42 +97,24 @@ class Options:
 
         Raises:
             SiteConfigError: TF-201 if neither the file nor an option names ``state_dir``; TF-202 if the file
-                is wrong.
+                is wrong, or a simulation's.
         """
         delta, epsilon, state_dir = self.delta, self.epsilon, self.state_dir
         datasets: tuple[str, ...] | None = None if self.dataset is None else (self.dataset,)
         if self.config is not None:
-            from tightframe.config.site import parse_single, read_object
-            from tightframe.errors import SiteConfigError
+            from tightframe_app.site.memory import own_entry, state_dir_of
 
-            values = read_object(self.config)
-            if "sites" in values:
-                raise _of_a_simulation()
-            entry, _ = parse_single(values, str(self.config))
+            entry = own_entry(self.config)
             policy = entry.policy.resolve(production=True)  # a ledger that outlives its run is production's
             delta = policy.delta_cap if delta is None else delta
             epsilon = policy.epsilon_cap if epsilon is None else epsilon
             if self.file is None and state_dir is None:
-                if entry.state_dir is None:
-                    raise SiteConfigError(
-                        f"Expected `state_dir` in {self.config}, which is where the ledger is, but it is "
-                        "missing: add it.",
-                        code="TF-201",
-                    )
-                state_dir = Path(entry.state_dir)
+                state_dir = state_dir_of(entry, self.config)
             if datasets is None and (entry.data or entry.dataset_id is not None):
                 datasets = tuple(dict.fromkeys(entry.records_id(name) for name in entry.data or ("",)))
         path = ledger_of(self.file, state_dir, self.site, needed=needed)
         delta = DELTA if delta is None else delta
         return Query(path, delta, epsilon, datasets, named=self.dataset is not None)
-
-
-def _of_a_simulation() -> typer.BadParameter:
-    """Return the error for a simulation's file of several sites, whose ledgers are in its workspace."""
-    return typer.BadParameter(
-        "it is of several sites: of a simulation give --state-dir simulator_workspace/SITE",
-        param_hint="--config",
-    )
 
 
 def taking_options(command: Callable[..., None]) -> Callable[..., None]:

@@ -14,7 +14,7 @@ from tightframe.errors import SiteConfigError
 from tightframe_app import formats
 from tightframe_app.federation.commands import TRAINING_SOCKET
 from tightframe_app.screens import console, lines
-from tightframe_app.site import releases
+from tightframe_app.site import models, releases
 from tightframe_app.site.membership import commands as membership
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True)
 app.add_typer(releases.cohort, name="cohort")
 app.add_typer(releases.release, name="release")
+app.add_typer(models.app, name="model")
 app.command("join")(membership.join)
 app.command("start")(membership.start)
 app.command("page")(membership.page)

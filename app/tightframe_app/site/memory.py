@@ -82,6 +82,39 @@ class Memory:
         return site_identity(self.startup, self.site, production=True, missing_role=central)
 
 
+def own_entry(config: Path) -> SiteEntry:
+    """Return the configuration in a site's own file.
+
+    Raises:
+        SiteConfigError: TF-202 if it is wrong, or a simulation's, of several sites.
+    """
+    from tightframe.config.site import parse_single, read_object
+    from tightframe.errors import SiteConfigError
+
+    if "sites" in (values := read_object(config)):
+        raise SiteConfigError(
+            f"Expected one site's own file, but {config} is a simulation's, of several sites, whose ledgers "
+            "last for its run: `tightframe ledger explain --state-dir simulator_workspace/SITE`."
+        )
+    return parse_single(values, str(config))[0]
+
+
+def state_dir_of(entry: SiteEntry, config: Path) -> Path:
+    """Return the folder of a site's lasting records.
+
+    Raises:
+        SiteConfigError: TF-201 if its file names none.
+    """
+    from tightframe.errors import SiteConfigError
+
+    if entry.state_dir is None:
+        raise SiteConfigError(
+            f"Expected `state_dir` in {config}, which is where the ledger is, but it is missing: add it.",
+            code="TF-201",
+        )
+    return Path(entry.state_dir)
+
+
 def memory_of(config: Path, site: str | None, kit: Path | None) -> Memory:
     """Return the lasting records of a site.
 
@@ -95,7 +128,6 @@ def memory_of(config: Path, site: str | None, kit: Path | None) -> Memory:
         SiteConfigError: TF-201 if it names no ``state_dir``; TF-202 if it is wrong; TF-615 without a
             name and a kit that has it.
     """
-    from tightframe.config.site import parse_single, read_object
     from tightframe.errors import SiteConfigError
     from tightframe.flare.identity import SITE_FILE
     from tightframe.rounds.site_ledger import LedgerPaths
@@ -103,17 +135,8 @@ def memory_of(config: Path, site: str | None, kit: Path | None) -> Memory:
 
     if not config.is_file():
         raise FileNotFoundError(f"Expected the site's configuration at {config}, but there is no such file.")
-    if "sites" in (values := read_object(config)):
-        raise SiteConfigError(
-            f"Expected one site's own file, but {config} is a simulation's, of several sites, whose ledgers "
-            "last for its run: `tightframe ledger explain --state-dir simulator_workspace/SITE`."
-        )
-    entry, _ = parse_single(values, str(config))
-    if entry.state_dir is None:
-        raise SiteConfigError(
-            f"Expected `state_dir` in {config}, which is where the ledger is, but it is missing: add it.",
-            code="TF-201",
-        )
+    entry = own_entry(config)
+    state_dir = state_dir_of(entry, config)
     scope = Scope(config, kit=kit)
     if site is None:
         site = None if scope.startup is None else common_name(scope.startup / SITE_FILE)
@@ -123,5 +146,5 @@ def memory_of(config: Path, site: str | None, kit: Path | None) -> Memory:
             "none: give the kit's folder `startup` with --kit, or the name with --site.",
             code="TF-615",
         )
-    paths = LedgerPaths.of_site(Path(entry.state_dir), site, scope.kit_root)
+    paths = LedgerPaths.of_site(state_dir, site, scope.kit_root)
     return Memory(site, entry, paths, scope.startup)

@@ -22,6 +22,7 @@ from tightframe.config.profiles import (
     PROFILES,
     ClearMetric,
     EpsilonShown,
+    GivenModels,
     Profile,
     WeightRule,
 )
@@ -123,6 +124,9 @@ class Policy(StrictModel):
         records_per_feature: the least number of records, surely of honest silos, for each feature whose
             products are summed without noise (TF-625): records are computed from a sum over fewer. And of
             values in a class's records, for each frozen feature summed by class. With 0 there is no rule.
+        given_models: a start, or a model to evaluate, that a job names (``initial_model_sha256``): ``none``
+            of them, one that a person ``accepted`` here (``tightframe site model accept``), or ``any``
+            (TF-626). Weights can be made so that totals of many records show single ones.
         signed_jobs: take part in production only in jobs that a lead has signed (TF-633).
         max_parameters: the most numbers in a model that is built here, checked before it is allocated (in
             ``research`` with the first training).
@@ -171,6 +175,7 @@ class Policy(StrictModel):
     min_answer_grid: float
     min_withdrawn: int
     records_per_feature: int
+    given_models: GivenModels
     allowed_methods: tuple[str, ...] | None
     allowed_submitters: tuple[str, ...] | None
     signed_jobs: bool
@@ -363,7 +368,7 @@ class Policy(StrictModel):
                     "in a plain sum the server sees this site's own numbers",
                 )
             )
-        if job.privacy is None and job.statistics is None and (bound := self.max_evaluations) is not None:
+        if job.privacy is None and (bound := self.max_evaluations) is not None:
             models = len(job.evaluation.after(job.rounds))
             if models > bound:
                 refusals.append(
@@ -531,6 +536,7 @@ class PolicyBlock(StrictModel):
     min_answer_grid: float | None = Field(default=None, ge=0, le=3600)
     min_withdrawn: int | None = Field(default=None, ge=1, le=2**20)
     records_per_feature: int | None = Field(default=None, ge=0, le=1000)
+    given_models: GivenModels | None = None
     allowed_methods: list[str] | None = None
     allowed_submitters: list[Submitter] | None = None
     signed_jobs: bool | None = None

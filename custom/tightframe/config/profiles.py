@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
+GivenModels = Literal["none", "accepted", "any"]
 WeightRule = Literal["exact", "power_of_two", "uniform"]
 Profile = Literal["strict", "standard", "research"]
 ClearMetric = Literal["evaluation", "training", "personal"]
@@ -45,6 +46,7 @@ _STANDARD: Mapping[str, Any] = {
     "min_answer_grid": 1.0,
     "min_withdrawn": 10,
     "records_per_feature": 2,
+    "given_models": "accepted",
     "allowed_methods": None,
     "allowed_submitters": None,
     "max_parameters": 50_000_000,
@@ -97,6 +99,7 @@ PROFILES: Mapping[Profile, Mapping[str, Any]] = {
         "min_answer_grid": 0.0,
         "min_withdrawn": 1,
         "records_per_feature": 0,
+        "given_models": "any",
         "max_parameters": 100_000_000,
         "max_sites": None,
         "max_rounds": None,

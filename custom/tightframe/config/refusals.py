@@ -11,7 +11,7 @@ from tightframe.errors import PolicyError
 
 REFUSALS = "tightframe.refusals"
 """Message key of the refused rules that a site reports to the lead, besides the code."""
-BELOW_POLICY = ("TF-614", "TF-625")
+BELOW_POLICY = ("TF-614", "TF-625", "TF-626")
 """Codes with which a site may report them."""
 MAX_TOLD = 120
 """Longest asked or required value that a site reports to the lead, in characters."""
@@ -46,7 +46,7 @@ class Refusal:
 
 
 class BelowPolicyError(PolicyError):
-    """A job asks for less than a site's policy requires (TF-614, TF-625); every such rule is listed.
+    """A job asks for less than a site's policy requires (TF-614, TF-625, TF-626); every such rule is listed.
 
     Args:
         refusals: the rules, each with the asked and the required value.

@@ -32,6 +32,10 @@ SHA-256, its origin and the id of the process that copied it."""
 AbsolutePath = Annotated[str, AfterValidator(absolute)]
 
 
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Accepted = Annotated[str, Field(min_length=1, max_length=500)]
+
+
 def _tracking_uri(text: str) -> str:
     """Refuse what is no tracking server or folder of MLflow, or has a secret in it."""
     from urllib.parse import urlsplit
@@ -52,7 +56,7 @@ TrackingUri = Annotated[str, AfterValidator(_tracking_uri)]
 _KEYS_WITHOUT_RECORDS = frozenset(
     (
         *("policy", "device", "loader_workers", "feature_cache", "offer_prototypes", "withdrawn"),
-        "training_loops",
+        *("training_loops", "accepted_models"),
     )
 )
 
@@ -84,6 +88,8 @@ class SiteEntry(StrictModel):
             ended run, when a job with ``withdraw`` asks for it.
         training_loops: names of the installed training loops that a job may ask for (``training.loop``); by
             default none, whatever is installed.
+        accepted_models: SHA-256 -> who accepted it and where it is from, of each given model that jobs may
+            start from or evaluate here; ``tightframe site model accept`` adds one.
         policy: the site's rules.
     """
 
@@ -99,6 +105,7 @@ class SiteEntry(StrictModel):
     accepted_options: dict[str, dict[str, Any]] = {}
     withdrawn: dict[str, AbsolutePath] = {}
     training_loops: list[str] = []
+    accepted_models: dict[Sha256, Accepted] = {}
     policy: PolicyBlock = PolicyBlock()
 
     @model_validator(mode="after")
@@ -416,6 +423,29 @@ def check_training_loop(job: JobConfig, entry: SiteEntry, policy: Policy) -> Non
         own_loop.get(name)
     except JobError as error:
         raise JobError([f"training.loop: {problem}" for problem in error.problems]) from None
+
+
+def check_given_model(job: JobConfig, entry: SiteEntry, policy: Policy) -> None:
+    """Refuse a job with a given model that nobody at this site accepted, before a record is read.
+
+    Whoever makes its weights chooses what features are looked at: those that vanish for all patients but one
+    give this one's record in a sum over any number. No rule on such sums can tell, which counts records.
+
+    Raises:
+        PolicyError: TF-626.
+    """
+    sha256, rule = job.initial_model_sha256, policy.given_models
+    if sha256 is None or rule == "any" or (rule == "accepted" and sha256 in entry.accepted_models):
+        return
+    drawn = "a start that the job's seed draws"
+    refusal = Refusal(
+        "given_models",
+        f"the given model {sha256}",
+        f"{drawn}, or one that this site accepted" if rule == "accepted" else drawn,
+        "its weights can be made to show single records in totals; once its origin is known, a person here "
+        "accepts it: tightframe site model accept",
+    )
+    raise BelowPolicyError([refusal], shown_to_lead=policy.tell_refusals, code="TF-626")
 
 
 def _records_of(entry: Any) -> list[str]:

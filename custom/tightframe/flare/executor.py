@@ -24,7 +24,7 @@ from nvflare.fuel.utils.log_utils import ConciseLogFilter
 from tightframe.config.job import JobConfig, parse_job
 from tightframe.config.refusals import REFUSALS, BelowPolicyError
 from tightframe.config.site import SiteEntry, site_entry
-from tightframe.errors import JobError, TightframeError
+from tightframe.errors import JobError, TightframeError, failure_code
 from tightframe.flare import CODE, MESSAGE, guard
 from tightframe.flare.accounts import permissions
 from tightframe.flare.identity import site_identity
@@ -33,7 +33,7 @@ from tightframe.flare.simulation.workspace import AtWork, check_run
 from tightframe.flare.submitter import job_submitter, signed_submitter
 from tightframe.report import writing
 from tightframe.rounds.context import STATE, SiloContext
-from tightframe.rounds.silo.session import SiloSession, failure_code
+from tightframe.rounds.silo.session import SiloSession
 from tightframe.rounds.site_ledger import journal_folder
 from tightframe.rounds.sums.simulated_identity import simulated_identity
 from tightframe.securesum.identity import Anchor, KeySigner

@@ -23,10 +23,9 @@ from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 
 from tightframe.config.refusals import BELOW_POLICY, REFUSALS, in_words
-from tightframe.errors import LATE, REASONS, RunError, TightframeError, outside_code
+from tightframe.errors import LATE, REASONS, RunError, TightframeError, failure_code, outside_code
 from tightframe.flare import CODE, MESSAGE
 from tightframe.rounds.context import Message
-from tightframe.rounds.silo.session import failure_code
 from tightframe.rounds.sums.common import Accept, Failed
 
 POLL_SECONDS = 0.05

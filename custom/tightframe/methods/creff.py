@@ -21,7 +21,7 @@ federated features, and is in the re-training once it has been open.
 Eq. (6) prints a mean over the C rows, the published code takes the sum: a step C times as large. The sum is
 the default, because the published step lengths, 0.1 in a configuration file and 0.01 in scripts, are its;
 ``match_rows: mean`` is eq. (6). The paper does not say from where the re-training starts each round; here it
-is from the averaged head.
+is from the averaged head. A personal model predicts with the head that it trains.
 """
 
 from __future__ import annotations

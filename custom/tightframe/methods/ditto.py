@@ -9,7 +9,8 @@ ICML 2021, eq. (1) and algorithm 1::
 v_k starts from the first global model that its silo receives and is the silo's own state; it becomes
 what it was trained to only if the silo's term of that round was in the opened sum. Nothing that the
 server learns depends on it, so that the global model is FedAvg's, bit for bit. The distance is to the
-model received, as in the paper and FedETF's code; FedNH's code takes the silo's model just trained.
+model received, as in the paper and FedETF's code; FedNH's code takes the silo's model just trained. The
+personal model is v_k after one more round near the final model. A round costs twice FedAvg's training.
 """
 
 from __future__ import annotations

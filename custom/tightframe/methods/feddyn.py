@@ -17,6 +17,7 @@ As alpha goes to zero the silos' training becomes FedAvg's, but the server's ste
 the mean of all earlier updates, ``w <- mean w_k + d``, in which alpha does not occur. So alpha is above zero.
 
 Everything that a silo keeps and sends is a function of its own updates, so that it is as private as they are.
+A personal model is trained with h_k.
 """
 
 from __future__ import annotations

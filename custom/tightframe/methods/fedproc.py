@@ -12,7 +12,8 @@ so that training begins with the features and ends with the classifier. The prot
 sums, of class means and of holders. A class that nobody tells of keeps its last prototype. Records of a
 class without a prototype have the plain cross-entropy in place of L, and such classes are in no denominator.
 
-Given the prototypes the loss is a mean of single records' losses; the prototypes themselves are exact.
+Given the prototypes the loss is a mean of single records' losses; the prototypes themselves are exact. In the
+published code only z is normalised, prototypes are over records, and there is no temperature (rate 0.1).
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 The yardstick of every comparison: R rounds of E local epochs each, which is what a silo can do alone with
 the same work. A silo's model starts from a draw of its own, is the silo's own state, and never leaves;
-what is summed are a one, the means of the losses, and the evaluation. There is no global model.
+what is summed are a one, the means of the losses, and the evaluation. There is no global model, so that
+architectures may differ. A job's ``local_baseline_epochs`` is one such training beside a federated run.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Every exchange of a run, in order, from the job alone.
 
-Server and silos both look up an exchange here: its phase, the riders that travel with it, and which sums a
-run can have at all. To add an exchange or a rider, change this file.
+Server and silos both look up an exchange here: its phase, the riders that travel with it, what follows from
+its sum, and which sums a run can have at all. To add an exchange or a rider, change this file.
 
     statistics, before   ->   train (each round)   ->   after   ->   closing   ->   personal
 """
@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from tightframe.errors import RunError
 from tightframe.learning.model_update import BROADCAST
-from tightframe.phases import Phase, Schema, Tensors
-from tightframe.rounds import order
+from tightframe.phases import RIDERS, Cohort, Phase, Reading, Schema, ServerState, Tensors, Totals
+from tightframe.rounds import codec, order
+from tightframe.rounds.codec import IntegerTotals
 from tightframe.rounds.order import (
     AFTER,
     BEFORE,
@@ -75,6 +76,20 @@ class Exchange:
         """Return the phase, with its evaluation if the broadcast has a model; the closing's has it always."""
         return self.carrying(any(name.startswith(BROADCAST) for name in broadcast))
 
+    def advance(self, state: ServerState, totals: IntegerTotals, cohort: Cohort) -> Reading:
+        """Compute what follows from its sum, from public values alone: the server and every silo do.
+
+        Args:
+            state: before the exchange.
+            totals: as opened; empty if the sum stayed shut.
+            cohort: the silos in the sum.
+
+        Returns:
+            The next state, and the method's totals, notes and warnings of the riders.
+        """
+        phase = self.phase_for(self.phase.broadcast(state))
+        return advance(phase, state, codec.decode(phase.schema, totals, parties=cohort.enrolled), cohort)
+
     @property
     def place(self) -> Place:
         """Its place in the plan."""
@@ -121,6 +136,16 @@ class Exchange:
     def stream(self) -> int:
         """Round that keys a silo's random streams: for personal models the one after the last."""
         return self.round + (self.kind == PERSONAL)
+
+
+def advance(phase: Phase, state: ServerState, totals: Totals, cohort: Cohort) -> Reading:
+    """Let riders read their totals, and the method update the state by the rest."""
+    reading = phase.read(state, totals, cohort)
+    if not reading.totals:
+        return reading
+    after = phase.update(reading.state, reading.totals, replace(cohort, failed=reading.failed))
+    remembered = {name: item for name, item in reading.state.extra.items() if name.startswith(RIDERS)}
+    return replace(reading, state=after.evolve(extra={**after.extra, **remembered}))
 
 
 class RunPlan:

@@ -1,7 +1,8 @@
-"""The state of a run: at the start from the job, then from totals, computed by the server and by each silo.
+"""The state of a run, which each silo computes for itself: at the start from the job, then from totals.
 
-What follows from a sum (``after_sum``) is a pure function of (state, totals, cohort), so the server sends
-totals, and no model. Both sides name a state by its SHA-256: a term states which one it rests on.
+What follows from a sum (``plan.Exchange.advance``) is a pure function of (state, totals, cohort), so the
+server sends totals, and no model. Both sides name a state by its SHA-256: a term states which one it rests
+on.
 
 Between machines with other processors the last bits may differ (matrix products, exponentials). Then a silo
 takes over the server's state, if it is as close to its own as two machines can be.
@@ -10,8 +11,6 @@ takes over the server's state, if it is as close to its own as two machines can 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import safetensors.torch
@@ -20,11 +19,8 @@ from safetensors import SafetensorError
 
 from tightframe.errors import JobError, RunError
 from tightframe.models.pretrained import InitialWeights, load_weights
-from tightframe.phases import RIDERS, Cohort, Phase, Reading, ServerState, Totals
-from tightframe.rounds import codec
+from tightframe.phases import ServerState
 from tightframe.rounds.checkpoint import EXTRA, MODEL, flattened, tensor_bytes
-from tightframe.rounds.codec import IntegerTotals, integer_totals
-from tightframe.securesum.messages import Total
 
 if TYPE_CHECKING:
     from tightframe.rounds.setup import JobSetup
@@ -77,56 +73,6 @@ def start_state(setup: JobSetup, weights: bytes | None) -> tuple[ServerState, In
         )
     tensors = {name: value.clone() for name, value in model.state_dict().items()}
     return state.evolve(model=tensors), loaded
-
-
-def next_state(
-    setup: JobSetup, state: ServerState, total: Total, weights: Mapping[str, float]
-) -> ServerState:
-    """Return the state after an exchange.
-
-    Args:
-        state: before the exchange.
-        total: as opened.
-        weights: public weights of all enrolled silos.
-
-    Raises:
-        RunError: TF-505 if the job plans no such exchange, or a survivor is not enrolled.
-        ContributionError: TF-403 if the total does not have the size of the exchange's schema.
-    """
-    kind, _, index = total.sum_id.phase.rpartition("-")
-    number = total.sum_id.round
-    exchange = setup.plan.find(kind, number, int(index) if index.isdecimal() else -1)
-    if strangers := sorted(set(total.survivors) - set(weights)):
-        raise RunError(
-            f"Expected a total of enrolled silos, but it is of {strangers[:3]}, which are not.", code="TF-505"
-        )
-    phase = exchange.phase_for(exchange.phase.broadcast(state))
-    integers = integer_totals(phase.schema, total.groups)
-    return after_sum(phase, state, integers, Cohort.of(number, total.survivors, weights)).state
-
-
-def after_sum(phase: Phase, state: ServerState, totals: IntegerTotals, cohort: Cohort) -> Reading:
-    """Return what follows from an opened sum, from public values alone.
-
-    Args:
-        state: before the exchange.
-        totals: as opened; empty if the sum stayed shut.
-        cohort: the silos in the sum.
-
-    Returns:
-        The next state, and the method's totals, notes and warnings of the riders.
-    """
-    return advance(phase, state, codec.decode(phase.schema, totals, parties=cohort.enrolled), cohort)
-
-
-def advance(phase: Phase, state: ServerState, totals: Totals, cohort: Cohort) -> Reading:
-    """Do the same with decoded totals, by field name: riders read theirs, the method updates by the rest."""
-    reading = phase.read(state, totals, cohort)
-    if not reading.totals:
-        return reading
-    after = phase.update(reading.state, reading.totals, replace(cohort, failed=reading.failed))
-    remembered = {name: item for name, item in reading.state.extra.items() if name.startswith(RIDERS)}
-    return replace(reading, state=after.evolve(extra={**after.extra, **remembered}))
 
 
 def state_bytes(state: ServerState) -> bytes:

@@ -215,7 +215,7 @@ class JobSetup:
     def evaluates_in(self, number: int) -> bool:
         """Check whether a training round evaluates the model that it begins with."""
         if self.privacy is None:
-            return self.evaluates and number - 1 in self.exactly_evaluated
+            return number - 1 in self.exactly_evaluated
         return self.privacy.evaluation is not None and self.privacy.evaluation.in_round(number)
 
 

@@ -28,6 +28,7 @@ from tightframe.rounds.context import SiloContext
 from tightframe.rounds.riders import class_rules, evaluation
 from tightframe.rounds.setup import JobSetup, prepare
 from tightframe.rounds.silo.contribute import Contributor
+from tightframe.rounds.sums.common import Peers
 from tightframe.rounds.sums.plain import PlainServer
 from tightframe_app.jobs import folders, recipes
 
@@ -259,7 +260,7 @@ def test_the_full_preset_contributes_one_batch_at_every_silo(
     message = asked(setup, exchange, state)
     context = SiloContext(site, setup.job, entry, run_dir=tmp_path, records=data)
     weights, total = dict.fromkeys(setup.job.roster, 4.0), missed(setup, exchange)
-    term = Contributor(context).contribute(message, weights, total=total).term
+    term = Contributor(context).contribute(message, Peers(weights), total=total).term
     schema = phase.schema
     sums = PlainServer(schema)
     sums.add(site, term)

@@ -11,7 +11,7 @@ import pytest
 
 from tightframe.data.contract import Contract
 from tightframe.data.table import disclosure
-from tightframe.data.table.disclosure import UNITS, moments_of, rounded_moments, term, withheld
+from tightframe.data.table.disclosure import UNITS, made_by_few, moments_of, rounded_moments, term, withheld
 from tightframe.data.table.tabulated import Layout, Tabulated
 
 CONTRACT: dict[str, Any] = {
@@ -105,7 +105,7 @@ def test_primary_suppression_alone_would_give_the_cell_away() -> None:
         ([3, 5, 30, 40], 5, (), [1, 1, 1, 0]),  # the smallest first, until there are 2 * 5 and one for each
         ([3, 9, 30, 40], 5, (), [1, 1, 0, 0]),
         ([3, 8, 30, 40], 5, (), [1, 1, 1, 0]),
-        ([0, 4, 6, 7, 8, 30], 5, (), [0, 1, 1, 1, 0, 0]),  # one larger goes as well, two larger does not
+        ([0, 4, 9, 10, 11, 30], 5, (), [0, 1, 1, 1, 0, 0]),  # one larger goes as well, two larger does not
         ([2, 50, 9, 40], 3, (3, 2, 1, 0), [1, 0, 0, 1]),  # the latest first, so that a curve ends late
         ([1, 50, 9, 40], 2, (3, 2, 1, 0), [1, 0, 1, 0]),
     ],
@@ -269,7 +269,7 @@ def test_a_column_that_one_patient_dominates_is_told_only_where_nothing_is_withh
 ) -> None:
     ages = [1.0, 2.0, 1.5, 3.0, 2.5, 3.5, 0.5, 90.0]
     own = term(table([(age, 0, 0) for age in ages]), least)
-    assert bool(own.withheld_moments[0, 0]) != told
+    assert own.withheld_moments[0, 0] == (not told)
 
 
 def test_moments_are_exact_only_where_nothing_is_withheld() -> None:
@@ -279,6 +279,50 @@ def test_moments_are_exact_only_where_nothing_is_withheld() -> None:
     assert (moments_of(values) != rounded_moments(values)).any()
     assert (term(table(rows), 1).moments[0, 0] == moments_of(values)).all()
     assert (term(table(rows), LEAST).moments[0, 0] == rounded_moments(values)).all()
+
+
+COMMON = [-1.0] * 20 + [-0.5] * 20 + [0.0] * 20 + [0.5] * 20
+RARE = [0.1, 0.2, 0.3, 0.4, 0.7]
+
+
+@pytest.mark.parametrize(
+    ("values", "few"),
+    [
+        ([*COMMON, *[1.0] * 20, *RARE[:4]], True),  # four have values that no five share
+        ([*COMMON, *RARE], False),
+        (RARE[:4], False),  # they are the whole silo, and make all of its sums
+        ([0.0] * 60 + [0.1, 0.2] * 3, True),  # three numbers of patients from three equations
+        ([0.0] * 60 + [place / 10 for place in range(1, 8)] * 3, True),
+        ([0.0] * 60 + [place / 10 for place in range(1, 9)] * 3, False),  # of nine values
+        ([place / 10 for place in range(6)] * 2, True),
+        (
+            [place / 10 for place in range(6)] + [place / 10 for place in range(5)],
+            False,
+        ),  # so few fit many ways
+    ],
+)
+def test_few_patients_make_moments_by_values_of_their_own(values: list[float], few: bool) -> None:
+    assert made_by_few(np.array(values), np.arange(len(values)), LEAST) == few
+
+
+@pytest.mark.parametrize(
+    ("far", "rest", "few"),
+    [
+        (
+            [1.0],
+            [0.2] * 5,
+            True,
+        ),  # squares of all but two add less than 0.21 of the farthest one's
+        ([1.0], [0.2] * 6, False),
+        ([0.03] * 30, [0.085], True),  # of one with many records, distances less than a tenth
+        ([0.03] * 30, [0.095], False),
+        ([0.0], [0.0], False),
+    ],
+)
+def test_one_patient_makes_moments_by_distance(far: list[float], rest: list[float], few: bool) -> None:
+    values = np.array([*[0.0] * 101, *rest, *[-item for item in far], *far])
+    owners = np.array([*range(101 + len(rest)), *[200] * len(far), *[201] * len(far)])
+    assert made_by_few(values, owners, 1) == few
 
 
 def test_the_records_of_one_patient_are_one_patients() -> None:
@@ -309,6 +353,15 @@ def test_rounded_moments_are_those_of_many_columns_and_near_the_exact_ones() -> 
         assert abs(deviation - values.std() * UNITS / 2) <= error / 8 / np.sqrt(2) + 1
         multiples += total % count == 0
     assert multiples <= 2, "a total of own numbers times means would decompose"
+
+
+def test_rounding_is_to_the_nearest_of_steps_that_are_no_longer_than_asked_for() -> None:
+    steps = {0.5: [5, 6, 7], 1.9: [5, 6, 7], 2.1: [6, 6, 8], 4.5: [4, 8, 8], 8.0: [8, 8, 8], 16.0: [0, 0, 0]}
+    assert {most: [disclosure._rounded(value, most) for value in (5, 6, 7)] for most in steps} == steps
+    (q,) = np.rint((np.array([0.2]) + 1) / 2 * UNITS).astype(int)
+    assert rounded_moments(np.array([0.2])).tolist() == [1, q, *divmod(int(q) ** 2, UNITS)], (
+        "nothing to round"
+    )
 
 
 def test_patients_are_counted_where_they_are_known() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,7 @@ from tightframe.config.policy import PolicyBlock
 from tightframe.config.site import SiteEntry
 from tightframe.errors import RunError
 from tightframe.methods import fedavg
-from tightframe.phases import CLASS_COUNTS, FEATURE_MEAN, FEATURE_STD, Cohort, Fold, Setting, Statistic
+from tightframe.phases import CLASS_COUNTS, FEATURE_MEAN, FEATURE_STD, Cohort, Fold, Phase, Setting, Statistic
 from tightframe.rounds.context import Message, SiloContext
 from tightframe.rounds.phases import statistics
 from tightframe.rounds.plan import STATISTICS
@@ -206,17 +206,28 @@ def test_moments_are_numpys_over_all_records(
 class Silo:
     """What the statistics see of a silo."""
 
-    context = SimpleNamespace(data=SimpleNamespace(source="made for a test"))
-
-    def __init__(self, inputs: NDArray[np.float32], least: int = 1) -> None:
+    def __init__(
+        self,
+        inputs: NDArray[np.float32],
+        least: int = 1,
+        *,
+        times: Sequence[int] | None = None,
+        patients: Sequence[int] | None = None,
+    ) -> None:
         self._inputs, self.min_class_count = inputs, least
+        self._times = [1] * len(inputs) if times is None else times
+        known = None if patients is None else np.array(patients)
+        labels = np.zeros(len(inputs), np.int64)
+        self.context = SimpleNamespace(
+            data=SimpleNamespace(source="made", groups=lambda fold: known, labels=lambda fold: labels)
+        )
 
     def times_in_moments(self) -> torch.Tensor:
-        return torch.ones(len(self._inputs), dtype=torch.float64)
+        return torch.tensor(self._times, dtype=torch.float64)
 
     def batches(self, fold: Fold, *, augment: bool, shuffle: bool, epoch: int = 0) -> Any:
         assert (fold, augment, shuffle) == ("train", False, False)
-        for part in np.array_split(self._inputs, 3):
+        for part in np.array_split(self._inputs, 3) if len(self._inputs) else ():
             yield torch.from_numpy(part), torch.zeros(len(part), dtype=torch.int64)
 
 
@@ -264,6 +275,62 @@ def test_the_model_does_not_tell_what_one_patient_had() -> None:
     everybody = np.concatenate(silos).astype(np.float64)
     np.testing.assert_allclose(mean[[1, 3]], everybody.mean(0)[[1, 3]], atol=1e-9)
     assert float(mean[2]) * 240 == pytest.approx(everybody[90:, 2].sum(), abs=1e-6), "without the one there"
+
+
+def moments_phase(shape: tuple[int, ...], *, uniform: bool = False) -> Phase:
+    setting = replace(prepare(job()).setting, input_shape=shape)
+    (phase,) = statistics.phases(setting, ("feature_moments",), class_rules=True, uniform=uniform)
+    return phase
+
+
+def term_of(phase: Phase, silo: Silo) -> list[float]:
+    """What a silo adds: the number of values, the first column's sum and sum of squares."""
+    made = phase.contribute(silo, {}, {}).tensors  # type: ignore[arg-type]
+    names = (statistics.VALUES, statistics.SUMS, statistics.SQUARES)
+    return [float(made[name].reshape(-1)[0]) for name in names]
+
+
+@pytest.mark.parametrize("shape", [(1,), (1, 2)], ids=["table", "series"])
+def test_each_record_counts_as_often_as_it_is_told_to(shape: tuple[int, ...]) -> None:
+    """In whichever batch it is."""
+    inputs = np.ones(shape) * np.array([1.0, 2.0, 3.0, 4.0, 5.0, 6.0]).reshape(6, *[1] * len(shape))
+    found = term_of(moments_phase(shape), Silo(inputs.astype(np.float32), times=[2, 0, 1, 0, 0, 3]))
+    assert np.array(found) / np.prod(shape) == pytest.approx([6, 2 + 3 + 18, 2 + 9 + 108])
+    assert statistics.times_in_moments(1, 5).tolist() == [5]
+
+
+@pytest.mark.parametrize("least", [1, 2, 5])
+def test_a_silo_without_records_adds_no_moments(least: int) -> None:
+    assert term_of(moments_phase((1,)), Silo(np.zeros((0, 1), np.float32), least)) == [0, 0, 0]
+
+
+def test_a_value_is_few_patients_by_those_whose_records_count() -> None:
+    phase, doses = moments_phase((1,)), np.array([[0.0]] * 30 + [[1.0]] * 6, np.float32)
+
+    def told(least: int = 5, **more: Any) -> bool:
+        return term_of(phase, Silo(doses, least, **more))[1] > 0
+
+    assert told() and told(6) and not told(7)
+    assert not told(times=[1] * 31 + [0] * 5), "the others' count does not hide it"
+    assert not told(patients=[*range(30), *[30] * 6]), "six records of one patient"
+    assert not told(2, patients=[*range(30), *[30] * 6])
+
+
+@pytest.mark.parametrize(("uniform", "most"), [(False, 2 * 11.0), (True, 11.0)])
+def test_no_more_values_are_pooled_than_public_weights_allow(uniform: bool, most: float) -> None:
+    """A hospital that counts for more sets mean and deviation, and with them the model's front end."""
+    phase, cohort = moments_phase((1, 3), uniform=uniform), Cohort(1, {"a": 4.0, "b": 7.0}, 7.0)
+    for excess, refused in ((0.0, False), (0.01, True)):
+        totals = {
+            statistics.VALUES: np.array(3 * most + excess),
+            **{name: np.ones(1) for name in (statistics.SUMS, statistics.SQUARES)},
+        }
+        if refused:
+            with pytest.raises(RunError) as caught:
+                phase.update(prepare(job()).initial_state(), totals, cohort)
+            assert caught.value.code == "TF-526"
+        else:
+            phase.update(prepare(job()).initial_state(), totals, cohort)
 
 
 # ---------------------------------------------------------------- drop-outs

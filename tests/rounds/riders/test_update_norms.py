@@ -23,8 +23,8 @@ from tightframe.data.heart.twin import open_twin
 from tightframe.phases import Cohort, Contribution, Field, Phase, Schema, ServerState
 from tightframe.results.rows import Row, read_rows
 from tightframe.rounds import codec
+from tightframe.rounds.plan import advance
 from tightframe.rounds.riders import failures, update_norms
-from tightframe.rounds.run_state import advance
 from tightframe.rounds.setup import prepare
 
 FOUR = tuple(SITES)

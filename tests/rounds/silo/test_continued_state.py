@@ -16,7 +16,6 @@ from tests.support.runs import contexts, job
 from tightframe.errors import RunError
 from tightframe.privacy.ledger.entries import LostError
 from tightframe.rounds.context import (
-    ASKED,
     BEFORE_REQUEST,
     COMMITTED,
     DECLARATION,
@@ -88,7 +87,7 @@ def test_a_new_job_begins_with_nothing(tmp_path: Path) -> None:
     assert not folder.with_name(f"{folder.name}.partial").exists()
 
 
-OF_ONE_JOB = (SALT, DECLARATION, FOLLOWED, LIST, LIST_LOCK, TOLD, ASKED, f"{REHEARSAL}-1", BEFORE_REQUEST)
+OF_ONE_JOB = (SALT, DECLARATION, FOLLOWED, LIST, LIST_LOCK, TOLD, f"{REHEARSAL}-1", BEFORE_REQUEST)
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from tightframe.rounds.riders import class_rules
 from tightframe.rounds.setup import prepare
 from tightframe.rounds.silo.contribute import Contributor, choose_device, seeded
 from tightframe.rounds.silo.view import LocalSilo, guarded
+from tightframe.rounds.sums.common import Peers
 from tightframe.rounds.sums.plain import PlainServer
 from tightframe.securesum.messages import SumId, Total
 
@@ -96,7 +97,8 @@ def test_no_seal_is_answered_behind_a_total_that_the_job_does_not_plan(
     silo = Contributor(_context(parse_job(small), tmp_path))
     total = Total(0, SumId(99, "train-0"), "", ("site-1",), {}, bytes(32))
     with pytest.raises(RunError) as caught:
-        silo.follow({"state": "0" * 64, "before": "1" * 64}, {"site-2": 1.0}, total)
+        message, peers = {"state": "0" * 64, "before": "1" * 64}, Peers({"site-2": 1.0})
+        silo.seal(message, peers, total=total, check=lambda *_: None)
     assert caught.value.code == "TF-505"
 
 
@@ -240,7 +242,7 @@ def test_local_training_ends_when_the_run_is_aborted(
     context = _context(job, tmp_path, stopped=stopped, loader_workers=workers)
     with pytest.raises(RunError) as caught:
         message, total, _ = _message(job, "site-2")
-        Contributor(context).contribute(message, {"site-2": 1.0}, total=total)
+        Contributor(context).contribute(message, Peers({"site-2": 1.0}), total=total)
     assert caught.value.code == "TF-504"
     assert len(questions) == 6, "asked once a batch, and never again after the word"
 
@@ -273,7 +275,7 @@ def test_a_site_or_the_job_keeps_prototypes_at_home(
     message, total, schema = _message(job, "site-2")
     context = _context(job, tmp_path, offer_prototypes=by_site)
     assert LocalSilo(context, prepare(job), CPU, 1).offers_prototypes is offered
-    term = Contributor(context).contribute(message, {"site-2": 1.0}, total=total).term
+    term = Contributor(context).contribute(message, Peers({"site-2": 1.0}), total=total).term
     sums = PlainServer(schema)
     sums.add("site-2", term)
     totals = codec.decode(schema, sums.open(), parties=1)

@@ -18,12 +18,14 @@ from tightframe.phases import Cohort, Field, Phase, Schema, ServerState
 from tightframe.privacy.accounting import BudgetError
 from tightframe.rounds import codec
 from tightframe.rounds.context import SiloContext
+from tightframe.rounds.plan import advance
 from tightframe.rounds.riders import evaluation, failures
-from tightframe.rounds.run_state import advance, state_sha256
+from tightframe.rounds.run_state import state_sha256
 from tightframe.rounds.setup import prepare
 from tightframe.rounds.silo.contribute import Contributor
 from tightframe.rounds.silo.private_view import PrivateSilo
 from tightframe.rounds.silo.view import LocalSilo
+from tightframe.rounds.sums.common import Peers
 from tightframe.rounds.sums.plain import PlainServer
 from tightframe.rounds.sums.simulated_identity import simulated_identity
 
@@ -51,7 +53,7 @@ def contributor(folder: Path, **values: Any) -> Contributor:
 
 def term(made: Contributor) -> Any:
     (exchange,) = made.setup.plan.round(1)
-    return made.contribute(asked(made.setup, exchange), dict.fromkeys(FOUR, 4.0))
+    return made.contribute(asked(made.setup, exchange), Peers(dict.fromkeys(FOUR, 4.0)))
 
 
 @pytest.mark.parametrize("error", HIDDEN, ids=lambda error: type(error).__name__ + str(error)[:9])
@@ -239,7 +241,7 @@ def test_with_privacy_a_failed_silo_adds_its_share_of_the_noise(
             message.pop("state_bytes", None)
         sums = PlainServer(phase.schema)
         weights = dict.fromkeys(FOUR, 4.0)
-        sums.add("site-1", made.contribute(message, weights, honest=honest, total=total).term)
+        sums.add("site-1", made.contribute(message, Peers(weights, honest), total=total).term)
         totals = codec.decode(phase.schema, sums.open(), parties=4)
         for item in phase.schema.fields:
             if item.mechanism in found:

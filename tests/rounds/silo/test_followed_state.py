@@ -18,10 +18,10 @@ from tightframe.files import append_durably
 from tightframe.phases import ServerState
 from tightframe.rounds.context import FOLLOWED, PRETRAINED
 from tightframe.rounds.notes import RESUMED, VERIFIED, note_verified
-from tightframe.rounds.run_state import next_state, start_state, state_bytes, state_sha256
+from tightframe.rounds.run_state import start_state, state_bytes, state_sha256
 from tightframe.rounds.setup import JobSetup
 from tightframe.rounds.silo import followed_state
-from tightframe.rounds.silo.followed_state import FollowedState
+from tightframe.rounds.silo.followed_state import FollowedState, next_state
 from tightframe.rounds.silo.own_state import NeedsStateError
 from tightframe.securesum.messages import SumId, Total
 

@@ -1,8 +1,7 @@
-"""Which exchange a silo answers, by the total told, its notes of the state, and what it was asked before."""
+"""Which exchange a silo answers, by the total told, its notes of the state, and its plan."""
 
 from __future__ import annotations
 
-import stat
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ from tests.support.jobs import SMALL
 
 from tightframe.errors import RunError
 from tightframe.files import append_durably
-from tightframe.rounds.context import ASKED, SiloContext
+from tightframe.rounds.context import SiloContext
 from tightframe.rounds.notes import RESUMED, VERIFIED, note, note_verified, summed_word
 from tightframe.rounds.order import Place
 from tightframe.rounds.plan import RunPlan
@@ -71,13 +70,12 @@ def test_a_total_that_is_told_says_what_comes_next(tmp_path: Path) -> None:
     assert caught.value.code == "TF-505"
 
 
-def test_what_was_passed_is_not_answered_and_the_same_again_is(tmp_path: Path) -> None:
+def test_the_closing_may_stay_shut_and_does_not_come_back_once_what_follows_is_opened(tmp_path: Path) -> None:
     silo = Silo(tmp_path)
-    assert not silo.answers(PERSONAL) and not (silo.context.state_folder / ASKED).exists()
-    assert silo.answers(CLOSING, LAST) and silo.answers(CLOSING, LAST)
-    assert silo.answers(PERSONAL, LAST) and not silo.answers(CLOSING, LAST)
-    assert silo.answers(PERSONAL, LAST)
-    assert stat.S_IMODE((silo.context.state_folder / ASKED).stat().st_mode) == 0o600
+    assert not silo.answers(PERSONAL)
+    assert silo.answers(CLOSING, LAST) and silo.answers(PERSONAL, LAST) and silo.answers(CLOSING, LAST)
+    assert silo.answers(PERSONAL, CLOSING) and not silo.answers(CLOSING, CLOSING)
+    assert not silo.answers(CLOSING, PERSONAL) and not silo.answers(PERSONAL, PERSONAL)
 
 
 def test_without_a_total_the_silos_own_notes_of_the_state_say_it(tmp_path: Path) -> None:

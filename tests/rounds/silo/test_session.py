@@ -22,7 +22,7 @@ from tightframe.rounds.silo import contribute
 from tightframe.rounds.silo import session as module
 from tightframe.rounds.silo.own_state import NeedsStateError
 from tightframe.rounds.silo.session import TASKS, SiloSession
-from tightframe.rounds.sums.common import SEAL
+from tightframe.rounds.sums.common import SEAL, Peers
 from tightframe.rounds.sums.declaration import Declaration
 from tightframe.rounds.sums.parameters import epoch_params
 from tightframe.rounds.sums.secure_silo import SecureSite
@@ -392,8 +392,8 @@ def test_a_request_of_a_plain_sum_is_trained_on_or_asks_for_the_state(tmp_path: 
     told = Total(0, SumId(1, "train-0", 0), "a schema", tuple(FOUR), {}, bytes(32))
     given: list[Any] = []
 
-    def contribute(message: Any, weights: Any, *, total: Any, sizes: Any) -> Any:
-        given.append((total, sizes))
+    def contribute(message: Any, peers: Peers, *, total: Any) -> Any:
+        given.append((total, peers.sizes))
         if total is None:
             raise NeedsStateError
         return SimpleNamespace(term={"x": 1})
@@ -406,8 +406,8 @@ def test_a_request_of_a_plain_sum_is_trained_on_or_asks_for_the_state(tmp_path: 
 
 def test_a_seal_is_followed_and_not_trained_on(tmp_path: Path) -> None:
     session = SiloSession(contexts(job(), tmp_path)["site-1"])
-    training = SimpleNamespace(follow=lambda *_: "followed", contribute=lambda *_, **__: "trained")
+    training = SimpleNamespace(seal=lambda *_, **__: "followed", contribute=lambda *_, **__: "trained")
     session._training = lambda: training  # type: ignore[method-assign,assignment,return-value]
     for kind, made in ((SEAL, "followed"), ("train", "trained")):
         term = session._term({"kind": kind})
-        assert term({}, 3, {}, Sizes(1, 0), total=None, check=unexpected) == made  # type: ignore[comparison-overlap]
+        assert term(Peers({}, 3, {}, Sizes(1, 0)), total=None, check=unexpected) == made  # type: ignore[comparison-overlap]

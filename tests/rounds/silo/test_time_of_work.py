@@ -34,6 +34,7 @@ from tightframe.rounds.silo import contribute
 from tightframe.rounds.silo.contribute import WITHDRAWAL, Contributor
 from tightframe.rounds.silo.rehearsal import rehearse
 from tightframe.rounds.silo.session import SiloSession
+from tightframe.rounds.sums.common import Peers
 from tightframe.securesum.messages import Total
 
 __all__ = ["seen"]
@@ -115,7 +116,7 @@ def test_features_come_before_it_and_a_rehearsal_begins_with_the_named_start(
         name: value * factor if name.startswith("head") else value for name, value in start.model.items()
     }
     message, total = asked_late(silo.setup, ServerState(model))
-    silo.contribute(message | {"start": weights}, WEIGHTS, total=total)
+    silo.contribute(message | {"start": weights}, Peers(WEIGHTS), total=total)
     every = TRAIN + 2 * REST
     assert spy.before == [every] and seen["records"] == every
     assert [state_bytes(item) for item in spy.starts] == [state_bytes(start)]
@@ -132,7 +133,7 @@ def test_a_rehearsal_stores_no_features_of_its_own(tmp_path: Path, spy: Spy) -> 
     context.records = open_twin(0, HeartOptions())
     silo = Contributor(context)
     message, total = asked_late(silo.setup, silo.setup.initial_state())
-    silo.contribute(message, WEIGHTS, total=total)
+    silo.contribute(message, Peers(WEIGHTS), total=total)
     assert len(spy.starts) == 1
     assert len(list(tmp_path.rglob("features/**/*.safetensors"))) == 3
 
@@ -148,7 +149,7 @@ def test_what_comes_before_the_rounds_has_a_floor_too(tmp_path: Path, spy: Spy) 
     enough = {key: torch.full((8,), 1e6, dtype=torch.float64) for key in keys}
     counted = start.evolve(extra={**start.extra, **enough})
     message, total = asked_late(silo.setup, counted, "before", 2)
-    silo.contribute(message, WEIGHTS, total=total, sizes=Sizes(1e6, 0.0))
+    silo.contribute(message, Peers(WEIGHTS, sizes=Sizes(1e6, 0.0)), total=total)
     assert len(spy.starts) == 1 and not context.pace.lacks("before-2") and context.pace.floor > 0
 
 
@@ -195,7 +196,7 @@ def test_work_goes_on_where_numbers_next_to_zero_count_as_zero(
 
     monkeypatch.setattr(Contributor, "_term", looked)
     assert int(((small * 1.0).view(torch.int32) != 0).sum()) == len(small)
-    silo.contribute(asked(silo.setup, silo.setup.plan.round(1)[0]), WEIGHTS)
+    silo.contribute(asked(silo.setup, silo.setup.plan.round(1)[0]), Peers(WEIGHTS))
     assert found == [0]
 
 

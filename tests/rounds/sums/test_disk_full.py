@@ -15,8 +15,9 @@ from tests.support.runs import FOUR, contexts, coordinator, in_round, job
 from tests.support.runs import Wire as Line
 
 from tightframe import files
+from tightframe.errors import failure_code
 from tightframe.privacy.ledger import store
-from tightframe.rounds.silo.session import SiloSession, failure_code
+from tightframe.rounds.silo.session import SiloSession
 from tightframe.rounds.sums import transcripts
 from tightframe.rounds.sums.vault import read_journal
 from tightframe.securesum import transcript

@@ -123,12 +123,12 @@ OTHER_RULES = {
     *(
         "max_epochs",
         "max_batch_values",
-        "max_evaluations",
+        "evaluated_share",
         "max_score_bins",
         "clear_metrics",
         "min_answer_grid",
     ),
-    *("max_evaluations", "min_withdrawn", "records_per_feature"),
+    *("max_evaluations", "min_withdrawn", "records_per_feature", "given_models"),
     # Identities, jobs with privacy, and what is told outside of sums.
     *("profile", "pins", "pinned_only", "central_provisioning", "required_privacy", "epsilon_cap"),
     *("delta_cap", "max_releases", "charged_retries", "neighbours", "private_noise", "epsilon_shown"),
@@ -138,7 +138,7 @@ OWN_ENTRY = {"offer_prototypes"}
 OTHER_ENTRY = {
     *("data", "dataset_id"),  # other records are another data set
     *("device", "loader_workers", "feature_cache"),  # rounding, and nothing
-    *("accepted_options", "training_loops"),  # the job's value is in the profile
+    *("accepted_options", "training_loops", "accepted_models"),  # the job's value is in the profile
     *("state_dir", "ledger_roots", "engine_account", "policy"),
     *("withdrawn",),  # from one run no two lists are withdrawn
 }

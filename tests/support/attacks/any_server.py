@@ -286,7 +286,6 @@ class AnyServer:
         self.cohorts: set[tuple[str, ...]] = set()  # for which counts were opened
         self.verified: dict[str, set[tuple[int, int]]] = {}  # totals with a silo
         self.tries: dict[tuple[str, int, int], list[tuple[str, SumId, Total | None]]] = {}
-        self.worked: dict[tuple[str, str], int] = {}  # silo, job -> the last step that it worked for
         self.asked: set[tuple[str, SumId]] = set()  # job, sum
         self.behind: dict[tuple[str, int, bytes], list[str]] = {}  # silo, epoch, total -> states worked on
         self.step = 0  # the last one whose total it goes on with
@@ -567,9 +566,6 @@ class AnyServer:
             else:
                 last = self.line.step(total.sum_id)
                 assert step in self.line.after(last), "an exchange that is not the next of the plan"
-            job = self.silos[name].context.job_id
-            assert step >= self.worked.get((name, job), 0), "an exchange that was passed over"
-            self.worked[name, job] = step
             if name in self.forgot:  # it takes a state over, as one that missed a sum
                 continue
             behind = self.behind.setdefault((name, epoch, b"" if total is None else total.digest()), [])

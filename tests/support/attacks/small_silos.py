@@ -42,13 +42,13 @@ from tightframe.rounds.order import Place, place_of
 from tightframe.rounds.pace import Pace
 from tightframe.rounds.plan import CLOSING, TRAIN, Exchange, RunPlan
 from tightframe.rounds.plan import PERSONAL as PERSONAL_MODELS
-from tightframe.rounds.run_state import next_state, state_sha256
+from tightframe.rounds.run_state import state_sha256
 from tightframe.rounds.silo import requests
 from tightframe.rounds.silo.contribute import Contributor
-from tightframe.rounds.silo.followed_state import FollowedState
+from tightframe.rounds.silo.followed_state import FollowedState, next_state
 from tightframe.rounds.silo.own_state import SiloStateStore, begin, confirm_told
 from tightframe.rounds.silo.session import SiloSession
-from tightframe.rounds.sums.common import SEAL, SECURE, Encoded
+from tightframe.rounds.sums.common import SEAL, SECURE, Encoded, Peers
 from tightframe.rounds.sums.declaration import Declaration
 from tightframe.rounds.sums.secure_silo import SecureSite
 from tightframe.rounds.sums.vault import Vault
@@ -308,17 +308,16 @@ class _Contributor(Contributor):
         self.used = b""
 
     def contribute(
-        self, message: Message, weights: Mapping[str, float], *, total: Total | None = None, **more: Any
+        self, message: Message, peers: Peers, *, total: Total | None = None, **more: Any
     ) -> Encoded:
         self._told = total
-        return super().contribute(message, weights, total=total, **more)
+        return super().contribute(message, peers, total=total, **more)
 
     def _silo(
         self,
         exchange: Exchange,
         message: Message,
-        weights: Any,
-        honest: int,
+        peers: Peers,
         few: Any,
         needs: unproven.Needs = unproven.NO_NEEDS,
         *others: Any,

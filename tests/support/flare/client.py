@@ -26,11 +26,10 @@ from nvflare.private.fed.client.client_runner import ClientRunner, ClientRunnerC
 from nvflare.private.privacy_manager import PrivacyService
 from tests.support import ROOT
 
-from tightframe.errors import TightframeError
+from tightframe.errors import TightframeError, failure_code
 from tightframe.flare import MESSAGE
 from tightframe.flare.transport import FlareTransport
 from tightframe.rounds.context import Message
-from tightframe.rounds.silo.session import failure_code
 from tightframe.rounds.sums.common import Accept
 
 JOB_ID = "job"

@@ -45,7 +45,7 @@ def check_policy(
 ) -> Iterator[Finding]:
     """Check a job against the site's policy, and yield the refusals that the lead would get."""
     from tightframe.config.refusals import BelowPolicyError
-    from tightframe.config.site import check_record_options, check_training_loop
+    from tightframe.config.site import check_given_model, check_record_options, check_training_loop
     from tightframe.errors import JobError
     from tightframe.rounds import product_rule
     from tightframe.rounds.setup import prepare
@@ -69,6 +69,7 @@ def check_policy(
         lambda: policy.check(job, submitter=submitter),
         lambda: check_record_options(job, entry, policy),
         lambda: check_training_loop(job, entry, policy),
+        lambda: check_given_model(job, entry, policy),
         check_built,
     )
     for check in checks:

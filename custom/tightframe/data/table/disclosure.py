@@ -94,7 +94,7 @@ def term(table: Tabulated, least: int) -> Term:
                 levels, width = slice(place.start, place.end), place.end - place.start
                 order = layout.latest_first if place is layout.places[-1] else ()
                 _tell(made, label, levels, table, rows, table.cells[rows, index], width, least, order)
-            elif len(rows):
+            else:
                 _number(made, label, table, rows, index, place, least)
     return made
 
@@ -242,7 +242,7 @@ def made_by_few(values: NDArray[np.float64], owners: NDArray[np.int64], least: i
 
 def _dominated(parts: NDArray[np.float64], share: float) -> bool:
     """Return True if all but the two largest parts, sorted, are less than a share of the largest."""
-    return bool(parts[-1] > 0 and parts[:-2].sum() < share * parts[-1])
+    return bool(parts[:-2].sum() < share * parts[-1])
 
 
 def rounded_moments(values: NDArray[np.float64]) -> NDArray[np.int64]:
@@ -263,7 +263,7 @@ def rounded_moments(values: NDArray[np.float64]) -> NDArray[np.int64]:
 
 def _rounded(value: int, most: float) -> int:
     """Return the nearest multiple of the largest power of two that is at most ``most``; of 1 at least."""
-    bits = max(0, math.floor(math.log2(most))) if most > 1 else 0
+    bits = math.floor(math.log2(most)) if most > 1 else 0
     return (value + (1 << bits >> 1)) >> bits << bits
 
 

@@ -18,11 +18,13 @@ from tightframe.files import write_atomically
 from tightframe.phases import Field, Tensors
 from tightframe.rounds import codec
 from tightframe.rounds.checkpoint import tensor_bytes
+from tightframe.rounds.order import STATISTICS, place_of
 from tightframe.rounds.phases.statistics import MOMENT_BOUND, SQUARES, SUMS, VALUES, packed
 from tightframe.rounds.riders.view import RiderView
 
 if TYPE_CHECKING:
     from tightframe.rounds.context import SiloContext
+    from tightframe.securesum.messages import Total
 
 FILE, OWN = "moments.safetensors", "own"
 ROUNDING = 1e-11
@@ -36,9 +38,10 @@ def note(silo: RiderView, made: Tensors) -> None:
         write_atomically(silo.context.state_folder / FILE, tensor_bytes({OWN: own}), mode=0o600)
 
 
-def forget(context: SiloContext) -> None:
-    """Drop the note: the total that was opened has no term of this silo."""
-    (context.state_folder / FILE).unlink(missing_ok=True)
+def settle(context: SiloContext, total: Total | None) -> None:
+    """Drop the note if the total told is of moments, and has no term of this silo."""
+    if total is not None and place_of(total.sum_id)[0] == STATISTICS and context.name not in total.survivors:
+        (context.state_folder / FILE).unlink(missing_ok=True)
 
 
 def check(silo: RiderView) -> None:

@@ -16,7 +16,7 @@ from tightframe.results.rows import Row
 from tightframe.rounds.codec import IntegerTotals
 from tightframe.rounds.context import NEEDS_STATE, Message
 from tightframe.rounds.plan import TRAIN, Exchange
-from tightframe.rounds.run_state import after_sum, state_bytes, state_sha256
+from tightframe.rounds.run_state import state_bytes, state_sha256
 from tightframe.rounds.server.record import RunRecord
 from tightframe.rounds.sums.common import (
     Accept,
@@ -115,8 +115,7 @@ class Collector:
             TooFewError: if fewer silos than the job's minimum answer.
             RunError: TF-510 if statistics before the first round could not be opened.
         """
-        state = shared.state
-        broadcast = dict(exchange.phase.broadcast(state))
+        broadcast = dict(exchange.phase.broadcast(shared.state))
         phase = exchange.phase_for(broadcast)
         if exchange.counts_only:
             row, totals = self.collect_counts(transport, exchange, phase, shared)
@@ -128,7 +127,7 @@ class Collector:
             self.unverified()
             self.unverified = None
         cohort = Cohort.of(exchange.round, row.silos, self._record.weights)
-        reading = after_sum(phase, state, totals, cohort)
+        reading = exchange.advance(shared.state, totals, cohort)
         for line in reading.warnings:
             self._log.warning("%s", line)
         row = row.model_copy(update={"training": mean_losses(reading.totals, cohort)})

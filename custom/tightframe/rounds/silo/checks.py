@@ -1,20 +1,18 @@
 """What a silo checks of a request before it reads a record for it, by its job, its plan and its notes.
 
-It answers only the exchange that comes next in the plan, and none that it has passed. A withdrawal begins
-with the state that the job names, and goes on only once it took something out.
+It answers only the exchange that comes next in the plan. A withdrawal begins with the state that the job
+names, and goes on only once it took something out.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 
 from tightframe.config.job import JobConfig
 from tightframe.errors import RunError
-from tightframe.files import write_atomically
-from tightframe.rounds.context import ASKED, SiloContext
+from tightframe.rounds.context import SiloContext
 from tightframe.rounds.notes import WITHDRAWS, Notes, read_sum
-from tightframe.rounds.order import BEFORE, Place, place_of, position
+from tightframe.rounds.order import BEFORE, Place, place_of
 from tightframe.rounds.plan import Exchange, RunPlan
 from tightframe.rounds.sums.common import SEAL
 from tightframe.rounds.withdrawn_list import SUMS
@@ -63,10 +61,10 @@ def check_withdrawal(job: JobConfig, notes: Notes, place: Place, state: str, tot
 def check_order(
     context: SiloContext, plan: RunPlan, exchange: Exchange, state: str, total: Total | None, told: str
 ) -> None:
-    """Refuse an exchange that is not the plan's next one, before a record is read for it; else note it.
+    """Refuse an exchange that is not the plan's next one, before a record is read for it.
 
-    Where the server names a total, its sum says what comes next, and receipts bind it. Else the silo's own
-    notes do: of another sum it opened nothing.
+    Where the server names a total, its sum says what comes next, and receipts bind it; no earlier total is
+    told again once this silo gave shares. Else the silo's own notes do: of another sum it opened nothing.
 
     Args:
         state: SHA-256 (hex) of the state that it rests on.
@@ -78,14 +76,8 @@ def check_order(
     """
     last = place_of(total.sum_id) if total is not None else _noted(context, plan, exchange, state, told)
     allowed = list(plan.after(last))
-    path = context.state_folder / ASKED
-    asked: Place | None = tuple(json.loads(path.read_bytes())) if path.is_file() else None
-    if asked is not None:
-        allowed = [place for place in allowed if position(place) >= position(asked)]
     if exchange.place not in allowed:
         raise _other(exchange, allowed)
-    if exchange.place != asked:
-        write_atomically(path, json.dumps(exchange.place).encode(), mode=0o600)
 
 
 def _noted(context: SiloContext, plan: RunPlan, exchange: Exchange, state: str, told: str) -> Place | None:

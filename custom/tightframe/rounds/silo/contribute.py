@@ -49,14 +49,13 @@ from tightframe.rounds.silo.followed_state import FollowedState
 from tightframe.rounds.silo.own_state import SiloStateStore
 from tightframe.rounds.silo.rehearsal import part_of, rehearse
 from tightframe.rounds.silo.view import LocalSilo, RequestedSum
-from tightframe.rounds.sums.common import SEAL, Check, Encoded
+from tightframe.rounds.sums.common import SEAL, Check, Encoded, Peers
 from tightframe.rounds.sums.release import formed_by
 from tightframe.rounds.unproven import NO_NEEDS, Needs
 from tightframe.rounds.withdrawn_list import note_request
 from tightframe.securesum.messages import SumId, Total
 
 OVER_BOUND = "TF-402"
-NO_RECORDS = Sizes(0.0, 0.0)
 WITHDRAWAL = "withdrawal"
 """Part of the run that a withdrawal's exchanges are a measure of: the first does the most work on records."""
 Result = TypeVar("Result")
@@ -85,26 +84,17 @@ class Contributor:
     def contribute(
         self,
         message: Message,
-        weights: Mapping[str, float],
+        peers: Peers,
         *,
         total: Total | None = None,
-        honest: int = 1,
-        tellers: Mapping[str, int] | None = None,
-        sizes: Sizes = NO_RECORDS,
         check: Check = lambda sum_id, fields, formed: None,
     ) -> Encoded:
         """Answer a request with a term of its sum, computed on this silo's own state of the run.
 
         Args:
             message: of the task ``contribute``.
-            weights: public weights of all silos enrolled.
+            peers: the silos enrolled.
             total: the last one opened; None before the first.
-            honest: s - c, the least number of honest silos in a sum that can be opened; each adds 1/honest
-                of the noise's variance.
-            tellers: number of silos that tell each part of an evaluation, in a secure sum; None in a plain
-                one, where the server sees each term.
-            sizes: numbers of records, of which enough must stand behind products of features; in a plain sum,
-                of which the server sees each term, this silo's alone.
             check: refuses another sum than the request's, and sums of other features or of other classes'
                 records than before, before anything is done for it.
 
@@ -112,7 +102,7 @@ class Contributor:
             NeedsStateError, RunError: as ``FollowedState.advance``.
             PolicyError: TF-625 if too few records stand behind a sum of products.
         """
-        context, job = self._context, self._context.job
+        context, job, weights = self._context, self._context.job, peers.weights
         exchange = self._setup.plan.find(message["kind"], message["round"], message["phase"])
         notes = Notes.read(context.state_folder)
         checks.check_withdrawal(job, notes, exchange.place, message["state"], total)
@@ -127,24 +117,18 @@ class Contributor:
         formed = formed_by(self._setup, phase.schema, received, state.model)
         check(sum_id, specs, formed)
         seen = self._own_values(exchange) if job.summation == "plain" else None
-        product_rule.check_sum(context.policy, self._setup, phase.schema, state, sizes, seen)
+        product_rule.check_sum(context.policy, self._setup, phase.schema, state, peers.sizes, seen)
         self._check_own_withdrawal(exchange, state)
         proven = follows and notes.have_total(total)
         note_request(context, (exchange.kind, exchange.index), asked=CLEARED in state.extra, proven=proven)
         self._settle(message, total)
         needs = Needs.of(context, message["state"], total)
-        few = (*told_by_few(job, tellers), *withheld(state))
-        if (
-            total is not None
-            and place_of(total.sum_id)[0] == STATISTICS
-            and context.name not in total.survivors
-        ):
-            moments.forget(context)
-        silo = self._silo(exchange, message, weights, honest, few, needs, state.extra.get(POOLED))
+        few = (*told_by_few(job, peers.tellers), *withheld(state))
+        moments.settle(context, total)
+        silo = self._silo(exchange, message, peers, few, needs, state.extra.get(POOLED))
         if job.local_baseline_epochs and job.withdraw is None and self._setup.plan.starts(exchange):
             own = NO_NEEDS if total is None and follows else needs  # the job's own start is known
-            data = tensor_bytes(state.model, {NEEDS: json.dumps(own.stored())})
-            write_atomically(context.state_folder / START, data, mode=0o600)
+            self._keep_start(state, own)
         # A server could have chosen the state: it is neither the job's own nor verified.
         begins = (exchange.kind, exchange.index) == (BEFORE, 0) and job.withdraw is not None
         chosen = (total is not None or not follows) and not begins  # ``check_withdrawal`` has compared it
@@ -164,6 +148,11 @@ class Contributor:
         encoded = Encoded(sum_id, specs, term, bytes.fromhex(message["state"]), follows, formed)
         own_report.note_sent(context, phase.schema, encoded, at_end=exchange.reported)
         return encoded
+
+    def _keep_start(self, state: ServerState, needs: Needs) -> None:
+        """Keep the model that the run begins with, for the local baseline."""
+        data = tensor_bytes(state.model, {NEEDS: json.dumps(needs.stored())})
+        write_atomically(self._context.state_folder / START, data, mode=0o600)
 
     def _check_own_withdrawal(self, exchange: Exchange, state: ServerState) -> None:
         """Refuse classes and sums of withdrawn records whose numbers this silo has said to be too few.
@@ -306,18 +295,17 @@ class Contributor:
         self,
         exchange: Exchange,
         message: Message,
-        weights: Mapping[str, float],
-        honest: int,
+        peers: Peers,
         few: Sequence[str],
         needs: Needs = NO_NEEDS,
         pooled: torch.Tensor | None = None,
     ) -> LocalSilo:
         """Return this silo's view for an exchange; under privacy, training uses one that charges releases."""
-        context, job, cohort = self._context, self._context.job, sorted(weights)
+        context, job, cohort = self._context, self._context.job, sorted(peers.weights)
         left_out = (*context.untold(), *few)
         lost = dropouts.read(message.get("lost"), cohort, job.rounds)
         requested = RequestedSum(
-            cohort, honest, left_out, lost, needs, weights.get(context.name, math.inf), pooled
+            cohort, peers.honest, left_out, lost, needs, peers.weights.get(context.name, math.inf), pooled
         )
         view = (context, self._setup, self._device, exchange.stream, requested)
         released = any(map(is_frozen_sum, exchange.phase.schema.fields))
@@ -351,24 +339,14 @@ class Contributor:
         requested = RequestedSum((self._context.name,))
         PrivateSilo(self._context, self._setup, self._device, 0, requested).check_budget()
 
-    def follow(
-        self,
-        message: Message,
-        weights: Mapping[str, float],
-        total: Total | None,
-        check: Check = lambda sum_id, fields, formed: None,
-    ) -> Encoded:
-        """Compute the run's state without training, for an exchange that only checks the last total.
+    def seal(self, message: Message, peers: Peers, *, total: Total | None, check: Check) -> Encoded:
+        """Answer a request that only has the last total verified: its term is empty, and needs no training.
 
-        Args:
-            message: of the task ``contribute``.
-            weights: public weights of all silos enrolled.
-            total: the last one opened.
-            check: as for ``contribute``.
+        The arguments are those of ``contribute``.
         """
         if total is not None:
             self._setup.plan.find(*place_of(total.sum_id))
-        _, follows = self._followed.advance(message, total, weights)
+        _, follows = self._followed.advance(message, total, peers.weights)
         sum_id = SumId.of(SEAL, message["round"], message["phase"], message["attempt"])
         check(sum_id, (), {})
         if total is not None:

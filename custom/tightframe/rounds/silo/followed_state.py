@@ -13,13 +13,14 @@ from tightframe.errors import RunError, TightframeError
 from tightframe.files import write_atomically
 from tightframe.learning.model_update import shared_template
 from tightframe.models.frozen import HEAD, is_frozen
-from tightframe.phases import ServerState
+from tightframe.phases import Cohort, ServerState
+from tightframe.rounds import codec
 from tightframe.rounds.context import FOLLOWED, PRETRAINED, Message
 from tightframe.rounds.job_checks import STANDARDISE_MEAN, STANDARDISE_STD
 from tightframe.rounds.notes import Notes
+from tightframe.rounds.order import place_of
 from tightframe.rounds.run_state import (
     differences,
-    next_state,
     read_state,
     start_state,
     state_bytes,
@@ -313,6 +314,29 @@ class FollowedState:
                 f"{', '.join(problems[:5])}: nothing was trained on it.",
                 code="TF-518",
             )
+
+
+def next_state(
+    setup: JobSetup, state: ServerState, total: Total, weights: Mapping[str, float]
+) -> ServerState:
+    """Return the state after an exchange.
+
+    Args:
+        state: before the exchange.
+        total: as opened.
+        weights: public weights of all enrolled silos.
+
+    Raises:
+        RunError: TF-505 if the job plans no such exchange, or a survivor is not enrolled.
+        ContributionError: TF-403 if the total does not have the size of the exchange's schema.
+    """
+    exchange = setup.plan.find(*place_of(total.sum_id))
+    if strangers := sorted(set(total.survivors) - set(weights)):
+        raise RunError(
+            f"Expected a total of enrolled silos, but it is of {strangers[:3]}, which are not.", code="TF-505"
+        )
+    integers = codec.integer_totals(exchange.phase_for(exchange.phase.broadcast(state)).schema, total.groups)
+    return exchange.advance(state, integers, Cohort.of(exchange.round, total.survivors, weights)).state
 
 
 def _passed() -> RunError:

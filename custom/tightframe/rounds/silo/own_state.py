@@ -19,7 +19,6 @@ from tightframe.errors import RunError
 from tightframe.files import write_atomically
 from tightframe.phases import Tensors
 from tightframe.rounds.context import (
-    ASKED,
     BEFORE_REQUEST,
     COMMITTED,
     DECLARATION,
@@ -76,7 +75,7 @@ def begin(context: SiloContext) -> None:
             # The salt is not copied, so that no two jobs repeat a silo's updates bit for bit.
             again = () if job.resume is not None else (NAMES, PROPOSED, START)
             left_out = shutil.ignore_patterns(
-                *(SALT, DECLARATION, RUN, FOLLOWED, LIST, LIST_LOCK, TOLD, ASKED, f"{REHEARSAL}*"),
+                *(SALT, DECLARATION, RUN, FOLLOWED, LIST, LIST_LOCK, TOLD, f"{REHEARSAL}*"),
                 f"{BEFORE_REQUEST}*",
                 *again,
             )

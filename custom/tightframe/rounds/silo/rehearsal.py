@@ -26,7 +26,6 @@ from tightframe.rounds.context import REHEARSAL, SiloContext
 from tightframe.rounds.feature_folders import delete_left
 from tightframe.rounds.plan import BEFORE, STATISTICS, Exchange
 from tightframe.rounds.privacy_plan import is_frozen_sum
-from tightframe.rounds.run_state import after_sum
 from tightframe.rounds.setup import JobSetup, prepare
 from tightframe.rounds.silo.budget import Budget
 from tightframe.rounds.silo.own_state import SiloStateStore
@@ -138,7 +137,7 @@ class _Rehearsal:
             copies.add(name, term)
         weight = float(len(self._context.data.labels("train")))
         everyone = Cohort(exchange.round, dict.fromkeys(cohort, weight), weight)
-        self._state = after_sum(phase, state, copies.open(), everyone).state
+        self._state = exchange.advance(state, copies.open(), everyone).state
 
     def _silo(self, exchange: Exchange) -> LocalSilo:
         view = (self._context, self._setup, self._device, exchange.stream, self._requested)

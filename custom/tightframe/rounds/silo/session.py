@@ -6,7 +6,6 @@ the silo's own log. Only tasks that train import torch.
 
 from __future__ import annotations
 
-import errno
 import math
 import time
 from collections.abc import Mapping
@@ -15,17 +14,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tightframe import __version__
-from tightframe.config.site import check_record_options, check_training_loop, dataset_of
+from tightframe.config.site import check_given_model, check_record_options, check_training_loop, dataset_of
 from tightframe.data.base import check_form, class_counts, count_table, own_labels
 from tightframe.data.withdrawn import find, read_file
-from tightframe.errors import DataError, JobError, RunError, TightframeError, outside_code
+from tightframe.errors import DataError, JobError, RunError
 from tightframe.files import write_atomically
 from tightframe.learning.products import Sizes
 from tightframe.rounds import unproven
 from tightframe.rounds.context import DECLARATION, NEEDS_STATE, Message, SiloContext
 from tightframe.rounds.silo import own_state, requests
 from tightframe.rounds.silo.own_state import NeedsStateError
-from tightframe.rounds.sums.common import SEAL, SECURE, Check, Encoded
+from tightframe.rounds.sums.common import SEAL, SECURE, Check, Encoded, Peers
 from tightframe.rounds.sums.declaration import Declaration, applied_weights, public_weight
 from tightframe.rounds.sums.secure_silo import SecureSite, Train
 from tightframe.securesum.messages import Total
@@ -92,6 +91,7 @@ class SiloSession:
         self.context.policy.check(self.context.job, submitter=self.context.submitter)
         check_record_options(self.context.job, self.context.site, self.context.policy)
         check_training_loop(self.context.job, self.context.site, self.context.policy)
+        check_given_model(self.context.job, self.context.site, self.context.policy)
         requests.check(task, message, self.context.name, secure=self._secure is not None)
         if task == "enroll":
             return self._enroll(message)
@@ -167,6 +167,9 @@ class SiloSession:
             count_table(dict(zip(spec.class_names, counts.tolist(), strict=True))),
         )
         log.info("%s: policy %s", name, policy.name())
+        if (given := context.job.initial_model_sha256) is not None:
+            accepted = context.site.accepted_models.get(given, "not asked about here")
+            log.info("%s: the model with SHA-256 %s was given: %s", name, given, accepted)
         if context.draws_batches:
             size = context.training.batch_size
             log.info(
@@ -219,18 +222,12 @@ class SiloSession:
         try:
             if self._secure is None:
                 weights, last = self._plain_weights(message.get("declared")), message["total"]
+                peers = Peers(weights, sizes=Sizes(self._declare(again=True).weight, 0.0))
                 total = Total.from_bytes(last) if last else None
-                alone = Sizes(self._declare(again=True).weight, 0.0)
-                made = self._training().contribute(message, weights, total=total, sizes=alone)
-                return {"term": dict(made.term)}
-            return {
-                SECURE: self._secure.contribute(
-                    message.get(SECURE),
-                    message["state"],
-                    self._term(message),
-                    lambda: self._training().setup,
-                )
-            }
+                return {"term": dict(self._training().contribute(message, peers, total=total).term)}
+
+            state, setup = message["state"], lambda: self._training().setup
+            return {SECURE: self._secure.contribute(message.get(SECURE), state, self._term(message), setup)}
         except NeedsStateError:
             self.context.log.info("%s: asks the server for the state of the run", self.context.name)
             return {NEEDS_STATE: True}
@@ -245,23 +242,12 @@ class SiloSession:
         return self._training().evaluations if self.context.limits_evaluations else None
 
     def _term(self, message: Message) -> Train:
-        """Return what makes the term of a secure sum; that of a seal is empty, and needs no training."""
+        """Return what makes the term of a secure sum, by a process that trains."""
 
-        def train(
-            weights: Mapping[str, float],
-            honest: int,
-            tellers: Mapping[str, int],
-            sizes: Sizes,
-            *,
-            total: Total | None,
-            check: Check,
-        ) -> Encoded:
-            training = self._training()
-            if message["kind"] == SEAL:
-                return training.follow(message, weights, total, check)
-            return training.contribute(
-                message, weights, total=total, honest=honest, tellers=tellers, sizes=sizes, check=check
-            )
+        def train(peers: Peers, *, total: Total | None, check: Check) -> Encoded:
+            contributor = self._training()
+            make = contributor.seal if message["kind"] == SEAL else contributor.contribute
+            return make(message, peers, total=total, check=check)
 
         return train
 
@@ -316,14 +302,3 @@ class SiloSession:
 def _next_whole(arrived: float, grid: float) -> float:
     """Return the next time that is a whole number of ``grid`` seconds after a request came."""
     return arrived + grid * math.ceil((time.monotonic() - arrived) / grid)
-
-
-FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
-"""System errors of a file that cannot grow: disk full, quota, size limit, or a read-only file system."""
-
-
-def failure_code(error: BaseException) -> str:
-    """Return all that may leave the silo of an error: its documented code; TF-503 for any other error."""
-    if isinstance(error, OSError) and error.errno in FULL:
-        return "TF-512"
-    return outside_code(error.code if isinstance(error, TightframeError) else None)

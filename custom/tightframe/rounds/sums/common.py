@@ -9,6 +9,7 @@ from typing import Protocol, TypeAlias
 
 from tightframe.config.job import JobConfig
 from tightframe.errors import LATE, REASONS, RunError, SecureSumError
+from tightframe.learning.products import Sizes
 from tightframe.phases import Schema
 from tightframe.results.parts.dropouts import WHERE
 from tightframe.results.words import sentence
@@ -47,6 +48,29 @@ Formed: TypeAlias = Mapping[str, tuple[str, ...]]
 """How a term is formed, as far as the run's state decides and not the job, by name in the release profile."""
 Check: TypeAlias = Callable[[SumId, tuple[FieldSpec, ...], Formed], None]
 """Refuses a term whose sum or fields were not asked for, or which is formed in another way than before."""
+
+
+NO_RECORDS = Sizes(0.0, 0.0)
+
+
+@dataclass(frozen=True)
+class Peers:
+    """What a silo's term takes from the silos enrolled.
+
+    Attributes:
+        weights: their public weights, as sums apply them.
+        honest: s - c, the least number of honest silos in a sum that can be opened; each adds 1/honest of
+            the noise's variance.
+        tellers: number of silos that tell each part of an evaluation, in a secure sum; None in a plain one,
+            where the server sees each term.
+        sizes: numbers of records, of which enough must stand behind products of features; in a plain sum, of
+            which the server sees each term, this silo's alone.
+    """
+
+    weights: Mapping[str, float]
+    honest: int = 1
+    tellers: Mapping[str, int] | None = None
+    sizes: Sizes = NO_RECORDS
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,15 @@ from tightframe.rounds import unsent
 from tightframe.rounds.context import SiloContext
 from tightframe.rounds.notes import note_verified
 from tightframe.rounds.order import place_of
-from tightframe.rounds.sums.common import OUT_OF_BUDGET, Check, Encoded, Formed, minimum, package_errors
+from tightframe.rounds.sums.common import (
+    OUT_OF_BUDGET,
+    Check,
+    Encoded,
+    Formed,
+    Peers,
+    minimum,
+    package_errors,
+)
 from tightframe.rounds.sums.declaration import Declaration, applied_weights, tellers
 from tightframe.rounds.sums.transcripts import SiteRecord
 from tightframe.rounds.sums.vault import Vault
@@ -43,16 +51,7 @@ class _Declare(Protocol):
 class Train(Protocol):
     """Makes a term."""
 
-    def __call__(
-        self,
-        weights: Mapping[str, float],
-        honest: int,
-        tellers: Mapping[str, int],
-        sizes: Sizes,
-        *,
-        total: messages.Total | None,
-        check: Check,
-    ) -> Encoded:
+    def __call__(self, peers: Peers, *, total: messages.Total | None, check: Check) -> Encoded:
         """Return the term; the arguments are those of ``Contributor.contribute``."""
 
 
@@ -219,10 +218,8 @@ class SecureSite:
         Args:
             raw: bytes of ``TermRequest``.
             state: SHA-256 (hex) of the run's state that the server names; a repeated request names the same.
-            train: makes the term from the public weights of all silos, from s - c, the least number of
-                honest silos in a sum that can be opened, from the number of silos that evaluate each fold,
-                from the declared numbers of records, and from the total that the request rests on, which is
-                not verified yet.
+            train: makes the term from what all silos declare, and from the total that the request rests on,
+                which is not verified yet.
             setup: plans the job's sums.
         """
         named = bytes.fromhex(state)
@@ -243,12 +240,15 @@ class SecureSite:
                 self._undo_unsent(key)
                 unsent.keep(self._context.state_folder, request.sum_id, key)
             declared = _declared(self._ready())
-            weights = applied_weights(declared, self._context.job.max_weight_share)
             profile = self._profile(setup, declared)
             self._check_profile(profile)
-            # By parameters that are the job's own: this silo gives no share for a smaller sum.
-            honest = rules.honest_sites(rules.minimum_survivors(params), params.colluders)
-
+            peers = Peers(
+                applied_weights(declared, self._context.job.max_weight_share),
+                # By parameters that are the job's own: this silo gives no share for a smaller sum.
+                rules.honest_sites(rules.minimum_survivors(params), params.colluders),
+                tellers(declared.values()),
+                _sizes(declared, params.colluders),
+            )
             checked: list[tuple[Confirmed | Established, Established]] = []
 
             def check(sum_id: messages.SumId, fields: tuple[messages.FieldSpec, ...], formed: Formed) -> None:
@@ -261,8 +261,7 @@ class SecureSite:
                 if formed:
                     self._check_profile(_with_formed(profile, formed))
 
-            sizes = _sizes(declared, params.colluders)
-            encoded = train(weights, honest, tellers(declared.values()), sizes, total=total, check=check)
+            encoded = train(peers, total=total, check=check)
             first = total is None
             del total  # as large as a model; the request has it
             with self._vault.locked() as history:

@@ -327,6 +327,17 @@ def test_a_job_is_held_against_the_way_in_which_sums_were_formed(
     assert problem.endswith(f"To decide: tightframe site release accept -c {hospital} --job {other}")
 
 
+def test_a_given_model_is_refused_until_a_person_accepts_it(
+    hospital: Path, job_folder: Callable[..., Path]
+) -> None:
+    given = job_folder(initial_model_sha256="a" * 64)
+    (text,) = _refused(hospital, given)
+    assert text.startswith(f"TF-626: given_models: the job asks for the given model {'a' * 64}")
+    assert "tightframe site model accept" in text
+    _change(hospital, accepted_models={"a" * 64: "its makers; accepted by M."})
+    assert _refused(hospital, given) == []
+
+
 def test_a_journal_that_cannot_be_read_is_the_sites_to_mend(
     hospital: Path, job_folder: Callable[..., Path]
 ) -> None:
