@@ -1,7 +1,7 @@
 """Exact evaluations are equations on the test records, and those of several jobs add up.
 
-Whoever reads the totals solves them (``tests/rounds/test_evaluation_bits.py``); whoever steers the model reads
-one record's values out of twenty. So each hospital counts, and remembers, what it has told.
+Whoever reads the totals solves them (``tests/rounds/test_evaluation_bits.py``); whoever steers the model
+reads one record's values out of twenty. So each hospital counts, and remembers, what it has told.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def test_jobs_that_differ_in_the_seed_add_up_and_a_new_process_remembers(
     first = federation(hospitals, tmp_path, "job-a")
     run(first)
     told = journal(first).evaluated("hearts")
-    assert told.models == 2 and min(told) > 0, "the start, and the last model"
+    assert told[0] == 2 and min(told) > 0, "the start, and the last model"
     # Each federation has hospitals of its own processes, over the same folders.
     other = Federation({"rounds": 1, "seed": 1}, hospitals, state=tmp_path, job_id="job-b", policy=FEW)
     said = refused(other)
@@ -76,7 +76,7 @@ def test_a_person_accepts_the_evaluations_of_one_run(hospitals: dict[str, Record
     run(again)
     refused(federation(hospitals, tmp_path, "job-c"))
     found = journal(again)
-    assert found.evaluated("hearts").models == 4
+    assert found.evaluated("hearts")[0] == 4
 
 
 def test_two_jobs_set_up_at_once_tell_no_more_than_one_after_the_other(
@@ -89,7 +89,7 @@ def test_two_jobs_set_up_at_once_tell_no_more_than_one_after_the_other(
     with pytest.raises(SecureSumError) as caught:
         other.sum("closing", 1)
     assert caught.value.code == "TF-627"
-    assert journal(one).evaluated("hearts").models == 3
+    assert journal(one).evaluated("hearts")[0] == 3
 
 
 def test_bits_of_small_folds_run_out_before_models_do(hospitals: dict[str, Records], tmp_path: Path) -> None:

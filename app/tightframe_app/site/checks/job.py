@@ -251,13 +251,15 @@ def _evaluations(context: SiloContext, setup: JobSetup, area: str, scope: Scope)
         yield Finding(area, "note", f"{name}: exact evaluations not checked, because that needs its records")
         return
     try:
-        checked = check_evaluations(context, setup, _journal(context, scope))
+        kept = _journal(context, scope)
+    except (LedgerError, TamperError, OSError, TightframeError):
+        return  # reported with the cohort
+    try:
+        checked = check_evaluations(context, setup, kept)
     except SecureSumError as error:
         hint = "" if scope.folder is None else f" To decide: {_accept(scope)} --evaluations"
         yield Finding(area, "problem", f"{error}{hint}", of_job=error.code == "TF-627")
         return
-    except (LedgerError, TamperError, OSError):
-        return  # reported with the cohort
     except TightframeError as error:
         yield Finding(area, "problem", str(error))
         return

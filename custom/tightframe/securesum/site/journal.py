@@ -600,20 +600,19 @@ class History:
             found=f"{'a new combination of these' if together else 'another'} ({found})",
         )
 
-    def evaluated(self, dataset: str) -> Most:
-        """Return what all jobs have told of a data set's evaluated records."""
+    def evaluated(self, dataset: str) -> tuple[int, int, int]:
+        """Return what all jobs have told of a data set's evaluated records: models, bits of each fold."""
         told = self._evaluated.get(dataset, {}).values()
-        return Most(*(sum(getattr(each, name) for each in told) for name in Most._fields))
+        return (
+            sum(each.models for each in told),
+            sum(each.validation for each in told),
+            sum(each.test for each in told),
+        )
 
     def left(self, dataset: str, most: Most) -> Most:
         """Return what is left of a site's limits."""
-        before = self.evaluated(dataset)
-        return Most(
-            *(
-                None if limit is None else max(0, limit - (told or 0))
-                for limit, told in zip(most, before, strict=True)
-            )
-        )
+        limits = zip(most, self.evaluated(dataset), strict=True)
+        return Most(*(None if limit is None else max(0, limit - told) for limit, told in limits))
 
     def check_evaluations(self, wanted: Evaluated, most: Most) -> None:
         """Check that what a job tells, with what earlier ones told, is within a site's limits, or accepted.
@@ -636,8 +635,8 @@ class History:
         now = (wanted.models, wanted.validation, wanted.test)
         over = [
             place
-            for place, number in enumerate(now)
-            if number > (number if left[place] is None else left[place] or 0)
+            for place, (number, limit) in enumerate(zip(now, left, strict=True))
+            if limit is not None and number > limit
         ]
         if over:
             raise EvaluationsError(
