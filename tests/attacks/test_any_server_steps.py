@@ -114,6 +114,13 @@ def test_who_gives_no_shares_twice_still_uses_its_own_training(tmp_path: Path) -
     personal = ask(server, server.names)
     reveal(server, personal, server.names)
     assert personal.asked[GONE].own == closing.asked[GONE].own != b""
+    # Its shares verified the closing's total, and with it what that rests on: so it counts behind that, too.
+    server.honest_sum(SEAL, {})
+    assert server.resume(*server.resumable())
+    server.honest_sum("train", {GONE: "contribute"})
+    again = ask(server, server.names)
+    reveal(server, again, server.names)
+    assert again.asked[GONE].own == personal.asked[GONE].own
 
 
 def test_a_seal_does_not_say_which_exchange_a_state_is_for(tmp_path: Path) -> None:

@@ -149,3 +149,19 @@ def test_the_most_is_known_from_a_job() -> None:
     assert most_values((13,), ()) == 13
     assert most_values((600,), (1,) * 600) == most_values((2, 20, 20), ()) == MOST
     assert most_values((108,), (1, 107)) == 2
+
+
+@pytest.mark.parametrize(("wide", "values"), [(1, 12), (4, 12), (40, 3.97), (1e6, 1)])
+def test_columns_that_are_hidden_from_the_model_leave_one(wide: float, values: float) -> None:
+    """By a contract's ranges, or by what a false deviation divides them by.
+
+    Eleven tenths of a spread and one: (1 + 1.1)^2 / (1 + 0.11) = 3.97.
+    """
+    rows = torch.from_numpy(DRAW.normal(size=(300, 12))).float()
+    rows = (rows - rows.mean(0)) / rows.std(0, unbiased=False)
+    hidden = torch.tensor([1.0] + [wide * 0.999] * 11, dtype=torch.float64)
+    labels = torch.zeros(300, dtype=torch.int64)
+    for told, scale in ((rows, hidden), (rows / hidden.float(), torch.ones(12, dtype=torch.float64))):
+        (found,) = record_values.count_values([(told, labels)], 1, [1] * 12, 5, scale=scale).tolist()
+        assert found == pytest.approx(values, rel=0.01)
+    assert record_values.count_values([(told, labels)], 1, [1] * 12, 5).tolist() == [12]

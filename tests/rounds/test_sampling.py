@@ -8,23 +8,24 @@ import pytest
 import torch
 
 from tightframe import federation
-from tightframe.config.job import parse_job
-from tightframe.config.site import open_data
+from tightframe.data.image_sets import open_silos
 from tightframe.errors import JobError
 from tightframe.results.rows import Row
 
-SILOS = [f"site-{number}" for number in range(1, 7)]
+OPTIONS = {"partition": "iid", "silos": 6, "subset": 180, "test_subset": 60, "test": "own"}
+RECORDS = open_silos("digits", **OPTIONS)
+SILOS = list(RECORDS)
 SMALL: dict[str, Any] = {
-    "dataset": "fed_isic2019",
-    "dataset_options": {"image_size": 16},
-    "model_options": {"widths": [8, 8, 8]},
+    "dataset": "digits",
+    "dataset_options": OPTIONS,
+    "model_options": {"widths": [8, 8, 16]},
     "training": {"epochs": 1, "batch_size": 32, "learning_rate": 0.05},
     "summation": "plain",
 }
 
 
 def _run(method: str = "fedavg", *, rounds: int = 4, **values: Any) -> tuple[federation.Result, list[Row]]:
-    result = federation.run(method, SILOS, rounds, min_sites=2, **{**SMALL, "seed": 5, **values})
+    result = federation.run(method, RECORDS, rounds, min_sites=2, **{**SMALL, "seed": 5, **values})
     return result, [row for row in result.outcome.rows if row.kind == "train"]
 
 
@@ -52,22 +53,10 @@ def test_the_draw_is_the_seeds_alone() -> None:
 def test_a_round_is_the_mean_over_the_silos_drawn() -> None:
     one_each = {**SMALL, "seed": 5, "weights": "uniform"}
     sampled, rows = _run(sites_per_round=2, rounds=1, weights="uniform")
-    everyone = federation.run("fedavg", SILOS, 1, min_sites=6, **one_each)
-    job = parse_job(
-        {
-            "job_name": "x",
-            "method": "fedavg",
-            "sites": SILOS,
-            "min_sites": 6,
-            "rounds": 1,
-            "model": "small_cnn",
-            **one_each,
-        }
-    )
+    everyone = federation.run("fedavg", RECORDS, 1, min_sites=6, **one_each)
     # With its records in a run of its own, a silo has the same start and the same random streams.
     alone = [
-        federation.run("fedavg", {site: open_data(job, site, None)}, 1, **one_each).state.model
-        for site in rows[0].silos
+        federation.run("fedavg", {site: RECORDS[site]}, 1, **one_each).state.model for site in rows[0].silos
     ]
     for name, value in sampled.state.model.items():
         torch.testing.assert_close(value, (alone[0][name] + alone[1][name]) / 2, rtol=0, atol=1e-6)
@@ -99,5 +88,5 @@ def test_every_method_goes_on_with_silos_that_come_and_go(method: str) -> None:
 def test_what_does_not_fit_is_refused_before_anything_runs(values: dict[str, Any], words: str) -> None:
     asked = {**SMALL, "sites_per_round": 2, "min_sites": 2, **values}
     with pytest.raises(JobError) as caught:
-        federation.run("fedavg", SILOS, 1, **asked)
+        federation.run("fedavg", RECORDS, 1, **asked)
     assert words in str(caught.value)

@@ -18,7 +18,7 @@ from torch import nn
 
 from tightframe.learning.stages import FitReport
 from tightframe.models.frozen import HEAD, is_frozen
-from tightframe.phases import Cohort, Field, Setting, Tensors, Totals
+from tightframe.phases import Cohort, Field, ServerState, Setting, Tensors, Totals
 
 BROADCAST = "model/"
 UPDATE = "update/"
@@ -69,6 +69,11 @@ def initial_model(setting: Setting, seed: int) -> dict[str, torch.Tensor]:
 def broadcast_model(model: Tensors) -> dict[str, torch.Tensor]:
     """Return the model's tensors as a broadcast names them: ``model/<name>``."""
     return {BROADCAST + name: tensor for name, tensor in model.items()}
+
+
+def broadcast_of(state: ServerState) -> dict[str, torch.Tensor]:
+    """Return the broadcast of a phase whose silos need the model, and nothing else of the state."""
+    return broadcast_model(state.model)
 
 
 def received_model(broadcast: Tensors) -> dict[str, torch.Tensor]:

@@ -179,7 +179,7 @@ def after(setting: Setting) -> tuple[Phase, ...]:
     calibration = Phase(
         "moments",
         phases.Schema((counts, sums, products, *records)),
-        _broadcast,
+        model_update.broadcast_of,
         tell_moments,
         lambda state, totals, cohort: state if cohort.failed else update(setting, state, totals),
         _read,
@@ -205,10 +205,6 @@ def _read(state: ServerState, totals: Totals, cohort: Cohort) -> phases.Reading:
 def _of_other_records(totals: Totals) -> bool:
     """Check whether the products of all classes are of other records than the sums by class."""
     return RECORDS in totals and abs(float(totals[RECORDS]) - float(totals[COUNTS].sum())) >= 0.5
-
-
-def _broadcast(state: ServerState) -> Tensors:
-    return model_update.broadcast_model(state.model)
 
 
 def tell_moments(silo: SiloView, broadcast: Tensors, state: Tensors) -> Contribution:

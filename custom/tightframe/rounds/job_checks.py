@@ -103,9 +103,7 @@ def _encoder(setup: JobSetup) -> list[str]:
             problems.append(f"encoder: {name} is frozen, but {method.name} {method.needs_encoder}")
         elif not model_update.trained_parameters(model):
             problems.append(f"encoder: {name} is frozen, and {method.name}'s head has nothing that trains")
-        fixed = {key for key in model.state_dict() if not key.startswith(HEAD)}
-        drawn = fixed - {STANDARDISE_MEAN, STANDARDISE_STD}
-        if job.encoder == "frozen" and drawn and job.initial_model_sha256 is None:
+        if job.encoder == "frozen" and own_tensors(model.state_dict()) and job.initial_model_sha256 is None:
             problems.append(
                 f"encoder: Expected a pretrained start (`initial_model_sha256`) for a frozen {name}, whose "
                 "weights are random without it; name one, or set `encoder` to 'random' if that is wanted"
@@ -113,6 +111,12 @@ def _encoder(setup: JobSetup) -> list[str]:
     if job.encoder == "random" and job.initial_model_sha256 is not None:
         problems.append("encoder: Expected 'frozen' with a pretrained start, but got 'random'")
     return list(dict.fromkeys(problems))
+
+
+def own_tensors(names: Iterable[str]) -> set[str]:
+    """Return the names of an encoder's own tensors: all but the head's, and moments, which totals give."""
+    moments = {STANDARDISE_MEAN, STANDARDISE_STD}
+    return {name for name in names if not name.startswith(HEAD)} - moments
 
 
 def _start(setup: JobSetup) -> list[str]:

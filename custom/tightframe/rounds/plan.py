@@ -153,6 +153,8 @@ class RunPlan:
 
     def __init__(self, setup: JobSetup) -> None:
         self._setup, self._job = setup, setup.job
+        # The same exchanges are looked up several times a request; a long run's are not all kept.
+        self._lately = functools.lru_cache(maxsize=16)(self._at)
 
     def __iter__(self) -> Iterator[Exchange]:
         """Yield the exchanges in order, except those of the jobs that this one continues."""
@@ -178,6 +180,9 @@ class RunPlan:
 
     def at(self, kind: str, number: int) -> tuple[Exchange, ...]:
         """Return the exchanges of a kind in a round; empty if the job has none."""
+        return self._lately(kind, number)
+
+    def _at(self, kind: str, number: int) -> tuple[Exchange, ...]:
         job = self._job
         first, last = {
             TRAIN: (job.done + 1, job.rounds),

@@ -77,8 +77,8 @@ def test_the_histogram_counts_the_silos_own_norms(
 @pytest.mark.whole
 @pytest.mark.parametrize("method", ["fedavg", "fedmr", "fednova", "feddyn", "fedbabu"])
 def test_a_norm_that_does_not_bind_changes_no_bit_of_the_model(method: str, tmp_path: Path) -> None:
-    without, _ = run(plain(method=method, update_norm=None), tmp_path / "without")
-    within, _ = run(plain(method=method), tmp_path / "with")
+    without, _ = run(plain(method=method, update_norm=None, summation="plain"), tmp_path / "without")
+    within, _ = run(plain(method=method, summation="plain"), tmp_path / "with")
     assert without.state.model.keys() == within.state.model.keys()
     for name, item in without.state.model.items():
         assert torch.equal(item, within.state.model[name]), name

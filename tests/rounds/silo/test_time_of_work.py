@@ -156,7 +156,7 @@ def test_what_comes_before_the_rounds_has_a_floor_too(tmp_path: Path, spy: Spy) 
 def test_a_withdrawal_that_did_not_begin_with_this_silo_is_refused(tmp_path: Path) -> None:
     context = context_of(tmp_path, **{**FROZEN, "encoder": "random"})
     silo = Contributor(context)
-    view = silo._silo(silo.setup.plan.round(1)[0], {}, WEIGHTS, 1, ())
+    view = silo._silo(silo.setup.plan.round(1)[0], {}, Peers(WEIGHTS), ServerState({}))
     with pytest.raises(RunError, match="first exchange of the withdrawal") as caught:
         silo._measure(WITHDRAWAL, view, {})
     assert caught.value.code == "TF-523"

@@ -276,6 +276,7 @@ class AnyServer:
         self.good = {self.state}  # states that follow from the job and from verified totals
         self.claims: dict[str, list[str]] = {}  # sums that it says were opened
         self.made: dict[bytes, Made] = {}  # a silo's own state -> what it was trained from
+        self.counted: set[bytes] = set()  # those with which silos gave shares
         self.after = {self.state: 0}  # state -> the step that it follows from
         self.follows: dict[str, str] = {}  # state -> the one before
         self.known = {self.state: 0}  # verified state -> the step that it follows from
@@ -811,9 +812,8 @@ class AnyServer:
         if own:
             made, total = self.made[own], asked.total
             place = made.epoch, made.slot
-            counts = name in self.epochs[made.epoch].slots[made.slot].given or place in self.verified.get(
-                name, ()
-            )
+            counts = name in self.epochs[made.epoch].slots[made.slot].given
+            counts = counts or place in self.verified.get(name, ()) or own in self.counted
             if total is not None and name in total.survivors:
                 counts = counts or place == (epoch.params.epoch, total.slot)
                 # A term that trained nothing was made with it: who opened its sum has verified that.
@@ -821,6 +821,7 @@ class AnyServer:
                 ends = self.line.step(source.sum_id) > self.line.last
                 counts = counts or (ends and source.own == own)
             assert counts, "an own state of a sum for which it gave no shares"
+            self.counted.add(own)
         self._check_made(own)
 
     def _check_made(self, own: bytes) -> None:

@@ -318,9 +318,8 @@ class _Contributor(Contributor):
         exchange: Exchange,
         message: Message,
         peers: Peers,
-        few: Any,
+        state: Any,
         needs: unproven.Needs = unproven.NO_NEEDS,
-        *others: Any,
     ) -> Any:
         sum_id = SumId.of(exchange.kind, exchange.round, exchange.index, message["attempt"])
         return SimpleNamespace(

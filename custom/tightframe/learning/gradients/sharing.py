@@ -120,10 +120,7 @@ def gradient_phase(
         scale = 1.0 if private else SCALE
         return descend(optimizer, state, mean_gradients(totals, divisor, scale), totals, cohort)
 
-    def broadcast(state: ServerState) -> Tensors:
-        return model_update.broadcast_model(state.model)
-
-    return Phase("gradient", schema, broadcast, contribute, update)
+    return Phase("gradient", schema, model_update.broadcast_of, contribute, update)
 
 
 def mean_gradients(totals: Totals, divisor: float, scale: float = SCALE) -> dict[str, torch.Tensor]:

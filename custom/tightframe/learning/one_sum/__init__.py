@@ -184,7 +184,7 @@ def sums_phase(setting: Setting, solve: Solve, *, products: bool, start: bool) -
         known = found.known.to(torch.uint8)
         return state.evolve(model=model, extra={**state.extra, KNOWN: known})
 
-    return Phase("sums", schema, broadcast_model, contribute, update)
+    return Phase("sums", schema, model_update.broadcast_of, contribute, update)
 
 
 def release_phase(
@@ -220,12 +220,7 @@ def release_phase(
         model = with_head(state.model, weight / (scale * radius), bias)
         return state.evolve(model=model, extra={**state.extra, KNOWN: known.to(torch.uint8)})
 
-    return Phase("release", schema, broadcast_model, contribute, update)
-
-
-def broadcast_model(state: ServerState) -> Tensors:
-    """Return the model."""
-    return model_update.broadcast_model(state.model)
+    return Phase("release", schema, model_update.broadcast_of, contribute, update)
 
 
 def solved(setting: Setting, solve: Solve, state: ServerState, totals: Totals) -> ServerState:

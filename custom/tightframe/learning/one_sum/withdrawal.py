@@ -229,10 +229,7 @@ def _asked(withdrawal: Withdrawal, *, products: bool) -> Phase:
         flags = torch.tensor(few, dtype=torch.uint8)
         return state.evolve(extra={**state.extra, ASKED: _as_bytes(withdrawal.start), WITHHELD: flags})
 
-    def broadcast(state: ServerState) -> Tensors:
-        return model_update.broadcast_model(state.model)
-
-    return Phase("asked", Schema(fields), broadcast, contribute, update)
+    return Phase("asked", Schema(fields), model_update.broadcast_of, contribute, update)
 
 
 def _classes(classes: int, withdrawal: Withdrawal) -> Phase:

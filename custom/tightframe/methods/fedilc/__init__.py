@@ -222,7 +222,7 @@ def plan(setting: Setting, round: int, rounds: int) -> tuple[Phase, ...]:
     if together:
         return (gradient,)
     schema = phases.Schema(variances)
-    return (Phase("fishr", schema, broadcast_model, contribute_variance, update_variance), gradient)
+    return (Phase("fishr", schema, model_update.broadcast_of, contribute_variance, update_variance), gradient)
 
 
 def _check(setting: Setting) -> None:
@@ -256,15 +256,10 @@ def _gradient_fields(setting: Setting, template: nn.Module, fishr: bool) -> tupl
 # ---------------------------------------------------------------- at a silo
 
 
-def broadcast_model(state: ServerState) -> Tensors:
-    """Return the global model, as ``model/<name>``."""
-    return model_update.broadcast_model(state.model)
-
-
 def broadcast_gradient(state: ServerState) -> Tensors:
     """Return the global model, and vbar with the number of silos behind it, where there is one."""
     mean = {name: state.extra[name] for name in (MEAN, SILOS) if name in state.extra}
-    return {**broadcast_model(state), **mean}
+    return {**model_update.broadcast_of(state), **mean}
 
 
 def contribute_variance(silo: SiloView, broadcast: Tensors, state: Tensors) -> Contribution:

@@ -77,11 +77,16 @@ class Ledger:
         chain: what an earlier opening by this process has checked already, and need not be checked again.
         clock: the time, with a time zone.
 
+    Attributes:
+        seen: the ledger as ``verify`` found it last, when it was opened at the earliest.
+
     Raises:
         LedgerError: TF-704, if the file is missing, damaged, of another version or not writable; with
             ``create`` also if there are traces of a ledger.
         TamperError: TF-702, if it was altered.
     """
+
+    seen: Verified
 
     def __init__(
         self,
@@ -271,7 +276,8 @@ class Ledger:
             LedgerError: TF-704.
         """
         published = self._store.published_head()  # first: it must not seem to run ahead
-        return self._chain.verify(self._store.read(), published, known=known)
+        self.seen = self._chain.verify(self._store.read(), published, known=known)
+        return self.seen
 
     def _verified(self) -> Verified:
         return self._chain.verify(self._store.read(), self._store.published_head())

@@ -261,11 +261,18 @@ class Store:
 
     def publish_head(self) -> None:
         """Write the head file, under the lock, so that it never goes back; not where it says so already."""
+        path = head_file(self.path)
+        with _named(self.path):
+            if self._says(path, head_text(self.read_head())):
+                return
         with self.writing():
             text = head_text(self.read_head())
-            path = head_file(self.path)
-            if not path.is_file() or path.read_bytes() != text:
+            if not self._says(path, text):
                 write_atomically(path, text, mode=0o600, locked=True)
+
+    @staticmethod
+    def _says(path: Path, text: bytes) -> bool:
+        return path.is_file() and path.read_bytes() == text
 
     def read_head(self) -> Head:
         """Read the head record alone, as it is in the file.

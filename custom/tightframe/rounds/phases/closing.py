@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from tightframe.learning.model_update import broadcast_model
-from tightframe.phases import Contribution, Field, Phase, Schema, ServerState, SiloView, Tensors
+from tightframe.learning.model_update import broadcast_of
+from tightframe.phases import Contribution, Field, Phase, Schema, SiloView, Tensors
 from tightframe.rounds.riders import evaluation
 from tightframe.rounds.riders.view import rider_view
 
@@ -22,9 +22,6 @@ def phase(evaluated: Schema | None, term: evaluation.Term) -> Phase:
         term: makes those fields of a silo's exact counts.
     """
 
-    def broadcast(state: ServerState) -> Tensors:
-        return broadcast_model(state.model)
-
     def contribute(silo: SiloView, received: Tensors, state: Tensors) -> Contribution:
         view = rider_view(silo)
         final, counted = evaluation.evaluate_received(view, received, state)
@@ -39,4 +36,4 @@ def phase(evaluated: Schema | None, term: evaluation.Term) -> Phase:
         return Contribution(tensors, None)
 
     schema = Schema((PRESENT,)) if evaluated is None else evaluated
-    return evaluation.with_note(Phase("closing", schema, broadcast, contribute, lambda state, *_: state))
+    return evaluation.with_note(Phase("closing", schema, broadcast_of, contribute, lambda state, *_: state))

@@ -182,13 +182,8 @@ class _FeatureMoments:
 
     def conclude(self, totals: Totals, cohort: Cohort) -> dict[str, torch.Tensor]:
         self._check_number(float(totals[VALUES]), cohort)
-        values = max(float(totals[VALUES]), 1.0)
-        mean = torch.as_tensor(totals[SUMS]) / values
-        variance = torch.as_tensor(totals[SQUARES]) / values - mean.square()
-        deviation = variance.clamp_min(0).sqrt()
-        # A constant column, in which a later record may differ, is moved and not scaled.
-        deviation = torch.where(deviation > SMALLEST_STD, deviation, 1.0)
         pooled = packed(*(torch.as_tensor(totals[name]) for name in (VALUES, SUMS, SQUARES)))
+        mean, deviation = mean_and_deviation(pooled)
         return {FEATURE_MEAN: mean, FEATURE_STD: deviation, POOLED: pooled}
 
     def _check_number(self, values: float, cohort: Cohort) -> None:
@@ -220,6 +215,19 @@ def times_in_moments(records: int, counted: int) -> torch.Tensor:
 def packed(values: torch.Tensor, sums: torch.Tensor, squares: torch.Tensor) -> torch.Tensor:
     """Return moments as one tensor, (1 + 2 D,) float64."""
     return torch.cat([item.detach().cpu().double().reshape(-1) for item in (values, sums, squares)])
+
+
+def mean_and_deviation(pooled: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the mean and the deviation, each (D,) float64, by which a model standardises.
+
+    Args:
+        pooled: see ``packed``.
+    """
+    values, (sums, squares) = max(float(pooled[0]), 1.0), pooled[1:].reshape(2, -1)
+    mean = sums / values
+    deviation = (squares / values - mean.square()).clamp_min(0).sqrt()
+    # A constant column, in which a later record may differ, is moved and not scaled.
+    return mean, torch.where(deviation > SMALLEST_STD, deviation, 1.0)
 
 
 _PARTS: Mapping[str, Callable[[Setting, bool], _ClassCounts | _FindingCounts | _FeatureMoments]] = {

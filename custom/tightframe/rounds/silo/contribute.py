@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
 from typing import TypeVar, cast
@@ -123,9 +123,8 @@ class Contributor:
         note_request(context, (exchange.kind, exchange.index), asked=CLEARED in state.extra, proven=proven)
         self._settle(message, total)
         needs = Needs.of(context, message["state"], total)
-        few = (*told_by_few(job, peers.tellers), *withheld(state))
         moments.settle(context, total)
-        silo = self._silo(exchange, message, peers, few, needs, state.extra.get(POOLED))
+        silo = self._silo(exchange, message, peers, state, needs)
         if job.local_baseline_epochs and job.withdraw is None and self._setup.plan.starts(exchange):
             own = NO_NEEDS if total is None and follows else needs  # the job's own start is known
             self._keep_start(state, own)
@@ -296,17 +295,15 @@ class Contributor:
         exchange: Exchange,
         message: Message,
         peers: Peers,
-        few: Sequence[str],
+        state: ServerState,
         needs: Needs = NO_NEEDS,
-        pooled: torch.Tensor | None = None,
     ) -> LocalSilo:
         """Return this silo's view for an exchange; under privacy, training uses one that charges releases."""
         context, job, cohort = self._context, self._context.job, sorted(peers.weights)
-        left_out = (*context.untold(), *few)
+        left_out = (*context.untold(), *told_by_few(job, peers.tellers), *withheld(state))
         lost = dropouts.read(message.get("lost"), cohort, job.rounds)
-        requested = RequestedSum(
-            cohort, peers.honest, left_out, lost, needs, peers.weights.get(context.name, math.inf), pooled
-        )
+        weight, pooled = peers.weights.get(context.name, math.inf), state.extra.get(POOLED)
+        requested = RequestedSum(cohort, peers.honest, left_out, lost, needs, weight, pooled)
         view = (context, self._setup, self._device, exchange.stream, requested)
         released = any(map(is_frozen_sum, exchange.phase.schema.fields))
         if self._setup.privacy is None or not (exchange.training or released):

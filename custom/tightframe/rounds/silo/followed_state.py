@@ -12,11 +12,11 @@ from pathlib import Path
 from tightframe.errors import RunError, TightframeError
 from tightframe.files import write_atomically
 from tightframe.learning.model_update import shared_template
-from tightframe.models.frozen import HEAD, is_frozen
+from tightframe.models.frozen import is_frozen
 from tightframe.phases import Cohort, ServerState
 from tightframe.rounds import codec
 from tightframe.rounds.context import FOLLOWED, PRETRAINED, Message
-from tightframe.rounds.job_checks import STANDARDISE_MEAN, STANDARDISE_STD
+from tightframe.rounds.job_checks import own_tensors
 from tightframe.rounds.notes import Notes
 from tightframe.rounds.order import place_of
 from tightframe.rounds.run_state import (
@@ -302,10 +302,8 @@ class FollowedState:
         setup = self._setup
         if setup.job.summation != "secure" or not is_frozen(shared_template(setup.setting)):
             return
-        moments = {STANDARDISE_MEAN, STANDARDISE_STD}  # pooled, so they follow from totals
-        fixed = {name for name in received.model if not name.startswith(HEAD)} - moments
         own, other = (
-            ServerState({name: state.model[name] for name in fixed})
+            ServerState({name: state.model[name] for name in own_tensors(received.model)})
             for state in (self.start(message), received)
         )
         if problems := differences(own, other):

@@ -15,12 +15,13 @@ from torch.utils.data import DataLoader
 
 from tightframe.data.base import class_counts, finding_counts, own_labels
 from tightframe.data.known import in_steps
+from tightframe.data.table import TableOptions
 from tightframe.data.withdrawn import record_ids
 from tightframe.errors import RunError, TrainingError
 from tightframe.learning import loop, own_loop
 from tightframe.learning.batches import merge_single_tail, reading_processes
 from tightframe.learning.distinct_rows import row_digests
-from tightframe.learning.model_update import build_template
+from tightframe.learning.model_update import build_template, shared_template
 from tightframe.learning.record_values import count_values
 from tightframe.learning.stages import FitReport, Stage, Term
 from tightframe.models.frozen import FrozenEncoder
@@ -29,7 +30,8 @@ from tightframe.results.local_report import SiloPersonal
 from tightframe.results.parts.dropouts import Lost
 from tightframe.rounds.context import SiloContext
 from tightframe.rounds.encoded import LoadedEncoder
-from tightframe.rounds.phases.statistics import UNIFORM, WEIGHED, times_in_moments
+from tightframe.rounds.job_checks import STANDARDISE_STD
+from tightframe.rounds.phases.statistics import UNIFORM, WEIGHED, mean_and_deviation, times_in_moments
 from tightframe.rounds.sums.declaration import EVALUATED
 from tightframe.rounds.unproven import NO_NEEDS, Needs
 
@@ -196,8 +198,21 @@ class LocalSilo:
             staying: of the records that stay in a withdrawal; otherwise of those before it.
         """
         return count_values(
-            self._inputs(staying=staying), self.setting.num_classes, self.setup.columns, self.min_class_count
+            self._inputs(staying=staying),
+            self.setting.num_classes,
+            self.setup.columns,
+            self.min_class_count,
+            scale=self._scale(),
         )
+
+    def _scale(self) -> torch.Tensor | None:
+        """Return what the model divides each input of a table by; None where neither job nor silos set it."""
+        if len(shape := self.setting.input_shape) != 1:
+            return None
+        if STANDARDISE_STD in shared_template(self.setting).state_dict():
+            return None if self.pooled is None else mean_and_deviation(self.pooled)[1]
+        ranges = isinstance(self.setup.dataset_options, TableOptions)  # of a contract, which the job has
+        return torch.ones(shape, dtype=torch.float64) if ranges else None
 
     def rows(self) -> tuple[list[bytes], torch.Tensor]:
         """Return a digest of each training record's inputs before a withdrawal, and labels (n,), in order."""
@@ -456,40 +471,24 @@ class LocalSilo:
     def private_class_sums(
         self, features: Callable[[torch.Tensor], torch.Tensor], width: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Refuse: only ``private_view.PrivateSilo`` releases noisy class sums.
-
-        Raises:
-            RunError: TF-505, always.
-        """
-        raise RunError(
-            "Expected a job with `privacy`, but noisy class sums were requested without it.", code="TF-505"
-        )
+        """Refuse: only ``private_view.PrivateSilo`` releases noisy class sums."""
+        raise _without_privacy("noisy class sums were")
 
     def private_gradient_sum(
         self, model: torch.nn.Module, terms: Sequence[Term]
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Refuse: only ``private_view.PrivateSilo`` releases noisy sums of gradients.
-
-        Raises:
-            RunError: TF-505, always.
-        """
-        raise RunError(
-            "Expected a job with `privacy`, but a noisy sum of gradients was requested without it.",
-            code="TF-505",
-        )
+        """Refuse: only ``private_view.PrivateSilo`` releases noisy sums of gradients."""
+        raise _without_privacy("a noisy sum of gradients was")
 
     def private_frozen_sums(
         self, model: torch.nn.Module, width: int, *, products: bool, radius: float
     ) -> dict[str, torch.Tensor]:
-        """Refuse: only ``private_view.PrivateSilo`` releases noisy sums of frozen features.
+        """Refuse: only ``private_view.PrivateSilo`` releases noisy sums of frozen features."""
+        raise _without_privacy("noisy sums of features were")
 
-        Raises:
-            RunError: TF-505, always.
-        """
-        raise RunError(
-            "Expected a job with `privacy`, but noisy sums of features were requested without it.",
-            code="TF-505",
-        )
+
+def _without_privacy(requested: str) -> RunError:
+    return RunError(f"Expected a job with `privacy`, but {requested} requested without it.", code="TF-505")
 
 
 def guarded(batches: Iterator[Any], stopped: Callable[[], bool]) -> Iterator[Any]:

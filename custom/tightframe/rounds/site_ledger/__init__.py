@@ -252,10 +252,13 @@ class SiteLedger:
 
     def _check_newest(self, ledger: Ledger) -> None:
         """Check that the ledger is the newest one known, and import an earlier version's journal into it."""
-        whole = ledger.verify()
-        check_witness(
-            self.paths, whole.head.ledger, lambda count, hashed: ledger.verify(known=[(count, hashed)])
-        )
+        whole = ledger.seen
+
+        def verify(count: int, hashed: str) -> None:
+            if (count, hashed) != (whole.head.count, whole.head.hash):
+                ledger.verify(known=[(count, hashed)])
+
+        check_witness(self.paths, whole.head.ledger, verify)
         if self.paths.old_journal.exists():
             self._import_old_journal(ledger, whole.entries)
         elif not self._checked:
@@ -275,6 +278,7 @@ class SiteLedger:
         if not already_imported(entries, source, path):
             facts = read_old_journal(path, raw)
             ledger.remember(Remembered(facts, source), once=True)
+            ledger.verify()
             self.log.warning(
                 "%s: imported %d entries of the journal %s into the ledger %s",
                 self.paths.site,

@@ -36,7 +36,7 @@ from tightframe.learning.one_sum.feature_sums import PREFIX
 from tightframe.learning.one_sum.temperature import LOSSES
 from tightframe.models.frozen import HEAD, encoder_sha256, is_frozen, tensors_sha256
 from tightframe.phases import Field, Phase, Schema, Tensors
-from tightframe.rounds.job_checks import HEAD_OPTIONS, STANDARDISE_MEAN, STANDARDISE_STD
+from tightframe.rounds.job_checks import HEAD_OPTIONS, STANDARDISE_MEAN, STANDARDISE_STD, own_tensors
 from tightframe.rounds.riders.class_rules import summed_classes, sums_by_class
 from tightframe.rounds.setup import JobSetup
 from tightframe.rounds.sums.common import Formed
@@ -151,12 +151,10 @@ def _features(setup: JobSetup, phases: Iterable[Phase]) -> str:
     if not any(_of_unmoved_features(phase.schema, is_frozen(model)) for phase in phases):
         return ""
     # "classes kept": earlier builds did not, so that a site with sums of theirs is asked once.
-    drawn = any(
-        not name.startswith(HEAD) and name not in (STANDARDISE_MEAN, STANDARDISE_STD)
-        for name in model.state_dict()
-    )
     options = {name: value for name, value in job.model_options.items() if name not in HEAD_OPTIONS}
-    start = (job.initial_model_sha256 or f"seed {job.seed}") if drawn else "no weights"
+    start = (
+        (job.initial_model_sha256 or f"seed {job.seed}") if own_tensors(model.state_dict()) else "no weights"
+    )
     form = _canonical({"shape": setup.setting.input_shape, **_form_options(setup)})
     return f"{job.model} {_canonical(options)} of {form}, {start}, classes kept"
 

@@ -120,8 +120,12 @@ class Vault:
                 self._ledger = None
 
     def _read_new_entries(self, ledger: Ledger) -> None:
-        """Add to the history what this process or another job's has written since the last step."""
-        whole = ledger.verify()
+        """Add to the history what this process or another job's has written since the last step.
+
+        Args:
+            ledger: opened under the lock, under which alone the journal is written.
+        """
+        whole = ledger.seen
         name, count = self._read
         if name != whole.head.ledger:
             self._history, count = journal.History(), 0
