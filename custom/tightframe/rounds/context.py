@@ -193,9 +193,9 @@ class SiloContext:
     @property
     def limits_evaluations(self) -> bool:
         """Return True if this site limits exact evaluations, and the job opens some in secure sums."""
-        rules, job = (self.policy.max_evaluations, self.policy.evaluated_share), self.job
-        exact = job.privacy is None and job.statistics is None and job.summation == "secure"
-        return self.production and exact and any(rule is not None for rule in rules)
+        if not self.production or self.policy.max_evaluations is self.policy.evaluated_share is None:
+            return False
+        return self.job.privacy is None and self.job.statistics is None and self.job.summation == "secure"
 
     def salt(self) -> tuple[str, ...]:
         """Return the secret that keys this silo's random streams beside the job's seed, in production only.
