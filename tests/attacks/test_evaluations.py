@@ -6,6 +6,7 @@ reads one record's values out of twenty. So each hospital counts, and remembers,
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ def hospitals() -> dict[str, Records]:
 
 
 def federation(data: dict[str, Records], state: Path, job_id: str, **changes: Any) -> Federation:
-    return Federation({"rounds": 1}, data, state=state, job_id=job_id, **{"policy": FEW, **changes})
+    return Federation({"rounds": 2}, data, state=state, job_id=job_id, **{"policy": FEW, **changes})
 
 
 def run(found: Federation) -> None:
@@ -52,13 +53,13 @@ def test_jobs_that_differ_in_the_seed_add_up_and_a_new_process_remembers(
     first = federation(hospitals, tmp_path, "job-a")
     run(first)
     told = journal(first).evaluated("hearts")
-    assert told[0] == 2 and min(told) > 0, "the start, and the last model"
+    assert told[0] == 2 and min(told) > 0, "two models, and the start that nobody steers"
     # Each federation has hospitals of its own processes, over the same folders.
-    other = Federation({"rounds": 1, "seed": 1}, hospitals, state=tmp_path, job_id="job-b", policy=FEW)
+    other = Federation({"rounds": 2, "seed": 1}, hospitals, state=tmp_path, job_id="job-b", policy=FEW)
     said = refused(other)
     assert "within 3 models" in said and "2 models in this job after 2 in earlier ones" in said
-    assert '"models": 1, "score_bins": 32} would fit' in said
-    small = {"rounds": 1, "seed": 1, "evaluation": {"models": 1}}
+    assert '"models": 2, "score_bins": 32} would fit' in said, "the start's and the last"
+    small = {"rounds": 2, "seed": 1, "evaluation": {"models": 1}}
     run(Federation(small, hospitals, state=tmp_path, job_id="job-c", policy=FEW))
     assert "no smaller `evaluation` would fit" in refused(
         Federation(small, hospitals, state=tmp_path, job_id="job-d", policy=FEW)
@@ -83,11 +84,11 @@ def test_two_jobs_set_up_at_once_tell_no_more_than_one_after_the_other(
     hospitals: dict[str, Records], tmp_path: Path
 ) -> None:
     one, other = (federation(hospitals, tmp_path, job).enroll() for job in ("job-a", "job-b"))
-    for found in (one, other):
-        found.sum("train", 1)
-    one.sum("closing", 1)
+    for found, number in itertools.product((one, other), (1, 2)):
+        found.sum("train", number)
+    one.sum("closing", 2)
     with pytest.raises(SecureSumError) as caught:
-        other.sum("closing", 1)
+        other.sum("closing", 2)
     assert caught.value.code == "TF-627"
     assert journal(one).evaluated("hearts")[0] == 3
 
@@ -98,7 +99,7 @@ def test_bits_of_small_folds_run_out_before_models_do(hospitals: dict[str, Recor
     said = refused(federation(hospitals, tmp_path, "job-a", policy=tight))
     assert "bits of the test records" in said and "models" not in said.partition(":")[2].partition('"')[0]
     private = {
-        "rounds": 1,
+        "rounds": 2,
         "weights": "uniform",
         "privacy": {"epsilon": 8.0, "delta": 1e-5},
     }

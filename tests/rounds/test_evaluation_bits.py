@@ -70,10 +70,12 @@ def test_all_that_a_job_opens_of_a_fold_is_counted() -> None:
     scores = math.log2(math.comb(20 + 31, 31) * math.comb(10 + 31, 31))
     each = scores + math.log2(30 * 16 + 2)  # a sum of losses in whole steps
     found = told(setup(), labels)
-    assert found.in_all.numbers == (11, math.ceil(11 * each), math.ceil(11 * each))
+    assert found.in_all.numbers == (10, math.ceil(11 * each), math.ceil(11 * each)), "nobody steers the start"
     assert set(found.told) == {*(("train", number, 0) for number in range(1, 11)), ("closing", 10, 0)}
     assert told(setup(models=1), labels).in_all.numbers == (1, math.ceil(each), math.ceil(each))
-    assert told(setup(), labels, untold=("validation",)).in_all.numbers == (11, 0, math.ceil(11 * each))
+    assert told(setup(), labels, untold=("validation",)).in_all.numbers == (10, 0, math.ceil(11 * each))
+    given, moments = {"initial_model_sha256": "0" * 64}, {"model_options": {"standardise": True}}
+    assert [told(setup.__wrapped__(**each), labels).in_all.models for each in (given, moments)] == [11, 11]
     # With an odd number of bins who is above a half does not follow from the scores.
     odd = told(setup(bins=3), labels).in_all.test - 11 * math.log2(30 * 16 // (32 / 3) + 2)
     assert odd == pytest.approx(11 * math.log2(math.comb(22, 2) * math.comb(12, 2) * 21 * 11))

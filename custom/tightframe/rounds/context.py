@@ -193,7 +193,7 @@ class SiloContext:
     @property
     def limits_evaluations(self) -> bool:
         """Return True if this site limits exact evaluations, and the job opens some in secure sums."""
-        if not self.production or self.policy.max_evaluations is self.policy.evaluated_share is None:
+        if not self.production or (self.policy.max_evaluations, self.policy.evaluated_share) == (None, None):
             return False
         return self.job.privacy is None and self.job.statistics is None and self.job.summation == "secure"
 

@@ -46,7 +46,7 @@ def check_sums(context: SiloContext, setup: JobSetup, entries: Sequence[journal.
 
 def check_evaluations(
     context: SiloContext, setup: JobSetup, entries: Sequence[journal.Entry]
-) -> tuple[journal.Evaluated, journal.Most, journal.Most] | None:
+) -> tuple[journal.Evaluated, tuple[int, int, int], journal.Most] | None:
     """Check a job's exact evaluations against what this site's limits leave; its records are read.
 
     Returns:
