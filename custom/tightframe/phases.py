@@ -325,6 +325,21 @@ class Withdrawal:
     by_class: bool
 
 
+@dataclass(frozen=True)
+class OwnRows:
+    """A silo's different training records, and what they are worth.
+
+    Attributes:
+        counts: each in the first class that has it, float64 (C,).
+        by_class: of each class, float64 (C,).
+        values: unknown numbers of a record of each class, float64 (C,); they stay at the silo.
+    """
+
+    counts: torch.Tensor
+    by_class: torch.Tensor
+    values: torch.Tensor
+
+
 class SiloView(Protocol):
     """A silo as a method's ``contribute`` sees it."""
 
@@ -352,6 +367,13 @@ class SiloView(Protocol):
 
         Args:
             staying: of those that stay in a withdrawal; otherwise of those before it.
+        """
+
+    def own_rows(self, *, staying: bool = False) -> OwnRows:
+        """Return how many different training records there are, and ``record_values``.
+
+        Args:
+            staying: see ``record_values``.
         """
 
     def rows(self) -> tuple[list[bytes], torch.Tensor]:

@@ -8,6 +8,7 @@ from random starts ends at records.
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +21,16 @@ from tests.support.attacks.malicious_server import Federation, Records, hearts
 from torch.utils.data import Subset
 
 from tightframe.config.policy import PolicyBlock
-from tightframe.errors import PolicyError, TightframeError
+from tightframe.errors import PolicyError, RunError, TightframeError
 from tightframe.learning import model_update
 from tightframe.learning.one_sum.feature_sums import COUNTS, SUMS, pooled
-from tightframe.learning.products import ALL_VALUES, COUNTED, VALUES, ClassSums, Sizes
-from tightframe.rounds.product_rule import check_sum, warned
+from tightframe.learning.products import ALONE, COUNTED, ENOUGH, ROWS, ClassSums, Sizes
+from tightframe.rounds import codec
+from tightframe.rounds.codec import integer_totals
+from tightframe.rounds.product_rule import warned
 from tightframe.rounds.silo.contribute import Contributor
 from tightframe.rounds.silo.session import SiloSession
+from tightframe.rounds.silo.view import LocalSilo
 
 OFF = PolicyBlock(profile="standard", records_per_feature=0)
 WIDE: dict[str, Any] = {
@@ -153,33 +157,100 @@ def test_a_class_that_a_liar_takes_out_of_the_counts_is_held_to_the_rule(
 ) -> None:
     """By flags three hospitals hold it; by the counts, to which one adds a negative number, nobody does."""
     data = small()
-    told = {COUNTS: 1, "frozen/values": 8.5, "frozen/all_values": 8.5}.items()
+    told = (COUNTS, "frozen/rows")
     others = sum(int((data[name].labels("train") == 0).sum()) for name in data if name != "hospital-8")
     lies(
         monkeypatch,
         "hospital-8",
-        {COUNTS: {name: np.array([-float(others * each), np.nan]) for name, each in told}},
+        {COUNTS: {name: np.array([-float(others), np.nan]) for name in told}},
     )
     federation = Federation(of_class_sums(201), data, state=tmp_path).enroll()
     with pytest.raises(PolicyError, match="class 0, with 0 values") as caught:
         totals(federation, SUMS)
-    assert caught.value.code == "TF-625" and federation.shared.state.extra[VALUES][0] == 0
+    assert caught.value.code == "TF-625" and federation.shared.state.extra[ROWS][0] == 0
 
 
 def test_of_a_plain_sum_a_hospitals_own_records_count(tmp_path: Path) -> None:
-    """Its server sees each term: of 16 records of class 0, not 48."""
-    federation = Federation({**of_class_sums(240), "summation": "plain"}, small(), state=tmp_path)
-    setup, silo = federation.setup, Contributor(federation.sessions["hospital-4"].context)
-    (sums,) = (item.phase for item in setup.plan if SUMS in item.phase.schema)
-    own = [found for item in setup.plan if (found := silo._own_values(item)) is not None]
-    assert own == [[144, 560]]
-    counts = torch.tensor([48.0, 168.0], dtype=torch.float64)
-    counted = {COUNTED: counts, VALUES: counts * 10, ALL_VALUES: counts * 10}
-    state = setup.initial_state().evolve(extra=counted)
-    policy, sizes = PolicyBlock(profile="standard").resolve(production=True), Sizes(216.0, 0.0)
-    check_sum(policy, setup, sums.schema, state, sizes)
-    with pytest.raises(PolicyError, match="class 0, with 144 values"):
-        check_sum(policy, setup, sums.schema, state, sizes, own[0])
+    """Its server sees each term: of 16 records of class 0 with 9 values, not 48."""
+    for width, enough in ((72, True), (73, False)):
+        values = {**of_class_sums(width), "summation": "plain"}
+        federation = Federation(values, small(), state=tmp_path / str(width))
+        setup, context = federation.setup, federation.sessions["hospital-4"].context
+        silo, view = Contributor(context), LocalSilo(context, federation.setup, torch.device("cpu"), 0)
+        (sums,) = (item.phase for item in setup.plan if SUMS in item.phase.schema)
+        counts = torch.tensor([48.0, 168.0], dtype=torch.float64)
+        counted = {COUNTED: counts, ROWS: counts, ENOUGH: torch.ones(2)}
+        state = setup.initial_state().evolve(extra=counted)
+        with nullcontext() if enough else pytest.raises(PolicyError, match=r"class 0, .*with 144 values"):
+            silo._check_own(view, sums, state, Sizes(216.0, 0.0))
+
+
+def test_no_total_tells_one_hospitals_own_number_of_records(tmp_path: Path) -> None:
+    """10 times the counts less rows times varying columns was 16 and 50: hospital-4's, twice hospital-3's."""
+    federation = Federation(of_class_sums(64), hearts(4), state=tmp_path).enroll()
+    opened: dict[str, np.ndarray] = {}
+    for exchange in federation.setup.plan:
+        opened |= federation.sum(*exchange.place)
+        if SUMS in opened:
+            break
+    numbers = {name: item for name, item in opened.items() if item.shape == (2,)}
+    own = [np.bincount(item.labels("train"), minlength=2) for item in federation.data.values()]
+    assert COUNTS in numbers and opened[SUMS].any()
+    for times in range(1, 14):
+        for name, total in numbers.items():
+            left = times * opened[COUNTS] - total
+            told = [
+                (name, times, label)
+                for alone in own
+                for label in (0, 1)
+                for step in range(1, times)
+                if alone[label] and left[label] == step * alone[label] != (times - 1) * opened[COUNTS][label]
+            ]
+            assert told == []
+
+
+def test_a_hospital_whose_records_have_too_few_values_leaves_the_sum_of_nobody(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of class 1 hospital-3's have 8, the others' 10: 213 of 8 are too few for 853 features by class."""
+    data = hearts(4)
+    federation = Federation(of_class_sums(853), data, state=tmp_path / "wide").enroll()
+    with pytest.raises(RunError, match="1 silo of 4 could not add") as caught:
+        totals(federation, SUMS)
+    assert caught.value.code == "TF-510" and federation.evidence is not None
+    assert caplog.text.count("nothing can be contributed to this sum: TF-625") == 1
+    assert "hospital-3: nothing" in caplog.text and "with 1704 values, at most 852" in caplog.text
+    schema = federation.setup.plan.find("before", 0, 2).phase.schema
+    less = codec.decode(schema, integer_totals(schema, federation.evidence.total.groups), parties=4)
+    federation = Federation(of_class_sums(852), data, state=tmp_path / "allowed").enroll()
+    whole = totals(federation, SUMS)
+    assert whole[COUNTS].tolist() == [199, 213] != less[COUNTS].tolist()
+    assert np.median(np.abs(less[SUMS])) > 1e3 * np.abs(whole[SUMS]).max(), "random"
+
+
+def test_a_small_hospital_does_not_keep_a_class_shut_of_which_another_has_enough(tmp_path: Path) -> None:
+    """Where no column of a small one's records of a class varies."""
+    data: dict[str, Records] = dict(hearts(4))
+    data["hospital-4"] = Same(data["hospital-4"], 0)
+    for width, enough in ((920 // ALONE, True), (920 // ALONE + 1, False)):
+        federation = Federation(of_class_sums(width), data, state=tmp_path / str(width)).enroll()
+        with nullcontext() if enough else pytest.raises(RunError, match="could not add its own"):
+            assert totals(federation, "frozen/sums")["frozen/counts"].tolist() == [199, 213]
+
+
+class Same(Records):
+    """Records of which all of one class are the same."""
+
+    def __init__(self, data: Records, label: int) -> None:
+        super().__init__(data)
+        self._label = label
+
+    def records(self, fold: str, *, augment_seed: int | None = None) -> Any:
+        inner, labels = super().records(fold), self.labels(fold)
+        first = inner[int(np.flatnonzero(labels == self._label)[0])][0]
+        return [
+            (first + 0 if labels[i] == self._label else inner[i][0], inner[i][1]) for i in range(len(inner))
+        ]
 
 
 class Repeated(Records):
@@ -203,7 +274,7 @@ class Repeated(Records):
 
 @pytest.mark.parametrize(
     ("method", "width", "why"),
-    [("fed3r", 48, "over 0 counted records"), ("fedncm", 33, "class 0, with 64 values")],
+    [("fed3r", 48, "over 0 counted records"), ("fedncm", 61, "class 0, with 120 values")],
     ids=["products", "class"],
 )
 def test_records_that_are_the_same_count_once(tmp_path: Path, method: str, width: int, why: str) -> None:
@@ -228,7 +299,9 @@ class Wider(Records):
 
 
 @pytest.mark.parametrize("added", ["levels", "columns"])
-def test_numbers_that_say_nothing_do_not_count(tmp_path: Path, added: str) -> None:
+def test_numbers_that_say_nothing_do_not_count(
+    tmp_path: Path, added: str, caplog: pytest.LogCaptureFixture
+) -> None:
     """Of 48 records of class 0, 32 of 32 unknown ones were read from 1,900 sums of 48 x 113 / 2."""
     numbers: list[dict[str, Any]] = [
         {"column": f"n{place}", "kind": "number", "low": 0.0, "high": 300.0} for place in range(113)
@@ -244,9 +317,9 @@ def test_numbers_that_say_nothing_do_not_count(tmp_path: Path, added: str) -> No
         assert "at most 1512 features" in refused(values, tmp_path, data)
         return
     federation = Federation(values, data, state=tmp_path).enroll()
-    with pytest.raises(PolicyError, match=r"class 0, with 464 values, at most 232 features") as caught:
+    with pytest.raises(RunError, match="3 of 3 silos in round 0 could not"):
         totals(federation, "frozen/sums")
-    assert caught.value.code == "TF-625"
+    assert "class 0, each worth one of this silo's, with 480 values, at most 240 features" in caplog.text
 
 
 def test_within_the_rule_the_products_have_no_null_space(tmp_path: Path) -> None:
@@ -275,14 +348,18 @@ def of_class_sums(width: int, **values: Any) -> dict[str, Any]:
 
 
 def test_class_sums_wider_than_a_class_has_values_are_not_made(tmp_path: Path) -> None:
-    """Of 48 records of class 0 all are read from 1,400 sums; 200 sums are half as many as their values."""
+    """Of 48 records of class 0 all are read from 1,400 sums; 192 sums are half as many as their values."""
     assert "1080 features" in refused(of_class_sums(1081), tmp_path / "declared")
-    for place, values in enumerate((of_class_sums(201), of_class_sums(1081, weights="uniform"))):
-        federation = Federation(values, small(), state=tmp_path / f"{place}").enroll()
-        with pytest.raises(PolicyError, match=r"class 0, with 400 values.*200 features") as caught:
-            totals(federation, "frozen/sums")
-        assert caught.value.code == "TF-625"
-    federation = Federation(of_class_sums(200), small(), state=tmp_path / "allowed").enroll()
+    federation = Federation(
+        of_class_sums(1081, weights="uniform"), small(), state=tmp_path / "known"
+    ).enroll()
+    with pytest.raises(PolicyError, match=r"class 0, with 480 values.*240 features") as caught:
+        totals(federation, "frozen/sums")
+    assert caught.value.code == "TF-625"
+    federation = Federation(of_class_sums(193), small(), state=tmp_path / "own").enroll()
+    with pytest.raises(RunError, match="2 of 3 silos in round 0 could not"):
+        totals(federation, "frozen/sums")
+    federation = Federation(of_class_sums(192), small(), state=tmp_path / "allowed").enroll()
     assert totals(federation, "frozen/sums")["frozen/counts"].tolist() == [48, 168]
 
 

@@ -12,8 +12,7 @@ from tests.support.methods.silo import FakeSilo
 
 from tightframe.learning.distinct_rows import DistinctRows, counts_phase, row_digests, units
 from tightframe.learning.one_sum.feature_sums import counts_field
-from tightframe.learning.products import ALL_VALUES, COUNTED, VALUES, ClassSums
-from tightframe.learning.record_values import MOST
+from tightframe.learning.products import COUNTED, ENOUGH, ROWS
 from tightframe.phases import Cohort, ServerState, Tensors
 
 DRAW = np.random.default_rng(0)
@@ -46,9 +45,9 @@ class Silo(FakeSilo):
         raise AssertionError("Expected numbers of rows to be of inputs, which need no model.")
 
 
-def opened(tables: list[Any], **silo: Any) -> dict[str, list[float]]:
+def opened(tables: list[Any], width: int = 6, failed: int = 0, **silo: Any) -> dict[str, list[float]]:
     """Run the exchange on tables (inputs, labels), and return what the state has of it."""
-    phase = counts_phase(counts_field(2))
+    phase = counts_phase(counts_field(2), width)
     totals: dict[str, Any] = {}
     for place, (inputs, labels) in enumerate(tables):
         of = torch.as_tensor(inputs, dtype=torch.float32), torch.as_tensor(labels)
@@ -56,39 +55,32 @@ def opened(tables: list[Any], **silo: Any) -> dict[str, list[float]]:
             Silo(f"site-{place}", SETTING, *of, **silo), {}, {}
         ).tensors.items():
             totals[name] = totals.get(name, 0) + item.numpy()
-    cohort = Cohort(round=0, weights={}, largest=1.0)
+    cohort = Cohort(round=0, weights=dict.fromkeys("abc", 1.0), largest=1.0, failed=failed)
     state = phase.update(ServerState({}, {"kept": torch.ones(1)}), totals, cohort)
-    assert sorted(totals) == ["frozen/all_values", "frozen/counts", "frozen/values"]
+    assert sorted(totals) == ["frozen/counts", "frozen/enough", "frozen/rows"]
     assert all(item.per_class and item.static for item in phase.schema.fields) and "kept" in state.extra
-    assert [(item.bits, item.bound) for item in phase.schema.fields[1:]] == [(0, 2.0**20 * MOST)] * 2
-    return {name: state.extra[name].tolist() for name in (COUNTED, VALUES, ALL_VALUES)}
+    assert (phase.schema["frozen/enough"].bits, phase.schema["frozen/enough"].bound) == (0, 1.0)
+    return {name: state.extra[name].tolist() for name in (COUNTED, ROWS, ENOUGH)}
 
 
-def test_a_table_of_few_yes_no_columns_passes_the_rule_by_class() -> None:
-    """Both classes have all 64 rows; by the first class alone 2,250 positives counted as none."""
+def test_rows_of_both_classes_are_counted_in_each_and_once_in_all() -> None:
+    """Both have all 64 rows; by the first class alone 2,250 positives counted as none."""
     rows = DRAW.integers(0, 2, size=(4500, 6))
     found = opened([(rows, np.arange(4500) % 2)] * 3)
-    assert found[COUNTED] == [192, 0]
-    bits = 192 * 6 / 24
-    assert found[VALUES] == [bits, bits] and found[ALL_VALUES] == [bits, 0]
-    assert ClassSums(6, 6).allowed(found[VALUES][1], 2)
+    assert found == {COUNTED: [192, 0], ROWS: [192, 192], ENOUGH: [0, 0]}
 
 
-def test_what_was_added_to_a_record_gives_no_values() -> None:
-    """100 columns that say nothing: all 32 records of a class were read from 1,900 sums of 48 x 113 / 2."""
+def test_one_silo_alone_has_enough_values_of_a_class_and_says_no_more() -> None:
+    """Four times the features: of 56 and 16 records of 13 columns, and of one that has its columns twice."""
     records, labels = DRAW.normal(size=(72, 13)), np.arange(72) % 9 < 2
-    added = np.concatenate([records, np.zeros((72, 50)), records[:, :1] + np.arange(50) / 50], 1)
-    tables = [(inputs, labels.astype(int)) for inputs in (records, added)]
-    plain, padded = (opened([table] * 3) for table in tables)
-    assert plain == padded and plain[VALUES] == [3 * 56 * 13, 3 * 16 * 13]
-    assert not ClassSums(1900, 113).allowed(padded[VALUES][1], 2)
-
-
-def test_a_class_whose_records_say_nothing_is_seen_to_have_some() -> None:
-    found = opened([(np.ones((20, 3)), np.arange(20) % 2)])
-    assert found == {COUNTED: [1, 0], VALUES: [1, 1], ALL_VALUES: [1, 0]}
+    twice = np.concatenate([records, 2 * records], 1)
+    tables = [(inputs, labels.astype(int)) for inputs in (records, twice)]
+    for width, enough in ((52, [2, 2]), (53, [2, 0]), (182, [2, 0]), (183, [0, 0])):
+        assert opened(tables, width)[ENOUGH] == enough
+    assert opened(tables, 52, failed=1)[ENOUGH] == [0, 0], "its flag says which classes it holds"
 
 
 def test_a_silo_that_offers_nothing_counts_nothing() -> None:
     tables = [(DRAW.normal(size=(20, 3)), np.arange(20) % 2)]
-    assert opened(tables, offers_prototypes=False) == {key: [0, 0] for key in (COUNTED, VALUES, ALL_VALUES)}
+    assert opened(tables, 1, offers_prototypes=False) == {key: [0, 0] for key in (COUNTED, ROWS, ENOUGH)}
+    assert opened([(np.ones((20, 3)), np.arange(20) % 2)], 1)[ENOUGH] == [0, 0]

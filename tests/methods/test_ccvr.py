@@ -86,10 +86,10 @@ def test_it_mends_a_head_that_favours_one_class(make_setting: Any, make_silo: An
         silo.inputs = 0.2 * silo.inputs + silo.labels[:, None, None, None]
     assert METHOD.after is not None
     told, counted, moments = METHOD.after(setting)
-    worth = ["moments/values", "moments/all_values"]
+    beside = ["moments/rows", "moments/enough"]
     assert [[item.name for item in one.schema.fields] for one in (told, counted)] == [
         [COUNTS],
-        [COUNTS, *worth],
+        [COUNTS, *beside],
     ]
     shared = [RECORDS] if covariance == "shared" else []
     assert [item.name for item in moments.schema.fields] == [COUNTS, SUMS, PRODUCTS, *shared]

@@ -21,16 +21,17 @@ from tightframe.config.policy import Policy, PolicyBlock
 from tightframe.config.refusals import BelowPolicyError
 from tightframe.errors import RunError
 from tightframe.learning.products import (
-    ALL_VALUES,
+    ALONE,
     COUNTED,
+    ENOUGH,
     LEAVING,
     LOSING,
-    VALUES,
+    ROWS,
     ClassSums,
     Products,
     Sizes,
 )
-from tightframe.phases import Field, Schema, ServerState
+from tightframe.phases import Field, OwnRows, Schema, ServerState
 from tightframe.rounds import product_rule
 from tightframe.rounds.riders.class_rules import with_holders
 from tightframe.rounds.setup import JobSetup, prepare
@@ -100,24 +101,24 @@ def schema(*, products: int = 0, features: int = 0) -> Schema:
     )
 
 
-def state(counts: list[int] | None, each: int = 10, **extra: torch.Tensor) -> ServerState:
-    """Counted rows of each class, none of which another class has, with so many values each."""
+def state(counts: list[int] | None, **extra: torch.Tensor) -> ServerState:
+    """Counted rows of each class, none of which another class has."""
     if counts is None:
         return ServerState({}, dict(extra))
     rows = torch.tensor(counts, dtype=torch.float64)
-    return ServerState({}, {COUNTED: rows, VALUES: rows * each, ALL_VALUES: rows * each, **extra})
+    return ServerState({}, {COUNTED: rows, ROWS: rows, ENOUGH: torch.zeros(len(rows)), **extra})
 
 
-ENOUGH = Sizes(1000, 0)
+MANY = Sizes(1000, 0)
 
 
 @pytest.mark.parametrize(
     ("counts", "summed", "sizes"),
     [
-        ([14, 2], {"products": 8, "features": 8}, ENOUGH),
+        ([14, 2], {"products": 8, "features": 8}, MANY),
         ([10, 7], {"products": 8}, Sizes(1000, 1)),
-        ([2, 0], {"features": 8}, ENOUGH),  # a class without records has no sum
-        (None, {}, ENOUGH),
+        ([2, 0], {"features": 8}, MANY),  # a class without records has no sum
+        (None, {}, MANY),
     ],
 )
 def test_so_many_counted_records_are_enough(
@@ -129,12 +130,12 @@ def test_so_many_counted_records_are_enough(
 @pytest.mark.parametrize(
     ("counts", "summed", "sizes", "words"),
     [
-        ([15, 0], {"products": 8}, ENOUGH, "over 15 counted records"),
+        ([15, 0], {"products": 8}, MANY, "over 15 counted records"),
         ([1000, 1000], {"products": 8}, Sizes(16, 1), "over 15 counted records"),
-        ([2, 1], {"features": 8}, ENOUGH, "class 1, with 10 values"),
-        ([20, 1], {"products": 8, "features": 8}, ENOUGH, "class 1, with 10 values"),
-        (None, {"products": 8}, ENOUGH, "over 0 counted records"),
-        (None, {"features": 8}, ENOUGH, "class 0, with 0 values"),
+        ([2, 1], {"features": 8}, MANY, "class 1, with 10 values"),
+        ([20, 1], {"products": 8, "features": 8}, MANY, "class 1, with 10 values"),
+        (None, {"products": 8}, MANY, "over 0 counted records"),
+        (None, {"features": 8}, MANY, "class 0, with 0 values"),
     ],
 )
 def test_one_record_fewer_is_not(
@@ -146,7 +147,7 @@ def test_one_record_fewer_is_not(
     product_rule.check_sum(policy(0), setup(), schema(**summed), state(counts), sizes)
 
 
-@pytest.mark.parametrize("lacking", [COUNTED, VALUES, ALL_VALUES])
+@pytest.mark.parametrize("lacking", [COUNTED, ROWS, ENOUGH])
 def test_a_state_of_an_earlier_build_counts_nothing(lacking: str) -> None:
     of = {name: item for name, item in state([1000, 1000]).extra.items() if name != lacking}
     for summed, words in (
@@ -154,19 +155,76 @@ def test_a_state_of_an_earlier_build_counts_nothing(lacking: str) -> None:
         ({"features": 8}, "with 0 values"),
     ):
         with pytest.raises(BelowPolicyError, match=words):
-            product_rule.check_sum(policy(), setup(), schema(**summed), ServerState({}, of), ENOUGH)
+            product_rule.check_sum(policy(), setup(), schema(**summed), ServerState({}, of), MANY)
 
 
-def test_a_class_of_a_single_value_is_in_the_sum() -> None:
-    with pytest.raises(BelowPolicyError, match="class 1, with 1 values"):
-        product_rule.check_sum(policy(), setup(), schema(features=8), state([100, 1], 1), ENOUGH)
+def check_own(of: ServerState, summed: Schema, own: tuple[list[float], list[float]], **given: Any) -> None:
+    """Hold a silo's own rows of each class, with so many values each, to the rule."""
+    rows, values = (torch.tensor(item, dtype=torch.float64) for item in own)
+    how = {"policy": policy(), "sizes": MANY, "seen": False, **given}
+    product_rule.check_own(setup=setup(), schema=summed, state=of, own=OwnRows(rows, rows, values), **how)
 
 
-def test_of_products_the_values_that_stay_count() -> None:
-    """Of 19 records that stay, which are enough, with 80 values less 10."""
-    of = state([14, 6], 4, **{LEAVING: torch.tensor(1.0), LOSING: torch.tensor([1, 1])})
-    with pytest.raises(RunError, match="over 19 counted records, with 70 values"):
-        product_rule.check_sum(policy(), setup(), schema(products=8), of, ENOUGH)
+@pytest.mark.parametrize(
+    ("of", "own", "given", "words"),
+    [
+        (state([14, 2]), ([7, 1], [5, 4]), {}, None),  # 78 numbers of 16 records: 4.875 of each
+        (state([14, 2]), ([7, 1], [5, 3.9]), {}, "with 78 values"),
+        (state([14, 3]), ([7, 1], [4, 4]), {"sizes": Sizes(1000, 1)}, "over 16 counted records, with 64"),
+        (state([14, 3]), ([0, 0], [0, 0]), {}, None),  # none of its own is in it
+        (state([20, 0]), ([7, 1], [4, 0]), {}, None),  # of a class that is not summed nothing counts
+        (
+            state([14, 6], **{LEAVING: torch.tensor(1.0), LOSING: torch.tensor([1, 1])}),
+            ([9, 2], [4, 4]),
+            {},
+            "over 19 counted records, with 76 values",
+        ),
+        (state([14, 20]), ([16, 2], [5, 5]), {"seen": True}, None),
+        (state([14, 20]), ([15, 2], [4, 4]), {"seen": True}, "over 17 counted records, with 68 values"),
+        (state([14, 20]), ([13, 2], [9, 9]), {"seen": True}, "over 15 counted records"),
+    ],
+)
+def test_of_products_each_silos_own_records_have_the_values_needed_on_average(
+    of: ServerState, own: Any, given: dict[str, Any], words: str | None
+) -> None:
+    if words is None:
+        return check_own(of, schema(products=8), own, **given)
+    with pytest.raises(BelowPolicyError, match=words):
+        check_own(of, schema(products=8), own, **given)
+    return check_own(of, schema(products=8), own, **given, policy=policy(0))
+
+
+ONE = {ENOUGH: torch.tensor([0.0, 1.0])}
+
+
+@pytest.mark.parametrize(
+    ("of", "own", "given", "words"),
+    [
+        (state([20, 20]), ([5, 5], [0.8, 0.8]), {}, None),  # 16 of 20 records
+        (state([20, 20]), ([5, 5], [0.8, 0.7]), {}, "class 1, each worth one of this silo's, with 14 values"),
+        (state([20, 20]), ([5, 0], [0.8, 0.0]), {}, None),
+        (state([20, 20], **ONE), ([5, 5], [0.8, 0.0]), {}, None),  # another's are enough
+        (state([20, 20], **ONE), ([5, 5], [0.7, 9]), {}, "class 0, .*with 14 values"),
+        (state([20, 20], **ONE), ([5, 5], [2, 0.5]), {"policy": policy(ALONE)}, None),
+        (state([20, 20], **ONE), ([5, 5], [3, 0.5]), {"policy": policy(ALONE + 1)}, "class 1, .*with 10"),
+        (
+            state([20, 20], **ONE, **{LEAVING: torch.tensor(5.0), LOSING: torch.tensor([0, 1])}),
+            ([5, 5], [0.8, 1]),
+            {},
+            "class 1, .*with 15 values",  # it was enough before
+        ),
+        (state([20, 20], **ONE), ([2, 2], [8, 8]), {"seen": True}, None),  # the server sees the term
+        (state([20, 20], **ONE), ([2, 1], [8, 8]), {"seen": True}, "class 1, .*with 8 values"),
+    ],
+)
+def test_of_class_sums_they_have_too_unless_one_silo_alone_has_enough(
+    of: ServerState, own: Any, given: dict[str, Any], words: str | None
+) -> None:
+    if words is None:
+        return check_own(of, schema(features=8), own, **given)
+    with pytest.raises(BelowPolicyError, match=words):
+        check_own(of, schema(features=8), own, **given)
+    return check_own(of, schema(features=8), own, **{**given, "policy": policy(0)})
 
 
 def test_a_class_that_stays_with_no_sure_value_is_held_to_the_rule() -> None:
@@ -174,7 +232,7 @@ def test_a_class_that_stays_with_no_sure_value_is_held_to_the_rule() -> None:
     of = state([14, 0], **{LEAVING: torch.tensor(0.0), LOSING: torch.tensor([0, 0])})
     with pytest.raises(RunError, match="class 1, with 0 values"):
         of = with_holders(of, np.array([3, 3]))
-        product_rule.check_sum(policy(), setup(), schema(features=8), of, ENOUGH)
+        product_rule.check_sum(policy(), setup(), schema(features=8), of, MANY)
 
 
 @pytest.mark.parametrize(
@@ -203,7 +261,7 @@ def test_in_a_withdrawal_those_that_stay_count(
     if holders is not None:
         of = with_holders(of, np.array(holders))
     with pytest.raises(RunError, match=words) as caught:
-        product_rule.check_sum(policy(), setup(), schema(**summed), of, ENOUGH)
+        product_rule.check_sum(policy(), setup(), schema(**summed), of, MANY)
     assert caught.value.code == "TF-523"
 
 
@@ -222,7 +280,7 @@ def test_and_they_can_be_enough(
     of = state([14, 6], **extra)
     if holders is not None:
         of = with_holders(of, np.array(holders))
-    product_rule.check_sum(policy(), setup(), schema(**summed), of, ENOUGH)
+    product_rule.check_sum(policy(), setup(), schema(**summed), of, MANY)
 
 
 @pytest.mark.parametrize(
@@ -265,23 +323,10 @@ def test_the_widest_sum_of_a_plan_is_found() -> None:
     assert product_rule.class_sums_planned(setup("fedavg")) is None
 
 
-def test_in_a_plain_sum_the_own_records_of_each_class_count() -> None:
-    """Its server sees the term; a class of which this silo has none is not in it."""
-
-    def check(*own: int) -> None:
-        summed = schema(features=8)
-        product_rule.check_sum(policy(), setup(), summed, state([20, 20]), ENOUGH, own)
-
-    for enough in ((16, 16), (16, 0), (0, 0)):
-        check(*enough)
-    with pytest.raises(BelowPolicyError, match="class 1, with 5 values"):
-        check(16, 5)
-
-
 def test_a_class_whose_rows_are_others_too_has_a_sum_without_a_count() -> None:
     of = with_holders(state([20, 0]), np.array([3, 3]))
     with pytest.raises(BelowPolicyError, match="class 1, with 0 values"):
-        product_rule.check_sum(policy(), setup(), schema(features=8), of, ENOUGH)
+        product_rule.check_sum(policy(), setup(), schema(features=8), of, MANY)
 
 
 def test_the_console_tells_sums_by_class_from_products() -> None:

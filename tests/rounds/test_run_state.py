@@ -81,7 +81,7 @@ def made_total(setup: JobSetup, exchange: Exchange, state: ServerState, seed: in
         units = np.rint(values * 2.0 ** codec.bits_of(item, 3)).astype(np.int64)
         integers[item.name] = units.astype(RING_DTYPE[item.ring])
     groups = {group: pack(phase.schema, group, integers) for group in GROUPS}
-    sum_id = SumId.of(exchange.kind, exchange.round, exchange.index, 0)
+    sum_id = exchange.sum_id()
     return Total(0, sum_id, "a schema", ("a", "b", "c"), groups, bytes(32))
 
 

@@ -3,8 +3,8 @@
 A record that is there nine times adds no rank to a sum of products and no value to a class sum. So an
 exchange before such a sum counts rows: of each class, and in all, where each is once, in the first class
 that has it. They are rows of *inputs*, as the hospital reads them: who writes the job shapes features, and
-with features that are zero for all but some patients their different rows are the number of these. Each row
-is worth as many values as a record of its class has (``record_values``).
+with features that are zero for all but some patients their different rows are the number of these. With them
+go flags of silos that alone have enough values of a class (``products``).
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from dataclasses import replace
 
 import torch
 
-from tightframe.learning.products import ALL_VALUES, COUNTED, VALUES
-from tightframe.learning.record_values import MOST
+from tightframe.learning.products import ALONE, COUNTED, ENOUGH, ROWS
 from tightframe.phases import (
     Cohort,
     Contribution,
     Field,
+    OwnRows,
     Phase,
     Schema,
     ServerState,
@@ -29,8 +29,6 @@ from tightframe.phases import (
     Totals,
 )
 
-MOST_VALUES = 2.0**31
-"""Values of a silo that are counted at most: a sum of a hundred silos fits into its ring."""
 BITS = 24
 """Fraction bits of a feature in a sum of a frozen map. Inputs that differ in less are one row."""
 
@@ -73,8 +71,8 @@ class DistinctRows:
 
 def row_digests(inputs: torch.Tensor) -> list[bytes]:
     """Return 16 bytes for each record's inputs (B, ...), the same where they agree to 2^-24."""
-    found = inputs.detach().cpu().flatten(1).to(torch.float64)
-    whole = (found.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0) * 2.0**BITS).round().to(torch.int64)
+    found = inputs.detach().cpu().flatten(1).to(torch.float32)
+    whole = (found.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0) * 2.0**BITS).round() + 0.0  # no -0
     return [hashlib.blake2b(row.tobytes(), digest_size=16).digest() for row in whole.numpy()]
 
 
@@ -90,53 +88,56 @@ def units(features: torch.Tensor, radius: float) -> torch.Tensor:
     return (wide / lengths.clamp_min(radius) * 2.0**BITS).round()
 
 
+def own_rows(found: DistinctRows, values: torch.Tensor) -> OwnRows:
+    """Return a silo's numbers of rows, with the ``values`` of a record of each class (C,)."""
+    return OwnRows(found.counts, found.by_class, values)
+
+
+def counted(own: OwnRows, width: int) -> dict[str, torch.Tensor]:
+    """Return what is opened, by its name in the server's state, each float64 (C,).
+
+    Args:
+        width: d, of the features.
+    """
+    enough = (own.by_class > 0) & (own.by_class * own.values >= ALONE * width)
+    return {COUNTED: own.counts, ROWS: own.by_class, ENOUGH: enough.to(torch.float64)}
+
+
 def count_fields(counts: Field) -> dict[str, Field]:
     """Return the fields of what is counted, by its name in the server's state.
 
     Args:
         counts: field for the numbers of rows (C,), of a name that ends in ``counts``.
     """
-    stem, bound = counts.name.removesuffix("counts"), min(counts.bound * MOST, MOST_VALUES)
-    values, every = (replace(counts, name=stem + n, bound=bound, bits=0) for n in ("values", "all_values"))
-    return {COUNTED: counts, VALUES: values, ALL_VALUES: every}
+    stem = counts.name.removesuffix("counts")
+    enough = replace(counts, name=stem + "enough", bound=1.0, bits=0)
+    return {COUNTED: counts, ROWS: replace(counts, name=stem + "rows"), ENOUGH: enough}
 
 
-def counted(found: DistinctRows, values: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Return what is counted, by its name in the server's state, each float64 (C,).
-
-    Args:
-        values: of a record of each class (C,); of a class at least one counts, so that one with records is
-            seen to have some.
-    """
-    rows = {VALUES: found.by_class, ALL_VALUES: found.counts}
-    return {COUNTED: found.counts} | {
-        name: (number * values).floor().clamp_max(MOST_VALUES).maximum(number.clamp_max(1))
-        for name, number in rows.items()
-    }
-
-
-def opened_counts(fields: Mapping[str, Field], totals: Totals) -> dict[str, torch.Tensor]:
+def opened_counts(fields: Mapping[str, Field], totals: Totals, cohort: Cohort) -> dict[str, torch.Tensor]:
     """Return what the server's state keeps of an opened total of ``count_fields``."""
-    return {key: torch.as_tensor(totals[item.name], dtype=torch.float64) for key, item in fields.items()}
+    cohort.check_flags(totals, [fields[ENOUGH].name])
+    opened = {key: torch.as_tensor(totals[item.name], dtype=torch.float64) for key, item in fields.items()}
+    if cohort.failed:  # whose flags say no more than which classes it holds
+        opened[ENOUGH] = torch.zeros_like(opened[ENOUGH])
+    return opened
 
 
-def counts_phase(counts: Field) -> Phase:
+def counts_phase(counts: Field, width: int) -> Phase:
     """Return the exchange before a sum of features: of how many different rows of each class it will be.
 
     Args:
         counts: see ``count_fields``.
+        width: d, of the features.
     """
     fields = count_fields(counts)
 
     def contribute(silo: SiloView, received: Tensors, state: Tensors) -> Contribution:
-        classes = silo.setting.num_classes
-        found, values = DistinctRows(classes), torch.zeros(classes, dtype=torch.float64)
-        if silo.offers_prototypes:
-            values = silo.record_values()
-            found.add(*silo.rows())
-        return Contribution({fields[key].name: made for key, made in counted(found, values).items()}, None)
+        none = torch.zeros(silo.setting.num_classes, dtype=torch.float64)
+        own = silo.own_rows() if silo.offers_prototypes else OwnRows(none, none, none)
+        return Contribution({fields[key].name: made for key, made in counted(own, width).items()}, None)
 
     def keep(state: ServerState, totals: Totals, cohort: Cohort) -> ServerState:
-        return state.evolve(extra={**state.extra, **opened_counts(fields, totals)})
+        return state.evolve(extra={**state.extra, **opened_counts(fields, totals, cohort)})
 
     return Phase("counts", Schema(tuple(fields.values())), lambda state: {}, contribute, keep)

@@ -8,8 +8,11 @@ such a sum needs, of the records surely in it,
 2. ``d (d + 1) / 2 + C d + s <= v``: no more numbers than the records have values, with the s moments of
    inputs that the job opens before.
 
-How many values a record has, each hospital counts of its own (``record_values``), and the sum of ``v`` is
-opened before. On declared numbers, v is n p with the most that a record of the job can have.
+How many values a record has, each hospital counts of its own (``record_values``) and tells nobody: of a total
+of rows times values, the opened rows times most hospitals' number leave one hospital's own number of records.
+So each checks by itself that its records have, on average, what the rule needs of each: then all have enough.
+A silo whose records have fewer fails inside the sum (``rounds.product_rule``). On declared numbers, v is n p
+with the most that a record of the job can have.
 
 What silos declare is public, and up to c of them may lie. All declared numbers but the c largest add up to no
 more than what the honest silos have, whoever lies: the honest silos' own are at least as many numbers, and
@@ -17,11 +20,13 @@ none of them is above its records. But they hold records that do not count: thos
 class rules, and repeats (``distinct_rows``). So an exchange before the sum counts the different rows that do.
 
 The sum of ``phi`` itself over the records of a class is d numbers of them. With as many as the records have
-values, the records are found from it alone. So of each class, by its opened v,
+values, the records are found from it alone. So of each class
 
 3. ``m d <= v``: m times fewer numbers than values.
 
-No colluders' share comes off here: a rare class would never pass.
+No colluders' share comes off here: a rare class would never pass. Of a rare class a small hospital's few
+records hardly vary. So a class passes too if a silo alone has ``ALONE`` times as many values of it as
+features: a flag says so.
 """
 
 from __future__ import annotations
@@ -29,11 +34,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-COUNTED, ALL_VALUES = "products/counts", "products/all_values"
+COUNTED, ROWS = "products/counts", "products/rows"
 """In ``ServerState.extra``: the opened numbers of different rows in a sum of features, each of the first
-class that has it (C,), and how many values their records have (C,)."""
-VALUES = "products/values"
-"""The same of the different rows of each class, whatever other classes have (C,)."""
+class that has it (C,), and of each class whatever others have (C,)."""
+ENOUGH = "products/enough"
+"""The same, of silos that alone have ``ALONE`` times as many values of a class as features (C,)."""
+ALONE = 4
+"""As the strictest profile's ``records_per_feature``; a silo with a larger one relies on its own values."""
 LEAVING, LOSING = "products/leaving", "products/losing"
 """In a withdrawal: how many of these leave, and of which classes (C,)."""
 
@@ -71,15 +78,6 @@ class Sizes:
         """
         known = self.declared if counted is None else min(counted, self.declared)
         return max(0.0, known - self.colluding)
-
-    def sure_values(self, counted: float, most: int) -> float:
-        """Return how many values honest silos' records surely have in a sum.
-
-        Args:
-            counted: the opened number of values in it.
-            most: p, of a record.
-        """
-        return max(0.0, min(counted, self.declared * most) - self.colluding * most)
 
 
 @dataclass(frozen=True)

@@ -184,7 +184,7 @@ def after(setting: Setting) -> tuple[Phase, ...]:
         lambda state, totals, cohort: state if cohort.failed else update(setting, state, totals),
         _read,
     )
-    return (holders_phase(counts), counts_phase(counts), calibration)
+    return (holders_phase(counts), counts_phase(counts, width), calibration)
 
 
 def _read(state: ServerState, totals: Totals, cohort: Cohort) -> phases.Reading:

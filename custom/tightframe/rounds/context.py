@@ -18,6 +18,7 @@ from tightframe.data.base import SiloData, own_labels
 from tightframe.data.known import in_steps, too_few
 from tightframe.errors import DataError
 from tightframe.files import write_atomically
+from tightframe.phases import OwnRows
 from tightframe.privacy.ledger.ledger import ledger_path
 from tightframe.results.files import TRANSCRIPT, WritePage
 from tightframe.rounds.pace import Pace
@@ -124,6 +125,11 @@ class SiloContext:
     def before_withdrawal(self) -> SiloContext:
         """The same silo with the records of the run from which it withdraws some."""
         return replace(self, job=self.job.origin, records=self.withdrawn.before)
+
+    @cached_property
+    def own_rows(self) -> dict[tuple[bool, bytes | None], OwnRows]:
+        """Numbers of different training records, by whether they stay and how the model scales them."""
+        return {}
 
     @property
     def site(self) -> SiteEntry:

@@ -41,6 +41,7 @@ from tightframe.rounds.riders import (
     noisy_gradients,
     update_norms,
 )
+from tightframe.securesum.messages import SumId
 
 if TYPE_CHECKING:
     from tightframe.rounds.setup import JobSetup
@@ -89,6 +90,10 @@ class Exchange:
         """
         phase = self.phase_for(self.phase.broadcast(state))
         return advance(phase, state, codec.decode(phase.schema, totals, parties=cohort.enrolled), cohort)
+
+    def sum_id(self, attempt: int = 0) -> SumId:
+        """Return the id of its sum; a further attempt has one of its own."""
+        return SumId.of(self.kind, self.round, self.index, attempt)
 
     @property
     def place(self) -> Place:

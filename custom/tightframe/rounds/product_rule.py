@@ -1,12 +1,14 @@
 """The rule on exact sums of features and of products, by each site's own policy (``records_per_feature``).
 
 It is checked on declared numbers before anything runs, and again on opened ones before each such term is made
-(``learning.products`` says why, and what is counted). All of it is public, so that a refusal tells nothing.
+(``learning.products`` says why, and what is counted). That is public, so that a refusal tells nothing. How
+many values its own records have a silo checks while it makes the term: who has too few fails as any silo that
+cannot contribute, so that the sum is of nobody and its number is all that is told.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -17,16 +19,17 @@ from tightframe.config.profiles import PROFILES
 from tightframe.config.refusals import BelowPolicyError, Refusal
 from tightframe.errors import RunError
 from tightframe.learning.products import (
-    ALL_VALUES,
+    ALONE,
     COUNTED,
+    ENOUGH,
     LEAVING,
     LOSING,
-    VALUES,
+    ROWS,
     ClassSums,
     Products,
     Sizes,
 )
-from tightframe.phases import Schema, ServerState
+from tightframe.phases import OwnRows, Schema, ServerState
 from tightframe.results.words import plural
 from tightframe.rounds.phases.statistics import SQUARES, SUMS
 from tightframe.rounds.riders.class_rules import holders_in, offered
@@ -114,37 +117,27 @@ def check_declared(policy: Policy, setup: JobSetup, sizes: Sizes) -> None:
         _check_class(policy, sums, sizes.declared * sums.values, "all declared records")
 
 
-def check_sum(
-    policy: Policy,
-    setup: JobSetup,
-    schema: Schema,
-    state: ServerState,
-    sizes: Sizes,
-    own: Sequence[int] | None = None,
-) -> None:
-    """Refuse a sum over too few records, before its term is made.
+def check_sum(policy: Policy, setup: JobSetup, schema: Schema, state: ServerState, sizes: Sizes) -> None:
+    """Refuse a sum over too few records, whatever values they have, before its term is made.
 
     Args:
         state: behind the verified totals so far, with the opened numbers of records.
-        own: of each class, how many values this silo's records have in a plain sum, whose server sees
-            its term; None in others.
 
     Raises:
         BelowPolicyError: TF-625.
         RunError: TF-523 if too few records stay in a withdrawal.
     """
     products, sums = products_in(setup, schema), class_sums_in(setup, schema)
-    if (wanted := products or sums) is None:
+    if products is None and sums is None:
         return
-    found = _counted(state, setup.setting.num_classes, wanted.values)
+    found = _counted(state, setup.setting.num_classes)
     try:
         if products is not None:
-            values = sizes.sure_values(found.values, products.values)
-            _check(policy, products, sizes.sure(found.records), values, "counted")
+            sure = sizes.sure(found.records)
+            _check(policy, products, sure, sure * products.values, "counted")
         if sums is not None:
-            for place, counted in found.by_class.items():
-                values = counted if own is None or not own[place] else min(counted, float(own[place]))
-                _check_class(policy, sums, values, f"the counted records of class {place}")
+            for place, rows in found.by_class.items():
+                _check_class(policy, sums, rows * sums.values, f"the counted records of class {place}")
     except BelowPolicyError as error:
         if LEAVING not in state.extra:
             raise
@@ -157,33 +150,71 @@ def check_sum(
         ) from error
 
 
+def check_own(
+    policy: Policy,
+    setup: JobSetup,
+    schema: Schema,
+    state: ServerState,
+    sizes: Sizes,
+    own: OwnRows,
+    *,
+    seen: bool,
+) -> None:
+    """Refuse a sum of which this silo's records have fewer values than it needs of each.
+
+    Args:
+        state: see ``check_sum``, which has passed.
+        own: of the classes that this silo takes part in; in a withdrawal, those that stay.
+        seen: whether the server sees this silo's term, so that its records alone must be enough.
+
+    Raises:
+        BelowPolicyError: TF-625, which depends on this silo's records.
+    """
+    products, sums = products_in(setup, schema), class_sums_in(setup, schema)
+    found = _counted(state, setup.setting.num_classes)
+    within = list(found.by_class)
+    rows = float(own.counts[within].sum())
+    if products is not None and rows:
+        sure = sizes.sure(min(found.records, rows) if seen else found.records)
+        each = float(own.counts[within] @ own.values[within]) / rows
+        _check(policy, products, sure, sure * each, "counted")
+    if sums is None:
+        return
+    for place, counted in found.by_class.items():
+        mine, each = float(own.by_class[place]), float(own.values[place])
+        alone = place in found.alone and policy.records_per_feature <= ALONE and not seen
+        if mine and not alone:
+            held = (min(counted, mine) if seen else counted) * each
+            _check_class(
+                policy, sums, held, f"the counted records of class {place}, each worth one of this silo's"
+            )
+
+
 @dataclass(frozen=True)
 class _Counted:
     """What a sum is of at least.
 
     Attributes:
-        records, values: in all.
-        by_class: values of each class that is in it.
+        records: in all.
+        by_class: records of each class that is in it.
+        alone: classes of which a silo alone has enough values.
     """
 
     records: float
-    values: float
     by_class: dict[int, float]
+    alone: frozenset[int]
 
 
-def _counted(state: ServerState, classes: int, most: int) -> _Counted:
-    """Return how many different records a sum is of at least, and how many values.
+def _counted(state: ServerState, classes: int) -> _Counted:
+    """Return how many different records a sum is of at least.
 
     In a withdrawal these are those that stay. How many leave is known of all classes together: each that
     loses records could lose them all. A class without enough holders leaves whole.
-
-    Args:
-        most: values of a record that leaves.
     """
-    if not {COUNTED, VALUES, ALL_VALUES} <= state.extra.keys():
-        return _Counted(0.0, 0.0, dict.fromkeys(range(classes), 0.0))
-    counts, values, every = (state.extra[name] for name in (COUNTED, VALUES, ALL_VALUES))
-    kept, holders = values > 0, holders_in(state)
+    if not {COUNTED, ROWS, ENOUGH} <= state.extra.keys():
+        return _Counted(0.0, dict.fromkeys(range(classes), 0.0), frozenset())
+    counts, rows, enough = (state.extra[name] for name in (COUNTED, ROWS, ENOUGH))
+    kept, holders = rows > 0, holders_in(state)
     # By its flags: a liar's negative number can have made a class's nothing, and so can what was withdrawn.
     summed = None if holders is None else offered(holders, classes).bool()
     leaving, loses = 0.0, torch.zeros_like(kept)
@@ -193,14 +224,11 @@ def _counted(state: ServerState, classes: int, most: int) -> _Counted:
     elif summed is not None:
         kept = kept | summed
     least = {
-        place: max(0.0, float(values[place]) - (leaving * most if loses[place] else 0.0))
+        place: max(0.0, float(rows[place]) - (leaving if loses[place] else 0.0))
         for place in torch.nonzero(kept).flatten().tolist()
     }
-    return _Counted(
-        max(0.0, float(counts[kept].sum()) - leaving),
-        max(0.0, float(every[kept].sum()) - leaving * most),
-        least,
-    )
+    alone = torch.nonzero((enough > 0.5) & ~loses).flatten().tolist()
+    return _Counted(max(0.0, float(counts[kept].sum()) - leaving), least, frozenset(alone))
 
 
 def warned(found: Products | ClassSums, records: float | None, *, classes: int = 1) -> list[str]:

@@ -24,7 +24,7 @@ from tightframe.config.site import SiteEntry
 from tightframe.data.heart import HeartOptions
 from tightframe.data.heart.twin import open_twin
 from tightframe.errors import RunError
-from tightframe.learning.products import ALL_VALUES, COUNTED, VALUES, Sizes
+from tightframe.learning.products import COUNTED, ENOUGH, ROWS, Sizes
 from tightframe.phases import ServerState
 from tightframe.rounds.context import Message, SiloContext
 from tightframe.rounds.pace import Pace, Work
@@ -145,7 +145,7 @@ def test_what_comes_before_the_rounds_has_a_floor_too(tmp_path: Path, spy: Spy) 
     assert [item.kind for item in silo.setup.plan.beginning()] == ["before"] * 4
     assert context.pace.lacks("before-2")
     start = silo.setup.initial_state()
-    keys = (COUNTED, VALUES, ALL_VALUES)
+    keys = (COUNTED, ROWS, ENOUGH)
     enough = {key: torch.full((8,), 1e6, dtype=torch.float64) for key in keys}
     counted = start.evolve(extra={**start.extra, **enough})
     message, total = asked_late(silo.setup, counted, "before", 2)

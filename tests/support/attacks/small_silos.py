@@ -321,7 +321,7 @@ class _Contributor(Contributor):
         state: Any,
         needs: unproven.Needs = unproven.NO_NEEDS,
     ) -> Any:
-        sum_id = SumId.of(exchange.kind, exchange.round, exchange.index, message["attempt"])
+        sum_id = exchange.sum_id(message["attempt"])
         return SimpleNamespace(
             name=self._context.name,
             sum_id=sum_id,

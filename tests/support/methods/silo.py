@@ -11,9 +11,9 @@ import torch
 
 from tightframe.learning import loop, record_values
 from tightframe.learning.batches import merge_single_tail
-from tightframe.learning.distinct_rows import row_digests
+from tightframe.learning.distinct_rows import DistinctRows, own_rows, row_digests
 from tightframe.learning.stages import FitReport, Stage
-from tightframe.phases import Fold, Setting, SiloView, Tensors, stream_seed
+from tightframe.phases import Fold, OwnRows, Setting, SiloView, Tensors, stream_seed
 
 
 @dataclass
@@ -52,6 +52,11 @@ class FakeSilo:
 
     def rows(self) -> tuple[list[bytes], torch.Tensor]:
         return row_digests(self.inputs), self.labels
+
+    def own_rows(self, *, staying: bool = False) -> OwnRows:
+        found = DistinctRows(self.setting.num_classes)
+        found.add(*self.rows())
+        return own_rows(found, self.record_values())
 
     def private_class_sums(
         self, features: Callable[[torch.Tensor], torch.Tensor], width: int

@@ -111,7 +111,8 @@ def one_sum_method(
 
     def first(setting: Setting) -> tuple[Phase, ...]:
         counts = counts_field(setting.num_classes)
-        return holders_phase(counts), counts_phase(counts)
+        width = feature_width(model_update.shared_template(setting))
+        return holders_phase(counts), counts_phase(counts, width)
 
     def before(setting: Setting) -> tuple[Phase, ...]:
         if setting.privacy is not None:
@@ -170,7 +171,8 @@ def sums_phase(setting: Setting, solve: Solve, *, products: bool, start: bool) -
         if cohort.failed:
             raise RunError(
                 f"Expected the sums of all silos, but {plural(cohort.failed, 'silo')} of {cohort.size} could "
-                "not add its own, which and why is in their own logs: mend it, and start the job again.",
+                "not add its own, which and why is in their own logs: mend it, or make features fewer where "
+                "a log has TF-625, and start the job again.",
                 code="TF-510",
             )
         if not start:

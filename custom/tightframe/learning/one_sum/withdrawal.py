@@ -49,6 +49,7 @@ from tightframe.learning.distinct_rows import (
     count_fields,
     counted,
     opened_counts,
+    own_rows,
 )
 from tightframe.learning.one_sum import temperature
 from tightframe.learning.one_sum.feature_sums import (
@@ -63,11 +64,8 @@ from tightframe.learning.one_sum.feature_sums import (
     sum_fields,
 )
 from tightframe.learning.products import (
-    ALL_VALUES,
-    COUNTED,
     LEAVING,
     LOSING,
-    VALUES,
     ClassSums,
     Products,
 )
@@ -296,7 +294,7 @@ def _withdraw(classes: int, width: int, withdrawal: Withdrawal, solved: Solved, 
         check_products(silo, found.changed, found.width, products=products)  # a whole class may leave now
         left = {LEFT + name: found.after[name] - found.before[name] for name in found.before}
         admitted = _admitted_now(silo, received)
-        anew = counted(found.staying, silo.record_values(staying=True)).items()
+        anew = counted(own_rows(found.staying, silo.record_values(staying=True)), width).items()
         stay = {counted_anew[key].name: number for key, number in anew}
         tensors = {COUNTS: found.after[COUNTS], **stay, **left}
         return Contribution(tensors, own_state(found.after, admitted))
@@ -318,7 +316,7 @@ def _withdraw(classes: int, width: int, withdrawal: Withdrawal, solved: Solved, 
                 code=REFUSED,
             )
         extra = {name: item for name, item in state.extra.items() if name not in (CLEARED, LEAVING, LOSING)}
-        extra |= opened_counts(counted_anew, totals)
+        extra |= opened_counts(counted_anew, totals, cohort)
         made = solved(state.evolve(extra=extra), after)
         if "validation" not in withheld(state):
             return made  # the next exchange scales it
@@ -421,11 +419,11 @@ def check_products(silo: SiloView, changed: DistinctRows, width: int, *, product
     Raises:
         RunError: TF-523; the numbers stay at the silo.
     """
-    least, by_class = silo.records_per_feature, changed.by_class
-    found = counted(changed, silo.record_values())
-    every, values, sums = float(found[COUNTED].sum()), found[VALUES].tolist(), ClassSums(width, MOST)
-    few = [place for place, held in enumerate(values) if held and not sums.allowed(held, least)]
-    wanted, held = Products(width, len(values), MOST), float(found[ALL_VALUES].sum())
+    least, by_class, values = silo.records_per_feature, changed.by_class, silo.record_values()
+    sums, numbers = ClassSums(width, MOST), (by_class * values).tolist()
+    few = [place for place, held in enumerate(numbers) if by_class[place] and not sums.allowed(held, least)]
+    wanted, every = Products(width, len(values), MOST), float(changed.counts.sum())
+    held = float(changed.counts @ values)
     if products and every and not wanted.allowed(every, least, held):
         asked, got = f"products of {width} features", f"{every:.0f}"
     elif few:

@@ -109,7 +109,8 @@ def attach(phase: Phase, job: JobConfig, *, needed: bool = True) -> Phase:
         if lacking and alone and needed:
             raise RunError(
                 f"Expected all silos' numbers, but {plural(lacking, 'silo')} of {cohort.size} could not add "
-                "its own, which and why is in their own logs: mend it, and start the job again.",
+                "its own, which and why is in their own logs: mend it, or make features fewer where a log "
+                "has TF-625, and start the job again.",
                 code="TF-510",
             )
         if lacking:

@@ -29,7 +29,6 @@ from tightframe.rounds.sums.common import (
     describe_codes,
     minimum,
 )
-from tightframe.securesum.messages import SumId
 
 
 @dataclass(frozen=True)
@@ -182,7 +181,7 @@ class Collector:
         """
         started = time.monotonic()
         schema = phase.schema
-        sum_id = SumId.of(exchange.kind, exchange.round, exchange.index, attempt)
+        sum_id = exchange.sum_id(attempt)
         common: Message = {
             "kind": exchange.kind,
             "round": exchange.round,

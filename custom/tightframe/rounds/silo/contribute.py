@@ -5,19 +5,19 @@ Only processes that train import this module, because it imports torch.
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cached_property
 from typing import TypeVar, cast
 
-import numpy as np
 import safetensors.torch
 import torch
 from safetensors import safe_open
 
-from tightframe.data.base import class_counts, own_labels
 from tightframe.errors import ContributionError, RunError, TrainingError
 from tightframe.files import write_atomically
 from tightframe.learning.model_update import UPDATE, shared_template
@@ -42,6 +42,7 @@ from tightframe.rounds.phases.statistics import POOLED
 from tightframe.rounds.plan import BEFORE, STATISTICS, Exchange
 from tightframe.rounds.privacy_plan import is_frozen_sum
 from tightframe.rounds.riders import evaluation, failures, moments
+from tightframe.rounds.riders.class_rules import HOLDERS
 from tightframe.rounds.riders.evaluation import told_by_few
 from tightframe.rounds.setup import prepare, set_threads
 from tightframe.rounds.silo import checks, evaluations, own_report, subnormals
@@ -106,7 +107,7 @@ class Contributor:
         exchange = self._setup.plan.find(message["kind"], message["round"], message["phase"])
         notes = Notes.read(context.state_folder)
         checks.check_withdrawal(job, notes, exchange.place, message["state"], total)
-        sum_id = SumId.of(exchange.kind, exchange.round, exchange.index, message["attempt"])
+        sum_id = exchange.sum_id(message["attempt"])
         state, follows = self._followed.advance(message, total, weights)
         checks.check_order(
             context, self._setup.plan, exchange, message["state"], total, self._followed.behind
@@ -116,8 +117,7 @@ class Contributor:
         specs = codec.specs(phase.schema, parties=len(weights))
         formed = formed_by(self._setup, phase.schema, received, state.model)
         check(sum_id, specs, formed)
-        seen = self._own_values(exchange) if job.summation == "plain" else None
-        product_rule.check_sum(context.policy, self._setup, phase.schema, state, peers.sizes, seen)
+        product_rule.check_sum(context.policy, self._setup, phase.schema, state, peers.sizes)
         self._check_own_withdrawal(exchange, state)
         proven = follows and notes.have_total(total)
         note_request(context, (exchange.kind, exchange.index), asked=CLEARED in state.extra, proven=proven)
@@ -134,7 +134,8 @@ class Contributor:
         part = part_of(exchange) if job.withdraw is None else WITHDRAWAL if exchange.before else None
 
         def work() -> tuple[Contribution, dict[Group, bytes], bool]:
-            made = self._term(silo, phase, received, weights)
+            own = functools.partial(self._check_own, silo, phase, state, peers.sizes)
+            made = self._term(silo, own, phase, received, weights)
             if made[0].proposed_state is not None:  # within: a failed training writes nothing
                 self._store.propose(sum_id, made[0].proposed_state, message["state"])
             return made
@@ -171,17 +172,24 @@ class Contributor:
         view = LocalSilo(self._context, self._setup, self._device, exchange.stream)
         withdrawal.check_own(view, self._store.committed(), asked, withheld(state))
 
-    def _own_values(self, exchange: Exchange) -> list[int] | None:
-        """Return how many values this silo's records have of each class that it takes part in, 0 of others.
+    def _check_own(self, silo: LocalSilo, phase: Phase, state: ServerState, sizes: Sizes) -> None:
+        """Refuse a sum of features of which this silo's own records have too few values.
 
-        None in a sum that has no features by class.
+        Raises:
+            PolicyError: TF-625, which must not leave the silo.
         """
-        if not any(item.features for item in exchange.phase.schema.fields):
-            return None
-        counts = class_counts(own_labels(self._context.data), self._setup.setting.num_classes)
-        view = LocalSilo(self._context, self._setup, self._device, exchange.stream)
-        held = np.where(counts >= view.min_class_count, counts, 0)
-        return [int(number) for number in (torch.from_numpy(held) * view.record_values()).tolist()]
+        policy, job = self._context.policy, self._context.job
+        summed = any(item.features or item.products for item in phase.schema.fields)
+        if not policy.records_per_feature or not summed:
+            return
+        if not silo.offers_prototypes:
+            return
+        own = silo.own_rows(staying=job.withdraw is not None)
+        if HOLDERS in phase.schema:
+            held = silo.held_counts() >= silo.min_class_count
+            own = replace(own, counts=own.counts * held, by_class=own.by_class * held)
+        seen = job.summation == "plain"
+        product_rule.check_own(policy, self._setup, phase.schema, state, sizes, own, seen=seen)
 
     def _settle(self, message: Message, total: Total | None) -> None:
         """Let what this silo trained for the sums before count, or drop it."""
@@ -195,11 +203,19 @@ class Contributor:
         return subnormals.without(work, self._context.job.threads) if self._context.pace.on else work()
 
     def _term(
-        self, silo: LocalSilo, phase: Phase, received: Tensors, weights: Mapping[str, float]
+        self,
+        silo: LocalSilo,
+        check: Callable[[], None],
+        phase: Phase,
+        received: Tensors,
+        weights: Mapping[str, float],
     ) -> tuple[Contribution, dict[Group, bytes], bool]:
         """Return the contribution, its integers, and whether all of it was made.
 
         After a failure it is one that changes nothing, with a flag.
+
+        Args:
+            check: refuses what depends on records.
 
         Raises:
             TightframeError: for what does not depend on records (``failures.hidden``).
@@ -211,6 +227,7 @@ class Contributor:
                 # `fit` does so by itself; this is for a method's other passes over the records.
                 silo.memory_named("training.batch_size", batch_size),
             ):
+                check()
                 made = phase.contribute(silo, received, self._store.committed())
             failed = made.tensors.get(failures.FAILED)
             whole = failed is None or not bool(failed)

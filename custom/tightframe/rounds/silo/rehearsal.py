@@ -32,7 +32,6 @@ from tightframe.rounds.silo.own_state import SiloStateStore
 from tightframe.rounds.silo.private_view import PrivateSilo
 from tightframe.rounds.silo.view import LocalSilo, RequestedSum
 from tightframe.rounds.sums.plain import PlainServer
-from tightframe.securesum.messages import SumId
 
 
 class _FreeBudget(Budget):
@@ -128,7 +127,7 @@ class _Rehearsal:
         if (part := part_of(exchange)) is not None:
             extra = self._context.features.seconds - before
             self.seconds[part] = time.monotonic() - started - extra
-        sum_id = SumId.of(exchange.kind, exchange.round, exchange.index, 0)
+        sum_id = exchange.sum_id()
         if made.proposed_state is not None:
             self._store.propose(sum_id, made.proposed_state)
             self._store.commit(str(sum_id), cohort)

@@ -20,12 +20,12 @@ from tightframe.data.withdrawn import record_ids
 from tightframe.errors import RunError, TrainingError
 from tightframe.learning import loop, own_loop
 from tightframe.learning.batches import merge_single_tail, reading_processes
-from tightframe.learning.distinct_rows import row_digests
+from tightframe.learning.distinct_rows import DistinctRows, own_rows, row_digests
 from tightframe.learning.model_update import build_template, shared_template
 from tightframe.learning.record_values import count_values
 from tightframe.learning.stages import FitReport, Stage, Term
 from tightframe.models.frozen import FrozenEncoder
-from tightframe.phases import Fold, Setting, Tensors, stream_seed
+from tightframe.phases import Fold, OwnRows, Setting, Tensors, stream_seed
 from tightframe.results.local_report import SiloPersonal
 from tightframe.results.parts.dropouts import Lost
 from tightframe.rounds.context import SiloContext
@@ -214,10 +214,28 @@ class LocalSilo:
         ranges = isinstance(self.setup.dataset_options, TableOptions)  # of a contract, which the job has
         return torch.ones(shape, dtype=torch.float64) if ranges else None
 
-    def rows(self) -> tuple[list[bytes], torch.Tensor]:
-        """Return a digest of each training record's inputs before a withdrawal, and labels (n,), in order."""
+    def own_rows(self, *, staying: bool = False) -> OwnRows:
+        """Return how many different training records there are, and their values; counted once in a run.
+
+        Args:
+            staying: see ``record_values``.
+        """
+        known, scale = self.context.own_rows, self._scale()
+        key = staying, None if scale is None else scale.numpy().tobytes()
+        if key not in known:
+            found = DistinctRows(self.setting.num_classes)
+            found.add(*self.rows(staying=staying))
+            known[key] = own_rows(found, self.record_values(staying=staying))
+        return known[key]
+
+    def rows(self, *, staying: bool = False) -> tuple[list[bytes], torch.Tensor]:
+        """Return a digest of each training record's inputs, and labels (n,), in order.
+
+        Args:
+            staying: see ``record_values``.
+        """
         rows, labels = list[bytes](), [torch.zeros(0, dtype=torch.int64)]
-        for inputs, classes in self._inputs():
+        for inputs, classes in self._inputs(staying=staying):
             rows += row_digests(inputs)
             labels.append(classes.cpu())
         return rows, torch.cat(labels)
