@@ -62,22 +62,49 @@ WAITING = [
     )
 ]
 """Files that run the engine, the longest first."""
+LONG = tuple(
+    ROOT / "tests" / name
+    for name in (
+        "methods/test_fedetf_against_fedavg.py",
+        "docs/test_own_pictures.py",
+        "docs/test_own_data.py",
+        "inference/test_exports.py",
+        "app/test_recipes.py",
+        "benchmarks/test_eicu.py",
+        "app/site/test_stop.py",
+        "app/site/membership/test_joining.py",
+        "docs/test_notebook.py",
+        "attacks/test_any_server.py",
+        "fuzz/test_fuzz.py",
+    )
+)
+"""Files of few tests that take long; all others are as long as they have many that are `whole`."""
 
 PAGELESS = tuple(
     ROOT / "tests" / name
     for name in (
-        "attacks/test_repeated_fields.py",
-        "attacks/test_resumed_states.py",
+        "attacks",
         "benchmarks",
+        "data",
         "inference",
         "learning",
         "methods",
+        "rounds/phases",
         "rounds/private",
-        "rounds/server/test_resume.py",
+        "rounds/riders",
+        "rounds/server",
+        "rounds/silo",
         "rounds/sums",
+        "rounds/test_evaluate_only.py",
+        "rounds/test_feature_files.py",
         "rounds/test_frozen_encoder.py",
         "rounds/test_plan.py",
+        "rounds/test_sampling.py",
         "rounds/test_setup.py",
+        "rounds/test_site_models.py",
+        "test_federation.py",
+        "test_objects.py",
+        "test_own_modules.py",
     )
 )
 """Where runs in this process write no page: none is read there, but by tests that ask for ``pages``."""
@@ -296,7 +323,7 @@ def _spread(items: list[pytest.Item]) -> list[pytest.Item]:
     waiting = sorted((path for path in files if places[path] < last), key=lambda path: places[path])
     working = sorted(
         (path for path in files if places[path] == last),
-        key=lambda path: (-sum(map(_is_whole, files[path])), -len(files[path])),
+        key=lambda path: (path not in LONG, -sum(map(_is_whole, files[path])), -len(files[path])),
     )
     ordered, waiting = waiting[:2], waiting[2:]
     # All of them are begun in the first half.

@@ -29,6 +29,8 @@ SMALL: dict[str, Any] = {
     "seed": 3,
     "training": {"epochs": 1, "batch_size": 32, "learning_rate": 0.05},
 }
+PLAIN: dict[str, Any] = {**SMALL, "summation": "plain"}
+"""Where the sums are not the subject; secure ones have the same bits."""
 SILOS = ["site-2", "site-3", "site-4", "site-5"]
 
 
@@ -46,7 +48,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[federation.Resul
 def test_same_seed_same_model_other_seed_other_model(finished: tuple[federation.Result, Path]) -> None:
     first = finished[0].state.model
     assert _models_equal(first, federation.run("fedmr", SILOS, 2, **SMALL).state.model)
-    assert not _models_equal(first, federation.run("fedmr", SILOS, 2, **(SMALL | {"seed": 4})).state.model)
+    assert not _models_equal(first, federation.run("fedmr", SILOS, 2, **(PLAIN | {"seed": 4})).state.model)
 
 
 def test_files_of_the_server(finished: tuple[federation.Result, Path]) -> None:
@@ -347,7 +349,7 @@ def test_a_failing_baseline_costs_nothing_else(tmp_path: Path, monkeypatch: pyte
         raise TrainingError("diverged")
 
     monkeypatch.setattr(Contributor, "baseline", broken)
-    result = federation.run("fedavg", SILOS[:3], 1, folder=tmp_path, local_baseline_epochs=1, **SMALL)
+    result = federation.run("fedavg", SILOS[:3], 1, folder=tmp_path, local_baseline_epochs=1, **PLAIN)
     assert result.outcome.trained
     assert json.loads((tmp_path / "site-2" / "local_report.json").read_text())["local_only"] is None
 
@@ -358,11 +360,11 @@ def test_a_silo_that_keeps_its_prototypes_changes_only_them(
 ) -> None:
     """Under the class rules the first sum tells who holds which class, and the second has class sums."""
     all_in = finished[0]
-    without = federation.run("fedmr", SILOS, 2, prototype_sites=SILOS[:3], **SMALL)
+    without = federation.run("fedmr", SILOS, 2, prototype_sites=SILOS[:3], **PLAIN)
     assert _models_equal(all_in.state.model, without.state.model), "both rounds train without prototypes"
     assert not torch.equal(all_in.state.extra["prototypes"], without.state.extra["prototypes"])
     assert without.state.extra["prototypes"].any(), "three silos are enough for a class"
-    too_few = federation.run("fedmr", SILOS, 2, prototype_sites=SILOS[:2], **SMALL)
+    too_few = federation.run("fedmr", SILOS, 2, prototype_sites=SILOS[:2], **PLAIN)
     assert _models_equal(all_in.state.model, too_few.state.model)
     assert not too_few.state.extra["prototypes"].any(), "two are not: a class sum would be nearly one's own"
 
@@ -370,7 +372,7 @@ def test_a_silo_that_keeps_its_prototypes_changes_only_them(
 @pytest.mark.whole
 def test_without_the_class_rules_two_silos_prototypes_are_used_and_at_once() -> None:
     all_in, without = (
-        federation.run("fedmr", SILOS, 1, prototype_sites=sites, class_rules="off", **SMALL)
+        federation.run("fedmr", SILOS, 1, prototype_sites=sites, class_rules="off", **PLAIN)
         for sites in (None, SILOS[:2])
     )
     assert _models_equal(all_in.state.model, without.state.model), "round 1 trains without prototypes"
@@ -380,7 +382,7 @@ def test_without_the_class_rules_two_silos_prototypes_are_used_and_at_once() -> 
 
 @pytest.mark.whole
 def test_local_only_baseline_is_reported_at_the_silo(tmp_path: Path) -> None:
-    federation.run("fedavg", SILOS[:3], 1, folder=tmp_path, local_baseline_epochs=1, **SMALL)
+    federation.run("fedavg", SILOS[:3], 1, folder=tmp_path, local_baseline_epochs=1, **PLAIN)
     report = json.loads((tmp_path / "site-2" / "local_report.json").read_text())
     assert report["local_only"]["epochs"] == 1
     assert report["local_only"]["test"]["records"] == report["global"]["test"]["records"]
@@ -410,8 +412,8 @@ def test_pretrained_start_is_used_and_its_hash_recorded(tmp_path: Path, finished
 
 @pytest.mark.whole
 def test_update_norm_bounds_the_update() -> None:
-    start = federation.run("fedavg", SILOS, 1, **SMALL, update_norm=1e-9).state.model
-    short = federation.run("fedavg", SILOS, 1, **SMALL, update_norm=0.1).state.model
+    start = federation.run("fedavg", SILOS, 1, **PLAIN, update_norm=1e-9).state.model
+    short = federation.run("fedavg", SILOS, 1, **PLAIN, update_norm=0.1).state.model
     moved = torch.cat([(short[name] - start[name]).double().reshape(-1) for name in short])
     assert 0.0 < float(moved.norm()) <= 0.1 * (1 + 2**-10) + 1e-6
 

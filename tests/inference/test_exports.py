@@ -102,28 +102,6 @@ def test_torchscript_has_the_card_inside(ran: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.whole
-def test_a_bundle_is_run_by_monai(ran: Path, tmp_path: Path) -> None:
-    from monai.bundle import ConfigWorkflow
-
-    made = command(ran, "--format", "monai-bundle", "-o", tmp_path / "bundle")
-    assert made.exit_code == 0, made.output
-    bundle = tmp_path / "bundle"
-    np.save(bundle / "input.npy", records(6))
-    workflow = ConfigWorkflow(
-        str(bundle / exports.CONFIG),
-        str(bundle / exports.METADATA),
-        workflow_type="infer",
-        logging_file=False,
-        bundle_root=str(bundle),
-    )
-    workflow.initialize()
-    workflow.run()
-    model = tightframe.load_model(ran)
-    np.testing.assert_allclose(np.load(bundle / "output.npy"), model.predict_proba(records(6)), atol=1e-5)
-    assert json.loads((bundle / "tightframe.json").read_text())["model_sha256"] == model.hash
-
-
-@pytest.mark.whole
 @pytest.mark.parametrize(
     ("method", "changes"),
     [

@@ -15,6 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from sklearn.metrics import balanced_accuracy_score, confusion_matrix
+from typer.testing import CliRunner
 
 import tightframe
 from tightframe import federation, methods
@@ -26,6 +27,7 @@ from tightframe.inference.model import TrainedModel
 from tightframe.learning.model_update import build_template
 from tightframe.results.files import BEST, CARD, LOCAL, MODEL, PERSONAL
 from tightframe.rounds.setup import assemble
+from tightframe_app.cli import app
 
 OPTIONS = {"partition": "iid", "silos": 3, "subset": 240, "test_subset": 90, "test": "own"}
 TRAINING = {"epochs": 1, "batch_size": 16, "learning_rate": 0.05, "momentum": 0.0}
@@ -178,11 +180,19 @@ def test_each_head_and_encoder_has_a_method_with_onnx() -> None:
 
 def check_bundle(model: TrainedModel, x: torch.Tensor, folder: Path) -> None:
     """Write a model's bundle and have MONAI run it, in this process: its own takes seconds to start."""
-    from monai.bundle import ConfigWorkflow
-
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the exporter, about itself
         exports._bundle(model, exports.Probabilities(model), folder)
+    check_written(model, x, folder)
+    metadata = json.loads((folder / exports.METADATA).read_text())
+    outputs = metadata["network_data_format"]["outputs"][exports.PROBABILITIES]
+    assert tuple(outputs["channel_def"].values()) == model.class_names
+
+
+def check_written(model: TrainedModel, x: torch.Tensor, folder: Path) -> None:
+    """Have MONAI run a bundle."""
+    from monai.bundle import ConfigWorkflow
+
     np.save(folder / "input.npy", x.numpy())
     workflow = ConfigWorkflow(
         str(folder / exports.CONFIG),
@@ -195,11 +205,16 @@ def check_bundle(model: TrainedModel, x: torch.Tensor, folder: Path) -> None:
     workflow.run()
     found = np.load(folder / "output.npy", allow_pickle=False)
     np.testing.assert_allclose(found, model.predict_proba(x), atol=1e-5)
-    metadata = json.loads((folder / exports.METADATA).read_text())
-    outputs = metadata["network_data_format"]["outputs"][exports.PROBABILITIES]
-    assert tuple(outputs["channel_def"].values()) == model.class_names
     told = json.loads((folder / exports.DESCRIPTION).read_text())
     assert told["model_sha256"] == model.hash and ("card" in told or "job" in told)
+
+
+@pytest.mark.whole
+def test_the_commands_bundle_is_run_by_monai(trained: Trained, tmp_path: Path) -> None:
+    ran, bundle = trained("fedetf")[0], tmp_path / "bundle"
+    made = CliRunner().invoke(app, ["export", str(ran), "--format", "monai-bundle", "-o", str(bundle)])
+    assert made.exit_code == 0, made.output
+    check_written(tightframe.load_model(ran), records("silo-1")[0], bundle)
 
 
 def ended_setting(ended: federation.Result) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 import numpy as np
@@ -44,10 +45,10 @@ def with_share(share: float) -> torch.Tensor:
         (FIVE * torch.tensor([1e-6, 1, 1e6, 1, 1]) + 1, (), 5),
         (torch.cat([FIVE, torch.zeros(300, 100)], 1), (), 5),
         (torch.cat([FIVE, FIVE.new_full((300, 1), 7), FIVE * 2.2 - 1, FIVE.sum(1, keepdim=True)], 1), (), 5),
-        (torch.cat([FIVE, levels(9)], 1), (), 13),  # the last level is none of the others
-        (torch.cat([FIVE, levels(9), torch.zeros(300, 99)], 1), (1, 1, 1, 1, 1, 108), 6),
-        (torch.cat([FIVE, levels(9), levels(9)], 1), (1, 1, 1, 1, 1, 9, 9), 6),
-        (torch.cat([levels(9), FIVE], 1), (9, 1, 1, 1, 1, 1), 6),
+        (torch.cat([FIVE, levels(9)], 1), (), 5 + 9 / 24),
+        (torch.cat([FIVE, levels(9), torch.zeros(300, 99)], 1), (1, 1, 1, 1, 1, 108), 5 + math.log2(9) / 24),
+        (torch.cat([FIVE, levels(9), levels(9)], 1), (1, 1, 1, 1, 1, 9, 9), 5 + math.log2(9) / 12),
+        (torch.cat([levels(9), FIVE], 1), (9, 1, 1, 1, 1, 1), 5 + math.log2(9) / 24),
         (torch.full((300, 3), torch.nan), (), 0),
         (torch.full((300, 3), torch.inf), (), 0),
         (with_share(FOLLOWS * 1.2), (), 2),
@@ -79,17 +80,24 @@ def test_a_record_of_yes_and_no_is_worth_its_bits() -> None:
     assert not ClassSums(150, 10).allowed(48 * values, 2)
     wide = torch.from_numpy(DRAW.integers(0, 2, size=(339, 32))).float()
     assert count_values([wide], (), 5) == 32, "more possible rows than can be written down"
-    assert count_values([torch.cat([rows, FIVE[:, :1].repeat(2, 1)[:339]], 1)], (), 5) == 11, "nor numbers"
+    real = torch.from_numpy(DRAW.normal(size=(339, 1))).float()
+    for more in (
+        [real],
+        [real, 2 * real - 1, rows @ torch.rand(10, 1)],
+    ):  # as columns that follow from others
+        # Else all 48 records of a class, with the number, were read from 264 sums.
+        assert count_values([torch.cat([rows, *more], 1)], (), 5) == pytest.approx(1 + 10 / 24)
+    assert count_values([torch.cat([wide, real], 1)], (), 5) == 33
 
 
 @pytest.mark.parametrize(
-    ("differ", "least", "values"), [(4, 5, 1), (5, 5, 2), (296, 5, 1), (1, 1, 2), (0, 1, 1)]
+    ("differ", "least", "bits"), [(4, 5, 0), (5, 5, 1), (296, 5, 0), (1, 1, 1), (0, 1, 0)]
 )
-def test_a_column_differs_in_enough_records(differ: int, least: int, values: int) -> None:
+def test_a_column_differs_in_enough_records(differ: int, least: int, bits: int) -> None:
     """No single record decides, nor one of fewer than the class rules ask for."""
     column = torch.zeros(300, 1)
     column[:differ] = 1
-    assert count_values([torch.cat([FIVE[:, :1], column], 1)], (), least) == values
+    assert count_values([torch.cat([FIVE[:, :1], column], 1)], (), least) == pytest.approx(1 + bits / 24)
 
 
 def test_of_few_records_a_column_differs_in_half() -> None:
@@ -108,6 +116,18 @@ def test_a_class_has_what_varies_in_it() -> None:
     read = [(rows[:150], label[:150]), (rows[150:], label[150:])]
     assert record_values.count_values(read, 3, (), 5).tolist() == [4, 5, 0]
     assert record_values.count_values(read, 2, (3, 1, 1), 5).tolist() == [2, 3]
+
+
+def test_a_column_of_few_values_in_a_class_is_worth_their_bits_there() -> None:
+    """One of numbers at all others; of 16 values it is one of numbers, of fewer their bits."""
+    label = torch.arange(600) % 2
+    for values, worth in ((2, 4 + 1 / 24), (15, 4 + math.log2(15) / 24), (16, 5)):
+        few = torch.where(label == 1, (torch.arange(600) // 2 % values).float(), FIVE[:, 4].repeat(2))
+        rows = torch.cat([FIVE[:, :4].repeat_interleave(2, 0), few[:, None]], 1)
+        (first, second) = record_values.count_values([(rows, label)], 2, (), 5).tolist()
+        assert first == 5 and second == pytest.approx(worth)
+    few = torch.stack([torch.arange(300) % 20, torch.arange(300) // 20 % 15], 1)
+    assert count_values([few], (), 5) == pytest.approx(math.log2(300) / 24)  # all possible rows are few
 
 
 def test_a_picture_that_was_scaled_up_has_no_more_numbers() -> None:

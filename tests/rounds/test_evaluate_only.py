@@ -78,6 +78,7 @@ def evaluate(made: evaluating.Evaluation, folder: Path, **changes: Any) -> feder
 
 
 @pytest.mark.whole
+@pytest.mark.usefixtures("pages")
 def test_one_exchange_gives_what_scikit_learn_counts(ran: Path, tmp_path: Path) -> None:
     made = evaluating.of_run(ran, None, {})
     assert made.job.evaluate_only is not None and made.job.rounds == 0

@@ -107,6 +107,7 @@ def test_a_run_of_three_architectures(tmp_path: Path, caplog: pytest.LogCaptureF
     assert secure.outcome.personal is not None and secure.outcome.personal.silos == len(FOUR)
 
 
+@pytest.mark.usefixtures("pages")
 def test_reports_name_the_architecture(tmp_path: Path) -> None:
     _run(tmp_path, "plain")
     told = {site: json.loads((tmp_path / site / "local_report.json").read_text())["model"] for site in FOUR}

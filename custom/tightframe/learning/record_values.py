@@ -11,10 +11,10 @@ A column of a table counts once, however many numbers its levels are encoded in.
 512 numbers are first added up to as many, each with a sign, in one order for all: that gives no number that
 was not there. Of n records n - 1 numbers are seen at most.
 
-Where all columns have few values (yes or no, short categories), a sum over records is one over *possible*
-rows, which can all be written down: then whole numbers are looked for, of which few are not zero, and two or
-three equations a record are enough, however many columns it has (339 of 339 records of ten yes/no columns,
-by non-negative least squares). So with fewer than 2^32 possible rows a record is worth its bits alone.
+A sum over records is one over *possible* rows, of which few occur: then two or three equations a record are
+enough, found by non-negative least squares, however many columns of few values it has (339 of 339 records of
+ten yes/no columns; 48 of 48 of ten and a real one). So columns of few values are worth their bits alone,
+unless they have 2^32 possible rows or more; and so is a whole record of fewer possible rows.
 
 Features mix columns by their spread, which a contract's ranges decide: of a column with a range of 100 and
 eleven with a million times theirs, any features are ones of the first (71 of 71 patients' values of it were
@@ -40,8 +40,8 @@ PICTURES, ROWS = 640, 2**14
 so that rare values are seen."""
 POSSIBLE_BITS, NUMBER_BITS = 32, 24
 """Bits of a row below which all possible rows can be written down, and of a number in a sum of features."""
-SHORT = 3
-"""Values that a column of numbers has more of."""
+SHORT, LONG = 3, 16
+"""Values in a class that a column of numbers has more of, if most records differ in it; else at least."""
 ALIKE = 4
 """Columns with at least this part of the largest spread are as good as alike: nothing was read at three times
 and hardly more than by chance at eight."""
@@ -95,12 +95,23 @@ def count_values(
         return made
     rows = np.nan_to_num(torch.cat(read).numpy(), nan=0.0, posinf=0.0, neginf=0.0)
     by = None if scale is None else scale.numpy()
-    label, known = torch.cat(told).numpy(), dict[bytes, float]()
+    label, known = torch.cat(told).numpy(), dict[bytes, int]()
+    of = np.repeat(np.arange(len(columns)), columns) if columns else np.arange(rows.shape[1])
+
+    def independent(chosen: NDArray[np.bool_]) -> int:
+        if (key := chosen.tobytes()) not in known:
+            known[key] = _independent(rows[:, chosen], of[chosen])
+        return known[key]
+
     for place in np.unique(label):
-        varies = _varies(rows[label == place], least)
-        if (key := varies.tobytes()) not in known:
-            known[key] = _count(rows[:, varies], varies, columns, by if by is None else by[varies])
-        made[place] = known[key]
+        own = rows[label == place]
+        varies = _varies(own, least)
+        most, bits, short = _levels(own[:, varies], of[varies])
+        if by is not None:
+            most = min(most, _alike(rows[:, varies] / by[varies], of[varies]))
+        few = varies & np.isin(of, short)
+        hidden = independent(few)  # what follows from these is no number, either
+        made[place] = min(independent(varies) - hidden + min(hidden, bits / NUMBER_BITS), most)
     return made
 
 
@@ -112,25 +123,6 @@ def _varies(rows: NDArray[np.float32], least: int) -> NDArray[np.bool_]:
     return different
 
 
-def _count(
-    rows: NDArray[np.float32],
-    varies: NDArray[np.bool_],
-    columns: Sequence[int],
-    scale: NDArray[np.float64] | None,
-) -> float:
-    """Return how many columns of all records do not follow from others, of those that vary in a class."""
-    of = np.repeat(np.arange(len(columns)), columns) if columns else np.arange(len(varies))
-    of, scaled = of[varies], _scaled(rows.astype(np.float64))
-    most: float = len(np.unique(of))
-    if scale is not None:
-        most = _alike(rows / scale, of)
-    if (bits := _bits(rows, of)) < POSSIBLE_BITS:
-        most = min(most, bits / NUMBER_BITS)
-    if scaled.shape[1] > MOST:
-        scaled, of = _scaled(_added_up(torch.from_numpy(scaled)).numpy()), np.arange(MOST)
-    return min(_independent(scaled.T @ scaled, of), most)
-
-
 def _alike(rows: NDArray[np.float64], of: NDArray[np.int64]) -> float:
     """Return how many columns of one spread are seen as well as these; a column's is that of its numbers."""
     spread = np.sqrt(np.bincount(of, weights=rows.var(0), minlength=1))
@@ -140,32 +132,40 @@ def _alike(rows: NDArray[np.float64], of: NDArray[np.int64]) -> float:
     return float(seen.sum() ** 2 / np.square(seen).sum())
 
 
-def _bits(rows: NDArray[np.float32], of: NDArray[np.int64]) -> float:
-    """Return the bits of a possible row, if each column has the values that are there; infinite of numbers.
+def _levels(rows: NDArray[np.float32], of: NDArray[np.int64]) -> tuple[float, float, list[int]]:
+    """Return what a record's values are worth at most, the bits of its columns of few values, and these.
 
-    A column is one of numbers if most different records differ in it.
+    None are those of few values if they have too many possible rows.
+
+    Args:
+        rows: of a class.
+        of: the column of each number.
     """
-    found = np.unique(of)
-    if len(found) >= POSSIBLE_BITS:  # each has one at least
-        return math.inf
-    rows, bits = np.unique(rows, axis=0), 0.0
+    rows, found, every, bits = np.unique(rows, axis=0), np.unique(of), 0.0, 0.0
+    short = list[int]()
     for column in found:
         values = len(np.unique(rows[:, of == column], axis=0))
-        if values > SHORT and 2 * values > len(rows):
-            return math.inf
-        bits += math.log2(values)
+        real = values > SHORT and 2 * values > len(rows)
+        every += math.inf if real else math.log2(values)
+        if values < LONG and not real:
+            bits += math.log2(values)
+            short.append(int(column))
         if bits >= POSSIBLE_BITS:
-            break
-    return bits
+            return len(found), 0.0, []
+    return (every / NUMBER_BITS if every < POSSIBLE_BITS else len(found)), bits, short
 
 
-def _independent(left: NDArray[np.float64], of: NDArray[np.int64]) -> int:
+def _independent(rows: NDArray[np.float32], of: NDArray[np.int64]) -> int:
     """Return how many columns do not follow from others, taken from the one with the most left.
 
     Args:
-        left: correlations of the numbers, (p, p); overwritten.
+        rows: (n, p).
         of: the column of each number, (p,).
     """
+    scaled = _scaled(rows.astype(np.float64))
+    if scaled.shape[1] > MOST:
+        scaled, of = _scaled(_added_up(torch.from_numpy(scaled)).numpy()), np.arange(MOST)
+    left = scaled.T @ scaled
     found, column = 0, -1
     while left.size:
         own = left.diagonal()

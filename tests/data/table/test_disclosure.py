@@ -358,10 +358,8 @@ def test_rounded_moments_are_those_of_many_columns_and_near_the_exact_ones() -> 
 def test_rounding_is_to_the_nearest_of_steps_that_are_no_longer_than_asked_for() -> None:
     steps = {0.5: [5, 6, 7], 1.9: [5, 6, 7], 2.1: [6, 6, 8], 4.5: [4, 8, 8], 8.0: [8, 8, 8], 16.0: [0, 0, 0]}
     assert {most: [disclosure._rounded(value, most) for value in (5, 6, 7)] for most in steps} == steps
-    (q,) = np.rint((np.array([0.2]) + 1) / 2 * UNITS).astype(int)
-    assert rounded_moments(np.array([0.2])).tolist() == [1, q, *divmod(int(q) ** 2, UNITS)], (
-        "nothing to round"
-    )
+    q = 629_147  # odd, and so is its square
+    assert rounded_moments(np.array([2 * q / UNITS - 1])).tolist() == [1, q, *divmod(q**2, UNITS)], "as it is"
 
 
 def test_patients_are_counted_where_they_are_known() -> None:

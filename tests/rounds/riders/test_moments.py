@@ -23,9 +23,10 @@ from tightframe.rounds.phases.statistics import (
     packed,
     times_in_moments,
 )
-from tightframe.rounds.riders.moments import FILE, check, contradicted, forget, note
+from tightframe.rounds.riders.moments import FILE, check, contradicted, note, settle
 from tightframe.rounds.setup import prepare
 from tightframe.rounds.silo import own_state
+from tightframe.securesum.messages import SumId, Total
 
 OWN = {VALUES: torch.tensor(2.0), SUMS: torch.tensor([4.0]), SQUARES: torch.tensor([10.0])}
 TRUE, FALSE = torch.tensor([3.0, 6.0, 14.0]), torch.tensor([3.0, 9.0, 34.0])
@@ -97,6 +98,10 @@ def test_a_silo_says_once_that_pooled_moments_contradict_its_own_also_in_a_job_t
         assert warned(then, FALSE) != said and not warned(then, FALSE)
         if not said:
             assert warned(context, FALSE)
-    forget(context)
-    forget(context)
-    assert not kept.exists() and not warned(context, FALSE)
+    statistics, train = SumId(0, "statistics-0"), SumId(1, "train-0")
+    for sum_id, survivors in ((train, ("b", "c")), (statistics, ("a", "b", "c")), (None, ())):
+        settle(context, None if sum_id is None else Total(0, sum_id, "", survivors, {}, bytes(32)))
+        assert kept.exists(), "its own are in the moments"
+    for _ in range(2):
+        settle(context, Total(0, statistics, "", ("b", "c"), {}, bytes(32)))
+        assert not kept.exists() and not warned(context, FALSE)

@@ -286,6 +286,7 @@ def test_the_totals_are_the_silos_integers_and_their_noise_in_plain_and_secure_s
 
 
 @pytest.mark.whole
+@pytest.mark.usefixtures("pages")
 def test_a_run_told_at_a_large_epsilon_and_a_silo_that_drops_out_of_the_closing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -137,6 +137,7 @@ def test_the_pull_of_one_silo_is_its_share_of_the_norm(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("wrong", ["site-2", None])
+@pytest.mark.usefixtures("pages")
 def test_a_silo_with_wrong_records_stands_out_and_is_not_named(
     wrong: str | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -165,6 +166,7 @@ def test_a_silo_with_wrong_records_stands_out_and_is_not_named(
 
 
 @pytest.mark.whole
+@pytest.mark.usefixtures("pages")
 def test_the_histogram_stays_shut_after_a_drop_out(tmp_path: Path) -> None:
     """Two cohorts' histograms would tell the range of the silo between them."""
     run(plain(), tmp_path, silent=lambda task, site, request: site == "site-1" and in_round(request, 2))

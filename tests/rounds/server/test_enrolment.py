@@ -105,6 +105,7 @@ def test_who_never_answers_is_named_first_where_another_silo_refuses_then(
     assert (last.state, last.waiting, last.refused) == ("stopped", (), found["not_enrolled"])
 
 
+@pytest.mark.usefixtures("pages")
 def test_rules_that_a_site_tells_are_in_reason_outcome_and_report(
     tmp_path: Path, line: tuple[list[Change], list[Status]]
 ) -> None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,13 +16,16 @@ import torch
 from tests.support.runs import FOUR, asked, job, missed, run
 
 from tightframe.errors import ContributionError, DataError, RunError, TightframeError, TrainingError
+from tightframe.learning.halves import NORMALISER
 from tightframe.learning.model_update import BROADCAST, BUFFER
-from tightframe.phases import Cohort, Field, Phase, Schema, ServerState
+from tightframe.learning.one_sum.feature_sums import RECORDS
+from tightframe.learning.one_sum.temperature import LOSSES
+from tightframe.phases import Cohort, Contribution, Field, Phase, Schema, ServerState
 from tightframe.privacy.accounting import BudgetError
 from tightframe.rounds import codec
 from tightframe.rounds.context import SiloContext
 from tightframe.rounds.plan import advance
-from tightframe.rounds.riders import evaluation, failures
+from tightframe.rounds.riders import class_rules, epsilon, evaluation, failures, moments
 from tightframe.rounds.run_state import state_sha256
 from tightframe.rounds.setup import prepare
 from tightframe.rounds.silo.contribute import Contributor
@@ -43,6 +49,22 @@ TOLD: tuple[TightframeError, ...] = (
     BudgetError("spent"),
     TightframeError("stopped", code="TF-730"),
 )
+
+
+FLAG = Field(failures.FAILED, (), bound=1.0 + failures.LACKING, bits=0)
+STATIC = Field("evaluation/steps", (), static=True)
+MIXED = Schema((Field("update/weight", (2,)), STATIC, Field("buffer/mean", (2,), static=True)))
+
+
+def static(name: str, *shape: int, **more: Any) -> Field:
+    return Field(name, shape, static=True, **more)
+
+
+UPDATE, FLAGGED = Field("update/weight", (2,)), static(failures.FAILED, bound=1.0 + failures.LACKING, bits=0)
+
+
+def names(fields: tuple[Field, ...]) -> list[str]:
+    return [item.name for item in fields]
 
 
 def contributor(folder: Path, **values: Any) -> Contributor:
@@ -252,11 +274,48 @@ def test_with_privacy_a_failed_silo_adds_its_share_of_the_noise(
         assert float(np.var(units)) == pytest.approx(config.share_variance(honest), rel=0.3)
 
 
+class Noise:
+    """A release whose noise says of which one it is, and for how many shares."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+
+    def share(self, shape: tuple[int, ...], shares: int) -> Any:
+        return np.full(shape, 100 * self._number + shares)
+
+    def as_numbers(self, units: Any) -> Any:
+        return units.astype(float)
+
+
+def test_with_privacy_each_noisy_total_has_a_failed_silos_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the noise of that total is less than what was charged for."""
+    plan: Any = SimpleNamespace(
+        class_sums=Noise(1),
+        frozen=SimpleNamespace(config=SimpleNamespace(part=lambda name: {"frozen_sums": Noise(2)}[name])),
+        evaluation=SimpleNamespace(config=Noise(3)),
+        statistics=SimpleNamespace(config=Noise(4)),
+        gradients=Noise(5),
+        training_shares=lambda honest: 10 * honest,
+    )
+    noisy = ("class_sums", "frozen_sums", "evaluation", "statistics", "gradient_sum")
+    told = {epsilon.BINS: torch.ones(2)}
+    monkeypatch.setattr(epsilon, "told", lambda silo: told)
+    silo: Any = SimpleNamespace(honest=2)
+    for more in ((), (Field(epsilon.BINS, (2,)),)):
+        schema = Schema((*(Field(name, (2,), mechanism=name) for name in noisy), UPDATE, *more))
+        made = failures.with_noise(failures.neutral(schema, {}), schema, plan, silo).tensors
+        assert [made[name].tolist() for name in noisy] == [
+            [number] * 2 for number in (102, 202, 302, 402, 520)
+        ]
+        assert not made[UPDATE.name].any() and set(made) == set(names(schema.fields))
+        assert not more or made[epsilon.BINS].all()
+
+
 def test_with_privacy_a_failed_silos_term_has_no_flag() -> None:
     """The schema has none, and no field but the schema's is in a term."""
     fields = (Field("update/weight", (2,)), Field(failures.FAILED, (), static=True))
     for schema in (Schema(fields[:1]), Schema(fields)):
-        made = failures.neutral(schema, {}).tensors
+        made = failures.without_update(schema, {}, {}).tensors
         assert sorted(made) == sorted(item.name for item in schema.fields)
         assert not made["update/weight"].any()
 
@@ -281,11 +340,6 @@ def test_without_a_failed_silo_nothing_is_noted() -> None:
     for failed, notes in ((0.0, {}), (1.0, {failures.NOTE: 1})):
         reading = phase.read(state, {failures.FAILED: np.array(failed)}, cohort)
         assert (dict(reading.notes), len(reading.warnings)) == (notes, len(notes))
-
-
-FLAG = Field(failures.FAILED, (), bound=1.0 + failures.LACKING, bits=0)
-STATIC = Field("evaluation/steps", (), static=True)
-MIXED = Schema((Field("update/weight", (2,)), STATIC, Field("buffer/mean", (2,), static=True)))
 
 
 def test_what_a_failed_silo_lacks_of_its_records_is_random_and_nothing_else() -> None:
@@ -319,6 +373,8 @@ def test_what_a_failed_silo_lacks_of_its_records_is_random_and_nothing_else() ->
         (4.0 * failures.LACKING + 5.0, MIXED, True, "TF-526"),
         (5.0 * failures.LACKING, MIXED, True, "TF-526"),
         (-1.0, MIXED, True, "TF-526"),
+        (1.0 - failures.LACKING, MIXED, True, "TF-526"),
+        (2.0, MIXED, True, "TF-513"),
     ],
 )
 def test_numbers_of_records_that_a_silo_lacks_are_not_used(
@@ -338,6 +394,121 @@ def test_numbers_of_records_that_a_silo_lacks_are_not_used(
         assert caught.value.code == left
     else:
         assert set(phase.read(state, totals, cohort).totals) == left
+
+
+@pytest.mark.parametrize("flag", [FLAG, FLAGGED], ids=["beside an update", "beside counts"])
+def test_what_is_of_a_silos_records_alone_trains_nothing(flag: Field) -> None:
+    """The difference of two totals of it, in one of which a silo's part is missing, is that part."""
+    trained = [static(f"{prefix}of-one-run") for prefix in failures.TRAINED]
+    numbers = [static("counts", 3, per_class=True), static("evaluation/steps")]
+    fields = (*numbers, static("sums", 3, 4, per_class=True), *trained, flag)
+    assert names(failures.of_records(Schema(fields))) == ["counts", "evaluation/steps", "sums"]
+    assert names(failures.of_records(Schema((*fields, UPDATE)))) == ["counts", "evaluation/steps"]
+
+
+def test_a_failed_silos_term_keeps_what_needs_no_training() -> None:
+    made_of = [RECORDS, LOSSES, NORMALISER, "evaluation/steps", "statistics/values"]
+    kept = [*map(static, made_of), static("counts", 3, per_class=True)]
+    fields = (*kept, static("products", 3, products=2), static("step"))
+    for schema, trains in ((Schema((*fields, FLAGGED)), False), (Schema((*fields, UPDATE, FLAG)), True)):
+        made = {item.name: torch.ones(item.shape) for item in schema.fields if item.name != failures.FAILED}
+        tensors = failures.without_update(schema, {}, made).tensors
+        full = {name for name, tensor in tensors.items() if tensor.any()}
+        assert full == {*names(tuple(kept)), failures.FAILED, *([] if trains else ["step"])}
+        assert float(tensors[failures.FAILED]) == (1.0 + failures.LACKING if trains else 1.0)
+
+
+@pytest.mark.parametrize("beside", [True, False], ids=["products", "no products"])
+@pytest.mark.parametrize("value", [0.0, 1.0])
+def test_sums_of_features_that_a_failed_silo_lacks_are_random(beside: bool, value: float) -> None:
+    """Those by class beside products are of the same records; alone they are of the received model."""
+    products, sums = static("products", 8, products=2), static("sums", 2, 4, per_class=True)
+    features = static("features", 2, 4, features=2)
+    counts = static("counts", 2, per_class=True)
+    schema = Schema((UPDATE, *([products] if beside else []), features, sums, counts, FLAG))
+    made = {item.name: torch.full(item.shape, value, dtype=torch.float64) for item in schema.fields}
+    made[failures.FAILED] = torch.tensor(1.0)
+    term = codec.encode(schema, made, share=1.0, parties=4)
+    blinded = failures.blinded(schema, term)
+    before, after = (codec.unpack(schema, "static", item["static"]) for item in (term, blinded))
+    random = {name for name in before if not np.array_equal(before[name], after[name])}
+    expected = {"products", "features", "sums"} if beside else {"features"}
+    assert random == (expected if value == 0.0 else set())
+
+
+@pytest.mark.parametrize(
+    ("total", "lacks"), [({}, False), ({failures.FAILED: 4.0}, False), ({failures.FAILED: 1025.0}, True)]
+)
+def test_one_silo_that_lacks_its_numbers_is_enough(total: dict[str, float], lacks: bool) -> None:
+    assert failures.lacking({name: np.array(value) for name, value in total.items()}) == lacks
+
+
+def test_which_errors_can_depend_on_records() -> None:
+    told = [*TOLD, *(TightframeError("", code=code) for code in failures.TOLD)]
+    assert all(map(failures.hidden, HIDDEN)) and not any(map(failures.hidden, told))
+
+
+def test_what_stops_a_silo_is_told_although_the_rest_could_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("check", "note"):
+        monkeypatch.setattr(moments, name, lambda *_: None)
+    calls = []
+
+    def contribute(*_: Any) -> Contribution:
+        calls.append(1)
+        if len(calls) == 1:
+            raise TOLD[0]
+        return Contribution({})
+
+    def nothing(*_: Any) -> Any:
+        raise AssertionError("Expected no training.")
+
+    silo: Any = SimpleNamespace(
+        without_training=nullcontext, context=SimpleNamespace(name="site-1", log=logging.getLogger())
+    )
+    phase = failures.attach(Phase("train", MIXED, nothing, contribute, nothing), job())
+    with pytest.raises(TightframeError) as caught:
+        phase.contribute(silo, {}, {})
+    assert caught.value is TOLD[0]
+    assert set(phase.contribute(silo, {}, {}).tensors) == {failures.FAILED}
+
+
+def test_what_training_does_not_touch_is_made_again_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def without(error: Exception | None, schema: Schema = MIXED) -> tuple[list[str], list[float]]:
+        calls: list[str] = []
+
+        def contribute(*_: Any) -> Contribution:
+            calls.append("contribute")
+            if error is not None:
+                raise error
+            return Contribution({"evaluation/steps": torch.tensor(3.0), "update/weight": torch.ones(2)})
+
+        @contextmanager
+        def without_training() -> Iterator[None]:
+            calls.append("without training")
+            yield
+
+        def nothing(*_: Any) -> Any:
+            raise AssertionError("Expected no training.")
+
+        silo: Any = SimpleNamespace(without_training=without_training)
+        made = failures.untrained(silo, Phase("train", schema, nothing, contribute, nothing), {}, {}).tensors
+        assert not made["update/weight"].any()
+        return calls, [float(made.get("evaluation/steps", 0.0)), float(made[failures.FAILED])]
+
+    monkeypatch.setattr(class_rules, "own_classes", lambda *_: {"evaluation/steps": torch.tensor(4.0)})
+    assert without(None) == (["without training", "contribute"], [3.0, 1.0])
+    assert without(HIDDEN[0])[1] == [4.0, 1.0], "by the records alone"
+    assert without(HIDDEN[0], Schema((UPDATE,))) == ([], [0.0, 1.0]), "there is nothing to make"
+    with pytest.raises(TightframeError) as caught:
+        without(TOLD[0])
+    assert caught.value is TOLD[0]
+
+
+def test_the_silos_log_has_where_what_nobody_expected_happened(caplog: pytest.LogCaptureFixture) -> None:
+    context: Any = SimpleNamespace(name="site-1", log=logging.getLogger("tightframe.silo"))
+    for error in (HIDDEN[0], HIDDEN[4]):
+        failures.note(context, error)
+    assert [record.exc_info is None for record in caplog.records] == [True, False]
 
 
 def test_the_silos_log_has_an_errors_own_code() -> None:

@@ -32,6 +32,7 @@ from tightframe.rounds.sums.release import (
     _phases,
     formed_by,
     release_profile,
+    with_formed,
     with_weight,
 )
 from tightframe.rounds.sums.revealed import REVEALED, what_both_reveal
@@ -585,3 +586,15 @@ def test_the_own_weight_is_named_where_weights_are_capped() -> None:
     assert with_weight(capped, 7.0, 6.5) == tuple(sorted((*capped, (OWN_WEIGHT, "6.5"))))
     assert with_weight(uniform, 7.0, 6.5) == uniform
     assert with_weight(None, 7.0, 6.5) is None
+
+
+def test_options_are_named_in_whatever_order_a_job_has_them() -> None:
+    """Else the same job written anew would be another profile, and refused."""
+    options = {"widths": [16], "standardise": False}
+    first, second = (
+        profile({"model_options": dict(items)}) for items in (options.items(), reversed(options.items()))
+    )
+    assert first == second and "widths" in str(first)
+    formed = with_formed((("weights", "exact"),), {"counts": ("b", "a")})
+    assert formed == (("counts", '["b","a"]'), ("weights", "exact"))
+    assert with_formed(None, {"counts": ("a",)}) is None

@@ -41,6 +41,8 @@ from tightframe.phases import (
 )
 from tightframe.rounds.riders.view import RiderView, rider_view
 
+PREFIX = "statistics/"
+"""Start of the names of pooled statistics, which are of the records alone, in sums and broadcasts."""
 COUNTS = "statistics/counts"
 VALUES, SUMS, SQUARES = "statistics/values", "statistics/sums", "statistics/squares"
 COUNT_BOUND = 2.0**24

@@ -46,6 +46,7 @@ from tightframe.results.rows import FAILED_SILOS
 from tightframe.results.words import plural
 from tightframe.rounds import codec
 from tightframe.rounds.codec import Term
+from tightframe.rounds.phases.statistics import PREFIX as STATISTICS
 from tightframe.rounds.riders import class_rules, epsilon, moments, update_norms
 from tightframe.rounds.riders.view import RiderView, rider_view
 from tightframe.rounds.sums.common import TooFewError
@@ -60,8 +61,6 @@ LACKING = 1024
 """Added to the flag of a failed silo that lacks some of ``of_records``; more than a job has silos."""
 TRAINED = (BUFFER, TRAINING, update_norms.SILOS, "personal/")
 """Begins names of what follows from this silo's training, which no other run repeats."""
-INPUTS = "statistics/"
-"""Prefix of pooled statistics, which are of the records alone."""
 NOTE = FAILED_SILOS
 """Name of the note: number of silos in the sum that could not contribute."""
 TOLD = ("TF-504", "TF-512", "TF-604", "TF-730")
@@ -95,9 +94,8 @@ def attach(phase: Phase, job: JobConfig, *, needed: bool = True) -> Phase:
 
     def read(state: ServerState, totals: Totals, cohort: Cohort) -> Reading:
         own, others = taken_out(totals, FAILED.__eq__)
-        cohort.check_flags(own, own, each=1.0 + LACKING)
         failed, lacking = _counted(own)
-        cohort.check_flags({FAILED: np.array(float(max(failed, lacking)))}, [FAILED])
+        cohort.check_flags({FAILED: np.array([failed, lacking])}, [FAILED])
         if failed and cohort.size - failed < job.min_sites:
             raise TooFewError(
                 f"{failed} of {cohort.size} silos in round {cohort.round} could not contribute, so that "
@@ -149,8 +147,6 @@ def neutral(schema: Schema, received: Tensors) -> Contribution:
             tensors[item.name] = buffer.detach().to("cpu", torch.float64)
         else:
             tensors[item.name] = torch.zeros(item.shape, dtype=torch.float64)
-    if FAILED in tensors:
-        tensors[FAILED] = torch.ones((), dtype=torch.float64)
     return Contribution(tensors, proposed_state=None)
 
 
@@ -187,7 +183,7 @@ def _trains(schema: Schema) -> bool:
 
 def _of_received(item: Field) -> bool:
     """Return True for what a silo's records and the model received give, without any training."""
-    named = item.name in (RECORDS, LOSSES, NORMALISER) or item.name.startswith(("evaluation/", INPUTS))
+    named = item.name in (RECORDS, LOSSES, NORMALISER) or item.name.startswith(("evaluation/", STATISTICS))
     return item.per_class or named
 
 

@@ -37,6 +37,7 @@ from tightframe.learning.one_sum.temperature import LOSSES
 from tightframe.models.frozen import HEAD, encoder_sha256, is_frozen, tensors_sha256
 from tightframe.phases import Field, Phase, Schema, Tensors
 from tightframe.rounds.job_checks import HEAD_OPTIONS, STANDARDISE_MEAN, STANDARDISE_STD, own_tensors
+from tightframe.rounds.phases.statistics import PREFIX as STATISTICS
 from tightframe.rounds.riders.class_rules import summed_classes, sums_by_class
 from tightframe.rounds.setup import JobSetup
 from tightframe.rounds.sums.common import Formed
@@ -51,8 +52,6 @@ OWN_WEIGHT, DECLARED = "own weight", "as declared"
 FEATURES, ENCODER = "features", "encoder"
 MOMENTS, COUNTS = "moments", "counts"
 LAST_LAYER, LEFT_LAYER = "head", "head that a withdrawal leaves"
-STATISTICS = "statistics/"
-"""Start of the names of pooled statistics in broadcasts."""
 TRAINING = "training"
 """Name of the entry of how models are trained; of earlier builds' for each seed, ``training from ...``."""
 _UPDATE = UPDATE.rstrip("/")
