@@ -28,7 +28,7 @@ ONE_SUM = {
     "rounds": 1,
     "weights": "uniform",
     "model": "random_features",
-    "model_options": {"width": 16},
+    "model_options": {"width": 8},
 }
 
 

@@ -221,6 +221,7 @@ def products_refused(federation: Federation, name: str, why: str = "classes in p
     return str(caught.value)
 
 
+@pytest.mark.whole
 def test_another_hospitals_flag_does_not_put_a_class_into_products(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -237,6 +238,7 @@ def test_another_hospitals_flag_does_not_put_a_class_into_products(
     products_refused(again, "frozen/products")
 
 
+@pytest.mark.whole
 def test_products_of_other_classes_need_a_persons_consent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -255,6 +257,7 @@ def test_products_of_other_classes_need_a_persons_consent(
 
 
 @pytest.mark.parametrize("method", ["fedncm", "fed3r"])
+@pytest.mark.whole
 def test_another_hospitals_false_moments_make_no_other_features_of_the_same_records(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -315,6 +318,7 @@ def test_another_hospitals_false_statistics_make_no_other_training(
     assert again[summed].any()
 
 
+@pytest.mark.whole
 def test_another_hospitals_false_sums_ask_for_no_losses_at_another_head(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,6 +5,7 @@ Torch-free until ``records`` is called.
 
 from __future__ import annotations
 
+import hashlib
 import zipfile
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tightframe.data.base import FOLDS, Progress
+from tightframe.data.base import FOLDS, Progress, hash_of
 from tightframe.data.unpacked import check_zip
 from tightframe.errors import DataError
 from tightframe.phases import UNKNOWN, Fold
@@ -51,6 +52,7 @@ class ArrayData:
         self._num_classes = num_classes
         self._each = (num_classes,) if findings else ()
         self._folds = {fold: folds[fold] for fold in FOLDS}
+        self._content: str | None = None
         self._patients = None if patients is None else {fold: patients[fold] for fold in FOLDS}
 
     @classmethod
@@ -104,6 +106,16 @@ class ArrayData:
     def patient_ids(self, fold: Fold) -> list[str] | None:
         """Return the patient of each record of a fold as text; None if patients are not known."""
         return None if self._patients is None else [str(item) for item in self._patients[fold].tolist()]
+
+    def content_hash(self) -> str:
+        """Return a hash of all folds' values and labels in any order; see ``data.base.content_hash``."""
+        if self._content is None:
+            self._content = hash_of(
+                hashlib.sha256(value.astype("<f4").tobytes() + label.astype("<i8").tobytes()).digest()
+                for values, labels in self._folds.values()
+                for value, label in zip(values, labels, strict=False)
+            )
+        return self._content
 
     def check(self, progress: Progress | None = None) -> None:
         """Check every value and label.

@@ -96,6 +96,21 @@ def test_what_breaks_the_contract_is_refused_or_set_aside_and_named_by_row_and_r
     assert len(logged) == 7 and all(line.startswith("set aside: ") for line in logged)
 
 
+def test_the_same_files_under_other_names_labels_and_sizes_are_the_same_content(tmp_path: Path) -> None:
+    rows = write_skin(tmp_path / "one")
+    write_manifest(tmp_path / "one", rows)
+    first = open_site(site(tmp_path / "one"), options()).content_hash()
+    (tmp_path / "two").mkdir()
+    for place, row in enumerate(rows):
+        (tmp_path / "one" / row[2]).rename(tmp_path / "two" / f"n{place}.png")
+        row[2], row[3] = f"n{place}.png", ("NV", "MEL")[place % 3 == 0]
+    write_manifest(tmp_path / "two", rows[::-1])
+    other = options(contract({"size": [8, 8]}, title="Moles"))
+    assert open_site(site(tmp_path / "two"), other).content_hash() == first is not None
+    write_manifest(tmp_path / "two", rows[1:])
+    assert open_site(site(tmp_path / "two"), other).content_hash() != first
+
+
 def test_folders_are_classes(tmp_path: Path) -> None:
     for place in range(40):
         folder = tmp_path / ("moles", "MEL")[place % 2] / "deeper"

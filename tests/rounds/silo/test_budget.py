@@ -8,13 +8,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.support import tables
 from tests.support.ledgers import charges_in
 from tests.support.runs import JOB_ID, contexts, job
+from tests.support.tables import HEADER, WARD, contract, options, ward_rows, write
 
 from tightframe.config.policy import PolicyBlock
 from tightframe.config.site import SiteEntry
 from tightframe.data.arrays import ArrayData
 from tightframe.data.base import FOLDS
+from tightframe.data.table.silo import open_site as open_table
 from tightframe.errors import SiteConfigError
 from tightframe.privacy.accounting import BudgetError
 from tightframe.privacy.events import Gaussian
@@ -99,6 +102,50 @@ def test_the_same_records_have_no_second_budget(tmp_path: Path, task: str) -> No
     other = budget(tmp_path, SiteEntry(dataset_id="ward-8"))
     with pytest.raises(DatasetError, match="ward-7"):
         getattr(other, task)(*(["training"] if task == "charge" else []), [SMALL])
+
+
+def test_nor_has_the_same_table_under_another_contract_path_or_order(tmp_path: Path) -> None:
+    """Title, label and classes are the job's author's; the file's name and its columns' are the site's."""
+    rows = ward_rows()
+    first = open_table(tables.site(write(tmp_path / "ward.csv", rows)), options())
+    budget(tmp_path, SiteEntry(dataset_id="ward-7"), records=first).check([SMALL])
+    turned = [row[::-1] for row in rows[::-1]]
+    copy = tables.site(
+        write(tmp_path / "copy.csv", turned, [*HEADER[:0:-1], "name"], ";"),
+        delimiter=";",
+        columns={"name": "id"},
+    )
+    other = contract(
+        title="Another study",
+        columns=[item for item in WARD["columns"] if item["column"] not in ("sex", "pain")],
+        label={"column": "sex", "classes": [{"code": "female"}, {"code": "male"}]},
+    )
+    renamed = open_table(copy, options(other))
+    assert fingerprint("table", first) != fingerprint("table", renamed)
+    with pytest.raises(DatasetError, match="ward-7"):
+        budget(tmp_path, SiteEntry(dataset_id="study-2"), records=renamed).check([SMALL])
+    write(tmp_path / "copy.csv", turned[1:], [*HEADER[:0:-1], "name"], ";")
+    changed = open_table(copy, options(other))
+    budget(tmp_path, SiteEntry(dataset_id="study-2"), records=changed).check([SMALL])  # what is left
+    # Once a version.
+    budget(tmp_path, SiteEntry(dataset_id="ward-7"), records=first).charge("training", [SMALL])
+    noted = [entry.content for entry in read_ledger(budget(tmp_path).path, check=None).entries]
+    assert [item.dataset_id for item in noted if isinstance(item, DataNoted)] == ["ward-7", "study-2"]
+
+
+def test_an_older_ledger_knows_records_by_their_source_and_labels(tmp_path: Path) -> None:
+    records = open_table(tables.site(write(tmp_path / "ward.csv", ward_rows())), options())
+    site = budget(tmp_path, SiteEntry(dataset_id="ward-7"), records=records)
+    with site._open() as ledger:
+        ledger.note_data("ward-7", fingerprint(PRIVATE.dataset, records))
+    with pytest.raises(DatasetError, match="ward-7"):
+        budget(tmp_path, SiteEntry(dataset_id="study-2"), records=records).check([SMALL])
+    site.check([SMALL])
+    noted = [entry.content for entry in read_ledger(site.path, check=None).entries]
+    assert [item.fingerprint for item in noted if isinstance(item, DataNoted)] == [
+        fingerprint(PRIVATE.dataset, records),
+        records.content_hash(),
+    ]
 
 
 def test_a_charge_beyond_the_promise_or_the_cap_is_not_written(tmp_path: Path) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tightframe.data.base import hash_of
 from tightframe.data.contract import MultiLabel
 from tightframe.data.images import ImagesOptions, ImagesSite
 from tightframe.data.images.contract import Picture, PictureContract
@@ -78,14 +80,36 @@ def open_site(site: ImagesSite, options: ImagesOptions) -> TableData:
     """
     contract = options.contract
     check_mapping(contract, site)
-    _, encoded = encoded_records(contract, site)
+    rows, encoded = encoded_records(contract, site)
     refuse_broken(encoded, site)
-    return divided_pictures(encoded, contract)
+    hashed = partial(files_hash, rows.cells[contract.picture.column], site.root)
+    return divided_pictures(encoded, contract, hashed)
 
 
-def divided_pictures(encoded: Encoded, contract: PictureContract) -> TableData:
+def divided_pictures(
+    encoded: Encoded, contract: PictureContract, hashed: Callable[[], str] | None = None
+) -> TableData:
     """Return the pictures that keep the contract, in folds; see ``data.table.silo.divided``."""
-    return divided(encoded, contract, partial(ImageData, picture=contract.picture))
+    return divided(encoded, contract, partial(ImageData, picture=contract.picture, hashed=hashed))
+
+
+def files_hash(paths: Cells, root: Path) -> str:
+    """Return a hash of pictures' files, as ``data.base.content_hash``; their names do not count.
+
+    Args:
+        paths: below ``root``; what names no file there counts as none.
+    """
+    return hash_of(hashlib.sha256(path.read_bytes()).digest() for path in set(_files(paths, root.resolve())))
+
+
+def _files(paths: Cells, root: Path) -> Iterator[Path]:
+    for text in paths:
+        try:
+            path = place_of(text or "", root)
+        except UnfitError:
+            continue  # which the contract's check has reported
+        if path.is_file():
+            yield path
 
 
 def encoded_records(contract: PictureContract, site: ImagesSite) -> tuple[Rows, Encoded]:

@@ -179,12 +179,13 @@ class Ledger:
         self._store.publish_head()
         return written
 
-    def note_data(self, dataset_id: str, fingerprint: str) -> Entry | None:
+    def note_data(self, dataset_id: str, fingerprint: str, *, also: Sequence[str] = ()) -> Entry | None:
         """Remember that these records go by this name; a new fingerprint never resets a budget.
 
         Args:
             dataset_id: the site's name of its records.
             fingerprint: a hash of them, hexadecimal digits.
+            also: other hashes of them, which are compared and not remembered.
 
         Returns:
             The new entry; None if that is known.
@@ -195,18 +196,21 @@ class Ledger:
         """
         noted = DataNoted(dataset_id, fingerprint)
         with self._store.writing():
-            whole = self._verified()
+            whole, new = self._verified(), True
             for entry in whole.entries:
                 known = entry.content
-                if not isinstance(known, DataNoted) or known.fingerprint != fingerprint:
+                if not isinstance(known, DataNoted) or known.fingerprint not in (fingerprint, *also):
                     continue
                 if known.dataset_id == dataset_id:
-                    return None
+                    new = new and known.fingerprint != fingerprint
+                    continue
                 raise DatasetError(
                     f"Expected these records to go by `dataset_id` {known.dataset_id!r}, as entry "
                     f"{entry.sequence} of the ledger says, but got {dataset_id!r}. The same records under "
                     "another name would have a second budget: write the first name into the site's entry."
                 )
+            if not new:
+                return None
             (entry,) = self._append(whole, [noted])
         self._store.publish_head()
         return entry

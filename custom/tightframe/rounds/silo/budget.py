@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from tightframe.data.base import FOLDS, SiloData
+from tightframe.data.base import FOLDS, SiloData, content_hash
 from tightframe.errors import SiteConfigError
 from tightframe.files import write_atomically
 from tightframe.phases import Neighbours
@@ -181,9 +181,14 @@ class Budget:
             )
 
     def _note(self, ledger: Ledger) -> None:
-        """Record the data set's fingerprint, by which the ledger recognises the same records."""
+        """Record the data set's fingerprint, by which the ledger recognises the same records.
+
+        Older ledgers have ``fingerprint`` alone, so that it is compared beside the content's hash.
+        """
         self._check_named()
-        ledger.note_data(self._dataset, fingerprint(self._context.job.dataset, self._context.data))
+        data = self._context.data
+        described = fingerprint(self._context.job.dataset, data)
+        ledger.note_data(self._dataset, content_hash(data) or described, also=[described])
 
     def _check_named(self) -> None:
         """Refuse records without a name in production, where moving a folder must not renew their budget."""
@@ -247,7 +252,7 @@ class Budget:
 
 
 def fingerprint(dataset: str, data: SiloData) -> str:
-    """Return a SHA-256 (hex) that identifies a site's records: data set, source and all labels in order."""
+    """Return a SHA-256 (hex) of data set, source and all labels in order, where records have no hash."""
     digest = hashlib.sha256(json.dumps([dataset, data.source]).encode())
     for fold in FOLDS:
         labels = data.labels(fold)

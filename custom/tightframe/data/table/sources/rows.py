@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import csv
 import difflib
+import hashlib
 import io
+import json
 import zlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tightframe.data.base import hash_of
 from tightframe.data.contract import Contract
 from tightframe.data.table import TableSite
 from tightframe.data.unpacked import UnpackedError, lines_of, open_gzip
@@ -145,6 +148,21 @@ def opened(site: TableSite, wanted: Collection[str] | None) -> tuple[list[str], 
     if first is None:
         raise DataError(f"Expected {site.file} to have a header and rows, but it is empty.", code="TF-208")
     return first[1], ((number, [cell.strip() for cell in cells]) for number, cells in lines)
+
+
+def rows_hash(site: TableSite) -> str:
+    """Return a hash of a site's whole table, as ``data.base.content_hash``: in any order of rows and columns.
+
+    Names of columns do not count, nor what a contract or the site's entry makes of cells.
+
+    Raises:
+        DataError: as ``read``.
+    """
+    _, lines = opened(site, None)
+    return hash_of(
+        hashlib.sha256(json.dumps(sorted(cell or "" for cell in cells)).encode()).digest()
+        for _, cells in lines
+    )
 
 
 def read_all(site: TableSite, most: int) -> tuple[list[str], dict[str, Cells], list[int]]:
