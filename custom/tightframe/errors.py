@@ -244,6 +244,7 @@ REASONS: Mapping[str, str] = {
     "TF-624": "too few silos computed the state by themselves",
     "TF-625": "too few records behind a sum of products",
     "TF-626": "a given model that nobody at the site accepted",
+    "TF-627": "exact evaluations would tell too much",
     "TF-628": "a table of few possible rows, without privacy",
     "TF-631": "a weight that is not believed",
     "TF-632": "the job is too large",

@@ -8,7 +8,13 @@ from typing import Any
 import pytest
 from tests.support.securesum.protocol import make_params
 
-from tightframe.securesum.errors import MessageError, ReplayError, StaticCohortError, SurvivorsError
+from tightframe.securesum.errors import (
+    EvaluationsError,
+    MessageError,
+    ReplayError,
+    StaticCohortError,
+    SurvivorsError,
+)
 from tightframe.securesum.messages import GROUPS, SumId
 from tightframe.securesum.site.journal import (
     MAX_ENROLMENTS,
@@ -18,7 +24,10 @@ from tightframe.securesum.site.journal import (
     Agreed,
     CohortAccepted,
     Entry,
+    Evaluated,
+    EvaluationsAccepted,
     History,
+    Most,
     ProfileAccepted,
     ProfileUsed,
     Requested,
@@ -45,6 +54,8 @@ ENTRIES: list[Entry] = [
     CohortAccepted("lesions", ("a", "b", "d")),
     ProfileUsed("lesions", (("update_norm", "none"), ("weights", "exact")), "first-job"),
     ProfileAccepted("lesions", (("weights", "uniform"),)),
+    Evaluated("lesions", "job", 3, "train-0", HASH, 1, 40, 90),
+    EvaluationsAccepted("lesions", HASH),
     Requested("job", 2, 5, HASH),
     StateMasked("first-job", "job", 3, HASH),
     StateSummed("first-job", "job", 3, HASH),
@@ -208,6 +219,53 @@ def test_a_profile_that_was_used_and_accepted_is_one() -> None:
     profile = (("weights", "exact"),)
     history = History([ProfileUsed("lesions", profile, "job"), ProfileAccepted("lesions", profile)])
     assert history.profiles("lesions") == (profile,) and history.profiles("other records") == ()
+
+
+MOST = Most(3, 100, None)
+
+
+def evaluation(
+    number: int, job: str = "a", *, config: bytes = HASH, bits: int = 40, models: int = 1
+) -> Evaluated:
+    return Evaluated("lesions", job, number, "train-0", config, models, bits, 10**6)
+
+
+def too_much(history: History, wanted: Evaluated) -> str:
+    with pytest.raises(EvaluationsError) as caught:
+        history.check_evaluations(wanted, MOST)
+    assert caught.value.code == "TF-627"
+    return str(caught.value)
+
+
+def test_evaluations_of_all_jobs_add_up_to_a_sites_limits() -> None:
+    history = History([evaluation(1), evaluation(1), evaluation(1, "b")])
+    assert history.evaluated("lesions") == (2, 80, 2 * 10**6) and history.evaluated("other") == (0, 0, 0)
+    assert history.left("lesions", MOST) == (1, 20, None)
+    history.check_evaluations(evaluation(2, bits=20), MOST)
+    history.check_evaluations(evaluation(1), MOST)  # the same sum again: one of its tries is opened
+    assert "within 100 bits of the validation records, but found 21 " in too_much(
+        history, evaluation(2, bits=21)
+    )
+    assert "within 3 models, but found 2 models" in too_much(history, evaluation(2, bits=0, models=2))
+    history.append(evaluation(3, "c", models=9, bits=200))  # of a looser policy
+    assert history.left("lesions", MOST) == (0, 0, None)
+    history.check_evaluations(evaluation(2, models=0, bits=0), MOST)
+
+
+def test_a_person_accepts_evaluations_for_one_run_of_one_job() -> None:
+    history = History([evaluation(1, models=3)])
+    too_much(history, evaluation(1, "b", config=HASH[::-1]))
+    history.append(EvaluationsAccepted("lesions", HASH[::-1]))
+    history.append(EvaluationsAccepted("other", HASH))
+    too_much(history, evaluation(1, "b"))
+    too_much(history, evaluation(2))
+    for number in (1, 2):
+        history.check_evaluations(evaluation(number, "b", config=HASH[::-1]), MOST)
+        history.append(evaluation(number, "b", config=HASH[::-1]))
+    too_much(history, evaluation(1, "c", config=HASH[::-1]))
+    history.append(EvaluationsAccepted("lesions", HASH))
+    too_much(history, evaluation(2))  # a run that has begun without is no new one
+    history.check_evaluations(evaluation(3, "b", config=HASH[::-1]), MOST)
 
 
 # Resumed jobs ------------------------------------------------------------------------------------

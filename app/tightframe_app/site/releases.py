@@ -16,7 +16,7 @@ from tightframe_app.screens import lines
 from tightframe_app.site.memory import Memory, memory_of
 
 if TYPE_CHECKING:
-    from tightframe.securesum.site.journal import Entry, Profile
+    from tightframe.securesum.site.journal import Entry, History, Profile
 
 cohort = typer.Typer(
     help="Silos for which this site's counts may be opened (class counts, class sums, evaluation).",
@@ -43,6 +43,10 @@ Sums over {dataset} were formed at this site with
 This job forms them with
   {after}
 What totals of both kinds reveal to whoever has them:"""
+EVALUATED = """\
+Earlier jobs opened exact evaluations over {dataset}: {before}.
+With those of this job single validation and test records, with their classes, can be computed: of few short
+columns by whoever reads the totals, of many by a hospital that steers the model."""
 TOGETHER = """\
 They were formed in {ways} ways, which differ in
   {settings}
@@ -156,7 +160,7 @@ def release_show(config: Config, site: Site = None, kit: Kit = None, form: forma
     Two totals together give one site's numbers if they were formed in different ways, or over different
     sites. ``--format json`` lists every setting.
     """
-    from tightframe.securesum.site.journal import ProfileAccepted, ProfileUsed, StateSummed
+    from tightframe.securesum.site.journal import History, ProfileAccepted, ProfileUsed, StateSummed
 
     memory = memory_of(config, site, kit)
     site, entries = memory.site, memory.read()
@@ -203,6 +207,7 @@ def release_show(config: Config, site: Site = None, kit: Kit = None, form: forma
                 kind = WITHDREW if _withdrew(memory, job) else RESUMED
                 out.print(kind.format(job=job, first=chain))
         out.print(_together([profile for name, profile in used if name == dataset]))
+        out.print(f"Exact evaluations so far: {_told(History(entries), dataset)}.")
         for before, after in pairwise(dict.fromkeys(_cohorts(entries, dataset, all_of_them=True))):
             out.print(_leak(before, after))
 
@@ -314,6 +319,9 @@ def release_accept(
     head: Annotated[
         str | None, typer.Option(help="SHA-256 of the head whose losses are summed, as a refusal names it.")
     ] = None,
+    evaluations: Annotated[
+        bool, typer.Option("--evaluations", help="Also all exact evaluations of one run of the job (TF-627).")
+    ] = False,
     site: Site = None,
     kit: Kit = None,
     yes: Yes = False,
@@ -321,7 +329,8 @@ def release_accept(
     """Allow this site's sums to be formed as in a job from now on; shows what that reveals.
 
     For a job that this site refuses with TF-617 (sums were formed in another way before) or TF-612 (counts
-    were opened for other silos before). It lifts these two refusals only.
+    were opened for other silos before), with ``--evaluations`` also TF-627 (exact evaluations would tell too
+    much). It lifts these refusals only.
     """
     from tightframe.config.job import parse_job
     from tightframe.rounds.product_rule import planned
@@ -344,6 +353,7 @@ def release_accept(
     from tightframe.securesum.site.journal import (
         CohortAccepted,
         Entry,
+        EvaluationsAccepted,
         History,
         ProfileAccepted,
         differences,
@@ -407,6 +417,9 @@ def release_accept(
     if known and set(known) != {roster}:
         decided.append(CohortAccepted(dataset, roster))
         out.print(_leak(known[-1], roster))
+    if evaluations:
+        decided.append(EvaluationsAccepted(dataset, bytes.fromhex(setup.job.sha256())))
+        out.print(EVALUATED.format(dataset=dataset, before=_told(history, dataset)))
     if not decided:
         out.print(f"{dataset}: this site's sums may already be formed as in this job")
         return
@@ -414,6 +427,15 @@ def release_accept(
         out.print(NO_NOISE)
     _decide(memory, decided, yes)
     out.print(f"{dataset}: this site's sums may now be formed as in this job, over {', '.join(roster)}")
+
+
+def _told(history: History, dataset: str) -> str:
+    """Say what the exact evaluations of all jobs so far have told."""
+    from tightframe.securesum.site.journal import OPENED
+
+    return ", ".join(
+        words.format(number) for words, number in zip(OPENED, history.evaluated(dataset), strict=True)
+    )
 
 
 def _cohorts(entries: Sequence[Entry], dataset: str, *, all_of_them: bool = False) -> list[tuple[str, ...]]:

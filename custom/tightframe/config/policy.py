@@ -104,8 +104,12 @@ class Policy(StrictModel):
             ``nothing`` leaves it out of both.
         clear_metrics: the site's own numbers that a plain sum may show the server: ``evaluation``,
             ``training`` (losses), ``personal`` (its personal model's accuracy).
-        max_evaluations: the most models of a job that are evaluated exactly, because whoever steers the model
-            reads single test records out of many evaluations; None sets no limit.
+        max_evaluations: the most models that are evaluated exactly, by all jobs on a data set until a person
+            accepts more (TF-627), because whoever steers the model reads single test records out of many
+            evaluations. The start that a job's seed draws counts in that job alone. None sets no limit.
+        evaluated_share: the largest part of the bits that validation or test records hold which exact
+            evaluations may open, those of all jobs together (TF-627): from more, rows of few short columns
+            are computed. None sets no limit.
         max_score_bins: the most bins of score histograms in an exact evaluation, because narrow bins
             disclose the scores of single records; None sets no limit.
         min_test_count: a fold of fewer records is left out of an exact evaluation, and of means of personal
@@ -168,6 +172,7 @@ class Policy(StrictModel):
     epsilon_shown: EpsilonShown
     clear_metrics: tuple[ClearMetric, ...]
     max_evaluations: int | None
+    evaluated_share: float | None
     max_score_bins: int | None
     min_test_count: int
     min_answer_grid: float
@@ -529,6 +534,7 @@ class PolicyBlock(StrictModel):
     epsilon_shown: EpsilonShown | None = None
     clear_metrics: list[ClearMetric] | None = None
     max_evaluations: int | None = Field(default=None, ge=1)
+    evaluated_share: float | None = Field(default=None, gt=0, le=1)
     max_score_bins: int | None = Field(default=None, ge=2)
     min_test_count: int | None = Field(default=None, ge=1)
     min_answer_grid: float | None = Field(default=None, ge=0, le=3600)

@@ -206,6 +206,13 @@ class SiloContext:
             )
         return job.training.by_halves(records, len(self.data.labels("train")))
 
+    @property
+    def limits_evaluations(self) -> bool:
+        """Return True if this site limits exact evaluations, and the job opens some in secure sums."""
+        if not self.production or (self.policy.max_evaluations, self.policy.evaluated_share) == (None, None):
+            return False
+        return self.job.privacy is None and self.job.statistics is None and self.job.summation == "secure"
+
     def salt(self) -> tuple[str, ...]:
         """Return the secret that keys this silo's random streams beside the job's seed, in production only.
 

@@ -102,6 +102,12 @@ class ReleaseProfileError(ProtocolError):
     code = "TF-617"
 
 
+class EvaluationsError(ProtocolError):
+    """Exact evaluations of a data set would tell too much of its records, over all jobs (TF-627)."""
+
+    code = "TF-627"
+
+
 class RecoveryError(ProtocolError):
     """A sum cannot be opened for lack of valid shares (TF-613); ``blamed`` is set if a site is at fault."""
 

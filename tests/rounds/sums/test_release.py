@@ -124,7 +124,7 @@ OTHER_RULES = {
     *(
         "max_epochs",
         "max_batch_values",
-        "max_evaluations",
+        "evaluated_share",
         "max_score_bins",
         "clear_metrics",
         "min_answer_grid",

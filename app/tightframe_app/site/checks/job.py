@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from tightframe.privacy.ledger.entries import Entry
     from tightframe.rounds.context import SiloContext
     from tightframe.rounds.setup import JobSetup
+    from tightframe.securesum.site.journal import Entry as JournalEntry
 
 ACCEPT = {
     "TF-612": (
@@ -152,6 +153,7 @@ def check_history(
         context = SiloContext(name, job, entry, Path(folder), job_id=UNKNOWN, production=scope.production)
         if job.summation == "secure":
             yield from _cohort(context, setup, area, scope)
+            yield from _evaluations(context, setup, area, scope)
         if job.privacy is not None:
             yield _budget(context, setup, entries, area)
         elif entry.data:
@@ -205,24 +207,16 @@ def _cohort(context: SiloContext, setup: JobSetup, area: str, scope: Scope) -> I
     from tightframe.errors import SecureSumError, TightframeError
     from tightframe.privacy.ledger.entries import LedgerError, TamperError
     from tightframe.rounds.silo.enrolment_check import check_sums
-    from tightframe.rounds.site_ledger import LedgerPaths
-    from tightframe.rounds.sums.common import package_errors
-    from tightframe.rounds.sums.vault import read_journal
     from tightframe.securesum.site.journal import CohortAccepted, StaticMasked, StaticOpened
 
     state_dir, job = context.site.state_dir, context.job
     try:
-        with package_errors():
-            kept = []
-            if state_dir is not None:
-                places = LedgerPaths.of_site(Path(state_dir), context.name, scope.kit_root)
-                kept = read_journal(places, check=None)
+        kept = _journal(context, scope)
         check_sums(context, setup, kept)
     except SecureSumError as error:
         hint = ACCEPT.get(error.code, "")
         if error.code == "TF-617" and scope.folder is not None:
-            where = f"-c {quoted(scope.config)} --job {quoted(scope.folder)}"
-            hint = f" To decide: tightframe site release accept {where}"
+            hint = f" To decide: {_accept(scope)}"
         yield Finding(area, "problem", f"{error}{hint}", of_job=error.code in ("TF-601", "TF-612", "TF-617"))
         return
     except (LedgerError, TamperError):
@@ -258,6 +252,63 @@ def _rows(context: SiloContext, setup: JobSetup, area: str) -> Iterator[Finding]
             yield Finding(area, "problem", f"{error.code}: {refusal}", of_job=True)
     except TightframeError:
         return  # of the records, which have findings of their own
+
+
+def _evaluations(context: SiloContext, setup: JobSetup, area: str, scope: Scope) -> Iterator[Finding]:
+    """Check what the job's exact evaluations tell of this site's records, with those of earlier jobs."""
+    from tightframe.errors import SecureSumError, TightframeError
+    from tightframe.privacy.ledger.entries import LedgerError, TamperError
+    from tightframe.rounds.silo.enrolment_check import check_evaluations
+    from tightframe.securesum.site.journal import OPENED
+
+    if not context.limits_evaluations:
+        return
+    name = context.job.job_name
+    if not context.site.data:
+        yield Finding(area, "note", f"{name}: exact evaluations not checked, because that needs its records")
+        return
+    try:
+        kept = _journal(context, scope)
+    except (LedgerError, TamperError, OSError, TightframeError):
+        return  # reported with the cohort
+    try:
+        checked = check_evaluations(context, setup, kept)
+    except SecureSumError as error:
+        hint = "" if scope.folder is None else f" To decide: {_accept(scope)} --evaluations"
+        yield Finding(area, "problem", f"{error}{hint}", of_job=error.code == "TF-627")
+        return
+    except TightframeError as error:
+        yield Finding(area, "problem", str(error))
+        return
+    assert checked is not None  # noqa: S101  (they are limited)
+    wanted, before, most = checked
+    now = (wanted.models, wanted.validation, wanted.test)
+    told = [
+        f"{number} of {OPENED[place].format(most[place])}, {before[place]} opened by earlier jobs"
+        for place, number in enumerate(now)
+        if most[place] is not None
+    ]
+    yield Finding(area, "ok", f"{name}: its exact evaluations open {'; '.join(told)}")
+
+
+def _journal(context: SiloContext, scope: Scope) -> list[JournalEntry]:
+    """Return this site's journal of secure sums; empty without a `state_dir`."""
+    from tightframe.rounds.site_ledger import LedgerPaths
+    from tightframe.rounds.sums.common import package_errors
+    from tightframe.rounds.sums.vault import read_journal
+
+    if context.site.state_dir is None:
+        return []
+    places = LedgerPaths.of_site(Path(context.site.state_dir), context.name, scope.kit_root)
+    with package_errors():
+        return read_journal(places, check=None)
+
+
+def _accept(scope: Scope) -> str:
+    """Return the command with which a person at this site accepts a job."""
+    assert scope.folder is not None  # noqa: S101  (the caller has checked)
+    where = f"-c {quoted(scope.config)} --job {quoted(scope.folder)}"
+    return f"tightframe site release accept {where}"
 
 
 def _budget(context: SiloContext, setup: JobSetup, entries: Sequence[Entry] | None, area: str) -> Finding:

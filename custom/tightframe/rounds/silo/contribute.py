@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cached_property
 from typing import TypeVar, cast
 
 import safetensors.torch
@@ -34,6 +35,7 @@ from tightframe.rounds import codec, product_rule
 from tightframe.rounds.checkpoint import tensor_bytes
 from tightframe.rounds.context import START, Message, SiloContext
 from tightframe.rounds.encoded import LoadedEncoder, used_parts
+from tightframe.rounds.evaluation_bits import Evaluations
 from tightframe.rounds.notes import Notes
 from tightframe.rounds.order import place_of
 from tightframe.rounds.phases.statistics import POOLED
@@ -43,7 +45,7 @@ from tightframe.rounds.riders import evaluation, failures, moments
 from tightframe.rounds.riders.class_rules import HOLDERS
 from tightframe.rounds.riders.evaluation import told_by_few
 from tightframe.rounds.setup import prepare, set_threads
-from tightframe.rounds.silo import checks, own_report, subnormals
+from tightframe.rounds.silo import checks, evaluations, own_report, subnormals
 from tightframe.rounds.silo.enrolment_check import check_rows
 from tightframe.rounds.silo.followed_state import FollowedState
 from tightframe.rounds.silo.own_state import SiloStateStore
@@ -343,6 +345,11 @@ class Contributor:
             PolicyError: TF-628.
         """
         check_rows(self._context, self._setup)
+
+    @cached_property
+    def evaluations(self) -> Evaluations | None:
+        """What the job evaluates exactly at this silo; None where that is not limited."""
+        return evaluations.of_silo(self._context, self._setup, self._device)
 
     def check_budget(self) -> None:
         """Refuse a job with privacy whose planned charges exceed this site's budget.

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from tightframe.config.refusals import BelowPolicyError, Refusal
 from tightframe.rounds.context import SiloContext
 from tightframe.rounds.setup import JobSetup
+from tightframe.rounds.sums.common import package_errors
 from tightframe.rounds.sums.parameters import epoch_params
 from tightframe.rounds.sums.secure_silo import SecureSite
 from tightframe.securesum.site import journal
@@ -42,6 +43,27 @@ def check_sums(context: SiloContext, setup: JobSetup, entries: Sequence[journal.
         static_open=context.job.resume is None,
     )
     SecureSite(context).check_proposal(params, setup, entries)
+
+
+def check_evaluations(
+    context: SiloContext, setup: JobSetup, entries: Sequence[journal.Entry]
+) -> tuple[journal.Evaluated, tuple[int, int, int], journal.Most] | None:
+    """Check a job's exact evaluations against what this site's limits leave; its records are read.
+
+    Returns:
+        What the job tells, what earlier jobs have told, and the limits; None where nothing is limited.
+
+    Raises:
+        SecureSumError: TF-627.
+    """
+    from tightframe.rounds.silo import evaluations
+
+    if (found := evaluations.of_silo(context, setup)) is None:
+        return None
+    dataset, history = context.site.records_id(context.job.dataset), journal.History(entries)
+    with package_errors():
+        found.check(dataset, context.job_id, history)
+    return found.entry(dataset, context.job_id, found.in_all), history.evaluated(dataset), found.most
 
 
 def check_budget(context: SiloContext, setup: JobSetup, entries: Sequence[Entry]) -> bool:

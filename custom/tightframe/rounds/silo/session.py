@@ -30,6 +30,7 @@ from tightframe.rounds.sums.secure_silo import SecureSite, Train
 from tightframe.securesum.messages import Total
 
 if TYPE_CHECKING:
+    from tightframe.rounds.evaluation_bits import Evaluations
     from tightframe.rounds.silo.contribute import Contributor
 
 TASKS = ("enroll", "confirm", "contribute", "agree", "reveal", "baseline")
@@ -52,7 +53,7 @@ class SiloSession:
         self._contributor: Contributor | None = None
         secure = context.job.summation == "secure"
         confirm = partial(own_state.confirm_told, context.state_folder)
-        self._secure = SecureSite(context, confirm, self._check_sizes) if secure else None
+        self._secure = SecureSite(context, confirm, self._check_sizes, self._evaluations) if secure else None
         unproven.publish(context)  # an earlier process of the job can have been killed before it did
 
     def handle(self, task: str, message: Message) -> Message:
@@ -135,8 +136,11 @@ class SiloSession:
         declared = self._read_records()
         if context.job.privacy is not None:
             self._training().check_budget()
-        elif context.policy.min_row_bits and self._has_table():
-            self._training().check_rows()
+        else:
+            if context.policy.min_row_bits and self._has_table():
+                self._training().check_rows()
+            if self._secure is not None:
+                self._secure.check_evaluations()
         write_atomically(stored, declared.to_bytes(), mode=0o600)
         return declared
 
@@ -240,6 +244,10 @@ class SiloSession:
         """Check the silos' declared records against this site's rule on products, see ``product_rule``."""
         if self.context.policy.records_per_feature:
             self._training().check_sizes(sizes)
+
+    def _evaluations(self) -> Evaluations | None:
+        """Return what the job evaluates exactly here; only where that is limited this imports torch."""
+        return self._training().evaluations if self.context.limits_evaluations else None
 
     def _term(self, message: Message) -> Train:
         """Return what makes the term of a secure sum, by a process that trains."""

@@ -295,6 +295,10 @@ ADVICE = {
         " Two such totals can reveal one silo's own term. Export the job with the earlier settings, or let a "
         "person at this site decide: `tightframe site release accept` says what both reveal."
     ),
+    "TF-627": (
+        " From so many exact numbers single records can be computed. Export it so, or with `privacy`, or "
+        "let a person at this site decide: `tightframe site release accept --evaluations`."
+    ),
 }
 """Advice by code, added where the protocol's own message has none."""
 

@@ -14,6 +14,7 @@ from tightframe.learning.products import Sizes
 from tightframe.rounds import unsent
 from tightframe.rounds.context import SiloContext
 from tightframe.rounds.notes import note_verified
+from tightframe.rounds.order import place_of
 from tightframe.rounds.sums.common import (
     OUT_OF_BUDGET,
     Check,
@@ -33,6 +34,7 @@ from tightframe.securesum.site import journal
 from tightframe.securesum.site.state import Advertised, Agreed, Confirmed, Established, Masked
 
 if TYPE_CHECKING:
+    from tightframe.rounds.evaluation_bits import Evaluations
     from tightframe.rounds.setup import JobSetup
 
 CHARGED = (OUT_OF_BUDGET, "TF-705")
@@ -60,6 +62,7 @@ class SecureSite:
         confirm: called with the digest (hex) of the total told once this silo has verified it, and given its
             shares; with None if none was told.
         check_sizes: called with the numbers of records that silos declare, before anything is masked.
+        evaluations: returns what the job evaluates exactly here; None if nothing, or without a limit.
     """
 
     def __init__(
@@ -67,8 +70,10 @@ class SecureSite:
         context: SiloContext,
         confirm: Callable[[str | None], None] = lambda _: None,
         check_sizes: Callable[[Sizes], None] = lambda _: None,
+        evaluations: Callable[[], Evaluations | None] = lambda: None,
     ) -> None:
         self._context, self._confirm, self._check_sizes = context, confirm, check_sizes
+        self._evaluations = evaluations
         self._vault = Vault(context.secure_folder, context.site_ledger, on_disk=not context.memory_only)
         self._record = SiteRecord(context)
         self._cached_profile: tuple[journal.Profile | None] | None = None
@@ -120,6 +125,35 @@ class SecureSite:
                 return self._commit("enroll", key, step)
 
         return self._once("enroll", raw, b"", make)
+
+    def check_evaluations(self) -> None:
+        """Refuse a job whose exact evaluations, with those of earlier jobs, tell more than this site allows.
+
+        Raises:
+            SecureSumError: TF-627.
+        """
+        if (found := self._evaluations()) is not None:
+            with package_errors(), self._vault.locked() as history:
+                found.check(self._dataset, self._context.job_id, history)
+
+    def _told(self, sum_id: messages.SumId, history: journal.History) -> tuple[journal.Entry, ...]:
+        """Return the entry of what a sum tells of evaluated records, if it does.
+
+        A job beside this one can have opened what was left when this one was enrolled.
+
+        Raises:
+            EvaluationsError: TF-627.
+        """
+        place = place_of(sum_id)
+        if (found := self._evaluations()) is None or place not in found.told:
+            return ()
+        wanted = found.entry(self._dataset, self._context.job_id, found.told[place], place)
+        history.check_evaluations(wanted, found.most)
+        return (wanted,)
+
+    @property
+    def _dataset(self) -> str:
+        return self._context.site.records_id(self._context.job.dataset)
 
     def check_proposal(
         self, params: messages.Params, setup: JobSetup, entries: Sequence[journal.Entry]
@@ -248,7 +282,8 @@ class SecureSite:
                     profile=_with_formed(profile, encoded.formed),
                 )
                 unsent.check(self._context.state_folder, request.sum_id, key)
-                reply = self._commit("contribute", key, step)
+                told = self._told(request.sum_id, history)
+                reply = self._commit("contribute", key, replace(step, entries=(*step.entries, *told)))
                 unsent.sent(self._context.state_folder)
             self._unrecorded |= isinstance(state, Confirmed)
             if self._unrecorded and request.setup:

@@ -10,10 +10,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Self, TypeAlias, assert_never, get_args
+from typing import Annotated, ClassVar, NamedTuple, Self, TypeAlias, assert_never, get_args
 
 from tightframe.securesum import reading
 from tightframe.securesum.errors import (
+    EvaluationsError,
     MessageError,
     ReleaseProfileError,
     ReplayError,
@@ -57,6 +58,17 @@ def _digits(value: object, where: str) -> bytes:
 def _profile(value: object, where: str) -> Profile:
     return tuple(sorted(reading.mapping(_text, 1, 2**16)(value, where).items()))
 
+
+class Most(NamedTuple):
+    """Exact evaluations of a data set: of how many models, and bits of each fold; None for no limit."""
+
+    models: int | None
+    validation: int | None
+    test: int | None
+
+
+OPENED = ("{} models", "{} bits of the validation records", "{} bits of the test records")
+"""Words for the numbers of ``Most``."""
 
 _Text = Annotated[str, _text]
 _Digits = Annotated[bytes, _digits]
@@ -220,6 +232,35 @@ class ProfileAccepted(JournalEntry):
 
 
 @dataclass(frozen=True)
+class Evaluated(JournalEntry):
+    """This site masked a term that tells of its evaluated records: of how many models, bits of each fold.
+
+    ``config`` is the job's hash.
+    """
+
+    dataset: _Text
+    job: _Text
+    round: _Count
+    phase: _Text
+    config: _Digits
+    models: _Count
+    validation: _Count
+    test: _Count
+
+    KIND = "evaluated"
+
+
+@dataclass(frozen=True)
+class EvaluationsAccepted(JournalEntry):
+    """A person at this site accepted all exact evaluations of one more run of a job, by the job's hash."""
+
+    dataset: _Text
+    config: _Digits
+
+    KIND = "evaluations_accepted"
+
+
+@dataclass(frozen=True)
 class _OfState(JournalEntry):
     """An entry of a sum of a round that rests on a state, in a lineage of jobs."""
 
@@ -254,6 +295,8 @@ Entry: TypeAlias = (
     | CohortAccepted
     | ProfileUsed
     | ProfileAccepted
+    | Evaluated
+    | EvaluationsAccepted
     | TotalVerified
     | StateMasked
     | StateSummed
@@ -298,6 +341,11 @@ class History:
         self._begun: dict[tuple[str, bytes, int], set[str]] = {}  # (lineage, state, round) -> jobs with terms
         self._cohorts: dict[str, set[tuple[str, ...]]] = {}
         self._profiles: dict[str, list[Profile]] = {}  # in the order in which they came
+        self._evaluated: dict[
+            str, dict[tuple[str, int, str], Evaluated]
+        ] = {}  # data set -> sum -> what it told
+        self._runs: dict[tuple[str, bytes], int] = {}  # (data set, job's hash) -> runs accepted and not begun
+        self._accepted_runs: set[tuple[str, str]] = set()  # (data set, job)
         for entry in entries:
             self.append(entry)
 
@@ -337,6 +385,11 @@ class History:
                 known = self._profiles.setdefault(entry.dataset, [])
                 if entry.profile not in known:
                     known.append(entry.profile)
+            case Evaluated():
+                self._evaluate(entry)
+            case EvaluationsAccepted():
+                kind = (entry.dataset, entry.config)
+                self._runs[kind] = self._runs.get(kind, 0) + 1
             case TotalVerified():
                 self._verified.add((entry.job, entry.epoch, entry.slot))
             case StateMasked():
@@ -350,6 +403,13 @@ class History:
                 self._begun.setdefault((entry.lineage, entry.basis, entry.round), set()).add(entry.job)
             case _:
                 assert_never(entry)
+
+    def _evaluate(self, entry: Evaluated) -> None:
+        known, kind = self._evaluated.setdefault(entry.dataset, {}), (entry.dataset, entry.config)
+        if self._runs.get(kind, 0) and all(job != entry.job for job, _, _ in known):
+            self._runs[kind] -= 1
+            self._accepted_runs.add((entry.dataset, entry.job))
+        known[entry.job, entry.round, entry.phase] = entry
 
     def check_epoch(self, params: Params) -> None:
         """Check that this site may take part in the setup of this epoch.
@@ -539,6 +599,54 @@ class History:
             expected=f"as in earlier sums over it ({earlier})",
             found=f"{'a new combination of these' if together else 'another'} ({found})",
         )
+
+    def evaluated(self, dataset: str) -> tuple[int, int, int]:
+        """Return what all jobs have told of a data set's evaluated records: models, bits of each fold."""
+        told = self._evaluated.get(dataset, {}).values()
+        return (
+            sum(each.models for each in told),
+            sum(each.validation for each in told),
+            sum(each.test for each in told),
+        )
+
+    def left(self, dataset: str, most: Most) -> Most:
+        """Return what is left of a site's limits."""
+        limits = zip(most, self.evaluated(dataset), strict=True)
+        return Most(*(None if limit is None else max(0, limit - told) for limit, told in limits))
+
+    def check_evaluations(self, wanted: Evaluated, most: Most) -> None:
+        """Check that what a job tells, with what earlier ones told, is within a site's limits, or accepted.
+
+        Args:
+            wanted: what one sum tells, or a whole job.
+            most: the site's limits over all jobs.
+
+        Raises:
+            EvaluationsError: TF-627.
+        """
+        known = self._evaluated.get(wanted.dataset, {})
+        if (wanted.job, wanted.round, wanted.phase) in known:
+            return  # tried again: of all tries one is opened
+        begun = any(job == wanted.job for job, _, _ in known)
+        open_runs = 0 if begun else self._runs.get((wanted.dataset, wanted.config), 0)
+        if open_runs or (wanted.dataset, wanted.job) in self._accepted_runs:
+            return
+        left, before = self.left(wanted.dataset, most), self.evaluated(wanted.dataset)
+        now = (wanted.models, wanted.validation, wanted.test)
+        over = [
+            place
+            for place, (number, limit) in enumerate(zip(now, left, strict=True))
+            if limit is not None and number > limit
+        ]
+        if over:
+            raise EvaluationsError(
+                f"exact evaluations over {wanted.dataset} by all jobs",
+                expected=f"within {', '.join(OPENED[place].format(most[place]) for place in over)}",
+                found=", ".join(
+                    f"{OPENED[place].format(now[place])} in this job after {before[place]} in earlier ones"
+                    for place in over
+                ),
+            )
 
 
 def differences(known: Sequence[Profile], profile: Profile) -> list[tuple[str, list[str], str]]:

@@ -33,7 +33,14 @@ from tightframe.rounds.silo.private_view import PrivateSilo
 from tightframe.rounds.silo.view import RequestedSum
 from tightframe.rounds.sums.release import release_profile
 from tightframe.rounds.sums.vault import locked_ledger, remember
-from tightframe.securesum.site.journal import CohortAccepted, Entry, ProfileUsed, StaticOpened
+from tightframe.securesum.site.journal import (
+    CohortAccepted,
+    Entry,
+    Evaluated,
+    EvaluationsAccepted,
+    ProfileUsed,
+    StaticOpened,
+)
 from tightframe_app.cli import app
 from tightframe_app.jobs import folders
 from tightframe_app.site.checks.findings import Finding
@@ -336,6 +343,29 @@ def test_a_given_model_is_refused_until_a_person_accepts_it(
     assert "tightframe site model accept" in text
     _change(hospital, accepted_models={"a" * 64: "its makers; accepted by M."})
     assert _refused(hospital, given) == []
+
+
+def test_a_job_is_held_against_what_earlier_exact_evaluations_have_told(
+    hospital: Path, job_folder: Callable[..., Path]
+) -> None:
+    _change(hospital, dataset_id="skin")
+    folder = job_folder(rounds=2)
+
+    def told() -> list[str]:
+        return [item.text for item in _looked(hospital, folder) if "exact evaluations" in item.text]
+
+    (text,) = told()
+    assert "open 2 of 11 models, 0 opened by earlier jobs; " in text and "bits of the test records" in text
+    _write(hospital, Evaluated("skin", "job-1", 1, "train-0", bytes(32), 10, 70, 80))
+    (text,) = told()
+    assert text.startswith("TF-627: ") and '"evaluation": {"models": 2, ' in text
+    assert text in _refused(hospital, folder)
+    (problem,) = _problems(hospital, job=folders.read_job(folder), folder=folder, records=False)
+    accept = f"tightframe site release accept -c {hospital} --job {folder} --evaluations"
+    assert problem.endswith(f"To decide: {accept}")
+    _write(hospital, EvaluationsAccepted("skin", bytes.fromhex(parse_job(folders.read_job(folder)).sha256())))
+    (text,) = told()
+    assert "open 2 of 11 models, 10 opened by earlier jobs; " in text
 
 
 def test_a_journal_that_cannot_be_read_is_the_sites_to_mend(

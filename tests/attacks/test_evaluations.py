@@ -1,0 +1,126 @@
+"""Exact evaluations are equations on the test records, and those of several jobs add up.
+
+Whoever reads the totals solves them (``tests/rounds/test_evaluation_bits.py``); whoever steers the model
+reads one record's values out of twenty. So each hospital counts, and remembers, what it has told.
+"""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.attacks.kits import accept_release
+from tests.support.attacks.malicious_server import Federation, Records, hearts, identity
+
+from tightframe.config.policy import PolicyBlock
+from tightframe.errors import SecureSumError
+from tightframe.rounds.sums.vault import read_journal
+from tightframe.securesum.site.journal import Evaluated, History
+
+FEW = PolicyBlock(profile="standard", max_evaluations=3)
+
+
+@pytest.fixture(scope="module")
+def hospitals() -> dict[str, Records]:
+    return hearts(3)
+
+
+def federation(data: dict[str, Records], state: Path, job_id: str, **changes: Any) -> Federation:
+    return Federation({"rounds": 2}, data, state=state, job_id=job_id, **{"policy": FEW, **changes})
+
+
+def run(found: Federation) -> None:
+    for exchange in found.enroll().setup.plan:
+        found.sum(*exchange.place)
+
+
+def refused(found: Federation, name: str = "hospital-1") -> str:
+    with pytest.raises(SecureSumError) as caught:
+        found.ask_to_enroll(name, found.params())
+    assert caught.value.code == "TF-627"
+    return str(caught.value)
+
+
+def journal(found: Federation, name: str = "hospital-1") -> History:
+    return History(read_journal(found.sessions[name].context.ledger_paths, check=None))
+
+
+def test_jobs_that_differ_in_the_seed_add_up_and_a_new_process_remembers(
+    hospitals: dict[str, Records], tmp_path: Path
+) -> None:
+    first = federation(hospitals, tmp_path, "job-a")
+    run(first)
+    told = journal(first).evaluated("hearts")
+    assert told[0] == 2 and min(told) > 0, "two models, and the start that nobody steers"
+    # Each federation has hospitals of its own processes, over the same folders.
+    other = Federation({"rounds": 2, "seed": 1}, hospitals, state=tmp_path, job_id="job-b", policy=FEW)
+    said = refused(other)
+    assert "within 3 models" in said and "2 models in this job after 2 in earlier ones" in said
+    assert '"models": 2, "score_bins": 32} would fit' in said, "the start's and the last"
+    small = {"rounds": 2, "seed": 1, "evaluation": {"models": 1}}
+    run(Federation(small, hospitals, state=tmp_path, job_id="job-c", policy=FEW))
+    assert "no smaller `evaluation` would fit" in refused(
+        Federation(small, hospitals, state=tmp_path, job_id="job-d", policy=FEW)
+    )
+
+
+def test_a_person_accepts_the_evaluations_of_one_run(hospitals: dict[str, Records], tmp_path: Path) -> None:
+    run(federation(hospitals, tmp_path, "job-a"))
+    again = federation(hospitals, tmp_path, "job-b")
+    refused(again)
+    for name in hospitals:
+        done = accept_release(again, name, tmp_path, identity, "--evaluations")
+        assert done.exit_code == 0, done.output
+        assert "2 models" in done.output and "can be computed" in done.output
+    run(again)
+    refused(federation(hospitals, tmp_path, "job-c"))
+    found = journal(again)
+    assert found.evaluated("hearts")[0] == 4
+
+
+def test_two_jobs_set_up_at_once_tell_no_more_than_one_after_the_other(
+    hospitals: dict[str, Records], tmp_path: Path
+) -> None:
+    one, other = (federation(hospitals, tmp_path, job).enroll() for job in ("job-a", "job-b"))
+    for found, number in itertools.product((one, other), (1, 2)):
+        found.sum("train", number)
+    one.sum("closing", 2)
+    with pytest.raises(SecureSumError) as caught:
+        other.sum("closing", 2)
+    assert caught.value.code == "TF-627"
+    assert journal(one).evaluated("hearts")[0] == 3
+
+
+def test_bits_of_small_folds_run_out_before_models_do(hospitals: dict[str, Records], tmp_path: Path) -> None:
+    """And noise tells nothing that counts here."""
+    tight = PolicyBlock(profile="standard", evaluated_share=0.01)
+    said = refused(federation(hospitals, tmp_path, "job-a", policy=tight))
+    assert "bits of the test records" in said and "models" not in said.partition(":")[2].partition('"')[0]
+    private = {
+        "rounds": 2,
+        "weights": "uniform",
+        "privacy": {"epsilon": 8.0, "delta": 1e-5},
+    }
+    found = Federation(private, hospitals, state=tmp_path, job_id="job-b", policy=tight)
+    assert found.sessions["hospital-1"]._evaluations() is None
+    found.ask_to_enroll("hospital-1", found.params())
+
+
+def test_what_is_told_is_on_record_before_the_term_leaves(
+    hospitals: dict[str, Records], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A term that others can open counts even if the silo's answer was its process's last act."""
+    found = federation(hospitals, tmp_path, "job-a").enroll()
+    session = found.sessions["hospital-1"]
+    written: list[list[Any]] = []
+    commit = session._secure._vault.commit  # type: ignore[union-attr]
+
+    def noted(entries: Any, *rest: Any) -> None:
+        written.append([entry for entry in entries if isinstance(entry, Evaluated)])
+        commit(entries, *rest)
+
+    monkeypatch.setattr(session._secure._vault, "commit", noted)  # type: ignore[union-attr]
+    found.sum("train", 1)
+    assert [len(each) for each in written] == [1, 0], "with the masked term, not with the shares"

@@ -1,0 +1,161 @@
+"""What exact evaluations tell of records, held against enumeration and against integer programming."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from scipy.optimize import Bounds, LinearConstraint, milp
+from tests.support.attacks.malicious_server import HEART
+
+from tightframe.config.job import parse_job
+from tightframe.config.policy import PolicyBlock
+from tightframe.learning.record_values import count_values
+from tightframe.rounds import evaluation_bits
+from tightframe.rounds.evaluation_bits import Evaluations
+from tightframe.rounds.setup import JobSetup, prepare
+
+COLUMNS, RECORDS = 7, 60
+ROWS = np.array(list(itertools.product((0.0, 1.0), repeat=COLUMNS)), dtype=np.float32)
+STANDARD = PolicyBlock(profile="standard").resolve(production=True)
+
+
+@functools.cache
+def setup(bins: int = 32, models: int = 11, **changes: Any) -> JobSetup:
+    columns = [{"column": f"c{place}", "kind": "boolean"} for place in range(COLUMNS)]
+    label = {"column": "ill", "classes": [{"code": "0"}, {"code": "1"}]}
+    contract = {"title": "Ward", "columns": columns, "label": label, "record": "id"}
+    job = {
+        "dataset": "table",
+        "dataset_options": {"contract": contract},
+        "sites": ["a", "b", "c"],
+        "min_sites": 3,
+        "rounds": 10,
+        "evaluation": {"score_bins": bins, "models": models},
+    }
+    return prepare(parse_job({**HEART, **job, **changes}))
+
+
+def told(at: JobSetup, labels: NDArray[np.int64], bits: float = COLUMNS, **more: Any) -> Evaluations:
+    folds = {"validation": labels, "test": labels}
+    return evaluation_bits.of_job(at, STANDARD, folds, np.full(2, bits / 24), **more)  # type: ignore[arg-type]
+
+
+def test_a_histogram_costs_as_many_bits_as_it_has_answers() -> None:
+    for records, cells in itertools.product(range(5), (2, 3, 4)):
+        answers = {
+            tuple(sorted(Counter(each).items())) for each in itertools.product(range(cells), repeat=records)
+        }
+        assert 2 ** evaluation_bits.answers(records, cells) == pytest.approx(len(answers))
+
+
+def test_a_fold_holds_as_many_bits_as_there_are_tables_of_its_rows() -> None:
+    """Of three columns, two records of one class and three of the other: 36 times 120 tables."""
+    rows = range(2**3)
+    tables = [len(list(itertools.combinations_with_replacement(rows, number))) for number in (2, 3)]
+    held = told(setup(), np.array([0, 0, 1, 1, 1]), 3).held
+    assert tables == [36, 120] and 2**held.test == pytest.approx(36 * 120)
+    assert held.validation == held.test
+
+
+def test_all_that_a_job_opens_of_a_fold_is_counted() -> None:
+    labels = np.array([0] * 20 + [1] * 10)
+    scores = math.log2(math.comb(20 + 31, 31) * math.comb(10 + 31, 31))
+    each = scores + math.log2(30 * 16 + 2)  # a sum of losses in whole steps
+    found = told(setup(), labels)
+    assert found.in_all.numbers == (10, math.ceil(11 * each), math.ceil(11 * each)), "nobody steers the start"
+    assert set(found.told) == {*(("train", number, 0) for number in range(1, 11)), ("closing", 10, 0)}
+    assert told(setup(models=1), labels).in_all.numbers == (1, math.ceil(each), math.ceil(each))
+    assert told(setup(), labels, untold=("validation",)).in_all.numbers == (10, 0, math.ceil(11 * each))
+    given, moments = {"initial_model_sha256": "0" * 64}, {"model_options": {"standardise": True}}
+    assert [told(setup.__wrapped__(**each), labels).in_all.models for each in (given, moments)] == [11, 11]
+    # With an odd number of bins who is above a half does not follow from the scores.
+    odd = told(setup(bins=3), labels).in_all.test - 11 * math.log2(30 * 16 // (32 / 3) + 2)
+    assert odd == pytest.approx(11 * math.log2(math.comb(22, 2) * math.comb(12, 2) * 21 * 11))
+    personal = told(setup(personalise=True), labels).in_all
+    assert personal.test == pytest.approx(found.in_all.test + 3 * math.log2(33))
+
+
+def test_a_heads_losses_at_a_grid_of_temperatures_are_counted() -> None:
+    """37 numbers to 2^-16: of 30 records more than their margins can say."""
+    labels = np.array([0] * 20 + [1] * 10)
+    job = {"method": "fedncm", "rounds": 1, "weights": "exact", "model": "identity"}
+    found = told(setup(models=1, **job), labels).in_all
+    alone = told(setup(models=1), labels).in_all
+    assert found.validation == pytest.approx(alone.validation + 30 * 24)
+    assert found.test == pytest.approx(alone.test)
+
+
+class Ward:
+    """Sixty records of seven yes/no columns, and scores of all rows by models trained round by round."""
+
+    def __init__(self, seeds: int) -> None:
+        stream = np.random.default_rng(1)
+        rates, weight = stream.uniform(0.2, 0.6, COLUMNS), stream.normal(size=COLUMNS)
+
+        def draw(number: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+            rows = (stream.random((number, COLUMNS)) < rates).astype(np.float32)
+            ill = stream.random(number) < 1 / (1 + np.exp(-(rows - rates) @ weight))
+            return rows, ill.astype(np.int64)
+
+        trained, (self.rows, self.labels) = draw(400), draw(RECORDS)
+        self.scores = [each for seed in range(seeds) for each in _rounds(seed, *trained)]
+
+    def table(self, label: int) -> NDArray[np.float64]:
+        """How many records of a class have each possible row: what nobody is told."""
+        places = self.rows[self.labels == label].astype(int) @ 2 ** np.arange(COLUMNS)[::-1]
+        return np.bincount(places, minlength=len(ROWS)).astype(float)
+
+    def shared(self, models: int, bins: int) -> float:
+        """Solve for a table with the same histograms that has as few records of the true rows as it can."""
+        fewest = 0.0
+        for label in (0, 1):
+            true = self.table(label)
+            places = [np.minimum((each * bins).astype(int), bins - 1) for each in self.scores[-models:]]
+            equations = np.vstack([np.eye(bins)[each].T for each in places])
+            counts = equations @ true
+            solved = milp(
+                (true > 0).astype(float),
+                constraints=LinearConstraint(equations, counts, counts),
+                integrality=np.ones(len(ROWS)),
+                bounds=Bounds(0, RECORDS),
+                options={"time_limit": 20.0},
+            )
+            fewest += solved.mip_dual_bound if models > 1 else solved.fun
+        return fewest / RECORDS
+
+
+def _rounds(seed: int, rows: NDArray[np.float32], labels: NDArray[np.int64]) -> list[NDArray[np.float64]]:
+    """Train a network in ten rounds; return its scores of all possible rows before and after each."""
+    stream, scores = torch.Generator().manual_seed(seed), []
+    inputs, targets, every = torch.from_numpy(rows), torch.from_numpy(labels), torch.from_numpy(ROWS)
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        net = torch.nn.Sequential(torch.nn.Linear(COLUMNS, 32), torch.nn.ReLU(), torch.nn.Linear(32, 2))
+    steps = torch.optim.SGD(net.parameters(), 0.1)
+    for _ in range(11):
+        with torch.no_grad():
+            scores.append(torch.softmax(net(every), 1)[:, 1].double().numpy())
+        for batch in torch.randperm(len(inputs), generator=stream).split(32):
+            steps.zero_grad()
+            torch.nn.functional.cross_entropy(net(inputs[batch]), targets[batch]).backward()
+            steps.step()
+    return scores
+
+
+def test_what_is_refused_gives_the_records_and_what_is_allowed_does_not() -> None:
+    """Integer programming: two seeds' jobs pin every record; what fits leaves tables that share few."""
+    ward = Ward(seeds=2)
+    values = count_values([(torch.from_numpy(ward.rows), torch.from_numpy(ward.labels))], 2, (), 5)
+    assert (values * 24).tolist() == pytest.approx([COLUMNS, COLUMNS])
+    job, small = told(setup(), ward.labels), told(setup(bins=8, models=1), ward.labels)
+    assert not job.fits(job.most) and small.fits(small.most)
+    assert ward.shared(22, 32) > 0.99
+    assert ward.shared(1, 8) < 0.1
