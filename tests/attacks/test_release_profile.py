@@ -90,7 +90,9 @@ def test_sums_over_the_same_records_are_formed_in_one_way(
     named: str,
 ) -> None:
     train(Federation({**WHOLE, **first}, hospitals, state=tmp_path).enroll())
-    said = enrolment_refused(Federation({**WHOLE, **second}, hospitals, state=tmp_path, job_id="job-b"))
+    policy = PolicyBlock(profile="standard", given_models="any")
+    other = Federation({**WHOLE, **second}, hospitals, state=tmp_path, job_id="job-b", policy=policy)
+    said = enrolment_refused(other)
     assert f"{named} " in said
     train(Federation({**WHOLE, **first}, hospitals, state=tmp_path, job_id="job-c").enroll())
 
@@ -324,11 +326,13 @@ def test_another_hospitals_false_sums_ask_for_no_losses_at_another_head(
 ) -> None:
     """Of 20 such jobs the losses told one validation record's features to 4e-6, of width 16."""
     summed, data = "temperature/losses", small()
+    policy = PolicyBlock(profile="standard", evaluated_share=None)  # evaluations are not the subject
     for name in ("job-a", "job-b"):
-        assert totals(Federation(FED3R, data, state=tmp_path, job_id=name).enroll(), summed)[summed].any()
+        same = Federation(FED3R, data, state=tmp_path, job_id=name, policy=policy).enroll()
+        assert totals(same, summed)[summed].any()
     with monkeypatch.context() as patched:
         lies(patched, "hospital-8", {"frozen/sums": {"frozen/sums": np.arange(32.0).reshape(2, 16)}})
-        other = Federation(FED3R, data, state=tmp_path, job_id="job-c").enroll()
+        other = Federation(FED3R, data, state=tmp_path, job_id="job-c", policy=policy).enroll()
         refused = products_refused(other, summed, "head")
     seen = re.findall(r'head \["([0-9a-f]{64})"\]', refused)[-1]
     done = accept_release(other, "hospital-4", tmp_path, identity, "--head", seen)

@@ -207,7 +207,8 @@ class LocalSilo:
 
     def row_bits(self) -> float:
         """Return the bits of a possible row of this silo's table (``learning.record_values``)."""
-        return row_bits(self.batches("train", augment=False, shuffle=False), self.setup.columns)
+        inputs = self.batches("train", augment=False, shuffle=False)
+        return row_bits(inputs, self.setup.columns, self._scale())
 
     def _scale(self) -> torch.Tensor | None:
         """Return what the model divides each input of a table by; None where neither job nor silos set it."""
