@@ -284,7 +284,8 @@ def test_records_that_are_the_same_count_once(tmp_path: Path, method: str, width
     """
     data = {name: Repeated(item, 9) for name, item in small().items()}
     values = {**WIDE, "method": method, "model_options": {"width": width, "standardise": True}}
-    federation = Federation(values, data, state=tmp_path).enroll()
+    policy = PolicyBlock(profile="standard", evaluated_share=None, min_row_bits=0)
+    federation = Federation(values, data, state=tmp_path, policy=policy).enroll()
     with pytest.raises(PolicyError, match=why) as caught:
         totals(federation, "frozen/sums")
     assert caught.value.code == "TF-625"

@@ -31,8 +31,6 @@ def test_whoever_lies_no_more_count_than_the_honest_have(
         counted = honest // 2 + sum(declared[str(place)] for place in liars)
         assert sizes.sure(counted) <= honest // 2
         assert sizes.sure(1e12) == sizes.sure(), "an opened number above the declared one tells nothing"
-        assert sizes.sure_values(counted * 7, 7) == 7 * sizes.sure(counted) <= 7 * (honest // 2)
-        assert sizes.sure_values(1e12, 7) == 7 * sizes.sure()
 
 
 @pytest.mark.parametrize(

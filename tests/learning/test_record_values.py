@@ -97,7 +97,7 @@ def test_possible_rows_are_counted_by_the_steps_of_numbers() -> None:
     assert record_values.row_bits(read, [1, 3, 1, 1]) == pytest.approx(math.log2(2 * 3 * 60))
     assert record_values.row_bits([], ()) == 0
     hidden = torch.tensor([1.0, 1, 1, 1, 1e3, 1], dtype=torch.float64)  # spreads of about 1/2, and 0.017
-    assert record_values.row_bits(read, [1, 3, 1, 1], hidden) < math.log2(2 * 3 * 4)
+    assert record_values.row_bits(read, [1, 3, 1, 1], hidden) < math.log2(2 * 3 * 10)
 
 
 @pytest.mark.parametrize(

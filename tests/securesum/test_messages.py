@@ -6,6 +6,7 @@ import msgpack
 import pytest
 from tests.support.securesum.protocol import World, make_params, names
 
+from tightframe.securesum import reading
 from tightframe.securesum.encoding import RingOverflowError, check_no_wrap
 from tightframe.securesum.errors import MessageError, ParametersError
 from tightframe.securesum.messages import Agreement, FieldSpec, Reveal, Setup
@@ -65,3 +66,9 @@ def test_no_error_can_forge_a_line_of_a_log() -> None:
     assert str(MessageError("Zürich", expected="süd 1", found="ß")) == (
         "Expected Zürich to be süd 1, but found ß."
     )
+
+
+def test_a_flag_is_true_or_false_and_no_number() -> None:
+    with pytest.raises(MessageError, match="true or false"):
+        reading.flag(1, "a field")
+    assert reading.flag(False, "a field") is False

@@ -166,7 +166,7 @@ def row_bits(
     """Return the bits of a possible row of a table, as far as the model tells rows apart.
 
     A number has as many values as its steps go into what it spans (a step is one of the smallest tenth), and
-    none that differ by less than a 16th of the largest spread: rows that are alike to the model are found as
+    none that differ by less than a 64th of the largest spread: rows that are alike to the model are found as
     one (three laboratory values with 25 times their range hid none of ten yes/no columns).
 
     Args:
@@ -196,7 +196,7 @@ def row_bits(
             steps = np.diff(values[:, 0])
             most = steps.sum() / np.quantile(steps, 0.1)
             if scale is not None:
-                most = min(most, steps.sum() / by[place] / (spread.max() / ALIKE**2))
+                most = min(most, steps.sum() / by[place] / (spread.max() / ALIKE**3))
             bits += min(NUMBER_BITS, math.log2(1 + most))
         place += width
     return bits

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from tightframe.config.job import JobConfig, Training
 from tightframe.config.policy import Policy
-from tightframe.config.site import SiteEntry, open_data
+from tightframe.config.site import SiteEntry, dataset_of, open_data
 from tightframe.data.base import SiloData, own_labels
 from tightframe.data.known import in_steps, too_few
 from tightframe.errors import DataError
@@ -130,7 +130,8 @@ class SiloContext:
     @cached_property
     def common(self) -> CommonValues | None:
         """Values of training records that exact sums take for others, so that no few patients stand out."""
-        if self.job.privacy is not None:
+        spec, options = dataset_of(self.job)
+        if self.job.privacy is not None or len(spec.input_shape(options)) != 1:
             return None
         from tightframe.data.table.common_values import common_in  # which imports torch
 

@@ -129,7 +129,7 @@ OTHER_RULES = {
         "clear_metrics",
         "min_answer_grid",
     ),
-    *("max_evaluations", "min_withdrawn", "records_per_feature", "given_models"),
+    *("max_evaluations", "min_withdrawn", "records_per_feature", "given_models", "min_row_bits"),
     # Identities, jobs with privacy, and what is told outside of sums.
     *("profile", "pins", "pinned_only", "central_provisioning", "required_privacy", "epsilon_cap"),
     *("delta_cap", "max_releases", "charged_retries", "neighbours", "private_noise", "epsilon_shown"),

@@ -79,6 +79,10 @@ class Records:
         return np.stack([np.asarray(items[index][0]) for index in range(len(items))])
 
 
+STANDARD = PolicyBlock(profile="standard", evaluated_share=None, min_row_bits=0)
+"""For several jobs over few records: what evaluations tell, and few possible rows, have their own tests."""
+
+
 def hearts(sites: int) -> dict[str, Records]:
     """Heart disease records of so many hospitals, by name."""
     return {f"hospital-{i + 1}": Records(open_twin(i, HeartOptions())) for i in range(sites)}
@@ -132,7 +136,7 @@ class Federation:
         return parse_job({**HEART, "answer_grid": 0.0, "sites": names, "min_sites": least, **values})
 
     def _session(self, name: str, policy: PolicyBlock | None, more: Mapping[str, Any]) -> SiloSession:
-        own, policy = self.state / name, policy or PolicyBlock(profile="standard")
+        own, policy = self.state / name, policy or STANDARD
         if policy.min_answer_grid is None:
             policy = policy.model_copy(update={"min_answer_grid": 0.0})
         entry = SiteEntry(

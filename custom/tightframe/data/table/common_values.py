@@ -72,7 +72,7 @@ class CommonValues:
 
 
 def common_in(data: SiloData, least: int) -> CommonValues | None:
-    """Return what a hospital's values are taken for in exact sums; None of pictures.
+    """Return what a hospital's values are taken for in exact sums of rows; None if all stay as they are.
 
     Args:
         data: whose training records are read once.
@@ -82,7 +82,7 @@ def common_in(data: SiloData, least: int) -> CommonValues | None:
     from torch.utils.data import DataLoader
 
     records: Any = data.records("train")
-    if least < 2 or not len(records) or records[0][0].dim() != 1:
+    if least < 2 or not len(records):
         return None
     loader: DataLoader[Any] = DataLoader(records, batch_size=_TOGETHER, generator=torch.Generator())
     rows = torch.cat([inputs for inputs, _ in loader]).numpy()
