@@ -87,12 +87,7 @@ def count_values(
     >>> count_values([(rows, torch.zeros(4).long())], 1, (), 2)  # one is twice another, one is the same
     tensor([1.], dtype=torch.float64)
     """
-    read, told = list[torch.Tensor](), list[torch.Tensor]()
-    for inputs, labels in batches:
-        read.append(_shortened(inputs.detach().to("cpu", torch.float32)))
-        told.append(labels.cpu())
-        if sum(map(len, read)) >= (PICTURES if inputs.dim() > 2 else ROWS):
-            break
+    read, told = _first(batches)
     made = torch.zeros(classes, dtype=torch.float64)
     if not read:
         return made
@@ -158,6 +153,19 @@ def _levels(rows: NDArray[np.float32], of: NDArray[np.int64]) -> tuple[float, fl
     return (every / NUMBER_BITS if every < POSSIBLE_BITS else len(found)), bits, short
 
 
+def _first(
+    batches: Iterable[tuple[torch.Tensor, torch.Tensor]],
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Return the first records as rows, and their labels, in batches."""
+    read, told = list[torch.Tensor](), list[torch.Tensor]()
+    for inputs, labels in batches:
+        read.append(_shortened(inputs.detach().to("cpu", torch.float32)))
+        told.append(labels.cpu())
+        if sum(map(len, read)) >= (PICTURES if inputs.dim() > 2 else ROWS):
+            break
+    return read, told
+
+
 def row_bits(
     batches: Iterable[tuple[torch.Tensor, torch.Tensor]],
     columns: Sequence[int],
@@ -178,11 +186,7 @@ def row_bits(
     >>> round(row_bits([(rows, torch.zeros(3))], ()), 3)  # two, two and some six values
     4.503
     """
-    read = list[torch.Tensor]()
-    for inputs, _ in batches:
-        read.append(inputs.detach().to("cpu", torch.float32))
-        if sum(map(len, read)) >= ROWS:
-            break
+    read, _ = _first(batches)
     if not read:
         return 0.0
     rows, bits, place = torch.cat(read).numpy().astype(np.float64), 0.0, 0

@@ -127,11 +127,16 @@ class SiloContext:
         """The same silo with the records of the run from which it withdraws some."""
         return replace(self, job=self.job.origin, records=self.withdrawn.before)
 
+    @property
+    def has_rows(self) -> bool:
+        """Check that records are rows of numbers, and no pictures."""
+        spec, options = dataset_of(self.job)
+        return len(spec.input_shape(options)) == 1
+
     @cached_property
     def common(self) -> CommonValues | None:
         """Values of training records that exact sums take for others, so that no few patients stand out."""
-        spec, options = dataset_of(self.job)
-        if self.job.privacy is not None or len(spec.input_shape(options)) != 1:
+        if self.job.privacy is not None or not self.has_rows:
             return None
         from tightframe.data.table.common_values import common_in  # which imports torch
 

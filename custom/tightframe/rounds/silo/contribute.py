@@ -46,7 +46,6 @@ from tightframe.rounds.riders.class_rules import HOLDERS
 from tightframe.rounds.riders.evaluation import told_by_few
 from tightframe.rounds.setup import prepare, set_threads
 from tightframe.rounds.silo import checks, evaluations, own_report, subnormals
-from tightframe.rounds.silo.enrolment_check import check_rows
 from tightframe.rounds.silo.followed_state import FollowedState
 from tightframe.rounds.silo.own_state import SiloStateStore
 from tightframe.rounds.silo.rehearsal import part_of, rehearse
@@ -337,14 +336,6 @@ class Contributor:
             PolicyError: TF-625.
         """
         product_rule.check_declared(self._context.policy, self._setup, sizes)
-
-    def check_rows(self) -> None:
-        """Refuse a job without privacy over a table of so few possible rows that totals tell its records.
-
-        Raises:
-            PolicyError: TF-628.
-        """
-        check_rows(self._context, self._setup)
 
     @cached_property
     def evaluations(self) -> Evaluations | None:

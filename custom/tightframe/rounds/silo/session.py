@@ -137,17 +137,15 @@ class SiloSession:
         if context.job.privacy is not None:
             self._training().check_budget()
         else:
-            if context.policy.min_row_bits and self._has_table():
-                self._training().check_rows()
+            if context.policy.min_row_bits and context.has_rows and not context.data.synthetic:
+                # Imported here, as in ``_training``, for torch.
+                from tightframe.rounds.silo.enrolment_check import check_rows
+
+                check_rows(context, self._training().setup)
             if self._secure is not None:
                 self._secure.check_evaluations()
         write_atomically(stored, declared.to_bytes(), mode=0o600)
         return declared
-
-    def _has_table(self) -> bool:
-        """Return True if patients' records are rows of numbers, which needs no torch."""
-        spec, options = dataset_of(self.context.job)
-        return not self.context.data.synthetic and len(spec.input_shape(options)) == 1
 
     def _read_records(self) -> Declaration:
         context = self.context
