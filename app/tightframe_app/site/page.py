@@ -204,7 +204,8 @@ class Looker:
             return known
         try:
             memory = memory_of(self._config, self._kit.name, self._kit.startup)
-            entries = read_contents(memory.places, check=memory.check()).entries
+            whole = read_contents(memory.places, check=memory.check())
+            entries = () if whole is None else whole.entries
             spent = tuple(spendings(entries, policy.delta_cap or DELTA))
             return replace(
                 known,
