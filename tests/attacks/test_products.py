@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from sklearn.metrics import roc_auc_score
 from tests.attacks import test_withdrawals
 from tests.support.attacks.liar import lies
 from tests.support.attacks.malicious_server import Federation, Records, hearts
@@ -110,6 +111,47 @@ def test_without_the_rule_whoever_reads_the_total_has_records_in_clear(tmp_path:
     assert found >= 5
 
 
+def told_apart(folder: Path, units: int) -> float:
+    """Return how surely a trained record's pattern of active units is told from one that nobody has (AUROC).
+
+    Of each unit an update has a sum over the records for which it is active. So over rounds at a low rate
+    the records' patterns span what the updates span, if there are more units than records.
+    """
+    job = {
+        "weights": "exact",
+        "rounds": 17,
+        "training": {"learning_rate": 1e-3, "batch_size": 16},
+        "model_options": {"widths": [units], "standardise": True},
+    }
+    federation = Federation(job, small(), state=folder, policy=OFF).enroll()
+    model = dict(federation.shared.state.model)
+    sums = []
+    for exchange in federation.setup.plan:
+        total = federation.sum(*exchange.place)
+        model = dict(federation.shared.state.model) if exchange.round == 8 else model
+        if exchange.training:
+            sums.append(
+                np.c_[*(total[f"update/backbone.1.{name}"].reshape(units, -1) for name in ("weight", "bias"))]
+            )
+    slope = model["head.weight"][1] - model["head.weight"][0]
+    span = np.linalg.svd(np.concatenate(sums, 1) / slope.double().numpy()[:, None], full_matrices=False)[0]
+    span = span[:, : min(216, units // 2)]
+    trained, never = (
+        np.concatenate([item.raw(fold) for item in federation.data.values()]) for fold in ("train", "test")
+    )
+    inputs = torch.as_tensor(np.concatenate([trained, never])).float()
+    inputs = (inputs - model["standardise.mean"]) / model["standardise.std"]
+    active = (inputs @ model["backbone.1.weight"].T + model["backbone.1.bias"] > 0).double().numpy()
+    within = np.square(active @ span).sum(1) / active.sum(1)
+    return float(roc_auc_score(np.repeat([1, 0], [len(trained), len(never)]), within))
+
+
+@pytest.mark.whole
+def test_layers_with_more_units_than_records_tell_who_was_trained_on(tmp_path: Path) -> None:
+    assert told_apart(tmp_path / "wide", 1024) > 0.95
+    assert told_apart(tmp_path / "allowed", 72) < 0.85
+
+
 def refused(values: dict[str, Any], folder: Path, data: dict[str, Records] | None = None) -> str:
     """Return why a hospital refuses a job at enrolment, before anything is masked."""
     with pytest.raises(PolicyError) as caught:
@@ -126,6 +168,9 @@ def test_a_hospital_refuses_more_features_than_its_rule_allows(tmp_path: Path) -
     assert "covariance shared" in refused(CCVR, tmp_path / "class")
     shared = {**CCVR, "method_options": {"covariance": "shared"}}
     assert "128 features" in refused(shared, tmp_path / "shared")
+    layers = {"weights": "exact", "model_options": {"widths": [73], "standardise": True}}
+    assert "at most 72 units" in refused(layers, tmp_path / "layers")
+    assert "own records" in refused({**layers, "weights": "uniform"}, tmp_path / "own")
 
 
 def test_one_who_lies_about_its_records_does_not_help(

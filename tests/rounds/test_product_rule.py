@@ -90,6 +90,30 @@ def test_declared_records_are_enough_or_not_by_one() -> None:
         assert caught.value.code == "TF-625"
 
 
+def test_dense_layers_on_inputs_have_two_records_a_unit() -> None:
+    def widest(**changes: Any) -> int | None:
+        found = product_rule.units_planned(trained(**changes))
+        return None if found is None else found.width
+
+    def trained(**changes: Any) -> JobSetup:
+        model = {"model": "mlp", "model_options": {"widths": [8, 6]}}
+        return prepare(parse_job({**setup("fedavg").job.model_dump(), **model, **changes}))
+
+    job = trained()
+    product_rule.check_declared(policy(), job, Sizes(20, 4))
+    product_rule.check_declared(policy(0), job, Sizes(0, 0))
+    product_rule.check_declared(policy(), trained(weights="uniform"), Sizes(4, 1))  # see check_rows
+    with pytest.raises(BelowPolicyError, match="8 units trained on 15 declared records") as caught:
+        product_rule.check_declared(policy(), job, Sizes(19, 4))
+    assert caught.value.code == "TF-625" and "at most 7 units" in caught.value.refusals[0].required
+    assert widest(method="fedsgd") == widest(method="fedmr") == 8
+    pictures = {"dataset": "digits", "dataset_options": {}}
+    assert widest(**pictures) == 10  # the head's
+    assert widest(**pictures, model="small_cnn", model_options={}) is None
+    private = {"epsilon": 8.0, "delta": 1e-5, "clip_norm": 1.0}
+    assert widest(weights="uniform", privacy=private, sampling_rate=0.1) is None
+
+
 def schema(*, products: int = 0, features: int = 0) -> Schema:
     """A sum of features; neither is one of anything else."""
     return Schema(

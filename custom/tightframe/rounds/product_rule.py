@@ -1,4 +1,4 @@
-"""The rule on exact sums of features and of products, by each site's own policy (``records_per_feature``).
+"""The rule on exact sums of features, products and dense layers (``records_per_feature`` of a site's policy).
 
 It is checked on declared numbers before anything runs, and again on opened ones before each such term is made
 (``learning.products`` says why, and what is counted). That is public, so that a refusal tells nothing. How
@@ -8,6 +8,7 @@ cannot contribute, so that the sum is of nobody and its number is all that is to
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
@@ -28,6 +29,7 @@ from tightframe.learning.products import (
     ClassSums,
     Products,
     Sizes,
+    Units,
 )
 from tightframe.phases import OwnRows, Schema, ServerState
 from tightframe.results.words import plural
@@ -74,6 +76,23 @@ def _widest(setup: JobSetup, found_in: Callable[[JobSetup, Schema], _Sum | None]
     return max((item for item in found if item is not None), key=lambda item: item.width, default=None)
 
 
+def units_planned(setup: JobSetup) -> Units | None:
+    """Return the dense layers that a job trains without noise on records' inputs; None if it has none."""
+    if setup.privacy is not None:
+        return None
+    shapes = [
+        item.shape
+        for exchange in setup.plan
+        for phase in exchange.phases
+        for item in phase.schema.fields
+        if exchange.training and len(item.shape) > 1 and not item.per_class
+    ]
+    # Behind convolutions, dense layers are on features of a picture.
+    if not shapes or math.prod(shapes[0][1:]) < math.prod(setup.setting.input_shape):
+        return None
+    return Units(max(shape[0] for shape in shapes if len(shape) == 2))
+
+
 def check_job(policy: Policy, setup: JobSetup) -> None:
     """Refuse a job of which no number of records could meet the rule.
 
@@ -113,6 +132,8 @@ def check_declared(policy: Policy, setup: JobSetup, sizes: Sizes) -> None:
     if (found := planned(setup)) is not None:
         records = sizes.sure()
         _check(policy, found, records, records * found.values, "declared")
+    if setup.job.weights != "uniform" and (layers := units_planned(setup)) is not None:
+        check_units(policy, layers, sizes.sure(), "declared records")
     if setup.job.weights != "uniform" and (sums := class_sums_planned(setup)) is not None:
         _check_class(policy, sums, sizes.declared * sums.values, "all declared records")
 
@@ -231,7 +252,7 @@ def _counted(state: ServerState, classes: int) -> _Counted:
     return _Counted(max(0.0, float(counts[kept].sum()) - leaving), least, frozenset(alone))
 
 
-def warned(found: Products | ClassSums, records: float | None, *, classes: int = 1) -> list[str]:
+def warned(found: Products | ClassSums | Units, records: float | None, *, classes: int = 1) -> list[str]:
     """Say what a reader of a sum can do that a ``standard`` policy would refuse; empty if it would not.
 
     Args:
@@ -239,19 +260,43 @@ def warned(found: Products | ClassSums, records: float | None, *, classes: int =
         classes: C of sums by class, whose smallest class has a C-th of the records at most.
     """
     by_class = isinstance(found, ClassSums)
-    if records is None and by_class:
+    if records is None and not isinstance(found, Products):
         return []
     if records is not None:
         held = records / classes * (found.values if isinstance(found, ClassSums) else 1)
         if found.allowed(held, PROFILES["standard"][RULE]):
             return []
     many = "UNTOLD NUMBERS OF" if records is None else f"{records:.0f}" if by_class else f"{records:.0f} SURE"
-    what = f"SUMS OF {found.width} FEATURES BY CLASS" if by_class else f"PRODUCTS OF {found.width} FEATURES"
+    what = {
+        Products: f"PRODUCTS OF {found.width} FEATURES",
+        ClassSums: f"SUMS OF {found.width} FEATURES BY CLASS",
+        Units: f"LAYERS OF {found.width} UNITS TRAINED",
+    }[type(found)]
     few = f"a small one of the {classes} classes has few" if by_class else "they are few"
     return [
         f"{what} OVER {many} RECORDS: whoever reads their total, as all silos, can compute single records "
         f"from it if {few}; `standard` policies refuse it ({RULE}, {CODE})"
     ]
+
+
+def check_units(policy: Policy, found: Units, records: float, of: str) -> None:
+    """Refuse to train dense layers on too few records.
+
+    Raises:
+        BelowPolicyError: TF-625.
+    """
+    factor = policy.records_per_feature
+    if found.allowed(records, factor):
+        return
+    widest = int(records // factor)
+    _refuse(
+        policy,
+        f"layers of up to {found.width} units trained on {records:.0f} {of}",
+        f"at most {plural(widest, 'unit')}, or privacy" if widest else "privacy",
+        f"records are computed from totals of layers with more than 1/{factor} as many units as there are "
+        "records, whichever silos lie: make them smaller (model_options.widths of mlp), or give the job "
+        "`privacy`",
+    )
 
 
 def _check(policy: Policy, found: Products, records: float, values: float, how: str) -> None:

@@ -79,6 +79,7 @@ class RunRecord:
         self.declared: dict[str, Declaration] = {}
         self.privacy = setup.privacy
         self._products = None if job.privacy is not None else product_rule.planned(setup)
+        self._units = product_rule.units_planned(setup)
         self._class_sums = None if job.privacy is not None else product_rule.class_sums_planned(setup)
         self.statistics: TableStatistics | None = None  # of a job that sums them
         self.personal: Personal | None = None  # means over silos of their personal models
@@ -250,9 +251,10 @@ class RunRecord:
             return lines + self._statistics_rules()
         records = {site: item.weight for site, item in self.declared.items()}
         untold = self.job.weights == "uniform"
-        if self._products is not None and records:
-            sure = Sizes.of(records, self.job.assumed_colluders(len(records))).sure()
-            lines += product_rule.warned(self._products, None if untold else sure)
+        for found in (self._products, self._units):
+            if found is not None and records:
+                sure = Sizes.of(records, self.job.assumed_colluders(len(records))).sure()
+                lines += product_rule.warned(found, None if untold else sure)
         if self._class_sums is not None and records:
             declared = None if untold else sum(records.values())
             lines += product_rule.warned(self._class_sums, declared, classes=len(self._dataset.class_names))

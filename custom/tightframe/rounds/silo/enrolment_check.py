@@ -89,22 +89,28 @@ def check_budget(context: SiloContext, setup: JobSetup, entries: Sequence[Entry]
 
 
 def check_rows(context: SiloContext, setup: JobSetup) -> None:
-    """Check that the training records are no table of so few possible rows that exact totals tell them.
+    """Check that training records are not so few, or of so few possible rows, that exact totals tell them.
 
     Args:
-        context: of the silo; its records are read once, if they are a table.
+        context: of the silo; its records are read, if they are a table.
 
     Raises:
-        PolicyError: TF-628 for a job without privacy over fewer rows than the site's policy asks for.
+        PolicyError: TF-628 for a job without privacy over fewer rows than the site's policy asks for; TF-625
+            where weights tell no number of records, for layers of more units than this silo's allow.
     """
     import torch
 
+    from tightframe.rounds.product_rule import check_units, units_planned
     from tightframe.rounds.silo.view import LocalSilo
 
-    least = context.policy.min_row_bits
-    if not least or not setup.trains or context.job.privacy or len(setup.setting.input_shape) != 1:
+    if not setup.trains or context.job.privacy:
         return
-    if LocalSilo(context, setup, torch.device("cpu"), 0).row_bits() < least:
+    silo = LocalSilo(context, setup, torch.device("cpu"), 0)
+    if context.job.weights == "uniform" and (layers := units_planned(setup)) is not None:
+        own = float(silo.class_counts("train").sum())
+        check_units(context.policy, layers, own, "own records, as uniform weights tell no others'")
+    least = context.policy.min_row_bits
+    if least and len(setup.setting.input_shape) == 1 and silo.row_bits() < least:
         refusal = Refusal(
             "min_row_bits",
             f"exact totals of a table of fewer than 2 to the {least} possible rows",

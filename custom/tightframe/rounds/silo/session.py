@@ -137,7 +137,9 @@ class SiloSession:
         if context.job.privacy is not None:
             self._training().check_budget()
         else:
-            if context.policy.min_row_bits and context.has_rows and not context.data.synthetic:
+            rules = context.policy.min_row_bits or context.policy.records_per_feature
+            told = context.has_rows or context.job.weights == "uniform"
+            if rules and told and not context.data.synthetic:
                 # Imported here, as in ``_training``, for torch.
                 from tightframe.rounds.silo.enrolment_check import check_rows
 
