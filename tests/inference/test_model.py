@@ -92,28 +92,10 @@ QUICK = ("fedetf", "fedproto", "fedrod")
 HEADS = ("fedavg", "fedetf", "fednh", "fedavg_etf", "fedprox", "fedbabu", "creff", "fedproc", "fed3r")
 """The first method of each kind of head and encoder: all methods' ONNX would take two minutes."""
 PERSONAL_MODELS = (
-    "fedavg",
-    "fedetf",
-    "fednh",
-    "fedavg_etf",
-    "fedilc",
-    "fedsgd",
-    "fedrod",
-    "fedprox",
-    "fednova",
+    *("fedavg", "fedetf", "fednh", "fedavg_etf", "fedilc", "fedsgd", "fedrod", "fedprox", "fednova", "ditto"),
+    *("fedper", "fedrep", "fedbabu", "creff", "fedproto", "fedproc", "fed3r", "combine"),
 )
-PERSONAL_MODELS += (
-    "ditto",
-    "fedper",
-    "fedrep",
-    "fedbabu",
-    "creff",
-    "fedproto",
-    "fedproc",
-    "fed3r",
-    "combine",
-)
-"""The first method of each kind by those and by what makes its personal models: others save and load alike."""
+"""The first method of each kind by those and by what makes its personal models: others are kept alike."""
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,7 @@ SMALL: dict[str, Any] = {
 
 FEW_STEPS = {"epochs": 10, "match_steps": 10}
 FEW_DRAWS = {"virtual_features": 100, "epochs": 2}
-"""Of CReFF's server, and of CCVR's; all that they take by default are in ``tests/methods/test_defaults.py``."""
+"""Of CReFF's server and CCVR's; all that they take by default are in ``tests/methods/test_defaults.py``."""
 
 
 def train(method: str, folder: Path, **changes: Any) -> federation.Result:

@@ -64,7 +64,7 @@ JOB: dict[str, Any] = {
     "training": {"epochs": 1, "batch_size": 64, "learning_rate": 0.1, "augment": False},
     "privacy": {"epsilon": 6.0, "spare_rounds": 0},
 }
-# To solve the noise for a budget takes seconds at each silo, and so do the price and gradients of sampled steps.
+# To solve the noise for a budget takes seconds at each silo, and so does what sampled steps cost.
 GIVEN: dict[str, Any] = {
     **JOB,
     "dataset": "fed_heart_disease",
