@@ -170,7 +170,7 @@ def test_a_hospital_refuses_more_features_than_its_rule_allows(tmp_path: Path) -
     assert "128 features" in refused(shared, tmp_path / "shared")
     layers = {"weights": "exact", "model_options": {"widths": [73], "standardise": True}}
     assert "at most 72 units" in refused(layers, tmp_path / "layers")
-    assert "own records" in refused({**layers, "weights": "uniform"}, tmp_path / "own")
+    assert "silos as this one" in refused({**layers, "weights": "uniform"}, tmp_path / "own")
 
 
 def test_one_who_lies_about_its_records_does_not_help(

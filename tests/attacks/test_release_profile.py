@@ -23,6 +23,8 @@ from tightframe.errors import JobError, RunError, SecureSumError
 from tightframe.rounds.riders.class_rules import HOLDERS
 from tightframe.rounds.setup import prepare
 
+SLIM = {"model_options": {"widths": [8]}}
+"""Of few units, as so few records allow where nobody tells their number."""
 WHOLE = {"training": {"batch_size": 65_536, "momentum": 0.0, "learning_rate": 1e-3}}
 FASTER, LONGER, PULLED = (
     {"training": {**WHOLE["training"], **other}}
@@ -51,7 +53,7 @@ def enrolment_refused(federation: Federation, name: str = "hospital-1") -> str:
 @pytest.mark.parametrize(
     ("first", "second", "named"),
     [
-        ({"weights": "uniform"}, {"weights": "exact"}, "weights"),
+        ({**SLIM, "weights": "uniform"}, {**SLIM, "weights": "exact"}, "weights"),
         ({"weights": "exact"}, {"weights": "power_of_two"}, "weights"),
         ({}, {"update_norm": 1.0}, "update_norm"),
         ({"update_norm": 1.0}, {"update_norm": 1.0002}, "update_norm"),
@@ -139,8 +141,8 @@ def test_nor_does_a_site_change_its_own_rules_between_two_jobs_unawares(
 
 def test_two_jobs_set_up_at_once_are_one_too_many(hospitals: dict[str, Records], tmp_path: Path) -> None:
     """Both enrolled before either summed anything: what is masked first is what holds."""
-    one = Federation({"weights": "uniform"}, hospitals, state=tmp_path).enroll()
-    other = Federation({"weights": "exact"}, hospitals, state=tmp_path, job_id="job-b").enroll()
+    one = Federation({**SLIM, "weights": "uniform"}, hospitals, state=tmp_path).enroll()
+    other = Federation({**SLIM, "weights": "exact"}, hospitals, state=tmp_path, job_id="job-b").enroll()
     train(one)
     with pytest.raises(SecureSumError, match=r"^TF-617: "):
         train(other)
@@ -167,7 +169,7 @@ def test_a_refusal_shows_what_differs_in_a_line(
 
 
 def test_a_job_that_goes_on_is_not_hindered(hospitals: dict[str, Records], tmp_path: Path) -> None:
-    values = {"rounds": 3, "weights": "uniform"}
+    values = {**SLIM, "rounds": 3, "weights": "uniform"}
     train(Federation(values, hospitals, state=tmp_path, job_id="job-a").enroll())
     resume = {"lineage": "job-a", "previous": "job-a", "after_round": 1, "checkpoint_sha256": "0" * 64}
     Federation({**values, "resume": resume}, hospitals, state=tmp_path, job_id="job-b").enroll()
@@ -184,8 +186,8 @@ def test_no_job_says_how_few_records_of_a_class_are_too_few(method: str, least: 
 
 def test_a_persons_consent_lets_both_ways_be_used(hospitals: dict[str, Records], tmp_path: Path) -> None:
     """By the command that the refusal names, at each site, with the site's own kit."""
-    train(Federation({"weights": "uniform"}, hospitals, state=tmp_path).enroll())
-    other = Federation({"weights": "exact"}, hospitals, state=tmp_path, job_id="job-b")
+    train(Federation({**SLIM, "weights": "uniform"}, hospitals, state=tmp_path).enroll())
+    other = Federation({**SLIM, "weights": "exact"}, hospitals, state=tmp_path, job_id="job-b")
     assert "release accept" in enrolment_refused(other)
     for name in hospitals:
         done = accept_release(other, name, tmp_path, identity)
@@ -193,8 +195,8 @@ def test_a_persons_consent_lets_both_ways_be_used(hospitals: dict[str, Records],
         assert "weights: uniform" in done.output and "weights: exact" in done.output
         assert "with 3 silos, 3 jobs" in done.output
     train(other.enroll())
-    train(Federation({"weights": "uniform"}, hospitals, state=tmp_path, job_id="job-c").enroll())
-    third = Federation({"weights": "power_of_two"}, hospitals, state=tmp_path, job_id="job-d")
+    train(Federation({**SLIM, "weights": "uniform"}, hospitals, state=tmp_path, job_id="job-c").enroll())
+    third = Federation({**SLIM, "weights": "power_of_two"}, hospitals, state=tmp_path, job_id="job-d")
     assert "weights power_of_two" in enrolment_refused(third)
 
 

@@ -73,7 +73,8 @@ def test_no_declared_weight_gets_more_than_the_jobs_share(weights: list[float], 
 def test_silos_refuse_a_weight_that_no_records_give(
     rule: str, weight: float, code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    federation = Federation({"weights": rule}, hearts(4), state=tmp_path)
+    slim = {"model_options": {"widths": [8]}}  # so few uniform records train no more units
+    federation = Federation({**slim, "weights": rule}, hearts(4), state=tmp_path)
     lie(federation.sessions[LIAR], weight, monkeypatch)
     with pytest.raises(ContributionError, match=LIAR) as refused:
         federation.enroll()  # in `confirm`: nothing is trained or masked yet

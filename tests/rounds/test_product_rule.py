@@ -111,7 +111,7 @@ def test_dense_layers_on_inputs_have_two_records_a_unit() -> None:
     assert widest(**pictures) == 10  # the head's
     assert widest(**pictures, model="small_cnn", model_options={}) is None
     private = {"epsilon": 8.0, "delta": 1e-5, "clip_norm": 1.0}
-    assert widest(weights="uniform", privacy=private, sampling_rate=0.1) is None
+    assert widest(weights="uniform", privacy=private) is None
 
 
 def schema(*, products: int = 0, features: int = 0) -> Schema:

@@ -107,8 +107,12 @@ def check_rows(context: SiloContext, setup: JobSetup) -> None:
         return
     silo = LocalSilo(context, setup, torch.device("cpu"), 0)
     if context.job.weights == "uniform" and (layers := units_planned(setup)) is not None:
-        own = float(silo.class_counts("train").sum())
-        check_units(context.policy, layers, own, "own records, as uniform weights tell no others'")
+        # Where all silos accept by their own numbers, the smallest has accepted by the smallest number.
+        parties = len(context.job.sites)
+        honest = parties - context.job.assumed_colluders(parties)
+        records = honest * float(silo.class_counts("train").sum())
+        of = f"records, were {honest} silos as this one (uniform weights tell no others' numbers)"
+        check_units(context.policy, layers, records, of)
     least = context.policy.min_row_bits
     if least and len(setup.setting.input_shape) == 1 and silo.row_bits() < least:
         refusal = Refusal(
