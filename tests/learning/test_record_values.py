@@ -98,6 +98,13 @@ def test_possible_rows_are_counted_by_the_steps_of_numbers() -> None:
     assert record_values.row_bits([], ()) == 0
     hidden = torch.tensor([1.0, 1, 1, 1, 1e3, 1], dtype=torch.float64)  # spreads of about 1/2, and 0.017
     assert record_values.row_bits(read, [1, 3, 1, 1], hidden) < math.log2(2 * 3 * 10)
+    least = 4 * years.std().item() / rows[:, :4].std(0).max().item()  # an eighth of it, in 27 steps
+    eighth = torch.tensor([1.0, 1, 1, 1, 2 * least, 1], dtype=torch.float64)
+    assert record_values.row_bits(read, [1, 3, 1, 1], eighth) == pytest.approx(
+        math.log2(2 * 3) + math.log2(28) / 4, abs=0.01
+    )
+    real = torch.rand(60, 1, generator=torch.Generator().manual_seed(1))  # in 64 steps to a deviation
+    assert math.log2(64) < record_values.row_bits([(real, torch.zeros(60))], ()) < math.log2(64 * 4)
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from tests.support.attacks.malicious_server import HEART
 
 from tightframe.config.job import parse_job
 from tightframe.config.policy import PolicyBlock
+from tightframe.learning.one_sum import temperature
 from tightframe.learning.record_values import count_values
 from tightframe.rounds import evaluation_bits
 from tightframe.rounds.evaluation_bits import Evaluations
@@ -83,14 +84,21 @@ def test_all_that_a_job_opens_of_a_fold_is_counted() -> None:
     assert personal.test == pytest.approx(found.in_all.test + 3 * math.log2(33))
 
 
-def test_a_heads_losses_at_a_grid_of_temperatures_are_counted() -> None:
-    """37 numbers to 2^-16: of 30 records more than their margins can say."""
+def test_a_heads_losses_at_a_grid_of_temperatures_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whole nats that fall, then rise: of five temperatures all such sequences are enumerated."""
     labels = np.array([0] * 20 + [1] * 10)
     job = {"method": "fedncm", "rounds": 1, "weights": "exact", "model": "identity"}
     found = told(setup(models=1, **job), labels).in_all
     alone = told(setup(models=1), labels).in_all
-    assert found.validation == pytest.approx(alone.validation + 30 * 24)
+    assert 100 < found.validation - alone.validation < 120
     assert found.test == pytest.approx(alone.test)
+    monkeypatch.setattr(temperature, "GRID", temperature.GRID[:5])
+    falls_then_rises = sum(
+        all(np.diff(each[: place + 1]) <= 0) and all(np.diff(each[place:]) >= 0)
+        for each in itertools.product(range(4), repeat=5)
+        for place in range(5)
+    )
+    assert falls_then_rises <= 2 ** temperature.told_bits(2, 2) < 4 * falls_then_rises
 
 
 class Ward:

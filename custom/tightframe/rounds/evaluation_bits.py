@@ -163,8 +163,8 @@ def _of_field(
 ) -> Told:
     """Return what one field of a sum tells."""
     if item.name == temperature.LOSSES:
-        known = 0.0 if "validation" in left_out else _losses(setup, len(labels["validation"]))
-        return Told(validation=known)
+        records, classes = len(labels["validation"]), setup.dataset.num_classes
+        return Told(validation=0.0 if "validation" in left_out else temperature.told_bits(records, classes))
     if item.name in (personal.ACCURACY, personal.VALID_CLASSES, personal.LABEL_SHARE):
         return Told(test=0.0 if "test" in left_out else math.log2(2**personal.FRACTION_BITS + 1))
     _, _, rest = item.name.partition("evaluation/")
@@ -203,13 +203,6 @@ def _sizes(setup: JobSetup, labels: NDArray[np.int64]) -> list[tuple[int, int]]:
         return [(int((column == 1).sum()), int((column == 0).sum())) for column in labels.T]
     counts = class_counts(labels, setup.dataset.num_classes)
     return [(int(own), len(labels) - int(own)) for own in counts]
-
-
-def _losses(setup: JobSetup, records: int) -> float:
-    """Return the bits of losses at a grid of temperatures: a function of each record's margins alone."""
-    each = math.log2(records * temperature.MOST / temperature.UNIT + 1)
-    margins = records * max(1, setup.dataset.num_classes - 1) * NUMBER_BITS
-    return min(len(temperature.GRID) * each, margins)
 
 
 def _bits_of_rows(setup: JobSetup, values: NDArray[np.float64] | None) -> NDArray[np.float64]:

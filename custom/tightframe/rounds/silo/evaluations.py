@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import torch
 
+from tightframe.learning.record_values import NUMBER_BITS
 from tightframe.rounds import evaluation_bits
 from tightframe.rounds.context import SiloContext
 from tightframe.rounds.evaluation_bits import Evaluations
@@ -22,13 +23,16 @@ BINS = (32, 16, 8, 4, 2)
 def of_silo(context: SiloContext, setup: JobSetup, device: torch.device | None = None) -> Evaluations | None:
     """Return what a job evaluates exactly at a silo; None where that is not limited.
 
-    Of a table its training records are read, to count what varies in them; of pictures none are.
+    Of a table its training records are read, to count what varies in them; of pictures none are. What a table
+    holds is bounded by its possible rows, too (``row_bits``): numbers beside columns of few values hide these
+    only as far as the model shows the numbers.
     """
     if not context.limits_evaluations:
         return None
     values = None
     if len(setup.setting.input_shape) == 1:
-        values = LocalSilo(context, setup, device or torch.device("cpu"), 0).record_values().numpy()
+        silo = LocalSilo(context, setup, device or torch.device("cpu"), 0)
+        values = silo.record_values().clamp(max=silo.row_bits() / NUMBER_BITS).numpy()
     labels = {fold: context.data.labels(fold) for fold in evaluation.FOLDS}
 
     def planned(at: JobSetup) -> Evaluations:
