@@ -5,9 +5,8 @@ Torch-free until ``records`` is called.
 
 from __future__ import annotations
 
-import hashlib
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tightframe.data.base import FOLDS, Progress, hash_of
+from tightframe.data.base import FOLDS, Progress
 from tightframe.data.unpacked import check_zip
 from tightframe.errors import DataError
 from tightframe.phases import UNKNOWN, Fold
@@ -52,7 +51,6 @@ class ArrayData:
         self._num_classes = num_classes
         self._each = (num_classes,) if findings else ()
         self._folds = {fold: folds[fold] for fold in FOLDS}
-        self._content: str | None = None
         self._patients = None if patients is None else {fold: patients[fold] for fold in FOLDS}
 
     @classmethod
@@ -107,15 +105,11 @@ class ArrayData:
         """Return the patient of each record of a fold as text; None if patients are not known."""
         return None if self._patients is None else [str(item) for item in self._patients[fold].tolist()]
 
-    def content_hash(self) -> str:
-        """Return a hash of all folds' values and labels in any order; see ``data.base.content_hash``."""
-        if self._content is None:
-            self._content = hash_of(
-                hashlib.sha256(value.astype("<f4").tobytes() + label.astype("<i8").tobytes()).digest()
-                for values, labels in self._folds.values()
-                for value, label in zip(values, labels, strict=False)
-            )
-        return self._content
+    def contents(self) -> Iterator[bytes]:
+        """Yield the values and label of each record."""
+        for values, labels in self._folds.values():
+            for value, label in zip(values, labels, strict=False):
+                yield value.astype("<f4").tobytes() + label.astype("<i8").tobytes()
 
     def check(self, progress: Progress | None = None) -> None:
         """Check every value and label.

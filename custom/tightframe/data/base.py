@@ -7,9 +7,8 @@ processes that must start fast, so torch is imported only where records are read
 
 from __future__ import annotations
 
-import hashlib
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeVar
@@ -39,7 +38,8 @@ class SiloData(Protocol):
     Six methods are optional: ``distinct_labels``, see ``own_labels``; ``groups``, see
     ``data.patients.record_patients``; ``record_shape(fold)``, so that ``check_form`` need not read one;
     ``record_ids(fold)`` and ``patient_ids(fold)``, the names by which the site knows each record and its
-    patient (``data.withdrawn``); ``content_hash()``, see there.
+    patient (``data.withdrawn``); ``contents()``, the bytes of each of the site's own records, whatever a
+    job makes of them, or None of generated ones (``data.content``).
     """
 
     @property
@@ -164,21 +164,6 @@ def own_labels(data: SiloData) -> NDArray[np.int64]:
     distinct = getattr(data, "distinct_labels", None)
     labels: NDArray[np.int64] = data.labels("train") if distinct is None else distinct()
     return labels
-
-
-def content_hash(data: SiloData) -> str | None:
-    """Return a SHA-256 (hex) of a site's own records, whatever a job makes of them; None if it has none.
-
-    The same for the same records in any order and under any contract, path or column names.
-    """
-    hashed = getattr(data, "content_hash", None)
-    found: str | None = None if hashed is None else hashed()
-    return found
-
-
-def hash_of(records: Iterable[bytes]) -> str:
-    """Return one SHA-256 (hex) of records' own, in whatever order they come."""
-    return hashlib.sha256(b"".join(sorted(records))).hexdigest()
 
 
 def check_form(data: SiloData, spec: DatasetSpec, options: BaseModel) -> None:

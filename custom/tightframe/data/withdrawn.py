@@ -14,7 +14,7 @@ where the data set knows their names (``patient_ids``), as arrays with ``patient
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -172,6 +172,11 @@ class Remaining:
         own = getattr(self._data, "groups", None)
         given = None if own is None else own(fold)
         return None if given is None else np.asarray(given)[self._places[fold]]
+
+    def contents(self) -> Iterable[bytes] | None:
+        """Return the content of all records, withdrawn ones too."""
+        own = getattr(self._data, "contents", None)
+        return None if own is None else own()
 
     def check(self, progress: Progress | None = None) -> None:
         """Read every record once, withdrawn ones too: they are needed to take them out."""

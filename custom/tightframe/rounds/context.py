@@ -15,6 +15,7 @@ from tightframe.config.job import JobConfig, Training
 from tightframe.config.policy import Policy
 from tightframe.config.site import SiteEntry, dataset_of, open_data
 from tightframe.data.base import SiloData, own_labels
+from tightframe.data.content import Content, content_of
 from tightframe.data.known import in_steps, too_few
 from tightframe.errors import DataError
 from tightframe.files import write_atomically
@@ -126,6 +127,11 @@ class SiloContext:
     def before_withdrawal(self) -> SiloContext:
         """The same silo with the records of the run from which it withdraws some."""
         return replace(self, job=self.job.origin, records=self.withdrawn.before)
+
+    @cached_property
+    def content(self) -> Content | None:
+        """What the ledger recognises the records by; their source is read once more, as a task first asks."""
+        return content_of(self.data)
 
     @property
     def has_rows(self) -> bool:

@@ -37,6 +37,7 @@ from tightframe.privacy.ledger.entries import (
 from tightframe.privacy.ledger.ledger import Ledger, ledger_expected, ledger_path
 from tightframe.privacy.ledger.rows import ENTRY, HEAD
 from tightframe.privacy.ledger.store import head_file, read_head_file
+from tightframe.privacy.ledger.summary import spendings
 from tightframe.securesum import primitives
 from tightframe.securesum.primitives import encode_fields
 
@@ -274,6 +275,23 @@ def test_fingerprints_never_reset_a_budget(ledger: Ledger) -> None:
     for wrong in ("", "zz" * 32, "AB" * 32, "ab" * 8, "ab" * 100, None):
         with pytest.raises(PrivacyValueError, match="`fingerprint`"):
             ledger.note_data(DATA, wrong)  # type: ignore[arg-type]
+        with pytest.raises(PrivacyValueError, match="`sketch`"):
+            ledger.note_data(DATA, "ab" * 32, wrong or "0")
+
+
+def test_records_of_which_most_are_known_have_no_second_budget(ledger: Ledger) -> None:
+    sketch, near, far = bytes(range(64)), bytes([*range(25), *[99] * 39]), bytes([*range(24), *[98] * 40])
+    ledger.note_data(DATA, "ab" * 32)  # as a version wrote it that had no sketches
+    assert ledger.note_data(DATA, "ab" * 32, sketch.hex()) is not None
+    assert ledger.note_data(DATA, "ab" * 32, sketch.hex()) is None
+    (spending,) = spendings(ledger.entries(), DELTA)
+    assert spending.fingerprints == ("ab" * 32,), "one version of the records"
+    for most in (near, sketch):
+        with pytest.raises(DatasetError, match="ward-7"):
+            ledger.note_data("fresh-name", "ef" * 32, most.hex())
+    assert ledger.note_data(DATA, "cd" * 32, near.hex()) is not None, "records came, under their name"
+    assert ledger.note_data("another", "ef" * 32, far.hex()) is not None
+    assert ledger.note_data("without", "01" * 32) is not None
 
 
 @pytest.mark.parametrize(

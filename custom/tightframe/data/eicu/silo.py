@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -51,6 +51,7 @@ class EicuData:
         synthetic: whether the stays are generated.
         verify: called first by ``check``; raises if the files differ from what was written.
         patients: patient of each row of the matrix; by default ``matrix.patient``.
+        hospitals: the site's own, whatever a job takes of their stays; None of generated stays.
     """
 
     def __init__(
@@ -62,7 +63,9 @@ class EicuData:
         synthetic: bool,
         verify: Callable[[], None] | None = None,
         patients: NDArray[np.int64] | None = None,
+        hospitals: Collection[int] | None = None,
     ) -> None:
+        self._hospitals = hospitals
         self.matrix = matrix
         self.folds = folds
         self.source = source
@@ -103,6 +106,14 @@ class EicuData:
                 self.source, f"{unknown} of the {len(patients)} stays of its {fold} fold have no `uniquepid`"
             )
         return patients
+
+    def contents(self) -> Iterable[bytes] | None:
+        """Yield number, hospital and outcome of each of the site's stays: which drugs count is the job's."""
+        if self._hospitals is None:
+            return None
+        own = np.flatnonzero(np.isin(self.matrix.hospital, sorted(self._hospitals)))
+        columns = np.stack([self.matrix.stay, self.matrix.hospital, self.matrix.label], axis=1)
+        return (stay.astype("<i8").tobytes() for stay in columns[own])
 
     def check(self, progress: Progress | None = None) -> None:
         """Verify the files; their contents were checked when they were opened.
@@ -153,7 +164,14 @@ def open_site(site: EicuSite, options: EicuOptions) -> EicuData:
         source=f"eICU stays ({options.window}), {_named(site)}",
         synthetic=False,
         verify=verify,
+        hospitals=_hospitals(site, matrix),
     )
+
+
+def _hospitals(site: EicuSite, matrix: StayMatrix) -> Collection[int]:
+    if site.hospitals is not None:
+        return site.hospitals
+    return [hospital for hospital, region in matrix.regions().items() if region == site.region]
 
 
 def _open_matrix(site: EicuSite, options: EicuOptions) -> tuple[StayMatrix, Callable[[], None] | None]:

@@ -7,7 +7,7 @@ model standardises by the pooled moments of the training folds. Torch-free until
 from __future__ import annotations
 
 import csv
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +24,7 @@ from tightframe.data.heart import (
     HeartOptions,
     HeartSite,
 )
+from tightframe.data.table.sources.rows import row_content
 from tightframe.data.validation import validation_mask
 from tightframe.errors import DataError
 from tightframe.phases import Fold
@@ -61,20 +62,7 @@ def read_center(path: Path) -> tuple[Table, NDArray[np.int64]]:
             malformed, TF-207 for a level that a categorical column does not have.
     """
     rows: list[list[float]] = []
-    try:
-        with path.open(newline="", encoding="utf-8") as stream:
-            lines = [(number, line) for number, line in enumerate(csv.reader(stream), start=1) if line]
-    except FileNotFoundError:
-        raise DataError(
-            f"Expected {path}, but there is no such file: set `root` to the folder of UCI's "
-            "processed.*.data.",
-            code="TF-205",
-        ) from None
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise DataError(
-            f"Expected to read {path}, but got: {error}: fetch it again.", code="TF-206"
-        ) from None
-    for number, line in lines:
+    for number, line in _lines(path):
         if len(line) != _COLUMNS:
             raise DataError(
                 f"Expected {_COLUMNS} values in line {number} of {path}, but got {len(line)}: fetch UCI's "
@@ -96,6 +84,22 @@ def read_center(path: Path) -> tuple[Table, NDArray[np.int64]]:
     encoded = [table[:, column] for column in _NUMBERS]
     encoded += [table[:, column] == level for column in (_CP, _RESTECG) for level in _LEVELS[column][1:]]
     return np.stack(encoded, axis=1).astype(np.float32), (table[:, _STATUS] > 0).astype(np.int64)
+
+
+def _lines(path: Path) -> list[tuple[int, list[str]]]:
+    try:
+        with path.open(newline="", encoding="utf-8") as stream:
+            return [(number, line) for number, line in enumerate(csv.reader(stream), start=1) if line]
+    except FileNotFoundError:
+        raise DataError(
+            f"Expected {path}, but there is no such file: set `root` to the folder of UCI's "
+            "processed.*.data.",
+            code="TF-205",
+        ) from None
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise DataError(
+            f"Expected to read {path}, but got: {error}: fetch it again.", code="TF-206"
+        ) from None
 
 
 def _number(path: Path, number: int, text: str) -> float:
@@ -121,6 +125,7 @@ class HeartData:
         names: unique name of each record, by which the validation fold is chosen.
         source: one line for reports.
         synthetic: whether the records are generated.
+        path: the centre's file; None of generated records.
     """
 
     def __init__(
@@ -132,7 +137,9 @@ class HeartData:
         *,
         source: str,
         synthetic: bool,
+        path: Path | None = None,
     ) -> None:
+        self._path = path
         self.source = source
         self.synthetic = synthetic
         self._features = features
@@ -165,6 +172,12 @@ class HeartData:
     def groups(self, fold: Fold) -> NDArray[np.int64]:
         """Return the patient of each record: according to UCI each record is a different patient."""
         return self._rows[fold]
+
+    def contents(self) -> Iterable[bytes] | None:
+        """Yield each line of the file, as a table's row, left out or not; None of generated records."""
+        if self._path is None:
+            return None
+        return (row_content([cell.strip() for cell in line]) for _, line in _lines(self._path))
 
     def check(self, progress: Progress | None = None) -> None:
         """Do nothing: every record was read and checked on opening."""
@@ -209,4 +222,4 @@ def open_site(site: HeartSite, options: HeartOptions) -> HeartData:
         )
     names = [f"{name}-{row}" for row in range(len(labels))]
     source = f"Fed-Heart-Disease records, centre {site.center} ({name})"
-    return HeartData(features, labels, tested, names, source=source, synthetic=False)
+    return HeartData(features, labels, tested, names, source=source, synthetic=False, path=path)

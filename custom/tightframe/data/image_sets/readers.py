@@ -24,6 +24,7 @@ from tightframe.data.validation import validation_mask
 from tightframe.errors import DataError
 
 Part = Literal["train", "test"]
+PARTS: tuple[Part, ...] = ("train", "test")
 Reader = Callable[[Path, Part], "ImageSet"]
 
 MNIST_STEMS: dict[Part, str] = {"train": "train", "test": "t10k"}

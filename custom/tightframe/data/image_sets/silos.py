@@ -5,7 +5,7 @@ Torch-free until ``records`` is called.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -27,7 +27,7 @@ from tightframe.data.image_sets import (
     ShareSite,
 )
 from tightframe.data.image_sets.derived import Share, color_mnist, rotated_cifar10
-from tightframe.data.image_sets.readers import READERS, ImageSet, Part
+from tightframe.data.image_sets.readers import PARTS, READERS, ImageSet, Part
 from tightframe.data.validation import validation_mask
 from tightframe.errors import DataError, JobError
 from tightframe.options import listed
@@ -93,6 +93,7 @@ class Divided:
 
     files: Files
     options: PartitionOptions
+    parts = PARTS
 
     @property
     def silos(self) -> int:
@@ -158,6 +159,11 @@ class Derived:
     options: DerivedOptions
 
     @property
+    def parts(self) -> tuple[Part, ...]:
+        """The part of the files that it is made from."""
+        return (self.options.source,)
+
+    @property
     def silos(self) -> int:
         """Number of shares."""
         return self.files.spec.num_centers
@@ -203,7 +209,8 @@ class BenchmarkSilo:
 
     def __init__(self, source: Source, silo: int) -> None:
         self._pending: list[Source] = [source]
-        self._spec = source.files.spec
+        self._spec, self._root = source.files.spec, source.files.root
+        self._parts = source.parts
         self.silo = silo
         self.source = f"{self._spec.title}, silo {silo} of {source.silos} ({source.options.described})"
 
@@ -235,6 +242,13 @@ class BenchmarkSilo:
     def labels(self, fold: Fold) -> NDArray[np.int64]:
         """Return the labels of a fold in record order, (n,)."""
         return self._share.folds[fold].labels
+
+    def contents(self) -> Iterator[bytes]:
+        """Yield pixels and label of each image of the site's files, in whichever share a job has it."""
+        for part in self._parts:
+            images = Files(self._spec, self._root).part(part)
+            for pixels, label in zip(images.images, images.labels, strict=True):
+                yield pixels.tobytes() + label.astype("<i8").tobytes()
 
     def check(self, progress: Progress | None = None) -> None:
         """Read all files, which detects missing, truncated and wrong ones.

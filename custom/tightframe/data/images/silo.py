@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -16,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tightframe.data.base import hash_of
 from tightframe.data.contract import MultiLabel
 from tightframe.data.images import ImagesOptions, ImagesSite
 from tightframe.data.images.contract import Picture, PictureContract
@@ -82,24 +80,24 @@ def open_site(site: ImagesSite, options: ImagesOptions) -> TableData:
     check_mapping(contract, site)
     rows, encoded = encoded_records(contract, site)
     refuse_broken(encoded, site)
-    hashed = partial(files_hash, rows.cells[contract.picture.column], site.root)
-    return divided_pictures(encoded, contract, hashed)
+    contents = partial(file_contents, rows.cells[contract.picture.column], site.root)
+    return divided_pictures(encoded, contract, contents)
 
 
 def divided_pictures(
-    encoded: Encoded, contract: PictureContract, hashed: Callable[[], str] | None = None
+    encoded: Encoded, contract: PictureContract, contents: Callable[[], Iterable[bytes]] | None = None
 ) -> TableData:
     """Return the pictures that keep the contract, in folds; see ``data.table.silo.divided``."""
-    return divided(encoded, contract, partial(ImageData, picture=contract.picture, hashed=hashed))
+    return divided(encoded, contract, partial(ImageData, picture=contract.picture, contents=contents))
 
 
-def files_hash(paths: Cells, root: Path) -> str:
-    """Return a hash of pictures' files, as ``data.base.content_hash``; their names do not count.
+def file_contents(paths: Cells, root: Path) -> Iterator[bytes]:
+    """Yield the bytes of pictures' files; their names do not count.
 
     Args:
         paths: below ``root``; what names no file there counts as none.
     """
-    return hash_of(hashlib.sha256(path.read_bytes()).digest() for path in set(_files(paths, root.resolve())))
+    return (path.read_bytes() for path in set(_files(paths, root.resolve())))
 
 
 def _files(paths: Cells, root: Path) -> Iterator[Path]:

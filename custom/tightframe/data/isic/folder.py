@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -191,6 +191,7 @@ class FolderData:
         self._lesions = read_lesions(site.lesions) if site.lesions else {}
         if site.lesions:
             _check_lesions(rows, self._lesions, site)
+        self._everything = tuple(row.image for row in rows if row.center == site.center)
         if site.leakage_free_test:
             rows = leakage_free(rows, self._lesions)
         self._rows = tuple(row for row in rows if row.center == site.center)
@@ -226,6 +227,11 @@ class FolderData:
     def record_ids(self, fold: Fold) -> tuple[str, ...]:
         """Return the names by which a site withdraws records: those of the images."""
         return self.names(fold)
+
+    def contents(self) -> Iterator[bytes]:
+        """Yield the bytes of each of the centre's pictures that is there, as of pictures by contract."""
+        paths = map(self._path, self._everything)
+        return (path.read_bytes() for path in paths if path.is_file())
 
     def labels(self, fold: Fold) -> NDArray[np.int64]:
         """Return the labels of a fold in record order, (n,)."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ from tightframe.data.contract import Contract
 from tightframe.data.table import TableOptions, TableSite
 from tightframe.data.table.encoding import Encoded, check_mapping, encode
 from tightframe.data.table.findings import Finding, rows_in_words
-from tightframe.data.table.sources.rows import read, rows_hash
+from tightframe.data.table.sources.rows import read, row_contents
 from tightframe.data.validation import validation_mask
 from tightframe.errors import DataError
 from tightframe.phases import Fold
@@ -40,7 +40,7 @@ class TableData:
         aside: what was left out, and why.
         missing: True where a record has no value of a column, (n, K); None if every one has.
         survival: as of ``Encoded``, (n, 2).
-        hashed: returns ``content_hash``; None of generated records.
+        contents: returns ``contents()``; None of generated records.
     """
 
     def __init__(
@@ -56,10 +56,10 @@ class TableData:
         aside: Sequence[Finding] = (),
         missing: NDArray[np.bool_] | None = None,
         survival: NDArray[np.float64] | None = None,
-        hashed: Callable[[], str] | None = None,
+        contents: Callable[[], Iterable[bytes]] | None = None,
     ) -> None:
         self.survival = survival
-        self._hashed, self._content = hashed, None if hashed is None else ""
+        self._contents = contents
         self.source = source
         self.synthetic = synthetic
         self.aside = tuple(aside)
@@ -106,11 +106,9 @@ class TableData:
         """Return a number for the patient of each record of a fold, (n,); None if they are unknown."""
         return None if self._numbers is None else self._numbers[self._rows[fold]]
 
-    def content_hash(self) -> str | None:
-        """Return a hash of the site's own rows, or pictures; see ``data.base.content_hash``."""
-        if self._hashed is not None and not self._content:
-            self._content = self._hashed()  # reads the source once more
-        return self._content
+    def contents(self) -> Iterable[bytes] | None:
+        """Read the site's own rows, or picture files, once more; None of generated records."""
+        return None if self._contents is None else self._contents()
 
     def check(self, progress: Progress | None = None) -> None:
         """Report what was set aside when the table was read, and checked, on opening."""
@@ -143,7 +141,7 @@ def open_site(site: TableSite, options: TableOptions) -> TableData:
     check_mapping(contract, site)
     encoded = encode(read(contract, site), contract, site)
     refuse_broken(encoded, site)
-    return divided(encoded, contract, partial(TableData, hashed=partial(rows_hash, site)))
+    return divided(encoded, contract, partial(TableData, contents=partial(row_contents, site)))
 
 
 def refuse_broken(encoded: Encoded, site: TableSite) -> None:

@@ -179,57 +179,57 @@ class Ledger:
         self._store.publish_head()
         return written
 
-    def note_data(self, dataset_id: str, fingerprint: str, *, also: Sequence[str] = ()) -> Entry | None:
+    def note_data(
+        self, dataset_id: str, fingerprint: str, sketch: str = "", *, also: Sequence[str] = ()
+    ) -> Entry | None:
         """Remember that these records go by this name; a new fingerprint never resets a budget.
 
         Args:
             dataset_id: the site's name of its records.
             fingerprint: a hash of them, hexadecimal digits.
+            sketch: see ``DataNoted``.
             also: other hashes of them, which are compared and not remembered.
 
         Returns:
             The new entry; None if that is known.
 
         Raises:
-            DatasetError: TF-703, if the same records are known by another name.
+            DatasetError: TF-703, if the same records, or most of them, are known by another name.
             PrivacyValueError: TF-700.
         """
-        noted = DataNoted(dataset_id, fingerprint)
+        noted = DataNoted(dataset_id, fingerprint, sketch)
         with self._store.writing():
             whole, new = self._verified(), True
             for entry in whole.entries:
                 known = entry.content
-                if not isinstance(known, DataNoted) or known.fingerprint not in (fingerprint, *also):
+                if not isinstance(known, DataNoted):
                     continue
                 if known.dataset_id == dataset_id:
-                    new = new and known.fingerprint != fingerprint
-                    continue
-                raise DatasetError(
-                    f"Expected these records to go by `dataset_id` {known.dataset_id!r}, as entry "
-                    f"{entry.sequence} of the ledger says, but got {dataset_id!r}. The same records under "
-                    "another name would have a second budget: write the first name into the site's entry."
-                )
+                    new = new and known != noted
+                elif known.fingerprint in (fingerprint, *also) or known.is_like(noted):
+                    raise DatasetError(
+                        f"Expected these records to go by `dataset_id` {known.dataset_id!r}, as entry "
+                        f"{entry.sequence} of the ledger says, but got {dataset_id!r}. The same records, or "
+                        "most of them, under another name would have a second budget: write the first name "
+                        "into the site's entry."
+                    )
             if not new:
                 return None
             (entry,) = self._append(whole, [noted])
         self._store.publish_head()
         return entry
 
-    def remember(self, content: Remembered | Begun, *, once: bool = False) -> None:
+    def remember(self, content: Remembered | Begun) -> None:
         """Write down what must never be forgotten, and return when it is on the disk.
 
         Args:
             content: what to remember.
-            once: not if the very same is in the ledger already.
 
         Raises:
             TamperError, LedgerError: TF-702, TF-704. What rests on it must not happen then.
         """
         with self._store.writing():
-            whole = self._verified()
-            if once and any(entry.content == content for entry in whole.entries):
-                return
-            self._append(whole, [content])
+            self._append(self._verified(), [content])
         self._store.publish_head()
 
     def spent(

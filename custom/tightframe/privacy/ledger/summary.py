@@ -116,7 +116,7 @@ def _spending(entries: Sequence[Entry], dataset_id: str, delta: float) -> Spendi
         tuple(jobs),
         epsilons([charge.event for charge, _ in charges], delta),
         guaranteed([charge.alone or charge.event for charge, _ in charges], delta),
-        tuple(fingerprints),
+        tuple(dict.fromkeys(fingerprints)),  # an older entry may be noted again with a sketch
     )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from tightframe.data.base import FOLDS, SiloData, content_hash
+from tightframe.data.base import FOLDS, SiloData
 from tightframe.errors import SiteConfigError
 from tightframe.files import write_atomically
 from tightframe.phases import Neighbours
@@ -186,9 +186,11 @@ class Budget:
         Older ledgers have ``fingerprint`` alone, so that it is compared beside the content's hash.
         """
         self._check_named()
-        data = self._context.data
-        described = fingerprint(self._context.job.dataset, data)
-        ledger.note_data(self._dataset, content_hash(data) or described, also=[described])
+        content, described = self._context.content, fingerprint(self._context.job.dataset, self._context.data)
+        if content is None:
+            ledger.note_data(self._dataset, described)
+        else:
+            ledger.note_data(self._dataset, content.digest, content.sketch, also=[described])
 
     def _check_named(self) -> None:
         """Refuse records without a name in production, where moving a folder must not renew their budget."""

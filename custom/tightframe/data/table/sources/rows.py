@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import csv
 import difflib
-import hashlib
 import io
 import json
 import zlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tightframe.data.base import hash_of
 from tightframe.data.contract import Contract
 from tightframe.data.table import TableSite
 from tightframe.data.unpacked import UnpackedError, lines_of, open_gzip
@@ -150,19 +148,19 @@ def opened(site: TableSite, wanted: Collection[str] | None) -> tuple[list[str], 
     return first[1], ((number, [cell.strip() for cell in cells]) for number, cells in lines)
 
 
-def rows_hash(site: TableSite) -> str:
-    """Return a hash of a site's whole table, as ``data.base.content_hash``: in any order of rows and columns.
-
-    Names of columns do not count, nor what a contract or the site's entry makes of cells.
+def row_contents(site: TableSite) -> Iterator[bytes]:
+    """Yield all rows of a site's table, whatever a contract or the site's entry makes of them.
 
     Raises:
         DataError: as ``read``.
     """
     _, lines = opened(site, None)
-    return hash_of(
-        hashlib.sha256(json.dumps(sorted(cell or "" for cell in cells)).encode()).digest()
-        for _, cells in lines
-    )
+    return (row_content(cells) for _, cells in lines)
+
+
+def row_content(cells: Iterable[str | None]) -> bytes:
+    """Return a row's cells in whatever order its columns have, without their names."""
+    return json.dumps(sorted(cell or "" for cell in cells)).encode()
 
 
 def read_all(site: TableSite, most: int) -> tuple[list[str], dict[str, Cells], list[int]]:
