@@ -101,7 +101,9 @@ def test_bits_of_small_folds_run_out_before_models_do(hospitals: dict[str, Recor
     """And noise tells nothing that counts here."""
     tight = PolicyBlock(profile="standard", evaluated_share=0.01)
     said = refused(federation(hospitals, tmp_path, "job-a", policy=tight))
-    assert "bits of the test records" in said and "models" not in said.partition(":")[2].partition('"')[0]
+    assert (
+        "of what the test records hold" in said and "models" not in said.partition(":")[2].partition('"')[0]
+    )
     private = {
         "rounds": 2,
         "weights": "uniform",

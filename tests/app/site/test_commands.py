@@ -25,6 +25,7 @@ from tightframe.securesum.errors import StaticCohortError
 from tightframe.securesum.site.journal import (
     CohortAccepted,
     Entry,
+    Evaluated,
     History,
     ProfileAccepted,
     ProfileUsed,
@@ -96,11 +97,13 @@ def test_show_as_json(config: Path, cohort: Callable[..., Result], journal: Memo
     told = checked("site cohort show", cohort("show", "--format", "json").output)["cohorts"]
     assert [item["how"] for item in told] == ["opened", "opened"]
     assert {item["dataset"]: tuple(item["silos"]) for item in told}[DATASET] == BEFORE
-    write(journal, [ProfileUsed(DATASET, (("weights", "exact"),), "job-1")])
+    evaluation = Evaluated(DATASET, "job-1", 1, "train-0", bytes(32), 2, 150_000, 200_000)
+    write(journal, [ProfileUsed(DATASET, (("weights", "exact"),), "job-1"), evaluation])
     command = ["site", "release", "show", "-c", str(config), "-s", SITE, "--format", "json"]
     told = checked("site release show", CliRunner().invoke(app, command).output)
     used = {"dataset": DATASET, "settings": {"weights": "exact"}, "job": "job-1"}
-    assert told == {"format": 1, "site": SITE, "formed": [used]}
+    evaluated = {"dataset": DATASET, "models": 2, "validation": 0.15, "test": 0.2}
+    assert told == {"format": 1, "site": SITE, "formed": [used], "evaluated": [evaluated]}
 
 
 def test_each_consent_is_shown_with_its_time_and_the_job_that_used_it_first(

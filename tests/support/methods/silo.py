@@ -31,6 +31,8 @@ class FakeSilo:
     asked: list[dict[str, Any]] = field(default_factory=list)
     least: int = 1
 
+    limits_evaluations = False
+
     def may_sum(self, fold: Fold) -> bool:
         return True
 

@@ -39,7 +39,8 @@ HIDDEN = 0.7
 SLACK = 1.0
 """Nats of all validation records together, see ``chosen``."""
 UNIT = 2.0**-16
-"""Each record's loss is rounded to it, so that a silo's total does not depend on its batches."""
+"""Each record's loss is rounded to it, so that a total does not depend on how records are spread, but where
+silos limit evaluations (``told``)."""
 WEIGHT, BIAS = "head.weight", "head.bias"
 
 
@@ -70,7 +71,7 @@ def losses(scores: torch.Tensor, labels: torch.Tensor, known: torch.Tensor) -> t
 
 
 def told(losses: torch.Tensor, records: int, classes: int) -> torch.Tensor:
-    """Return losses as they leave a silo: few numbers, of which no record's margin can be read.
+    """Return losses as they leave a silo that limits evaluations: few numbers, and no record's margin.
 
     They are whole nats, at most one a record more than those of a head that says nothing, and rise on both
     sides of the least, as sums of records' losses do that are not limited.
@@ -89,7 +90,7 @@ def told(losses: torch.Tensor, records: int, classes: int) -> torch.Tensor:
 
 
 def told_bits(records: int, classes: int) -> float:
-    """Return the bits of ``told``: how many ways to fall to the least and to rise from it, and how many leasts.
+    """Return the bits of ``told``: how many ways to fall to the least and rise from it, for each least.
 
     >>> round(told_bits(13, 2))
     81
@@ -209,7 +210,8 @@ def contribute(silo: SiloView, received: Tensors, state: Tensors) -> Contributio
                 scores = model.head(features)  # type: ignore[operator]
                 total += losses(scores, labels, known).cpu()
                 records += int(known[labels].sum())
-        total = told(total, records, int(known.sum()))
+        if silo.limits_evaluations:
+            total = told(total, records, int(known.sum()))
     return Contribution({LOSSES: total}, None)
 
 

@@ -320,7 +320,9 @@ class Contributor:
         left_out = (*context.untold(), *told_by_few(job, peers.tellers), *withheld(state))
         lost = dropouts.read(message.get("lost"), cohort, job.rounds)
         weight, pooled = peers.weights.get(context.name, math.inf), state.extra.get(POOLED)
-        requested = RequestedSum(cohort, peers.honest, left_out, lost, needs, weight, pooled)
+        limited = self.evaluations if job.withdraw is not None else None
+        withhold = () if limited is None else limited.withheld
+        requested = RequestedSum(cohort, peers.honest, left_out, lost, needs, weight, pooled, withhold)
         view = (context, self._setup, self._device, exchange.stream, requested)
         released = any(map(is_frozen_sum, exchange.phase.schema.fields))
         if self._setup.privacy is None or not (exchange.training or released):
