@@ -8,6 +8,7 @@ from collections.abc import Iterable
 import numpy as np
 import pytest
 import torch
+from scipy.stats import entropy
 from torch.nn import functional
 
 from tightframe.learning import record_values
@@ -105,6 +106,17 @@ def test_possible_rows_are_counted_by_the_steps_of_numbers() -> None:
     )
     real = torch.rand(60, 1, generator=torch.Generator().manual_seed(1))  # in 64 steps to a deviation
     assert math.log2(64) < record_values.row_bits([(real, torch.zeros(60))], ()) < math.log2(64 * 4)
+
+
+def test_rare_values_are_counted_by_how_likely_rows_are() -> None:
+    """Against SciPy's entropy; 37 drugs that 5 % have are no 2^37 rows, nor are as many rare numbers."""
+    had = (torch.arange(200)[:, None] * 37 + torch.arange(37)) % 200 < 10
+    label = torch.zeros(200)
+    expected = 37 * entropy([0.05, 0.95], base=2)
+    assert record_values.row_bits([(had.float(), label)], ()) == pytest.approx(expected, rel=1e-5)
+    assert expected < 24
+    times = torch.where(had, torch.arange(200)[:, None] % 3 + 1.0, 0.0)  # how often
+    assert record_values.row_bits([(times, label)], ()) < 37 * 0.6
 
 
 @pytest.mark.parametrize(

@@ -80,7 +80,6 @@ def test_all_that_a_job_opens_of_a_fold_is_counted() -> None:
     assert set(found.told) == {*(("train", number, 0) for number in range(1, 11)), ("closing", 10, 0)}
     assert told(setup(models=1), labels).wanted == (1, parts, parts)
     assert told(setup(), labels, untold=("validation",)).wanted == (10, 0, 11 * parts)
-    assert told(setup(), labels, untold=("validation", "test")).wanted == (0, 0, 0)
     given, moments = {"initial_model_sha256": "0" * 64}, {"model_options": {"standardise": True}}
     assert [told(setup.__wrapped__(**each), labels).in_all.models for each in (given, moments)] == [11, 11]
     # With an odd number of bins who is above a half does not follow from the scores.

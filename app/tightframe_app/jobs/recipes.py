@@ -279,6 +279,7 @@ _EICU: Mapping[str, Any] = {
     "model": "mlp",
     "model_options": {"last_activation": False, "single_logit": True},
     "seed": 2022,
+    "evaluation": {"models": 3},  # as for heart disease
 }
 _EICU_PRESETS: Mapping[str, Mapping[str, Any]] = {
     "rehearsal": {

@@ -176,7 +176,9 @@ def row_bits(
     A number has as many values as its steps go into what it spans (a step is one of the smallest tenth), and
     none that differ by less than a 64th of the largest spread: rows that are alike to the model are found as
     one (three laboratory values with 25 times their range hid none of ten yes/no columns). Several numbers
-    with an eighth of it hide hardly more than one: below a quarter they count by their variance.
+    with an eighth of it hide hardly more than one: below a quarter they count by their variance. Values of
+    which most records have one count by their entropy, as most rows of rare columns are too unlikely to hide
+    any (of 37 drugs that 5 % have, 200 of 709 records were found).
 
     Args:
         batches: of inputs (B, p) and labels.
@@ -184,8 +186,8 @@ def row_bits(
         scale: see ``count_values``.
 
     >>> rows = torch.tensor([[0.0, 1, 20.5], [1, 1, 21], [1, 0, 24]])
-    >>> round(row_bits([(rows, torch.zeros(3))], ()), 3)  # two, two and some six values
-    4.503
+    >>> round(row_bits([(rows, torch.zeros(3))], ()), 3)  # some six values, and two that two of three have
+    4.339
     """
     read, _ = _first(batches)
     if not read:
@@ -195,15 +197,17 @@ def row_bits(
     by = np.where(deviation > 0, deviation, 1.0) if scale is None else scale.numpy()
     spread = deviation / by
     for width in columns or (1,) * rows.shape[1]:
-        values = np.unique(rows[:, place : place + width], axis=0)
+        values, times = np.unique(rows[:, place : place + width], axis=0, return_counts=True)
+        likely = float(times @ np.log2(len(rows) / times)) / len(rows)  # the entropy of what is seen
         if width > 1:
-            bits += math.log2(len(values))
+            bits += likely
         elif len(values) > 1:
             steps = np.diff(values[:, 0])
             seen = steps.sum() / by[place] / (spread.max() / ALIKE**3)
             most = min(steps.sum() / np.quantile(steps, 0.1), seen)
             share = min(1.0, ALIKE * spread[place] / spread.max()) ** 2
-            bits += share * min(NUMBER_BITS, math.log2(1 + most))
+            number = min(NUMBER_BITS, math.log2(1 + most))
+            bits += share * max(0.0, number - math.log2(len(values)) + likely)
         place += width
     return bits
 

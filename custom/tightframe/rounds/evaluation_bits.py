@@ -184,11 +184,9 @@ def _of_field(
     _, fold, kind = item.name.split("/", 2)
     if fold not in evaluation.FOLDS:
         raise ValueError(f"Expected an evaluation of {evaluation.FOLDS}, but got {item.name!r}.")
-    if fold in left_out:
-        return Told()
-    first = next(each for each in evaluation.FOLDS if each not in left_out)
-    counted = int(kind == "confusion" and fold == first)
-    return Told(counted, **{fold: _of_evaluation(kind, item, setup, labels[fold])})
+    bits = 0.0 if fold in left_out else _of_evaluation(kind, item, setup, labels[fold])
+    first = fold == evaluation.FOLDS[0] and kind == "confusion"
+    return Told(int(first), **{fold: bits})
 
 
 def _of_evaluation(kind: str, item: Field, setup: JobSetup, labels: NDArray[np.int64]) -> float:

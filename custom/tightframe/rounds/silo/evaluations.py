@@ -48,11 +48,11 @@ def of_silo(
         values = silo.record_values().clamp(max=silo.row_bits() / NUMBER_BITS).numpy()
     labels = {fold: context.data.labels(fold) for fold in evaluation.FOLDS}
 
-    def planned(at: JobSetup, withheld: Sequence[Fold] = ()) -> Evaluations:
+    def planned(at: JobSetup, withheld: tuple[Fold, ...] = ()) -> Evaluations:
         untold = (*context.untold(), *withheld)
-        return replace(
-            evaluation_bits.of_job(at, context.policy, labels, values, untold), withheld=tuple(withheld)
-        )
+        found = evaluation_bits.of_job(at, context.policy, labels, values, untold)
+        told = {} if len(withheld) == len(evaluation.FOLDS) else found.told
+        return replace(found, told=told, withheld=withheld)
 
     if context.job.withdraw is not None:
         kept = read_journal(context.ledger_paths, check=None) if entries is None else entries
