@@ -34,7 +34,7 @@ def of_silo(
     """Return what a job evaluates exactly at a silo; None where that is not limited.
 
     A withdrawal is never refused for what it evaluates: folds for which the limits leave no room it evaluates
-    no more, in what continues from it neither.
+    no more, in what continues from it neither. It says so in its first sum, so that a resumed one is counted.
 
     Of a table its training records are read, to count what varies in them; of pictures none are. What a table
     holds is bounded by its possible rows, too (``row_bits``): numbers beside columns of few values hide these
@@ -51,10 +51,10 @@ def of_silo(
     def planned(at: JobSetup, withheld: tuple[Fold, ...] = ()) -> Evaluations:
         untold = (*context.untold(), *withheld)
         found = evaluation_bits.of_job(at, context.policy, labels, values, untold)
-        told = {} if len(withheld) == len(evaluation.FOLDS) else found.told
+        told = {} if withheld and {*evaluation.FOLDS} <= {*untold} else found.told
         return replace(found, told=told, withheld=withheld)
 
-    if context.job.withdraw is not None:
+    if context.job.withdraw is not None and context.job.resume is None:
         kept = read_journal(context.ledger_paths, check=None) if entries is None else entries
         # What this run has told by itself is not told by others.
         own = [each for each in kept if not (isinstance(each, Evaluated) and each.job == context.job_id)]
