@@ -238,7 +238,6 @@ REASONS: Mapping[str, str] = {
     "TF-615": "no usable identity",
     "TF-617": "terms were formed in another way before",
     "TF-620": "what this site remembers is lost",
-    "TF-621": "an old journal lies beside the ledger that took its place",
     "TF-622": "a total was withheld, replayed, or of other silos",
     "TF-623": "a total is not shown to be the sum of its terms",
     "TF-624": "too few silos computed the state by themselves",

@@ -159,6 +159,5 @@ def test_statistics_of_one_hospital_are_such_as_it_could_publish(
 
 def test_more_flags_than_silos_end_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lies(monkeypatch, tables.SITES[3], holders(5.0))
-    with pytest.raises(RunError, match="a silo sent a false one") as caught:
+    with pytest.raises(RunError, match=r"^TF-526: .*a silo sent a false one"):
         alone(tmp_path, 20)
-    assert caught.value.code == "TF-526"

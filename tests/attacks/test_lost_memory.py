@@ -6,7 +6,6 @@ budget was spent. Every loss that leaves a trace stops the site until a person h
 
 from __future__ import annotations
 
-import logging
 import shutil
 import sqlite3
 from collections.abc import Callable
@@ -26,8 +25,6 @@ from typer.testing import CliRunner
 
 from tightframe.errors import TightframeError
 from tightframe.rounds.site_ledger import LedgerPaths
-from tightframe.rounds.sums.vault import read_journal
-from tightframe.securesum.site.journal import StaticMasked
 from tightframe_app.cli import app
 
 SITE = "hospital-1"
@@ -188,61 +185,10 @@ def test_only_a_person_begins_a_lost_ledger_anew(hospitals: dict[str, Records], 
     assert "no new ledger was begun" in output
 
 
-def old_journal(state: Path, entries: bytes) -> Path:
-    """A site as an earlier version left it: a file of lines, and no ledger."""
-    path = places(state).old_journal
+def test_a_site_of_a_build_before_ledgers_is_not_taken_for_a_fresh_one(
+    hospitals: dict[str, Records], tmp_path: Path
+) -> None:
+    path = places(tmp_path / "state").journal / "journal.jsonl"
     path.parent.mkdir(parents=True)
-    path.write_bytes(entries)
-    return path
-
-
-OPENED = (
-    b'{"entry": "static_opened", "dataset": "hearts", "roster": ["hospital-1", "hospital-2", "hospital-3", '
-    b'"hospital-4"], "lineage": "job-0"}\n'
-)
-ACCEPTED = (
-    b'{"entry": "cohort_accepted", "dataset": "hearts", '
-    + b'"roster": ["hospital-1", "hospital-2", "hospital-3"]}\n'
-)
-
-
-def test_an_earlier_versions_journal_is_taken_over_once(
-    hospitals: dict[str, Records], tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    state = tmp_path / "state"
-    path = old_journal(state, OPENED + b'{"entry": "cut off by a cra')
-    with caplog.at_level(logging.WARNING):
-        assert another_cohort(hospitals, state) == "TF-612"
-    assert [record.getMessage() for record in caplog.records if "imported 1 entries" in record.getMessage()]
-    assert not path.exists() and path.with_name("journal.jsonl.taken-over").read_bytes() == OPENED
-    # Put back, or another one put there: it allows nothing that the ledger forbids.
-    path.write_bytes(OPENED)
-    assert another_cohort(hospitals, state) == "TF-612"
-    path.write_bytes(OPENED + ACCEPTED)
-    assert another_cohort(hospitals, state) == "TF-621"
-    path.unlink()
-    assert another_cohort(hospitals, state) == "TF-612"
-    no_ledger(places(state))
-    path.write_bytes(ACCEPTED)
-    assert another_cohort(hospitals, state) == "TF-620"
-
-
-def test_an_earlier_versions_journal_that_cannot_be_read_is_no_empty_one(
-    hospitals: dict[str, Records], tmp_path: Path
-) -> None:
-    state = tmp_path / "state"
-    path = old_journal(state, b"no line of ours\n" + OPENED)
-    assert another_cohort(hospitals, state) == "TF-604"
-    assert path.exists()
-
-
-def test_a_crash_in_the_take_over_loses_and_doubles_nothing(
-    hospitals: dict[str, Records], tmp_path: Path
-) -> None:
-    state = tmp_path / "state"
-    path = old_journal(state, OPENED)
-    assert another_cohort(hospitals, state) == "TF-612"
-    path.with_name("journal.jsonl.taken-over").rename(path)  # in the ledger, and not moved yet
-    assert another_cohort(hospitals, state) == "TF-612"
-    entries = read_journal(places(state), check=None)
-    assert len(entries) == 1 and not any(isinstance(entry, StaticMasked) for entry in entries)
+    path.write_bytes(b"")
+    assert another_cohort(hospitals, tmp_path / "state") == "TF-620"

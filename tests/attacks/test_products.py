@@ -404,9 +404,8 @@ def test_what_stays_after_a_withdrawal_is_enough_too(
         for site, item in ended.data.items()
     }
     withdrawal = ended.withdraws("job-b", names)
-    with pytest.raises(TightframeError, match="Expected enough records to stay") as caught:
+    with pytest.raises(TightframeError, match=r"^TF-523: .*Expected enough records to stay"):
         test_withdrawals.take_out(withdrawal)
-    assert caught.value.code == "TF-523"
 
 
 @pytest.mark.whole

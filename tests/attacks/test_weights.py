@@ -155,9 +155,8 @@ def test_a_silo_in_a_plain_sum_believes_no_more(tmp_path: Path) -> None:
         ({**honest, "site-2": b"nonsense"}, "TF-403"),
     ]
     for shown, code in lies:
-        with pytest.raises((RunError, ContributionError)) as refused:
+        with pytest.raises((RunError, ContributionError), match=rf"^{code}: "):
             session.handle("contribute", plain_request(session, **shown))
-        assert refused.value.code == code
 
 
 def test_a_job_may_not_let_one_silo_weigh_more_than_the_policy(tmp_path: Path) -> None:
@@ -202,12 +201,10 @@ def test_no_other_silos_declared_weight_makes_a_second_equation(
         return done.output
 
     accepted(LIAR)  # whose own weight moves, too
-    with pytest.raises(SecureSumError, match="own weight") as caught:
+    with pytest.raises(SecureSumError, match=r"^TF-617: .*own weight"):
         second.sum("train", 1)
-    assert caught.value.code == "TF-617"
-    with pytest.raises(SecureSumError, match="own weight") as caught:
+    with pytest.raises(SecureSumError, match=r"^TF-617: .*own weight"):
         enrolled("job-e", 200.0)  # where the first sum is known, before anything is trained
-    assert caught.value.code == "TF-617"
     enrolled("job-c", 50.0).sum("train", 1)
     assert "the cap on this silo's weight moved" in " ".join(accepted(victim).split())
     enrolled("job-d", 200.0).sum("train", 1)

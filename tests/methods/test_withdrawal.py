@@ -285,7 +285,7 @@ def test_the_class_rules_hold_as_in_the_run_without_the_records(
         for site, count in zip(SILOS, counts, strict=True)
         if count
     }
-    whole = run(data, tmp_path / "whole")
+    whole = run(data, tmp_path / "whole", summation="plain")
     ended = whole.withdraw(names, tmp_path / "withdrawn", least=12)
     expected = anew(without(data, names), tmp_path / "again")
     assert state_sha256(ended.result.state) == state_sha256(expected.state), left

@@ -60,7 +60,7 @@ def as_written(values: Any) -> Any:
 @pytest.mark.whole
 @pytest.mark.parametrize("of", WHOLE)
 @given(data=st.data())
-@some
+@settings(some, max_examples=10)  # each of which draws every field
 def test_a_file_is_read_as_it_was_written(of: type[ResultFile], data: st.DataObject) -> None:
     made = data.draw(models(of))
     with tempfile.TemporaryDirectory() as folder:

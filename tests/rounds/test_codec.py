@@ -136,9 +136,8 @@ def test_bad_values_are_refused_by_name(name: str, value: float, code: str) -> N
 
 def test_undeclared_missing_and_misshapen_fields_are_refused() -> None:
     for change in ({"extra": torch.zeros(1)}, {"counts": torch.zeros(5)}):
-        with pytest.raises(ContributionError) as caught:
+        with pytest.raises(ContributionError, match=r"^TF-403: "):
             codec.encode(SCHEMA, _tensors(0) | change, share=1.0, parties=4)
-        assert caught.value.code == "TF-403"
     incomplete = _tensors(0)
     del incomplete["counts"]
     with pytest.raises(ContributionError):
@@ -166,6 +165,5 @@ def test_unpack_reads_fields_in_schema_order() -> None:
 
 
 def test_a_sum_that_could_wrap_is_refused_before_it_starts() -> None:
-    with pytest.raises(ContributionError) as caught:
+    with pytest.raises(ContributionError, match=r"^TF-404: "):
         codec.check_schema(Schema((Field("huge", (1,), bound=1e12),)), parties=250)
-    assert caught.value.code == "TF-404"

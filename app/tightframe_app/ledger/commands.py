@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True)
 
-LOST = ("TF-604", "TF-620", "TF-621", "TF-702")
+LOST = ("TF-604", "TF-620", "TF-702")
 """Codes of records that are lost or altered, as opposed to unreadable for the moment."""
 FORGOTTEN = """\
 If you begin a new ledger, this site forgets
@@ -226,7 +226,7 @@ def ledger_begin(
     """Begin a new ledger after the old one is lost for good, as decided by those who answer for the records.
 
     First restore the newest backup. This is for a site that has none: it refuses jobs (TF-620, TF-702,
-    TF-621, TF-604) until a person has confirmed what is forgotten. The old files are moved aside, not
+    TF-604) until a person has confirmed what is forgotten. The old files are moved aside, not
     deleted, and the new ledger records that it was begun this way. A site's first ledger does not need
     this command.
     """

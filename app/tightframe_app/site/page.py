@@ -6,7 +6,6 @@ the ledger, the kit's logs. No record, key or credential is on it.
 
 from __future__ import annotations
 
-import inspect
 import json
 import re
 import time
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tightframe.errors import TightframeError
+from tightframe.options import meanings
 from tightframe.report.drawing import layout
 from tightframe.report.drawing.markup import (
     Markup,
@@ -204,7 +204,8 @@ class Looker:
             return known
         try:
             memory = memory_of(self._config, self._kit.name, self._kit.startup)
-            entries = read_contents(memory.places, check=memory.check()).entries
+            whole = read_contents(memory.places, check=memory.check())
+            entries = () if whole is None else whole.entries
             spent = tuple(spendings(entries, policy.delta_cap or DELTA))
             return replace(
                 known,
@@ -456,12 +457,7 @@ def rule_words() -> dict[str, str]:
     """Return rule -> what it means, by the documentation of ``Policy`` itself."""
     from tightframe.config.policy import Policy
 
-    text = inspect.getdoc(Policy) or ""
-    words: dict[str, str] = {}
-    for names, meaning in re.findall(r"^    ([a-z_, ]+): (.+(?:\n {8}.+)*)", text, re.MULTILINE):
-        said = re.sub(r"\bNone\b", "null", " ".join(meaning.split()).replace("``", ""))
-        words |= dict.fromkeys(names.split(", "), said)
-    return words
+    return {name: said.replace("`", "") for name, said in meanings(Policy).items()}
 
 
 def _short(job: str) -> Markup:

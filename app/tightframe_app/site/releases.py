@@ -238,9 +238,10 @@ def _consents(memory: Memory, dataset: str) -> list[str]:
         in_words,
     )
 
+    whole = read_contents(memory.places, check=memory.check())
     facts = [
         (entry.time, fact)
-        for entry in read_contents(memory.places, check=memory.check()).entries
+        for entry in (() if whole is None else whole.entries)
         for fact in getattr(entry.content, "facts", ())
         if fact.get("dataset") == dataset
     ]

@@ -8,32 +8,20 @@ simulator it is ``research``. A job that asks for less than the policy is refuse
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Union
 
-from pydantic import Field
+from pydantic import create_model
 
 from tightframe import data
-from tightframe.config.job import JobConfig, SiteName
-from tightframe.config.profiles import (
-    NO_LIMIT,
-    PROFILES,
-    ClearMetric,
-    EpsilonShown,
-    GivenModels,
-    Profile,
-    WeightRule,
-)
+from tightframe.config.job import JobConfig
+from tightframe.config.profiles import NO_LIMIT, PROFILES, Profile, Rules
 from tightframe.config.refusals import BelowPolicyError, Refusal
 from tightframe.errors import TooLargeError
 from tightframe.options import StrictModel
-from tightframe.phases import Neighbours
-from tightframe.securesum.rules import MAX_SITES, SiteRules, Trust
-
-Pin = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-Submitter = Annotated[str, Field(min_length=1, max_length=200)]
+from tightframe.securesum.rules import SiteRules, Trust
 
 MIN_CLASS_COUNT = 5
 REPEATED = ("epochs", "alternations")
@@ -55,143 +43,8 @@ class Ceilings:
     message_bytes: int | None = 2**30
 
 
-class Policy(StrictModel):
-    """One site's rules, complete.
-
-    Attributes:
-        profile: the profile that they are based on.
-        require_secure_sum: refuse jobs with plain sums, in which the server sees this site's terms.
-        minimum_cohort: the smallest number of silos in a job and in any sum; of secure sums never below 3.
-        colluders: the least number of colluding silos that a job must assume.
-        semi_honest_server: accept jobs that assume a server which follows the protocol.
-        weights: the weight rules that it accepts; ``exact`` discloses its number of training records.
-        max_weight_share: the largest share of the total weight that a job may give one silo, ignored with
-            ``uniform`` weights; None sets no limit.
-        max_update_norm: the largest ``update_norm`` of a job; one without is refused if its method sends
-            updates that a norm can bound. None accepts both.
-        max_records: the largest number of training records that another silo may plausibly declare (TF-631);
-            None sets no limit.
-        min_class_count: a class with fewer local records is never part of a per-class total; None means 5,
-            or 1 if the records are the synthetic twin.
-        class_rules_off: accept jobs that switch the class rules off, or that choose which silos submit
-            class sums.
-        allow_sign_split: accept sums split by sign, in which a coordinate with one positive silo
-            discloses that silo's value.
-        full_batches: train on the job's batches, each record once in an epoch. Otherwise, without privacy,
-            each batch is drawn anew from this site's training records and has at most half of them: what is
-            computed from all of them is a function of records and model alone, which repeats.
-        static_cohort: ``enrolled`` opens counts, class sums and evaluation for a single cohort,
-            permanently, and does not sum with silos that have ``any``, which discloses the exact difference
-            between two cohorts.
-        pins: peer -> SHA-256 (hex) of the public keys that it may have, old and new during a renewal.
-        pinned_only: refuse peers without a pin; with no pins, all.
-        central_provisioning: accept certificates without the role attribute, which only central
-            provisioning issues; for tests.
-        required_privacy: refuse jobs without differential privacy.
-        epsilon_cap: the most epsilon that all jobs together may spend on one data set, and so the most that
-            one job may ask for, at ``delta_cap``; None sets no limit.
-        delta_cap: the largest delta; None sets no limit.
-        max_releases: the most releases of class sums, class counts and noisy evaluations in a job, not
-            counting repeats; None sets no limit.
-        charged_retries: the most releases of a job that are charged although they failed or are repeated,
-            so that a server cannot exhaust the budget by failing rounds; None sets no limit.
-        neighbours: the neighbouring relation in which this site counts its budget, ``record`` or
-            ``patient``; None accepts either. The epsilon of one does not bound the other's.
-        private_noise: ``own`` refuses jobs whose noise of training is made by all silos together, so that
-            this site's protection rests on no other silo; ``shared`` accepts both.
-        epsilon_shown: what the lead learns of the epsilon that a job has cost this site's records so far:
-            ``range`` counts the site in a histogram over silos, ``exact`` also reports its own number,
-            ``nothing`` leaves it out of both.
-        clear_metrics: the site's own numbers that a plain sum may show the server: ``evaluation``,
-            ``training`` (losses), ``personal`` (its personal model's accuracy).
-        max_evaluations: the most models that are evaluated exactly, by all jobs on a data set until a person
-            accepts more (TF-627), because whoever steers the model reads single test records out of many
-            evaluations. The start that a job's seed draws counts in that job alone. None sets no limit.
-        evaluated_share: the largest part of the bits that validation or test records hold which exact
-            evaluations may open, those of all jobs together (TF-627): from more, rows of few short columns
-            are computed. None sets no limit.
-        max_score_bins: the most bins of score histograms in an exact evaluation, because narrow bins
-            disclose the scores of single records; None sets no limit.
-        min_test_count: a fold of fewer records is left out of an exact evaluation, and of means of personal
-            models, because whoever knows all records but one could infer the result of that one. A fold of
-            fewer than three silos is in no secure sum (but with ``class_rules: off``).
-        min_answer_grid: seconds; the least ``answer_grid`` of a job that sets one, because when a term comes
-            tells how long this site trained.
-        allowed_methods: the methods that it takes part in; None for all.
-        allowed_submitters: provisioned names of the users who may submit a job; None for all.
-        min_withdrawn: the least number of records that a withdrawal must take out over all silos
-            (``withdraw`` in a job), because the total tells their sum.
-        records_per_feature: the least number of records, surely of honest silos, for each feature whose
-            products are summed without noise (TF-625): records are computed from a sum over fewer. And of
-            values in a class's records, for each frozen feature summed by class. With 0 there is no rule.
-        min_row_bits: refuse jobs without privacy over a table of fewer than 2 to this number possible
-            rows, by the values of this site's training records (TF-628): from exact totals, of a round of
-            training too, records are found among these, by least squares. With 0 there is no rule.
-        given_models: a start, or a model to evaluate, that a job names (``initial_model_sha256``): ``none``
-            of them, one that a person ``accepted`` here (``tightframe site model accept``), or ``any``
-            (TF-626). Weights can be made so that totals of many records show single ones.
-        signed_jobs: take part in production only in jobs that a lead has signed (TF-633).
-        max_parameters: the most numbers in a model that is built here, checked before it is allocated (in
-            ``research`` with the first training).
-        max_message_bytes: the largest term of a sum.
-        max_sites: the most silos in a job; of secure sums never above 250.
-        max_rounds: the most rounds of a job, at most 10,000.
-        max_epochs: of each training in a job: a round's, the baseline's, those of its method (options that
-            end in ``epochs`` or ``alternations``).
-        max_batch_values: the most input values at a time: records of a batch times values of a record.
-        tell_refusals: report to the lead which rule a job does not meet, with the asked and the required
-            value; otherwise only the code leaves the site.
-        egress_guard: run in production only with the site's result filter in place (TF-202).
-        log_streaming: always False: the engine must not send the site's log to the server (TF-202).
-    """
-
-    profile: Profile
-    require_secure_sum: bool
-    minimum_cohort: int
-    colluders: int
-    semi_honest_server: bool
-    weights: tuple[WeightRule, ...]
-    max_weight_share: float | None
-    max_update_norm: float | None
-    max_records: int | None
-    min_class_count: int | None
-    class_rules_off: bool
-    allow_sign_split: bool
-    full_batches: bool
-    static_cohort: Literal["enrolled", "any"]
-    pins: Mapping[str, tuple[Pin, ...]]
-    pinned_only: bool
-    central_provisioning: bool
-    required_privacy: bool
-    epsilon_cap: float | None
-    delta_cap: float | None
-    max_releases: int | None
-    charged_retries: int | None
-    neighbours: Neighbours | None
-    private_noise: Literal["own", "shared"]
-    epsilon_shown: EpsilonShown
-    clear_metrics: tuple[ClearMetric, ...]
-    max_evaluations: int | None
-    evaluated_share: float | None
-    max_score_bins: int | None
-    min_test_count: int
-    min_answer_grid: float
-    min_withdrawn: int
-    records_per_feature: int
-    min_row_bits: int
-    given_models: GivenModels
-    allowed_methods: tuple[str, ...] | None
-    allowed_submitters: tuple[str, ...] | None
-    signed_jobs: bool
-    max_parameters: int | None
-    max_message_bytes: int | None
-    max_sites: int | None
-    max_rounds: int | None
-    max_epochs: int | None
-    max_batch_values: int | None
-    tell_refusals: bool
-    egress_guard: bool
-    log_streaming: Literal[False]
+class Policy(Rules):
+    """One site's rules, complete."""
 
     def site_rules(self) -> SiteRules:
         """Return the rules that the secure sum enforces."""
@@ -504,68 +357,22 @@ class Policy(StrictModel):
         return refusals
 
 
-class PolicyBlock(StrictModel):
-    """The ``policy`` block of a site's file; rules that it leaves out come from the profile."""
+_OPTIONAL: dict[str, Any] = {
+    name: (Annotated[Union[rule.annotation, None], name, *rule.metadata], None)  # noqa: UP007
+    for name, rule in Rules.model_fields.items()
+}
+_Optional: Any = create_model("_Optional", __base__=StrictModel, **_OPTIONAL)
 
-    profile: Profile | None = None
-    require_secure_sum: bool | None = None
-    minimum_cohort: int | None = Field(default=None, ge=1, le=MAX_SITES)
-    colluders: int | None = Field(default=None, ge=1, le=MAX_SITES - 2)
-    semi_honest_server: bool | None = None
-    weights: list[WeightRule] | None = Field(default=None, min_length=1)
-    max_weight_share: float | None = Field(default=None, gt=0, le=1)
-    max_update_norm: float | None = Field(default=None, gt=0)
-    max_records: int | None = Field(default=None, ge=1)
-    min_class_count: int | None = Field(default=None, ge=1)
-    class_rules_off: bool | None = None
-    allow_sign_split: bool | None = None
-    full_batches: bool | None = None
-    static_cohort: Literal["enrolled", "any"] | None = None
-    pins: dict[SiteName, list[Pin]] | None = None
-    pinned_only: bool | None = None
-    central_provisioning: bool | None = None
-    required_privacy: bool | None = None
-    epsilon_cap: float | None = Field(default=None, gt=0)
-    delta_cap: float | None = Field(default=None, gt=0, lt=1)
-    max_releases: int | None = Field(default=None, ge=1)
-    charged_retries: int | None = Field(default=None, ge=0)
-    neighbours: Neighbours | None = None
-    private_noise: Literal["own", "shared"] | None = None
-    epsilon_shown: EpsilonShown | None = None
-    clear_metrics: list[ClearMetric] | None = None
-    max_evaluations: int | None = Field(default=None, ge=1)
-    evaluated_share: float | None = Field(default=None, gt=0, le=1)
-    max_score_bins: int | None = Field(default=None, ge=2)
-    min_test_count: int | None = Field(default=None, ge=1)
-    min_answer_grid: float | None = Field(default=None, ge=0, le=3600)
-    min_withdrawn: int | None = Field(default=None, ge=1, le=2**20)
-    records_per_feature: int | None = Field(default=None, ge=0, le=1000)
-    min_row_bits: int | None = Field(default=None, ge=0, le=1000)
-    given_models: GivenModels | None = None
-    allowed_methods: list[str] | None = None
-    allowed_submitters: list[Submitter] | None = None
-    signed_jobs: bool | None = None
-    max_parameters: int | None = Field(default=None, ge=1)
-    max_message_bytes: int | None = Field(default=None, ge=1)
-    max_sites: int | None = Field(default=None, ge=1)
-    max_rounds: int | None = Field(default=None, ge=1)
-    max_epochs: int | None = Field(default=None, ge=1)
-    max_batch_values: int | None = Field(default=None, ge=1)
-    tell_refusals: bool | None = None
-    egress_guard: bool | None = None
-    log_streaming: Literal[False] | None = None
+
+class PolicyBlock(_Optional):
+    """The ``policy`` block of a site's file; rules that it leaves out come from the profile."""
 
     def resolve(self, *, production: bool) -> Policy:
         """Return the complete policy."""
         profile: Profile = self.profile or ("standard" if production else "research")
-        given: dict[str, Any] = {
-            name: tuple(value) if isinstance(value, list) else value
-            for name, value in self.model_dump(include=self.model_fields_set - {"profile"}).items()
-            if value is not None or name in NO_LIMIT
-        }
-        if "pins" in given:
-            given["pins"] = {site: tuple(pins) for site, pins in given["pins"].items()}
-        return Policy(profile=profile, **{**PROFILES[profile], **given})
+        given = {name: getattr(self, name) for name in self.model_fields_set - {"profile"}}
+        kept = {name: value for name, value in given.items() if value is not None or name in NO_LIMIT}
+        return Policy(profile=profile, **{**PROFILES[profile], **kept})
 
 
 def takes_norm(job: JobConfig, options: Any) -> bool:

@@ -252,8 +252,9 @@ def run() -> Callable[..., federation.Result]:
 
 
 @pytest.mark.whole
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", ["fishr_arith_fullbatch", "geo_substitute", "intra_geo"])
 def test_plain_and_secure_sums_agree_bit_for_bit(variant: str, run: Callable[..., federation.Result]) -> None:
+    """Without a split by sign, with it, in two phases; ``test_silos`` encodes the sums of every variant."""
     plain, secure = (run(summation, variant=variant) for summation in ("plain", "secure"))
     for ours, theirs in ((plain.state.model, secure.state.model), (plain.state.extra, secure.state.extra)):
         assert list(ours) == list(theirs)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 import sqlite3
 from collections.abc import Callable
@@ -15,7 +13,7 @@ from typing import Any, NoReturn
 import pytest
 
 from tightframe.config.site import SiteEntry
-from tightframe.errors import SecureSumError, TightframeError
+from tightframe.errors import TightframeError
 from tightframe.privacy.ledger.chain import read_ledger
 from tightframe.privacy.ledger.entries import Begun, LedgerError, LostError, Remembered, TamperError
 from tightframe.privacy.ledger.ledger import Ledger
@@ -25,7 +23,6 @@ from tightframe.rounds import site_ledger as module
 from tightframe.rounds.site_ledger import (
     LedgerPaths,
     SiteLedger,
-    already_imported,
     check_witness,
     describe_loss,
     read_contents,
@@ -33,7 +30,6 @@ from tightframe.rounds.site_ledger import (
 from tightframe.rounds.sums.simulated_identity import simulated_identity
 
 FACT: dict[str, Any] = {"entry": "of a step"}
-LINE = json.dumps(FACT).encode() + b"\n"
 
 
 def ledger_of(folder: Path, *, lasting: bool = True) -> SiteLedger:
@@ -72,7 +68,7 @@ def test_paths_of_a_site_are_those_of_all_its_jobs(tmp_path: Path) -> None:
     assert LedgerPaths.of_site(tmp_path, "site-1", None).witness is None
     paths = LedgerPaths.of_site(tmp_path, "site-1", tmp_path / "kit")
     assert paths.witness == tmp_path / "kit" / module.KIT_HEAD
-    traces = [head_file(paths.ledger), paths.witness, paths.lock, paths.journal / module.TAKEN_OVER]
+    traces = [head_file(paths.ledger), paths.witness, paths.lock, paths.journal / module.OLD_JOURNAL]
     for path in traces:
         leave(path)
     told = transcript(paths)
@@ -93,7 +89,9 @@ def entry(content: Any) -> Any:
         (None, False, False, False, None),
         (None, True, False, False, "no ledger at"),
         (None, False, True, False, "no record of earlier secure sums"),
-        (None, False, True, True, None),
+        (None, False, False, True, "no ledger at"),
+        ((), False, False, True, "no record of earlier secure sums"),
+        ((entry(Begun("TF-620")),), False, False, True, None),
         ((), True, False, False, None),
         ((), True, True, False, "no record of earlier secure sums"),
         ((entry("a charge"),), True, True, False, "no record of earlier secure sums"),
@@ -110,7 +108,7 @@ def test_what_shows_a_loss(
     if transcripts:
         transcript(paths)
     if old:
-        leave(paths.old_journal)
+        leave(paths.journal / module.OLD_JOURNAL)
     found = describe_loss(paths, entries)
     assert found is None if lost is None else found is not None and lost in found
 
@@ -184,11 +182,11 @@ def test_a_ledger_that_fails_a_check_is_closed(tmp_path: Path, monkeypatch: pyte
         closed.append(ledger)
         close(ledger)
 
-    monkeypatch.setattr(Ledger, "close", spied)
     of = ledger_of(tmp_path)
-    transcript(of.paths)
-    leave(of.paths.old_journal, b"nonsense\n")
-    refused(of.open, "TF-604")
+    of.open().close()
+    monkeypatch.setattr(Ledger, "close", spied)
+    leave(tmp_path / "kit" / module.KIT_HEAD, b"nonsense")
+    refused(of.open, "TF-702")
     assert len(closed) == 1
 
 
@@ -234,16 +232,12 @@ def test_the_kits_copy_is_written_where_it_is_older(
 
 def test_a_person_begins_a_ledger_anew_and_keeps_the_old_files(tmp_path: Path) -> None:
     of = ledger_of(tmp_path)
-    leave(of.paths.old_journal, b"first")
     of.begin_anew("TF-620")  # where there was none
     assert of.paths.ledger.parent.stat().st_mode & 0o077 == 0
     with of.open() as ledger:
         ledger.remember(Remembered((FACT,)))
-    leave(of.paths.old_journal, b"second")
-    of.begin_anew("TF-621")  # a whole one goes on
-    assert contents_of(of.paths) == [Begun("TF-620"), Remembered((FACT,)), Begun("TF-621")]
-    names = [of.paths.old_journal.with_name(f"journal.jsonl.lost-{number}") for number in (1, 2)]
-    assert [path.read_bytes() for path in names] == [b"first", b"second"]
+    of.begin_anew("TF-604")  # a whole one goes on
+    assert contents_of(of.paths) == [Begun("TF-620"), Remembered((FACT,)), Begun("TF-604")]
     with sqlite3.connect(of.paths.ledger) as database:
         database.execute("UPDATE entries SET content = '{}' WHERE sequence = 1")
     database.close()
@@ -278,14 +272,6 @@ def test_an_old_copy_of_the_head_does_not_outlive_the_ledger_that_it_is_of(
     assert contents_of(without) == [Begun("TF-620")]
 
 
-def test_only_facts_and_a_new_beginning_stand_for_a_journal(tmp_path: Path) -> None:
-    path = tmp_path / "journal.jsonl"
-    assert not already_imported((entry("a charge"),), "d" * 64, path)
-    assert already_imported((entry(Begun("TF-620")), entry(Remembered((), "d" * 64))), "d" * 64, path)
-    for recorded in (Begun("TF-620"), Remembered((), "0" * 64)):
-        refused(lambda recorded=recorded: already_imported((entry(recorded),), "d" * 64, path), "TF-621")
-
-
 def test_a_ledger_that_is_out_of_reach_is_left_where_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -303,69 +289,8 @@ def test_a_ledger_that_is_out_of_reach_is_left_where_it_is(
     assert not of.paths.ledger.with_name(of.paths.ledger.name + ".lost-1").exists()
 
 
-def test_an_earlier_versions_journal_is_imported_once(tmp_path: Path) -> None:
-    """A torn last line is of no step that was answered."""
-    of, taken = ledger_of(tmp_path), Remembered((FACT,), hashlib.sha256(LINE).hexdigest())
-    leave(of.paths.old_journal, LINE + b'{"torn')
-    assert read_contents(of.paths, check=None).facts == (FACT,)
-    of.open().close()
-    assert contents_of(of.paths) == [taken] and not of.paths.old_journal.exists()
-    assert (of.paths.journal / module.TAKEN_OVER).read_bytes() == LINE
-    leave(of.paths.old_journal, LINE)
-    assert read_contents(of.paths, check=None).facts == (), "it is in the ledger"
-    of.open().close()
-    assert contents_of(of.paths) == [taken] and not of.paths.old_journal.exists()
-    leave(of.paths.old_journal, LINE * 2)
-    for call in (of.open, lambda: read_contents(of.paths, check=None)):
-        with pytest.raises(SecureSumError) as caught:
-            call()
-        assert caught.value.code == "TF-621"
-    assert of.paths.old_journal.exists()
-
-
-def test_a_journal_beside_a_ledger_without_secure_sums_is_imported(tmp_path: Path) -> None:
-    of = ledger_of(tmp_path)
-    with of.open():
-        pass
-    leave(of.paths.old_journal, LINE)
-    transcript(of.paths)
-    ledger_of(tmp_path).open().close()
-    assert [item.facts for item in contents_of(of.paths)] == [(FACT,)]
-
-
-def test_a_journal_that_another_job_imports_meanwhile_is_no_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    of = ledger_of(tmp_path)
-    path = leave(of.paths.old_journal, LINE)
-    monkeypatch.setattr(module, "drop_torn_line", lambda path: path.unlink())
-    of.open().close()
-    assert contents_of(of.paths) == []
-    leave(path, LINE)
-    monkeypatch.setattr(module, "drop_torn_line", lambda path: None)
-    remember = Ledger.remember
-
-    def first(ledger: Ledger, *given: Any, **more: Any) -> None:
-        remember(ledger, *given, **more)
-        path.unlink()
-
-    monkeypatch.setattr(Ledger, "remember", first)
-    of.open().close()
-    assert [item.facts for item in contents_of(of.paths)] == [(FACT,)]
-
-
-@pytest.mark.parametrize("raw", [b"nonsense\n", b"[]\n", LINE + b"7\n", b"[" * 100_000 + b"\n"])
-def test_a_journal_that_is_not_read_whole_is_not_imported(tmp_path: Path, raw: bytes) -> None:
-    of = ledger_of(tmp_path)
-    leave(of.paths.old_journal, raw)
-    refused(lambda: read_contents(of.paths, check=None), "TF-604")
-    refused(of.open, "TF-604")
-    assert of.paths.old_journal.exists() and contents_of(of.paths) == []
-
-
 def test_a_site_without_a_ledger_has_no_entries(tmp_path: Path) -> None:
-    found = read_contents(LedgerPaths.of_site(tmp_path, "site-1", None), check=None)
-    assert found.whole is None and found.entries == () and found.facts == ()
+    assert read_contents(LedgerPaths.of_site(tmp_path, "site-1", None), check=None) is None
 
 
 def test_it_is_logged_as_the_silos_own() -> None:

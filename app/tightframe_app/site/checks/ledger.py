@@ -50,8 +50,7 @@ def check_ledger(entry: SiteEntry, name: str | None, scope: Scope) -> LedgerFind
     if not path.exists() and (gone := describe_loss(places, None)) is not None:
         return _one("problem", f"TF-620: {gone}: restore the newest backup; if there is none, {BEGIN}")
     if not ledger_expected(path):
-        old = f"; it takes over {places.old_journal}" if places.old_journal.exists() else ""
-        text = f"{path}: none yet; the first job with secure sums or differential privacy creates it{old}"
+        text = f"{path}: none yet; the first job with secure sums or differential privacy creates it"
         return LedgerFindings((Finding(AREA, "ok", text),), ())
     if not path.exists():
         return _one(
@@ -83,7 +82,7 @@ def _whole(places: LedgerPaths, entry: SiteEntry, name: str, scope: Scope) -> Le
             central = entry.policy.resolve(production=scope.production).central_provisioning
             _, anchor = site_identity(scope.startup, name, production=scope.production, missing_role=central)
             check = signature_check(trusted_roots(entry, anchor), name=name)
-        ledger = read_contents(places, check=check).whole
+        ledger = read_contents(places, check=check)
         assert ledger is not None  # noqa: S101 - it exists
     except TamperError as error:
         hint = " If its first entries were signed in another project, add that root to `ledger_roots`."

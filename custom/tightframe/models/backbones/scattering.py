@@ -101,8 +101,8 @@ class ScatteringFeatures(nn.Module):
         self.register_buffer("projection", projection, persistent=False)
         self.register_buffer("reference", None, persistent=False)
         if options.reference == "noise":
-            side = max(NOISE_SIDE, 2 << options.J)
-            self.reference = _unit(self._whole(noise_pictures(channels, side)).mean(0)).float()
+            noise = _noise_features(channels, options.J, options.L, options.colours)
+            self.reference = noise.float()  # a tensor of this model's own
         self.feature_width = whole if options.width is None else options.width
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -146,6 +146,19 @@ def _unit(features: torch.Tensor) -> torch.Tensor:
 
 
 @cache
+def _noise_features(
+    channels: int,
+    J: int,  # noqa: N803
+    L: int,  # noqa: N803
+    colours: Literal["rgb", "opponent"],
+) -> torch.Tensor:
+    """Return the mean features of pictures of noise, float64, computed once: a run builds many models."""
+    side = max(NOISE_SIDE, 2 << J)
+    options = ScatteringOptions(J=J, L=L, colours=colours, width=None)
+    whole = ScatteringFeatures((channels, side, side), options)._whole(noise_pictures(channels, side))
+    return _unit(whole.mean(0))
+
+
 def noise_pictures(channels: int, side: int) -> torch.Tensor:
     """Return public pictures (B, C, side, side), the same in every job: noise with the spectrum of pictures.
 

@@ -188,7 +188,7 @@ class Remembered:
 
     Attributes:
         facts: plain values, one mapping a fact.
-        source: SHA-256 of the file that they were taken over from; empty where they were first written here.
+        source: empty; an earlier build took facts over from a file, of which it is the SHA-256.
 
     Raises:
         PrivacyValueError: TF-700.

@@ -219,21 +219,17 @@ class Ledger:
         self._store.publish_head()
         return entry
 
-    def remember(self, content: Remembered | Begun, *, once: bool = False) -> None:
+    def remember(self, content: Remembered | Begun) -> None:
         """Write down what must never be forgotten, and return when it is on the disk.
 
         Args:
             content: what to remember.
-            once: not if the very same is in the ledger already.
 
         Raises:
             TamperError, LedgerError: TF-702, TF-704. What rests on it must not happen then.
         """
         with self._store.writing():
-            whole = self._verified()
-            if once and any(entry.content == content for entry in whole.entries):
-                return
-            self._append(whole, [content])
+            self._append(self._verified(), [content])
         self._store.publish_head()
 
     def spent(

@@ -8,18 +8,16 @@ lost together, the site looks like a fresh one, and only a head that somebody wr
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from tightframe.config.site import SiteEntry
 from tightframe.errors import SecureSumError
-from tightframe.files import drop_torn_line, write_atomically
+from tightframe.files import write_atomically
 from tightframe.privacy.ledger.chain import Chain, Verified, read_ledger
 from tightframe.privacy.ledger.entries import Begun, Entry, LedgerError, LostError, Remembered, TamperError
 from tightframe.privacy.ledger.ledger import Ledger, ledger_expected, ledger_path
@@ -30,13 +28,14 @@ from tightframe.rounds.site_ledger.keys import signature_check, trusted_roots
 from tightframe.securesum.identity import Anchor, Signer
 
 LOCK = "sums.lock"
-OLD_JOURNAL, TAKEN_OVER = "journal.jsonl", "journal.jsonl.taken-over"
+OLD_JOURNAL = "journal.jsonl"
+"""File of a build before ledgers, which is not read: it shows that something was recorded."""
 KIT_HEAD = "ledger-head.json"
 BEGIN = "tightframe ledger begin"
 
 
 def journal_folder(state_dir: Path, site: str) -> Path:
-    """Return the folder that a site's production jobs share: of the lock and an earlier version's journal."""
+    """Return the folder that a site's production jobs share: of the lock of secure sums."""
     return state_dir / "secure_sum" / site
 
 
@@ -47,7 +46,7 @@ class LedgerPaths:
     Attributes:
         site: the site's name.
         ledger: the ledger's file.
-        journal: folder of the lock and of the journal that earlier versions kept.
+        journal: folder of the lock.
         jobs: folder with one folder per job; None where the ledger lasts for one run only, so that its loss
             does not matter.
         witness: copy of the ledger's head, outside the site's state; None without a startup kit.
@@ -75,16 +74,11 @@ class LedgerPaths:
         """Lock file that is held while a step of a secure sum reads and writes the ledger."""
         return self.journal / LOCK
 
-    @property
-    def old_journal(self) -> Path:
-        """Journal in which earlier versions recorded their secure sums."""
-        return self.journal / OLD_JOURNAL
-
     def traces(self) -> list[Path]:
         """Return the existing files that only a site with a ledger has."""
         if self.jobs is None:
             return []
-        candidates = (head_file(self.ledger), self.witness, self.lock, self.journal / TAKEN_OVER)
+        candidates = (head_file(self.ledger), self.witness, self.lock, self.journal / OLD_JOURNAL)
         return [path for path in candidates if path is not None and path.exists()]
 
     def transcripts(self) -> list[Path]:
@@ -101,8 +95,8 @@ def describe_loss(paths: LedgerPaths, entries: tuple[Entry, ...] | None) -> str 
     if entries is None and (traces := paths.traces()):
         return f"no ledger at {paths.ledger}, but there was one: {traces[0]} is still there"
     known = any(isinstance(entry.content, Remembered | Begun) for entry in entries or ())
-    if not known and not paths.old_journal.exists() and (transcripts := paths.transcripts()):
-        return f"there is no record of earlier secure sums, but there were some: {transcripts[0]}"
+    if not known and (left := [*paths.journal.glob(OLD_JOURNAL), *paths.transcripts()]):
+        return f"there is no record of earlier secure sums, but there were some: {left[0]}"
     return None
 
 
@@ -167,7 +161,7 @@ class SiteLedger:
         Raises:
             LostError: TF-620 if the ledger or its records are lost.
             TamperError, LedgerError: TF-702, TF-704.
-            SecureSumError: TF-615 without an identity; TF-621 if an old journal lies beside it.
+            SecureSumError: TF-615 without an identity.
         """
         ledger = self._open_or_create()
         try:
@@ -184,7 +178,6 @@ class SiteLedger:
             code: of the error that led to the decision, recorded in the new ledger.
         """
         path = self.paths.ledger
-        _move_aside([self.paths.old_journal])
         try:
             ledger = self._ledger(create=not path.exists())
         except (LedgerError, TamperError) as error:
@@ -251,7 +244,7 @@ class SiteLedger:
         return self._ledger()
 
     def _check_newest(self, ledger: Ledger) -> None:
-        """Check that the ledger is the newest one known, and import an earlier version's journal into it."""
+        """Check that the ledger is the newest one known."""
         whole = ledger.seen
 
         def verify(count: int, hashed: str) -> None:
@@ -259,57 +252,14 @@ class SiteLedger:
                 ledger.verify(known=[(count, hashed)])
 
         check_witness(self.paths, whole.head.ledger, verify)
-        if self.paths.old_journal.exists():
-            self._import_old_journal(ledger, whole.entries)
-        elif not self._checked:
+        if not self._checked:
             check_not_lost(self.paths, whole.entries)
         self._checked = True
         self.keep_witness()
 
-    def _import_old_journal(self, ledger: Ledger, entries: tuple[Entry, ...]) -> None:
-        """Import an earlier version's journal into the ledger, once; the file is kept under another name."""
-        path = self.paths.old_journal
-        try:
-            drop_torn_line(path)
-            raw = path.read_bytes()
-        except FileNotFoundError:
-            return  # another job of this site has imported it at the same moment
-        source = hashlib.sha256(raw).hexdigest()
-        if not already_imported(entries, source, path):
-            facts = read_old_journal(path, raw)
-            ledger.remember(Remembered(facts, source), once=True)
-            ledger.verify()
-            self.log.warning(
-                "%s: imported %d entries of the journal %s into the ledger %s",
-                self.paths.site,
-                len(facts),
-                path,
-                self.paths.ledger,
-            )
-        with suppress(FileNotFoundError):
-            os.replace(path, path.with_name(TAKEN_OVER))
 
-
-@dataclass(frozen=True)
-class LedgerContents:
-    """Records of a site, read without its key.
-
-    Attributes:
-        whole: the ledger; None if there is none yet.
-        facts: entries of an earlier version's journal that is not imported yet.
-    """
-
-    whole: Verified | None
-    facts: tuple[Mapping[str, object], ...]
-
-    @property
-    def entries(self) -> tuple[Entry, ...]:
-        """All entries of the ledger, oldest first."""
-        return () if self.whole is None else self.whole.entries
-
-
-def read_contents(paths: LedgerPaths, *, check: Check | None) -> LedgerContents:
-    """Read a site's records without changing them; a job may be writing at the same time.
+def read_contents(paths: LedgerPaths, *, check: Check | None) -> Verified | None:
+    """Read a site's ledger without changing it; a job may be writing at the same time. None without one.
 
     Args:
         check: verifies signatures; None to verify hashes only.
@@ -317,65 +267,17 @@ def read_contents(paths: LedgerPaths, *, check: Check | None) -> LedgerContents:
     Raises:
         LostError: TF-620.
         TamperError, LedgerError: TF-702, TF-704.
-        SecureSumError: TF-604 if an old journal cannot be read, TF-621 if it should not be there.
     """
-    path, old = paths.ledger, paths.old_journal
+    path = paths.ledger
     whole = read_ledger(path, check=check) if path.exists() else None
     check_not_lost(paths, None if whole is None else whole.entries)
-    contents = LedgerContents(whole, ())
     if whole is not None:
         check_witness(
             paths,
             whole.head.ledger,
             lambda count, hashed: read_ledger(path, check=None, known=[(count, hashed)]),
         )
-    if not old.exists():
-        return contents
-    raw = old.read_bytes()
-    if already_imported(contents.entries, hashlib.sha256(raw).hexdigest(), old):
-        return contents
-    # A torn last line is left out: no step that it belongs to was ever answered.
-    return LedgerContents(whole, read_old_journal(old, raw[: raw.rfind(b"\n") + 1]))
-
-
-def already_imported(entries: Sequence[Entry], source: str, path: Path) -> bool:
-    """Check whether a ledger contains an earlier version's journal already.
-
-    Args:
-        source: SHA-256 of the journal.
-
-    Raises:
-        SecureSumError: TF-621 if the ledger has secure sums of its own, but not this journal.
-    """
-    recorded = [entry.content for entry in entries if isinstance(entry.content, Remembered | Begun)]
-    if any(isinstance(item, Remembered) and item.source == source for item in recorded):
-        return True
-    if recorded:
-        raise SecureSumError(
-            f"Expected no {path.name} beside a ledger that has replaced it, but found {path}: it may be "
-            "older than the ledger. Move it away once you know where it is from.",
-            code="TF-621",
-        )
-    return False
-
-
-def read_old_journal(path: Path, raw: bytes) -> tuple[Mapping[str, object], ...]:
-    """Return the entries of an earlier version's journal: one JSON object per line.
-
-    Raises:
-        SecureSumError: TF-604 if a line cannot be read: skipping it would allow its step again.
-    """
-    try:
-        facts = tuple(json.loads(line) for line in raw.splitlines())
-        if not all(isinstance(fact, dict) for fact in facts):
-            raise ValueError
-    except (ValueError, RecursionError):
-        raise SecureSumError(
-            f"Expected one JSON object per line in the journal {path}, but found something else: restore it "
-            "from a backup.",
-            code="TF-604",
-        ) from None
-    return facts
+    return whole
 
 
 def _make_folder(folder: Path) -> None:

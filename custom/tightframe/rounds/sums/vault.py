@@ -63,9 +63,8 @@ def read_journal(paths: LedgerPaths, *, check: Check | None) -> list[journal.Ent
         TightframeError: as ``site_ledger.read_contents``.
         MessageError: TF-604 if an entry cannot be read.
     """
-    contents = read_contents(paths, check=check)
-    old = [journal.entry_from_value(fact) for fact in contents.facts]  # type: ignore[arg-type]  # checks
-    return old + journal_of(contents.entries)
+    whole = read_contents(paths, check=check)
+    return [] if whole is None else journal_of(whole.entries)
 
 
 def remember(ledger: Ledger, entries: Sequence[journal.Entry]) -> None:

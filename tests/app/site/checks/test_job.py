@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -24,7 +23,7 @@ from tightframe.config.job import parse_job
 from tightframe.config.site import parse_single, read_object
 from tightframe.privacy.accounting import BudgetError
 from tightframe.privacy.events import Gaussian
-from tightframe.privacy.ledger.entries import Cap
+from tightframe.privacy.ledger.entries import Cap, Remembered
 from tightframe.privacy.ledger.ledger import ledger_path
 from tightframe.rounds.context import SiloContext
 from tightframe.rounds.setup import prepare
@@ -145,12 +144,6 @@ def _write(hospital: Path, *entries: Entry) -> None:
         remember(ledger, entries)
 
 
-def _old_journal(hospital: Path) -> Path:
-    path = hospital.parents[1] / "state" / "secure_sum" / "hospital-a" / "journal.jsonl"
-    path.parent.mkdir(parents=True)
-    return path
-
-
 def _keys() -> SiteKeys:
     keys = SiteKeys()
     keys.root, keys.signer = PROJECT, SITE.signer()
@@ -268,18 +261,11 @@ def test_a_site_whose_name_is_not_known_is_told_what_was_not_looked_at(
     assert "not compared with cohort" not in _check(hospital, folder)[1]
 
 
-@pytest.mark.parametrize("old", [False, True])
 def test_a_job_is_held_against_the_cohort_that_counts_are_open_for(
-    hospital: Path, job_folder: Callable[..., Path], old: bool
+    hospital: Path, job_folder: Callable[..., Path]
 ) -> None:
     _change(hospital, dataset_id="skin")
-    opened = (StaticOpened("skin", SITES, "job-1"), StaticOpened("else", ("x", "y"), "job-2"))
-    if old:  # of an earlier version, which a crash has cut off
-        journal = _old_journal(hospital)
-        lines = b"".join(json.dumps(entry.as_value()).encode() + b"\n" for entry in opened)
-        journal.write_bytes(lines + b'{"entry": "static_op')
-    else:
-        _write(hospital, *opened)
+    _write(hospital, StaticOpened("skin", SITES, "job-1"), StaticOpened("else", ("x", "y"), "job-2"))
     before = _state(hospital)
     assert _refused(hospital, job_folder()) == []
     four = job_folder(sites=[*SITES, "hospital-d"], min_sites=3)
@@ -289,12 +275,11 @@ def test_a_job_is_held_against_the_cohort_that_counts_are_open_for(
     code, said = _check(hospital, four)
     assert code == 1 and "this site will refuse this job" in said
     assert _state(hospital) == before, "no lock, no cut: a job may be writing"
-    if not old:
-        _write(hospital, CohortAccepted("skin", (*SITES, "hospital-d")))
-        assert _refused(hospital, four) == []
-        assert [text[:6] for text in _refused(hospital, job_folder())] == ["TF-612"]
-        _change(hospital, policy__static_cohort="any")
-        assert _refused(hospital, job_folder()) == []
+    _write(hospital, CohortAccepted("skin", (*SITES, "hospital-d")))
+    assert _refused(hospital, four) == []
+    assert [text[:6] for text in _refused(hospital, job_folder())] == ["TF-612"]
+    _change(hospital, policy__static_cohort="any")
+    assert _refused(hospital, job_folder()) == []
 
 
 def test_a_newcomer_is_told_that_older_totals_tell_its_counts(
@@ -371,14 +356,10 @@ def test_a_job_is_held_against_what_earlier_exact_evaluations_have_told(
 def test_a_journal_that_cannot_be_read_is_the_sites_to_mend(
     hospital: Path, job_folder: Callable[..., Path]
 ) -> None:
-    journal = _old_journal(hospital)
-    journal.write_text("no journal\n")
-    (problem,) = _problems(hospital, job=folders.read_job(job_folder()), records=False)
-    assert "TF-604" in problem and _refused(hospital, job_folder()) == []
-    journal.unlink()
-    journal.mkdir()
-    (problem,) = _problems(hospital, job=folders.read_job(job_folder()), records=False)
-    assert "the journal of its cohorts cannot be read" in problem
+    with locked_ledger(memory_of(hospital, "hospital-a", None).site_ledger()) as ledger:
+        ledger.remember(Remembered(({"entry": "of a later version"},)))
+    problems = _problems(hospital, job=folders.read_job(job_folder()), records=False)
+    assert "TF-604" in problems[-1] and _refused(hospital, job_folder()) == []
 
 
 def test_rules_that_only_the_protocol_knows_are_held_against_too(
