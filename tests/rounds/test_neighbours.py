@@ -272,7 +272,7 @@ class Augmented(ArrayData):
 
 
 @pytest.mark.parametrize("stays_with", ["record", "place"])
-@pytest.mark.parametrize("name", ["fedavg", "fedsgd"])
+@pytest.mark.parametrize("name", ["fedavg", pytest.param("fedsgd", marks=pytest.mark.whole)])
 def test_seeds_of_masks_and_augmentations_leave_one_clipped_part_if_each_stays_with_its_record(
     name: str, stays_with: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
