@@ -277,9 +277,8 @@ def test_a_silo_that_cannot_add_its_sums_ends_the_run_with_its_counts_in_the_tot
     monkeypatch.setattr(failures, "untrained", lambda *given: told.append(untrained(*given)) or told[-1])
     six = partition("6 silos")
     six["silo-2"].__class__ = Overflowing
-    with pytest.raises(RunError, match="1 silo of 6 could not add its own") as caught:
+    with pytest.raises(RunError, match=r"^TF-510: .*1 silo of 6 could not add its own"):
         federation.run("fed3r", six, 1, **{**PLAIN, "class_rules": rules, "min_sites": 3})
-    assert caught.value.code == "TF-510"
     (made,) = told
     counts = np.bincount(six["silo-2"].labels("train"), minlength=10)
     assert np.array_equal(made.tensors[COUNTS], counts) and made.tensors[RECORDS] == counts.sum()
