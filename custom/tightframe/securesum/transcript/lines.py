@@ -258,7 +258,7 @@ def _sum_values(record: SumRecord) -> dict[str, Any]:
                 "sum_id": item.sum_id.as_value(),
                 "basis": item.basis.hex(),
                 "total": item.total.hex(),
-                "combinations": _combinations(item.combinations),
+                "combinations": {group: _base64_text(data) for group, data in item.combinations.items()},
                 "follows": item.follows,
                 "update": item.update.hex(),
                 "static": item.static.hex(),
@@ -285,10 +285,6 @@ def _told_values(told: Told) -> dict[str, Any]:
         "hashes": {group: data.hex() for group, data in told.hashes.items()},
         "receipts": told.receipts.hex(),
     }
-
-
-def _combinations(combined: Mapping[Group, bytes]) -> dict[str, str]:
-    return {group: _base64_text(data) for group, data in combined.items()}
 
 
 def _base64_text(data: bytes) -> str:
