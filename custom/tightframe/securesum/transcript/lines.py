@@ -165,6 +165,13 @@ def end(chain: Chain, *, reason: str | None, sums: int) -> bytes:
     return _line(chain, "end", {"reason": reason, "sums": sums})
 
 
+def written_by_another(version: object, own: str) -> str:
+    """Say which other version names itself as a transcript's writer; nothing if it is ``own``, or no text."""
+    if not isinstance(version, str) or version == own:
+        return ""
+    return f" It says that Tightframe {version} wrote it: use that version for it as well."
+
+
 def parse(raw: bytes) -> dict[str, Any]:
     """Parse a line without its newline: a map that has ``line``, its kind, and ``previous``.
 
