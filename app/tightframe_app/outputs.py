@@ -257,7 +257,7 @@ class Formed(Part):
     job: str | None
 
 
-class Evaluated(Part):
+class EvaluatedSoFar(Part):
     """What exact evaluations of a data set told: of how many models, and shares of what the folds hold."""
 
     dataset: str
@@ -271,7 +271,7 @@ class Releases(Output):
 
     site: str
     formed: tuple[Formed, ...]
-    evaluated: tuple[Evaluated, ...]
+    evaluated: tuple[EvaluatedSoFar, ...]
 
 
 class AcceptedModel(Part):
