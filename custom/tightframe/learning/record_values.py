@@ -23,7 +23,8 @@ spreads s, as the model gets them, count as ``(sum of s)^2 / (sum of s^2)``: all
 is far above the others.
 
 A table has *possible rows* that can all be written down if they are few: then records are read from the total
-of a round of training, too (195 of 268 different ones of ten yes/no columns, with label), see ``row_bits``.
+of a round of training, too (195 of 268 different ones of ten yes/no columns, with label), see
+``column_bits``.
 """
 
 from __future__ import annotations
@@ -166,12 +167,14 @@ def _first(
     return read, told
 
 
-def row_bits(
+def column_bits(
     batches: Iterable[tuple[torch.Tensor, torch.Tensor]],
     columns: Sequence[int],
     scale: torch.Tensor | None = None,
-) -> float:
-    """Return the bits of a possible row of a table, as far as the model tells rows apart.
+) -> tuple[float, ...]:
+    """Return the bits of each column of a table, as far as the model tells rows apart; empty of no records.
+
+    Their sum is the bits of a possible row.
 
     A number has as many values as its steps go into what it spans (a step is one of the smallest tenth), and
     none that differ by less than a 64th of the largest spread: rows that are alike to the model are found as
@@ -186,13 +189,14 @@ def row_bits(
         scale: see ``count_values``.
 
     >>> rows = torch.tensor([[0.0, 1, 20.5], [1, 1, 21], [1, 0, 24]])
-    >>> round(row_bits([(rows, torch.zeros(3))], ()), 3)  # some six values, and two that two of three have
-    4.339
+    >>> found = column_bits([(rows, torch.zeros(3))], ())  # two that two of three have, and some six values
+    >>> [round(bits, 3) for bits in found]
+    [0.918, 0.918, 2.503]
     """
     read, _ = _first(batches)
     if not read:
-        return 0.0
-    rows, bits, place = torch.cat(read).numpy().astype(np.float64), 0.0, 0
+        return ()
+    rows, bits, place = torch.cat(read).numpy().astype(np.float64), list[float](), 0
     deviation = rows.std(0)
     by = np.where(deviation > 0, deviation, 1.0) if scale is None else scale.numpy()
     spread = deviation / by
@@ -200,16 +204,18 @@ def row_bits(
         values, times = np.unique(rows[:, place : place + width], axis=0, return_counts=True)
         likely = float(times @ np.log2(len(rows) / times)) / len(rows)  # the entropy of what is seen
         if width > 1:
-            bits += likely
-        elif len(values) > 1:
+            bits.append(likely)
+        elif len(values) == 1:
+            bits.append(0.0)
+        else:
             steps = np.diff(values[:, 0])
             seen = steps.sum() / by[place] / (spread.max() / ALIKE**3)
             most = min(steps.sum() / np.quantile(steps, 0.1), seen)
             share = min(1.0, ALIKE * spread[place] / spread.max()) ** 2
             number = min(NUMBER_BITS, math.log2(1 + most))
-            bits += share * max(0.0, number - math.log2(len(values)) + likely)
+            bits.append(float(share * max(0.0, number - math.log2(len(values)) + likely)))
         place += width
-    return bits
+    return tuple(bits)
 
 
 def _independent(rows: NDArray[np.float32], of: NDArray[np.int64]) -> int:

@@ -37,7 +37,7 @@ def of_silo(
     no more, in what continues from it neither. It says so in its first sum, so that a resumed one is counted.
 
     Of a table its training records are read, to count what varies in them; of pictures none are. What a table
-    holds is bounded by its possible rows, too (``row_bits``): numbers beside columns of few values hide these
+    holds is bounded by its possible rows, too (``column_bits``): numbers beside columns of few values hide these
     only as far as the model shows the numbers.
     """
     if not context.limits_evaluations:
@@ -45,7 +45,7 @@ def of_silo(
     values = None
     if len(setup.setting.input_shape) == 1:
         silo = LocalSilo(context, setup, device or torch.device("cpu"), 0)
-        values = silo.record_values().clamp(max=silo.row_bits() / NUMBER_BITS).numpy()
+        values = silo.record_values().clamp(max=sum(silo.column_bits()) / NUMBER_BITS).numpy()
     labels = {fold: context.data.labels(fold) for fold in evaluation.FOLDS}
 
     def planned(at: JobSetup, withheld: tuple[Fold, ...] = ()) -> Evaluations:
