@@ -37,8 +37,8 @@ def of_silo(
     no more, in what continues from it neither. It says so in its first sum, so that a resumed one is counted.
 
     Of a table its training records are read, to count what varies in them; of pictures none are. What a table
-    holds is bounded by its possible rows, too (``column_bits``): numbers beside columns of few values hide these
-    only as far as the model shows the numbers.
+    holds is bounded by its possible rows, too (``column_bits``): numbers beside short columns hide these only
+    as far as the model shows the numbers.
     """
     if not context.limits_evaluations:
         return None
