@@ -80,9 +80,8 @@ def test_a_single_record_does_not_leave_behind_false_numbers(
     assert told[FAILED] == 0 and told[FOLD_SHORT["test"]] == 0
     open_a_seal(run)
     run._slot += 1
-    with pytest.raises(TightframeError, match=match) as caught:
+    with pytest.raises(TightframeError, match=rf"^TF-523: [\s\S]*{match}"):
         run.sum("before", 0, 1)
-    assert caught.value.code == "TF-523"
 
 
 def alone(folder: Path, patients: int) -> Any:
@@ -159,6 +158,5 @@ def test_statistics_of_one_hospital_are_such_as_it_could_publish(
 
 def test_more_flags_than_silos_end_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lies(monkeypatch, tables.SITES[3], holders(5.0))
-    with pytest.raises(RunError, match="a silo sent a false one") as caught:
+    with pytest.raises(RunError, match=r"^TF-526: .*a silo sent a false one"):
         alone(tmp_path, 20)
-    assert caught.value.code == "TF-526"

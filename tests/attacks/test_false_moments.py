@@ -83,9 +83,8 @@ def test_nor_does_one_count_for_a_million(
     """Nothing contradicts these: a hospital could have such records."""
     lies(monkeypatch, LIAR, told(2.0**19, weights))
     federation = Federation({**JOB, "weights": weights}, hearts(4), state=tmp_path).enroll()
-    with pytest.raises(RunError, match="by the silos' public weights") as caught:
+    with pytest.raises(RunError, match=r"^TF-526: .*by the silos' public weights"):
         federation.sum("statistics", 0)
-    assert caught.value.code == "TF-526"
 
 
 def test_pooled_moments_stay_in_the_state_behind_later_rounds(tmp_path: Path) -> None:

@@ -65,13 +65,11 @@ def test_what_follows_from_a_false_last_total_is_no_final_model(
     assert "TF-827" in caplog.text and str(context.run_dir / UNPROVEN) in caplog.text
     assert not [name for name in (MODEL, PERSONAL, LOCAL) if (context.run_dir / name).exists()]
     for place in ("", MODEL, PERSONAL, UNPROVEN, f"{UNPROVEN}/{MODEL}"):
-        with pytest.raises(TightframeError, match="Compare `model_sha256`") as caught:
+        with pytest.raises(TightframeError, match=r"^TF-827: .*Compare `model_sha256`"):
             load_model(context.run_dir / place)
-        assert caught.value.code == "TF-827"
     for folder in (context.run_dir, context.run_dir / UNPROVEN):
-        with pytest.raises(TightframeError) as caught:
+        with pytest.raises(TightframeError, match=r"^TF-827: "):
             read(folder)
-        assert caught.value.code == "TF-827"
 
 
 def test_nor_is_the_start_where_the_run_ends_for_one_hospital_at_once(federation: Federation) -> None:
@@ -87,9 +85,8 @@ def test_nor_is_the_start_where_the_run_ends_for_one_hospital_at_once(federation
         **federation.shared.named(),
         "secure": TermRequest(0, SumId.of("closing", 1, 0, 0), schema, setup).to_bytes(),
     }
-    with pytest.raises(TightframeError) as caught:
+    with pytest.raises(TightframeError, match=r"^TF-525: "):
         federation.sessions[ASKED].handle("contribute", message)
-    assert caught.value.code == "TF-525"
     folder = federation.sessions[ASKED].context.run_dir
     assert not [name for name in (MODEL, LOCAL, UNPROVEN) if (folder / name).exists()]
 

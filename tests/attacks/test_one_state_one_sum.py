@@ -116,9 +116,8 @@ def start_the_job_again(federation: Federation) -> None:
 def test_no_state_is_summed_twice(
     federation: Federation, again: Callable[[Federation], None], code: str
 ) -> None:
-    with pytest.raises(TightframeError) as caught:
+    with pytest.raises(TightframeError, match=rf"^{code}: "):
         again(federation)
-    assert caught.value.code == code
 
 
 @pytest.mark.parametrize("journalled", [True, False])
@@ -178,9 +177,8 @@ def test_one_hospital_is_not_asked_about_its_records_by_how_long_it_trains(feder
         "state_bytes": state_bytes(crafted),
         "secure": TermRequest(1, SumId.of("train", 2, 0, 0), "train", b"", told, seeds).to_bytes(),
     }
-    with pytest.raises(TightframeError) as caught:
+    with pytest.raises(TightframeError, match=r"^TF-518: "):
         federation.sessions["hospital-2"].handle("contribute", message)
-    assert caught.value.code == "TF-518"
 
 
 @pytest.mark.parametrize("crafted", [True, False])
@@ -209,9 +207,8 @@ def test_nor_in_a_resumed_job_before_its_first_total(
         "state_bytes": state_bytes(named),
         "secure": TermRequest(0, SumId.of("train", 2, 0, 0), schema, setup).to_bytes(),
     }
-    with pytest.raises(TightframeError) as caught:
+    with pytest.raises(TightframeError, match=r"^TF-519: "):
         federation.sessions[late].handle("contribute", message)
-    assert caught.value.code == "TF-519"
     federation.sum("train", 2, unasked={late})
     federation.sum("train", 3)
     assert federation.evidence is not None and late in federation.evidence.total.survivors

@@ -62,9 +62,8 @@ def test_what_was_passed_over_is_not_asked_any_more(hospitals: dict[str, Records
     refused(federation, "personal", 1)
     federation.sum("train", 1)
     federation.sum("personal", 1)
-    with pytest.raises(TightframeError) as caught:
+    with pytest.raises(TightframeError, match=r"^TF-525: "):
         federation.sum("closing", 1)
-    assert caught.value.code == "TF-525"
 
 
 def test_no_record_is_trained_on_before_the_statistics(hospitals: dict[str, Records], tmp_path: Path) -> None:
@@ -147,9 +146,8 @@ def test_a_withdrawal_begins_with_its_numbers(hospitals: dict[str, Records], tmp
     begun = withdrawal("job-a", final.sha256)
     one = Federation(begun, hospitals, job_id="job-b", previous="job-a", **made).enroll()
     one.shared = SharedState(states[1].state)  # the hospitals have verified it, too
-    with pytest.raises(TightframeError, match="begin with the state") as caught:
+    with pytest.raises(TightframeError, match=r"^TF-518: .*begin with the state"):
         one.sum("before", 0, 0)
-    assert caught.value.code == "TF-518"
     for exchange in one.setup.plan:
         one.shared = SharedState(final.state)
         if exchange.place != ("before", 0, 0):

@@ -57,9 +57,8 @@ def test_who_gave_shares_for_one_set_masks_for_no_second_try(
     for attempt, epoch in ((1, 0), (2, 0), (1, 1)):
         assert refusing(federation, attempt, epoch=epoch) == gave
     assert len(hospitals) - len(gave) < federation.proposed.min_sites
-    with pytest.raises(SecureSumError) as caught:
+    with pytest.raises(SecureSumError, match=r"^TF-608: "):
         summed(federation, 1)
-    assert caught.value.code == "TF-608"
     for name in hospitals:
         entries = read_journal(federation.sessions[name].context.ledger_paths, check=None)
         sets = {entry.survivors for entry in entries if isinstance(entry, Revealed)}

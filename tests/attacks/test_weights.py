@@ -75,9 +75,8 @@ def test_silos_refuse_a_weight_that_no_records_give(
 ) -> None:
     federation = Federation({"weights": rule}, hearts(4), state=tmp_path)
     lie(federation.sessions[LIAR], weight, monkeypatch)
-    with pytest.raises(ContributionError, match=LIAR) as refused:
+    with pytest.raises(ContributionError, match=rf"^{code}: [\s\S]*{LIAR}"):
         federation.enroll()  # in `confirm`: nothing is trained or masked yet
-    assert refused.value.code == code
 
 
 def test_a_believable_lie_counts_for_its_share_at_every_silo(
@@ -155,9 +154,8 @@ def test_a_silo_in_a_plain_sum_believes_no_more(tmp_path: Path) -> None:
         ({**honest, "site-2": b"nonsense"}, "TF-403"),
     ]
     for shown, code in lies:
-        with pytest.raises((RunError, ContributionError)) as refused:
+        with pytest.raises((RunError, ContributionError), match=rf"^{code}: "):
             session.handle("contribute", plain_request(session, **shown))
-        assert refused.value.code == code
 
 
 def test_a_job_may_not_let_one_silo_weigh_more_than_the_policy(tmp_path: Path) -> None:
@@ -202,12 +200,10 @@ def test_no_other_silos_declared_weight_makes_a_second_equation(
         return done.output
 
     accepted(LIAR)  # whose own weight moves, too
-    with pytest.raises(SecureSumError, match="own weight") as caught:
+    with pytest.raises(SecureSumError, match=r"^TF-617: .*own weight"):
         second.sum("train", 1)
-    assert caught.value.code == "TF-617"
-    with pytest.raises(SecureSumError, match="own weight") as caught:
+    with pytest.raises(SecureSumError, match=r"^TF-617: .*own weight"):
         enrolled("job-e", 200.0)  # where the first sum is known, before anything is trained
-    assert caught.value.code == "TF-617"
     enrolled("job-c", 50.0).sum("train", 1)
     assert "the cap on this silo's weight moved" in " ".join(accepted(victim).split())
     enrolled("job-d", 200.0).sum("train", 1)

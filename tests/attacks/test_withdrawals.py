@@ -96,9 +96,8 @@ def test_of_two_withdrawals_that_were_enrolled_together_one_goes_on(ended: Ended
     assert "record,train-50" not in names[NAMED]
     one, other = ended.withdraws("job-b", names), ended.withdraws("job-c", more)
     take_out(other)
-    with pytest.raises(TightframeError, match="names 0 others, and 1 of those not") as caught:
+    with pytest.raises(TightframeError, match=r"^TF-524: .*names 0 others, and 1 of those not"):
         take_out(one)
-    assert caught.value.code == "TF-524"
 
 
 def test_a_withdrawal_that_took_nothing_out_is_not_resumed(ended: Ended) -> None:
@@ -108,9 +107,8 @@ def test_a_withdrawal_that_took_nothing_out_is_not_resumed(ended: Ended) -> None
     """
     names = {NAMED: ["record,test-5"]}
     stopped = ended.withdraws("job-b", names)
-    with pytest.raises(TightframeError, match="did not verify") as caught:
+    with pytest.raises(TightframeError, match=r"^TF-523: .*did not verify"):
         ended.resumes("job-c", stopped, names).sum("closing", 1)
-    assert caught.value.code == "TF-523"
     enough = ended.enough()
     whole = ended.withdraws("job-d", {**enough, NAMED: [*enough[NAMED], "record,test-5"]})
     take_out(whole)

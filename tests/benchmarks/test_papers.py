@@ -23,9 +23,12 @@ TINY = ["--rounds", "1", "--epochs", "1", "--subset", "200", "--workers", "1"]
 
 @pytest.fixture
 def papers(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """Without folders that this machine may have."""
+    """Without folders that this machine may have, and without t-SNE, which takes a second a run."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     found = importlib.import_module("papers")
+    measures = importlib.import_module("paper_measures")
+    draw = measures.picture
+    monkeypatch.setattr(measures, "picture", lambda *given, embed: draw(*given, embed=False))
     monkeypatch.setattr(found, "ROOTS", {})
     return found
 
@@ -279,14 +282,17 @@ def test_a_score_is_of_the_models_that_are_a_methods_result(papers: ModuleType) 
 
 
 def test_runs_are_the_same_in_processes_of_their_own(papers: ModuleType, tmp_path: Path) -> None:
+    """Of a seed whose features are not embedded, which takes seconds."""
+    runs = importlib.import_module("paper_runs")
+    table = papers.chosen(papers.TABLES["mr7"](), ["FedAvg", "FedProx"], ["P5C2"])
+    few = {"rounds": 1, "epochs": 1, "subset": 200}
+    cells = [cell for row in papers.cells_of(table, "cpu", {}, [1], few) for cell in row]
     kept = []
-    for workers in ("1", "2"):
-        out = tmp_path / f"{workers}.json"
-        asked = ["--table", "mr7", "--rows", "FedAvg", "FedProx", "--columns", "P5C2", *TINY]
-        assert papers.main([*asked, "--workers", workers, "--out", str(out)]) == 0
-        runs = json.loads(out.read_text())["runs"]
-        kept.append({key: (run["course"], run["spread"]) for key, run in runs.items()})
-    assert kept[0] == kept[1] and len(kept[0]) == 2
+    for workers in (1, 2):
+        store = runs.Store(tmp_path / f"{workers}.json")
+        assert runs.fill(cells, store, retry=False, log=lambda text: None, workers=workers) == {}
+        kept.append({key: (run["course"], run["spread"]) for key, run in store.runs.items()})
+    assert kept[0] == kept[1] and len(kept[0]) == 2 and all(course for course, _ in kept[0].values())
 
 
 # ---------------------------------------------------------------- effects and the queue

@@ -54,9 +54,8 @@ def test_records_are_the_arrays(tmp_path: Path) -> None:
     ],
 )
 def test_wrong_records_are_named_by_the_check(tmp_path: Path, changes: dict[str, Any], code: str) -> None:
-    with pytest.raises(DataError, match="vital signs in the t") as caught:
+    with pytest.raises(DataError, match=rf"^{code}: .*vital signs in the t"):
         opened(tmp_path, **changes).check()
-    assert caught.value.code == code
 
 
 def test_a_file_that_is_none_is_named(tmp_path: Path) -> None:

@@ -58,9 +58,8 @@ class Own:
     ],
 )
 def test_a_mistake_names_fold_record_and_both_forms(made: Any, code: str, said: str) -> None:
-    with pytest.raises(DataError, match=said) as caught:
+    with pytest.raises(DataError, match=rf"^{code}: [\s\S]*{said}"):
         check_form(made, HEART, HeartOptions())
-    assert caught.value.code == code
 
 
 def test_records_that_fit_pass() -> None:
@@ -70,7 +69,6 @@ def test_records_that_fit_pass() -> None:
 
 def test_nothing_is_trained_on_records_of_another_shape(tmp_path: Path) -> None:
     silos = {"a": arrays(), "b": arrays(), "c": arrays(width=5)}
-    with pytest.raises(RunError, match=r"c refused: TF-212 \(records of another shape") as caught:
+    with pytest.raises(RunError, match=r"^TF-509: .*c refused: TF-212 \(records of another shape"):
         federation.run("fedavg", silos, 1, dataset="fed_heart_disease", model="mlp", folder=tmp_path)
-    assert caught.value.code == "TF-509"
     assert not (tmp_path / "server" / "metrics.jsonl").exists()

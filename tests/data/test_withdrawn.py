@@ -36,23 +36,20 @@ def test_a_line_names_a_record_or_a_patient(tmp_path: Path) -> None:
 def test_another_form_is_refused_with_its_line(line: str, tmp_path: Path) -> None:
     path = tmp_path / "withdrawn.csv"
     path.write_text(f"record,1\n{line}\n")
-    with pytest.raises(DataError, match="line 2") as caught:
+    with pytest.raises(DataError, match=r"^TF-214: .*line 2"):
         read_file(path)
-    assert caught.value.code == "TF-214"
 
 
 def test_a_file_that_is_not_there_is_no_empty_one(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="withdrawn") as caught:
+    with pytest.raises(DataError, match=r"^TF-214: .*withdrawn"):
         read_file(tmp_path / "withdrawn.csv")
-    assert caught.value.code == "TF-214"
 
 
 def test_unknown_records_and_patients_are_refused_together() -> None:
     patients = {fold: np.array([1, 1, 2, 3]) for fold in FOLDS}
     data = arrays(patients=patients)
-    with pytest.raises(DataError, match=r"2 are unknown \(7, train-9\)") as caught:
+    with pytest.raises(DataError, match=r"^TF-214: .*2 are unknown \(7, train-9\)"):
         find(data, Named(frozenset({"train-0", "train-9"}), frozenset({"1", "7"})))
-    assert caught.value.code == "TF-214"
     assert find(data, Named(frozenset({"gone"})), gone={"gone"}) == frozenset()
     with pytest.raises(DataError, match="does not know its patients by name"):
         find(arrays(), Named(patients=frozenset({"1"})))

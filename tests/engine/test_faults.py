@@ -28,7 +28,8 @@ LATE_IN = 3
 """Round in which it is late: outside of it."""
 LEAK_IN = 5
 """The last round, in which it tries to send a raw tensor."""
-PATIENCE = {"site_timeout": 40, "fetch_timeout": 120}
+PATIENCE = {"site_timeout": 20, "fetch_timeout": 120}
+"""Seconds; a round of a silo takes less than one of a core, and none of it is imports."""
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +37,7 @@ def faulty(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """One run of four silos in which site-4 fails four times, each time in another way."""
     folder = tmp_path_factory.mktemp("faulty")
     faults = [
-        {"site": ["site-4"], "round": number, "kind": kind, "seconds": 46}
+        {"site": ["site-4"], "round": number, "kind": kind, "seconds": 24}
         for kind, number in {**FAILED, "late": LATE_IN, "leak": LEAK_IN}.items()
     ]
     job = export_job(folder, sites=4, fault=faults, changes={**PATIENCE, "min_sites": 3, "rounds": LEAK_IN})
@@ -116,7 +117,7 @@ def losing(tmp_path_factory: pytest.TempPathFactory) -> Run:
         {"site": ["site-5"], "task": "confirm", "kind": "killed"},
         {"site": ["site-4"], "round": 2, "kind": "killed"},
     ]
-    changes = {**PATIENCE, "fetch_timeout": 40, "min_sites": 3, "rounds": 3}
+    changes = {**PATIENCE, "fetch_timeout": 12, "min_sites": 3, "rounds": 3}
     job = export_job(folder, sites=5, fault=faults, changes=changes)
     run = simulate_job(job, folder, threads=5, timeout=900)
     assert run.code == 0, run.output

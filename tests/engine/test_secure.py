@@ -30,8 +30,8 @@ from tightframe.securesum.site.state import (
 )
 
 SITES = [f"site-{number}" for number in range(1, 5)]
-# As long as four silos that import torch on two busy cores may need for their first training.
-PATIENCE = {"site_timeout": 40, "fetch_timeout": 120}
+PATIENCE = {"site_timeout": 20, "fetch_timeout": 120}
+"""Seconds; a round of a silo takes less than one of a core, and none of it is imports."""
 
 
 @pytest.fixture(scope="module")

@@ -105,16 +105,12 @@ def test_torchscript_has_the_card_inside(ran: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("method", "changes"),
     [
-        ("fednh", {"model_options": {"widths": [8, 8, 32]}}),
-        ("fed3r", {"encoder": "random", "class_rules": "off"}),
         ("fed3r", {"model": "scattering", "model_options": {"J": 2, "L": 2}, "class_rules": "off"}),
-        ("creff", {}),
         ("fedavg", {"model": "mlp", "model_options": {"widths": [8], "standardise": True}}),
     ],
 )
-def test_heads_frozen_encoders_and_moments_are_exported(
-    method: str, changes: dict[str, Any], tmp_path: Path
-) -> None:
+def test_a_scattering_and_moments_are_exported(method: str, changes: dict[str, Any], tmp_path: Path) -> None:
+    """Heads and frozen encoders: ``test_model``."""
     model = tightframe.load_model(train(method, tmp_path / "run", **changes))
     for form, name in (("onnx", "m.onnx"), ("torchscript", "m.ts")):
         made = exports.export(model, form, tmp_path / name)  # type: ignore[arg-type]

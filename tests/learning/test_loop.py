@@ -247,9 +247,8 @@ def test_a_loss_that_is_not_finite_names_the_step_and_the_term() -> None:
 
     stage = Stage([cross_entropy(), Term("reshaping", 1.0, breaks, False)], SGD, epochs=1)
     model = _network()
-    with pytest.raises(TrainingError, match=r"TF-301.*'reshaping'.*step 3") as caught:
+    with pytest.raises(TrainingError, match=r"^TF-301: .*'reshaping'.*step 3"):
         fit(model, _batches(inputs, labels, 8), [stage], device="cpu")
-    assert caught.value.code == "TF-301"
     assert not model.training
     assert all(parameter.grad is None for parameter in model.parameters())
 
@@ -274,9 +273,8 @@ def test_out_of_memory_on_a_cpu_suggests_half(error: RuntimeError) -> None:
 
     inputs, labels = _records(12)
     stage = Stage([Term("greedy", 1.0, fails, True)], SGD, epochs=1)
-    with pytest.raises(TrainingError, match=r"12 records.*`training.batch_size` of 6") as caught:
+    with pytest.raises(TrainingError, match=r"^TF-302: .*12 records.*`training.batch_size` of 6"):
         fit(_network(), _batches(inputs, labels, 12), [stage], device="cpu")
-    assert caught.value.code == "TF-302"
 
 
 def test_other_runtime_errors_stay_as_they_are() -> None:

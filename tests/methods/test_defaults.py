@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from typing import Any
 
@@ -36,6 +37,7 @@ def pairs() -> list[tuple[str, str]]:
     return [*chosen, ("fedmr", "small_cnn"), ("fedmr", "resnet20")]
 
 
+@functools.cache
 def silos(larger: int) -> dict[str, Any]:
     """Digits, six of ten classes at each of two silos, five records of each class, all in each fold."""
     source = load_digits()

@@ -103,12 +103,18 @@ def equal(one: Any, two: Any) -> bool:
 
 
 @pytest.mark.whole
-@pytest.mark.parametrize("model", [{"widths": []}, {"widths": [48]}], ids=["pixels", "a layer"])
-@pytest.mark.parametrize("method", SOLVED)
-def test_every_partition_gives_the_same_model(method: str, model: dict[str, Any]) -> None:
-    """To the bit: one silo, ten, one class at each, Dirichlet 0.05."""
-    names = ("one silo", "10 silos", "a class each", "Dirichlet 0.05")
-    values = {**PLAIN, "model_options": model, "seed": 4}
+@pytest.mark.parametrize(
+    ("method", "widths", "names"),
+    [
+        ("fed3r", [], ("one silo", "10 silos", "a class each", "Dirichlet 0.05")),
+        ("fed3r", [48], ("one silo", "Dirichlet 0.05")),
+        ("fedcgs", [], ("one silo", "Dirichlet 0.05")),
+        ("fedncm", [], ("one silo", "Dirichlet 0.05")),
+    ],
+)
+def test_every_partition_gives_the_same_model(method: str, widths: list[int], names: Sequence[str]) -> None:
+    """To the bit; the sums are Fed3R's, which has all of them, whatever a method solves of them."""
+    values = {**PLAIN, "model_options": {"widths": widths}, "seed": 4}
     found = [federation.run(method, partition(name), 1, **values).state.model for name in names]
     assert all(equal(found[0], other) for other in found[1:])
 
@@ -271,9 +277,8 @@ def test_a_silo_that_cannot_add_its_sums_ends_the_run_with_its_counts_in_the_tot
     monkeypatch.setattr(failures, "untrained", lambda *given: told.append(untrained(*given)) or told[-1])
     six = partition("6 silos")
     six["silo-2"].__class__ = Overflowing
-    with pytest.raises(RunError, match="1 silo of 6 could not add its own") as caught:
+    with pytest.raises(RunError, match=r"^TF-510: .*1 silo of 6 could not add its own"):
         federation.run("fed3r", six, 1, **{**PLAIN, "class_rules": rules, "min_sites": 3})
-    assert caught.value.code == "TF-510"
     (made,) = told
     counts = np.bincount(six["silo-2"].labels("train"), minlength=10)
     assert np.array_equal(made.tensors[COUNTS], counts) and made.tensors[RECORDS] == counts.sum()

@@ -11,28 +11,18 @@ from tests.support.runs import FOUR
 
 SITES = FOUR[:3]
 RUNS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
-    ("combine", {"head": "etf", "local": "scaffold", "server": "scaffold", "loss": "fedrs"}, {}),
-    ("combine", {"head": "etf", "local": "moon", "server": "fedyogi"}, {}),
-    ("combine", {"head": "normalised", "local": "balanced_softmax", "server": "fednova"}, {}),
     ("combine", {"head": "etf", "local": "feddc", "server": "feddc", "prototypes": "fedmr"}, {}),
     ("ditto", {}, {"momentum": 0.9}),
-    ("fedaws", {"margin": 0.6}, {"momentum": 0.9}),
-    ("fedbabu", {}, {"momentum": 0.9}),
     ("fedcurv", {"weight": 0.1}, {"momentum": 0.9}),
-    ("feddc", {"alpha": 0.1}, {}),
     ("feddyn", {"alpha": 0.1}, {"momentum": 0.9}),
-    ("fedmmd", {"weight": 0.5}, {"momentum": 0.9}),
     ("fednova", {}, {"momentum": 0.9}),
-    ("fedopt", {"variant": "yogi"}, {"momentum": 0.9}),
-    ("fedper", {}, {"momentum": 0.9}),
     ("fedproc", {"projection_width": 6}, {"momentum": 0.9}),
-    ("fedprox", {"mu": 0.1}, {"momentum": 0.9}),
     ("fedrep", {"head_epochs": 2}, {"momentum": 0.9}),
-    ("fedrs", {"alpha": 0.25}, {"momentum": 0.9}),
-    ("fedsgd", {"optimizer": "adam", "learning_rate": 0.01}, {"epochs": 1}),
-    ("moon", {"mu": 5.0}, {"momentum": 0.9}),
 ]
-"""Method, its options, what training has beside the defaults."""
+"""Method, its options, what training has beside the defaults: each kind of field that methods sum.
+
+Those of CCVR, FedAvg_ETF, FedILC and the methods of one sum are in their own files, by whole runs, too.
+"""
 
 
 @pytest.mark.parametrize(

@@ -285,7 +285,7 @@ def test_the_class_rules_hold_as_in_the_run_without_the_records(
         for site, count in zip(SILOS, counts, strict=True)
         if count
     }
-    whole = run(data, tmp_path / "whole")
+    whole = run(data, tmp_path / "whole", summation="plain")
     ended = whole.withdraw(names, tmp_path / "withdrawn", least=12)
     expected = anew(without(data, names), tmp_path / "again")
     assert state_sha256(ended.result.state) == state_sha256(expected.state), left
@@ -312,9 +312,8 @@ def test_too_few_records_or_silos_open_nothing_but_their_number(
         return {path: path.read_bytes() for path in first.folder.rglob(LIST)}
 
     before = lists()
-    with pytest.raises(RunError, match=match) as caught:
+    with pytest.raises(RunError, match=rf"^TF-523: [\s\S]*{match}"):
         first.withdraw(lines, tmp_path, least=least)
-    assert caught.value.code == "TF-523"
     opened = json.loads((tmp_path / "server" / "outcome.json").read_text())
     assert not opened["trained"] and not (tmp_path / "server" / MODEL).exists()
     asked = [json.loads(line) for line in (tmp_path / "server" / "transcript.jsonl").read_text().splitlines()]

@@ -110,9 +110,8 @@ def test_results_without_histograms_have_no_such_section_and_unknown_classes_are
     copied: Copied,
 ) -> None:
     folder = copied("server")
-    with pytest.raises(ResultsError, match="prevalence of a class") as caught:
+    with pytest.raises(ResultsError, match=r"^TF-804: .*prevalence of a class"):
         _remade(folder, prevalence={"nobody": 0.5})
-    assert caught.value.code == "TF-804"
     outcome = values(folder / "outcome.json")
     for name in ("scores", "reading", "read_at"):
         del outcome["evaluation"]["test"][name]

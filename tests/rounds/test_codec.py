@@ -129,16 +129,14 @@ def test_with_a_norm_no_finite_value_is_refused_and_the_direction_stays(
 def test_bad_values_are_refused_by_name(name: str, value: float, code: str) -> None:
     tensors = _tensors(0)
     tensors[name] = torch.full(tensors[name].shape, value)
-    with pytest.raises(ContributionError, match=name) as caught:
+    with pytest.raises(ContributionError, match=rf"^{code}: [\s\S]*{name}"):
         codec.encode(SCHEMA, tensors, share=1.0, parties=4)
-    assert caught.value.code == code
 
 
 def test_undeclared_missing_and_misshapen_fields_are_refused() -> None:
     for change in ({"extra": torch.zeros(1)}, {"counts": torch.zeros(5)}):
-        with pytest.raises(ContributionError) as caught:
+        with pytest.raises(ContributionError, match=r"^TF-403: "):
             codec.encode(SCHEMA, _tensors(0) | change, share=1.0, parties=4)
-        assert caught.value.code == "TF-403"
     incomplete = _tensors(0)
     del incomplete["counts"]
     with pytest.raises(ContributionError):
@@ -166,6 +164,5 @@ def test_unpack_reads_fields_in_schema_order() -> None:
 
 
 def test_a_sum_that_could_wrap_is_refused_before_it_starts() -> None:
-    with pytest.raises(ContributionError) as caught:
+    with pytest.raises(ContributionError, match=r"^TF-404: "):
         codec.check_schema(Schema((Field("huge", (1,), bound=1e12),)), parties=250)
-    assert caught.value.code == "TF-404"

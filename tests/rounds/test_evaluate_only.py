@@ -48,7 +48,8 @@ SMALL: dict[str, Any] = {
 
 
 FEW_STEPS = {"epochs": 10, "match_steps": 10}
-"""Of CReFF's server; all that it takes by default are in ``tests/methods/test_defaults.py``."""
+FEW_DRAWS = {"virtual_features": 100, "epochs": 2}
+"""Of CReFF's server and CCVR's; all that they take by default are in ``tests/methods/test_defaults.py``."""
 
 
 def train(method: str, folder: Path, **changes: Any) -> federation.Result:
@@ -106,14 +107,15 @@ def test_one_exchange_gives_what_scikit_learn_counts(ran: Path, tmp_path: Path) 
         ("fedavg", {"model": "mlp", "model_options": {"widths": [16], "standardise": True}}),
         pytest.param("fed3r", {"encoder": "random"}, marks=pytest.mark.whole),
         pytest.param("creff", {"method_options": FEW_STEPS}, marks=pytest.mark.whole),
-        pytest.param("ccvr", {}, marks=pytest.mark.whole),
+        pytest.param("ccvr", {"method_options": FEW_DRAWS}, marks=pytest.mark.whole),
         pytest.param("fedavg", {"model": "resnet20", "model_options": {}}, marks=pytest.mark.whole),
         pytest.param("fedrod", {"personalise": True, "local_baseline_epochs": 1}, marks=pytest.mark.whole),
     ],
 )
 def test_it_is_the_trained_runs_last_row(method: str, changes: dict[str, Any], tmp_path: Path) -> None:
     """With pooled moments, closed forms, phases after training and running statistics; none is made anew."""
-    trained = train(method, tmp_path / "ran", summation="plain", **changes)
+    once = {**SMALL["training"], "epochs": 1}
+    trained = train(method, tmp_path / "ran", summation="plain", training=once, **changes)
     ended = evaluate(evaluating.of_run(tmp_path / "ran", None, {}), tmp_path / "again")
     assert [row.kind for row in ended.outcome.rows] == ["start", "closing"]
     assert trained.outcome.evaluation == ended.outcome.evaluation
@@ -127,8 +129,8 @@ def test_a_network_of_a_job_with_privacy_is_evaluated_exactly_or_with_noise(
     # Not what each silo's training costs by PRV, nor the probe of what is trained: tests/privacy has both.
     monkeypatch.setattr(accounting, "_prv", lambda *_: None)
     monkeypatch.setattr(portions, "check_per_record", lambda *_, **__: None)
-    private = {"weights": "uniform", "privacy": {"epsilon": 8.0}}
-    model = {"model": "resnet20", "model_options": {}, "training": {"epochs": 1, "batch_size": 64}}
+    private = {"weights": "uniform", "privacy": {"epsilon": 20.0, "noise_multiplier": 1.5}}
+    model = {"model": "resnet20", "model_options": {}, "training": {"epochs": 1, "batch_size": 512}}
     train("fedavg", tmp_path / "ran", **model, **private)
     exact = evaluating.of_run(tmp_path / "ran", None, {"privacy": None})
     assert exact.job.normalisation == "group" and exact.job.privacy is None

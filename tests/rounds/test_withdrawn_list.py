@@ -98,9 +98,8 @@ def test_two_runs_lose_the_same_records_and_no_list_differs_by_a_few(site: Site)
     site.name(0, 1)
     assert site.withdraw("one", out_of="first") == {"train-0", "train-1"}
     site.name(0, 1, 2)
-    with pytest.raises(RunError, match="names 1 others") as caught:
+    with pytest.raises(RunError, match=r"^TF-524: .*names 1 others"):
         site.begin("two", out_of="other")
-    assert caught.value.code == "TF-524"
     with pytest.raises(RunError, match="TF-524"):
         site.begin("two", out_of="first")
     site.name(0)
@@ -191,9 +190,8 @@ def test_a_file_changed_meanwhile_changes_no_run(site: Site) -> None:
 
 def test_a_server_that_begins_with_another_state_is_refused(site: Site) -> None:
     context = site.begin("one", out_of="first")
-    with pytest.raises(RunError, match="another total") as caught:
+    with pytest.raises(RunError, match=r"^TF-518: .*another total"):
         check_withdrawal(context.job, Notes(), ("before", 0, 0), "b" * 64, None)
-    assert caught.value.code == "TF-518"
 
 
 def test_a_silo_does_not_withdraw_all_of_its_records(site: Site) -> None:
@@ -212,20 +210,17 @@ def test_names_that_are_lost_or_damaged_are_neither_guessed_nor_read(site: Site)
     again = replace(
         resumed, job=job(resume={**resume, "checkpoint_sha256": "0" * 64}), run_dir=state / "again"
     )
-    with pytest.raises(RunError, match="restore it from a backup, or withdraw them anew") as caught:
+    with pytest.raises(RunError, match=r"^TF-522: .*restore it from a backup, or withdraw them anew"):
         _ = again.withdrawn.names
-    assert caught.value.code == "TF-522"
     for damaged in ("{", "{}", "[]", '{"records": 1}', '{"records": ["train-0", 1]}'):
         (state / NAMES).write_text(damaged)
-        with pytest.raises(RunError, match="damaged") as caught:
+        with pytest.raises(RunError, match=r"^TF-522: .*damaged"):
             _ = replace(resumed).withdrawn.names
-        assert caught.value.code == "TF-522"
     (state / NAMES).unlink()
     for damaged in ("{", "[]", '{"digits": 1}', '{"digits": ["train-0", 1]}'):
         (site.folder / LIST).write_text(damaged)
-        with pytest.raises(RunError, match="damaged") as caught:
+        with pytest.raises(RunError, match=r"^TF-522: .*damaged"):
             _ = replace(resumed).withdrawn.names
-        assert caught.value.code == "TF-522"
 
 
 def test_plain_sums_prove_nothing_and_are_withdrawn_from_all_the_same(site: Site) -> None:
@@ -242,9 +237,8 @@ def test_a_site_asks_for_more_withdrawn_records_than_the_job() -> None:
     rule = {"profile": "standard", "min_withdrawn": 15}
     policy = PolicyBlock.model_validate(rule).resolve(production=True)
     few = job(update_norm=100.0)
-    with pytest.raises(BelowPolicyError, match="min_withdrawn") as caught:
+    with pytest.raises(BelowPolicyError, match=r"^TF-614: [\s\S]*min_withdrawn"):
         policy.check(few)
-    assert caught.value.code == "TF-614"
     assert few.withdraw is not None
     more = few.model_copy(update={"withdraw": few.withdraw.model_copy(update={"min_withdrawn": 15})})
     policy.check(more)

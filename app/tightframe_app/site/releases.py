@@ -160,7 +160,13 @@ def release_show(config: Config, site: Site = None, kit: Kit = None, form: forma
     Two totals together give one site's numbers if they were formed in different ways, or over different
     sites. ``--format json`` lists every setting.
     """
-    from tightframe.securesum.site.journal import History, ProfileAccepted, ProfileUsed, StateSummed
+    from tightframe.securesum.site.journal import (
+        Evaluated,
+        History,
+        ProfileAccepted,
+        ProfileUsed,
+        StateSummed,
+    )
 
     memory = memory_of(config, site, kit)
     site, entries = memory.site, memory.read()
@@ -208,6 +214,14 @@ def release_show(config: Config, site: Site = None, kit: Kit = None, form: forma
                 out.print(kind.format(job=job, first=chain))
         out.print(_together([profile for name, profile in used if name == dataset]))
         out.print(f"Exact evaluations so far: {_told(History(entries), dataset)}.")
+        counted = {entry.job for entry in entries if isinstance(entry, Evaluated)}
+        users = [entry for entry in of_records if isinstance(entry, ProfileUsed) and entry.dataset == dataset]
+        if uncounted := ", ".join(
+            dict.fromkeys(entry.lineage for entry in users if entry.lineage not in counted)
+        ):
+            out.print(
+                f"Of {uncounted} none are counted: it had none, or an earlier version did not count them."
+            )
         for before, after in pairwise(dict.fromkeys(_cohorts(entries, dataset, all_of_them=True))):
             out.print(_leak(before, after))
 

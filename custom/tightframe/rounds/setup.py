@@ -103,6 +103,11 @@ class JobSetup:
         return table_statistics.layout_of(self.dataset.name, self.dataset_options, self.job.statistics)
 
     @cached_property
+    def kinds(self) -> tuple[Phase, ...]:
+        """Phases of a run with one round, without riders: those of further rounds sum the same kinds."""
+        return (*self.before_phases(), *self.training_phases(1), *self.after_phases())
+
+    @cached_property
     def plan(self) -> RunPlan:
         """All exchanges of the run."""
         return RunPlan(self)

@@ -25,6 +25,7 @@ from tightframe.securesum.errors import StaticCohortError
 from tightframe.securesum.site.journal import (
     CohortAccepted,
     Entry,
+    Evaluated,
     History,
     ProfileAccepted,
     ProfileUsed,
@@ -133,6 +134,9 @@ def test_what_all_releases_give_together_is_said_and_the_site_is_the_certificate
 
     write(journal, [ProfileUsed(DATASET, (("steps", "batches of 32"), ("weights", "exact")), "job-1")])
     assert "All were formed alike" in show() and "batches of 32" not in show()
+    assert "Of job-1 none are counted" in show()
+    write(journal, [Evaluated(DATASET, "job-1", 1, "train-0", b"c" * 32, 1, 0, 7)])
+    assert "7 bits of the test records." in show() and "none are counted" not in show()
     write(journal, [ProfileAccepted(DATASET, (("steps", "batches of 32"), ("weights", "other")))])
     assert "All were formed alike" in show()
     write(journal, [ProfileUsed(DATASET, (("steps", "batches of 32"), ("weights", "exact")), "job-1b")])

@@ -42,9 +42,8 @@ def test_the_largest_train_and_the_smaller_id_wins_a_tie() -> None:
 
 
 def test_someone_must_be_out_of_distribution() -> None:
-    with pytest.raises(DataError, match=r"more than 3 hospitals .* but got 3") as caught:
+    with pytest.raises(DataError, match=r"^TF-208: .*more than 3 hospitals .* but got 3"):
         split_hospitals({1: 5, 2: 6, 3: 7}, 3)
-    assert caught.value.code == "TF-208"
 
 
 def test_shares_are_dealt_by_size_and_cover_all() -> None:
@@ -68,9 +67,8 @@ def test_a_region_has_its_own_hospitals() -> None:
     ],
 )
 def test_a_region_without_one_of_both_is_refused(split: HospitalSplit, said: str) -> None:
-    with pytest.raises(DataError, match=said) as caught:
+    with pytest.raises(DataError, match=rf"^TF-208: [\s\S]*{said}"):
         of_region(split, REGIONS, "West")
-    assert caught.value.code == "TF-208"
 
 
 def test_hospitals_have_their_shares() -> None:
@@ -79,9 +77,8 @@ def test_hospitals_have_their_shares() -> None:
 
 
 def test_only_training_hospitals_are_silos() -> None:
-    with pytest.raises(DataError, match=r"among the 3 that train \(1, 2, 3\), but got \[5, 99\]") as caught:
+    with pytest.raises(DataError, match=r"^TF-208: .*among the 3 that train \(1, 2, 3\), but got \[5, 99\]"):
         of_hospitals(SPLIT, [1, 5, 99])
-    assert caught.value.code == "TF-208"
     with pytest.raises(DataError, match="only 1 for 3 that train"):
         of_hospitals(HospitalSplit((1, 2, 3), (4,), 5), [2])
 
@@ -168,8 +165,7 @@ def test_a_silo_of_one_class_stays_as_it_is() -> None:
 def test_an_empty_fold_is_refused() -> None:
     # All patients of hospital 4 were in hospital 1, too.
     table = stays({1: 20, 2: 20, 3: 20, 4: 2, 5: 1, 6: 1, 7: 1}, patient={60: 0, 61: 1})
-    with pytest.raises(DataError, match="stays in the test fold") as caught:
+    with pytest.raises(DataError, match=r"^TF-208: .*stays in the test fold"):
         folds(table, Place((1,), (4,)))
-    assert caught.value.code == "TF-208"
     with pytest.raises(DataError, match="stays in the training fold"):
         folds(table, Place((99,), (5,)))

@@ -134,9 +134,8 @@ def test_a_table_that_is_not_the_published_one_is_refused(tables: Path, tmp_path
     prepare(tables, tmp_path / "out", window="48h")
     path = tables / "patient.csv"
     path.write_bytes(path.read_bytes()[:-40])
-    with pytest.raises(DataError, match=r"patient.csv .*download it again") as caught:
+    with pytest.raises(DataError, match=r"^TF-206: .*patient.csv .*download it again"):
         prepare(tables, tmp_path / "other", window="48h")
-    assert caught.value.code == "TF-206"
     assert not (tmp_path / "other").exists()
 
 
@@ -144,25 +143,21 @@ def test_the_demo_must_give_the_demos_counts(
     real_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(eicu_prepare.DEMO_COUNTS, "48h", {"stays": 1556})  # type: ignore[misc]
-    with pytest.raises(DataError, match=r"Expected stays 1556 .* but got stays 1555") as caught:
+    with pytest.raises(DataError, match=r"^TF-206: .*Expected stays 1556 .* but got stays 1555"):
         prepare(real_data / "eicu_demo", tmp_path / "out", window="48h")
-    assert caught.value.code == "TF-206"
     assert not (tmp_path / "out").exists()
 
 
 def test_bad_input_and_output(tables: Path, tmp_path: Path) -> None:
-    with pytest.raises(DataError) as caught:
+    with pytest.raises(DataError, match=r"^TF-203: "):
         prepare(tmp_path / "absent", tmp_path / "out")
-    assert caught.value.code == "TF-203"
     (tmp_path / "file").write_text("")
-    with pytest.raises(DataError, match="able to write") as caught:
+    with pytest.raises(DataError, match=r"^TF-203: [\s\S]*able to write"):
         prepare(tables, tmp_path / "file" / "out")
-    assert caught.value.code == "TF-203"
     (tmp_path / "strange").mkdir()
     (tmp_path / "strange" / MANIFEST).write_text("{}x")
-    with pytest.raises(DataError, match="remove this file") as caught:
+    with pytest.raises(DataError, match=r"^TF-206: [\s\S]*remove this file"):
         prepare(tables, tmp_path / "strange")
-    assert caught.value.code == "TF-206"
     shutil.rmtree(tables)
     with pytest.raises(DataError):
         prepare(tables, tmp_path / "out")

@@ -161,16 +161,14 @@ def test_a_vocabulary_that_is_not_the_jobs_is_refused(prepared: Path, tables: Pa
         with pytest.raises(DataError, match=r"Expected 13 drugs.*has 14 .*export the job with `drugs` 14"):
             opened(root, {"drugs": 13})
         other = "0" * 64
-        with pytest.raises(DataError, match=f"SHA-256 {other}.*{vocabulary_sha256(CODES)}") as caught:
+        with pytest.raises(DataError, match=rf"^TF-209: .*SHA-256 {other}.*{vocabulary_sha256(CODES)}"):
             opened(root, {"vocabulary": other})
-        assert caught.value.code == "TF-209"
         opened(root, {"vocabulary": vocabulary_sha256(CODES)})
 
 
 def test_the_kind_of_silo_must_be_the_jobs(prepared: Path) -> None:
-    with pytest.raises(DataError, match=r"Expected `hospitals` .*got region Midwest") as caught:
+    with pytest.raises(DataError, match=r"^TF-208: .*Expected `hospitals` .*got region Midwest"):
         opened(prepared, {"silos": "hospitals"})
-    assert caught.value.code == "TF-208"
     with pytest.raises(DataError, match=r"Expected `region` .*got hospital 3"):
         opened(prepared, hospitals=[3])
 
@@ -186,39 +184,32 @@ def test_the_kind_of_silo_must_be_the_jobs(prepared: Path) -> None:
 def test_an_unknown_place_is_refused(
     prepared: Path, options: dict[str, Any], site: dict[str, Any], said: str
 ) -> None:
-    with pytest.raises(DataError, match=said) as caught:
+    with pytest.raises(DataError, match=rf"^TF-208: [\s\S]*{said}"):
         opened(prepared, options, **site)
-    assert caught.value.code == "TF-208"
 
 
 def test_what_is_not_there_is_named(prepared: Path, tables: Path, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no such folder") as caught:
+    with pytest.raises(DataError, match=r"^TF-203: .*no such folder"):
         opened(tmp_path / "absent")
-    assert caught.value.code == "TF-203"
     (tmp_path / "empty").mkdir()
-    with pytest.raises(DataError, match="tightframe data prepare eicu") as caught:
+    with pytest.raises(DataError, match=r"^TF-205: .*tightframe data prepare eicu"):
         opened(tmp_path / "empty")
-    assert caught.value.code == "TF-205"
     (tables / "hospital.csv").unlink()
-    with pytest.raises(DataError, match=r"\['hospital'\] are missing") as caught:
+    with pytest.raises(DataError, match=r"^TF-205: .*\['hospital'\] are missing"):
         opened(tables)
-    assert caught.value.code == "TF-205"
-    with pytest.raises(DataError, match=r"window stay .* only \['48h'\]") as caught:
+    with pytest.raises(DataError, match=r"^TF-205: .*window stay .* only \['48h'\]"):
         opened(prepared, {"window": "stay"})
-    assert caught.value.code == "TF-205"
     (prepared / "vocabulary_48h.json").unlink()
-    with pytest.raises(DataError, match=r"vocabulary_48h\.json cannot be read") as caught:
+    with pytest.raises(DataError, match=r"^TF-204: .*vocabulary_48h\.json cannot be read"):
         opened(prepared)
-    assert caught.value.code == "TF-204"
 
 
 def test_a_prepared_file_that_was_changed_is_found_before_training(prepared: Path) -> None:
     path = prepared / "vocabulary_48h.json"
     path.write_text(path.read_text() + "\n")  # the same codes, other bytes
     data = opened(prepared)
-    with pytest.raises(DataError, match="as it was prepared") as caught:
+    with pytest.raises(DataError, match=r"^TF-206: .*as it was prepared"):
         data.check()
-    assert caught.value.code == "TF-206"
 
 
 def test_the_demos_regions(demo: Path) -> None:

@@ -139,9 +139,8 @@ def test_a_subset_is_drawn_before_the_partition() -> None:
 def test_options_that_do_not_fit_are_refused(options: dict[str, Any], said: str) -> None:
     with pytest.raises(ValidationError, match=said):
         PartitionOptions.model_validate(options)
-    with pytest.raises(JobError, match="dataset_options") as caught:
+    with pytest.raises(JobError, match=r"^TF-101: [\s\S]*dataset_options"):
         open_silos("digits", **options)
-    assert caught.value.code == "TF-101"
 
 
 def test_an_option_that_a_set_does_not_have_is_answered_with_those_it_has() -> None:
@@ -176,9 +175,8 @@ def test_images_of_another_size_are_found_by_the_check(tmp_path: Path) -> None:
         (tmp_path / f"{stem}-labels-idx1-ubyte").write_bytes(labels)
     for name in ("mnist", "fashion_mnist"):
         silo = open_site(name, FolderSite(root=tmp_path, silo=0), PartitionOptions(silos=1))
-        with pytest.raises(DataError, match="28 x 28") as caught:
+        with pytest.raises(DataError, match=r"^TF-206: .*28 x 28"):
             silo.check()
-        assert caught.value.code == "TF-206"
 
 
 def test_records_of_files_are_read_without_a_warning(real_data: Path, tmp_path: Path) -> None:
@@ -196,17 +194,15 @@ def test_records_of_files_are_read_without_a_warning(real_data: Path, tmp_path: 
 
 
 def test_an_empty_silo_is_named() -> None:
-    with pytest.raises(DataError, match=r"train fold of silo .*gives it none") as caught:
+    with pytest.raises(DataError, match=r"^TF-208: .*train fold of silo .*gives it none"):
         open_silos("digits", partition="dirichlet", alpha=0.001, variant="fedetf", silos=40)
-    assert caught.value.code == "TF-208"
 
 
 def test_unknown_sets_and_missing_folders() -> None:
     with pytest.raises(JobError, match="cifar1000"):
         open_silos("cifar1000")
-    with pytest.raises(DataError, match="`root`") as caught:
+    with pytest.raises(DataError, match=r"^TF-203: .*`root`"):
         open_silos("cifar10")
-    assert caught.value.code == "TF-203"
 
 
 def test_digits_need_no_configuration() -> None:
@@ -237,17 +233,15 @@ def test_a_site_names_its_folder_and_its_share(cifar100: Path) -> None:
         FolderSite.model_validate({"root": "data", "silo": 0})
     with pytest.raises(ValidationError, match="root"):
         spec.site.model_validate({"silo": 0})
-    with pytest.raises(DataError, match=r"0\.\.2.*configured as silo 3") as caught:
+    with pytest.raises(DataError, match=r"^TF-208: .*0\.\.2.*configured as silo 3"):
         open_site("cifar100", FolderSite(root=cifar100, silo=3), options)
-    assert caught.value.code == "TF-208"
 
 
 def test_damage_is_found_by_the_check_before_training(cifar100: Path) -> None:
     (cifar100 / "test.bin").write_bytes(b"cut off")
     silo = open_site("cifar100", FolderSite(root=cifar100, silo=0), PartitionOptions())
-    with pytest.raises(DataError, match=r"test\.bin") as caught:
+    with pytest.raises(DataError, match=r"^TF-206: .*test\.bin"):
         silo.check()
-    assert caught.value.code == "TF-206"
 
 
 def test_the_check_tells_how_much_it_read() -> None:

@@ -220,9 +220,8 @@ def test_damaged_mnist_files_are_named(
     mnist: Path, harm: Callable[[Path], Any], part: Any, code: str, said: str
 ) -> None:
     harm(mnist)
-    with pytest.raises(DataError, match=said) as caught:
+    with pytest.raises(DataError, match=rf"^{code}: [\s\S]*{said}"):
         read_mnist(mnist, part)
-    assert caught.value.code == code
 
 
 def test_a_huge_compressed_file_is_not_unpacked(tmp_path: Path) -> None:
@@ -258,9 +257,8 @@ def test_the_python_version_of_cifar_is_never_unpickled(tmp_path: Path) -> None:
 
     for name in ("data_batch_1", "test_batch"):
         (tmp_path / name).write_bytes(pickle.dumps(Trap()))
-    with pytest.raises(DataError, match="download the binary version") as caught:
+    with pytest.raises(DataError, match=r"^TF-205: .*download the binary version"):
         read_cifar10(tmp_path, "test")
-    assert caught.value.code == "TF-205"
     assert not (tmp_path / "ran").exists()
 
 
@@ -275,20 +273,17 @@ def test_the_python_version_of_cifar_is_never_unpickled(tmp_path: Path) -> None:
 )
 def test_other_matlab_files_are_refused(tmp_path: Path, values: dict[str, Any], code: str) -> None:
     scipy.io.savemat(tmp_path / "train_32x32.mat", values)
-    with pytest.raises(DataError) as caught:
+    with pytest.raises(DataError, match=rf"^{code}: "):
         read_svhn(tmp_path, "train")
-    assert caught.value.code == code
 
 
 def test_a_cut_off_matlab_file_is_refused(svhn: Path) -> None:
     cut("train_32x32.mat", 3000)(svhn)
-    with pytest.raises(DataError, match="download it again") as caught:
+    with pytest.raises(DataError, match=r"^TF-206: .*download it again"):
         read_svhn(svhn, "train")
-    assert caught.value.code == "TF-206"
 
 
 @pytest.mark.parametrize("read", [read_mnist, read_cifar10, read_cifar100, read_svhn])
 def test_a_missing_folder_is_named(tmp_path: Path, read: Any) -> None:
-    with pytest.raises(DataError, match="Expected a folder at") as caught:
+    with pytest.raises(DataError, match=r"^TF-203: .*Expected a folder at"):
         read(tmp_path / "nowhere", "train")
-    assert caught.value.code == "TF-203"

@@ -138,17 +138,15 @@ def test_a_truncated_image_still_opens(folder: Path) -> None:
 )
 def test_every_fault_has_its_code(folder: Path, harm: Callable[[Path], object], code: str, said: str) -> None:
     harm(folder)
-    with pytest.raises(DataError, match=said) as caught:
+    with pytest.raises(DataError, match=rf"^{code}: [\s\S]*{said}"):
         opened(folder).check()
-    assert caught.value.code == code
 
 
 def test_text_as_target_is_malformed(folder: Path) -> None:
     split = folder / "train_test_split"
     split.write_text(split.read_text().replace("ISIC_003,0,", "ISIC_003,naevus,"))
-    with pytest.raises(DataError, match="'naevus'") as caught:
+    with pytest.raises(DataError, match=r"^TF-204: .*'naevus'"):
         opened(folder)
-    assert caught.value.code == "TF-204"
 
 
 @pytest.mark.parametrize(
@@ -165,9 +163,8 @@ def test_text_as_target_is_malformed(folder: Path) -> None:
 def test_what_is_no_whole_number_is_refused_not_cut(folder: Path, line: str, said: str) -> None:
     split = folder / "train_test_split"
     split.write_text(f"{split.read_text()}{line},fold2\n")
-    with pytest.raises(DataError, match=f"integers as target and center in line 34 .*{said}") as caught:
+    with pytest.raises(DataError, match=rf"^TF-204: .*integers as target and center in line 34 .*{said}"):
         read_split(split)
-    assert caught.value.code == "TF-204"
 
 
 def test_whole_numbers_may_be_written_as_pandas_does(folder: Path) -> None:
@@ -179,9 +176,8 @@ def test_whole_numbers_may_be_written_as_pandas_does(folder: Path) -> None:
 
 @pytest.mark.parametrize(("center", "fold"), [(0, "test"), (5, "train")])
 def test_an_empty_centre_or_fold(folder: Path, center: int, fold: str) -> None:
-    with pytest.raises(DataError, match=f"centre {center} in the {fold} fold") as caught:
+    with pytest.raises(DataError, match=rf"^TF-208: .*centre {center} in the {fold} fold"):
         opened(folder, center=center)
-    assert caught.value.code == "TF-208"
 
 
 def test_many_missing_files_are_counted_and_the_first_named(folder: Path) -> None:
@@ -243,9 +239,8 @@ def test_a_lesion_file_that_does_not_know_the_images_is_refused(folder: Path) ->
 def test_the_leakage_free_view_needs_lesions(folder: Path) -> None:
     with pytest.raises(DataError, match="HAM10000_metadata"):
         opened(folder, leakage_free_test=True)
-    with pytest.raises(DataError) as caught:
+    with pytest.raises(DataError, match=r"^TF-204: "):
         opened(folder, lesions=str(folder / "absent"), leakage_free_test=True)
-    assert caught.value.code == "TF-204"
 
 
 @pytest.mark.parametrize(
@@ -291,6 +286,5 @@ def test_real_records(real_data: Path, center: int, train: int, test: int) -> No
 
 
 def test_real_centre_that_is_not_here(real_data: Path) -> None:
-    with pytest.raises(DataError, match="centre 4 in the train fold") as caught:
+    with pytest.raises(DataError, match=r"^TF-208: .*centre 4 in the train fold"):
         opened(real_data / "fed_isic_ham", center=4)
-    assert caught.value.code == "TF-208"

@@ -395,25 +395,22 @@ def test_the_output_is_not_the_originals_folder(download: Path, tmp_path: Path) 
 
 @pytest.mark.parametrize("named", ["nowhere", "."])
 def test_a_folder_without_originals(download: Path, output: Path, tmp_path: Path, named: str) -> None:
-    with pytest.raises(DataError, match="originals of ISIC 2019") as caught:
+    with pytest.raises(DataError, match=r"^TF-203: .*originals of ISIC 2019"):
         prepare(tmp_path / named, download / SPLIT, output)
-    assert caught.value.code == "TF-203"
     assert not output.exists()
 
 
 def test_a_malformed_split_file_stops_at_once(download: Path, output: Path) -> None:
     (download / SPLIT).write_text("image,target\nISIC_0000000,1\n")
-    with pytest.raises(DataError) as caught:
+    with pytest.raises(DataError, match=r"^TF-204: "):
         prepare(download, download / SPLIT, output)
-    assert caught.value.code == "TF-204"
     assert not output.exists()
 
 
 def test_an_output_that_cannot_be_written(download: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(DataError, match="able to write") as caught:
+    with pytest.raises(DataError, match=r"^TF-203: .*able to write"):
         prepare(download, download / SPLIT, tmp_path / "file" / "prepared")
-    assert caught.value.code == "TF-203"
 
 
 @pytest.fixture

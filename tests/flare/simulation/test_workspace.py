@@ -95,9 +95,8 @@ def test_a_run_whose_workspace_was_replaced_says_so_at_server_and_silo(tmp_path:
     second_mark = tmp_path / "ws" / "server" / ".tightframe_run"
     second_mark.write_text("of another run")
     for look in (first.check, check_run):
-        with pytest.raises(RunError, match="replaced this run's workspace") as caught:
+        with pytest.raises(RunError, match=r"^TF-104: .*replaced this run's workspace"):
             look()
-        assert caught.value.code == "TF-104"
     second_mark.unlink()
     with pytest.raises(RunError, match="TF-104"):
         first.check()

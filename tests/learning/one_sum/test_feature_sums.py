@@ -185,13 +185,11 @@ def test_too_few_classes_or_a_class_that_lost_a_holder_end_the_run() -> None:
     features, labels = records()
     totals = {name: item.numpy() for name, item in summed(features, labels).items()}
     lost = {**totals, COUNTS: totals[COUNTS] * (np.arange(CLASSES) > 0)}
-    with pytest.raises(RunError, match="lost one while") as caught:
+    with pytest.raises(RunError, match=r"^TF-510: .*lost one while"):
         pooled(lost)
-    assert caught.value.code == "TF-510"
     single = np.where(np.arange(CLASSES) == 1, totals[COUNTS], 0.0)
-    with pytest.raises(RunError, match="two classes at least, but got 1") as caught:
+    with pytest.raises(RunError, match=r"^TF-510: .*two classes at least, but got 1"):
         pooled({**totals, COUNTS: single, RECORDS: single.sum()})
-    assert caught.value.code == "TF-510"
 
 
 def test_all_fields_are_static_and_none_is_in_a_job_with_privacy() -> None:

@@ -177,9 +177,8 @@ def test_products_of_few_withdrawn_records_are_not_told(least: int, leaving: int
         if told:
             assert contribute(silo, index, passed, state).tensors
             continue
-        with pytest.raises(RunError, match="products of 5 features") as caught:
+        with pytest.raises(RunError, match=r"^TF-523: .*products of 5 features"):
             contribute(silo, index, passed, state)
-        assert caught.value.code == "TF-523"
 
 
 def test_of_a_single_record_the_first_numbers_tell_no_class() -> None:
@@ -199,9 +198,8 @@ def test_of_a_single_record_the_first_numbers_tell_no_class() -> None:
 def test_without_the_number_asked_first_nothing_is_given(index: int, marker: str, marked: str | None) -> None:
     silo = Silo([0])
     received = {} if marked is None else {marker: asked(marked)}
-    with pytest.raises(RunError, match="asked first") as caught:
+    with pytest.raises(RunError, match=r"^TF-523: .*asked first"):
         contribute(silo, index, received, committed(silo, [True] * 3))
-    assert caught.value.code == "TF-523"
 
 
 @pytest.mark.parametrize(
@@ -232,9 +230,8 @@ def test_fewer_records_than_the_silos_own_minimum_do_not_leave_whatever_totals_s
         lambda: check_own(cast("SiloView", silo), kept, rule),
         lambda: first.contribute(cast("SiloView", silo), {}, kept),
     ):
-        with pytest.raises(RunError, match="of this silo's training records") as caught:
+        with pytest.raises(RunError, match=r"^TF-523: .*of this silo's training records"):
             told()
-        assert caught.value.code == "TF-523"
 
 
 @pytest.mark.parametrize(
@@ -265,9 +262,8 @@ def test_numbers_that_no_silos_have_end_it(name: str, number: float) -> None:
     index = 1 if name == CLASSES else 0
     wrong = {**right, name: np.array([number, 3, 0] if index else number, dtype=float)}
     state = ServerState({}, {WITHHELD: torch.zeros(2, dtype=torch.uint8)})
-    with pytest.raises(RunError, match=f"in the total {name}") as caught:
+    with pytest.raises(RunError, match=rf"^TF-526: .*in the total {name}"):
         exchange(index).update(state, wrong, cohort)
-    assert caught.value.code == "TF-526"
 
 
 def test_of_a_fold_that_is_not_evaluated_no_class_is_told() -> None:
@@ -316,9 +312,8 @@ def test_a_silo_whose_sums_are_others_by_now_gives_nothing(index: int) -> None:
     silo = Silo([0])
     kept = committed(silo, [True] * 3)
     silo.features[3, 2] += 1e-6
-    with pytest.raises(RunError, match="other ones by now") as caught:
+    with pytest.raises(RunError, match=r"^TF-522: .*other ones by now"):
         contribute(silo, index, {CLEARED: asked()}, kept)
-    assert caught.value.code == "TF-522"
     with pytest.raises(RunError, match="does not"):
         contribute(silo, index, {CLEARED: asked()}, {})
 
@@ -344,10 +339,9 @@ def totals(named: float, silos: float, classes: list[float]) -> dict[str, Any]:
     ],
 )
 def test_the_opening_rule(found: Any, match: str) -> None:
-    with pytest.raises(RunError, match=match) as caught:
+    with pytest.raises(RunError, match=rf"^TF-523: [\s\S]*{match}"):
         check_numbers(found, ASK)
         check_classes(found, ASK)
-    assert caught.value.code == "TF-523"
 
 
 def test_what_the_opening_rule_lets_through() -> None:

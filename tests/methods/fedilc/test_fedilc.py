@@ -205,9 +205,8 @@ def test_a_gradient_without_this_rounds_mean_is_refused(make_setting: Any, open_
     (_, gradient) = METHOD.plan(setting, 2, 2)
     broadcast = gradient.broadcast(state)
     assert not any(name.startswith("fishr") for name in broadcast)
-    with pytest.raises(RunError, match="TF-505") as caught:
+    with pytest.raises(RunError, match=r"^TF-505: "):
         gradient.contribute(silos["site-1"], broadcast, {})
-    assert caught.value.code == "TF-505"
 
 
 def test_both_phases_see_the_same_records(make_setting: Any) -> None:
@@ -252,8 +251,9 @@ def run() -> Callable[..., federation.Result]:
 
 
 @pytest.mark.whole
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", ["fishr_arith_fullbatch", "geo_substitute", "intra_geo"])
 def test_plain_and_secure_sums_agree_bit_for_bit(variant: str, run: Callable[..., federation.Result]) -> None:
+    """Without a split by sign, with it, in two phases; ``test_silos`` encodes the sums of every variant."""
     plain, secure = (run(summation, variant=variant) for summation in ("plain", "secure"))
     for ours, theirs in ((plain.state.model, secure.state.model), (plain.state.extra, secure.state.extra)):
         assert list(ours) == list(theirs)

@@ -162,9 +162,8 @@ def test_terms_lie_in_their_ranges(terms: Any, zero: Any, dtype: torch.dtype) ->
 )
 def test_what_has_no_logarithm_is_refused(terms: Any, bad: float, code: str) -> None:
     for gradient in (torch.tensor([1.0, bad, -1.0]), torch.tensor([bad, 1e-9])):
-        with pytest.raises(ContributionError) as caught:
+        with pytest.raises(ContributionError, match=rf"^{code}: "):
             terms(gradient)
-        assert caught.value.code == code
 
 
 def test_wrong_arguments_are_named() -> None:

@@ -67,9 +67,8 @@ def test_what_is_not_finite_is_refused(variant: Any, make_setting: Any) -> None:
     for bad in (math.nan, math.inf):
         silo = silos_of(setting)["site-1"]
         silo.inputs[3, 2] = bad
-        with pytest.raises(TrainingError, match=r"that of backbone\.0\.weight") as caught:
+        with pytest.raises(TrainingError, match=r"^TF-301: .*that of backbone\.0\.weight"):
             phase.contribute(silo, broadcast, {})
-        assert caught.value.code == "TF-301"
 
 
 def test_gradients_out_of_range_are_refused(make_setting: Any) -> None:
@@ -79,11 +78,10 @@ def test_gradients_out_of_range_are_refused(make_setting: Any) -> None:
         silo = silos_of(setting)["site-1"]
         silo.inputs *= 1e9
         broadcast = phase.broadcast(METHOD.init_server(setting, 7))
-        with pytest.raises(ContributionError) as caught:
+        with pytest.raises(ContributionError, match=r"^TF-402: "):
             tensors = phase.contribute(silo, broadcast, {}).tensors
             assert error == "encode"
             codec.encode(phase.schema, tensors, share=1.0, parties=3)
-        assert caught.value.code == "TF-402"
 
 
 def test_a_column_that_only_one_silo_has(make_setting: Any, open_sum: Any) -> None:

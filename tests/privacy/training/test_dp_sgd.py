@@ -397,9 +397,8 @@ def test_terms_without_weight_are_never_computed() -> None:
 
 
 def test_too_large_steps_are_named() -> None:
-    with pytest.raises(TrainingError, match="finite parameters after private training") as caught:
+    with pytest.raises(TrainingError, match=r"^TF-301: .*finite parameters after private training"):
         fit(build(), stage(learning_rate=3e38), settings=settings(noise=100.0))
-    assert caught.value.code == "TF-301"
 
 
 def test_memory_halves_the_records_at_a_time_without_counting_any_twice(
@@ -425,9 +424,8 @@ def test_memory_halves_the_records_at_a_time_without_counting_any_twice(
         raise torch.OutOfMemoryError
 
     monkeypatch.setattr(dp_sgd, "clipped_sum", none)
-    with pytest.raises(TrainingError, match="gradient of one record") as caught:
+    with pytest.raises(TrainingError, match=r"^TF-302: .*gradient of one record"):
         fit(build(), stage(), settings=settings(rate=1.0))
-    assert caught.value.code == "TF-302"
 
 
 def test_a_measured_engine_is_kept(silent: None, monkeypatch: pytest.MonkeyPatch) -> None:

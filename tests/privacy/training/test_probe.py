@@ -114,9 +114,8 @@ def test_per_record_terms_pass(name: str) -> None:
 
 @pytest.mark.parametrize("name", COUPLED)
 def test_terms_that_lie_are_found_and_named(name: str) -> None:
-    with pytest.raises(PrivacyError, match="'suspect' it is not") as caught:
+    with pytest.raises(PrivacyError, match=r"^TF-711: .*'suspect' it is not"):
         check(build(), stage(cross_entropy(), claimed(COUPLED[name])))
-    assert caught.value.code == "TF-711"
 
 
 def test_terms_that_remember_records_are_found() -> None:
@@ -132,9 +131,8 @@ def test_terms_that_remember_records_are_found() -> None:
 
 def test_terms_that_say_so_are_refused_by_their_name_unless_they_weigh_nothing() -> None:
     coupled = Term("intra", 1e-5, COUPLED["FedMR's intra-class term"], per_record=False)
-    with pytest.raises(PrivacyError, match="'intra' couples") as caught:
+    with pytest.raises(PrivacyError, match=r"^TF-711: .*'intra' couples"):
         check(build(), stage(cross_entropy()), stage(cross_entropy(), coupled))
-    assert caught.value.code == "TF-711"
     check(build(), stage(cross_entropy(), replace(coupled, weight=0.0)))
 
 
@@ -154,9 +152,8 @@ def test_no_records_are_no_evidence() -> None:
 def test_batch_norm_is_named(name: str) -> None:
     options = {"widen_factor": 1} if name == "wrn_28_10" else {}
     model = build(name, (3, 8, 8), **options)
-    with pytest.raises(PrivacyError, match=r"backbone\.\S+ \(BatchNorm2d\) normalises") as caught:
+    with pytest.raises(PrivacyError, match=r"^TF-711: .*backbone\.\S+ \(BatchNorm2d\) normalises"):
         check(model, stage(cross_entropy()), data=batch(4, (3, 8, 8)))
-    assert caught.value.code == "TF-711"
 
 
 class CentredByBatch(nn.Module):

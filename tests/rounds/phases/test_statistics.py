@@ -326,9 +326,8 @@ def test_no_more_values_are_pooled_than_public_weights_allow(uniform: bool, most
             **{name: np.ones(1) for name in (statistics.SUMS, statistics.SQUARES)},
         }
         if refused:
-            with pytest.raises(RunError) as caught:
+            with pytest.raises(RunError, match=r"^TF-526: "):
                 phase.update(prepare(job()).initial_state(), totals, cohort)
-            assert caught.value.code == "TF-526"
         else:
             phase.update(prepare(job()).initial_state(), totals, cohort)
 
@@ -369,9 +368,8 @@ def test_a_sum_that_stays_shut_twice_ends_the_run_with_nothing_trained(tmp_path:
         seen.append(request.get("kind", task))
         return drops(phase, (0, 1))(task, site, request)
 
-    with pytest.raises(RunError, match=r"dropped out twice: site-3: TF-502") as caught:
+    with pytest.raises(RunError, match=r"^TF-510: .*dropped out twice: site-3: TF-502"):
         run(job(), tmp_path, silent=silent)
-    assert caught.value.code == "TF-510"
     assert STATISTICS in seen and "train" not in seen
     outcome = json.loads((tmp_path / "server" / "outcome.json").read_text())
     assert outcome["trained"] is False and outcome["rounds_done"] == 0 and "TF-510" in outcome["reason"]

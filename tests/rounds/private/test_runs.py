@@ -21,7 +21,7 @@ from tests.support.audit import gaussian_epsilon
 from tests.support.jobs import SMALL
 from tests.support.ledgers import charges_in, charges_of
 from tests.support.pages import written
-from tests.support.runs import asked
+from tests.support.runs import asked, twin
 from tests.support.securesum.certificates import issue, make_root
 
 from tightframe import __version__, federation
@@ -67,6 +67,10 @@ JOB: dict[str, Any] = {
 # To solve the noise for a budget takes seconds at each silo, and so does what sampled steps cost.
 GIVEN: dict[str, Any] = {
     **JOB,
+    "dataset": "fed_heart_disease",
+    "dataset_options": {},
+    "model": "mlp",
+    "model_options": {"widths": [8]},
     "training": {**JOB["training"], "batch_size": 512},
     "privacy": {"epsilon": 20.0, "noise_multiplier": 1.5},
 }
@@ -106,7 +110,9 @@ def _epsilon(charges: list[Charge], delta: float) -> float:
 def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[federation.Result, Path]:
     folder = tmp_path_factory.mktemp("run")
     with written(True):
-        return federation.run_job(parse_job(JOB), folder=folder), folder
+        data = {site: twin(site) for site in SITES}
+        job = parse_job({**JOB, "training": {**JOB["training"], "batch_size": 16}})
+        return federation.run_job(job, data=data, folder=folder), folder
 
 
 def test_every_silo_charges_each_round_once_and_keeps_the_promise(
@@ -187,8 +193,8 @@ def test_noise_is_charged_before_it_is_drawn(tmp_path: Path, monkeypatch: pytest
     )
 
 
-def _budget(folder: Path, name: str, job_id: str) -> Budget:
-    setup = prepare(parse_job(JOB))
+def _budget(folder: Path, name: str, job_id: str, job: dict[str, Any] = JOB) -> Budget:
+    setup = prepare(parse_job(job))
     assert setup.privacy is not None
     identity = partial(simulated_identity, job_id, name, production=False)
     context = SiloContext(name, setup.job, None, run_dir=folder, job_id=job_id, identity=identity)
@@ -206,7 +212,7 @@ def test_a_silo_whose_budget_is_spent_stays_out_and_the_others_go_on(
     original = SiloContext.policy.fget  # type: ignore[attr-defined]
     capped = property(lambda self: original(self).model_copy(update={"epsilon_cap": 6.1}))
     monkeypatch.setattr(SiloContext, "policy", capped)
-    earlier = _budget(tmp_path, "site-2", "an earlier job")
+    earlier = _budget(tmp_path, "site-2", "an earlier job", GIVEN)
     earlier.charge("round 1 training", (SubsampledGaussian(1.5, 1.0, 2),))
     job = {**GIVEN, "privacy": {"epsilon": 6.0, "noise_multiplier": 1.5}}
     result = federation.run_job(parse_job(job), folder=tmp_path)

@@ -76,9 +76,8 @@ def test_a_gpu_that_is_not_there_is_no_reason_to_train_elsewhere(
     monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
     found = count if available else 0
     said = rf'Expected the device {wanted} .* torch finds {found} GPUs: set "device" to "cpu" or "auto"'
-    with pytest.raises(TrainingError, match=said) as caught:
+    with pytest.raises(TrainingError, match=rf"^TF-303: [\s\S]*{said}"):
         choose_device(wanted)
-    assert caught.value.code == "TF-303"
 
 
 def test_a_silo_without_its_gpu_does_not_start(
@@ -96,10 +95,9 @@ def test_no_seal_is_answered_behind_a_total_that_the_job_does_not_plan(
 ) -> None:
     silo = Contributor(_context(parse_job(small), tmp_path))
     total = Total(0, SumId(99, "train-0"), "", ("site-1",), {}, bytes(32))
-    with pytest.raises(RunError) as caught:
+    with pytest.raises(RunError, match=r"^TF-505: "):
         message, peers = {"state": "0" * 64, "before": "1" * 64}, Peers({"site-2": 1.0})
         silo.seal(message, peers, total=total, check=lambda *_: None)
-    assert caught.value.code == "TF-505"
 
 
 # ---------------------------------------------------------------- batches
@@ -219,10 +217,9 @@ def test_an_aborted_run_takes_no_further_batch() -> None:
             yield number
 
     seen = []
-    with pytest.raises(RunError, match="aborted") as caught:
+    with pytest.raises(RunError, match=r"^TF-504: .*aborted"):
         for number in guarded(source(), lambda: len(taken) > 3):
             seen.append(number)
-    assert caught.value.code == "TF-504"
     assert seen == [0, 1, 2] and taken == [0, 1, 2, 3]
     assert list(guarded(iter([1, 2]), lambda: False)) == [1, 2]
 
@@ -240,10 +237,9 @@ def test_local_training_ends_when_the_run_is_aborted(
     training = small["training"] | {"epochs": 1000, "batch_size": 8}
     job = parse_job(small | {"training": training, "rounds": 2})
     context = _context(job, tmp_path, stopped=stopped, loader_workers=workers)
-    with pytest.raises(RunError) as caught:
+    with pytest.raises(RunError, match=r"^TF-504: "):
         message, total, _ = _message(job, "site-2")
         Contributor(context).contribute(message, Peers({"site-2": 1.0}), total=total)
-    assert caught.value.code == "TF-504"
     assert len(questions) == 6, "asked once a batch, and never again after the word"
 
 

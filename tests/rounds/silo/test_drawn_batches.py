@@ -100,7 +100,6 @@ def test_elsewhere_an_epoch_has_each_record_once(tmp_path: Path, policy: str, jo
 
 
 def test_a_site_with_one_training_record_does_not_enrol(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="at least 2 training records") as caught:
+    with pytest.raises(DataError, match=r"^TF-208: .*at least 2 training records"):
         SiloSession(context(tmp_path, records(1), 4))._read_records()
-    assert caught.value.code == "TF-208"
     SiloSession(context(tmp_path, records(1), 4, "research"))._read_records()

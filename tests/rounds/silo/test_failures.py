@@ -389,9 +389,8 @@ def test_numbers_of_records_that_a_silo_lacks_are_not_used(
     totals = {item.name: np.ones(item.shape) for item in fields.fields} | {failures.FAILED: np.array(flags)}
     cohort, state = Cohort(1, dict.fromkeys("abcd", 1.0), 1.0), ServerState({})
     if isinstance(left, str):
-        with pytest.raises(RunError) as caught:
+        with pytest.raises(RunError, match=rf"^{left}: "):
             phase.read(state, totals, cohort)
-        assert caught.value.code == left
     else:
         assert set(phase.read(state, totals, cohort).totals) == left
 

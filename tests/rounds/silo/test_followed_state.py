@@ -201,9 +201,8 @@ def test_who_missed_an_exchange_before_an_epoch_comes_back_behind_its_first_tota
     state = run.states[2].evolve(model={name: value + shift for name, value in run.states[2].model.items()})
     sent = {"state": state_sha256(state), "state_bytes": state_bytes(state)}
     for _ in range(2):
-        with pytest.raises(RunError, match="takes part again") as caught:
+        with pytest.raises(RunError, match=r"^TF-519: .*takes part again"):
             followed.advance(message | sent, None, WEIGHTS)
-        assert caught.value.code == "TF-519"
     message, total = run.request(3)
     state, follows = followed.advance(message | run.sent(3), total, WEIGHTS)
     assert same(state, run.states[3]) and not follows
@@ -218,9 +217,8 @@ def test_who_is_past_the_start_does_not_go_back_to_one_of_the_servers(tmp_path: 
         model={name: value * (1 + 1e-6) for name, value in run.states[0].model.items()}
     )
     message = {"state": state_sha256(rounded), "before": "", "state_bytes": state_bytes(rounded)}
-    with pytest.raises(RunError, match="a state that this silo has verified") as caught:
+    with pytest.raises(RunError, match=r"^TF-519: .*a state that this silo has verified"):
         followed.advance(message, None, WEIGHTS)
-    assert caught.value.code == "TF-519"
 
 
 @pytest.mark.parametrize("first", ["that state", "a crafted one", "none: the file is damaged"])
@@ -249,9 +247,8 @@ def test_no_state_is_vouched_for_that_rests_on_less_than_the_last(
         (tmp_path / FOLLOWED).write_bytes(b"{}")
         followed = silo(tmp_path, run, "late")
     for message in older:
-        with pytest.raises(RunError, match="summed once more") as caught:
+        with pytest.raises(RunError, match=r"^TF-518: .*summed once more"):
             followed.advance(message, told, WEIGHTS)
-        assert caught.value.code == "TF-518"
     if told is not None and first != "a crafted one":  # but it catches up
         assert same(followed.advance(run.request(3)[0] | run.sent(3), told, WEIGHTS)[0], run.states[3])
 
@@ -315,9 +312,8 @@ def test_the_named_start_is_kept_for_the_time_after_its_requests(tmp_path: Path)
         late.start({})
     assert same(late.start({"state_bytes": b"", "start": weights}), start)
     for other in ({"state_bytes": b""}, {"start": weights[:-1] + b"x"}):
-        with pytest.raises(RunError) as caught:
+        with pytest.raises(RunError, match=r"^TF-505: "):
             late.start(other)
-        assert caught.value.code == "TF-505"
 
 
 @pytest.mark.parametrize("part", ["backbone", "head"])
@@ -334,9 +330,8 @@ def test_a_state_with_another_frozen_encoder_than_the_starts_is_refused(tmp_path
     if part == "head":
         assert same(followed.advance(message, total, WEIGHTS)[0], other)
         return
-    with pytest.raises(RunError, match="frozen encoder of the job's start") as caught:
+    with pytest.raises(RunError, match=r"^TF-518: .*frozen encoder of the job's start"):
         followed.advance(message, total, WEIGHTS)
-    assert caught.value.code == "TF-518"
 
 
 def test_but_pooled_moments_are_no_part_of_it(tmp_path: Path) -> None:
@@ -402,9 +397,8 @@ def test_another_start_or_step_than_its_own_is_refused(tmp_path: Path, run: Run,
     message |= {"state": state_sha256(crafted)}
     with pytest.raises(NeedsStateError):
         followed.advance(message, total, WEIGHTS)
-    with pytest.raises(RunError) as caught:
+    with pytest.raises(RunError, match=r"^TF-518: "):
         followed.advance(message | {"state_bytes": state_bytes(crafted)}, total, WEIGHTS)
-    assert caught.value.code == "TF-518"
     state, follows = followed.advance(*run.request(step), WEIGHTS)
     assert follows and same(state, run.states[step])  # the refusal changed nothing
 
@@ -423,9 +417,8 @@ def test_a_state_that_differs_by_rounding_is_taken_over_where_processors_round(
     )
     message, total = run.request(1, state=state_sha256(rounded), state_bytes=state_bytes(rounded))
     if method == "fedavg":
-        with pytest.raises(RunError, match="no bit may") as caught:
+        with pytest.raises(RunError, match=r"^TF-518: .*no bit may"):
             followed.advance(message, total, WEIGHTS)
-        assert caught.value.code == "TF-518"
         return
     state, follows = followed.advance(message, total, WEIGHTS)
     assert follows and same(state, rounded)
@@ -490,9 +483,8 @@ def test_a_resumed_run_goes_on_from_a_verified_state_alone(tmp_path: Path, run: 
 
     gave(tmp_path / "other", run, 2)
     for folder in ("fresh", "other"):
-        with pytest.raises(RunError, match="takes part again") as caught:
+        with pytest.raises(RunError, match=r"^TF-519: .*takes part again"):
             resumed(tmp_path / folder)
-        assert caught.value.code == "TF-519"
     gave(tmp_path / "own", run, 1)
     assert resumed(tmp_path / "own")
 
@@ -609,9 +601,8 @@ def test_a_withdrawal_begins_with_the_state_that_its_job_names(tmp_path: Path, r
     setup = job(**values, weights="exact", summation="secure", withdraw=withdraw)
     followed = FollowedState(tmp_path, setup, "a", logging.getLogger("test"))
     followed._check_named_by_job(digest)
-    with pytest.raises(RunError) as caught:
+    with pytest.raises(RunError, match=r"^TF-519: "):
         followed._check_named_by_job("0" * 64)
-    assert caught.value.code == "TF-519"
 
 
 def rounded_start(run: Run) -> dict[str, Any]:
@@ -624,9 +615,8 @@ def rounded_start(run: Run) -> dict[str, Any]:
 def test_a_rounded_start_is_no_later_state(tmp_path: Path, run: Run) -> None:
     """Not after later states, whose file is lost; nor behind a total, which would sum the start twice."""
     gave(tmp_path / "past", run, 1)
-    with pytest.raises(RunError) as caught:
+    with pytest.raises(RunError, match=r"^TF-519: "):
         silo(tmp_path / "past", run).advance(rounded_start(run), None, WEIGHTS)
-    assert caught.value.code == "TF-519"
     followed = silo(tmp_path, run)
     followed.advance(*run.request(0), WEIGHTS)
     with pytest.raises(RunError, match="it missed nothing"):
@@ -651,9 +641,8 @@ def test_a_state_that_was_taken_over_leads_to_no_other_without_a_total(tmp_path:
     late.advance(message | run.sent(2), total, WEIGHTS)
     assert total is not None and late.behind == str(total.sum_id)
     other = {"state": state_sha256(run.states[1]), "before": "0" * 64, **run.sent(1)}
-    with pytest.raises(RunError) as caught:
+    with pytest.raises(RunError, match=r"^TF-519: "):
         late.advance(other, None, WEIGHTS)
-    assert caught.value.code == "TF-519"
 
 
 def test_in_plain_sums_a_silo_catches_up_without_a_total(tmp_path: Path) -> None:
@@ -677,6 +666,5 @@ def test_another_start_beside_the_one_kept_is_refused(tmp_path: Path) -> None:
     message = {"state": state_sha256(start_state(setup, weights)[0]), "before": "", "start": weights}
     followed = FollowedState(tmp_path, setup, "a", logging.getLogger("test"))
     followed.advance(message, None, WEIGHTS)
-    with pytest.raises(RunError) as caught:
+    with pytest.raises(RunError, match=r"^TF-505: "):
         followed.start({"start": weights[:-1] + b"x"})
-    assert caught.value.code == "TF-505"

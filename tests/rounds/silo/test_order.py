@@ -65,9 +65,8 @@ def test_a_total_that_is_told_says_what_comes_next(tmp_path: Path) -> None:
     silo.notes(STATE, THIRD)
     assert not silo.answers(LAST, FIRST) and not silo.answers(FIRST, FIRST), "whatever the notes say"
     assert silo.answers(SECOND, FIRST)
-    with pytest.raises(RunError) as caught:
+    with pytest.raises(RunError, match=r"^TF-505: "):
         checks.check_order(silo.context, silo.plan, silo.plan.find(*THIRD), "", opened(("after", 4, 0)), "")
-    assert caught.value.code == "TF-505"
 
 
 def test_the_closing_may_stay_shut_and_does_not_come_back_once_what_follows_is_opened(tmp_path: Path) -> None:

@@ -349,8 +349,7 @@ def test_a_resumed_silo_without_its_state_goes_by_its_journal_whatever_the_serve
     store = SiloStateStore(silo.state_folder, "site-1", secure=True)
     store.settle(said)
     if took_part:
-        with pytest.raises(RunError, match="it is missing") as caught:
+        with pytest.raises(RunError, match=r"^TF-522: .*it is missing"):
             store.propose(SumId(3, "train-0"), {"c": torch.ones(1)})
-        assert caught.value.code == "TF-522"
     else:
         store.propose(SumId(3, "train-0"), {"c": torch.ones(1)})

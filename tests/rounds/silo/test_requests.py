@@ -33,9 +33,8 @@ def test_what_an_honest_server_sends_is_let_through() -> None:
 @pytest.mark.parametrize("value", [None, [], "x", b"x", 7, {1: 2}, {None: None}, {"secure": b"", 1: 2}])
 def test_what_is_no_message_is_refused(value: Any) -> None:
     for task in ("enroll", "confirm", "contribute", "agree", "reveal", "baseline"):
-        with pytest.raises(RunError, match=f"message of the task {task}") as caught:
+        with pytest.raises(RunError, match=rf"^TF-604: .*message of the task {task}"):
             requests.check(task, value, "site-1", secure=True)
-        assert caught.value.code == "TF-604"
 
 
 @pytest.mark.parametrize(

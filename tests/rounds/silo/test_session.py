@@ -42,16 +42,14 @@ def test_another_job_or_version_is_refused_before_records_are_read(
     of = job(summation="plain")
     session = SiloSession(contexts(of, tmp_path)["site-1"])
     monkeypatch.setattr(session, "_declare", unexpected)
-    with pytest.raises(RunError) as caught:
+    with pytest.raises(RunError, match=r"^TF-505: "):
         session.handle("enroll", {"job_sha256": of.sha256(), "version": __version__, **other})
-    assert caught.value.code == "TF-505"
 
 
 def test_a_silo_answers_no_task_but_those_of_its_own_jobs(tmp_path: Path) -> None:
     context = contexts(job(), tmp_path)["site-1"]
-    with pytest.raises(RunError, match="Expected a task") as caught:
+    with pytest.raises(RunError, match=r"^TF-505: .*Expected a task"):
         SiloSession(context).handle("erase", {})
-    assert caught.value.code == "TF-505"
     with pytest.raises(JobError, match="this silo is site-9"):
         SiloSession(replace(context, name="site-9"))
 
@@ -66,13 +64,11 @@ def test_parameters_are_refused_before_sums_are_planned_and_these_before_records
     fewer = epoch_params(setup, JOB_ID, FOUR[:3], epoch=0, static_open=True)
     other_job, other_sums = replace(honest, config_sha256=bytes(32)), replace(honest, schemas={"seal": ()})
     for params, plan in ((other_job, unexpected), (other_sums, lambda: setup)):
-        with pytest.raises(SecureSumError) as caught:
+        with pytest.raises(SecureSumError, match=r"^TF-601: "):
             site.enroll(params.to_bytes(), unexpected, plan)
-        assert caught.value.code == "TF-601"
     site.enroll(honest.to_bytes(), lambda again: declaration(), lambda: setup)
-    with pytest.raises(SecureSumError) as caught:
+    with pytest.raises(SecureSumError, match=r"^TF-608: "):
         site.enroll(fewer.to_bytes(), unexpected, lambda: setup)
-    assert caught.value.code == "TF-608"
 
 
 def declaration(weight: float = 7.0) -> Declaration:
@@ -105,18 +101,16 @@ def test_before_every_task_the_site_asks_for_its_own_options(
     of = job(**changes)
     entry = SiteEntry(policy=PolicyBlock(class_rules_off=False))
     context = replace(contexts(job(), tmp_path)["site-1"], job=of, entry=entry)
-    with pytest.raises(PolicyError) as caught:
+    with pytest.raises(PolicyError, match=r"^TF-614: "):
         SiloSession(context).handle(task, {})
-    assert caught.value.code == "TF-614"
 
 
 @pytest.mark.parametrize("task", ["enroll", "contribute"])
 def test_a_malformed_request_is_refused_before_anything_is_done(tmp_path: Path, task: str) -> None:
     session = SiloSession(contexts(job(), tmp_path)["site-1"])
     session._training = session._check_job = unexpected  # type: ignore[method-assign,assignment]
-    with pytest.raises(RunError, match="Field required") as caught:
+    with pytest.raises(RunError, match=r"^TF-604: .*Field required"):
         session.handle(task, {})
-    assert caught.value.code == "TF-604"
 
 
 def test_a_process_plans_a_job_once(tmp_path: Path) -> None:
@@ -152,9 +146,8 @@ def test_a_task_goes_to_its_own_part_and_a_revealed_sum_is_published(
 @pytest.mark.parametrize("task", ["confirm", "agree", "reveal"])
 def test_a_plain_sum_has_no_protocol(tmp_path: Path, task: str) -> None:
     session = SiloSession(contexts(job(summation="plain"), tmp_path)["site-1"])
-    with pytest.raises(RunError, match="Expected a task") as caught:
+    with pytest.raises(RunError, match=r"^TF-505: .*Expected a task"):
         session.handle(task, {"secure": b""})
-    assert caught.value.code == "TF-505"
 
 
 @pytest.mark.parametrize("memory_only", [True, False])
@@ -291,9 +284,8 @@ def test_only_a_named_gpu_is_looked_for_at_enrolment(
 
 def test_records_of_another_form_are_refused_at_enrolment(tmp_path: Path) -> None:
     context = contexts(job(dataset_options={"image_size": 24}), tmp_path)["site-1"]
-    with pytest.raises(DataError) as caught:
+    with pytest.raises(DataError, match=r"^TF-212: "):
         SiloSession(context)._read_records()
-    assert caught.value.code == "TF-212"
 
 
 @pytest.mark.parametrize(
@@ -343,9 +335,8 @@ def test_a_withdrawal_declares_the_weight_of_the_run_before(tmp_path: Path) -> N
             name="site-1", job=SimpleNamespace(withdraw=withdraw, weights="exact"), previous_state=folder
         )
         if weight == 7.0:
-            with pytest.raises(RunError) as caught:
+            with pytest.raises(RunError, match=r"^TF-522: "):
                 session._weight(2)
-            assert caught.value.code == "TF-522"
             (previous / DECLARATION).write_bytes(declaration(7.0).to_bytes())
         assert session._weight(2) == weight
 
@@ -379,12 +370,10 @@ def test_a_plain_sums_weights_are_those_declared_and_capped(tmp_path: Path) -> N
     }
     mine, strange = declaration(8.0).to_bytes(), declaration().to_bytes()
     for other in (None, [b""], {"site-2": strange}, declared | {"site-1": mine}, declared | {"x": strange}):
-        with pytest.raises(RunError) as caught:
+        with pytest.raises(RunError, match=r"^TF-505: "):
             session._plain_weights(other)
-        assert caught.value.code == "TF-505"
-    with pytest.raises(ContributionError) as refused:
+    with pytest.raises(ContributionError, match=r"^TF-631: "):
         session._plain_weights(declared | {"site-2": declaration(7.5).to_bytes()})
-    assert refused.value.code == "TF-631"
 
 
 def test_a_request_of_a_plain_sum_is_trained_on_or_asks_for_the_state(tmp_path: Path) -> None:

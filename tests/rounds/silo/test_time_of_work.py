@@ -157,9 +157,8 @@ def test_a_withdrawal_that_did_not_begin_with_this_silo_is_refused(tmp_path: Pat
     context = context_of(tmp_path, **{**FROZEN, "encoder": "random"})
     silo = Contributor(context)
     view = silo._silo(silo.setup.plan.round(1)[0], {}, Peers(WEIGHTS), ServerState({}))
-    with pytest.raises(RunError, match="first exchange of the withdrawal") as caught:
+    with pytest.raises(RunError, match=r"^TF-523: .*first exchange of the withdrawal"):
         silo._measure(WITHDRAWAL, view, {})
-    assert caught.value.code == "TF-523"
     with context.pace.working("0/before-0/0", WITHDRAWAL, known=True) as work:
         work.whole = True
     silo._measure(WITHDRAWAL, view, {})

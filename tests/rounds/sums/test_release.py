@@ -23,7 +23,7 @@ from tightframe.rounds.job_checks import HEAD_OPTIONS
 from tightframe.rounds.phases.statistics import COUNTS
 from tightframe.rounds.riders.class_rules import IN_LOSSES, IN_PRODUCTS, sums_by_class
 from tightframe.rounds.riders.class_rules import STATE as HOLDERS
-from tightframe.rounds.setup import prepare
+from tightframe.rounds.setup import JobSetup, prepare
 from tightframe.rounds.sums.common import Formed
 from tightframe.rounds.sums.release import (
     DECLARED,
@@ -558,6 +558,7 @@ def test_all_rounds_of_a_run_count_whichever_it_begins_with() -> None:
     names = ("statistics_phases", "before_phases", "after_phases")
     run: Any = SimpleNamespace(job=SimpleNamespace(rounds=3), training_phases=lambda number: (number,))
     vars(run).update({name: lambda name=name: (name,) for name in names})
+    run.kinds = JobSetup.kinds.func(run)
     assert list(_phases(run)) == [*names[:2], 1, names[2], 2, 3]
 
 

@@ -406,9 +406,8 @@ def test_a_new_process_takes_no_part_in_a_job_that_another_began(federation: Fed
 def test_a_silo_without_an_identity_signs_nothing(federation: Federation) -> None:
     site = site_of(federation)
     site._context = replace(site._context, identity=None)
-    with pytest.raises(SecureSumError, match="no identity to sign with") as caught:
+    with pytest.raises(SecureSumError, match=r"^TF-615: .*no identity to sign with"):
         site._identity()
-    assert caught.value.code == "TF-615"
 
 
 def test_a_repeated_request_gets_the_same_bytes(federation: Federation) -> None:

@@ -93,9 +93,8 @@ def test_it_is_refused_in_production() -> None:
         lambda: simulated_identity("job", "site-1", production=True),
         lambda: simulated_anchor("job", production=True),
     ):
-        with pytest.raises(SiteConfigError, match="proves nothing") as caught:
+        with pytest.raises(SiteConfigError, match=r"^TF-615: .*proves nothing"):
             refused()
-        assert caught.value.code == "TF-615"
 
 
 def test_a_provisioned_root_refuses_it_even_if_that_has_the_same_name() -> None:

@@ -412,6 +412,7 @@ def set_up(folder: Path, *, later: bool) -> Federation:
         later: with a member, and those that come later: a hospital that joins, one whose certificate ends,
             one of another root.
     """
+    forking.hasten()  # sessions of people are opened in this process
     made = Federation(folder, free_port())
     (folder / "home").mkdir()
     made.state(SERVER).parent.mkdir()

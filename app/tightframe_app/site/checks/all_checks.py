@@ -139,7 +139,7 @@ def _policy(policy: Policy, label: str, production: bool) -> Iterator[Finding]:
     differences, own = policy.differences(), policy.differences(policy.profile)
     yield Finding(area, "ok", f"profile {policy.profile}")
     if of_profile := [f"{rule} {value}" for rule, value in differences.items() if rule not in own]:
-        text = f"rules of the profile that differ from standard's: {'; '.join(of_profile)}"
+        text = "\n".join(["rules of the profile that differ from standard's:", *of_profile])
         yield Finding(area, "note", text)
     for rule, value in differences.items():
         if rule in own:

@@ -209,7 +209,7 @@ def made_by_few(values: NDArray[np.float64], owners: NDArray[np.int64], least: i
 
     Args:
         values: of records.
-        owners: number of each record's patient.
+        owners: number of each record's patient, from 0.
         least: m.
 
     >>> made_by_few(np.repeat([0.0, 0.3, 0.5, 1.0], [30, 4, 26, 2]), np.arange(62), 5)
@@ -234,7 +234,7 @@ def who_stands_out(values: NDArray[np.float64], owners: NDArray[np.int64], least
 
     Args:
         values: of records.
-        owners: number of each record's patient.
+        owners: number of each record's patient, from 0.
         least: m.
 
     >>> zeros, each = np.zeros(60), np.arange(62)
@@ -245,11 +245,11 @@ def who_stands_out(values: NDArray[np.float64], owners: NDArray[np.int64], least
     if rare.any() and not rare.all() and len(np.unique(owners[held])) < least:
         return held
     away = np.abs(values - np.median(values))
-    _, patient = np.unique(owners, return_inverse=True)
     for order, power in ((1, away), (2, away**2)):
-        parts = np.bincount(patient, power)
-        if _dominated(np.sort(parts), (1 + DOMINANCE) ** order - 1):
-            dominates: NDArray[np.bool_] = patient == parts.argmax()
+        parts = np.bincount(owners, power)
+        largest = np.sort(parts)
+        if largest[:-2].sum() < ((1 + DOMINANCE) ** order - 1) * largest[-1]:
+            dominates: NDArray[np.bool_] = owners == parts.argmax()
             return dominates
     return np.zeros(len(values), dtype=bool)
 
@@ -259,15 +259,10 @@ def _rare_values(
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     """Return which distinct values fewer than ``least`` patients have, and which records have such."""
     distinct, which = np.unique(values, return_inverse=True)
-    everybody, patient = np.unique(owners, return_inverse=True)
-    pairs = np.unique(which.astype(np.int64) * len(everybody) + patient)
-    rare = np.bincount(pairs // len(everybody), minlength=len(distinct)) < least
+    most = int(owners.max()) + 1
+    pairs = np.unique(which.astype(np.int64) * most + owners)
+    rare = np.bincount(pairs // most, minlength=len(distinct)) < least
     return rare, rare[which]
-
-
-def _dominated(parts: NDArray[np.float64], share: float) -> bool:
-    """Return True if all but the two largest parts, sorted, are less than a share of the largest."""
-    return bool(parts[:-2].sum() < share * parts[-1])
 
 
 def rounded_moments(values: NDArray[np.float64]) -> NDArray[np.int64]:

@@ -202,7 +202,7 @@ def formed_by(setup: JobSetup, schema: Schema, received: Tensors, model: Tensors
     frozen = is_frozen(model_update.shared_template(setup.setting))
     trained = setup.method.one_sum is None and any(map(_of_records, schema.fields))
     # With a frozen encoder in all exchanges, so that a person is asked before the training, and once.
-    schemas = [phase.schema for phase in _kinds(setup)] if frozen and trained else [schema]
+    schemas = [phase.schema for phase in setup.kinds] if frozen and trained else [schema]
     unmoved = any(_of_unmoved_features(each, frozen) for each in schemas)
     if unmoved:
         formed[ENCODER] = (encoder_sha256(model),)
@@ -252,16 +252,9 @@ def caps_weights(profile: Profile) -> bool:
 def _phases(setup: JobSetup) -> Iterable[Phase]:
     """Yield the phases of the whole run: a resumed job has the same profile as the one it continues."""
     yield from setup.statistics_phases()
-    yield from _kinds(setup)
+    yield from setup.kinds
     for number in range(2, setup.job.rounds + 1):
         yield from setup.training_phases(number)
-
-
-def _kinds(setup: JobSetup) -> Iterable[Phase]:
-    """Yield the phases of a run with one round: those of further rounds sum the same kinds."""
-    yield from setup.before_phases()
-    yield from setup.training_phases(1)
-    yield from setup.after_phases()
 
 
 def _class_sums(setup: JobSetup, phases: Iterable[Phase]) -> str:

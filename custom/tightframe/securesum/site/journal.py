@@ -79,13 +79,12 @@ _Profile = Annotated[Profile, _profile]
 
 
 class JournalEntry(reading.Record):
-    """An entry as plain values: its kind, then its fields, bytes as hexadecimal digits, a profile as a map.
-
-    This class is not a dataclass, and its subclasses set ``KIND`` without annotating it, which would make it
-    one of their fields.
-    """
+    """An entry as plain values: kind, then fields, bytes as hexadecimal digits, a profile as a map."""
 
     KIND: ClassVar[str]
+
+    def __init_subclass__(cls, kind: str = "") -> None:
+        cls.KIND = kind
 
     def as_value(self) -> dict[str, Value]:
         """Return plain values for a journal in JSON."""
@@ -109,15 +108,13 @@ class JournalEntry(reading.Record):
 
 
 @dataclass(frozen=True)
-class Advertised(JournalEntry):
+class Advertised(JournalEntry, kind="advertised"):
     """This site took part in the setup of an epoch: SHA-256 of its parameters and of the advertisement."""
 
     job: _Text
     epoch: _Count
     params: _Digits
     advertisement: _Digits
-
-    KIND = "advertised"
 
 
 @dataclass(frozen=True)
@@ -130,51 +127,41 @@ class _OfSlot(JournalEntry):
 
 
 @dataclass(frozen=True)
-class Requested(_OfSlot):
+class Requested(_OfSlot, kind="requested"):
     """A term was requested for a slot: digest of the request. Written before a record is read for it."""
 
     request: _Digits
 
-    KIND = "requested"
-
 
 @dataclass(frozen=True)
-class SlotUsed(_OfSlot):
+class SlotUsed(_OfSlot, kind="slot_used"):
     """A term was masked with a slot's secrets: SHA-256 of the masked bytes of each group."""
 
     sum_id: Annotated[SumId, read_sum_id]
     update: _Digits
     static: _Digits
 
-    KIND = "slot_used"
-
 
 @dataclass(frozen=True)
-class Agreed(_OfSlot):
+class Agreed(_OfSlot, kind="agreed"):
     """This site signed a survivor set that is smaller than the roster."""
 
     survivors: _Sites
 
-    KIND = "agreed"
-
 
 @dataclass(frozen=True)
-class Revealed(_OfSlot):
+class Revealed(_OfSlot, kind="revealed"):
     """This site revealed its shares of a slot for a survivor set: of b for its members, of s for the rest."""
 
     survivors: _Sites
     groups: _Groups
 
-    KIND = "revealed"
-
 
 @dataclass(frozen=True)
-class TotalVerified(_OfSlot):
+class TotalVerified(_OfSlot, kind="total_verified"):
     """This site checked that a total told is the sum of its terms: slot and digest of the total."""
 
     total: _Digits
-
-    KIND = "total_verified"
 
 
 @dataclass(frozen=True)
@@ -187,52 +174,42 @@ class _OfCohort(JournalEntry):
 
 
 @dataclass(frozen=True)
-class StaticMasked(_OfCohort):
+class StaticMasked(_OfCohort, kind="static_masked"):
     """This site masked a static term of a data set for a cohort; from then on t other sites can open it."""
 
-    KIND = "static_masked"
-
 
 @dataclass(frozen=True)
-class StaticOpened(_OfCohort):
+class StaticOpened(_OfCohort, kind="static_opened"):
     """This site revealed its shares of the static group of a data set, for a cohort, in a lineage of jobs."""
 
-    KIND = "static_opened"
-
 
 @dataclass(frozen=True)
-class CohortAccepted(JournalEntry):
+class CohortAccepted(JournalEntry, kind="cohort_accepted"):
     """A person at this site accepted one other cohort for a data set, knowing what that discloses."""
 
     dataset: _Text
     roster: _Sites
 
-    KIND = "cohort_accepted"
-
 
 @dataclass(frozen=True)
-class ProfileUsed(JournalEntry):
+class ProfileUsed(JournalEntry, kind="profile_used"):
     """This site masked a term of a data set under a release profile, in a lineage of jobs."""
 
     dataset: _Text
     profile: _Profile
     lineage: _Text
 
-    KIND = "profile_used"
-
 
 @dataclass(frozen=True)
-class ProfileAccepted(JournalEntry):
+class ProfileAccepted(JournalEntry, kind="profile_accepted"):
     """A person at this site accepted a further release profile for a data set, knowing what both disclose."""
 
     dataset: _Text
     profile: _Profile
 
-    KIND = "profile_accepted"
-
 
 @dataclass(frozen=True)
-class Evaluated(JournalEntry):
+class Evaluated(JournalEntry, kind="evaluated"):
     """This site masked a term that tells of its evaluated records: of how many models, bits of each fold.
 
     ``config`` is the job's hash.
@@ -247,17 +224,13 @@ class Evaluated(JournalEntry):
     validation: _Count
     test: _Count
 
-    KIND = "evaluated"
-
 
 @dataclass(frozen=True)
-class EvaluationsAccepted(JournalEntry):
+class EvaluationsAccepted(JournalEntry, kind="evaluations_accepted"):
     """A person at this site accepted all exact evaluations of one more run of a job, by the job's hash."""
 
     dataset: _Text
     config: _Digits
-
-    KIND = "evaluations_accepted"
 
 
 @dataclass(frozen=True)
@@ -271,17 +244,13 @@ class _OfState(JournalEntry):
 
 
 @dataclass(frozen=True)
-class StateMasked(_OfState):
+class StateMasked(_OfState, kind="state_masked"):
     """This site masked a term of a sum of a round that rests on a state, in a lineage of jobs."""
-
-    KIND = "state_masked"
 
 
 @dataclass(frozen=True)
-class StateSummed(_OfState):
+class StateSummed(_OfState, kind="state_summed"):
     """This site revealed its shares of a sum of a round that rests on a state, in a lineage of jobs."""
-
-    KIND = "state_summed"
 
 
 Entry: TypeAlias = (

@@ -364,7 +364,7 @@ def test_the_simulators_file_is_looked_at_site_by_site(hospital: Path, tmp_path:
     areas = {item.area for item in found}
     assert {"data of site-1", "policy of site-2", "device of site-2"} <= areas
     of_profile, own = [item.text for item in found if (item.area, item.state) == ("policy of site-1", "note")]
-    assert "rules of the profile" in of_profile and "signed_jobs off; " in of_profile
+    assert "rules of the profile" in of_profile and "\nsigned_jobs off\n" in of_profile
     assert own == "minimum_cohort: 7 (differs from standard)"
     assert any(item.area == "data of site-2" and "no records are configured" in item.text for item in found)
     areas = {item.area for item in _found(path, production=False, site="site-2")}
