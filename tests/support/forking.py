@@ -79,6 +79,7 @@ ENGINE = (
     "private.fed.app.server.runner_process",
     "private.fed.app.client.client_train",
     "private.fed.app.server.server_train",
+    "private.fed.app.simulator.simulator",  # it holds what the next one has
     "private.fed.app.simulator.simulator_runner",
     "private.fed.app.simulator.simulator_worker",
     "fuel.flare_api.flare_api",
