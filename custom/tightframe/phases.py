@@ -318,11 +318,17 @@ class Withdrawal:
         start: SHA-256 (hex) of the state with the total.
         least: the least number of records, over all silos.
         by_class: whether the class rules hold, so that no class may lose the records of one or two silos.
+        names: of the classes, for messages.
     """
 
     start: str
     least: int
     by_class: bool
+    names: tuple[str, ...] = ()
+
+    def named(self, places: Sequence[int]) -> str:
+        """Return the names of classes by their places, or the places."""
+        return ", ".join(self.names[place] for place in places) if self.names else str(places)
 
 
 @dataclass(frozen=True)

@@ -94,10 +94,11 @@ def test_possible_rows_are_counted_by_the_steps_of_numbers() -> None:
     years = torch.arange(60.0)[:, None] + 20
     rows = torch.cat([levels(2, 60)[:, :1], levels(3, 60), years, torch.full((60, 1), 7.0)], 1)
     read = [(rows[:30], torch.zeros(30)), (rows[30:], torch.zeros(30))]
-    assert record_values.row_bits(read, [1, 3, 1, 1]) == pytest.approx(math.log2(2 * 3 * 60))
-    assert record_values.row_bits([], ()) == 0
+    each = pytest.approx([1, math.log2(3), math.log2(60), 0])
+    assert record_values.column_bits(read, [1, 3, 1, 1]) == each
+    assert record_values.column_bits([], ()) == ()
     hidden = torch.tensor([1.0, 1, 1, 1, 1e3, 1], dtype=torch.float64)  # spreads of about 1/2, and 0.017
-    assert record_values.row_bits(read, [1, 3, 1, 1], hidden) < math.log2(2 * 3 * 10)
+    assert sum(record_values.column_bits(read, [1, 3, 1, 1], hidden)) < math.log2(2 * 3 * 10)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from tightframe.config.refusals import BelowPolicyError, Refusal
+from tightframe.data.table import TableOptions
 from tightframe.rounds.context import SiloContext
 from tightframe.rounds.setup import JobSetup
 from tightframe.rounds.sums.common import package_errors
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 UNKNOWN = "not-submitted-yet"
 """Id that stands for a job without one, because no engine has received it yet."""
+SHOWN = 12
+"""Most columns that a refusal names, in the site's own log."""
 
 
 def check_sums(context: SiloContext, setup: JobSetup, entries: Sequence[journal.Entry]) -> None:
@@ -104,12 +107,27 @@ def check_rows(context: SiloContext, setup: JobSetup) -> None:
     least = context.policy.min_row_bits
     if not least or not setup.trains or context.job.privacy or len(setup.setting.input_shape) != 1:
         return
-    if LocalSilo(context, setup, torch.device("cpu"), 0).row_bits() < least:
+    if context.data.synthetic:
+        return
+    bits = LocalSilo(context, setup, torch.device("cpu"), 0).column_bits()
+    if sum(bits) < least:
         refusal = Refusal(
             "min_row_bits",
             f"exact totals of a table of fewer than 2 to the {least} possible rows",
             "privacy",
-            "from few totals its records are found among these; columns that tell patients apart better, or "
-            "`privacy`, are safe",
+            f"from few totals its records are found among these. {_told(setup, bits)}. Columns that tell "
+            "patients apart better, or `privacy`, are safe",
         )
         raise BelowPolicyError([refusal], shown_to_lead=context.policy.tell_refusals, code="TF-628")
+
+
+def _told(setup: JobSetup, bits: Sequence[float]) -> str:
+    """Say how many rows are possible here and by which columns, for the site's own check and log only."""
+    names = [str(place) for place in range(len(bits))]
+    if isinstance(options := setup.dataset_options, TableOptions):
+        names = [column.column for column in options.contract.columns]
+    each = sorted(zip(bits, names, strict=True), key=lambda item: -item[0])
+    parts = [f"{name} {number:.1f}" for number, name in each[:SHOWN] if number]
+    more = sum(number for number, _ in each[SHOWN:])
+    rest = f", all others {more:.1f}" if more else ""
+    return f"This table has 2 to the {sum(bits):.1f}, by column: {', '.join(parts) or 'none'}{rest}"

@@ -22,7 +22,7 @@ from tightframe.learning import loop, own_loop
 from tightframe.learning.batches import merge_single_tail, reading_processes
 from tightframe.learning.distinct_rows import DistinctRows, own_rows, row_digests
 from tightframe.learning.model_update import build_template, shared_template
-from tightframe.learning.record_values import count_values, row_bits
+from tightframe.learning.record_values import column_bits, count_values
 from tightframe.learning.stages import FitReport, Stage, Term
 from tightframe.models.frozen import FrozenEncoder
 from tightframe.phases import Fold, OwnRows, Setting, Tensors, stream_seed
@@ -205,10 +205,10 @@ class LocalSilo:
             scale=self._scale(),
         )
 
-    def row_bits(self) -> float:
-        """Return the bits of a possible row of this silo's table (``learning.record_values``)."""
+    def column_bits(self) -> tuple[float, ...]:
+        """Return the bits of each column of this silo's table (``learning.record_values``)."""
         inputs = self.batches("train", augment=False, shuffle=False)
-        return row_bits(inputs, self.setup.columns, self._scale())
+        return column_bits(inputs, self.setup.columns, self._scale())
 
     def _scale(self) -> torch.Tensor | None:
         """Return what the model divides each input of a table by; None where neither job nor silos set it."""
