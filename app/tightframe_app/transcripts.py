@@ -124,6 +124,7 @@ def _verified(
         text = str(error)
         if error.expected == BY_ROOT:
             text += " The root is not that of this transcript's sites: give their federation's rootCA.pem."
+        text += _written_by_another(file)
     else:
         if (wrong := out_of_order(report)) is None:
             return report
@@ -427,6 +428,19 @@ def _lines(file: Path) -> Iterator[bytes]:
     with file.open("rb") as stream:
         # One byte more than a line may have, so that an endless line is refused without reading it all.
         yield from iter(partial(stream.readline, MAX_LINE + 2), b"")
+
+
+def _written_by_another(file: Path) -> str:
+    """Say which other version a transcript names as its writer; nothing if it names this one, or none."""
+    from tightframe import __version__
+    from tightframe.securesum.errors import MessageError
+    from tightframe.securesum.transcript.lines import parse, written_by_another
+
+    try:
+        first = parse(next(_lines(file), b"").removesuffix(b"\n"))
+    except MessageError:
+        return ""
+    return written_by_another(first.get("version"), __version__)
 
 
 def _root_certificate(path: Path) -> bytes:

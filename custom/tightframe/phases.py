@@ -318,11 +318,17 @@ class Withdrawal:
         start: SHA-256 (hex) of the state with the total.
         least: the least number of records, over all silos.
         by_class: whether the class rules hold, so that no class may lose the records of one or two silos.
+        names: of the classes, for messages.
     """
 
     start: str
     least: int
     by_class: bool
+    names: tuple[str, ...] = ()
+
+    def named(self, places: Sequence[int]) -> str:
+        """Return the names of classes by their places, or the places."""
+        return ", ".join(self.names[place] for place in places) if self.names else str(places)
 
 
 @dataclass(frozen=True)
@@ -453,10 +459,10 @@ class SiloView(Protocol):
         """Yield ``encoded`` of the training fold before a withdrawal, exact, and which records stay (B,)."""
 
     def withdrawn_from(self, fold: Fold) -> tuple[torch.Tensor, bool]:
-        """Return the labels (n,) of a fold's withdrawn records, and whether too few leave or stay.
+        """Return the labels (n,) of a fold's withdrawn records, and whether it must be evaluated no more.
 
-        Fewer than ``min_test_count``: where too few stay exact counts lose a part; where too few leave their
-        difference is of these.
+        That is if evaluations told enough of it, or fewer than ``min_test_count`` leave or stay: where too
+        few stay exact counts lose a part; where too few leave their difference is of these.
         """
 
     def fit(self, model: torch.nn.Module, stages: Sequence[Any]) -> Any:
@@ -471,6 +477,10 @@ class SiloView(Protocol):
     @property
     def offers_prototypes(self) -> bool:
         """This silo submits class prototypes (FedMR's Table 5 lets silos opt out)."""
+
+    @property
+    def limits_evaluations(self) -> bool:
+        """This silo counts what exact evaluations tell of its records, and tells losses in whole nats."""
 
     def may_sum(self, fold: Fold) -> bool:
         """Check whether what this silo counts over a fold may enter a total, as its evaluation may."""

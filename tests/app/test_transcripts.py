@@ -23,6 +23,7 @@ from tests.support.securesum.replay import VECTORS
 from tests.support.securesum.transcripts import NAMES, PARAMS, Run, edited, rechained, short_run, whole_run
 from typer.testing import CliRunner
 
+from tightframe import __version__
 from tightframe.rounds.sums.simulated_identity import simulated_root_pem
 from tightframe.securesum.messages import GROUPS, SumId
 from tightframe.securesum.transcript import EpochReport, Report, SumReport
@@ -179,6 +180,10 @@ def test_an_invalid_transcript(verify: Verify) -> None:
     done = verify(run, lines=lines)
     assert done.exit_code == 1 and done.stdout == ""
     assert "TF-616: Line 3: Expected the slot in the receipt of site-1 to be 3" in flat(done.stderr)
+    assert flat(done.stderr).endswith("that Tightframe 0.1.0 wrote it: use that version for it as well.")
+    begun = edited(run.lines[0], lambda value: value.update(version=__version__))
+    done = verify(run, lines=[begun, b"{}"])
+    assert done.exit_code == 1 and "wrote it" not in flat(done.stderr)
     done = verify(run, lines=[])
     assert done.exit_code == 1 and "Line 1:" in flat(done.stderr)
     done = verify(run, root=pem(make_root()))

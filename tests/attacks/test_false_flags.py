@@ -80,9 +80,8 @@ def test_a_single_record_does_not_leave_behind_false_numbers(
     assert told[FAILED] == 0 and told[FOLD_SHORT["test"]] == 0
     open_a_seal(run)
     run._slot += 1
-    with pytest.raises(TightframeError, match=match) as caught:
+    with pytest.raises(TightframeError, match=rf"^TF-523: [\s\S]*{match}"):
         run.sum("before", 0, 1)
-    assert caught.value.code == "TF-523"
 
 
 def alone(folder: Path, patients: int) -> Any:

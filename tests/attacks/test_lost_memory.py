@@ -21,10 +21,14 @@ from tests.support.attacks.malicious_server import (
     Records,
     identity,
 )
+from tests.support.ledgers import CAP, charge, charges_in
 from typer.testing import CliRunner
 
 from tightframe.errors import TightframeError
+from tightframe.privacy.ledger.entries import LostError
+from tightframe.privacy.ledger.ledger import Ledger
 from tightframe.rounds.site_ledger import LedgerPaths
+from tightframe.rounds.site_ledger.keys import signature_check
 from tightframe_app.cli import app
 
 SITE = "hospital-1"
@@ -192,3 +196,26 @@ def test_a_site_of_a_build_before_ledgers_is_not_taken_for_a_fresh_one(
     path.parent.mkdir(parents=True)
     path.write_bytes(b"")
     assert another_cohort(hospitals, tmp_path / "state") == "TF-620"
+
+
+def test_what_a_build_that_kept_sums_elsewhere_has_spent_stays_as_a_person_begins_again(
+    hospitals: dict[str, Records], tmp_path: Path
+) -> None:
+    """Its ledger has charges alone, its journal is a file of its own."""
+    state = tmp_path / "state"
+    kept = places(state)
+    signer, anchor = identity(SITE)
+    with Ledger(kept.ledger, signer, check=signature_check([anchor]), create=True) as ledger:
+        ledger.charge(charge(dataset_id="hearts"), cap=CAP)
+    kept.journal.mkdir(parents=True, exist_ok=True)
+    (kept.journal / "journal.jsonl").write_bytes(b"")
+    federation = federated(hospitals, state, "job-b")
+    with pytest.raises(LostError, match="an earlier build's, which this one does not read"):
+        federation.ask_to_enroll(SITE, federation.params())
+    config = configuration(tmp_path / "kits", SITE, state / SITE, identity)
+    done = CliRunner().invoke(app, ["ledger", "begin", "-c", str(config), "-s", SITE, "--yes"])
+    said = " ".join(done.output.split())
+    assert done.exit_code == 0 and "stays, charges too" in said and "goes on; it records" in said
+    assert "forgets\n- how much" in done.output
+    assert [item.dataset_id for item in charges_in(kept.ledger)] == ["hearts"]
+    federation.ask_to_enroll(SITE, federation.params())

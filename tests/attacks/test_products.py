@@ -192,9 +192,8 @@ def test_records_that_do_not_count_are_not_relied_on(tmp_path: Path) -> None:
     policy = PolicyBlock(profile="standard", min_class_count=17, min_row_bits=0)
     values = {**WIDE, "class_rules": "on", "model_options": {"width": 64, "standardise": True}}
     federation = Federation(values, data, state=tmp_path, policy=policy).enroll()
-    with pytest.raises(PolicyError, match="over 100 counted") as caught:
+    with pytest.raises(PolicyError, match=r"^TF-625: [\s\S]*over 100 counted"):
         totals(federation, "frozen/products")
-    assert caught.value.code == "TF-625"
 
 
 def test_a_class_that_a_liar_takes_out_of_the_counts_is_held_to_the_rule(
@@ -331,9 +330,8 @@ def test_records_that_are_the_same_count_once(tmp_path: Path, method: str, width
     values = {**WIDE, "method": method, "model_options": {"width": width, "standardise": True}}
     policy = PolicyBlock(profile="standard", evaluated_share=None, min_row_bits=0)
     federation = Federation(values, data, state=tmp_path, policy=policy).enroll()
-    with pytest.raises(PolicyError, match=why) as caught:
+    with pytest.raises(PolicyError, match=rf"^TF-625: [\s\S]*{why}"):
         totals(federation, "frozen/sums")
-    assert caught.value.code == "TF-625"
 
 
 class Wider(Records):
@@ -399,9 +397,8 @@ def test_class_sums_wider_than_a_class_has_values_are_not_made(tmp_path: Path) -
     federation = Federation(
         of_class_sums(1081, weights="uniform"), small(), state=tmp_path / "known"
     ).enroll()
-    with pytest.raises(PolicyError, match=r"class 0, with 480 values.*240 features") as caught:
+    with pytest.raises(PolicyError, match=r"^TF-625: [\s\S]*class 0, with 480 values.*240 features"):
         totals(federation, "frozen/sums")
-    assert caught.value.code == "TF-625"
     federation = Federation(of_class_sums(125), small(), state=tmp_path / "own").enroll()
     with pytest.raises(RunError, match="3 of 3 silos in round 0 could not"):
         totals(federation, "frozen/sums")

@@ -76,9 +76,8 @@ def test_silos_refuse_a_weight_that_no_records_give(
     slim = {"model_options": {"widths": [8]}}  # so few uniform records train no more units
     federation = Federation({**slim, "weights": rule}, hearts(4), state=tmp_path)
     lie(federation.sessions[LIAR], weight, monkeypatch)
-    with pytest.raises(ContributionError, match=LIAR) as refused:
+    with pytest.raises(ContributionError, match=rf"^{code}: [\s\S]*{LIAR}"):
         federation.enroll()  # in `confirm`: nothing is trained or masked yet
-    assert refused.value.code == code
 
 
 def test_a_believable_lie_counts_for_its_share_at_every_silo(

@@ -10,8 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from scipy.stats import entropy
+from sklearn.neighbors import NearestNeighbors
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
@@ -46,6 +48,20 @@ def test_fairness_is_variance_and_entropy_as_printed(loaded: Any) -> None:
     values = [0.9, 0.7, 0.65, 0.8]
     assert measures.variance(values) == pytest.approx(1000 * np.var(values, ddof=1))
     assert measures.entropy(values) == pytest.approx(10 * entropy(values))
+
+
+def test_wide_features_are_embedded_in_the_plane(loaded: Any) -> None:
+    class Same(torch.nn.Module):
+        def features(self, x: torch.Tensor) -> torch.Tensor:
+            return x
+
+    inputs = torch.randn(20, 3, generator=torch.Generator().manual_seed(2))
+    inputs[10:] += 50
+    labels = np.repeat([0, 1], 10)
+    drawn = loaded("paper_measures").picture(Same(), inputs, labels, embed=True)
+    points, near = np.array(drawn["points"]), NearestNeighbors(n_neighbors=2)
+    places = near.fit(points).kneighbors(points, return_distance=False)[:, 1]
+    assert points.shape == (20, 2) and (labels[places] == labels).all(), "neighbours stay neighbours"
 
 
 @pytest.mark.parametrize("figure", ["collapse", "curves", "sensitivity", "cosines", "embedding"])

@@ -23,9 +23,12 @@ TINY = ["--rounds", "1", "--epochs", "1", "--subset", "200", "--workers", "1"]
 
 @pytest.fixture
 def papers(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """Without folders that this machine may have."""
+    """Without folders that this machine may have, and without t-SNE, which takes a second a run."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     found = importlib.import_module("papers")
+    measures = importlib.import_module("paper_measures")
+    draw = measures.picture
+    monkeypatch.setattr(measures, "picture", lambda *given, embed: draw(*given, embed=False))
     monkeypatch.setattr(found, "ROOTS", {})
     return found
 

@@ -94,9 +94,8 @@ def test_wrong_rules_are_refused(values: dict[str, Any]) -> None:
     ],
 )
 def test_a_job_below_the_policy_is_refused_and_each_rule_named(changes: dict[str, Any], rule: str) -> None:
-    with pytest.raises(PolicyError, match=rule) as caught:
+    with pytest.raises(PolicyError, match=rf"^TF-614: [\s\S]*{rule}"):
         PolicyBlock().resolve(production=True).check(_job(**changes))
-    assert caught.value.code == "TF-614"
     PolicyBlock().resolve(production=False).check(_job(**changes))
 
 

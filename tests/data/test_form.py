@@ -58,9 +58,8 @@ class Own:
     ],
 )
 def test_a_mistake_names_fold_record_and_both_forms(made: Any, code: str, said: str) -> None:
-    with pytest.raises(DataError, match=said) as caught:
+    with pytest.raises(DataError, match=rf"^{code}: [\s\S]*{said}"):
         check_form(made, HEART, HeartOptions())
-    assert caught.value.code == code
 
 
 def test_records_that_fit_pass() -> None:

@@ -26,9 +26,8 @@ def test_a_known_name() -> None:
 
 
 def test_an_unknown_name_lists_the_known_ones() -> None:
-    with pytest.raises(JobError, match=r"fed_isic2019.*'cifar'") as caught:
+    with pytest.raises(JobError, match=r"^TF-101: [\s\S]*fed_isic2019.*'cifar'"):
         data.get("cifar")
-    assert caught.value.code == "TF-101"
 
 
 @pytest.mark.whole

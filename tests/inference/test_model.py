@@ -289,9 +289,8 @@ def test_a_changed_file_is_refused(copied: Path) -> None:
 )
 def test_what_is_missing_is_named(copied: Path, break_it: Any, code: str, word: str) -> None:
     break_it(copied)
-    with pytest.raises(ModelError, match=word) as caught:
+    with pytest.raises(ModelError, match=rf"^{code}: [\s\S]*{word}"):
         tightframe.load_model(copied)
-    assert caught.value.code == code
 
 
 def test_an_older_silo_report_asks_for_the_card(copied: Path) -> None:

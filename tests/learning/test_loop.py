@@ -247,9 +247,8 @@ def test_a_loss_that_is_not_finite_names_the_step_and_the_term() -> None:
 
     stage = Stage([cross_entropy(), Term("reshaping", 1.0, breaks, False)], SGD, epochs=1)
     model = _network()
-    with pytest.raises(TrainingError, match=r"TF-301.*'reshaping'.*step 3") as caught:
+    with pytest.raises(TrainingError, match=r"^TF-301: .*'reshaping'.*step 3"):
         fit(model, _batches(inputs, labels, 8), [stage], device="cpu")
-    assert caught.value.code == "TF-301"
     assert not model.training
     assert all(parameter.grad is None for parameter in model.parameters())
 

@@ -250,9 +250,8 @@ def test_in_secure_sums_a_lost_silo_is_asked_again_and_a_silo_that_never_came_is
 
     again, _ = run(of, tmp_path / "again", silent=late({0}))
     assert equal(again.state.model, whole.state.model)
-    with pytest.raises(RunError, match="could not be opened") as caught:
+    with pytest.raises(RunError, match=r"^TF-510: [\s\S]*could not be opened"):
         run(of, tmp_path / "gone", silent=late({0, 1}))
-    assert caught.value.code == "TF-510"
     three = job(**base, sites=FOUR[:3], min_sites=3)
     expected, _ = run(three, tmp_path / "three")
     absent, _ = run(of, tmp_path / "absent", silent=lambda task, site, request: site == "site-4")

@@ -312,9 +312,8 @@ def test_too_few_records_or_silos_open_nothing_but_their_number(
         return {path: path.read_bytes() for path in first.folder.rglob(LIST)}
 
     before = lists()
-    with pytest.raises(RunError, match=match) as caught:
+    with pytest.raises(RunError, match=rf"^TF-523: [\s\S]*{match}"):
         first.withdraw(lines, tmp_path, least=least)
-    assert caught.value.code == "TF-523"
     opened = json.loads((tmp_path / "server" / "outcome.json").read_text())
     assert not opened["trained"] and not (tmp_path / "server" / MODEL).exists()
     asked = [json.loads(line) for line in (tmp_path / "server" / "transcript.jsonl").read_text().splitlines()]
@@ -344,9 +343,8 @@ def test_a_class_that_one_or_two_silos_withdraw_from_is_not_opened(first: Ended,
     """Its class sum would be one hospital's."""
     names = two_classes(first.data)
     names["a"] += of_class(first.data["a"], 5, 5)
-    with pytest.raises(RunError, match=r"classes \[5\] lose some at fewer") as caught:
+    with pytest.raises(RunError, match=r"^TF-523: [\s\S]*classes \[5\] lose some at fewer"):
         first.withdraw(names, tmp_path)
-    assert caught.value.code == "TF-523"
 
 
 def test_a_hospital_takes_part_with_no_single_record_of_a_class(
@@ -360,9 +358,7 @@ def test_a_hospital_takes_part_with_no_single_record_of_a_class(
         first.withdraw(names, tmp_path)
     assert caught.value.code == "TF-513" and "a:" not in str(caught.value)
     assert "a: nothing can be contributed to this sum: TF-523" in caplog.text
-    assert (
-        "at least 5 of this silo's training records" in caplog.text and "of classes [5] fewer" in caplog.text
-    )
+    assert "at least 5 of this silo's training records" in caplog.text and "of classes 5 fewer" in caplog.text
     assert not list(first.folder.rglob(LIST)), "no silo's list has begun"
 
 
@@ -430,9 +426,8 @@ def test_an_older_total_is_not_taken_for_the_new_one(first: Ended, tmp_path: Pat
         site: [*lines, *of_class(first.data[site], 4, 5)] for site, lines in two_classes(first.data).items()
     }
     replayed = Ended(forged, first.data, one.result)
-    with pytest.raises(RunError, match="records that stay to be those of the total") as caught:
+    with pytest.raises(RunError, match=r"^TF-523: [\s\S]*records that stay to be those of the total"):
         replayed.withdraw(more, tmp_path / "two")
-    assert caught.value.code == "TF-523"
 
 
 def test_records_that_have_changed_since_are_found_before_anything_is_told(
@@ -441,9 +436,8 @@ def test_records_that_have_changed_since_are_found_before_anything_is_told(
     """A hospital that deleted its records first cannot take out what it gave."""
     caplog.set_level(logging.ERROR, logger="tightframe.silo")
     data = {**first.data, "b": without(first.data, {"b": ["record,train-7"]})["b"]}
-    with pytest.raises(RunError, match="1 of 4 silos in round 0 could not contribute") as caught:
+    with pytest.raises(RunError, match=r"^TF-513: [\s\S]*1 of 4 silos in round 0 could not contribute"):
         Ended(first.folder, data, first.result).withdraw(two_classes(first.data), tmp_path)
-    assert caught.value.code == "TF-513"
     assert "its sums are other ones by now" in caplog.text
     assert not (tmp_path / "server" / MODEL).exists()
 

@@ -15,6 +15,7 @@ from tightframe import federation
 from tightframe.data.base import SiloData
 from tightframe.data.image_sets import open_silos
 from tightframe.federation import Result
+from tightframe.results.parts.evaluation import FoldMetrics
 from tightframe.rounds.setup import prepare
 
 DIVIDED = {"partition": "iid", "silos": 3}
@@ -100,6 +101,14 @@ def test_a_divided_test_set_is_counted_once(tmp_path: Path) -> None:
     for more, course in (({}, "from round 0 on: 0."), ({"job": job}, "after rounds 0, 2: 0.")):
         screen = result.outcome.model_copy(update={"rows": rows, **more}).screen()
         assert f"Balanced accuracy {course}" in screen and (" -> missing -> " in screen) == (not more)
+
+    last = result.outcome.final()
+    assert last is not None and last.evaluation is not None
+    nothing = last.evaluation.model_copy(update={"test": FoldMetrics(records=0)})
+    bare = last.model_copy(update={"evaluation": nothing, "evaluated_by": []})
+    rows = [bare if row is last else row for row in result.outcome.rows]
+    screen = result.outcome.model_copy(update={"rows": rows}).screen()
+    assert "Test metrics: not measured, because too few" in screen and "Test records of" not in screen
 
 
 @pytest.mark.whole

@@ -129,9 +129,8 @@ def test_with_a_norm_no_finite_value_is_refused_and_the_direction_stays(
 def test_bad_values_are_refused_by_name(name: str, value: float, code: str) -> None:
     tensors = _tensors(0)
     tensors[name] = torch.full(tensors[name].shape, value)
-    with pytest.raises(ContributionError, match=name) as caught:
+    with pytest.raises(ContributionError, match=rf"^{code}: [\s\S]*{name}"):
         codec.encode(SCHEMA, tensors, share=1.0, parties=4)
-    assert caught.value.code == code
 
 
 def test_undeclared_missing_and_misshapen_fields_are_refused() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from tests.rounds.test_findings import CONTRACT
 from tests.support.neighbours import SITE, Records, Tap, compared, recorded, replayed
 
@@ -15,7 +16,9 @@ from tightframe.config.job import JobConfig, parse_job
 from tightframe.config.site import SiteEntry
 from tightframe.data.arrays import ArrayData
 from tightframe.methods import METHODS
+from tightframe.phases import Fold, stream_seed
 from tightframe.privacy import accounting
+from tightframe.privacy.os_randomness import MaskSeeds
 from tightframe.privacy.releases.noise import NoisyRelease
 from tightframe.privacy.training import dp_sgd, portions
 from tightframe.rounds.silo import private_view
@@ -249,6 +252,55 @@ def test_half_the_noise_of_the_charge_and_half_the_clipping_are_found(
     others = [records({"train": 5}), records({"test": 4})]
     found = worst(parse_job(FORMS[name]), records(), others, DRAWN, tmp_path, monkeypatch)
     assert found and all(part > 1.2 for part in found.values()), found
+
+
+class Augmented(ArrayData):
+    """Records whose signs turn with the seed, by a name or by their place."""
+
+    names: Sequence[int] = ()
+
+    def records(self, fold: Fold, *, augment_seed: int | None = None) -> Any:
+        values, labels = self._folds[fold]
+        if augment_seed is None or fold != "train":
+            return super().records(fold)
+        names = self.names or range(len(labels))
+        signs = [
+            np.random.default_rng([augment_seed, name]).choice([-1, 1], values.shape[1:]) for name in names
+        ]
+        turned = values * np.array(signs, np.float32)
+        return ArrayData({**self._folds, fold: (turned, labels)}, source="", num_classes=10).records(fold)
+
+
+@pytest.mark.parametrize("stays_with", ["record", "place"])
+@pytest.mark.parametrize("name", ["fedavg", pytest.param("fedsgd", marks=pytest.mark.whole)])
+def test_seeds_of_masks_and_augmentations_leave_one_clipped_part_if_each_stays_with_its_record(
+    name: str, stays_with: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which is how the proof has them, and why nobody may know them: by place more is moved."""
+    tap = Tap(monkeypatch, DRAWN)
+    started: list[int] = []
+
+    def start_next(seeds: MaskSeeds) -> None:
+        seeds._count += 1
+        by_record = tap.taken[len(started)] if stays_with == "record" else (0, seeds._count)
+        started.append(1)
+        torch.default_generator.manual_seed(stream_seed(1, *by_record))
+
+    def of(gone: int | None = None) -> Records:
+        whole = records(None if gone is None else {"train": gone})
+        made = Augmented(whole.data._folds, source="records", num_classes=10)  # type: ignore[attr-defined]
+        made.names = whole.units if stays_with == "record" else ()
+        tap.taken.clear(), started.clear()
+        return Records(made, whole.units)
+
+    monkeypatch.setattr(MaskSeeds, "start_next", start_next)
+    training = {**FORMS[name]["training"], "augment": True}
+    options = {"widths": [4], "dropout": 0.5}
+    job = parse_job({**FORMS[name], "training": training, "model_options": options})
+    first = recorded(job, of(), tmp_path / "whole", tap, monkeypatch, ENTRY)
+    second = replayed(job, of(FIRST), tmp_path / "other", tap, first, ENTRY)
+    moved = compared(job, first, second)["training"]
+    assert started and (0.5 < moved <= 1 + 1e-9 if stays_with == "record" else moved > 1.5), moved
 
 
 def test_a_step_by_the_exact_number_of_records_is_found(

@@ -85,9 +85,8 @@ def test_declared_records_are_enough_or_not_by_one() -> None:
         ("fedncm", Sizes(1, 0), "over all declared records, with 10 values"),
     )
     for method, sizes, words in cases:
-        with pytest.raises(BelowPolicyError, match=words) as caught:
+        with pytest.raises(BelowPolicyError, match=rf"^TF-625: [\s\S]*{words}"):
             product_rule.check_declared(policy(), setup(method), sizes)
-        assert caught.value.code == "TF-625"
 
 
 def test_dense_layers_on_inputs_have_two_records_a_unit() -> None:
@@ -165,9 +164,8 @@ def test_so_many_counted_records_are_enough(
 def test_one_record_fewer_is_not(
     counts: list[int] | None, summed: dict[str, int], sizes: Sizes, words: str
 ) -> None:
-    with pytest.raises(BelowPolicyError, match=words) as caught:
+    with pytest.raises(BelowPolicyError, match=rf"^TF-625: [\s\S]*{words}"):
         product_rule.check_sum(policy(), setup(), schema(**summed), state(counts), sizes)
-    assert caught.value.code == "TF-625"
     product_rule.check_sum(policy(0), setup(), schema(**summed), state(counts), sizes)
 
 
@@ -284,9 +282,8 @@ def test_in_a_withdrawal_those_that_stay_count(
     of = state([14, 6], **extra)
     if holders is not None:
         of = with_holders(of, np.array(holders))
-    with pytest.raises(RunError, match=words) as caught:
+    with pytest.raises(RunError, match=rf"^TF-523: [\s\S]*{words}"):
         product_rule.check_sum(policy(), setup(), schema(**summed), of, MANY)
-    assert caught.value.code == "TF-523"
 
 
 @pytest.mark.parametrize(

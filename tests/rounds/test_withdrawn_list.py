@@ -237,9 +237,8 @@ def test_a_site_asks_for_more_withdrawn_records_than_the_job() -> None:
     rule = {"profile": "standard", "min_withdrawn": 15}
     policy = PolicyBlock.model_validate(rule).resolve(production=True)
     few = job(update_norm=100.0)
-    with pytest.raises(BelowPolicyError, match="min_withdrawn") as caught:
+    with pytest.raises(BelowPolicyError, match=r"^TF-614: [\s\S]*min_withdrawn"):
         policy.check(few)
-    assert caught.value.code == "TF-614"
     assert few.withdraw is not None
     more = few.model_copy(update={"withdraw": few.withdraw.model_copy(update={"min_withdrawn": 15})})
     policy.check(more)

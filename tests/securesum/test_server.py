@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.support.securesum.hostile import refused
+from tests.support.securesum.hostile import ready, refused
 from tests.support.securesum.protocol import BASIS, MIXED, World, make_params, names, signer, verifier
 
 from tightframe.securesum import shamir
@@ -38,12 +38,6 @@ from tightframe.securesum.server import Enrolment, Session, Sum
 from tightframe.securesum.site.state import slot_share
 
 ONE, TWO, THREE, FOUR = names(4)
-
-
-def ready(sites: int = 4, **options: Any) -> World:
-    world = World(sites, **options)
-    world.set_up()
-    return world
 
 
 # Enrolment ---------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from typing import Any
 import msgpack
 import pytest
 from tests.support.securesum import certificates, mlkem
-from tests.support.securesum.hostile import opened_box, resealed_box, signed_agreement
+from tests.support.securesum.hostile import opened_box, ready, resealed_box, signed_agreement
 from tests.support.securesum.protocol import (
     DATASET,
     JOB,
@@ -76,12 +76,6 @@ from tightframe.securesum.site.state import (
 )
 
 ONE, TWO, THREE, FOUR = names(4)
-
-
-def ready(sites: int = 4, **options: Any) -> World:
-    world = World(sites, **options)
-    world.set_up()
-    return world
 
 
 def masked(world: World, slot: int = 0, drop: tuple[str, ...] = ()) -> Any:

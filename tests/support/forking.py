@@ -27,6 +27,7 @@ import importlib
 import io
 import json
 import os
+import pkgutil
 import re
 import runpy
 import select
@@ -61,14 +62,24 @@ OURS = (
     "tightframe.flare.executor",
     "tightframe.flare.controller",
     "tightframe.methods",
+    "tightframe.rounds.silo.contribute",
+    "tightframe.rounds.server.coordinator",
+    "tightframe.data.isic.records",
+    "tightframe.data.table.tabulated",
+    "tightframe.data.isic.twin",
+    "tightframe.report.pages.server",
+    "tightframe.report.pages.silo",
     "tightframe_app.cli",
 )
-"""What a silo's job, the server's and a command begin with; when imported, none of it changes the engine."""
+"""What silos' jobs, the server's and commands import; when imported, none of it changes the engine."""
+DRIVERS = "nvflare.fuel.f3.drivers"
+"""Package of which the engine imports every module before it connects."""
 ENGINE = (
     "private.fed.app.client.worker_process",
     "private.fed.app.server.runner_process",
     "private.fed.app.client.client_train",
     "private.fed.app.server.server_train",
+    "private.fed.app.simulator.simulator",  # it holds what the next one has
     "private.fed.app.simulator.simulator_runner",
     "private.fed.app.simulator.simulator_worker",
     "fuel.flare_api.flare_api",
@@ -213,6 +224,8 @@ def _import_before() -> None:
     wanted = {f"nvflare.{name}" for name in ENGINE}
     for path in [*(ROOT / "custom").rglob("*.py"), *(ROOT / "app").rglob("*.py")]:
         wanted |= set(line.findall(path.read_text(encoding="utf-8")))
+    drivers = importlib.import_module(DRIVERS)
+    wanted |= {found.name for found in pkgutil.iter_modules(drivers.__path__, f"{DRIVERS}.")}
     for name in sorted(name for name in wanted if "mlflow" not in name):  # it starts a thread
         with contextlib.suppress(ImportError):  # an extra that is not installed
             importlib.import_module(name)

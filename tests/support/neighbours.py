@@ -92,6 +92,7 @@ class Tap:
         self.units: Sequence[int] = ()
         self.now: Heard = Heard("", {})
         self.before: Heard | None = None
+        self.taken: list[tuple[int, int]] = []  # draw and unit of each record taken, in order
         self._draws = 0
         set_gradients, read_counts = dp_sgd._Loop._set_gradients, class_counts.read_counts
 
@@ -129,11 +130,13 @@ class Tap:
         assert count == len(self.units)
         self.now.rates.append(rate)
         self._draws += 1
-        return [
+        places = [
             place
             for place, unit in enumerate(self.units)
             if unit in self._always or (_share(self._draws, unit) < rate and unit not in self._never)
         ]
+        self.taken += [(self._draws, self.units[place]) for place in places]
+        return places
 
     def begin(self, records: Records) -> None:
         """Follow a run on these records."""

@@ -293,14 +293,10 @@ def _checked(name: str, contract: Contract, entry: TableSite, held: dict[str, Se
     for state, text in _told(contract, entry, counts):
         good = good and state != "problem"
         style = {"ok": "green", "note": "yellow", "problem": "bold red"}[state]
-        table.add_row(Text(state, style=style), _by_line(text))
+        table.add_row(Text(state, style=style), "\n".join(map(shown, text.splitlines())))
     held[name] = counts
     console(WIDTH).print(table)
     return good
-
-
-def _by_line(text: str) -> str:
-    return "\n".join(map(shown, text.splitlines()))
 
 
 def _told(contract: Contract, entry: TableSite, counts: list[int]) -> Iterator[tuple[State, str]]:

@@ -30,7 +30,7 @@ class Preset:
     """
 
     printed: str
-    source: str
+    source: str = "the paper"
     training: Mapping[str, Any] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
 
@@ -42,12 +42,8 @@ class Preset:
         return ", ".join(f"{key} {value}" for key, value in values.items()) or "nothing beyond its defaults"
 
 
-def _defaults(printed: str, source: str = "the paper") -> Preset:
-    return Preset(printed, source)
-
-
 PRESETS: Mapping[str, Preset] = {
-    "fedavg": _defaults("plain local training, mean weighted by records"),
+    "fedavg": Preset("plain local training, mean weighted by records"),
     "fedmr": Preset(
         f"CIFAR-10: ResNet18, 100 rounds of 10 epochs, batch 128, {_SGD}, rate 0.01, weight decay 1e-5",
         "the paper; its weights stand in an appendix that we have not seen",
@@ -77,44 +73,42 @@ PRESETS: Mapping[str, Preset] = {
         {"epochs": 1},
     ),
     "fedsgd": Preset("one gradient of all records and one step a round", "FedAvg's paper", {"epochs": 1}),
-    "fedrod": _defaults("balanced softmax, personal head linear or of a hyper-network"),
-    "fedprox": _defaults("mu of 0.001, 0.01, 0.1 and 1 tried; 0.01 here"),
-    "fednova": _defaults("any local optimiser; momentum enters its normaliser"),
-    "fedopt": _defaults(
-        "Adam with beta 0.9 and 0.99, tau 1e-3; server rates of 0.001 to 0.1 tried, 0.01 here"
-    ),
+    "fedrod": Preset("balanced softmax, personal head linear or of a hyper-network"),
+    "fedprox": Preset("mu of 0.001, 0.01, 0.1 and 1 tried; 0.01 here"),
+    "fednova": Preset("any local optimiser; momentum enters its normaliser"),
+    "fedopt": Preset("Adam with beta 0.9 and 0.99, tau 1e-3; server rates of 0.001 to 0.1 tried, 0.01 here"),
     "scaffold": Preset(
         "plain SGD: with momentum its control variates are no mean gradients",
         "the paper, algorithm 1, option II",
         {"momentum": 0.0},
     ),
-    "moon": _defaults("mu of 0.1, 1, 5 and 10 tried, 1 here; temperature 0.5"),
+    "moon": Preset("mu of 0.1, 1, 5 and 10 tried, 1 here; temperature 0.5"),
     "ditto": Preset("lambda 0.05 to 2; 0.75 here", "the paper; FedNH's comparison for 0.75"),
-    "fedper": _defaults("body and head train together, the body is averaged"),
+    "fedper": Preset("body and head train together, the body is averaged"),
     "fedrep": Preset("ten epochs of the head, then the body's", "the paper; FedNH's comparison for ten"),
     "fedbabu": Preset(
         "the head stays as drawn; five epochs of fine-tuning at the end",
         "the paper; FedNH's comparison for five",
     ),
-    "ccvr": _defaults("100 to 2,000 virtual features of each class after FedAvg; 1,000 here"),
+    "ccvr": Preset("100 to 2,000 virtual features of each class after FedAvg; 1,000 here"),
     "creff": Preset(
         "100 features of each class, 100 matching steps, 300 epochs of the head at 0.01",
         "the paper and its published code; steps of 0.1 as in a published configuration",
     ),
     "fedproto": Preset("lambda 1; 0.1 here", "the paper; FedNH's and FedETF's comparisons for 0.1"),
     "local_only": Preset("the same rounds and epochs, alone", "no paper"),
-    "fedrs": _defaults("logits of missing classes times 0.5"),
-    "feddyn": _defaults("alpha of 0.001, 0.01 and 0.1 tried; 0.01 here"),
+    "fedrs": Preset("logits of missing classes times 0.5"),
+    "feddyn": Preset("alpha of 0.001, 0.01 and 0.1 tried; 0.01 here"),
     "feddc": Preset("plain SGD, as for SCAFFOLD", "the paper, algorithm 1", {"momentum": 0.0}),
-    "fedproc": _defaults("a projection of two layers, temperature 0.5, alpha falling from 1 to 0"),
-    "fedmmd": _defaults("a mixture of five Gaussian kernels; weight 0.1 here"),
+    "fedproc": Preset("a projection of two layers, temperature 0.5, alpha falling from 1 to 0"),
+    "fedmmd": Preset("a mixture of five Gaussian kernels; weight 0.1 here"),
     "fedaws": Preset(
         "silos of one class", "the paper; cross-entropy and distance as in FedAvg_ETF's published code"
     ),
-    "fedcurv": _defaults("a diagonal Fisher penalty; weight 0.01 here"),
-    "fed3r": _defaults("ridge regression on frozen features, from one sum"),
-    "fedcgs": _defaults("class-wise Gaussians of frozen features, from one sum"),
-    "fedncm": _defaults("class means of frozen features, from one sum"),
+    "fedcurv": Preset("a diagonal Fisher penalty; weight 0.01 here"),
+    "fed3r": Preset("ridge regression on frozen features, from one sum"),
+    "fedcgs": Preset("class-wise Gaussians of frozen features, from one sum"),
+    "fedncm": Preset("class means of frozen features, from one sum"),
     "combine": Preset("its parts' own", "the papers of its parts"),
 }
 """By method."""

@@ -214,7 +214,11 @@ def left_behind(
         ]
     elif previous is not None:
         repeated = f"tightframe simulate {_quoted(job)} -w {place} --previous-run {_quoted(previous)}{also}"
-        lines.append(f"no new round was completed, so run it again:  {repeated}")
+        if (code := _cause(results)) in (None, INTERRUPTED):
+            lines.append(f"no new round was completed, so run it again:  {repeated}")
+        else:
+            first = f"no new round was completed: correct the cause first (tightframe explain {code})"
+            lines.append(f"{first}, then run it again:  {repeated}")
     elif (code := _cause(results)) not in (None, INTERRUPTED):
         lines.append(f"no round was completed: correct the cause first (tightframe explain {code})")
     else:

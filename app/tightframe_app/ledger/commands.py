@@ -246,12 +246,18 @@ def ledger_begin(
         out.print(f"{where} is whole, as far as can be checked: no new ledger was begun")
         return
     out.print(shown(str(lost)), soft_wrap=True)
-    out.print(shown(FORGOTTEN))
+    out.print(FORGOTTEN, markup=False)
+    kept = lost.code == "TF-620" and memory.places.ledger.is_file()
+    where = shown(str(memory.places.ledger))
+    if kept:
+        out.print(f"What {where} has stays, charges too: only what is not in it is forgotten.")
     if not yes and not typer.confirm("Begin a new ledger at this site?"):
         out.print("nothing was changed")
         raise typer.Exit(1)
     site_ledger.begin_anew(lost.code)
-    out.print(f"a new ledger begins at {shown(str(memory.places.ledger))}; it records this decision")
+    out.print(
+        f"{f'{where} goes on' if kept else f'a new ledger begins at {where}'}; it records this decision"
+    )
 
 
 def proves(known: int) -> list[str]:

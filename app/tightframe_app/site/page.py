@@ -157,14 +157,15 @@ class Looker:
 
     def look(self) -> Known:
         """Return what is known now; what cannot be read is named in ``problems``."""
-        processes = stop.running(self._kit.folder)
+        folder = self._kit.folder
+        processes = stop.running(folder)
         known = replace(
             self._known,
             running=tuple(one.described() for one in processes if one.role != "child"),
             jobs=tuple(stop.jobs(processes)),
         )
-        if self._changed("logs", logs := _logs(self._kit.folder)):
-            known = replace(known, refusals=refusals(self._kit.folder, logs))
+        if self._changed("logs", logs := [folder / "log.txt", *sorted(folder.glob("*-*-*-*-*/log.txt"))]):
+            known = replace(known, refusals=refusals(folder, logs))
         files = [self._config, *_ledger_files(self._config, self._kit.name)]
         if self._changed("site", files):
             known = self._read(known)
@@ -496,10 +497,6 @@ def _logged(when: str) -> str:
         return _when(datetime.strptime(when, "%Y-%m-%d %H:%M:%S").astimezone())
     except (ValueError, OverflowError):
         return when
-
-
-def _logs(kit: Path) -> list[Path]:
-    return [kit / "log.txt", *sorted(kit.glob("*-*-*-*-*/log.txt"))]
 
 
 def _tail(path: Path) -> str:

@@ -160,7 +160,14 @@ def release_show(config: Config, site: Site = None, kit: Kit = None, form: forma
     Two totals together give one site's numbers if they were formed in different ways, or over different
     sites. ``--format json`` lists every setting.
     """
-    from tightframe.securesum.site.journal import History, ProfileAccepted, ProfileUsed, StateSummed
+    from tightframe.securesum.site.journal import (
+        PARTS,
+        Evaluated,
+        History,
+        ProfileAccepted,
+        ProfileUsed,
+        StateSummed,
+    )
 
     memory = memory_of(config, site, kit)
     site, entries = memory.site, memory.read()
@@ -172,7 +179,7 @@ def release_show(config: Config, site: Site = None, kit: Kit = None, form: forma
         (entry.dataset, entry.profile) for entry in entries if isinstance(entry, ProfileUsed)
     )
     if form == "json":
-        from tightframe_app.outputs import Formed, Releases
+        from tightframe_app.outputs import EvaluatedSoFar, Formed, Releases
 
         told = [
             Formed(
@@ -182,7 +189,12 @@ def release_show(config: Config, site: Site = None, kit: Kit = None, form: forma
             )
             for entry in ways.values()
         ]
-        formats.show(Releases(site=site, formed=tuple(told)))
+        names, history = sorted({name for name, _ in ways}), History(entries)
+        evaluated = tuple(
+            EvaluatedSoFar(dataset=name, models=models, validation=validation / PARTS, test=test / PARTS)
+            for name, (models, validation, test) in ((name, history.evaluated(name)) for name in names)
+        )
+        formats.show(Releases(site=site, formed=tuple(told), evaluated=evaluated))
         return
     if not ways:
         out.print(
@@ -208,6 +220,14 @@ def release_show(config: Config, site: Site = None, kit: Kit = None, form: forma
                 out.print(kind.format(job=job, first=chain))
         out.print(_together([profile for name, profile in used if name == dataset]))
         out.print(f"Exact evaluations so far: {_told(History(entries), dataset)}.")
+        counted = {entry.job for entry in entries if isinstance(entry, Evaluated)}
+        users = [entry for entry in of_records if isinstance(entry, ProfileUsed) and entry.dataset == dataset]
+        if uncounted := ", ".join(
+            dict.fromkeys(entry.lineage for entry in users if entry.lineage not in counted)
+        ):
+            out.print(
+                f"Of {uncounted} none are counted: it had none, or an earlier version did not count them."
+            )
         for before, after in pairwise(dict.fromkeys(_cohorts(entries, dataset, all_of_them=True))):
             out.print(_leak(before, after))
 
@@ -432,11 +452,9 @@ def release_accept(
 
 def _told(history: History, dataset: str) -> str:
     """Say what the exact evaluations of all jobs so far have told."""
-    from tightframe.securesum.site.journal import OPENED
+    from tightframe.securesum.site.journal import opened
 
-    return ", ".join(
-        words.format(number) for words, number in zip(OPENED, history.evaluated(dataset), strict=True)
-    )
+    return ", ".join(map(str, opened(history.evaluated(dataset))))
 
 
 def _cohorts(entries: Sequence[Entry], dataset: str, *, all_of_them: bool = False) -> list[tuple[str, ...]]:

@@ -77,12 +77,11 @@ def site_identity(
     return signer, anchor
 
 
-def person_identity(startup: Path, *, at: datetime | None = None) -> tuple[KeySigner, Anchor]:
+def person_identity(startup: Path) -> tuple[KeySigner, Anchor]:
     """Return the signer for a person's jobs and the project's anchor, from the person's startup kit.
 
     Args:
         startup: the kit's ``startup`` folder.
-        at: time at which the certificate must be valid; now, if not given.
 
     Raises:
         SiteConfigError: TF-615, if a file is missing or unreadable, the key is not the certificate's, or the
@@ -102,7 +101,7 @@ def person_identity(startup: Path, *, at: datetime | None = None) -> tuple[KeySi
             anchor,
             pins=None,
             pinned_only=False,
-            at=at or datetime.now(UTC),
+            at=datetime.now(UTC),
             roles=ROLES,
         )
     except IdentityError as error:

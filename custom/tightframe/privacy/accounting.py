@@ -227,7 +227,7 @@ def solve(
     # By RDP the best order is near the best one of a few; by PLD orders are not looked at.
     whole = _compose([*before, *plan(high)])
     by_pld = not whole.sampled or _pld(whole.kinds, delta, FINE) is not None
-    near = ORDERS if by_pld else _orders_near(_best_order(whole, delta))
+    near = ORDERS if by_pld else _orders_near(min(_COARSE, key=lambda order: _bound(whole, delta, order)))
 
     def fine(noise: float) -> float:
         return _guaranteed(_compose([*before, *plan(noise)]), delta, near)
@@ -435,11 +435,6 @@ def _bound(composition: _Composition, delta: float, order: float) -> float:
     steps = [count * _step_rdp(noise, rate, order) for noise, rate, count in composition.sampled]
     total = math.fsum([order * composition.mu**2 / 2, *steps])
     return total - (math.log(delta) + math.log(order)) / (order - 1) + math.log1p(-1 / order)
-
-
-def _best_order(composition: _Composition, delta: float) -> float:
-    """Return the order of the smallest bound among a few."""
-    return min(_COARSE, key=lambda order: _bound(composition, delta, order))
 
 
 def _orders_near(order: float) -> tuple[float, ...]:

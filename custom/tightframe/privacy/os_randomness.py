@@ -27,11 +27,18 @@ KEY_BYTES = 32
 
 
 class MaskSeeds:
-    """Starts torch's generator anew for each record, so that records' dropout masks are independent.
+    """Starts torch's generator anew for each record, from seeds that nobody knows.
 
-    One stream for all records would tie them together: with it known, one record more shifts the masks of
-    those after it, and the sum by more than C. It can be known: of a seed torch's generator on a CPU keeps
-    32 bits, which can be tried one by one. Independent masks may be known: the proof holds for any.
+    A seed belongs to a record's place among those drawn, so that one record more gives those after it other
+    masks and moves the sum by more than C. The proof holds all the same. Seeds are independent of each other
+    and of the records, so no output becomes more or less likely if they are dealt out otherwise: let each
+    record have the same in both data sets. Whatever the seeds, the sums then differ by C at most, and the
+    noise gives (epsilon, delta); a mixture over seeds gives no more (joint convexity). That needs a secret
+    key, not seeds that are hard to guess. One stream for all would not do: of its seed torch's generator on a
+    CPU keeps 32 bits, which can be tried one by one, and a known stream tells how many records came before.
+
+    On a GPU the records of a portion share a stream, whose seed has 64 bits. Augmentations belong to a
+    record's place in its fold, by seeds from the site's secret salt (``SiloContext.salt``): the same holds.
 
     Args:
         device: whose generator masks are drawn from.

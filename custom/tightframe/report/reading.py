@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from tightframe import __version__
 from tightframe.results.files import (
     CARD,
     LOCAL,
@@ -31,7 +32,15 @@ from tightframe.results.statistics import STATISTICS, TableStatistics
 from tightframe.securesum.errors import ProtocolError
 from tightframe.securesum.messages import Params
 from tightframe.securesum.rules import minimum_survivors
-from tightframe.securesum.transcript.lines import MAX_LINE, SERVER, line_hash, parse, read_body
+from tightframe.securesum.transcript.lines import (
+    FORMAT,
+    MAX_LINE,
+    SERVER,
+    line_hash,
+    parse,
+    read_body,
+    written_by_another,
+)
 
 _NAMED = 5
 
@@ -181,7 +190,7 @@ def _transcript(path: Path) -> Transcript:
             for line in iter(partial(stream.readline, MAX_LINE + 2), b""):
                 number += 1
                 value = parse(line.removesuffix(b"\n"))
-                body = read_body(value, server=True)
+                body = read_body(value, server=True, form=FORMAT if first is None else first["format"])
                 head, kind = line_hash(line), value["line"]
                 if first is None:
                     if kind != "run" or body["view"] != SERVER:
@@ -196,7 +205,8 @@ def _transcript(path: Path) -> Transcript:
                     sums.append(_sum(body))
                 complete = kind == "end"
     except ProtocolError as error:
-        raise ResultsError(f"{path}, line {number}: {error}") from None
+        said = written_by_another(first["version"] if first else None, __version__)
+        raise ResultsError(f"{path}, line {number}: {error}{said}") from None
     except OSError as error:
         raise unreadable(path, error) from None
     if first is None:

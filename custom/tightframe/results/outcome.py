@@ -319,6 +319,8 @@ class Ended(Outcome):
         whose = "all silos" if everybody else f"{', '.join(final.evaluated_by)} only"
         if test.noisy:
             return noisy_lines(test, whose, [(row.round, row.test) for row in self.rows if row.test])
+        if not test.records:
+            return [" Test metrics: not measured, because too few test records could be counted"]
         lines = [
             f" Test records of {whose} ({self._counted(test.records, final.evaluated_by)}): "
             f"balanced accuracy {shown(test.balanced_accuracy)}, accuracy {shown(test.accuracy)}, "

@@ -42,7 +42,7 @@ class Row(ResultFile):
         privacy: what silos tell of the epsilon that the job has cost them so far.
         silos: in the sum.
         dropped: silo -> code of those that are not.
-        seconds, bytes_down, bytes_up: that the exchange took.
+        seconds, bytes_down, bytes_up: time that the exchange took, size of requests and answers.
         evaluation: of the model that the exchange made, so that the *next* exchange counts it.
         evaluated_by: the silos that counted it, which need not be those that trained it.
         static_opened: whether counts and class sums were opened; they stay masked after a drop-out.

@@ -24,8 +24,6 @@ from tightframe.results.files import CHECKPOINT
 
 DESCRIPTION = "tightframe"
 FORMAT = 3
-READABLE = (FORMAT, 2)
-"""Formats that are read; the rows of metrics have another form in 2."""
 
 
 def tensor_bytes(tensors: Tensors, metadata: dict[str, str] | None = None) -> bytes:
@@ -105,10 +103,10 @@ def load_state(path: Path) -> Checkpoint:
         raise RunError(
             f"Expected a checkpoint at {path}, but it is missing or damaged: {error}.", code="TF-507"
         ) from None
-    if not isinstance(described, dict) or described.get("format") not in READABLE:
+    if not isinstance(described, dict) or described.get("format") != FORMAT:
         got = described.get("format") if isinstance(described, dict) else type(described).__name__
         raise RunError(
-            f"Expected {path} to be a checkpoint of format {FORMAT} or 2, but got {str(got)[:40]}: "
+            f"Expected {path} to be a checkpoint of format {FORMAT}, but got {str(got)[:40]}: "
             "another version of tightframe wrote it; resume the job with that version.",
             code="TF-521",
         )

@@ -48,8 +48,8 @@ def start_state(setup: JobSetup, weights: bytes | None) -> tuple[ServerState, In
     if found != wanted:
         raise RunError(
             f"Expected {_named(wanted, what)}, but got {_named(found, what)}: the job names it for all "
-            "silos in `initial_model_sha256`, and the server's site configuration its file in "
-            "`initial_model`.",
+            "silos in `initial_model_sha256`. Name its file in the server's site configuration: "
+            '{"server": {"initial_model": "/path/to/model.safetensors"}}.',
             code="TF-505",
         )
     state = setup.initial_state()

@@ -199,7 +199,8 @@ class JobSetup:
         if withdraw is None:
             return None
         by_class = self.job.class_rules == "on"
-        return Withdrawal(withdraw.state_sha256, withdraw.min_withdrawn, by_class=by_class)
+        names = tuple(self.dataset.class_names)
+        return Withdrawal(withdraw.state_sha256, withdraw.min_withdrawn, by_class=by_class, names=names)
 
     def after_phases(self) -> tuple[Phase, ...]:
         """Return the method's phases between the last round and the closing."""

@@ -17,7 +17,7 @@ from tightframe.errors import JobError
 from tightframe.flare.simulation import simulator
 from tightframe.results.rows import Row
 from tightframe.rounds.server import resume
-from tightframe_app.jobs import folders, recipes
+from tightframe_app.jobs import folders, recipes, simulation
 
 Typed = Callable[..., tuple[object, str, str]]
 
@@ -158,6 +158,10 @@ def test_a_resumed_run_that_did_no_round_is_run_again_with_the_same_state(
     assert words[:6] == ["tightframe", "simulate", "next", "-w", "old", "--previous-run"], err
     place = tmp_path / words[6] / "server" / "simulate_job" / "checkpoint.safetensors"
     assert place.is_file(), "the first run's, wherever it is kept"
+
+    monkeypatch.setattr(simulation, "_cause", lambda results: "TF-523")
+    code, _, err = typed("simulate", "next", "-w", "old", "--previous-run", str(words[6]))
+    assert "correct the cause first (tightframe explain TF-523), then run it again: " in " ".join(err.split())
 
 
 def test_what_it_refuses(stopped: Path, tmp_path: Path, typed: Typed) -> None:

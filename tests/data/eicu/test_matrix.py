@@ -203,15 +203,13 @@ def test_a_wrong_vocabulary_is_refused(tmp_path: Path, text: str | None, said: s
     path = tmp_path / "v.json"
     if text is not None:
         path.write_text(text)
-    with pytest.raises(DataError, match=said) as caught:
+    with pytest.raises(DataError, match=rf"^TF-204: [\s\S]*{said}"):
         read_vocabulary(path)
-    assert caught.value.code == "TF-204"
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"format": 1, "windows": {}}', '{"windows": {"24h": {}}}'])
 def test_a_strange_manifest_is_refused(tmp_path: Path, text: str) -> None:
     assert read_manifest(tmp_path).windows == {}
     (tmp_path / MANIFEST).write_text(text)
-    with pytest.raises(DataError, match="remove this file") as caught:
+    with pytest.raises(DataError, match=r"^TF-206: [\s\S]*remove this file"):
         read_manifest(tmp_path)
-    assert caught.value.code == "TF-206"

@@ -149,18 +149,15 @@ def test_the_demo_must_give_the_demos_counts(
 
 
 def test_bad_input_and_output(tables: Path, tmp_path: Path) -> None:
-    with pytest.raises(DataError) as caught:
+    with pytest.raises(DataError, match=r"^TF-203: "):
         prepare(tmp_path / "absent", tmp_path / "out")
-    assert caught.value.code == "TF-203"
     (tmp_path / "file").write_text("")
-    with pytest.raises(DataError, match="able to write") as caught:
+    with pytest.raises(DataError, match=r"^TF-203: [\s\S]*able to write"):
         prepare(tables, tmp_path / "file" / "out")
-    assert caught.value.code == "TF-203"
     (tmp_path / "strange").mkdir()
     (tmp_path / "strange" / MANIFEST).write_text("{}x")
-    with pytest.raises(DataError, match="remove this file") as caught:
+    with pytest.raises(DataError, match=r"^TF-206: [\s\S]*remove this file"):
         prepare(tables, tmp_path / "strange")
-    assert caught.value.code == "TF-206"
     shutil.rmtree(tables)
     with pytest.raises(DataError):
         prepare(tables, tmp_path / "out")

@@ -184,9 +184,8 @@ def test_the_kind_of_silo_must_be_the_jobs(prepared: Path) -> None:
 def test_an_unknown_place_is_refused(
     prepared: Path, options: dict[str, Any], site: dict[str, Any], said: str
 ) -> None:
-    with pytest.raises(DataError, match=said) as caught:
+    with pytest.raises(DataError, match=rf"^TF-208: [\s\S]*{said}"):
         opened(prepared, options, **site)
-    assert caught.value.code == "TF-208"
 
 
 def test_what_is_not_there_is_named(prepared: Path, tables: Path, tmp_path: Path) -> None:

@@ -223,6 +223,5 @@ def test_every_fault_has_its_code(
     folder = good(tmp_path / "tables")
     assert len(read_tables(folder, ("48h",)).matrices["48h"]) == 2
     harm(folder)
-    with pytest.raises(DataError, match=said) as caught:
+    with pytest.raises(DataError, match=rf"^{code}: [\s\S]*{said}"):
         read_tables(folder, ("48h",))
-    assert caught.value.code == code

@@ -140,9 +140,8 @@ def test_unused_columns_may_be_unknown(tmp_path: Path) -> None:
 def test_a_malformed_line_is_refused(tmp_path: Path, text: str, code: str, said: str) -> None:
     path = tmp_path / "processed.va.data"
     path.write_text(f"{ROW}\n{text}\n")
-    with pytest.raises(DataError, match=said) as caught:
+    with pytest.raises(DataError, match=rf"^{code}: [\s\S]*{said}"):
         read_center(path)
-    assert caught.value.code == code
 
 
 def site(folder: Path) -> HeartSite:
@@ -166,9 +165,8 @@ def test_every_fault_has_its_code(
     folder.mkdir()
     (folder / "processed.switzerland.data").write_text(f"{ROW}\n")
     harm(folder)
-    with pytest.raises(DataError, match=said) as caught:
+    with pytest.raises(DataError, match=rf"^{code}: [\s\S]*{said}"):
         open_site(site(folder), HeartOptions())
-    assert caught.value.code == code
 
 
 @pytest.mark.parametrize("wrong", [{"center": 4}, {"center": "1"}, {"root": "heart"}, {"split": "/x"}])

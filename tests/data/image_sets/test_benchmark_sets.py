@@ -139,9 +139,8 @@ def test_a_subset_is_drawn_before_the_partition() -> None:
 def test_options_that_do_not_fit_are_refused(options: dict[str, Any], said: str) -> None:
     with pytest.raises(ValidationError, match=said):
         PartitionOptions.model_validate(options)
-    with pytest.raises(JobError, match="dataset_options") as caught:
+    with pytest.raises(JobError, match=r"^TF-101: [\s\S]*dataset_options"):
         open_silos("digits", **options)
-    assert caught.value.code == "TF-101"
 
 
 def test_an_option_that_a_set_does_not_have_is_answered_with_those_it_has() -> None:

@@ -220,9 +220,8 @@ def test_damaged_mnist_files_are_named(
     mnist: Path, harm: Callable[[Path], Any], part: Any, code: str, said: str
 ) -> None:
     harm(mnist)
-    with pytest.raises(DataError, match=said) as caught:
+    with pytest.raises(DataError, match=rf"^{code}: [\s\S]*{said}"):
         read_mnist(mnist, part)
-    assert caught.value.code == code
 
 
 def test_a_huge_compressed_file_is_not_unpacked(tmp_path: Path) -> None:

@@ -138,9 +138,8 @@ def test_a_truncated_image_still_opens(folder: Path) -> None:
 )
 def test_every_fault_has_its_code(folder: Path, harm: Callable[[Path], object], code: str, said: str) -> None:
     harm(folder)
-    with pytest.raises(DataError, match=said) as caught:
+    with pytest.raises(DataError, match=rf"^{code}: [\s\S]*{said}"):
         opened(folder).check()
-    assert caught.value.code == code
 
 
 def test_text_as_target_is_malformed(folder: Path) -> None:

@@ -237,6 +237,30 @@ def broken_file(kind: str, path: Path) -> tuple[str, str, dict[str, Any]]:
     if kind == "header only":
         path.write_text(",".join(HEADER) + "\n")
         return "TF-208", "train fold, but it has a header and no rows", entry
+    written = {
+        "semicolons": (body.replace(",", ";"), "TF-204", "';' 6 times: is that the `delimiter`"),
+        "tabs": (body.replace(",", "\t"), "TF-204", r"'\t' 6 times"),
+        "no header": (body.partition("\n")[2].replace("r0", OF_A_RECORD), "TF-204", "no column 'age'"),
+        "no header, nor a name": (
+            body.partition("\n")[2].replace("r0", OF_A_RECORD),
+            "TF-204",
+            "Is its first line a record, not names?",
+        ),
+        "column missing": (
+            body.replace("weight", "Weight", 1),
+            "TF-204",
+            "did you mean 'Weight'? Write {'Weight': 'weight'} into `columns`",
+        ),
+        "column twice": (body.replace("weight", "age", 1), "TF-204", "'age' is there 2 times"),
+        "open quote": (body.replace("none", '"none', 1), "TF-206", "quotes"),
+        "quote inside": (body.replace("none", '"no"ne"', 1), "TF-206", "line 2"),
+        "a huge cell": (body.replace("none", "x" * (1 << 21), 1), "TF-206", "line 2"),
+        "no gzip": (body, "TF-206", "BadGzipFile"),
+    }
+    if kind in written:
+        changed, code, said = written[kind]
+        path.write_text(changed)
+        return code, said, entry
     if kind == "latin-1":
         path.write_bytes(body.replace("none", "n\u00f6ne", 1).encode("latin-1"))
         return "TF-206", "not in utf-8", entry
@@ -250,42 +274,12 @@ def broken_file(kind: str, path: Path) -> tuple[str, str, dict[str, Any]]:
     if kind == "utf-16 without mark":
         path.write_bytes(body.encode("utf-16-le"))
         return "TF-206", "zero bytes", entry
-    if kind == "semicolons":
-        path.write_text(body.replace(",", ";"))
-        return "TF-204", "';' 6 times: is that the `delimiter`", entry
-    if kind == "tabs":
-        path.write_text(body.replace(",", "\t"))
-        return "TF-204", r"'\t' 6 times", entry
-    if kind == "no header":
-        path.write_text(body.partition("\n")[2].replace("r0", OF_A_RECORD))
-        return "TF-204", "no column 'age'", entry
-    if kind == "no header, nor a name":
-        path.write_text(body.partition("\n")[2].replace("r0", OF_A_RECORD))
-        return "TF-204", "Is its first line a record, not names?", entry
-    if kind == "column missing":
-        path.write_text(body.replace("weight", "Weight", 1))
-        return "TF-204", "did you mean 'Weight'? Write {'Weight': 'weight'} into `columns`", entry
-    if kind == "column twice":
-        path.write_text(body.replace("weight", "age", 1))
-        return "TF-204", "'age' is there 2 times", entry
-    if kind == "open quote":
-        path.write_text(body.replace("none", '"none', 1))
-        return "TF-206", "quotes", entry
-    if kind == "quote inside":
-        path.write_text(body.replace("none", '"no"ne"', 1))
-        return "TF-206", "line 2", entry
-    if kind == "a huge cell":
-        path.write_text(body.replace("none", "x" * (1 << 21), 1))
-        return "TF-206", "line 2", entry
     if kind == "binary":
         path.write_bytes(bytes(range(256)) * 40)
         return "TF-206", "", entry
     if kind == "a folder":
         path.mkdir()
         return "TF-206", "IsADirectoryError", entry
-    if kind == "no gzip":
-        path.write_text(body)
-        return "TF-206", "BadGzipFile", entry
     if kind == "half a gzip":
         packed = gzip.compress(body.encode())
         path.write_bytes(packed[: len(packed) // 2])

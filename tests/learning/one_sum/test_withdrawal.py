@@ -339,10 +339,9 @@ def totals(named: float, silos: float, classes: list[float]) -> dict[str, Any]:
     ],
 )
 def test_the_opening_rule(found: Any, match: str) -> None:
-    with pytest.raises(RunError, match=match) as caught:
+    with pytest.raises(RunError, match=rf"^TF-523: [\s\S]*{match}"):
         check_numbers(found, ASK)
         check_classes(found, ASK)
-    assert caught.value.code == "TF-523"
 
 
 def test_what_the_opening_rule_lets_through() -> None:

@@ -205,9 +205,8 @@ def test_a_gradient_without_this_rounds_mean_is_refused(make_setting: Any, open_
     (_, gradient) = METHOD.plan(setting, 2, 2)
     broadcast = gradient.broadcast(state)
     assert not any(name.startswith("fishr") for name in broadcast)
-    with pytest.raises(RunError, match="TF-505") as caught:
+    with pytest.raises(RunError, match=r"^TF-505: "):
         gradient.contribute(silos["site-1"], broadcast, {})
-    assert caught.value.code == "TF-505"
 
 
 def test_both_phases_see_the_same_records(make_setting: Any) -> None:

@@ -204,9 +204,8 @@ def test_what_could_wrap_is_refused() -> None:
     # Noise alone is enough for it: that the tail is part of the check.
     noisy = ClassSumsConfig(noise_multiplier=1e8, fractional_bits=24)
     assert 6 * largest_term(noisy, 1) < 2**30
-    with pytest.raises(ContributionError, match=r"TF-404: .*with their noise") as caught:
+    with pytest.raises(ContributionError, match=r"^TF-404: .*with their noise"):
         wrap_bound(noisy, 1, 6, 4)
-    assert caught.value.code == "TF-404"
     # The ring before the mantissa: 2**47 steps of 2**-8 are 2**63 units of it.
     coarse = ClassSumsConfig(noise_multiplier=1.0, fractional_bits=8)
     most = 2**47 // largest_term(coarse, 1)

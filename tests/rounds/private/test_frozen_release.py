@@ -376,9 +376,8 @@ def test_nothing_exact_leaves_and_the_rest_stays_refused() -> None:
 
 
 def test_noise_that_hides_every_class_ends_the_run_and_says_so() -> None:
-    with pytest.raises(RunError, match="noise hides all but") as caught:
+    with pytest.raises(RunError, match=r"^TF-510: [\s\S]*noise hides all but"):
         private("fedncm", privacy={"epsilon": 0.01, "spare_rounds": 0})
-    assert caught.value.code == "TF-510"
 
 
 def test_the_fields_of_one_feature() -> None:

@@ -265,7 +265,7 @@ def test_a_cut_checkpoint_and_one_of_another_format_are_named(broken: Stopped, t
         resume.next_job(path)
     for other in (b"1", b"4"):
         path.write_bytes(data.replace(b'\\"format\\": 3', b'\\"format\\": ' + other, 1))
-        with pytest.raises(RunError, match=r"TF-521.*format 3 or 2, but got " + other.decode()):
+        with pytest.raises(RunError, match=r"TF-521.*format 3, but got " + other.decode()):
             resume.next_job(path)
 
 

@@ -76,9 +76,8 @@ def test_a_gpu_that_is_not_there_is_no_reason_to_train_elsewhere(
     monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
     found = count if available else 0
     said = rf'Expected the device {wanted} .* torch finds {found} GPUs: set "device" to "cpu" or "auto"'
-    with pytest.raises(TrainingError, match=said) as caught:
+    with pytest.raises(TrainingError, match=rf"^TF-303: [\s\S]*{said}"):
         choose_device(wanted)
-    assert caught.value.code == "TF-303"
 
 
 def test_a_silo_without_its_gpu_does_not_start(

@@ -203,9 +203,8 @@ def test_the_run_goes_on_without_it_and_ends_with_too_few(
     assert sizes[0] == sizes[1], "whatever happened"
     monkeypatch.setattr(LocalSilo, "fit", fails)
     broken.add("site-3")
-    with pytest.raises(RunError) as caught:
+    with pytest.raises(RunError, match=r"^TF-513: "):
         run(job(rounds=1), tmp_path / "two")
-    assert caught.value.code == "TF-513"
 
 
 @pytest.mark.parametrize("error", [*HIDDEN, *TOLD], ids=lambda error: type(error).__name__ + str(error)[:9])

@@ -95,9 +95,8 @@ def test_a_trusted_root_is_one_authority_that_not_everybody_can_sign_with(
     path, raw = tmp_path / "root.pem", content(root)
     if raw is not None:
         path.write_bytes(raw)
-    with pytest.raises(SiteConfigError, match=problem) as caught:
+    with pytest.raises(SiteConfigError, match=rf"^TF-202: [\s\S]*{problem}"):
         trusted_roots(SiteEntry(ledger_roots=[str(path)]), root.anchor())
-    assert caught.value.code == "TF-202"
 
 
 def test_roots_of_other_projects_are_trusted_beside_the_own(root: Issued, tmp_path: Path) -> None:

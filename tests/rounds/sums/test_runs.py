@@ -123,9 +123,8 @@ def test_too_few_reveals_open_nothing_and_say_who(tmp_path: Path) -> None:
     def silent(task: str, site: str, request: Any) -> bool:
         return task == "reveal" and site in ("site-1", "site-4")
 
-    with pytest.raises(RunError, match=r"nothing was opened.*site-1 and site-4: TF-502") as caught:
+    with pytest.raises(RunError, match=r"^TF-501: [\s\S]*nothing was opened.*site-1 and site-4: TF-502"):
         run(job(), tmp_path, silent=silent)
-    assert caught.value.code == "TF-501"
     assert not list((tmp_path / "server").glob("*.safetensors"))
     assert '"failure"' in _read(tmp_path, "transcript.jsonl")
     report = _verified(tmp_path / "server", tmp_path / "server")
@@ -151,9 +150,8 @@ def test_a_dealer_of_false_secrets_is_named(tmp_path: Path, monkeypatch: pytest.
         make(self, dealer, group, Secret(bytes(32)) if dealer == "site-2" else secret)
 
     monkeypatch.setattr(secure_server.server.Sum, "_check_secret", check)
-    with pytest.raises(RunError, match="site-2 is to blame") as caught:
+    with pytest.raises(RunError, match=r"^TF-613: [\s\S]*site-2 is to blame"):
         run(job(rounds=1), tmp_path)
-    assert caught.value.code == "TF-613"
     assert '"TF-613"' in _read(tmp_path, "transcript.jsonl")
 
 
@@ -171,9 +169,8 @@ def test_a_silo_missing_at_setup_makes_a_smaller_roster(tmp_path: Path, task: st
 
 
 def test_a_silo_missing_at_setup_ends_the_run_where_the_rest_is_too_few(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="too few silos in enrolment") as caught:
+    with pytest.raises(RunError, match=r"^TF-501: [\s\S]*too few silos in enrolment"):
         run(job(min_sites=4), tmp_path, silent=lambda task, site, _: task == "enroll" and site == "site-2")
-    assert caught.value.code == "TF-501"
 
 
 def test_the_server_never_holds_a_silos_plaintext(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -314,9 +311,8 @@ def test_a_plain_job_is_refused_by_a_site_that_requires_secure_sums(tmp_path: Pa
     strict = SiteEntry(policy=PolicyBlock(require_secure_sum=True))
     entries = {"site-2": strict}
     sessions = {s: SiloSession(c) for s, c in contexts(of, tmp_path, entries=entries).items()}
-    with pytest.raises(RunError, match="site-2 refused: TF-614") as caught:
+    with pytest.raises(RunError, match=r"^TF-509: [\s\S]*site-2 refused: TF-614"):
         coordinator(of, tmp_path).run(Wire(sessions))
-    assert caught.value.code == "TF-509"
 
 
 def test_and_refuses_every_task_of_it_enrolment_or_not(tmp_path: Path) -> None:

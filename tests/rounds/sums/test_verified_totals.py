@@ -294,9 +294,8 @@ def test_without_a_seal_silos_set_up_no_other_epoch(tmp_path: Path, monkeypatch:
     def silent(task: str, site: str, request: Any) -> bool:
         return sealing(request) and site in ("site-1", "site-2")
 
-    with pytest.raises(RunError, match="set up no other epoch") as caught:
+    with pytest.raises(RunError, match=r"^TF-623: [\s\S]*set up no other epoch"):
         run(job(rounds=3), tmp_path / "honest", silent=silent)
-    assert caught.value.code == "TF-623"
     # A server that goes on regardless: whoever was told a total in a seal that was not opened refuses.
     monkeypatch.setattr(secure_server.SecureSums, "_close_epoch", secure_server.SecureSums.seal)
     with pytest.raises(RunError, match=r"site-1, site-2, site-3 and site-4: TF-622"):

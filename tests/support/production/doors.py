@@ -19,6 +19,8 @@ from tightframe.flare.doors.rules import Place, Role, Sender
 COMMANDS = sorted(topic for one in ClientRequestProcessors.request_processors for topic in one.get_topics())
 """All that the engine's client does for whoever asks it: nothing is taken out in this process."""
 Case = dict[str, Any]
+WAIT = 6
+"""Seconds for what comes back."""
 
 
 def cases(target: str, origins: Iterable[str], body: str, *, rights: Iterable[Sender] = ()) -> list[Case]:
@@ -103,8 +105,16 @@ def bad_values(target: str, job: str) -> list[Case]:
 
 def by(federation: Federation, pid: int, asked: list[Case], secrets: list[str]) -> list[list[str]]:
     """Have a process send them; what came back, in which there is no secret."""
-    source = inspect.getsource(raw) + raw.orders(asked, secrets, 6)
+    source = inspect.getsource(raw) + raw.orders(asked, secrets, WAIT)
     told = federation.ordered(pid, source, timeout=120)
+    assert told["found"] == []
+    answers: list[list[str]] = told["answers"]
+    return answers
+
+
+def by_console(console: Any, asked: list[Case], secrets: list[str]) -> list[list[str]]:
+    """The same of a person's console in this process."""
+    told = raw.attack(asked, secrets, WAIT, cell=console)
     assert told["found"] == []
     answers: list[list[str]] = told["answers"]
     return answers

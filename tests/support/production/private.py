@@ -33,6 +33,7 @@ class Search:
     def __init__(self) -> None:
         self._windows: dict[bytes, str] = {}
         self._texts: dict[bytes, dict[bytes, str]] = {}
+        self._known: tuple[int, tuple[NDArray[np.bool_], ...]] = (0, ())
 
     def parts(self, name: str, value: bytes, *, step: int = WINDOW) -> int:
         """Look for any part of a long value; returns how many windows of it are like nothing else."""
@@ -116,13 +117,30 @@ class Search:
 
     def _seen(self, content: bytes) -> set[str]:
         windows, texts = self._windows, self._texts
-        places = range(len(content) - WINDOW + 1)
-        found = {windows[part] for place in places if (part := content[place : place + WINDOW]) in windows}
-        # Thousands of texts: each place is looked up once, instead of all the bytes for every text.
-        for place in range(len(content) - HEAD + 1):
+        in_windows, in_texts = self._starts()
+        words = np.ndarray(len(content), "<u4", content + bytes(3), strides=(1,)) & 0xFFFFFF
+        found = {
+            windows[part]
+            for place in np.flatnonzero(in_windows[words]).tolist()
+            if (part := content[place : place + WINDOW]) in windows
+        }
+        # Thousands of texts: each place is looked up, instead of all the bytes for every text.
+        for place in np.flatnonzero(in_texts[words]).tolist():
             if like := texts.get(content[place : place + HEAD]):
                 found |= {name for text, name in like.items() if content.startswith(text, place)}
         return found
+
+    def _starts(self) -> tuple[NDArray[np.bool_], ...]:
+        """Which first three bytes, as a number, parts and whole values have."""
+        size = len(self._windows) + len(self._texts)
+        if self._known[0] != size:
+            tables = []
+            for values in (self._windows, self._texts):
+                table = np.zeros(1 << 24, np.bool_)
+                table[[int.from_bytes(value[:3], "little") for value in values]] = True
+                tables.append(table)
+            self._known = (size, tuple(tables))
+        return self._known[1]
 
     def files(self, paths: Iterable[Path]) -> tuple[dict[str, set[str]], int]:
         """Names of private values -> files that hold them; how many files were searched."""

@@ -37,9 +37,10 @@ def process_of(federation: Federation, name: str, job_id: str) -> psutil.Process
 
 
 def held(session: Any, job_id: str, silo: psutil.Process) -> dict[str, Any]:
-    """Hold a silo once a run is in its second round and all others have answered; what the run then tells.
+    """Hold a silo once a run is at its last evaluation and all others have answered; what the run then tells.
 
-    It goes on telling it: the round cannot end without the silo, and nobody else is at work.
+    It goes on telling it: the run cannot end without the silo, and nobody else is at work. Not in a round
+    before: answers to the exchanges that follow would take as long as this one does.
     """
     until, now = time.monotonic() + 200, {}
     while time.monotonic() < until:
@@ -47,7 +48,7 @@ def held(session: Any, job_id: str, silo: psutil.Process) -> dict[str, Any]:
         now = told(session, job_id)
         if now.get("state") != "summing" or now["evaluated_round"] is None:
             continue  # the first round takes a silo long, which has to import torch in it
-        # From here on the silo gets on in small steps only, so that the round cannot be missed.
+        # From here on the silo gets on in small steps only, so that the end cannot be missed.
         silo.send_signal(signal.SIGSTOP)
         while time.monotonic() < until and len(now.get("answered", ())) < len(now.get("joined", SITES)) - 1:
             time.sleep(0.5)
@@ -56,7 +57,7 @@ def held(session: Any, job_id: str, silo: psutil.Process) -> dict[str, Any]:
         time.sleep(1)
         now = told(session, job_id)
         waiting = now.get("state") == "summing" and len(now["answered"]) == len(now["joined"]) - 1
-        if waiting and now == before and now["round"] == 2 and now["evaluated_round"] is not None:
+        if waiting and now == before and now["kind"] == "closing":
             return now
         silo.send_signal(signal.SIGCONT)
     raise AssertionError(now)

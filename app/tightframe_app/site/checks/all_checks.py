@@ -55,6 +55,8 @@ def check_site(scope: Scope) -> Iterator[Finding]:
         yield from _data(entry, label, job, scope, held)
         if job is not None:
             yield from site_job.check_policy(job, label or name, entry, policy, scope)
+            if label in job.sites:
+                yield from site_job.check_own_records(job, label, entry, scope)
             if name is not None and scope.production:
                 yield from site_job.signature(job, name, policy, scope)
         yield from machine.device(entry, label)

@@ -149,21 +149,50 @@ def check_history(
     except JobError:
         return  # reported by ``check_policy``
     area = area_of("job", name)
+    # A file beside a startup kit is one of production, though its engine's files may not be finished yet.
+    production = scope.production or scope.startup is not None
     with tempfile.TemporaryDirectory() as folder:
-        context = SiloContext(name, job, entry, Path(folder), job_id=UNKNOWN, production=scope.production)
+        context = SiloContext(name, job, entry, Path(folder), job_id=UNKNOWN, production=production)
         if job.summation == "secure":
             yield from _cohort(context, setup, area, scope)
             yield from _evaluations(context, setup, area, scope)
         if job.privacy is not None:
             yield _budget(context, setup, entries, area)
-        elif entry.data:
-            yield from _rows(context, setup, area)
-        if job.withdraw is not None and entry.data:
-            yield _withdrawal(context, setup, area)
+        yield from _records(context, setup, area, several=False)
 
 
-def _withdrawal(context: SiloContext, setup: JobSetup, area: str) -> Finding:
-    """Check that this site can name the records that it withdraws, and has withdrawn no others."""
+def check_own_records(job: JobConfig, name: str, entry: SiteEntry, scope: Scope) -> Iterator[Finding]:
+    """Check a job against a simulated site's records: sites of a simulation have no memory of other jobs."""
+    from tightframe.errors import JobError
+    from tightframe.rounds.context import SiloContext
+    from tightframe.rounds.setup import prepare
+    from tightframe.rounds.silo.enrolment_check import UNKNOWN
+
+    try:
+        setup = prepare(job, entry.policy.resolve(production=scope.production).ceilings)
+    except JobError:
+        return  # reported by ``check_policy``
+    with tempfile.TemporaryDirectory() as folder:
+        context = SiloContext(name, job, entry, Path(folder), job_id=UNKNOWN)
+        yield from _records(context, setup, area_of("job", name), several=True)
+
+
+def _records(context: SiloContext, setup: JobSetup, area: str, *, several: bool) -> Iterator[Finding]:
+    """Check what depends on this site's records: possible rows, and the records that it withdraws."""
+    if not context.site.data:
+        return
+    if context.job.privacy is None:
+        yield from _rows(context, setup, area)
+    if context.job.withdraw is not None:
+        yield _withdrawal(context, setup, area, several=several)
+
+
+def _withdrawal(context: SiloContext, setup: JobSetup, area: str, *, several: bool) -> Finding:
+    """Check that this site can name the records that it withdraws, and has withdrawn no others.
+
+    Args:
+        several: in a simulation's file, whose sites' states are where it was run.
+    """
     from tightframe.data.base import FOLDS, class_counts
     from tightframe.errors import TightframeError
     from tightframe.learning.one_sum.withdrawal import too_few
@@ -184,7 +213,7 @@ def _withdrawal(context: SiloContext, setup: JobSetup, area: str) -> Finding:
         f"{job.job_name}: withdraws {train} training, {validation} validation and {test} test records from "
         f"job {job.withdraw.previous}"
     )
-    if context.previous_state is None or not context.previous_state.is_dir():
+    if not several and (context.previous_state is None or not context.previous_state.is_dir()):
         return Finding(area, "problem", f"{text}, of which this site has no state here (TF-522)")
     least, classes = context.policy.class_count(synthetic=context.data.synthetic), setup.dataset.num_classes
     left, kept = (class_counts(data.labels("train"), classes) for data in (before, stays))
@@ -259,7 +288,7 @@ def _evaluations(context: SiloContext, setup: JobSetup, area: str, scope: Scope)
     from tightframe.errors import SecureSumError, TightframeError
     from tightframe.privacy.ledger.entries import LedgerError, TamperError
     from tightframe.rounds.silo.enrolment_check import check_evaluations
-    from tightframe.securesum.site.journal import OPENED
+    from tightframe.securesum.site.journal import opened
 
     if not context.limits_evaluations:
         return
@@ -282,11 +311,12 @@ def _evaluations(context: SiloContext, setup: JobSetup, area: str, scope: Scope)
         return
     assert checked is not None  # noqa: S101  (they are limited)
     wanted, before, most = checked
-    now = (wanted.models, wanted.validation, wanted.test)
+    numbers = (wanted.models, wanted.validation, wanted.test)
+    now, limits, earlier = (opened(each) for each in (numbers, most, before))
     told = [
-        f"{number} of {OPENED[place].format(most[place])}, {before[place]} opened by earlier jobs"
-        for place, number in enumerate(now)
-        if most[place] is not None
+        f"{str(number).partition(' ')[0]} of {limit}, {str(known).partition(' ')[0]} opened by earlier jobs"
+        for number, limit, known in zip(now, limits, earlier, strict=True)
+        if limit is not None
     ]
     yield Finding(area, "ok", f"{name}: its exact evaluations open {'; '.join(told)}")
 

@@ -127,7 +127,8 @@ def _flat(path: Path, head: bytes, picture: Picture) -> Pixels:
             values = np.asarray(upright.convert("L"))[..., None]
         else:
             values = np.asarray(upright.convert("RGB"))
-    return _windowed(_of_colour(values, picture), picture.window)
+    pixels, window = _of_colour(values, picture), picture.window
+    return pixels if window is None else eight_bits(pixels, window.low, window.high)
 
 
 def open_picture(source: Path | IO[bytes], formats: tuple[str, ...] = FORMATS) -> ImageFile:
@@ -157,10 +158,6 @@ def _of_colour(pixels: Pixels, picture: Picture) -> Pixels:
     if not (pixels == pixels[..., :1]).all():
         raise UnfitError("colours, where the contract has grey")
     return pixels[..., :1]
-
-
-def _windowed(pixels: Pixels, window: Window | None) -> Pixels:
-    return pixels if window is None else eight_bits(pixels, window.low, window.high)
 
 
 def _deep(values: NDArray[Any], mode: str, window: Window | None) -> Pixels:

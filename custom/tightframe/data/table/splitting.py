@@ -71,14 +71,11 @@ def split(path: Path, column: str, folder: Path) -> dict[str, SitePart]:
         )
     folder.mkdir(mode=0o700)
     parts = {}
+    ending = Path(path.name.lower().removesuffix(".gz")).suffix
     for number, value in enumerate(sorted(rows), start=1):
-        made = (folder / f"site-{number}{_ending(path)}").absolute()
+        made = (folder / f"site-{number}{ending}").absolute()
         with made.open("w", encoding=source.encoding, newline="") as stream:
             writer = csv.writer(stream, delimiter=source.delimiter, lineterminator="\n")
             writer.writerows([*cells[:place], *cells[place + 1 :]] for cells in (header, *rows[value]))
         parts[f"site-{number}"] = SitePart(value, len(rows[value]), {**entry, "file": str(made)})
     return parts
-
-
-def _ending(path: Path) -> str:
-    return Path(path.name.lower().removesuffix(".gz")).suffix

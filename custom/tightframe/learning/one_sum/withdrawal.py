@@ -343,12 +343,13 @@ def check_own(
     """
     least, gone = silo.min_class_count, _leaving(silo, state).numpy()
     few = too_few(gone, silo.class_counts("train").numpy(), least) if withdrawal.by_class else []
+    which = f", of each class, but of classes {withdrawal.named(few)}" if few else ", but"
     if few or (not withdrawal.by_class and 0 < gone.sum() < least):
         raise RunError(
             f"Expected none or at least {least} of this silo's training records (`min_class_count`) to leave "
-            f"the total{f', of each class, but of classes {few}' if few else ', but'} fewer would: if others "
-            "lie about theirs, the new total tells these alone. Withdraw them once they are enough (until "
-            "then take their lines out of the file), or start a new job without them.",
+            f"the total{which} fewer would: if others lie about theirs, the new total tells these alone. "
+            "Withdraw them once they are enough (until then take their lines out of the file), or start a "
+            "new job without them.",
             code=REFUSED,
         )
     shown = [fold for fold in EVALUATED if fold not in held and _few_of_own_fold(silo, fold, withdrawal)]
@@ -465,8 +466,8 @@ def check_classes(totals: Totals, withdrawal: Withdrawal) -> None:
     if withdrawal.by_class and (few := _at_few(totals[CLASSES])):
         raise RunError(
             f"Expected each class to lose records at {MIN_SILOS} silos or more, or at none, because the new "
-            f"total tells their sum by class, but classes {few} lose some at fewer: wait until more are to "
-            "be withdrawn. Nothing was taken out.",
+            f"total tells their sum by class, but classes {withdrawal.named(few)} lose some at fewer: wait "
+            "until more are to be withdrawn. Nothing was taken out.",
             code=REFUSED,
         )
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, ValidationError
 from safetensors.torch import load_file
 
 from tightframe import __version__
@@ -28,7 +28,7 @@ from tightframe.results.model_card import InitialModel
 from tightframe.results.rows import Row, write_rows
 from tightframe.rounds import checkpoint
 from tightframe.rounds.checkpoint import Checkpoint
-from tightframe.rounds.riders import class_rules, epsilon
+from tightframe.rounds.riders import class_rules
 from tightframe.rounds.run_state import state_sha256
 from tightframe.rounds.server.record import RunRecord
 from tightframe.rounds.sums.declaration import Declaration
@@ -47,7 +47,7 @@ class SavedRun(BaseModel):
         static_cohort: the cohort for which counts were requested; None before.
         opened: every sum opened so far with its cohort.
         holders: holders of each class in the last opened sum, in old checkpoints whose state lacks them.
-        rows: of metrics; checkpoints of format 2 have them in another form.
+        rows: of metrics.
         best: score and round of the best model by validation.
         judges: the silos that evaluated the best model.
         others: the silos that evaluated the latest model, if they are others.
@@ -70,32 +70,6 @@ class SavedRun(BaseModel):
     judges: list[str]
     others: list[str] | None
     initial_model: InitialModel | None
-
-    @field_validator("rows", mode="before")
-    @classmethod
-    def _of_format_2(cls, rows: Any) -> Any:
-        """Bring the rows of an older checkpoint into today's form."""
-        return [_brought_up(row) for row in rows] if isinstance(rows, list) else rows
-
-
-def _brought_up(row: Any) -> Any:
-    """Return a row of format 2 with today's keys; any other as it is.
-
-    Raises:
-        ValueError: if what it says of epsilon cannot be read.
-    """
-    if not isinstance(row, dict) or "format" in row:
-        return row
-    values = {**row, "static_opened": not row.get("shut", False)}
-    if isinstance(seconds := row.get("seconds"), float):
-        values["seconds"] = round(seconds, 3)
-    if (spent := values.pop("spent", None)) is not None:
-        keys = ("round", "promised", "delta", "silos", "bins", "shown")
-        try:
-            values["privacy"] = epsilon.spent(*(spent[key] for key in keys))
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
-            raise ValueError(f"of round {row.get('round')}: {type(error).__name__}") from None
-    return values
 
 
 def checkpoint_of(

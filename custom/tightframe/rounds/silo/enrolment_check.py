@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from tightframe.config.refusals import BelowPolicyError, Refusal
+from tightframe.data.table import TableOptions
 from tightframe.rounds.context import SiloContext
 from tightframe.rounds.setup import JobSetup
 from tightframe.rounds.sums.common import package_errors
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 UNKNOWN = "not-submitted-yet"
 """Id that stands for a job without one, because no engine has received it yet."""
+SHOWN = 12
+"""Most columns that a refusal names, in the site's own log."""
 
 
 def check_sums(context: SiloContext, setup: JobSetup, entries: Sequence[journal.Entry]) -> None:
@@ -58,12 +61,12 @@ def check_evaluations(
     """
     from tightframe.rounds.silo import evaluations
 
-    if (found := evaluations.of_silo(context, setup)) is None:
+    if (found := evaluations.of_silo(context, setup, entries=entries)) is None:
         return None
     dataset, history = context.site.records_id(context.job.dataset), journal.History(entries)
     with package_errors():
         found.check(dataset, context.job_id, history)
-    return found.entry(dataset, context.job_id, found.in_all), history.evaluated(dataset), found.most
+    return found.entry(dataset, context.job_id), history.evaluated(dataset), found.most
 
 
 def check_budget(context: SiloContext, setup: JobSetup, entries: Sequence[Entry]) -> bool:
@@ -103,7 +106,7 @@ def check_rows(context: SiloContext, setup: JobSetup) -> None:
     from tightframe.rounds.product_rule import check_units, units_planned
     from tightframe.rounds.silo.view import LocalSilo
 
-    if not setup.trains or context.job.privacy:
+    if not setup.trains or context.job.privacy or context.data.synthetic:
         return
     silo = LocalSilo(context, setup, torch.device("cpu"), 0)
     if context.job.weights == "uniform" and (layers := units_planned(setup)) is not None:
@@ -114,12 +117,27 @@ def check_rows(context: SiloContext, setup: JobSetup) -> None:
         of = f"records, were {honest} silos as this one (uniform weights tell no others' numbers)"
         check_units(context.policy, layers, records, of)
     least = context.policy.min_row_bits
-    if least and len(setup.setting.input_shape) == 1 and silo.row_bits() < least:
+    if not least or len(setup.setting.input_shape) != 1:
+        return
+    bits = silo.column_bits()
+    if sum(bits) < least:
         refusal = Refusal(
             "min_row_bits",
             f"exact totals of a table of fewer than 2 to the {least} possible rows",
             "privacy",
-            "from few totals its records are found among these; columns that tell patients apart better, or "
-            "`privacy`, are safe",
+            f"from few totals its records are found among these. {_told(setup, bits)}. Columns that tell "
+            "patients apart better, or `privacy`, are safe",
         )
         raise BelowPolicyError([refusal], shown_to_lead=context.policy.tell_refusals, code="TF-628")
+
+
+def _told(setup: JobSetup, bits: Sequence[float]) -> str:
+    """Say how many rows are possible here and by which columns, for the site's own check and log only."""
+    names = [str(place) for place in range(len(bits))]
+    if isinstance(options := setup.dataset_options, TableOptions):
+        names = [column.column for column in options.contract.columns]
+    each = sorted(zip(bits, names, strict=True), key=lambda item: -item[0])
+    parts = [f"{name} {number:.1f}" for number, name in each[:SHOWN] if number]
+    more = sum(number for number, _ in each[SHOWN:])
+    rest = f", all others {more:.1f}" if more else ""
+    return f"This table has 2 to the {sum(bits):.1f}, by column: {', '.join(parts) or 'none'}{rest}"

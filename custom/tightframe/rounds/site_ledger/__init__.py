@@ -96,7 +96,8 @@ def describe_loss(paths: LedgerPaths, entries: tuple[Entry, ...] | None) -> str 
         return f"no ledger at {paths.ledger}, but there was one: {traces[0]} is still there"
     known = any(isinstance(entry.content, Remembered | Begun) for entry in entries or ())
     if not known and (left := [*paths.journal.glob(OLD_JOURNAL), *paths.transcripts()]):
-        return f"there is no record of earlier secure sums, but there were some: {left[0]}"
+        by = " (an earlier build's, which this one does not read)" if left[0].name == OLD_JOURNAL else ""
+        return f"there is no record of earlier secure sums, but there were some: {left[0]}{by}"
     return None
 
 

@@ -329,11 +329,7 @@ def _restored(kind: type[T], parts: Sequence[Any]) -> T:
 def _readers(kind: type[Any]) -> list[Callable[[Any], Any]]:
     """Return what reads each field of a class: the last part of its ``Annotated`` type, if it is of one."""
     hints = get_type_hints(kind, include_extras=True)
-    return [getattr(hints[item.name], "__metadata__", (_as_it_is,))[-1] for item in fields(kind)]
-
-
-def _as_it_is(value: Any) -> Any:
-    return value
+    return [getattr(hints[item.name], "__metadata__", (lambda value: value,))[-1] for item in fields(kind)]
 
 
 def _each(read: Callable[[Any], Any]) -> Callable[[Any], tuple[Any, ...]]:

@@ -165,6 +165,13 @@ def end(chain: Chain, *, reason: str | None, sums: int) -> bytes:
     return _line(chain, "end", {"reason": reason, "sums": sums})
 
 
+def written_by_another(version: object, own: str) -> str:
+    """Say which other version names itself as a transcript's writer; nothing if it is ``own``, or no text."""
+    if not isinstance(version, str) or version == own:
+        return ""
+    return f" It says that Tightframe {version} wrote it: use that version for it as well."
+
+
 def parse(raw: bytes) -> dict[str, Any]:
     """Parse a line without its newline: a map that has ``line``, its kind, and ``previous``.
 
@@ -251,7 +258,7 @@ def _sum_values(record: SumRecord) -> dict[str, Any]:
                 "sum_id": item.sum_id.as_value(),
                 "basis": item.basis.hex(),
                 "total": item.total.hex(),
-                "combinations": _combinations(item.combinations),
+                "combinations": {group: _base64_text(data) for group, data in item.combinations.items()},
                 "follows": item.follows,
                 "update": item.update.hex(),
                 "static": item.static.hex(),
@@ -278,10 +285,6 @@ def _told_values(told: Told) -> dict[str, Any]:
         "hashes": {group: data.hex() for group, data in told.hashes.items()},
         "receipts": told.receipts.hex(),
     }
-
-
-def _combinations(combined: Mapping[Group, bytes]) -> dict[str, str]:
-    return {group: _base64_text(data) for group, data in combined.items()}
 
 
 def _base64_text(data: bytes) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,19 +16,21 @@ from scipy.optimize import brentq
 from scipy.special import ndtr
 from tests.app.site.checks import test_all_checks as test_site_check
 from tests.app.site.checks.test_all_checks import NOW, PROJECT, SITE, _change, _found, _problems
+from tests.attacks import test_rare_values as rare
 from tests.support.jobs import SMALL
 from tests.support.ledgers import SiteKeys, charge, open_ledger
 from typer.testing import CliRunner
 
-from tightframe.config.job import parse_job
-from tightframe.config.site import parse_single, read_object
+from tightframe.config.job import JobConfig, parse_job
+from tightframe.config.refusals import BelowPolicyError
+from tightframe.config.site import SiteEntry, parse_single, read_object
 from tightframe.privacy.accounting import BudgetError
 from tightframe.privacy.events import Gaussian
 from tightframe.privacy.ledger.entries import Cap, Remembered
 from tightframe.privacy.ledger.ledger import ledger_path
 from tightframe.rounds.context import SiloContext
 from tightframe.rounds.setup import prepare
-from tightframe.rounds.silo.enrolment_check import UNKNOWN
+from tightframe.rounds.silo.enrolment_check import UNKNOWN, check_rows
 from tightframe.rounds.silo.private_view import PrivateSilo
 from tightframe.rounds.silo.view import RequestedSum
 from tightframe.rounds.sums.release import release_profile
@@ -42,7 +45,8 @@ from tightframe.securesum.site.journal import (
 )
 from tightframe_app.cli import app
 from tightframe_app.jobs import folders
-from tightframe_app.site.checks.findings import Finding
+from tightframe_app.site.checks.all_checks import check_site
+from tightframe_app.site.checks.findings import Finding, Scope
 from tightframe_app.site.memory import memory_of
 
 hospital = test_site_check.hospital
@@ -340,11 +344,16 @@ def test_a_job_is_held_against_what_earlier_exact_evaluations_have_told(
         return [item.text for item in _looked(hospital, folder) if "exact evaluations" in item.text]
 
     (text,) = told()
-    assert "open 2 of 11 models, 0 opened by earlier jobs; " in text and "bits of the test records" in text
+    assert (
+        "open 2 of 11 models, 0 opened by earlier jobs; " in text
+        and "50.0% of what the test records hold" in text
+    )
     _write(hospital, Evaluated("skin", "job-1", 1, "train-0", bytes(32), 10, 70, 80))
     (text,) = told()
     assert text.startswith("TF-627: ") and '"evaluation": {"models": 2, ' in text
     assert text in _refused(hospital, folder)
+    found = _found(hospital, job=folders.read_job(folder), records=False, production=False)
+    assert text in [item.text for item in found], "a file beside a kit is production's"
     (problem,) = _problems(hospital, job=folders.read_job(folder), folder=folder, records=False)
     accept = f"tightframe site release accept -c {hospital} --job {folder} --evaluations"
     assert problem.endswith(f"To decide: {accept}")
@@ -408,3 +417,36 @@ def test_an_own_training_loop_is_shown_by_its_package_or_refused(
     assert _problems(hospital, job=job) == []
     told = [item.text for item in _found(hospital, job=job)]
     assert "training.loop careful: here that is clinic_loop:LOOP of clinic_loop 3.1" in told
+
+
+def test_every_site_of_a_simulation_is_told_what_its_records_forbid(tmp_path: Path) -> None:
+    """Possible rows, by column, and records to withdraw; how many they are stays at the site."""
+    few, file = rare.job(method="fedavg", model="mlp"), tmp_path / "withdrawn.csv"
+    entries = {
+        site: {
+            "data": {"table": {"file": str(path)}},
+            "policy": {"profile": "standard"},
+            "withdrawn": {"table": str(file)},
+        }
+        for site, path in rare.tables(tmp_path, numbers=False).items()
+    }
+    (tmp_path / "sites.json").write_text(json.dumps({"sites": entries}))
+
+    def problems(job: JobConfig) -> list[str]:
+        found = check_site(Scope(tmp_path / "sites.json", job=job.model_dump(mode="json")))
+        return [item.text for item in found if item.state == "problem"]
+
+    told = problems(few)
+    assert len(told) == 4 and all(text.startswith("TF-628: ") for text in told)
+    assert "This table has 2 to the 2.9, by column: d0 1.0, d1 0.9, d3 0.9. " in told[0]
+    entry = SiteEntry.model_validate(entries["site-1"])
+    with pytest.raises(BelowPolicyError) as caught:
+        check_rows(SiloContext("site-1", few, entry, tmp_path, job_id=UNKNOWN), prepare(few))
+    assert "d0 1.0" in str(caught.value) and "d0" not in str(caught.value.outside())
+
+    run = {"lineage": "first", "previous": "first"}
+    hashes = {"checkpoint_sha256": "0" * 64, "state_sha256": "0" * 64}
+    leaving = rare.job(withdraw={**run, **hashes}, model_options={"standardise": False})
+    file.write_text("record,site-1-3\n")
+    first, *others = [text for text in problems(leaving) if "TF-628" not in text]
+    assert "(TF-523)" in first and len(others) == 3 and all(text.startswith("TF-214: ") for text in others)
