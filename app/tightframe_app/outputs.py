@@ -257,11 +257,21 @@ class Formed(Part):
     job: str | None
 
 
+class EvaluatedSoFar(Part):
+    """What exact evaluations of a data set told: of how many models, and shares of what the folds hold."""
+
+    dataset: str
+    models: int
+    validation: float
+    test: float
+
+
 class Releases(Output):
-    """The ways in which sums over a site's records may be formed."""
+    """The ways in which sums over a site's records may be formed, and what evaluations have told."""
 
     site: str
     formed: tuple[Formed, ...]
+    evaluated: tuple[EvaluatedSoFar, ...]
 
 
 class AcceptedModel(Part):

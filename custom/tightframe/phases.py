@@ -459,10 +459,10 @@ class SiloView(Protocol):
         """Yield ``encoded`` of the training fold before a withdrawal, exact, and which records stay (B,)."""
 
     def withdrawn_from(self, fold: Fold) -> tuple[torch.Tensor, bool]:
-        """Return the labels (n,) of a fold's withdrawn records, and whether too few leave or stay.
+        """Return the labels (n,) of a fold's withdrawn records, and whether it must be evaluated no more.
 
-        Fewer than ``min_test_count``: where too few stay exact counts lose a part; where too few leave their
-        difference is of these.
+        That is if evaluations told enough of it, or fewer than ``min_test_count`` leave or stay: where too
+        few stay exact counts lose a part; where too few leave their difference is of these.
         """
 
     def fit(self, model: torch.nn.Module, stages: Sequence[Any]) -> Any:
@@ -477,6 +477,10 @@ class SiloView(Protocol):
     @property
     def offers_prototypes(self) -> bool:
         """This silo submits class prototypes (FedMR's Table 5 lets silos opt out)."""
+
+    @property
+    def limits_evaluations(self) -> bool:
+        """This silo counts what exact evaluations tell of its records, and tells losses in whole nats."""
 
     def may_sum(self, fold: Fold) -> bool:
         """Check whether what this silo counts over a fold may enter a total, as its evaluation may."""

@@ -10,16 +10,20 @@ import itertools
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from tests.support.attacks.kits import accept_release
 from tests.support.attacks.malicious_server import Federation, Records, hearts, identity
+from tests.support.tables import write
 
 from tightframe.config.policy import PolicyBlock
+from tightframe.data.table import TableOptions, TableSite
+from tightframe.data.table.silo import open_site
 from tightframe.errors import SecureSumError
 from tightframe.rounds.sums.vault import read_journal
 from tightframe.securesum.site.journal import Evaluated, History
 
-FEW = PolicyBlock(profile="standard", max_evaluations=3)
+FEW = PolicyBlock(profile="standard", max_evaluations=3, evaluated_share=None)
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +100,9 @@ def test_bits_of_small_folds_run_out_before_models_do(hospitals: dict[str, Recor
     """And noise tells nothing that counts here."""
     tight = PolicyBlock(profile="standard", evaluated_share=0.01)
     said = refused(federation(hospitals, tmp_path, "job-a", policy=tight))
-    assert "bits of the test records" in said and "models" not in said.partition(":")[2].partition('"')[0]
+    assert (
+        "of what the test records hold" in said and "models" not in said.partition(":")[2].partition('"')[0]
+    )
     private = {
         "rounds": 2,
         "weights": "uniform",
@@ -105,6 +111,43 @@ def test_bits_of_small_folds_run_out_before_models_do(hospitals: dict[str, Recor
     found = Federation(private, hospitals, state=tmp_path, job_id="job-b", policy=tight)
     assert found.sessions["hospital-1"]._evaluations() is None
     found.ask_to_enroll("hospital-1", found.params())
+
+
+def test_numbers_beside_short_columns_hide_these_only_as_far_as_scores_show_them(tmp_path: Path) -> None:
+    """Seven yes/no columns and three laboratory values: 45 of 83 test records were read from ten models.
+
+    Of 83 a guess from the columns' rates has 35.
+    """
+    draw, names = np.random.default_rng(1), [f"hospital-{place}" for place in (1, 2, 3)]
+    short, labs = [f"c{place}" for place in range(7)], ["l1", "l2", "l3"]
+    columns = [{"column": name, "kind": "boolean"} for name in short]
+    columns += [{"column": name, "kind": "number", "low": 0, "high": 40} for name in labs]
+    label = {"column": "ill", "classes": [{"code": "0"}, {"code": "1"}]}
+    options = {"contract": {"title": "Ward", "columns": columns, "label": label, "record": "id"}}
+    data = {}
+    for name in names:
+        yes, values = draw.random((150, 7)) < 0.4, draw.gamma(4, 2.5, (150, 3)).clip(0.1, 40).round(1)
+        rows = [
+            [f"{name}-{row}", *np.where(yes[row], "yes", "no"), *map(str, values[row]), str(row % 2)]
+            for row in range(150)
+        ]
+        file = write(tmp_path / f"{name}.csv", rows, header=("id", *short, *labs, "ill"))
+        site = TableSite.model_validate({"file": str(file)})
+        data[name] = Records(open_site(site, TableOptions.model_validate(options)))
+    told = {}
+    for models in (3, 11):
+        values = {
+            "dataset": "table",
+            "dataset_options": options,
+            "rounds": 10,
+            "evaluation": {"models": models},
+        }
+        standard = PolicyBlock(profile="standard")
+        job = Federation(values, data, state=tmp_path / str(models), policy=standard)
+        found = job.sessions[names[0]]._evaluations()
+        assert found is not None
+        told[models] = found.fits(found.most)
+    assert told == {3: True, 11: False}
 
 
 def test_what_is_told_is_on_record_before_the_term_leaves(

@@ -11,8 +11,13 @@ import pytest
 from tests.attacks.test_own_states import open_a_seal
 from tests.support.attacks.malicious_server import Federation, hearts
 
+from tightframe.config.policy import PolicyBlock
 from tightframe.errors import JobError, TightframeError
+from tightframe.learning.one_sum.temperature import LOSSES
+from tightframe.learning.one_sum.withdrawal import withheld
 from tightframe.rounds.server.collecting import SharedState
+from tightframe.rounds.sums.vault import read_journal
+from tightframe.securesum.site.journal import History
 
 VALUES: dict[str, Any] = {
     "method": "fedncm",
@@ -26,11 +31,10 @@ NAMED = "hospital-2"
 class Ended:
     """Hospitals with an ended run, out of which they withdraw records."""
 
-    def __init__(self, state: Path) -> None:
-        self.state, self.data = state, hearts(4)
-        run = Federation(VALUES, self.data, state=state).enroll()
-        for exchange in run.setup.plan:
-            run.sum(*exchange.place)
+    def __init__(self, state: Path, policy: PolicyBlock | None = None) -> None:
+        self.state, self.data, self.policy = state, hearts(4), policy
+        run = Federation(VALUES, self.data, state=state, policy=policy).enroll()
+        self.totals = [run.sum(*exchange.place) for exchange in run.setup.plan]
         open_a_seal(run)
         self.final = run.shared
 
@@ -55,7 +59,13 @@ class Ended:
     ) -> Federation:
         """Enrol the hospitals in a job that continues another one, from the run's final state."""
         made = Federation(
-            values, self.data, state=self.state, job_id=job_id, previous=previous, withdrawn=names
+            values,
+            self.data,
+            state=self.state,
+            job_id=job_id,
+            previous=previous,
+            withdrawn=names,
+            policy=self.policy,
         ).enroll()
         made.shared = SharedState(self.final.state)
         return made
@@ -120,6 +130,31 @@ def test_a_withdrawal_that_took_nothing_out_is_not_resumed(ended: Ended) -> None
         again.sum("closing", 1)
     again.shared = SharedState(first.state)
     again.sum("closing", 1)
+
+
+def test_a_withdrawal_is_not_refused_for_what_evaluations_told_but_evaluates_no_more(tmp_path: Path) -> None:
+    """Where a second job over the same records is: the duty to take records out waits for no consent."""
+    ended = Ended(tmp_path, PolicyBlock(profile="standard", min_row_bits=0))
+
+    (losses,) = (each[LOSSES] for each in ended.totals if LOSSES in each)
+    assert np.any(losses) and np.array_equal(losses, np.round(losses)), "no margin of a record"
+
+    def told() -> tuple[int, int, int]:
+        paths = withdrawal.sessions["hospital-3"].context.ledger_paths
+        return History(read_journal(paths, check=None)).evaluated("hearts")
+
+    second = Federation(
+        {**VALUES, "seed": 1}, ended.data, state=tmp_path, job_id="job-x", policy=ended.policy
+    )
+    with pytest.raises(TightframeError) as caught:
+        second.enroll()
+    assert caught.value.code == "TF-627"
+    withdrawal = ended.withdraws("job-b", ended.enough())
+    before = told()
+    take_out(withdrawal)
+    totals = [withdrawal.sum(*place) for place in (("train", 1), ("closing", 1))]
+    assert withheld(withdrawal.shared.state) == ("validation", "test") and told() == before
+    assert not any(np.any(total) for each in totals for name, total in each.items() if "evaluation" in name)
 
 
 def test_no_lead_resumes_a_withdrawal_from_the_run_itself() -> None:

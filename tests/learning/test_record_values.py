@@ -8,6 +8,7 @@ from collections.abc import Iterable
 import numpy as np
 import pytest
 import torch
+from scipy.stats import entropy
 from torch.nn import functional
 
 from tightframe.learning import record_values
@@ -99,6 +100,24 @@ def test_possible_rows_are_counted_by_the_steps_of_numbers() -> None:
     assert record_values.column_bits([], ()) == ()
     hidden = torch.tensor([1.0, 1, 1, 1, 1e3, 1], dtype=torch.float64)  # spreads of about 1/2, and 0.017
     assert sum(record_values.column_bits(read, [1, 3, 1, 1], hidden)) < math.log2(2 * 3 * 10)
+    least = 4 * years.std().item() / rows[:, :4].std(0).max().item()  # an eighth of it, in 27 steps
+    eighth = torch.tensor([1.0, 1, 1, 1, 2 * least, 1], dtype=torch.float64)
+    assert sum(record_values.column_bits(read, [1, 3, 1, 1], eighth)) == pytest.approx(
+        math.log2(2 * 3) + math.log2(28) / 4, abs=0.01
+    )
+    real = torch.rand(60, 1, generator=torch.Generator().manual_seed(1))  # in 64 steps to a deviation
+    assert math.log2(64) < sum(record_values.column_bits([(real, torch.zeros(60))], ())) < math.log2(64 * 4)
+
+
+def test_rare_values_are_counted_by_how_likely_rows_are() -> None:
+    """Against SciPy's entropy; 37 drugs that 5 % have are no 2^37 rows, nor are as many rare numbers."""
+    had = (torch.arange(200)[:, None] * 37 + torch.arange(37)) % 200 < 10
+    label = torch.zeros(200)
+    expected = 37 * entropy([0.05, 0.95], base=2)
+    assert sum(record_values.column_bits([(had.float(), label)], ())) == pytest.approx(expected, rel=1e-5)
+    assert expected < 24
+    times = torch.where(had, torch.arange(200)[:, None] % 3 + 1.0, 0.0)  # how often
+    assert sum(record_values.column_bits([(times, label)], ())) < 37 * 0.6
 
 
 @pytest.mark.parametrize(

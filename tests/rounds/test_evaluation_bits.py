@@ -17,10 +17,13 @@ from tests.support.attacks.malicious_server import HEART
 
 from tightframe.config.job import parse_job
 from tightframe.config.policy import PolicyBlock
+from tightframe.learning.one_sum import temperature
 from tightframe.learning.record_values import count_values
+from tightframe.phases import Field
 from tightframe.rounds import evaluation_bits
 from tightframe.rounds.evaluation_bits import Evaluations
 from tightframe.rounds.setup import JobSetup, prepare
+from tightframe.securesum.site.journal import History
 
 COLUMNS, RECORDS = 7, 60
 ROWS = np.array(list(itertools.product((0.0, 1.0), repeat=COLUMNS)), dtype=np.float32)
@@ -70,10 +73,13 @@ def test_all_that_a_job_opens_of_a_fold_is_counted() -> None:
     scores = math.log2(math.comb(20 + 31, 31) * math.comb(10 + 31, 31))
     each = scores + math.log2(30 * 16 + 2)  # a sum of losses in whole steps
     found = told(setup(), labels)
-    assert found.in_all.numbers == (10, math.ceil(11 * each), math.ceil(11 * each)), "nobody steers the start"
+    in_all = [found.in_all.models, found.in_all.validation, found.in_all.test]
+    assert in_all == pytest.approx([10, 11 * each, 11 * each]), "nobody steers the start"
+    parts = math.ceil(each / found.held.test * 10**6)  # of each sum, as the journal has them
+    assert found.wanted == (10, 11 * parts, 11 * parts) and found.most == (11, 500_000, 500_000)
     assert set(found.told) == {*(("train", number, 0) for number in range(1, 11)), ("closing", 10, 0)}
-    assert told(setup(models=1), labels).in_all.numbers == (1, math.ceil(each), math.ceil(each))
-    assert told(setup(), labels, untold=("validation",)).in_all.numbers == (10, 0, math.ceil(11 * each))
+    assert told(setup(models=1), labels).wanted == (1, parts, parts)
+    assert told(setup(), labels, untold=("validation",)).wanted == (10, 0, 11 * parts)
     given, moments = {"initial_model_sha256": "0" * 64}, {"model_options": {"standardise": True}}
     assert [told(setup.__wrapped__(**each), labels).in_all.models for each in (given, moments)] == [11, 11]
     # With an odd number of bins who is above a half does not follow from the scores.
@@ -83,14 +89,39 @@ def test_all_that_a_job_opens_of_a_fold_is_counted() -> None:
     assert personal.test == pytest.approx(found.in_all.test + 3 * math.log2(33))
 
 
-def test_a_heads_losses_at_a_grid_of_temperatures_are_counted() -> None:
-    """37 numbers to 2^-16: of 30 records more than their margins can say."""
+def test_what_jobs_tell_of_a_fold_adds_up_as_shares_however_each_counts_it() -> None:
+    labels = np.array([0] * 20 + [1] * 10)
+    narrow, wide = (told(setup(bins=8, models=3), labels, bits) for bits in (20, 200))
+    assert narrow.in_all == wide.in_all and wide.held.test > 8 * narrow.held.test
+    history = History([narrow.entry("ward", "a", place) for place in narrow.told])
+    share = math.fsum(each.test for each in narrow.told.values()) / narrow.held.test
+    assert history.evaluated("ward")[2] == pytest.approx(share * 10**6, abs=3)
+    nothing = told(setup(), labels, 0.0)
+    assert nothing.held.test < 1e-9 and not nothing.fits(nothing.most)
+
+
+def test_a_field_of_which_nobody_knows_what_it_tells_is_no_evaluation() -> None:
+    for name in ("evaluation/test/calibration", "evaluation/train/confusion"):
+        field = Field(name, (2,), bound=1.0)
+        with pytest.raises(ValueError, match=name):
+            evaluation_bits._of_field(field, setup(), {"test": np.zeros(9, np.int64)}, set())
+
+
+def test_a_heads_losses_at_a_grid_of_temperatures_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whole nats that fall, then rise: of five temperatures all such sequences are enumerated."""
     labels = np.array([0] * 20 + [1] * 10)
     job = {"method": "fedncm", "rounds": 1, "weights": "exact", "model": "identity"}
     found = told(setup(models=1, **job), labels).in_all
     alone = told(setup(models=1), labels).in_all
-    assert found.validation == pytest.approx(alone.validation + 30 * 24)
+    assert 100 < found.validation - alone.validation < 120
     assert found.test == pytest.approx(alone.test)
+    monkeypatch.setattr(temperature, "GRID", temperature.GRID[:5])
+    falls_then_rises = sum(
+        all(np.diff(each[: place + 1]) <= 0) and all(np.diff(each[place:]) >= 0)
+        for each in itertools.product(range(4), repeat=5)
+        for place in range(5)
+    )
+    assert falls_then_rises <= 2 ** temperature.told_bits(2, 2) < 4 * falls_then_rises
 
 
 class Ward:

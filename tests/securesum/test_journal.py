@@ -221,13 +221,13 @@ def test_a_profile_that_was_used_and_accepted_is_one() -> None:
     assert history.profiles("lesions") == (profile,) and history.profiles("other records") == ()
 
 
-MOST = Most(3, 100, None)
+MOST = Most(3, 100_000, None)
 
 
 def evaluation(
-    number: int, job: str = "a", *, config: bytes = HASH, bits: int = 40, models: int = 1
+    number: int, job: str = "a", *, config: bytes = HASH, parts: int = 40_000, models: int = 1
 ) -> Evaluated:
-    return Evaluated("lesions", job, number, "train-0", config, models, bits, 10**6)
+    return Evaluated("lesions", job, number, "train-0", config, models, parts, 10**6)
 
 
 def too_much(history: History, wanted: Evaluated) -> str:
@@ -239,17 +239,17 @@ def too_much(history: History, wanted: Evaluated) -> str:
 
 def test_evaluations_of_all_jobs_add_up_to_a_sites_limits() -> None:
     history = History([evaluation(1), evaluation(1), evaluation(1, "b")])
-    assert history.evaluated("lesions") == (2, 80, 2 * 10**6) and history.evaluated("other") == (0, 0, 0)
-    assert history.left("lesions", MOST) == (1, 20, None)
-    history.check_evaluations(evaluation(2, bits=20), MOST)
+    assert history.evaluated("lesions") == (2, 80_000, 2 * 10**6) and history.evaluated("other") == (0, 0, 0)
+    assert history.left("lesions", MOST) == (1, 20_000, None)
+    history.check_evaluations(evaluation(2, parts=20_000), MOST)
     history.check_evaluations(evaluation(1), MOST)  # the same sum again: one of its tries is opened
-    assert "within 100 bits of the validation records, but found 21 " in too_much(
-        history, evaluation(2, bits=21)
+    assert "within 10.0% of what the validation records hold, but found 2.1% of " in too_much(
+        history, evaluation(2, parts=21_000)
     )
-    assert "within 3 models, but found 2 models" in too_much(history, evaluation(2, bits=0, models=2))
-    history.append(evaluation(3, "c", models=9, bits=200))  # of a looser policy
+    assert "within 3 models, but found 2 models" in too_much(history, evaluation(2, parts=0, models=2))
+    history.append(evaluation(3, "c", models=9, parts=200_000))  # of a looser policy
     assert history.left("lesions", MOST) == (0, 0, None)
-    history.check_evaluations(evaluation(2, models=0, bits=0), MOST)
+    history.check_evaluations(evaluation(2, models=0, parts=0), MOST)
 
 
 def test_a_person_accepts_evaluations_for_one_run_of_one_job() -> None:

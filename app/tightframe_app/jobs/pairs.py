@@ -156,6 +156,8 @@ def _on(base: Recipe, method: str, dataset: str) -> Recipe:
     chosen, preset = methods.get(method), of(method)
     values: dict[str, Any] = {key: value for key, value in base.values.items() if key != "method_options"}
     values |= {"method": method, "personalise": chosen.personalise is not None}
+    if chosen.rounds == 1:
+        values["evaluation"] = {"models": 1}
     presets = {name: dict(layer) for name, layer in base.presets.items()}
     # With FedROD's default options the backbone keeps its own head.
     brings_head = chosen.head is not None and method != "fedrod"

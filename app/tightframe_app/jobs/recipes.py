@@ -279,6 +279,7 @@ _EICU: Mapping[str, Any] = {
     "model": "mlp",
     "model_options": {"last_activation": False, "single_logit": True},
     "seed": 2022,
+    "evaluation": {"models": 3},  # as for heart disease
 }
 _EICU_PRESETS: Mapping[str, Mapping[str, Any]] = {
     "rehearsal": {
@@ -306,7 +307,7 @@ _FEDAVG_EICU_PRESETS: Mapping[str, Mapping[str, Any]] = {
 
 # One sum of frozen features. Colours and scales of the pictures' features were chosen by cross-validation on
 # the training and validation records of real lesions at 32 px; classes count alike, as in balanced accuracy.
-_ONE_SUM: Mapping[str, Any] = {"rounds": 1, "training": {"augment": False}}
+_ONE_SUM: Mapping[str, Any] = {"rounds": 1, "training": {"augment": False}, "evaluation": {"models": 1}}
 _SCATTERED_PRESETS: Mapping[str, Mapping[str, Any]] = {
     "rehearsal": {
         "dataset_options": {"image_size": 48},
@@ -417,6 +418,8 @@ RECIPES: list[Recipe] = [
             "threads": 1,
             "training": {"epochs": 4, "batch_size": 16, "learning_rate": 0.03, "momentum": 0.9},
             "personalise": True,
+            # Of few records little may be told over all jobs (``evaluated_share``).
+            "evaluation": {"models": 3},
         },
         _HEART_PRESETS,
         _SIX[:4],

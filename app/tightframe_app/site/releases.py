@@ -161,6 +161,7 @@ def release_show(config: Config, site: Site = None, kit: Kit = None, form: forma
     sites. ``--format json`` lists every setting.
     """
     from tightframe.securesum.site.journal import (
+        PARTS,
         Evaluated,
         History,
         ProfileAccepted,
@@ -178,7 +179,7 @@ def release_show(config: Config, site: Site = None, kit: Kit = None, form: forma
         (entry.dataset, entry.profile) for entry in entries if isinstance(entry, ProfileUsed)
     )
     if form == "json":
-        from tightframe_app.outputs import Formed, Releases
+        from tightframe_app.outputs import EvaluatedSoFar, Formed, Releases
 
         told = [
             Formed(
@@ -188,7 +189,12 @@ def release_show(config: Config, site: Site = None, kit: Kit = None, form: forma
             )
             for entry in ways.values()
         ]
-        formats.show(Releases(site=site, formed=tuple(told)))
+        names, history = sorted({name for name, _ in ways}), History(entries)
+        evaluated = tuple(
+            EvaluatedSoFar(dataset=name, models=models, validation=validation / PARTS, test=test / PARTS)
+            for name, (models, validation, test) in ((name, history.evaluated(name)) for name in names)
+        )
+        formats.show(Releases(site=site, formed=tuple(told), evaluated=evaluated))
         return
     if not ways:
         out.print(
@@ -446,11 +452,9 @@ def release_accept(
 
 def _told(history: History, dataset: str) -> str:
     """Say what the exact evaluations of all jobs so far have told."""
-    from tightframe.securesum.site.journal import OPENED
+    from tightframe.securesum.site.journal import opened
 
-    return ", ".join(
-        words.format(number) for words, number in zip(OPENED, history.evaluated(dataset), strict=True)
-    )
+    return ", ".join(map(str, opened(history.evaluated(dataset))))
 
 
 def _cohorts(entries: Sequence[Entry], dataset: str, *, all_of_them: bool = False) -> list[tuple[str, ...]]:

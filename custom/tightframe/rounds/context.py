@@ -342,3 +342,15 @@ class SiloContext:
     def site_ledger(self) -> SiteLedger:
         """Opener of that ledger; cached, because it verifies only the entries that it has not seen."""
         return SiteLedger(self.ledger_paths, self.site, self.identity, self.log)
+
+    @cached_property
+    def budget_ledger(self) -> SiteLedger:
+        """Opener of the ledger of this silo's privacy budget: the same; in the simulator one in its state.
+
+        A resumed job copies that state.
+        """
+        paths = self.site_ledger.paths
+        path = ledger_path(self.ledger_dir or self.state_folder, self.name)
+        if paths.ledger == path:
+            return self.site_ledger
+        return SiteLedger(replace(paths, ledger=path), self.site, self.identity, self.log)

@@ -9,8 +9,8 @@ So each evaluation costs the logarithm of how many answers it could have, with t
 class as known, and a fold holds the logarithm of how many tables of rows it could be (``record_values`` says
 how many bits a row has). While less than half of that is opened (``evaluated_share``), the best programme
 finds hardly more records than a guess from what all know: none of it could tell which; with one to three
-times as much it finds all. The site adds up, in its ledger, over all jobs. In a table of many numbers a
-hospital that steers the model reads one record long before: against that counts the number of models
+times as much it finds all. The site adds up shares, in its ledger, over all jobs. In a table of many numbers
+a hospital that steers the model reads one record long before: against that counts the number of models
 (``max_evaluations``), but for a start that the job's seed alone makes.
 
 All is about one site's own records, and known before a job runs.
@@ -37,9 +37,10 @@ from tightframe.rounds.plan import Exchange
 from tightframe.rounds.riders import evaluation
 from tightframe.rounds.setup import JobSetup
 from tightframe.securesum.errors import EvaluationsError
-from tightframe.securesum.site.journal import Evaluated, History, Most
+from tightframe.securesum.site.journal import PARTS, Evaluated, History, Most
 
 PIXEL_BITS = 8
+ALL = 10**3 * PARTS
 
 
 @dataclass(frozen=True)
@@ -49,11 +50,6 @@ class Told:
     models: int = 0
     validation: float = 0.0
     test: float = 0.0
-
-    @property
-    def numbers(self) -> tuple[int, int, int]:
-        """Models and whole bits, as a journal has them."""
-        return self.models, math.ceil(self.validation), math.ceil(self.test)
 
     def __add__(self, other: Told) -> Told:
         return Told(self.models + other.models, self.validation + other.validation, self.test + other.test)
@@ -69,6 +65,7 @@ class Evaluations:
         most: the site's limits over all jobs.
         config: SHA-256 of the job.
         smaller: what is left -> words for a job that would fit.
+        withheld: folds that a withdrawal evaluates no more, because the limits leave no room for them.
     """
 
     told: Mapping[Place, Told]
@@ -76,16 +73,26 @@ class Evaluations:
     most: Most
     config: bytes
     smaller: Callable[[Most], str] = lambda left: ""
+    withheld: tuple[Fold, ...] = ()
 
     @property
     def in_all(self) -> Told:
         """What the whole job tells."""
         return sum(self.told.values(), Told())
 
+    def parts(self, told: Told) -> tuple[int, int, int]:
+        """Return models and parts of what each fold holds, rounded up, as a journal has them."""
+        return told.models, _parts(told.validation, self.held.validation), _parts(told.test, self.held.test)
+
+    @property
+    def wanted(self) -> tuple[int, int, int]:
+        """What the entries of all sums of the job add up to."""
+        models, validation, test = zip(*map(self.parts, (Told(), *self.told.values())), strict=True)
+        return sum(models), sum(validation), sum(test)
+
     def fits(self, left: Most) -> bool:
         """Check whether the whole job fits into what is left."""
-        wanted = self.in_all.numbers
-        return all(most is None or number <= most for number, most in zip(wanted, left, strict=True))
+        return all(most is None or number <= most for number, most in zip(self.wanted, left, strict=True))
 
     def check(self, dataset: str, job: str, history: History) -> None:
         """Refuse a job that tells more than a site's limits leave.
@@ -94,16 +101,17 @@ class Evaluations:
             EvaluationsError: TF-627, with a smaller one that would fit.
         """
         try:
-            history.check_evaluations(self.entry(dataset, job, self.in_all), self.most)
+            history.check_evaluations(self.entry(dataset, job), self.most)
         except EvaluationsError as error:
             fits = self.smaller(history.left(dataset, self.most))
             found = f"{error.found}: {fits}"
             raise EvaluationsError(error.what, expected=error.expected, found=found) from None
 
-    def entry(self, dataset: str, job: str, told: Told, place: Place | None = None) -> Evaluated:
-        """Return a journal entry of what is told; without a place one to check a whole job with."""
+    def entry(self, dataset: str, job: str, place: Place | None = None) -> Evaluated:
+        """Return a journal entry of what a sum tells; without a place one to check a whole job with."""
         kind, number, index = place or ("job", 0, 0)
-        return Evaluated(dataset, job, number, f"{kind}-{index}", self.config, *told.numbers)
+        numbers = self.wanted if place is None else self.parts(self.told[place])
+        return Evaluated(dataset, job, number, f"{kind}-{index}", self.config, *numbers)
 
 
 def of_job(
@@ -131,14 +139,18 @@ def of_job(
             told[exchange.place] = found
     bits = _bits_of_rows(setup, values)
     held = Told(0, _held(setup, labels["validation"], bits), _held(setup, labels["test"], bits))
-    return Evaluations(told, held, most(policy, held), bytes.fromhex(setup.job.sha256()))
+    return Evaluations(told, held, most(policy), bytes.fromhex(setup.job.sha256()))
 
 
-def most(policy: Policy, held: Told) -> Most:
+def most(policy: Policy) -> Most:
     """Return a site's limits over all jobs."""
-    share = policy.evaluated_share
-    bits = (None, None) if share is None else (int(share * held.validation), int(share * held.test))
-    return Most(policy.max_evaluations, *bits)
+    share = None if policy.evaluated_share is None else int(policy.evaluated_share * PARTS)
+    return Most(policy.max_evaluations, share, share)
+
+
+def _parts(told: float, held: float) -> int:
+    """Return the parts of what a fold holds that are told, at most as many as no limit allows."""
+    return min(ALL, math.ceil(told / max(held, 1.0) * PARTS)) if told else 0
 
 
 def answers(records: int, cells: int) -> float:
@@ -163,14 +175,15 @@ def _of_field(
 ) -> Told:
     """Return what one field of a sum tells."""
     if item.name == temperature.LOSSES:
-        known = 0.0 if "validation" in left_out else _losses(setup, len(labels["validation"]))
-        return Told(validation=known)
+        records, classes = len(labels["validation"]), setup.dataset.num_classes
+        return Told(validation=0.0 if "validation" in left_out else temperature.told_bits(records, classes))
     if item.name in (personal.ACCURACY, personal.VALID_CLASSES, personal.LABEL_SHARE):
         return Told(test=0.0 if "test" in left_out else math.log2(2**personal.FRACTION_BITS + 1))
-    _, _, rest = item.name.partition("evaluation/")
-    fold, _, kind = rest.partition("/")
-    if fold not in evaluation.FOLDS or item.name != f"evaluation/{fold}/{kind}":
+    if not item.name.startswith("evaluation/"):
         return Told()
+    _, fold, kind = item.name.split("/", 2)
+    if fold not in evaluation.FOLDS:
+        raise ValueError(f"Expected an evaluation of {evaluation.FOLDS}, but got {item.name!r}.")
     bits = 0.0 if fold in left_out else _of_evaluation(kind, item, setup, labels[fold])
     first = fold == evaluation.FOLDS[0] and kind == "confusion"
     return Told(int(first), **{fold: bits})
@@ -194,7 +207,9 @@ def _of_evaluation(kind: str, item: Field, setup: JobSetup, labels: NDArray[np.i
     if kind == "scores":
         told = parts if findings or len(parts) != 2 else parts[:1]
         return sum(answers(own, bins) + answers(other, bins) for own, other in told)
-    return 0.0
+    if kind == "records":  # which the records themselves count, too
+        return 0.0
+    raise ValueError(f"Expected an evaluation's field whose bits are known, but got {item.name!r}.")
 
 
 def _sizes(setup: JobSetup, labels: NDArray[np.int64]) -> list[tuple[int, int]]:
@@ -203,13 +218,6 @@ def _sizes(setup: JobSetup, labels: NDArray[np.int64]) -> list[tuple[int, int]]:
         return [(int((column == 1).sum()), int((column == 0).sum())) for column in labels.T]
     counts = class_counts(labels, setup.dataset.num_classes)
     return [(int(own), len(labels) - int(own)) for own in counts]
-
-
-def _losses(setup: JobSetup, records: int) -> float:
-    """Return the bits of losses at a grid of temperatures: a function of each record's margins alone."""
-    each = math.log2(records * temperature.MOST / temperature.UNIT + 1)
-    margins = records * max(1, setup.dataset.num_classes - 1) * NUMBER_BITS
-    return min(len(temperature.GRID) * each, margins)
 
 
 def _bits_of_rows(setup: JobSetup, values: NDArray[np.float64] | None) -> NDArray[np.float64]:

@@ -97,11 +97,13 @@ def test_show_as_json(config: Path, cohort: Callable[..., Result], journal: Memo
     told = checked("site cohort show", cohort("show", "--format", "json").output)["cohorts"]
     assert [item["how"] for item in told] == ["opened", "opened"]
     assert {item["dataset"]: tuple(item["silos"]) for item in told}[DATASET] == BEFORE
-    write(journal, [ProfileUsed(DATASET, (("weights", "exact"),), "job-1")])
+    evaluation = Evaluated(DATASET, "job-1", 1, "train-0", bytes(32), 2, 150_000, 200_000)
+    write(journal, [ProfileUsed(DATASET, (("weights", "exact"),), "job-1"), evaluation])
     command = ["site", "release", "show", "-c", str(config), "-s", SITE, "--format", "json"]
     told = checked("site release show", CliRunner().invoke(app, command).output)
     used = {"dataset": DATASET, "settings": {"weights": "exact"}, "job": "job-1"}
-    assert told == {"format": 1, "site": SITE, "formed": [used]}
+    evaluated = {"dataset": DATASET, "models": 2, "validation": 0.15, "test": 0.2}
+    assert told == {"format": 1, "site": SITE, "formed": [used], "evaluated": [evaluated]}
 
 
 def test_each_consent_is_shown_with_its_time_and_the_job_that_used_it_first(
@@ -135,8 +137,8 @@ def test_what_all_releases_give_together_is_said_and_the_site_is_the_certificate
     write(journal, [ProfileUsed(DATASET, (("steps", "batches of 32"), ("weights", "exact")), "job-1")])
     assert "All were formed alike" in show() and "batches of 32" not in show()
     assert "Of job-1 none are counted" in show()
-    write(journal, [Evaluated(DATASET, "job-1", 1, "train-0", b"c" * 32, 1, 0, 7)])
-    assert "7 bits of the test records." in show() and "none are counted" not in show()
+    write(journal, [Evaluated(DATASET, "job-1", 1, "train-0", b"c" * 32, 1, 0, 70_000)])
+    assert "7.0% of what the test records hold." in show() and "none are counted" not in show()
     write(journal, [ProfileAccepted(DATASET, (("steps", "batches of 32"), ("weights", "other")))])
     assert "All were formed alike" in show()
     write(journal, [ProfileUsed(DATASET, (("steps", "batches of 32"), ("weights", "exact")), "job-1b")])

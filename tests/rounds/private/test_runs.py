@@ -205,7 +205,9 @@ def test_a_silo_whose_budget_is_spent_stays_out_and_the_others_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # As in production, where the ledger outlives a run and one root certifies a site for all of them.
-    monkeypatch.setattr(Budget, "path", property(lambda self: tmp_path / f"{self._context.name}.sqlite"))
+    monkeypatch.setattr(
+        "tightframe.rounds.context.ledger_path", lambda folder, name: tmp_path / f"{name}.sqlite"
+    )
     monkeypatch.setattr(site_ledger, "signature_check", lambda anchors, name=None: lambda *signed: None)
     original = SiloContext.policy.fget  # type: ignore[attr-defined]
     capped = property(lambda self: original(self).model_copy(update={"epsilon_cap": 6.1}))

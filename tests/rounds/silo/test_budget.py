@@ -23,6 +23,7 @@ from tightframe.privacy.accounting import BudgetError
 from tightframe.privacy.events import Gaussian
 from tightframe.privacy.ledger.chain import read_ledger
 from tightframe.privacy.ledger.entries import Cap, DataNoted, DatasetError
+from tightframe.rounds import site_ledger
 from tightframe.rounds.privacy_plan import PrivacyPlan
 from tightframe.rounds.setup import prepare
 from tightframe.rounds.silo.budget import Budget, fingerprint
@@ -151,6 +152,25 @@ def test_an_older_ledger_knows_records_by_their_source_and_labels(tmp_path: Path
         fingerprint(PRIVATE.dataset, records),
         site._context.content.digest,
     ]
+
+
+def test_each_signature_is_verified_once_in_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not all of them anew at each charge: a run of gradient steps has hundreds."""
+    verified: list[bytes] = []
+    check_of = site_ledger.signature_check
+
+    def counting(*given: Any, **named: Any) -> Any:
+        check = check_of(*given, **named)
+        return lambda *signed: (verified.append(signed[1]), check(*signed))[1]
+
+    monkeypatch.setattr(site_ledger, "signature_check", counting)
+    context = budget(tmp_path)._context
+    for number in range(3):
+        site = Budget(context, plan(), ("site-1", "site-2"))
+        site.charge(f"round {number} training", [SMALL])
+        site.spent_by_job(prv=False)
+    assert len(charges_in(site.path)) == 3
+    assert len(verified) == len(set(verified)) > 3
 
 
 def test_a_charge_beyond_the_promise_or_the_cap_is_not_written(tmp_path: Path) -> None:

@@ -288,7 +288,7 @@ def _evaluations(context: SiloContext, setup: JobSetup, area: str, scope: Scope)
     from tightframe.errors import SecureSumError, TightframeError
     from tightframe.privacy.ledger.entries import LedgerError, TamperError
     from tightframe.rounds.silo.enrolment_check import check_evaluations
-    from tightframe.securesum.site.journal import OPENED
+    from tightframe.securesum.site.journal import opened
 
     if not context.limits_evaluations:
         return
@@ -311,11 +311,12 @@ def _evaluations(context: SiloContext, setup: JobSetup, area: str, scope: Scope)
         return
     assert checked is not None  # noqa: S101  (they are limited)
     wanted, before, most = checked
-    now = (wanted.models, wanted.validation, wanted.test)
+    numbers = (wanted.models, wanted.validation, wanted.test)
+    now, limits, earlier = (opened(each) for each in (numbers, most, before))
     told = [
-        f"{number} of {OPENED[place].format(most[place])}, {before[place]} opened by earlier jobs"
-        for place, number in enumerate(now)
-        if most[place] is not None
+        f"{str(number).partition(' ')[0]} of {limit}, {str(known).partition(' ')[0]} opened by earlier jobs"
+        for number, limit, known in zip(now, limits, earlier, strict=True)
+        if limit is not None
     ]
     yield Finding(area, "ok", f"{name}: its exact evaluations open {'; '.join(told)}")
 

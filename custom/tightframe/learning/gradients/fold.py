@@ -154,7 +154,8 @@ def _slope(
 
 
 def _check_finite(vector: torch.Tensor, trained: Mapping[str, nn.Parameter]) -> None:
-    if bool(torch.isfinite(vector).all()):
+    # The sum is a tenth of the work: where it is finite, all entries are.
+    if bool(torch.isfinite(vector.sum())) or bool(torch.isfinite(vector).all()):
         return
     parts = by_name({name: item.shape for name, item in trained.items()}, "", vector)
     bad = [name for name, part in parts.items() if not bool(torch.isfinite(part).all())]

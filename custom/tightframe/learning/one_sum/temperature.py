@@ -39,7 +39,8 @@ HIDDEN = 0.7
 SLACK = 1.0
 """Nats of all validation records together, see ``chosen``."""
 UNIT = 2.0**-16
-"""Each record's loss is rounded to it, so that a total does not depend on how records are spread."""
+"""Each record's loss is rounded to it, so that a total does not depend on how records are spread, but where
+silos limit evaluations (``told``)."""
 WEIGHT, BIAS = "head.weight", "head.bias"
 
 
@@ -67,6 +68,45 @@ def losses(scores: torch.Tensor, labels: torch.Tensor, known: torch.Tensor) -> t
         each = torch.nn.functional.cross_entropy(scores / temperature, labels, reduction="none")
         totals.append(_rounded(each).sum())
     return torch.stack(totals)
+
+
+def told(losses: torch.Tensor, records: int, classes: int) -> torch.Tensor:
+    """Return losses as they leave a silo that limits evaluations: few numbers, and no record's margin.
+
+    They are whole nats, at most one a record more than those of a head that says nothing, and rise on both
+    sides of the least, as sums of records' losses do that are not limited.
+
+    Args:
+        losses: at each temperature of ``GRID``.
+        records: that they are of.
+        classes: that compete.
+
+    >>> told(torch.tensor([9.0, 3.2, 2.1, 2.3, 2.7]), 3, 2).tolist()
+    [5.0, 3.0, 2.0, 2.0, 3.0]
+    """
+    least, most = int(losses.argmin()), _most(records, classes)
+    down, up = losses[: least + 1].flip(0).cummax(0).values.flip(0), losses[least:].cummax(0).values
+    return torch.cat([down[:-1], up]).clamp(max=most).round()
+
+
+def told_bits(records: int, classes: int) -> float:
+    """Return the bits of ``told``: how many ways to fall to the least and rise from it, for each least.
+
+    >>> round(told_bits(13, 2))
+    81
+    """
+    most, last = _most(records, classes), len(GRID) - 1
+
+    def rising(length: int) -> float:
+        ways = math.lgamma(most + length + 1) - math.lgamma(most + 1) - math.lgamma(length + 1)
+        return ways / math.log(2)
+
+    each = [rising(place) + rising(last - place) for place in range(len(GRID))]
+    return math.log2(most + 1) + float(np.logaddexp2.reduce(each))
+
+
+def _most(records: int, classes: int) -> int:
+    return math.floor(records * (math.log(max(1, classes)) + 1))
 
 
 def _rounded(losses: torch.Tensor) -> torch.Tensor:
@@ -162,18 +202,23 @@ def broadcast(state: ServerState) -> Tensors:
 
 def contribute(silo: SiloView, received: Tensors, state: Tensors) -> Contribution:
     """Sum the losses of this silo's validation records; zeros where they must not enter a total."""
-    total = torch.zeros(len(GRID), dtype=torch.float64)
+    total, records = torch.zeros(len(GRID), dtype=torch.float64), 0
     if silo.may_sum("validation"):
         model, known = frozen(silo, received), received[KNOWN].bool().to(silo.device)
         with torch.no_grad():
             for features, labels in silo.encoded(model, "validation", exact=True):
                 scores = model.head(features)  # type: ignore[operator]
                 total += losses(scores, labels, known).cpu()
+                records += int(known[labels].sum())
+        if silo.limits_evaluations:
+            total = told(total, records, int(known.sum()))
     return Contribution({LOSSES: total}, None)
 
 
 def chosen(losses: NDArray[np.float64]) -> float:
     """Return the temperature of the least summed loss, or the softest one of records without an error.
+
+    Of several with the least, in whole nats, it is the middle one.
 
     Where the head tells all validation records apart, the loss falls for ever with the temperature, and n
     records without an error would be claimed as certainty. Then it is the largest temperature whose loss is
@@ -186,9 +231,9 @@ def chosen(losses: NDArray[np.float64]) -> float:
     >>> chosen(falling) == GRID[20]
     True
     """
-    least = int(np.argmin(losses))
-    if least > 0:
-        return GRID[least]
+    least = np.flatnonzero(losses == losses.min())
+    if least[0] > 0:
+        return GRID[least[len(least) // 2]]
     within = losses <= losses[0] + SLACK
     return GRID[len(GRID) - 1 if bool(within.all()) else int(np.argmin(within)) - 1]
 

@@ -17,13 +17,12 @@ from tightframe.privacy.accounting import MAX_EPSILON, BudgetError
 from tightframe.privacy.events import Event
 from tightframe.privacy.ledger import rules
 from tightframe.privacy.ledger.entries import MAX_ATTEMPT, Cap, Charge, Entry
-from tightframe.privacy.ledger.ledger import Ledger, ledger_path
+from tightframe.privacy.ledger.ledger import Ledger
 from tightframe.privacy.ledger.rules import events_of
 from tightframe.results.words import rounded_up
 from tightframe.rounds.context import SiloContext
 from tightframe.rounds.privacy_plan import PrivacyPlan
 from tightframe.rounds.silo import subnormals
-from tightframe.rounds.site_ledger import SiteLedger
 
 SOLVED = "privacy.json"
 
@@ -43,7 +42,7 @@ class Budget:
     @property
     def path(self) -> Path:
         """Path of the ledger: the site's own in production; in the simulator one for this run."""
-        return ledger_path(self._context.ledger_dir or self._context.state_folder, self._context.name)
+        return self._context.budget_ledger.paths.ledger
 
     @property
     def cap(self) -> Cap:
@@ -246,11 +245,7 @@ class Budget:
 
     def _open(self) -> Ledger:
         """Open the site's ledger; a new one only where there never was one."""
-        shared = self._context.site_ledger
-        if shared.paths.ledger == self.path:
-            return shared.open()
-        # In the simulator the ledger is part of the silo's state, which a resumed job copies.
-        return SiteLedger(replace(shared.paths, ledger=self.path), shared.entry, shared.identity).open()
+        return self._context.budget_ledger.open()
 
 
 def fingerprint(dataset: str, data: SiloData) -> str:

@@ -317,10 +317,12 @@ class Contributor:
     ) -> LocalSilo:
         """Return this silo's view for an exchange; under privacy, training uses one that charges releases."""
         context, job, cohort = self._context, self._context.job, sorted(peers.weights)
-        left_out = (*context.untold(), *told_by_few(job, peers.tellers), *withheld(state))
+        limited = self.evaluations if job.withdraw is not None else None
+        withhold = () if limited is None else limited.withheld
+        left_out = (*context.untold(), *told_by_few(job, peers.tellers), *withheld(state), *withhold)
         lost = dropouts.read(message.get("lost"), cohort, job.rounds)
         weight, pooled = peers.weights.get(context.name, math.inf), state.extra.get(POOLED)
-        requested = RequestedSum(cohort, peers.honest, left_out, lost, needs, weight, pooled)
+        requested = RequestedSum(cohort, peers.honest, left_out, lost, needs, weight, pooled, withhold)
         view = (context, self._setup, self._device, exchange.stream, requested)
         released = any(map(is_frozen_sum, exchange.phase.schema.fields))
         if self._setup.privacy is None or not (exchange.training or released):

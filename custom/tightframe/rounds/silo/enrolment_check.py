@@ -61,12 +61,12 @@ def check_evaluations(
     """
     from tightframe.rounds.silo import evaluations
 
-    if (found := evaluations.of_silo(context, setup)) is None:
+    if (found := evaluations.of_silo(context, setup, entries=entries)) is None:
         return None
     dataset, history = context.site.records_id(context.job.dataset), journal.History(entries)
     with package_errors():
         found.check(dataset, context.job_id, history)
-    return found.entry(dataset, context.job_id, found.in_all), history.evaluated(dataset), found.most
+    return found.entry(dataset, context.job_id), history.evaluated(dataset), found.most
 
 
 def check_budget(context: SiloContext, setup: JobSetup, entries: Sequence[Entry]) -> bool:

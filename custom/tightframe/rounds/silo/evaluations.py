@@ -2,39 +2,74 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
 
+from tightframe.learning.record_values import NUMBER_BITS
+from tightframe.phases import Fold
 from tightframe.rounds import evaluation_bits
 from tightframe.rounds.context import SiloContext
 from tightframe.rounds.evaluation_bits import Evaluations
 from tightframe.rounds.riders import evaluation
 from tightframe.rounds.setup import JobSetup
 from tightframe.rounds.silo.view import LocalSilo
-from tightframe.securesum.site.journal import Most
+from tightframe.rounds.sums.vault import read_journal
+from tightframe.securesum.errors import EvaluationsError
+from tightframe.securesum.site.journal import Entry, Evaluated, History, Most
 
 BINS = (32, 16, 8, 4, 2)
 """Score bins that are tried for a job that does not fit."""
+WITHHELD: tuple[tuple[Fold, ...], ...] = ((), ("validation",), ("test",), ("validation", "test"))
+"""Folds that are tried to be left out of a withdrawal's evaluation; without both it tells nothing."""
 
 
-def of_silo(context: SiloContext, setup: JobSetup, device: torch.device | None = None) -> Evaluations | None:
+def of_silo(
+    context: SiloContext,
+    setup: JobSetup,
+    device: torch.device | None = None,
+    entries: Sequence[Entry] | None = None,
+) -> Evaluations | None:
     """Return what a job evaluates exactly at a silo; None where that is not limited.
 
-    Of a table its training records are read, to count what varies in them; of pictures none are.
+    A withdrawal is never refused for what it evaluates: folds for which the limits leave no room it evaluates
+    no more, in what continues from it neither. It says so in its first sum, so that a resumed one is counted.
+
+    Of a table its training records are read, to count what varies in them; of pictures none are. What a table
+    holds is bounded by its possible rows, too (``column_bits``): numbers beside short columns hide these only
+    as far as the model shows the numbers.
     """
     if not context.limits_evaluations:
         return None
     values = None
     if len(setup.setting.input_shape) == 1:
-        values = LocalSilo(context, setup, device or torch.device("cpu"), 0).record_values().numpy()
+        silo = LocalSilo(context, setup, device or torch.device("cpu"), 0)
+        values = silo.record_values().clamp(max=sum(silo.column_bits()) / NUMBER_BITS).numpy()
     labels = {fold: context.data.labels(fold) for fold in evaluation.FOLDS}
 
-    def planned(at: JobSetup) -> Evaluations:
-        return evaluation_bits.of_job(at, context.policy, labels, values, context.untold())
+    def planned(at: JobSetup, withheld: tuple[Fold, ...] = ()) -> Evaluations:
+        untold = (*context.untold(), *withheld)
+        found = evaluation_bits.of_job(at, context.policy, labels, values, untold)
+        told = {} if withheld and {*evaluation.FOLDS} <= {*untold} else found.told
+        return replace(found, told=told, withheld=withheld)
 
+    if context.job.withdraw is not None and context.job.resume is None:
+        kept = read_journal(context.ledger_paths, check=None) if entries is None else entries
+        # What this run has told by itself is not told by others.
+        own = [each for each in kept if not (isinstance(each, Evaluated) and each.job == context.job_id)]
+        history, dataset = History(own), context.site.records_id(context.job.dataset)
+        tried = (planned(setup, withheld) for withheld in WITHHELD)
+        return next(each for each in tried if _allowed(each, dataset, context.job_id, history))
     return replace(planned(setup), smaller=lambda left: _smaller(setup, planned, left))
+
+
+def _allowed(found: Evaluations, dataset: str, job: str, history: History) -> bool:
+    try:
+        history.check_evaluations(found.entry(dataset, job), found.most)
+    except EvaluationsError:
+        return False
+    return True
 
 
 def _smaller(setup: JobSetup, planned: Callable[[JobSetup], Evaluations], left: Most) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -53,6 +53,7 @@ class RequestedSum:
         needs: what proves the state that it rests on.
         weight: this silo's public weight as the sum applies it.
         pooled: moments of inputs in that state, see ``phases.statistics.packed``; None if it has none.
+        withhold: folds that a withdrawal evaluates no more, as this site's limits leave no room.
     """
 
     cohort: Sequence[str]
@@ -62,6 +63,7 @@ class RequestedSum:
     needs: Needs = NO_NEEDS
     weight: float = math.inf
     pooled: torch.Tensor | None = None
+    withhold: Collection[Fold] = ()
 
 
 class LocalSilo:
@@ -88,6 +90,7 @@ class LocalSilo:
         self.cohort, self.honest = requested.cohort, requested.honest
         self.left_out, self.lost, self.needs = requested.left_out, requested.lost, requested.needs
         self.pooled, self._weight = requested.pooled, requested.weight
+        self._withhold = requested.withhold
         self.setup = setup
         self._encoder: LoadedEncoder | None = None
         self._trains = True
@@ -99,6 +102,11 @@ class LocalSilo:
         """Check that neither the job's list nor the site's configuration withholds its prototypes."""
         chosen = self.setup.job.prototype_sites
         return self.context.site.offer_prototypes and (chosen is None or self.name in chosen)
+
+    @property
+    def limits_evaluations(self) -> bool:
+        """Return True if this site limits what exact evaluations tell, and the job opens some."""
+        return self.context.limits_evaluations
 
     def may_sum(self, fold: Fold) -> bool:
         """Check that neither the site's policy nor too few silos with such records leave a fold out."""
@@ -350,10 +358,10 @@ class LocalSilo:
             place += len(labels)
 
     def withdrawn_from(self, fold: Fold) -> tuple[torch.Tensor, bool]:
-        """Return the labels (n,) of a fold's withdrawn records, and whether too few leave or stay.
+        """Return the labels (n,) of a fold's withdrawn records, and whether it must be evaluated no more.
 
-        No labels where the counts of the run before had none of the fold's records: they hide nobody in the
-        difference of both.
+        That is so where too few leave or stay, or this site's limits leave no room for it. No labels where
+        the counts of the run before had none of the fold's records: they hide nobody in the difference.
         """
         context, data = self.context, self.context.before_withdrawal.data
         then, now = (
@@ -363,7 +371,7 @@ class LocalSilo:
         names = set() if fold in then else context.withdrawn.names
         gone = np.array([name in names for name in record_ids(data, fold)], dtype=bool)
         few = fold in EVALUATED and 0 < gone.sum() < context.policy.min_test_count
-        return torch.from_numpy(data.labels(fold)[gone]), bool(few) or then != now
+        return torch.from_numpy(data.labels(fold)[gone]), bool(few) or then != now or fold in self._withhold
 
     def generator(self, purpose: str) -> torch.Generator:
         """Return a random generator on the CPU, keyed by (seed, silo, round, purpose)."""

@@ -147,7 +147,7 @@ class SecureSite:
         place = place_of(sum_id)
         if (found := self._evaluations()) is None or place not in found.told:
             return ()
-        wanted = found.entry(self._dataset, self._context.job_id, found.told[place], place)
+        wanted = found.entry(self._dataset, self._context.job_id, place)
         history.check_evaluations(wanted, found.most)
         return (wanted,)
 

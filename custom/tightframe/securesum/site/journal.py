@@ -60,15 +60,30 @@ def _profile(value: object, where: str) -> Profile:
 
 
 class Most(NamedTuple):
-    """Exact evaluations of a data set: of how many models, and bits of each fold; None for no limit."""
+    """Exact evaluations of a data set: of how many models, and ``PARTS`` of each fold; None for no limit."""
 
     models: int | None
     validation: int | None
     test: int | None
 
 
-OPENED = ("{} models", "{} bits of the validation records", "{} bits of the test records")
-"""Words for the numbers of ``Most``."""
+PARTS = 10**6
+"""What a fold holds, in the parts of it that evaluations tell: jobs can count it differently."""
+
+
+def opened(numbers: Sequence[int | None]) -> list[str | None]:
+    """Return words for the numbers of ``Most``.
+
+    >>> opened((3, 415_000, None))
+    ['3 models', '41.5% of what the validation records hold', None]
+    """
+    models, *folds = numbers
+    shares = [
+        None if parts is None else f"{parts / PARTS:.1%} of what the {fold} records hold"
+        for fold, parts in zip(("validation", "test"), folds, strict=True)
+    ]
+    return [None if models is None else f"{models} models", *shares]
+
 
 _Text = Annotated[str, _text]
 _Digits = Annotated[bytes, _digits]
@@ -210,7 +225,7 @@ class ProfileAccepted(JournalEntry, kind="profile_accepted"):
 
 @dataclass(frozen=True)
 class Evaluated(JournalEntry, kind="evaluated"):
-    """This site masked a term that tells of its evaluated records: of how many models, bits of each fold.
+    """This site masked a term that tells of evaluated records: of how many models, ``PARTS`` of each fold.
 
     ``config`` is the job's hash.
     """
@@ -570,7 +585,7 @@ class History:
         )
 
     def evaluated(self, dataset: str) -> tuple[int, int, int]:
-        """Return what all jobs have told of a data set's evaluated records: models, bits of each fold."""
+        """Return what all jobs have told of a data set's evaluated records, as ``Most`` has it."""
         told = self._evaluated.get(dataset, {}).values()
         return (
             sum(each.models for each in told),
@@ -608,11 +623,12 @@ class History:
             if limit is not None and number > limit
         ]
         if over:
+            limits, told, earlier = (opened(numbers) for numbers in (most, now, before))
             raise EvaluationsError(
                 f"exact evaluations over {wanted.dataset} by all jobs",
-                expected=f"within {', '.join(OPENED[place].format(most[place]) for place in over)}",
+                expected=f"within {', '.join(str(limits[place]) for place in over)}",
                 found=", ".join(
-                    f"{OPENED[place].format(now[place])} in this job after {before[place]} in earlier ones"
+                    f"{told[place]} in this job after {str(earlier[place]).partition(' ')[0]} in earlier ones"
                     for place in over
                 ),
             )

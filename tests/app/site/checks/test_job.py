@@ -344,7 +344,10 @@ def test_a_job_is_held_against_what_earlier_exact_evaluations_have_told(
         return [item.text for item in _looked(hospital, folder) if "exact evaluations" in item.text]
 
     (text,) = told()
-    assert "open 2 of 11 models, 0 opened by earlier jobs; " in text and "bits of the test records" in text
+    assert (
+        "open 2 of 11 models, 0 opened by earlier jobs; " in text
+        and "50.0% of what the test records hold" in text
+    )
     _write(hospital, Evaluated("skin", "job-1", 1, "train-0", bytes(32), 10, 70, 80))
     (text,) = told()
     assert text.startswith("TF-627: ") and '"evaluation": {"models": 2, ' in text
