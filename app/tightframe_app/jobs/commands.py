@@ -370,7 +370,8 @@ def _print_export(recipe: Recipe, job: JobConfig, preset: str, changes: dict[str
     if job.model_options.get("standardise") and _one_sum(job):
         err.print(
             "no record can be taken out of its model later (withdraw), because each record's features depend "
-            "on the moments of all; --set model_options.standardise=false leaves that open"
+            "on the moments of all; --set model_options.standardise=false leaves that open, for a model that "
+            "can be worse: wide limits then leave a column little weight"
         )
     if job.initial_model_sha256 is not None:
         from tightframe_app.jobs.evaluating import named_model

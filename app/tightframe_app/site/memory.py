@@ -93,8 +93,9 @@ def own_entry(config: Path) -> SiteEntry:
 
     if "sites" in (values := read_object(config)):
         raise SiteConfigError(
-            f"Expected one site's own file, but {config} is a simulation's, of several sites, whose ledgers "
-            "last for its run: `tightframe ledger explain --state-dir simulator_workspace/SITE`."
+            f"Expected one site's own file, but {config} is a simulation's, of several sites. There "
+            "no site remembers other jobs, whatever `state_dir` it names; the ledger of one run is read by "
+            "`tightframe ledger explain --state-dir simulator_workspace/SITE`."
         )
     return parse_single(values, str(config))[0]
 
