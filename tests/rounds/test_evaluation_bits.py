@@ -23,7 +23,8 @@ from tightframe.phases import Field
 from tightframe.rounds import evaluation_bits
 from tightframe.rounds.evaluation_bits import Evaluations
 from tightframe.rounds.setup import JobSetup, prepare
-from tightframe.securesum.site.journal import History
+from tightframe.rounds.silo.evaluations import _smaller
+from tightframe.securesum.site.journal import History, Most
 
 COLUMNS, RECORDS = 7, 60
 ROWS = np.array(list(itertools.product((0.0, 1.0), repeat=COLUMNS)), dtype=np.float32)
@@ -190,3 +191,16 @@ def test_what_is_refused_gives_the_records_and_what_is_allowed_does_not() -> Non
     assert not job.fits(job.most) and small.fits(small.most)
     assert ward.shared(22, 32) > 0.99
     assert ward.shared(1, 8) < 0.1
+
+
+@pytest.mark.parametrize("most", [32, 8])
+def test_bins_other_than_earlier_jobs_had_are_said_to_need_consent(most: int) -> None:
+    class Planned:
+        def __init__(self, at: JobSetup) -> None:
+            self.bins = at.job.evaluation.score_bins
+
+        def fits(self, left: Most) -> bool:
+            return self.bins <= most
+
+    said = _smaller(setup(), Planned, Most(None, None, None))  # type: ignore[arg-type]
+    assert f'"score_bins": {most}}} would fit' in said and ("TF-617" in said) == (most < 32)

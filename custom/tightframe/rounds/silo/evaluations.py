@@ -86,4 +86,6 @@ def _smaller(setup: JobSetup, planned: Callable[[JobSetup], Evaluations], left: 
         return "no smaller `evaluation` would fit"
     both = fits[:1] + [each for each in fits[-1:] if each[0] > fits[0][0]]
     told = [f'{{"models": {models}, "score_bins": {bins}}}' for models, bins in both]
-    return f'"evaluation": {" or ".join(told)} would fit'
+    other = any(bins != own.score_bins for _, bins in both)
+    consent = " (other `score_bins` than in earlier jobs need consent too, TF-617)" if other else ""
+    return f'"evaluation": {" or ".join(told)} would fit{consent}'
