@@ -22,7 +22,7 @@ from tightframe.rounds.phases.statistics import POOLED, SQUARES, SUMS, UNIFORM, 
 from tightframe.rounds.riders.moments import FILE
 
 LIAR, COLUMN = "hospital-4", 3
-JOB: dict[str, Any] = {"model_options": {"widths": [64], "standardise": True}}
+JOB: dict[str, Any] = {"model_options": {"widths": [32], "standardise": True}}
 
 
 def told(values: float, weights: str) -> dict[str, dict[str, Any]]:
@@ -125,3 +125,17 @@ def test_columns_that_false_moments_hide_are_not_counted_on(
         for exchange in federation.setup.plan:
             federation.sum(*exchange.place)
     assert re.search(r"TF-625: .*\n.*with \d{2,3} values", caplog.text)
+
+
+def test_nor_do_rows_stay_possible_that_they_make_one_to_the_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of yes/no columns beside numbers that the model no longer sees, records are found by least squares."""
+    numbers = [len(np.unique(column)) > 2 for column in hearts(1)["hospital-1"].raw("train").T]
+    lies(monkeypatch, LIAR, {VALUES: {SQUARES: np.where(numbers, 1e10, np.nan)}})
+    policy = PolicyBlock(profile="standard", min_row_bits=24)
+    federation = Federation(JOB, hearts(6), state=tmp_path, policy=policy).enroll()
+    federation.sum("statistics", 0)
+    with pytest.raises(RunError, match="could not"):
+        federation.sum("train", 1)
+    assert "TF-628" in caplog.text

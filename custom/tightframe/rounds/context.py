@@ -153,6 +153,11 @@ class SiloContext:
         """Numbers of different training records, by whether they stay and how the model scales them."""
         return {}
 
+    @cached_property
+    def own_bits(self) -> dict[bytes | None, tuple[float, ...]]:
+        """Bits of each column of a table, by how the model scales them."""
+        return {}
+
     @property
     def site(self) -> SiteEntry:
         """Configuration of the site; defaults where the simulator has none."""

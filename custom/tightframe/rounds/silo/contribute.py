@@ -46,6 +46,7 @@ from tightframe.rounds.riders.class_rules import HOLDERS
 from tightframe.rounds.riders.evaluation import told_by_few
 from tightframe.rounds.setup import prepare, set_threads
 from tightframe.rounds.silo import checks, evaluations, own_report, subnormals
+from tightframe.rounds.silo.enrolment_check import check_possible_rows
 from tightframe.rounds.silo.followed_state import FollowedState
 from tightframe.rounds.silo.own_state import SiloStateStore
 from tightframe.rounds.silo.rehearsal import part_of, rehearse
@@ -134,7 +135,7 @@ class Contributor:
         part = part_of(exchange) if job.withdraw is None else WITHDRAWAL if exchange.before else None
 
         def work() -> tuple[Contribution, dict[Group, bytes], bool]:
-            own = functools.partial(self._check_own, silo, phase, state, peers.sizes)
+            own = functools.partial(self._check_own, silo, exchange, phase, state, peers.sizes)
             made = self._term(silo, own, phase, received, weights)
             if made[0].proposed_state is not None:  # within: a failed training writes nothing
                 self._store.propose(sum_id, made[0].proposed_state, message["state"])
@@ -172,12 +173,16 @@ class Contributor:
         view = LocalSilo(self._context, self._setup, self._device, exchange.stream)
         withdrawal.check_own(view, self._store.committed(), asked, withheld(state))
 
-    def _check_own(self, silo: LocalSilo, phase: Phase, state: ServerState, sizes: Sizes) -> None:
-        """Refuse a sum of features of which this silo's own records have too few values.
+    def _check_own(
+        self, silo: LocalSilo, exchange: Exchange, phase: Phase, state: ServerState, sizes: Sizes
+    ) -> None:
+        """Refuse a sum of which this silo's own records have too few values, or too few possible rows.
 
         Raises:
-            PolicyError: TF-625, which must not leave the silo.
+            PolicyError: TF-625 or TF-628, which must not leave the silo.
         """
+        if exchange.training and silo.pooled is not None and not self._context.data.synthetic:
+            check_possible_rows(silo)
         policy, job = self._context.policy, self._context.job
         summed = any(item.features or item.products for item in phase.schema.fields)
         if not policy.records_per_feature or not summed:

@@ -19,6 +19,7 @@ from tightframe.securesum.site import journal
 
 if TYPE_CHECKING:
     from tightframe.privacy.ledger.entries import Entry
+    from tightframe.rounds.silo.view import LocalSilo
 
 UNKNOWN = "not-submitted-yet"
 """Id that stands for a job without one, because no engine has received it yet."""
@@ -116,8 +117,22 @@ def check_rows(context: SiloContext, setup: JobSetup) -> None:
         records = honest * float(silo.class_counts("train").sum())
         of = f"records, were {honest} silos as this one (uniform weights tell no others' numbers)"
         check_units(context.policy, layers, records, of)
-    least = context.policy.min_row_bits
-    if not least or len(setup.setting.input_shape) != 1:
+    check_possible_rows(silo)
+
+
+def check_possible_rows(silo: LocalSilo) -> None:
+    """Check that as many rows of a table are possible as the policy asks for, to the eyes of the model.
+
+    Args:
+        silo: before the moments are opened by which a model standardises, or after: a colluding silo's false
+            ones can have the model look at few columns.
+
+    Raises:
+        PolicyError: TF-628.
+    """
+    policy, setup = silo.context.policy, silo.setup
+    least = policy.min_row_bits
+    if not least or setup.privacy is not None or len(setup.setting.input_shape) != 1:
         return
     bits = silo.column_bits()
     if sum(bits) < least:
@@ -128,7 +143,7 @@ def check_rows(context: SiloContext, setup: JobSetup) -> None:
             f"from few totals its records are found among these. {_told(setup, bits)}. Columns that tell "
             "patients apart better, or `privacy`, are safe",
         )
-        raise BelowPolicyError([refusal], shown_to_lead=context.policy.tell_refusals, code="TF-628")
+        raise BelowPolicyError([refusal], shown_to_lead=policy.tell_refusals, code="TF-628")
 
 
 def _told(setup: JobSetup, bits: Sequence[float]) -> str:

@@ -137,9 +137,11 @@ class SiloSession:
         if context.job.privacy is not None:
             self._training().check_budget()
         else:
-            rules = context.policy.min_row_bits or context.policy.records_per_feature
-            told = context.has_rows or context.job.weights == "uniform"
-            if rules and told and not context.data.synthetic:
+            policy = context.policy
+            asked = (policy.min_row_bits and context.has_rows) or (
+                policy.records_per_feature and context.job.weights == "uniform"
+            )
+            if asked and not context.data.synthetic:
                 # Imported here, as in ``_training``, for torch.
                 from tightframe.rounds.silo.enrolment_check import check_rows
 

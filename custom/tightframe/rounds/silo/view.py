@@ -214,9 +214,13 @@ class LocalSilo:
         )
 
     def column_bits(self) -> tuple[float, ...]:
-        """Return the bits of each column of this silo's table (``learning.record_values``)."""
-        inputs = self.batches("train", augment=False, shuffle=False)
-        return column_bits(inputs, self.setup.columns, self._scale())
+        """Return the bits of each column of this silo's table (``learning.record_values``); kept in a run."""
+        known, scale = self.context.own_bits, self._scale()
+        key = None if scale is None else scale.numpy().tobytes()
+        if key not in known:
+            inputs = self.batches("train", augment=False, shuffle=False)
+            known[key] = column_bits(inputs, self.setup.columns, scale)
+        return known[key]
 
     def _scale(self) -> torch.Tensor | None:
         """Return what the model divides each input of a table by; None where neither job nor silos set it."""
