@@ -14,9 +14,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tests.support.attacks.malicious_server import Federation, Records, hearts
+from tests.support.attacks.malicious_server import ANY_WIDTH, Federation, Records, hearts
 
-from tightframe.config.policy import PolicyBlock
 from tightframe.errors import RunError, SecureSumError
 from tightframe.phases import ServerState
 from tightframe.rounds.run_state import state_sha256
@@ -58,18 +57,16 @@ def _read_records(totals: dict[str, np.ndarray], data: dict[str, Records]) -> se
 
 
 WIDE = {"model_options": {"widths": [UNITS]}, "update_bound": 1e4}
-LAX = PolicyBlock(profile="standard", records_per_feature=0)
-"""Without it so many units are refused at enrolment."""
 
 
 def test_as_the_start_of_the_run_each_silo_refuses_it(tmp_path: Path) -> None:
-    federation = Federation(WIDE, hearts(3), state=tmp_path, policy=LAX).enroll()
+    federation = Federation(WIDE, hearts(3), state=tmp_path, policy=ANY_WIDTH).enroll()
     with pytest.raises(RunError, match=r"^TF-518: "):
         federation.sum("train", 1, named=SharedState(_crafted(federation)))
 
 
 def test_as_a_state_that_all_have_missed_each_silo_refuses_it(tmp_path: Path) -> None:
-    federation = Federation(WIDE, hearts(3), state=tmp_path, policy=LAX).enroll()
+    federation = Federation(WIDE, hearts(3), state=tmp_path, policy=ANY_WIDTH).enroll()
     with pytest.raises(RunError, match=r"^TF-518: "):
         federation.sum("train", 1, named=SharedState(_crafted(federation), before="0" * 64))
 
@@ -83,7 +80,7 @@ def test_behind_a_false_total_its_sum_stays_shut(
     Nor does it help to have the sum after the false total fail, and to leave the total out from then on.
     """
     monkeypatch.setattr(server.Sum, "_settle", lambda self, evidence: {})  # this server sees nothing wrong
-    federation = Federation({**WIDE, "rounds": 3}, hearts(3), state=tmp_path, policy=LAX).enroll()
+    federation = Federation({**WIDE, "rounds": 3}, hearts(3), state=tmp_path, policy=ANY_WIDTH).enroll()
     federation.sum("train", 1)
     start, crafted = federation.setup.initial_state(), _crafted(federation)
     assert federation.evidence is not None
@@ -116,7 +113,7 @@ def test_where_silos_took_it_over_one_total_would_give_records_and_none_with_pri
     private = {**WIDE, "weights": "uniform", "privacy": {"epsilon": 8.0}}
     read = {}
     for name, values in (("open", wide), ("private", private)):
-        federation = Federation(values, data, state=tmp_path / name, policy=LAX).enroll()
+        federation = Federation(values, data, state=tmp_path / name, policy=ANY_WIDTH).enroll()
         totals = federation.sum("train", 1, named=SharedState(_crafted(federation)))
         read[name] = len(_read_records(totals, data))
     assert read["open"] > 50 and read["private"] == 0

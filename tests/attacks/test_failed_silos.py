@@ -15,7 +15,7 @@ import pytest
 import torch
 from tests.attacks.test_products import totals
 from tests.attacks.test_withdrawals import continued
-from tests.support.attacks.malicious_server import Federation, hearts
+from tests.support.attacks.malicious_server import ANY_WIDTH, Federation, hearts
 from tests.support.tables import statistics_job
 
 from tightframe.config.job import parse_job
@@ -80,7 +80,7 @@ def both_totals(
         "method_options": {"epochs": 10, "match_steps": 10} if method == "creff" else {},
     }
     for job in ("job-a", "job-b"):
-        federation = Federation(values, data, state=folder, job_id=job).enroll()
+        federation = Federation(values, data, state=folder, job_id=job, policy=ANY_WIDTH).enroll()
         for number in (1, 2):
             failing["job-b"] = job == "job-b" and number == 2
             totals.append(federation.sum("train", number))

@@ -18,7 +18,7 @@ import torch
 from sklearn.metrics import roc_auc_score
 from tests.attacks import test_withdrawals
 from tests.support.attacks.liar import lies
-from tests.support.attacks.malicious_server import Federation, Records, hearts
+from tests.support.attacks.malicious_server import ANY_WIDTH, Federation, Records, hearts
 from torch.utils.data import Subset
 
 from tightframe.config.policy import PolicyBlock
@@ -123,7 +123,7 @@ def told_apart(folder: Path, units: int) -> float:
         "training": {"learning_rate": 1e-3, "batch_size": 16},
         "model_options": {"widths": [units], "standardise": True},
     }
-    federation = Federation(job, small(), state=folder, policy=OFF).enroll()
+    federation = Federation(job, small(), state=folder, policy=ANY_WIDTH).enroll()
     model = dict(federation.shared.state.model)
     sums = []
     for exchange in federation.setup.plan:
@@ -226,7 +226,7 @@ def test_of_a_plain_sum_a_hospitals_own_records_count(tmp_path: Path) -> None:
         counted = {COUNTED: counts, ROWS: counts, ENOUGH: torch.ones(2)}
         state = setup.initial_state().evolve(extra=counted)
         with nullcontext() if enough else pytest.raises(PolicyError, match=r"class 0, .*with 83 values"):
-            silo._check_own(view, sums, state, Sizes(216.0, 0.0))
+            silo._check_own(view, sums, sums.phase, state, Sizes(216.0, 0.0))
 
 
 def test_no_total_tells_one_hospitals_own_number_of_records(tmp_path: Path) -> None:

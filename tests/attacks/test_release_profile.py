@@ -31,7 +31,7 @@ FASTER, LONGER, PULLED = (
     for other in ({"learning_rate": 4e-3}, {"epochs": 9}, {"weight_decay": 0.5})
 )
 LINEAR = {"model": "identity"}
-ETF = {"method": "fedavg_etf", "rounds": 4}
+ETF = {"method": "fedavg_etf", "rounds": 4, "evaluation": {"models": 3}}
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tests.support.attacks.malicious_server import Federation, hearts
+from tests.support.attacks.malicious_server import ANY_WIDTH, Federation, hearts
 
 from tightframe.phases import Schema, Tensors
 from tightframe.rounds import codec
@@ -48,7 +48,7 @@ def test_what_is_left_one_hospital_reads_records_in_the_round_after_its_update(
 
     monkeypatch.setattr(SiloSession, "handle", noted)
     monkeypatch.setattr(codec, "encode", lied)
-    federation = Federation(JOB, data, state=tmp_path).enroll()
+    federation = Federation(JOB, data, state=tmp_path, policy=ANY_WIDTH).enroll()
     federation.sum("statistics", 0, 0)
     start = federation.shared.state.model
     mean, std = (start[f"standardise.{name}"].double().numpy() for name in ("mean", "std"))

@@ -81,6 +81,8 @@ class Records:
 
 STANDARD = PolicyBlock(profile="standard", evaluated_share=None, min_row_bits=0)
 """For several jobs over few records: what evaluations tell, and few possible rows, have their own tests."""
+ANY_WIDTH = STANDARD.model_copy(update={"records_per_feature": 0})
+"""The same, of layers that are wide for so few records."""
 
 
 def hearts(sites: int) -> dict[str, Records]:
