@@ -221,7 +221,7 @@ def test_of_a_plain_sum_a_hospitals_own_records_count(tmp_path: Path) -> None:
         federation = Federation(values, small(), state=tmp_path / str(width))
         setup, context = federation.setup, federation.sessions["hospital-4"].context
         silo, view = Contributor(context), LocalSilo(context, federation.setup, torch.device("cpu"), 0)
-        (sums,) = (item.phase for item in setup.plan if SUMS in item.phase.schema)
+        (sums,) = (item for item in setup.plan if SUMS in item.phase.schema)
         counts = torch.tensor([48.0, 168.0], dtype=torch.float64)
         counted = {COUNTED: counts, ROWS: counts, ENOUGH: torch.ones(2)}
         state = setup.initial_state().evolve(extra=counted)
