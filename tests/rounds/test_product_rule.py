@@ -106,10 +106,14 @@ def test_dense_layers_on_inputs_have_two_records_a_unit() -> None:
         product_rule.check_declared(policy(), job, Sizes(19, 4))
     assert caught.value.code == "TF-625" and "at most 7 units" in caught.value.refusals[0].required
     assert widest(method="fedsgd") == widest(method="fedmr") == 8
+    behind = {"method_options": {"variant": "fishr_arith_fullbatch"}, "model_options": {"widths": [90, 2]}}
+    assert widest(method="fedilc", **behind) == 90  # whose first field is narrow
+    assert widest(rounds=30) == 30
+    assert widest(encoder="random", rounds=5) == 6  # the features', fewer than units by rounds
     pictures = {"dataset": "digits", "dataset_options": {}}
     assert widest(**pictures) == 10 and widest(**pictures, rounds=20) == 64  # of 64 pixels
     frozen = {"model": "random_features", "model_options": {"width": 100}}
-    assert widest(**frozen, rounds=20) == 40 and widest(**frozen, rounds=200) == 100
+    assert widest(**frozen, rounds=20) == 40 and widest(**frozen, rounds=90) == 100
     assert widest(**pictures, model="small_cnn", model_options={}) is None
     private = {"epsilon": 8.0, "delta": 1e-5, "clip_norm": 1.0}
     assert widest(weights="uniform", privacy=private) is None

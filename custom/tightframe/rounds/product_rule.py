@@ -86,21 +86,23 @@ def units_planned(setup: JobSetup) -> Units | None:
     if setup.privacy is not None:
         return None
     rounds = [
-        [item for phase in exchange.phases for item in phase.schema.fields if _is_layer(item)]
+        {item.name: item for phase in exchange.phases for item in phase.schema.fields if _is_layer(item)}
         for exchange in setup.plan
         if exchange.training
     ]
-    summed = [item for each in rounds for item in each]
-    if not summed:
+    summed = {name: item.shape for each in rounds for name, item in each.items()}
+    dense = [shape for shape in summed.values() if len(shape) == 2]
+    if not dense:
         return None
-    first, frozen = summed[0], is_frozen(shared_template(setup.setting))
-    inputs = math.prod(first.shape[1:])
+    shape, numbers = setup.setting.input_shape, sum(map(math.prod, summed.values()))
+    times, most = sum(map(bool, rounds)), max(units for units, _ in dense)
+    if is_frozen(shared_template(setup.setting)):
+        return Units(most, most, max(inputs for _, inputs in dense), numbers, times)
     # Behind convolutions, dense layers are on features of a picture that change.
-    if not frozen and inputs < math.prod(setup.setting.input_shape):
+    if len(shape) > 1 and any(len(each) > 2 for each in summed.values()):
         return None
-    most = max(item.shape[0] for item in summed if len(item.shape) == 2)
-    times = sum(any(item.name == first.name for item in each) for each in rounds)
-    return Units(most, first.shape[0], inputs, times)
+    first = [units for units, inputs in dense if inputs >= math.prod(shape)]
+    return Units(most, max(first, default=most), math.prod(shape), numbers, times)
 
 
 def _is_layer(item: Field) -> bool:
@@ -306,8 +308,8 @@ def check_units(policy: Policy, found: Units, records: float, of: str) -> None:
     _refuse(
         policy,
         f"layers of up to {found.most} units, the first on {found.inputs} numbers of a record in "
-        f"{found.times} rounds, trained on {records:.0f} {of}",
-        f"at most {plural(widest, 'unit')}, and as many inputs or units by rounds, or privacy"
+        f"{found.times} sums, trained on {records:.0f} {of}",
+        f"at most {plural(widest, 'unit')}, inputs or units by rounds, and rounds, or privacy"
         if widest
         else "privacy",
         f"records are computed from totals of layers with more than 1/{factor} as many as there are records, "
