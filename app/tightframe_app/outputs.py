@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
@@ -257,13 +257,30 @@ class Formed(Part):
     job: str | None
 
 
+class Evaluations(Part):
+    """Exact evaluations: of how many models, and shares of what the folds hold; null without a limit."""
+
+    models: int | None
+    validation: float | None
+    test: float | None
+
+    @classmethod
+    def of(cls, numbers: Sequence[int | None], whole: int) -> Evaluations:
+        """Return it from models and parts, of which a fold has so many."""
+        models, *folds = numbers
+        validation, test = (None if parts is None else parts / whole for parts in folds)
+        return cls(models=models, validation=validation, test=test)
+
+
 class EvaluatedSoFar(Part):
-    """What exact evaluations of a data set told: of how many models, and shares of what the folds hold."""
+    """What exact evaluations of a data set told, what the site allows over all jobs, and what is left."""
 
     dataset: str
     models: int
     validation: float
     test: float
+    allowed: Evaluations
+    left: Evaluations
 
 
 class Releases(Output):

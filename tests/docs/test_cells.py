@@ -59,7 +59,7 @@ RUN = {
     r"docs/privacy-engineering\.md: tightframe simulate epsilon4": "tests/engine/test_privacy.py",
     r"docs/use\.md: tightframe predict .*": "tests/inference/test_predict.py",
     r"docs/use\.md: tightframe jobs export .*--evaluate .*": "tests/rounds/test_evaluate_only.py",
-    r"docs/use\.md: tightframe jobs export .* initial_model_sha256=.*": "tests/app/jobs/test_simulation.py",
+    r"docs/use\.md: tightframe jobs export .*--initial-model .*": "tests/app/jobs/test_simulation.py",
     r"docs/use\.md: tightframe export .*": "tests/inference/test_exports.py",
     r"docs/tables\.md: python benchmarks/paper_figures\.py .*": "tests/benchmarks/test_paper_figures.py",
 }

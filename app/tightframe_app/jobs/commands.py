@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import re
 from collections.abc import Iterable
@@ -129,6 +130,12 @@ _Evaluate = Annotated[
     ),
 ]
 
+_InitialModel = Annotated[
+    Path | None,
+    typer.Option(
+        help="Start from this safetensors file, checked against the network: sets initial_model_sha256."
+    ),
+]
 _Statistics = Annotated[
     Path | None,
     typer.Option(
@@ -159,6 +166,7 @@ def export(
     resume: _Resume = None,
     withdraw_from: _WithdrawFrom = None,
     evaluate: _Evaluate = None,
+    initial_model: _InitialModel = None,
     statistics: _Statistics = None,
 ) -> None:
     """Write a job folder: configuration only, no code.
@@ -175,6 +183,9 @@ def export(
     from tightframe_app.jobs import folders as job_folders
     from tightframe_app.jobs import recipes
 
+    others_of = (statistics, evaluate, resume, withdraw_from)
+    if initial_model is not None and any(each is not None for each in others_of):
+        raise typer.BadParameter("expected a job that begins to train", param_hint="--initial-model")
     if statistics is not None:
         wrong: dict[str, Any] = {"NAME": name, "--method": method, "--data": dataset, "--contract": contract}
         wrong |= {"--rounds": rounds, "--resume": resume, "--withdraw-from": withdraw_from}
@@ -218,6 +229,7 @@ def export(
         return
     from tightframe.config.job import NAME
     from tightframe_app.jobs import pairs
+    from tightframe_app.jobs.evaluating import network
 
     if name is not None:
         recipe = _recipe(name)
@@ -237,9 +249,16 @@ def export(
             f"expected one of {list(recipe.presets)}, got {preset!r}", param_hint="--preset"
         )
     changes = {key: value for key, value in numbers.items() if value is not None} | _changes(change or [])
+    start = None
+    if initial_model is not None:
+        from tightframe.models.pretrained import read_weights
+
+        start = read_weights(initial_model)
+        changes["initial_model_sha256"] = hashlib.sha256(start).hexdigest()
     job = recipe.job(preset, sites=_names(sites), changes=changes)
     if not committed and "update_norm" not in changes:
         job = recipes.with_norm(job)
+    told = network(job, start) if job.initial_model_sha256 is not None else ()
     wanted = gpus if gpus is not None else int(preset == "full")
     files = job_folders.job_files(job, gpus=wanted, gpu_memory=gpu_memory)
     if committed:
@@ -250,6 +269,12 @@ def export(
     if method is not None and (added := pairs.added(job, changes)):
         err.print(f"the method's preset has: {', '.join(recipes.assignments(added))}")
     _print_export(recipe, job, preset, changes, folder)
+    if job.initial_model_sha256 is not None:
+        from tightframe_app.jobs.evaluating import named_model
+
+        out.print(f"it starts from the model with SHA-256 {job.initial_model_sha256}")
+        path = initial_model or Path("/path/to/model.safetensors")
+        _print_written("", [*told, *named_model(path.absolute(), folder)])
 
 
 def _evaluate(
@@ -374,10 +399,6 @@ def _print_export(recipe: Recipe, job: JobConfig, preset: str, changes: dict[str
             "can be worse: wide limits then leave a column little weight"
         )
     if job.initial_model_sha256 is not None:
-        from tightframe_app.jobs.evaluating import named_model
-
-        out.print(f"it starts from the model with SHA-256 {job.initial_model_sha256}")
-        _print_written("", named_model(Path("/path/to/model.safetensors"), folder))
         return
     where = quoted(folder)
     out.print(f"run it here:  tightframe simulate {where}")

@@ -60,6 +60,33 @@ def named_model(model: Path, folder: Path) -> list[str]:
     ]
 
 
+def network(job: JobConfig, content: bytes | None = None) -> list[str]:
+    """Say which tensors a file must have that a job starts from, and of a table its inputs in order.
+
+    Args:
+        content: of the file; None if there is none yet.
+
+    Raises:
+        JobError: if the file does not fit the network, listing every difference.
+    """
+    from tightframe.data.contract import Contract
+    from tightframe.rounds.run_state import start_state
+    from tightframe.rounds.setup import prepare
+
+    setup = prepare(job)
+    if content is not None:
+        start_state(setup, content)
+    tensors = setup.initial_state().model
+    if setup.dataset.name != "table":
+        return []
+    shapes = (f"{name} ({', '.join(map(str, item.shape))})" for name, item in tensors.items())
+    inputs = Contract.model_validate(job.dataset_options["contract"]).features
+    return [
+        f"the file's tensors: {', '.join(shapes)}",
+        f"the network's inputs, in order: {', '.join(inputs)}",
+    ]
+
+
 def of_run(place: Path, sites: Sequence[str] | None, changes: Mapping[str, Any]) -> Evaluation:
     """Return the job that evaluates a run's global model.
 

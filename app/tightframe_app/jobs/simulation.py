@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 INTERRUPTED = "TF-105"
 """Code of a run that was cut off, which can be started again as it is."""
+REFUSED = "TF-509"
+"""Code of a run that sites refused, each with a code of its own."""
 
 
 def records(local: Path, used: Path | None, job: JobConfig) -> str:
@@ -257,8 +259,11 @@ def _trained(results: Path) -> bool:
 
 
 def _cause(results: Path) -> str | None:
-    """Return the code of the reason for which a run stopped; None if it has none."""
-    code = (Outcome.read(results).reason or "").partition(":")[0]
+    """Return the code of the reason for which a run stopped, of a refusal the sites'; None without one."""
+    outcome = Outcome.read(results)
+    code = (outcome.reason or "").partition(":")[0]
+    if code == REFUSED and outcome.not_enrolled:
+        return " ".join(sorted({*outcome.not_enrolled.values()}))
     return code if code.startswith("TF-") else None
 
 

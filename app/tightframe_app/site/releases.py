@@ -54,6 +54,7 @@ What totals of different ways reveal together, to whoever has them:"""
 ALIKE = """\
 All were formed alike: no two totals differ by a rule that acts on this hospital alone."""
 NONE_DIFFERS = "No setting that several jobs have differs, but some have settings that others lack."
+ONE_JOB = "All are of one job, whose sums are of several kinds: no setting that two of them have differs."
 CHANGED = "Where few records changed between two jobs, their totals together tell of these."
 WITHDREW = (
     "Job {job!r} withdrew records from the chain of job {first!r}: if it was opened, the total before less "
@@ -160,6 +161,7 @@ def release_show(config: Config, site: Site = None, kit: Kit = None, form: forma
     Two totals together give one site's numbers if they were formed in different ways, or over different
     sites. ``--format json`` lists every setting.
     """
+    from tightframe.rounds.evaluation_bits import most
     from tightframe.securesum.site.journal import (
         PARTS,
         Evaluated,
@@ -171,6 +173,7 @@ def release_show(config: Config, site: Site = None, kit: Kit = None, form: forma
 
     memory = memory_of(config, site, kit)
     site, entries = memory.site, memory.read()
+    limits = most(memory.entry.policy.resolve(production=True))
     ways: dict[tuple[str, Profile], ProfileUsed | ProfileAccepted] = {}
     for entry in entries:
         if isinstance(entry, ProfileUsed | ProfileAccepted):
@@ -179,7 +182,7 @@ def release_show(config: Config, site: Site = None, kit: Kit = None, form: forma
         (entry.dataset, entry.profile) for entry in entries if isinstance(entry, ProfileUsed)
     )
     if form == "json":
-        from tightframe_app.outputs import EvaluatedSoFar, Formed, Releases
+        from tightframe_app.outputs import EvaluatedSoFar, Evaluations, Formed, Releases
 
         told = [
             Formed(
@@ -189,10 +192,15 @@ def release_show(config: Config, site: Site = None, kit: Kit = None, form: forma
             )
             for entry in ways.values()
         ]
-        names, history = sorted({name for name, _ in ways}), History(entries)
+        history = History(entries)
         evaluated = tuple(
-            EvaluatedSoFar(dataset=name, models=models, validation=validation / PARTS, test=test / PARTS)
-            for name, (models, validation, test) in ((name, history.evaluated(name)) for name in names)
+            EvaluatedSoFar(
+                dataset=name,
+                **Evaluations.of(history.evaluated(name), PARTS).model_dump(),
+                allowed=Evaluations.of(limits, PARTS),
+                left=Evaluations.of(history.left(name, limits), PARTS),
+            )
+            for name in sorted({name for name, _ in ways})
         )
         formats.show(Releases(site=site, formed=tuple(told), evaluated=evaluated))
         return
@@ -218,10 +226,15 @@ def release_show(config: Config, site: Site = None, kit: Kit = None, form: forma
             if chain in chains and job != chain:
                 kind = WITHDREW if _withdrew(memory, job) else RESUMED
                 out.print(kind.format(job=job, first=chain))
-        out.print(_together([profile for name, profile in used if name == dataset]))
-        out.print(f"Exact evaluations so far: {_told(History(entries), dataset)}.")
-        counted = {entry.job for entry in entries if isinstance(entry, Evaluated)}
         users = [entry for entry in of_records if isinstance(entry, ProfileUsed) and entry.dataset == dataset]
+        one_job = len({entry.lineage for entry in users}) == 1
+        out.print(_together([profile for name, profile in used if name == dataset], one_job=one_job))
+        history = History(entries)
+        out.print(f"Exact evaluations so far: {_told(history, dataset)}.")
+        if allowed := _words(limits):
+            out.print(f"Allowed over all jobs: {allowed}.")
+            out.print(f"Left: {_words(history.left(dataset, limits))}.")
+        counted = {entry.job for entry in entries if isinstance(entry, Evaluated)}
         if uncounted := ", ".join(
             dict.fromkeys(entry.lineage for entry in users if entry.lineage not in counted)
         ):
@@ -294,7 +307,7 @@ def _withdrew(memory: Memory, job: str) -> bool:
     return (folder / NAMES).is_file() and bool(before) and before[0].words[-1:] == (WITHDRAWS,)
 
 
-def _together(profiles: Sequence[Profile]) -> str:
+def _together(profiles: Sequence[Profile], *, one_job: bool) -> str:
     """Say what totals give together that were formed in these ways."""
     from tightframe.rounds.sums.revealed import what_both_reveal
     from tightframe.securesum.site.journal import in_words, values_of
@@ -308,7 +321,8 @@ def _together(profiles: Sequence[Profile]) -> str:
     if not profiles:
         return UNUSED
     if not differing:
-        return f"{ALIKE if len(profiles) == 1 else NONE_DIFFERS}\n{CHANGED}"
+        lacking = ONE_JOB if one_job else NONE_DIFFERS
+        return f"{ALIKE if len(profiles) == 1 else lacking}\n{CHANGED}"
     told = {name: in_words(known[:-1], known[-1]) for name, known in differing.items()}
     settings = "\n  ".join(f"{name}: {' or '.join((*some, last))}" for name, (some, last) in told.items())
     said = [TOGETHER.format(ways=len(profiles), settings=settings)]
@@ -452,9 +466,14 @@ def release_accept(
 
 def _told(history: History, dataset: str) -> str:
     """Say what the exact evaluations of all jobs so far have told."""
+    return _words(history.evaluated(dataset))
+
+
+def _words(numbers: Sequence[int | None]) -> str:
+    """Return words for numbers of exact evaluations; nothing for those without a limit."""
     from tightframe.securesum.site.journal import opened
 
-    return ", ".join(map(str, opened(history.evaluated(dataset))))
+    return ", ".join(each for each in opened(numbers) if each is not None)
 
 
 def _cohorts(entries: Sequence[Entry], dataset: str, *, all_of_them: bool = False) -> list[tuple[str, ...]]:

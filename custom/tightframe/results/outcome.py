@@ -281,7 +281,8 @@ class Ended(Outcome):
         lines = [f" Silos: {len(always)} of {len(self.roster)} {did} in {where}"]
         if always:
             lines[0] += f" ({', '.join(always)})"
-        for name, code in sorted(self.not_enrolled.items()):
+        named = (self.reason or "").startswith("TF-509")  # the reason of a refusal names each silo's
+        for name, code in () if named else sorted(self.not_enrolled.items()):
             why = "; ".join([REASONS.get(code, "named"), *self.not_enrolled_rules.get(name, ())])
             lines.append(f"   {name} was not enrolled: {code} ({why})")
         if failed:

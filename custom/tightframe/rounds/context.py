@@ -226,7 +226,12 @@ class SiloContext:
     @property
     def limits_evaluations(self) -> bool:
         """Return True if this site limits exact evaluations, and the job opens some in secure sums."""
-        if not self.production or (self.policy.max_evaluations, self.policy.evaluated_share) == (None, None):
+        return self.production and self.would_limit_evaluations
+
+    @property
+    def would_limit_evaluations(self) -> bool:
+        """Return True if a site in production with this policy would limit the job's evaluations."""
+        if (self.policy.max_evaluations, self.policy.evaluated_share) == (None, None):
             return False
         return self.job.privacy is None and self.job.statistics is None and self.job.summation == "secure"
 

@@ -9,10 +9,11 @@ be valid for one of these strings.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import hmac
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NoReturn, TypeAlias, Union
 
 from cryptography.exceptions import InvalidSignature, InvalidTag
@@ -28,6 +29,8 @@ from tightframe.securesum.errors import KeyAgreementError, ShareError, Signature
 PREFIX = b"\xff\x00tightframe/secure-sum/1\x00"
 """Of the encoding, which the ledger and job manifests use as well, and not of the protocol: what version 2 of
 the protocol signs has other tags than version 1, or a session's id in it, which is another one."""
+WORD = 64
+"""Letters of the longest text whose encoding is kept."""
 KEY_BYTES = 32
 HASH_BYTES = 32
 NONCE_BYTES = 12
@@ -89,9 +92,8 @@ def encode_fields(tag: str, *values: Value) -> bytes:
     >>> encode_fields("t", 1) == encode_fields("t", "1")
     False
     """
-    parts = [PREFIX, _sized(b"t", tag.encode())]
-    for value in values:
-        _encode(value, parts)
+    parts = [PREFIX, _tag(tag)]
+    _encode(values, parts)
     return b"".join(parts)
 
 
@@ -252,26 +254,52 @@ def _sized(kind: bytes, data: bytes) -> bytes:
     return kind + len(data).to_bytes(8, "big") + data
 
 
-def _encode(value: Value, parts: list[bytes]) -> None:
-    # The most frequent types first, and those that Python compares at once before the abstract ones.
-    if isinstance(value, str):
-        parts.append(_sized(b"s", value.encode()))
-    elif isinstance(value, (bytes, bytearray, memoryview)):
-        parts.append(_sized(b"b", bytes(value)))
-    elif isinstance(value, bool):  # before int, of which it is a subclass
-        parts.append(b"?" + (b"\x01" if value else b"\x00"))
-    elif isinstance(value, int):
-        parts.append(b"i" + value.to_bytes(16, "big", signed=True))
-    elif isinstance(value, float):
-        parts.append(b"f" + struct.pack(">d", value))
-    elif isinstance(value, (dict, Mapping)):
-        parts.append(b"m" + len(value).to_bytes(8, "big"))
-        for key in sorted(value):
-            parts.append(_sized(b"s", key.encode()))
-            _encode(value[key], parts)
-    elif isinstance(value, (list, tuple, Sequence)):
-        parts.append(b"l" + len(value).to_bytes(8, "big"))
-        for item in value:
-            _encode(item, parts)
-    else:
-        raise TypeError(f"Expected a plain value, but got {type(value).__name__}.")
+# Names and words, which are no secrets, come thousands of times while a session is set up.
+@functools.lru_cache(maxsize=1024)
+def _tag(tag: str) -> bytes:
+    return _sized(b"t", tag.encode())
+
+
+@functools.lru_cache(maxsize=4096)
+def _word(text: str) -> bytes:
+    return _sized(b"s", text.encode())
+
+
+def _text(text: str) -> bytes:
+    return _word(text) if len(text) <= WORD else _sized(b"s", text.encode())
+
+
+def _encode(values: Iterable[Value], parts: list[bytes]) -> None:
+    append = parts.append
+    for value in values:
+        # The most frequent types first, and those that Python compares at once before the abstract ones.
+        if type(value) is str:
+            append(_text(value))
+        elif type(value) is bytes:
+            append(b"b" + len(value).to_bytes(8, "big"))
+            append(value)
+        elif type(value) is int:
+            append(b"i" + value.to_bytes(16, "big", signed=True))
+        elif isinstance(value, (list, tuple)):
+            append(b"l" + len(value).to_bytes(8, "big"))
+            _encode(value, parts)
+        elif isinstance(value, bool):  # before int, of which it is a subclass
+            append(b"?" + (b"\x01" if value else b"\x00"))
+        elif isinstance(value, float):
+            append(b"f" + struct.pack(">d", value))
+        elif isinstance(value, (dict, Mapping)):
+            append(b"m" + len(value).to_bytes(8, "big"))
+            for key in sorted(value):
+                append(_text(key))
+                _encode((value[key],), parts)
+        elif isinstance(value, str):
+            append(_sized(b"s", value.encode()))
+        elif isinstance(value, int):
+            append(b"i" + value.to_bytes(16, "big", signed=True))
+        elif isinstance(value, (bytes, bytearray, memoryview)):
+            append(_sized(b"b", bytes(value)))
+        elif isinstance(value, Sequence):
+            append(b"l" + len(value).to_bytes(8, "big"))
+            _encode(value, parts)
+        else:
+            raise TypeError(f"Expected a plain value, but got {type(value).__name__}.")

@@ -17,6 +17,7 @@ from typing import Any
 
 import psutil
 import pytest
+import torch
 from safetensors.torch import save_file
 from typer.testing import CliRunner, Result
 
@@ -477,6 +478,35 @@ def test_an_export_from_a_finished_model_prints_the_servers_line(
     assert CliRunner().invoke(app, ["simulate", *arguments]).exit_code == 0 and len(started) == 1
 
 
+def test_an_export_checks_a_given_model_and_names_its_tensors_and_inputs(tmp_path: Path) -> None:
+    crp = {"column": "crp", "kind": "number", "low": 0, "high": 9, "missing": "indicator"}
+    columns = [{"column": "drug", "kind": "boolean"}, crp]
+    label = {"column": "ill", "classes": [{"code": "0"}, {"code": "1"}]}
+    (tmp_path / "c.json").write_text(json.dumps({"title": "Ward", "columns": columns, "label": label}))
+    good = {"head.weight": torch.zeros(2, 3), "head.bias": torch.zeros(2)}
+
+    def export(*more: str) -> Result:
+        job = ["--method", "fedavg", "--contract", str(tmp_path / "c.json"), "--force"]
+        job += ["--output", str(tmp_path / "job")]
+        job += ["--set", 'model_options={"widths": [], "standardise": false}']
+        return CliRunner().invoke(app, ["jobs", "export", *job, *more])
+
+    def given(tensors: dict[str, torch.Tensor]) -> Result:
+        save_file(tensors, tmp_path / "model.safetensors")
+        return export("--initial-model", str(tmp_path / "model.safetensors"))
+
+    done = given(good)
+    assert done.exit_code == 0, done.output
+    sha256 = hashlib.sha256((tmp_path / "model.safetensors").read_bytes()).hexdigest()
+    assert job_folders.read_job(tmp_path / "job")["initial_model_sha256"] == sha256
+    told = "the network's inputs, in order: drug, crp, crp missing\n"
+    assert told in done.output and str(tmp_path / "model.safetensors") in done.output
+    assert "head.weight (2, 3)" in done.output
+    assert told in export("--set", f"initial_model_sha256={sha256}").output
+    refused = given({**good, "head.weight": torch.zeros(2, 4)}).exception
+    assert isinstance(refused, JobError) and "head.weight" in str(refused)
+
+
 @pytest.mark.parametrize("code", ["TF-505", "TF-105"])
 def test_a_run_is_started_again_as_it_is_only_if_it_was_interrupted(tmp_path: Path, code: str) -> None:
     results = tmp_path / "server" / "simulate_job"
@@ -486,6 +516,18 @@ def test_a_run_is_started_again_as_it_is_only_if_it_was_interrupted(tmp_path: Pa
     (line,) = simulation.left_behind(setup, tmp_path, tmp_path / "job", None)[1:]
     assert ("start again:  tightframe simulate" in line) == (code == "TF-105")
     assert ("tightframe explain TF-505" in line) == (code == "TF-505")
+
+
+def test_after_a_refusal_the_sites_own_codes_are_explained(tmp_path: Path) -> None:
+    results = tmp_path / "server" / "simulate_job"
+    results.mkdir(parents=True)
+    setup = prepare(recipes.get("fedetf_heart").job().model_dump(mode="json"))
+    simulation._write_outcome(setup, results, "TF-509: before any training.", tmp_path / "local")
+    file = results / "outcome.json"
+    told = json.loads(file.read_text())
+    file.write_text(json.dumps({**told, "not_enrolled": {"site-1": "TF-628", "site-2": "TF-625"}}))
+    (line,) = simulation.left_behind(setup, tmp_path, tmp_path / "job", None)[1:]
+    assert line.endswith("(tightframe explain TF-625 TF-628)")
 
 
 def test_a_job_path_that_does_not_exist_suggests_the_nearest(

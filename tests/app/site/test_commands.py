@@ -103,7 +103,12 @@ def test_show_as_json(config: Path, cohort: Callable[..., Result], journal: Memo
     told = checked("site release show", CliRunner().invoke(app, command).output)
     used = {"dataset": DATASET, "settings": {"weights": "exact"}, "job": "job-1"}
     evaluated = {"dataset": DATASET, "models": 2, "validation": 0.15, "test": 0.2}
+    evaluated["allowed"] = {"models": 11, "validation": 0.5, "test": 0.5}
+    evaluated["left"] = {"models": 9, "validation": 0.35, "test": 0.3}
     assert told == {"format": 1, "site": SITE, "formed": [used], "evaluated": [evaluated]}
+    write(journal, [ProfileUsed(DATASET, (("steps", "batches of 32"), ("weights", "exact")), "job-1")])
+    said = CliRunner().invoke(app, command[:-2]).output
+    assert "All are of one job" in said and "alike" not in said and "several jobs" not in said
 
 
 def test_each_consent_is_shown_with_its_time_and_the_job_that_used_it_first(
@@ -139,6 +144,8 @@ def test_what_all_releases_give_together_is_said_and_the_site_is_the_certificate
     assert "Of job-1 none are counted" in show()
     write(journal, [Evaluated(DATASET, "job-1", 1, "train-0", b"c" * 32, 1, 0, 70_000)])
     assert "7.0% of what the test records hold." in show() and "none are counted" not in show()
+    assert "Allowed over all jobs: 11 models, 50.0% of what the validation" in show()
+    assert "Left: 10 models, 50.0% of" in show() and "hold, 43.0% of what the test records hold." in show()
     write(journal, [ProfileAccepted(DATASET, (("steps", "batches of 32"), ("weights", "other")))])
     assert "All were formed alike" in show()
     write(journal, [ProfileUsed(DATASET, (("steps", "batches of 32"), ("weights", "exact")), "job-1b")])

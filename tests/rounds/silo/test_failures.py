@@ -394,6 +394,22 @@ def test_numbers_of_records_that_a_silo_lacks_are_not_used(
         assert set(phase.read(state, totals, cohort).totals) == left
 
 
+@pytest.mark.parametrize(("withdraws", "code"), [(None, "TF-625"), (object(), "TF-523")])
+def test_what_to_look_for_in_the_logs_is_of_the_jobs_kind(withdraws: Any, code: str) -> None:
+    def nothing(*_: Any) -> Any:
+        raise AssertionError("Expected no training.")
+
+    of = job(min_sites=3).model_copy(update={"withdraw": withdraws})
+    phase = failures.attach(Phase("train", Schema((STATIC,)), nothing, nothing, nothing), of)
+    totals = {STATIC.name: np.ones(STATIC.shape), failures.FAILED: np.array(1.0 + failures.LACKING)}
+    with pytest.raises(RunError) as caught:
+        phase.read(ServerState({}), totals, Cohort(1, dict.fromkeys("abcd", 1.0), 1.0))
+    assert [other in str(caught.value) for other in ("TF-625", "TF-523")] == [
+        code == "TF-625",
+        code == "TF-523",
+    ]
+
+
 @pytest.mark.parametrize("flag", [FLAG, FLAGGED], ids=["beside an update", "beside counts"])
 def test_what_is_of_a_silos_records_alone_trains_nothing(flag: Field) -> None:
     """The difference of two totals of it, in one of which a silo's part is missing, is that part."""

@@ -64,6 +64,7 @@ def check_site(scope: Scope) -> Iterator[Finding]:
         yield from leaving.would_leave(job)
     if job is not None and len(entries) > 1:
         yield from _left_out(job, held)
+        yield from site_job.check_sizes(job, entries, scope)
     yield from identity
     single = entries.get("")
     if single is not None:

@@ -6,7 +6,7 @@ Both use the code that decides when the site enrols. Ledger and journal are read
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -173,8 +173,62 @@ def check_own_records(job: JobConfig, name: str, entry: SiteEntry, scope: Scope)
     except JobError:
         return  # reported by ``check_policy``
     with tempfile.TemporaryDirectory() as folder:
-        context = SiloContext(name, job, entry, Path(folder), job_id=UNKNOWN)
-        yield from _records(context, setup, area_of("job", name), several=True)
+        context, area = SiloContext(name, job, entry, Path(folder), job_id=UNKNOWN), area_of("job", name)
+        yield from _records(context, setup, area, several=True)
+        if entry.data and job.summation == "secure":
+            yield from _rehearsed(context, setup, area)
+
+
+def check_sizes(job: JobConfig, entries: Mapping[str, SiteEntry], scope: Scope) -> Iterator[Finding]:
+    """Check that a simulation's sites together have records enough for what the job sums (TF-625)."""
+    from tightframe.errors import JobError, TightframeError
+    from tightframe.rounds.context import SiloContext
+    from tightframe.rounds.setup import prepare
+    from tightframe.rounds.silo.enrolment_check import UNKNOWN
+
+    if not all(site in entries and entries[site].data for site in job.roster):
+        return
+    told: dict[str, list[str]] = {}
+    try:
+        setup = prepare(job)
+        with tempfile.TemporaryDirectory() as folder:
+            contexts = [
+                SiloContext(site, job, entries[site], Path(folder), job_id=UNKNOWN) for site in job.roster
+            ]
+            declared = {context.name: _records_of(context) for context in contexts}
+            for context in contexts:
+                for text in _too_few(context, setup, declared):
+                    told.setdefault(text, []).append(context.name)
+    except (JobError, TightframeError):
+        return  # reported for each site
+    for text, sites in told.items():
+        yield Finding("job", "problem", f"{', '.join(sites)}: {text}", of_job=True)
+
+
+def _records_of(context: SiloContext) -> float:
+    """Return the number of records that a site declares."""
+    from tightframe.data.base import own_labels
+    from tightframe.rounds.sums.declaration import public_weight
+
+    return public_weight(len(own_labels(context.data)), context.job.weights)
+
+
+def _too_few(context: SiloContext, setup: JobSetup, declared: Mapping[str, float]) -> list[str]:
+    """Return this site's refusals of a job over so many declared records; none where they tell nothing."""
+    from tightframe.config.refusals import BelowPolicyError
+    from tightframe.learning.products import Sizes
+    from tightframe.rounds import product_rule
+
+    job = context.job
+    exempt = job.privacy is not None or job.withdraw is not None or job.weights == "uniform"
+    if exempt or not context.policy.records_per_feature:
+        return []
+    try:
+        sizes = Sizes.of(declared, job.assumed_colluders(len(declared)))
+        product_rule.check_declared(context.policy, setup, sizes)
+    except BelowPolicyError as error:
+        return [f"{error.code}: {refusal}" for refusal in error.refusals]
+    return []
 
 
 def _records(context: SiloContext, setup: JobSetup, area: str, *, several: bool) -> Iterator[Finding]:
@@ -185,6 +239,33 @@ def _records(context: SiloContext, setup: JobSetup, area: str, *, several: bool)
         yield from _rows(context, setup, area)
     if context.job.withdraw is not None:
         yield _withdrawal(context, setup, area, several=several)
+    if not several:
+        yield from _alone(context, setup, area)
+
+
+def _alone(context: SiloContext, setup: JobSetup, area: str) -> Iterator[Finding]:
+    """Note what this site would refuse if the others had as many records as it has."""
+    from tightframe.errors import TightframeError
+
+    try:
+        declared = dict.fromkeys(context.job.roster, _records_of(context))
+    except TightframeError:
+        return  # of the records, which have findings of their own
+    for text in _too_few(context, setup, declared):
+        yield Finding(area, "note", f"refused unless other sites have more records than this one: {text}")
+
+
+def _rehearsed(context: SiloContext, setup: JobSetup, area: str) -> Iterator[Finding]:
+    """Note exact evaluations that a site in production refuses; a simulation only warns of them."""
+    from tightframe.errors import TightframeError
+    from tightframe.rounds.silo.enrolment_check import REHEARSED, refused_at_first
+
+    try:
+        why = refused_at_first(context, setup)
+    except TightframeError:
+        return  # of the records, which have findings of their own
+    if why:
+        yield Finding(area, "note", f"{REHEARSED}{why}", of_job=True)
 
 
 def _withdrawal(context: SiloContext, setup: JobSetup, area: str, *, several: bool) -> Finding:

@@ -105,10 +105,12 @@ def attach(phase: Phase, job: JobConfig, *, needed: bool = True) -> Phase:
                 code="TF-513",
             )
         if lacking and alone and needed:
+            other = "make features fewer where a log has TF-625"
+            if job.withdraw is not None:
+                other = "withdraw more together where a log has TF-523"
             raise RunError(
                 f"Expected all silos' numbers, but {plural(lacking, 'silo')} of {cohort.size} could not add "
-                "its own, which and why is in their own logs: mend it, or make features fewer where a log "
-                "has TF-625, and start the job again.",
+                f"its own, which and why is in their own logs: mend it, or {other}, and start the job again.",
                 code="TF-510",
             )
         if lacking:

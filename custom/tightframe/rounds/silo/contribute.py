@@ -347,6 +347,8 @@ class Contributor:
     @cached_property
     def evaluations(self) -> Evaluations | None:
         """What the job evaluates exactly at this silo; None where that is not limited."""
+        if not self._context.limits_evaluations:
+            return None
         return evaluations.of_silo(self._context, self._setup, self._device)
 
     def check_budget(self) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from tightframe.config.refusals import BelowPolicyError, Refusal
 from tightframe.data.table import TableOptions
+from tightframe.errors import SecureSumError
 from tightframe.rounds.context import SiloContext
 from tightframe.rounds.setup import JobSetup
 from tightframe.rounds.sums.common import package_errors
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 UNKNOWN = "not-submitted-yet"
 """Id that stands for a job without one, because no engine has received it yet."""
+REHEARSED = "in production a site with this policy refuses the job, even as its first: "
 SHOWN = 12
 """Most columns that a refusal names, in the site's own log."""
 
@@ -58,16 +60,26 @@ def check_evaluations(
         What the job tells, what earlier jobs have told, and the limits; None where nothing is limited.
 
     Raises:
-        SecureSumError: TF-627.
+        SecureSumError: TF-627, in a simulation also.
     """
     from tightframe.rounds.silo import evaluations
 
-    if (found := evaluations.of_silo(context, setup, entries=entries)) is None:
+    if not context.would_limit_evaluations:
         return None
+    found = evaluations.of_silo(context, setup, entries=entries)
     dataset, history = context.site.records_id(context.job.dataset), journal.History(entries)
     with package_errors():
         found.check(dataset, context.job_id, history)
     return found.entry(dataset, context.job_id), history.evaluated(dataset), found.most
+
+
+def refused_at_first(context: SiloContext, setup: JobSetup) -> str:
+    """Return why a site refuses a job's evaluations even if it is its first job; empty if it does not."""
+    try:
+        check_evaluations(context, setup, ())
+    except SecureSumError as error:
+        return str(error)
+    return ""
 
 
 def check_budget(context: SiloContext, setup: JobSetup, entries: Sequence[Entry]) -> bool:

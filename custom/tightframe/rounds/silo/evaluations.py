@@ -30,8 +30,8 @@ def of_silo(
     setup: JobSetup,
     device: torch.device | None = None,
     entries: Sequence[Entry] | None = None,
-) -> Evaluations | None:
-    """Return what a job evaluates exactly at a silo; None where that is not limited.
+) -> Evaluations:
+    """Return what a job evaluates exactly at a silo.
 
     A withdrawal is never refused for what it evaluates: folds for which the limits leave no room it evaluates
     no more, in what continues from it neither. It says so in its first sum, so that a resumed one is counted.
@@ -40,8 +40,6 @@ def of_silo(
     holds is bounded by its possible rows, too (``column_bits``): numbers beside short columns hide these only
     as far as the model shows the numbers.
     """
-    if not context.limits_evaluations:
-        return None
     values = None
     if len(setup.setting.input_shape) == 1:
         silo = LocalSilo(context, setup, device or torch.device("cpu"), 0)

@@ -150,6 +150,7 @@ class SiloSession:
             if self._secure is not None:
                 self._note_records()
                 self._secure.check_evaluations()
+                self._rehearse_evaluations()
         write_atomically(stored, declared.to_bytes(), mode=0o600)
         return declared
 
@@ -259,6 +260,16 @@ class SiloSession:
     def _evaluations(self) -> Evaluations | None:
         """Return what the job evaluates exactly here; only where that is limited this imports torch."""
         return self._training().evaluations if self.context.limits_evaluations else None
+
+    def _rehearse_evaluations(self) -> None:
+        """Warn in a simulation of evaluations that a site in production with this policy refuses."""
+        context = self.context
+        if context.production or not context.would_limit_evaluations:
+            return
+        from tightframe.rounds.silo.enrolment_check import REHEARSED, refused_at_first
+
+        if why := refused_at_first(context, self._training().setup):
+            context.log.warning("%s: %s%s", context.name, REHEARSED, why)
 
     def _term(self, message: Message) -> Train:
         """Return what makes the term of a secure sum, by a process that trains."""

@@ -419,6 +419,27 @@ def test_an_own_training_loop_is_shown_by_its_package_or_refused(
     assert "training.loop careful: here that is clinic_loop:LOOP of clinic_loop 3.1" in told
 
 
+def test_a_simulation_says_that_a_real_site_would_refuse_its_evaluations(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Eleven exact evaluations of rows of three yes/no columns, which a site in production refuses."""
+    files, rules = rare.tables(tmp_path, numbers=False), {"profile": "standard", "min_row_bits": 0}
+    sites = {s: {"data": {"table": {"file": str(path)}}, "policy": rules} for s, path in files.items()}
+    (tmp_path / "sites.json").write_text(json.dumps({"sites": sites}))
+    job = rare.job(method="fedavg", model="mlp")
+    needle = "in production a site with this policy refuses the job"
+    found = check_site(Scope(tmp_path / "sites.json", job=job.model_dump(mode="json")))
+    told = [item.text for item in found if item.state == "note" and "TF-627" in item.text]
+    assert len(told) == 4 and all(text.startswith(needle) for text in told)
+    with caplog.at_level("WARNING"):
+        rare.run(files, tmp_path / "run", job, min_row_bits=0)
+        warned = [line for line in caplog.messages if needle in line and "TF-627" in line]
+        assert len(warned) == 4
+        caplog.clear()
+        rare.run(files, tmp_path / "off", job, min_row_bits=0, evaluated_share=None)
+        assert needle not in caplog.text
+
+
 def test_every_site_of_a_simulation_is_told_what_its_records_forbid(tmp_path: Path) -> None:
     """Possible rows, by column, and records to withdraw; how many they are stays at the site."""
     few, file = rare.job(method="fedavg", model="mlp"), tmp_path / "withdrawn.csv"
@@ -443,6 +464,14 @@ def test_every_site_of_a_simulation_is_told_what_its_records_forbid(tmp_path: Pa
     with pytest.raises(BelowPolicyError) as caught:
         check_rows(SiloContext("site-1", few, entry, tmp_path, job_id=UNKNOWN), prepare(few))
     assert "d0 1.0" in str(caught.value) and "d0" not in str(caught.value.outside())
+
+    wide = rare.job(method="fedavg", model="mlp", model_options={"widths": [512]})
+    (units,) = [text for text in problems(wide) if "TF-628" not in text]
+    assert units.startswith("site-1, site-2, site-3, site-4: TF-625: ")
+    assert "layers of up to 512 units trained on 180 declared records, at most 90 units" in units
+    (tmp_path / "one.json").write_text(json.dumps({**entries["site-1"], "withdrawn": {}}))
+    alone = check_site(Scope(tmp_path / "one.json", job=wide.model_dump(mode="json"), site="site-1"))
+    assert any("unless other sites have more" in item.text and "TF-625" in item.text for item in alone)
 
     run = {"lineage": "first", "previous": "first"}
     hashes = {"checkpoint_sha256": "0" * 64, "state_sha256": "0" * 64}
