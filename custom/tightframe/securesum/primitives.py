@@ -265,16 +265,12 @@ def _word(text: str) -> bytes:
     return _sized(b"s", text.encode())
 
 
-def _text(text: str) -> bytes:
-    return _word(text) if len(text) <= WORD else _sized(b"s", text.encode())
-
-
 def _encode(values: Iterable[Value], parts: list[bytes]) -> None:
     append = parts.append
     for value in values:
         # The most frequent types first, and those that Python compares at once before the abstract ones.
         if type(value) is str:
-            append(_text(value))
+            append(_word(value) if len(value) <= WORD else _sized(b"s", value.encode()))
         elif type(value) is bytes:
             append(b"b" + len(value).to_bytes(8, "big"))
             append(value)
@@ -289,9 +285,7 @@ def _encode(values: Iterable[Value], parts: list[bytes]) -> None:
             append(b"f" + struct.pack(">d", value))
         elif isinstance(value, (dict, Mapping)):
             append(b"m" + len(value).to_bytes(8, "big"))
-            for key in sorted(value):
-                append(_text(key))
-                _encode((value[key],), parts)
+            _encode([part for key in sorted(value) for part in (key, value[key])], parts)
         elif isinstance(value, str):
             append(_sized(b"s", value.encode()))
         elif isinstance(value, int):
