@@ -170,6 +170,8 @@ def test_a_hospital_refuses_more_features_than_its_rule_allows(tmp_path: Path) -
     assert "128 features" in refused(shared, tmp_path / "shared")
     layers = {"weights": "exact", "model_options": {"widths": [73], "standardise": True}}
     assert "at most 72 units" in refused(layers, tmp_path / "layers")
+    head = {**WIDE, "method": "fedavg", "rounds": 37}  # two classes by 37 rounds
+    assert "the first on 256 numbers of a record in 37 rounds" in refused(head, tmp_path / "head")
     assert "silos as this one" in refused({**layers, "weights": "uniform"}, tmp_path / "own")
 
 

@@ -102,12 +102,14 @@ def test_dense_layers_on_inputs_have_two_records_a_unit() -> None:
     product_rule.check_declared(policy(), job, Sizes(20, 4))
     product_rule.check_declared(policy(0), job, Sizes(0, 0))
     product_rule.check_declared(policy(), trained(weights="uniform"), Sizes(4, 1))  # see check_rows
-    with pytest.raises(BelowPolicyError, match="8 units trained on 15 declared records") as caught:
+    with pytest.raises(BelowPolicyError, match=r"8 units, .* trained on 15 declared") as caught:
         product_rule.check_declared(policy(), job, Sizes(19, 4))
     assert caught.value.code == "TF-625" and "at most 7 units" in caught.value.refusals[0].required
     assert widest(method="fedsgd") == widest(method="fedmr") == 8
     pictures = {"dataset": "digits", "dataset_options": {}}
-    assert widest(**pictures) == 10  # the head's
+    assert widest(**pictures) == 10 and widest(**pictures, rounds=20) == 64  # of 64 pixels
+    frozen = {"model": "random_features", "model_options": {"width": 100}}
+    assert widest(**frozen, rounds=20) == 40 and widest(**frozen, rounds=200) == 100
     assert widest(**pictures, model="small_cnn", model_options={}) is None
     private = {"epsilon": 8.0, "delta": 1e-5, "clip_norm": 1.0}
     assert widest(weights="uniform", privacy=private) is None

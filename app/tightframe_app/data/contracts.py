@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from tightframe.config.site import SiteEntry
     from tightframe.data.contract import Contract
     from tightframe.data.table import TableSite
+    from tightframe.data.table.silo import TableData
     from tightframe_app.site.checks.findings import State
 
 WIDTH = 120
@@ -278,6 +279,22 @@ def _of_kind(
     ]
 
 
+def _possible_rows(contract: Contract, data: TableData) -> tuple[int, float] | None:
+    """Return how many bits a row needs by ``standard``, and at most has here; None if these do.
+
+    The site counts again what exact sums take, without values by which few patients stand out.
+    """
+    import torch
+
+    from tightframe.config.profiles import PROFILES
+    from tightframe.learning.record_values import column_bits
+
+    inputs, least = torch.from_numpy(data.features("train")), PROFILES["standard"]["min_row_bits"]
+    columns = tuple(len(column.features) for column in contract.columns)
+    bits = sum(column_bits([(inputs, torch.zeros(len(inputs)))], columns))
+    return (least, bits) if len(inputs) and bits < least else None
+
+
 def _checked(name: str, contract: Contract, entry: TableSite, held: dict[str, Sequence[int]]) -> bool:
     """Print what is found at one site; return whether it can take part.
 
@@ -375,6 +392,13 @@ def _found(contract: Contract, entry: TableSite, counts: list[int]) -> Iterator[
         data = divided_pictures(encoded, contract)
     else:
         data = divided(encoded, contract)
+        if (possible := _possible_rows(contract, data)) is not None:
+            least, bits = possible
+            yield (
+                "note",
+                f"at most 2 to the {bits:.1f} rows are possible here, and a job without `privacy` needs "
+                f"2 to the {least} (TF-628, by column: tightframe site check --job)",
+            )
     sizes = ", ".join(f"{len(data.labels(fold))} {fold}" for fold in FOLDS)
     labels, titles = data.labels("train"), contract.label.titles
     everywhere = np.concatenate([data.labels(fold) for fold in FOLDS])

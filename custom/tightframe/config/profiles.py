@@ -76,7 +76,7 @@ class Rules(StrictModel):
             ``training`` (losses), ``personal`` (its personal model's accuracy).
         max_evaluations: the most models that are evaluated exactly, by all jobs on a data set until a person
             accepts more (TF-627), because whoever steers the model reads single test records out of many
-            evaluations. A start from the seed alone (without pooled moments) does not count. None: no limit.
+            evaluations. Starts count: an author chooses their seeds. None: no limit.
         evaluated_share: the largest part of the bits that validation or test records hold which exact
             evaluations may open, those of all jobs together (TF-627): from more, rows of few short columns
             are computed. None sets no limit.
@@ -94,7 +94,8 @@ class Rules(StrictModel):
         records_per_feature: the least number of records, surely of honest silos, for each feature whose
             products are summed without noise (TF-625): records are computed from a sum over fewer. And of
             values in a class's records, for each frozen feature summed by class. And of records for each
-            unit of a layer trained on them that is dense on their inputs. With 0 there is no rule.
+            unit of a layer trained on them that is dense on their inputs or on frozen features, and for each
+            of these or, if fewer, of units by rounds. With 0 there is no rule.
         min_row_bits: refuse jobs without privacy over a table of fewer than 2 to this number possible
             rows, by the values of this site's training records (TF-628): from exact totals, of a round of
             training too, records are found among these, by least squares. With 0 there is no rule.

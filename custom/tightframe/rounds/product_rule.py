@@ -19,6 +19,7 @@ from tightframe.config.policy import Policy
 from tightframe.config.profiles import PROFILES
 from tightframe.config.refusals import BelowPolicyError, Refusal
 from tightframe.errors import RunError
+from tightframe.learning.model_update import shared_template
 from tightframe.learning.products import (
     ALONE,
     COUNTED,
@@ -31,7 +32,8 @@ from tightframe.learning.products import (
     Sizes,
     Units,
 )
-from tightframe.phases import OwnRows, Schema, ServerState
+from tightframe.models.frozen import is_frozen
+from tightframe.phases import Field, OwnRows, Schema, ServerState
 from tightframe.results.words import plural
 from tightframe.rounds.phases.statistics import SQUARES, SUMS
 from tightframe.rounds.riders.class_rules import holders_in, offered
@@ -77,20 +79,32 @@ def _widest(setup: JobSetup, found_in: Callable[[JobSetup, Schema], _Sum | None]
 
 
 def units_planned(setup: JobSetup) -> Units | None:
-    """Return the dense layers that a job trains without noise on records' inputs; None if it has none."""
+    """Return the dense layers that a job trains without noise on records' inputs, or on frozen features.
+
+    None if it has none.
+    """
     if setup.privacy is not None:
         return None
-    shapes = [
-        item.shape
+    rounds = [
+        [item for phase in exchange.phases for item in phase.schema.fields if _is_layer(item)]
         for exchange in setup.plan
-        for phase in exchange.phases
-        for item in phase.schema.fields
-        if exchange.training and len(item.shape) > 1 and not item.per_class
+        if exchange.training
     ]
-    # Behind convolutions, dense layers are on features of a picture.
-    if not shapes or math.prod(shapes[0][1:]) < math.prod(setup.setting.input_shape):
+    summed = [item for each in rounds for item in each]
+    if not summed:
         return None
-    return Units(max(shape[0] for shape in shapes if len(shape) == 2))
+    first, frozen = summed[0], is_frozen(shared_template(setup.setting))
+    inputs = math.prod(first.shape[1:])
+    # Behind convolutions, dense layers are on features of a picture that change.
+    if not frozen and inputs < math.prod(setup.setting.input_shape):
+        return None
+    most = max(item.shape[0] for item in summed if len(item.shape) == 2)
+    times = sum(any(item.name == first.name for item in each) for each in rounds)
+    return Units(most, first.shape[0], inputs, times)
+
+
+def _is_layer(item: Field) -> bool:
+    return len(item.shape) > 1 and not item.per_class
 
 
 def check_job(policy: Policy, setup: JobSetup) -> None:
@@ -270,7 +284,7 @@ def warned(found: Products | ClassSums | Units, records: float | None, *, classe
     what = {
         Products: f"PRODUCTS OF {found.width} FEATURES",
         ClassSums: f"SUMS OF {found.width} FEATURES BY CLASS",
-        Units: f"LAYERS OF {found.width} UNITS TRAINED",
+        Units: f"LAYERS OF {found.width} UNITS, OR INPUTS BY ROUNDS, TRAINED",
     }[type(found)]
     few = f"a small one of the {classes} classes has few" if by_class else "they are few"
     return [
@@ -291,11 +305,14 @@ def check_units(policy: Policy, found: Units, records: float, of: str) -> None:
     widest = int(records // factor)
     _refuse(
         policy,
-        f"layers of up to {found.width} units trained on {records:.0f} {of}",
-        f"at most {plural(widest, 'unit')}, or privacy" if widest else "privacy",
-        f"records are computed from totals of layers with more than 1/{factor} as many units as there are "
-        "records, whichever silos lie: make them smaller (model_options.widths of mlp), or give the job "
-        "`privacy`",
+        f"layers of up to {found.most} units, the first on {found.inputs} numbers of a record in "
+        f"{found.times} rounds, trained on {records:.0f} {of}",
+        f"at most {plural(widest, 'unit')}, and as many inputs or units by rounds, or privacy"
+        if widest
+        else "privacy",
+        f"records are computed from totals of layers with more than 1/{factor} as many as there are records, "
+        "whichever silos lie: make layers, features or rounds fewer (model_options.widths of mlp, width of "
+        "random_features), or give the job `privacy`",
     )
 
 

@@ -19,6 +19,7 @@ from sklearn.datasets import (
     load_wine,
     make_multilabel_classification,
 )
+from tests.attacks import test_rare_values as rare
 from tests.support.tables import HEADER, WARD, contract, ward_rows, write
 from typer.testing import CliRunner, Result
 
@@ -619,3 +620,13 @@ def test_part_of_the_training_fold_is_held_out_from_records_with_findings(tmp_pa
     held = np.bincount(data.labels("validation").sum(axis=1), minlength=4)
     total = held + np.bincount(data.labels("train").sum(axis=1), minlength=4)
     assert np.all(abs(held - total / 4) <= 1)
+
+
+@pytest.mark.parametrize("numbers", [False, True])
+def test_a_table_of_few_possible_rows_is_told_before_any_job(tmp_path: Path, numbers: bool) -> None:
+    tables, contract = rare.tables(tmp_path, numbers=numbers), tmp_path / "contract.json"
+    contract.write_text(json.dumps(rare.job().dataset_options["contract"]))
+    entry = {"file": str(tables["site-1"])}
+    said = told(typed("data", "check", "--contract", contract, "-s", sites(tmp_path, a=entry)))
+    found = re.search(r"at most 2 to the (\S+) rows are possible here, .* 2 to the 24 \(TF-628", said)
+    assert found is None if numbers else found is not None and 2.9 <= float(found[1]) <= 4
