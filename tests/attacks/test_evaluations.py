@@ -23,7 +23,7 @@ from tightframe.errors import SecureSumError
 from tightframe.rounds.sums.vault import read_journal
 from tightframe.securesum.site.journal import Evaluated, History
 
-FEW = PolicyBlock(profile="standard", max_evaluations=3, evaluated_share=None)
+FEW = PolicyBlock(profile="standard", max_evaluations=5, evaluated_share=None)
 
 
 @pytest.fixture(scope="module")
@@ -57,13 +57,13 @@ def test_jobs_that_differ_in_the_seed_add_up_and_a_new_process_remembers(
     first = federation(hospitals, tmp_path, "job-a")
     run(first)
     told = journal(first).evaluated("hearts")
-    assert told[0] == 2 and min(told) > 0, "two models, and the start that nobody steers"
+    assert told[0] == 3 and min(told) > 0, "a start of the author's choice of seed, and two models"
     # Each federation has hospitals of its own processes, over the same folders.
     other = Federation({"rounds": 2, "seed": 1}, hospitals, state=tmp_path, job_id="job-b", policy=FEW)
     said = refused(other)
-    assert "within 3 models" in said and "2 models in this job after 2 in earlier ones" in said
+    assert "within 5 models" in said and "3 models in this job after 3 in earlier ones" in said
     assert '"models": 2, "score_bins": 32} would fit' in said, "the start's and the last"
-    small = {"rounds": 2, "seed": 1, "evaluation": {"models": 1}}
+    small = {"rounds": 2, "seed": 1, "evaluation": {"models": 2}}
     run(Federation(small, hospitals, state=tmp_path, job_id="job-c", policy=FEW))
     assert "no smaller `evaluation` would fit" in refused(
         Federation(small, hospitals, state=tmp_path, job_id="job-d", policy=FEW)
@@ -77,11 +77,11 @@ def test_a_person_accepts_the_evaluations_of_one_run(hospitals: dict[str, Record
     for name in hospitals:
         done = accept_release(again, name, tmp_path, identity, "--evaluations")
         assert done.exit_code == 0, done.output
-        assert "2 models" in done.output and "can be computed" in done.output
+        assert "3 models" in done.output and "can be computed" in done.output
     run(again)
     refused(federation(hospitals, tmp_path, "job-c"))
     found = journal(again)
-    assert found.evaluated("hearts")[0] == 4
+    assert found.evaluated("hearts")[0] == 6
 
 
 def test_two_jobs_set_up_at_once_tell_no_more_than_one_after_the_other(
@@ -93,7 +93,7 @@ def test_two_jobs_set_up_at_once_tell_no_more_than_one_after_the_other(
     one.sum("closing", 2)
     with pytest.raises(SecureSumError, match=r"^TF-627: "):
         other.sum("closing", 2)
-    assert journal(one).evaluated("hearts")[0] == 3
+    assert journal(one).evaluated("hearts")[0] == 5
 
 
 def test_bits_of_small_folds_run_out_before_models_do(hospitals: dict[str, Records], tmp_path: Path) -> None:

@@ -24,14 +24,29 @@ from tests.support.attacks.malicious_server import (
 from tests.support.ledgers import CAP, charge, charges_in
 from typer.testing import CliRunner
 
+from tightframe.data.base import FOLDS
+from tightframe.data.heart import HeartOptions
+from tightframe.data.heart.twin import open_twin
 from tightframe.errors import TightframeError
-from tightframe.privacy.ledger.entries import LostError
+from tightframe.privacy.ledger.entries import DatasetError, LostError
 from tightframe.privacy.ledger.ledger import Ledger
 from tightframe.rounds.site_ledger import LedgerPaths
 from tightframe.rounds.site_ledger.keys import signature_check
 from tightframe_app.cli import app
 
 SITE = "hospital-1"
+
+
+class Known(Records):
+    """Records that say what they are, all but the first ones."""
+
+    def __init__(self, data: Any, without: int = 0) -> None:
+        super().__init__(data)
+        self._without = without
+
+    def contents(self) -> list[bytes]:
+        rows = [row.tobytes() for fold in FOLDS for row in self.raw(fold)]
+        return rows[self._without :]
 
 
 def opened(data: dict[str, Records], state: Path, job_id: str = "job-a") -> Federation:
@@ -187,6 +202,26 @@ def test_only_a_person_begins_a_lost_ledger_anew(hospitals: dict[str, Records], 
     federation.ask_to_enroll(SITE, federation.params())
     output = " ".join(CliRunner().invoke(app, [*begin, "--yes"]).output.split())  # lines break anywhere
     assert "no new ledger was begun" in output
+
+
+@pytest.mark.parametrize("without", [0, 60])
+def test_the_same_records_under_another_name_are_not_without_a_past(tmp_path: Path, without: int) -> None:
+    """Of exact sums as of budgets, whether all are registered anew or most; other records are."""
+    first, other = (
+        {f"hospital-{i + 1}": open_twin((i + turn) % 4, HeartOptions()) for i in range(4)} for turn in (0, 1)
+    )
+    state = tmp_path / "state"
+    opened({name: Known(data) for name, data in first.items()}, state)
+
+    def renamed(data: dict[str, Any], job_id: str) -> Federation:
+        three = {name: Known(data[name], without) for name in sorted(data)[:3]}
+        return Federation({}, three, state=state, job_id=job_id, dataset_id="ward-9")
+
+    again = renamed(first, "job-b")
+    with pytest.raises(DatasetError, match=r"TF-703: .*'hearts'"):
+        again.ask_to_enroll(SITE, again.params())
+    new = renamed(other, "job-c")
+    new.ask_to_enroll(SITE, new.params())
 
 
 def test_a_site_of_a_build_before_ledgers_is_not_taken_for_a_fresh_one(

@@ -397,7 +397,7 @@ def remembered(monkeypatch: pytest.MonkeyPatch) -> None:
 def _kept(take: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
     """What reading a valid line led to is restored for the same line behind the same lines."""
     parts = ("session", "epochs", "sums", "checked", "identifiers", "static_cohort", "last")
-    after: dict[tuple[str, int], tuple[Any, dict[str, Any]]] = {}
+    after: dict[tuple[str, int, int, bytes], tuple[Any, Any, dict[str, Any]]] = {}
 
     def copied(reading: dict[str, Any]) -> dict[str, Any]:
         made = {part: copy.copy(reading[part]) for part in parts}
@@ -406,11 +406,12 @@ def _kept(take: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
         return made
 
     def taken(reading: Any, value: Any) -> None:
-        key = reading.previous, id(value)  # the hash stands for all lines before; the value is kept below
+        # The hash stands for all lines before; what an id names is kept below, so that no other gets it.
+        key = reading.previous, id(value), id(reading.totals), reading.anchor.root
         if key not in after:
             take(reading, value)
-            after[key] = value, copied(vars(reading))
-        vars(reading).update(copied(after[key][1]))
+            after[key] = value, reading.totals, copied(vars(reading))
+        vars(reading).update(copied(after[key][2]))
 
     return taken
 

@@ -76,7 +76,7 @@ class Rules(StrictModel):
             ``training`` (losses), ``personal`` (its personal model's accuracy).
         max_evaluations: the most models that are evaluated exactly, by all jobs on a data set until a person
             accepts more (TF-627), because whoever steers the model reads single test records out of many
-            evaluations. A start from the seed alone (without pooled moments) does not count. None: no limit.
+            evaluations. Starts count: an author chooses their seeds. None: no limit.
         evaluated_share: the largest part of the bits that validation or test records hold which exact
             evaluations may open, those of all jobs together (TF-627): from more, rows of few short columns
             are computed. None sets no limit.

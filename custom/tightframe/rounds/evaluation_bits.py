@@ -11,7 +11,7 @@ how many bits a row has). While less than half of that is opened (``evaluated_sh
 finds hardly more records than a guess from what all know: none of it could tell which; with one to three
 times as much it finds all. The site adds up shares, in its ledger, over all jobs. In a table of many numbers
 a hospital that steers the model reads one record long before: against that counts the number of models
-(``max_evaluations``), but for a start that the job's seed alone makes.
+(``max_evaluations``), starts among them: an author chooses seeds.
 
 All is about one site's own records, and known before a job runs.
 """
@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -33,7 +33,6 @@ from tightframe.learning.record_values import NUMBER_BITS
 from tightframe.phases import Field, Fold
 from tightframe.rounds.order import Place
 from tightframe.rounds.phases import personal
-from tightframe.rounds.plan import Exchange
 from tightframe.rounds.riders import evaluation
 from tightframe.rounds.setup import JobSetup
 from tightframe.securesum.errors import EvaluationsError
@@ -45,7 +44,7 @@ ALL = 10**3 * PARTS
 
 @dataclass(frozen=True)
 class Told:
-    """What is told: of how many models that somebody can have steered, and how many bits of each fold."""
+    """What is told: of how many models, and how many bits of each fold."""
 
     models: int = 0
     validation: float = 0.0
@@ -133,8 +132,6 @@ def of_job(
         phase, found = exchange.phases[0], Told()
         for item in phase.schema.fields:
             found += _of_field(item, setup, labels, left_out)
-        if _steered_by_nobody(setup, exchange):
-            found = replace(found, models=0)
         if found != Told():
             told[exchange.place] = found
     bits = _bits_of_rows(setup, values)
@@ -162,12 +159,6 @@ def answers(records: int, cells: int) -> float:
     if records < 1 or cells < 2:
         return 0.0
     return (math.lgamma(records + cells) - math.lgamma(cells) - math.lgamma(records + 1)) / math.log(2)
-
-
-def _steered_by_nobody(setup: JobSetup, exchange: Exchange) -> bool:
-    """Return True for an exchange that evaluates a start which the job's seed alone makes."""
-    moments = bool(setup.statistics_phases())
-    return setup.plan.starts(exchange) and setup.job.initial_model_sha256 is None and not moments
 
 
 def _of_field(

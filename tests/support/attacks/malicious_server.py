@@ -143,10 +143,9 @@ class Federation:
             policy = policy.model_copy(update={"min_answer_grid": 0.0})
         entry = SiteEntry(
             state_dir=str(own),
-            dataset_id="hearts",
             data={"fed_heart_disease": {}},
             policy=policy,
-            **more,
+            **{"dataset_id": "hearts", **more},
         )
         if name in self._withdrawn:
             file = self.state / f"{name}-{self.job_id}.csv"

@@ -210,8 +210,8 @@ class Ledger:
                     raise DatasetError(
                         f"Expected these records to go by `dataset_id` {known.dataset_id!r}, as entry "
                         f"{entry.sequence} of the ledger says, but got {dataset_id!r}. The same records, or "
-                        "most of them, under another name would have a second budget: write the first name "
-                        "into the site's entry."
+                        "most of them, under another name would have a second budget and history: write the "
+                        "first name into the site's entry."
                     )
             if not new:
                 return None

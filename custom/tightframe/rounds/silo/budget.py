@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from tightframe.data.base import FOLDS, SiloData
 from tightframe.errors import SiteConfigError
 from tightframe.files import write_atomically
 from tightframe.phases import Neighbours
@@ -23,6 +21,7 @@ from tightframe.results.words import rounded_up
 from tightframe.rounds.context import SiloContext
 from tightframe.rounds.privacy_plan import PrivacyPlan
 from tightframe.rounds.silo import subnormals
+from tightframe.rounds.silo.known_records import note_records
 
 SOLVED = "privacy.json"
 
@@ -180,16 +179,8 @@ class Budget:
             )
 
     def _note(self, ledger: Ledger) -> None:
-        """Record the data set's fingerprint, by which the ledger recognises the same records.
-
-        Older ledgers have ``fingerprint`` alone, so that it is compared beside the content's hash.
-        """
         self._check_named()
-        content, described = self._context.content, fingerprint(self._context.job.dataset, self._context.data)
-        if content is None:
-            ledger.note_data(self._dataset, described)
-        else:
-            ledger.note_data(self._dataset, content.digest, content.sketch, also=[described])
+        note_records(self._context, ledger)
 
     def _check_named(self) -> None:
         """Refuse records without a name in production, where moving a folder must not renew their budget."""
@@ -246,12 +237,3 @@ class Budget:
     def _open(self) -> Ledger:
         """Open the site's ledger; a new one only where there never was one."""
         return self._context.budget_ledger.open()
-
-
-def fingerprint(dataset: str, data: SiloData) -> str:
-    """Return a SHA-256 (hex) of data set, source and all labels in order, where records have no hash."""
-    digest = hashlib.sha256(json.dumps([dataset, data.source]).encode())
-    for fold in FOLDS:
-        labels = data.labels(fold)
-        digest.update(len(labels).to_bytes(8, "big") + labels.astype("<i8").tobytes())
-    return digest.hexdigest()

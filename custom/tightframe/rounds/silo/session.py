@@ -23,6 +23,7 @@ from tightframe.learning.products import Sizes
 from tightframe.rounds import unproven
 from tightframe.rounds.context import DECLARATION, NEEDS_STATE, Message, SiloContext
 from tightframe.rounds.silo import own_state, requests
+from tightframe.rounds.silo.known_records import note_records
 from tightframe.rounds.silo.own_state import NeedsStateError
 from tightframe.rounds.sums.common import SEAL, SECURE, Check, Encoded, Peers
 from tightframe.rounds.sums.declaration import Declaration, applied_weights, public_weight
@@ -147,10 +148,18 @@ class SiloSession:
 
                 check_rows(context, self._training().setup)
             if self._secure is not None:
+                self._note_records()
                 self._secure.check_evaluations()
                 self._rehearse_evaluations()
         write_atomically(stored, declared.to_bytes(), mode=0o600)
         return declared
+
+    def _note_records(self) -> None:
+        """Have the ledger know a production site's records, whose earlier exact sums it remembers by name."""
+        context = self.context
+        if context.production and not context.data.synthetic:
+            with context.site_ledger.open() as ledger:
+                note_records(context, ledger)
 
     def _read_records(self) -> Declaration:
         context = self.context
