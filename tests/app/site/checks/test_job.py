@@ -468,7 +468,7 @@ def test_every_site_of_a_simulation_is_told_what_its_records_forbid(tmp_path: Pa
     wide = rare.job(method="fedavg", model="mlp", model_options={"widths": [512]})
     (units,) = [text for text in problems(wide) if "TF-628" not in text]
     assert units.startswith("site-1, site-2, site-3, site-4: TF-625: ")
-    assert "layers of up to 512 units trained on 180 declared records, at most 90 units" in units
+    assert "512 units" in units and "trained on 180 declared records, at most 90 units" in units
     (tmp_path / "one.json").write_text(json.dumps({**entries["site-1"], "withdrawn": {}}))
     alone = check_site(Scope(tmp_path / "one.json", job=wide.model_dump(mode="json"), site="site-1"))
     assert any("unless other sites have more" in item.text and "TF-625" in item.text for item in alone)
