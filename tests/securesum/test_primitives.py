@@ -58,6 +58,14 @@ def values() -> st.SearchStrategy[object]:
     )
 
 
+class Word(str):
+    """A text of another type."""
+
+
+class Number(int):
+    """A number of another type."""
+
+
 class Reader:
     """Reads back what ``encode_fields`` wrote. What can be read back is the encoding of one thing only."""
 
@@ -165,7 +173,8 @@ def test_forms_of_one_value_have_one_encoding() -> None:
         == encode_fields("t", bytearray(b"ab"))
         == encode_fields("t", memoryview(b"ab"))
     )
-    assert encode_fields("t", [1, 2]) == encode_fields("t", (1, 2))
+    assert encode_fields("t", [1, 2]) == encode_fields("t", (1, 2)) == encode_fields("t", range(1, 3))
+    assert encode_fields("t", "two", 2) == encode_fields("t", Word("two"), Number(2))
     assert encode_fields("t", {"a": 1, "b": 2}) == encode_fields("t", {"b": 2, "a": 1})
 
 

@@ -1302,3 +1302,9 @@ def test_all_silos_of_a_sum_may_be_blamed() -> None:
     record = run.record(run.epoch(), 0)
     run.failed(record, blamed=dict.fromkeys(NAMES, "TF-607"))
     assert set(run.verify().sums[0].blamed) == set(NAMES)
+
+
+def test_who_wrote_what_cannot_be_read_is_told() -> None:
+    told = transcript_lines.written_by_another
+    assert told("0.1", "0.2").startswith(" It says that Tightframe 0.1 wrote it")
+    assert told("0.2", "0.2") == told(7, "0.2") == ""
