@@ -290,8 +290,7 @@ def _possible_rows(contract: Contract, data: TableData) -> tuple[int, float] | N
     from tightframe.learning.record_values import column_bits
 
     inputs, least = torch.from_numpy(data.features("train")), PROFILES["standard"]["min_row_bits"]
-    columns = tuple(len(column.features) for column in contract.columns)
-    bits = sum(column_bits([(inputs, torch.zeros(len(inputs)))], columns))
+    bits = sum(column_bits([(inputs, torch.zeros(len(inputs)))], contract.widths))
     return (least, bits) if len(inputs) and bits < least else None
 
 

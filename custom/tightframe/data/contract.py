@@ -364,6 +364,11 @@ class Contract(StrictModel):
         return tuple(name for column in self.columns for name in column.features)
 
     @property
+    def widths(self) -> tuple[int, ...]:
+        """How many of a record's values each column gives."""
+        return tuple(len(column.features) for column in self.columns)
+
+    @property
     def formulas(self) -> tuple[str, ...]:
         """What each of a record's values is, in the same order."""
         return tuple(formula for column in self.columns for formula in column.formulas)

@@ -110,6 +110,11 @@ class Products:
     moments: int = 0
 
     @property
+    def name(self) -> str:
+        """What is summed, in words."""
+        return f"products of {self.width} features"
+
+    @property
     def numbers(self) -> int:
         """How many numbers are opened."""
         return self.width * (self.width + 1) // 2 + self.classes * self.width + self.moments
@@ -157,6 +162,11 @@ class Units:
     times: int
 
     @property
+    def name(self) -> str:
+        """What is summed, in words."""
+        return f"layers of {self.width} units, or inputs by rounds, trained"
+
+    @property
     def width(self) -> int:
         """What the records are held against."""
         return max(self.most, min(self.inputs, self.times * self.first), min(self.numbers, self.times))
@@ -183,6 +193,11 @@ class ClassSums:
 
     width: int
     values: int
+
+    @property
+    def name(self) -> str:
+        """What is summed, in words."""
+        return f"sums of {self.width} features by class"
 
     def allowed(self, values: float, factor: int) -> bool:
         """Check whether features may be summed over the records of a class.

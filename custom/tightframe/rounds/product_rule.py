@@ -283,15 +283,10 @@ def warned(found: Products | ClassSums | Units, records: float | None, *, classe
         if found.allowed(held, PROFILES["standard"][RULE]):
             return []
     many = "UNTOLD NUMBERS OF" if records is None else f"{records:.0f}" if by_class else f"{records:.0f} SURE"
-    what = {
-        Products: f"PRODUCTS OF {found.width} FEATURES",
-        ClassSums: f"SUMS OF {found.width} FEATURES BY CLASS",
-        Units: f"LAYERS OF {found.width} UNITS, OR INPUTS BY ROUNDS, TRAINED",
-    }[type(found)]
     few = f"a small one of the {classes} classes has few" if by_class else "they are few"
     return [
-        f"{what} OVER {many} RECORDS: whoever reads their total, as all silos, can compute single records "
-        f"from it if {few}; `standard` policies refuse it ({RULE}, {CODE})"
+        f"{found.name.upper()} OVER {many} RECORDS: whoever reads their total, as all silos, can compute "
+        f"single records from it if {few}; `standard` policies refuse it ({RULE}, {CODE})"
     ]
 
 

@@ -165,7 +165,7 @@ SPECS = {
         open=deferred("tightframe.data.table.silo", "open_site"),
         twin=deferred("tightframe.data.table.twin", "open_twin"),
         num_centers=0,
-        columns=lambda options: tuple(len(column.features) for column in options.contract.columns),
+        columns=lambda options: options.contract.widths,
         form=deferred("tightframe.data.table.encoding", "form"),
         by_options=of_contract,
     ),

@@ -251,12 +251,12 @@ class RunRecord:
             return lines + self._statistics_rules()
         records = {site: item.weight for site, item in self.declared.items()}
         untold = self.job.weights == "uniform"
+        sizes = Sizes.of(records, self.job.assumed_colluders(len(records)))
         for found in (self._products, self._units):
             if found is not None and records:
-                sure = Sizes.of(records, self.job.assumed_colluders(len(records))).sure()
-                lines += product_rule.warned(found, None if untold else sure)
+                lines += product_rule.warned(found, None if untold else sizes.sure())
         if self._class_sums is not None and records:
-            declared = None if untold else sum(records.values())
+            declared = None if untold else sizes.declared
             lines += product_rule.warned(self._class_sums, declared, classes=len(self._dataset.class_names))
         if self.declared and self.job.summation == "secure" and self.job.privacy is None:
             one = "of a class that one silo alone has, it shows that silo's result"

@@ -181,7 +181,7 @@ class Contributor:
         Raises:
             PolicyError: TF-625 or TF-628, which must not leave the silo.
         """
-        if exchange.training and silo.pooled is not None and not self._context.data.synthetic:
+        if exchange.training and silo.pooled is not None:
             check_possible_rows(silo)
         policy, job = self._context.policy, self._context.job
         summed = any(item.features or item.products for item in phase.schema.fields)

@@ -142,9 +142,9 @@ def check_possible_rows(silo: LocalSilo) -> None:
     Raises:
         PolicyError: TF-628.
     """
-    policy, setup = silo.context.policy, silo.setup
+    context, policy, setup = silo.context, silo.context.policy, silo.setup
     least = policy.min_row_bits
-    if not least or setup.privacy is not None or len(setup.setting.input_shape) != 1:
+    if not least or setup.privacy is not None or not context.has_rows or context.data.synthetic:
         return
     bits = silo.column_bits()
     if sum(bits) < least:

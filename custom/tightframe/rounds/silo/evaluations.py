@@ -41,7 +41,7 @@ def of_silo(
     as far as the model shows the numbers.
     """
     values = None
-    if len(setup.setting.input_shape) == 1:
+    if context.has_rows:
         silo = LocalSilo(context, setup, device or torch.device("cpu"), 0)
         values = silo.record_values().clamp(max=sum(silo.column_bits()) / NUMBER_BITS).numpy()
     labels = {fold: context.data.labels(fold) for fold in evaluation.FOLDS}
