@@ -478,14 +478,13 @@ def test_nor_are_a_rare_classs_products_safe_without_the_rule(tmp_path: Path) ->
     assert len(which[distance < 0.05].unique()) >= 5
 
 
-def few_of_a_class() -> dict[str, Records]:
-    """Three hospitals with five records of class 1 each."""
-    kept = {}
-    for name in ("hospital-1", "hospital-2", "hospital-5"):
-        item = hearts(6)[name]
-        labels = np.asarray(item.labels("train"))
-        places = np.sort(np.r_[np.flatnonzero(labels == 0), np.flatnonzero(labels == 1)[:5]])
-        kept[name] = Chosen(item, places)
+def few_of_a_class(*others: str) -> dict[str, Records]:
+    """Three hospitals with five records of class 1 each, and others without any."""
+    every, kept = hearts(12), {}
+    for name in ("hospital-1", "hospital-2", "hospital-5", *others):
+        labels = np.asarray(every[name].labels("train"))
+        few = np.flatnonzero(labels == 1)[: 0 if name in others else 5]
+        kept[name] = Chosen(every[name], np.sort(np.r_[np.flatnonzero(labels == 0), few]))
     return kept
 
 
@@ -507,6 +506,18 @@ class Chosen(Records):
     def raw(self, fold: str) -> np.ndarray:
         items = self.records(fold)
         return np.stack([np.asarray(items[place][0]) for place in range(len(items))])
+
+
+def test_nor_does_ccvr_sum_a_rare_class_over_fewer_values_than_features(tmp_path: Path) -> None:
+    """All records together would do for the products, and its features are of a model that all know."""
+    data = few_of_a_class("hospital-6", "hospital-9", "hospital-10")
+    job = {**CCVR, "rounds": 1, "method_options": {"covariance": "shared"}}
+    job["model_options"] = {"widths": [90], "standardise": True}
+    federation = Federation(job, data, state=tmp_path).enroll()
+    with pytest.raises(
+        PolicyError, match=r"^TF-625: [\s\S]*90 features by class .* class 1, with 150 values"
+    ):
+        totals(federation, "moments/sums")
 
 
 @pytest.mark.whole
