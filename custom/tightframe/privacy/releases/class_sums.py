@@ -161,7 +161,7 @@ def summed(
         PrivacyValueError: TF-700, for labels that are not such.
         SensitivityError: TF-721.
     """
-    _check_labels(labels, len(terms), num_classes)
+    check_labels(labels, len(terms), num_classes)
     labels = labels.to(terms.device)
     if patients is not None:
         terms, labels = _clip_patients(terms, labels, num_classes, squared_limit, patients.to(terms.device))
@@ -169,7 +169,12 @@ def summed(
     return sums.index_add_(0, labels, terms).cpu()
 
 
-def _check_labels(labels: torch.Tensor, records: int, num_classes: int) -> None:
+def check_labels(labels: torch.Tensor, records: int, num_classes: int) -> None:
+    """Refuse labels that are not one of the classes for each record.
+
+    Raises:
+        PrivacyValueError: TF-700.
+    """
     # Beside being wrong, a label out of range would count for the next patient.
     if labels.shape != (records,) or bool(((labels < 0) | (labels >= num_classes)).any()):
         raise PrivacyValueError(
