@@ -141,7 +141,6 @@ def from_job(
     Args:
         job: with the network and the data set.
         sha256: of the model's file.
-        sites: silos.
         normalisation: of the network, see ``config.job.EvaluateOnly``.
         changes: as in ``of_run``.
 

@@ -86,7 +86,6 @@ def class_moments(
 
     Args:
         features: batches of z (B, d) and labels (B,).
-        num_classes: C.
         width: d.
 
     Returns:

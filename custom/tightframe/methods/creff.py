@@ -96,7 +96,6 @@ class TwoHeads(nn.Module):
 
     Args:
         feature_width: d.
-        num_classes: C.
     """
 
     def __init__(self, feature_width: int, num_classes: int) -> None:

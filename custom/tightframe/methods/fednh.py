@@ -121,7 +121,6 @@ def class_directions(
     Args:
         features: (B, d).
         labels: (B,) int64 in [0, C).
-        num_classes: C.
         weights: of the records, (B,); one each by default.
 
     Returns:
@@ -154,7 +153,6 @@ def local_prototypes(features: torch.Tensor, labels: torch.Tensor, num_classes: 
     Args:
         features: of all the silo's records, (n, d); their lengths do not matter.
         labels: (n,) int64 in [0, C).
-        num_classes: C.
 
     Returns:
         (C, d), zero where a class is absent.

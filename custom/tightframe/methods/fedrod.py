@@ -91,7 +91,6 @@ class HyperHead(nn.Module):
 
     Args:
         feature_width: d.
-        num_classes: C.
         hidden: units of H's hidden layer.
     """
 

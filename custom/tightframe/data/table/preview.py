@@ -43,7 +43,6 @@ def preview(
     """Return what is withheld, by the numbers of bins that a job may choose.
 
     Args:
-        data: the site's records.
         least: m.
         bins_too: one more number of bins.
         ends: of bins of time, as of ``statistics.time_ends``, in place of ``TIME_BINS``.

@@ -33,7 +33,6 @@ class TableData:
         features: float32 (n, D).
         labels: int64, classes (n,) or findings (n, K).
         folds: index of each record's fold in ``FOLDS``, (n,).
-        records: name of each record.
         patients: of each record; None if unknown.
         source: one line for reports.
         synthetic: whether the records are generated.

@@ -82,7 +82,6 @@ def describe(
     """Return what a site's table holds; rows that break the contract are counted and left out.
 
     Args:
-        contract: of the records.
         least: number of patients in a cell of statistics, by the site's policy; None makes no preview.
         bins: one more number of bins for the preview.
         ends: of bins of time for the preview, as of ``statistics.time_ends``.

@@ -42,7 +42,6 @@ def noisy_fields(classes: int, width: int, *, products: bool) -> tuple[Field, ..
     """Return the fields of a release, none of them static: noise protects them, whatever the cohort.
 
     Args:
-        classes: C.
         width: d.
         products: whether G is released.
     """

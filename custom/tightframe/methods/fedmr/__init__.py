@@ -145,7 +145,6 @@ def intra_class_loss(
     Args:
         features: (B, d).
         labels: (B,) integer.
-        form: see above.
         eps: added to the variance.
 
     Returns:
@@ -187,7 +186,6 @@ def inter_class_loss(
         labels: (B,) int64 in [0, C).
         prototypes: (C, d); rows that are not valid are never used.
         valid: (C,) bool or uint8.
-        support: see above.
 
     Returns:
         A scalar in float32 (or the features' own wider type), attached to ``features``.

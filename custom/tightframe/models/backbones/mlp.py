@@ -82,7 +82,6 @@ class StandardisedClassifier(Classifier):
         width: size D of the first axis of a record.
         backbone: maps standardised inputs to features (B, d).
         feature_width: d.
-        num_classes: C.
         head: maps features to logits (B, C).
     """
 

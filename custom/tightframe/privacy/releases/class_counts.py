@@ -25,7 +25,6 @@ def class_counts(
 
     Args:
         labels: (B,) int64 in [0, C); each *different* record once.
-        num_classes: C.
         patients: (B,) int64, whose record it is, to hide patients. All records of a patient then count
             1 together, as an L2 norm over the classes; without it, each record counts 1.
 
@@ -46,7 +45,6 @@ def count_noise(num_classes: int, noise_multiplier: float, honest: int) -> torch
     """Draw one silo's share of the noise: int64 (C,). Charge ``Gaussian(noise_multiplier)`` before.
 
     Args:
-        num_classes: C.
         noise_multiplier: z.
         honest: s - c where the counts are summed over silos; 1 where this silo's own are used.
 
@@ -72,7 +70,6 @@ def noisy_counts(
 
     Args:
         labels: (B,) int64 in [0, C); each *different* record once.
-        num_classes: C.
         noise_multiplier: z; the sensitivity is 1.
         patients: (B,) int64, to hide patients.
     """

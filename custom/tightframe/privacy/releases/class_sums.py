@@ -100,8 +100,6 @@ def class_sums(
     Args:
         features: (B, d); each *different* record once, since a record that is there twice counts twice.
         labels: (B,) int64 in [0, C).
-        num_classes: C.
-        config: see there.
         patients: (B,) int64, whose record it is; for ``neighbours="patient"``, and only then.
 
     Returns:
@@ -126,7 +124,6 @@ def noise_for(shape: tuple[int, ...], config: ClassSumsConfig, honest: int) -> t
 
     Args:
         shape: of the sums, (C, d + 1).
-        config: see there.
         honest: s - c: the shares of so many silos carry the promised variance ``z**2 D**2`` together.
 
     Returns:
@@ -150,7 +147,6 @@ def summed(
     Args:
         terms: (B, w) int64, each of squared norm ``squared_limit`` at most.
         labels: (B,) int64 in [0, C).
-        num_classes: C.
         squared_limit: ``D**2``.
         patients: (B,), for the patient level: then all terms of a patient are together within D.
 

@@ -177,7 +177,6 @@ def term_bound(config: EvaluationConfig, num_records: int, num_silos: int) -> fl
     """Return the largest absolute value of a silo's noisy totals: the ``bound`` of their fields.
 
     Args:
-        config: see there.
         num_records: a public limit of the records of one silo, never its actual number.
         num_silos: terms of the sum, whose total must be exact as a float64.
 

@@ -33,7 +33,6 @@ class FrozenTotals:
     """A silo's sums, without noise, in units of the grid.
 
     Args:
-        classes: C.
         width: d.
         products: whether G is summed.
     """

@@ -163,7 +163,6 @@ def check_bound(config: FrozenSumsConfig, bound: float, num_silos: int) -> None:
     """Refuse a release of which a silo's term could exceed its bound, or the total not be exact.
 
     Args:
-        config: see there.
         bound: of the fields of the release.
 
     Raises:

@@ -116,7 +116,6 @@ def check_sum(config: GradientSumConfig, num_records: int, num_silos: int, bound
     """Refuse noise with which a term could exceed its field's bound, or a total would not be exact.
 
     Args:
-        config: see there.
         num_records: a public limit of the records of one silo.
         bound: of the field, in units of the clipping norm.
 

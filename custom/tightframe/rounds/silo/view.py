@@ -330,7 +330,6 @@ class LocalSilo:
 
         Args:
             model: of this silo, in evaluation mode.
-            fold: of the records.
             exact: compute in float64, so that a record's features do not show which others were in its batch.
         """
         if isinstance(model, FrozenEncoder):
@@ -389,7 +388,6 @@ class LocalSilo:
         Inputs are features (B, d) once a model was loaded whose features are computed once, see ``load``.
 
         Args:
-            fold: of the records.
             augment: as the data set does.
             shuffle: for training: in a random order, or each batch drawn anew from all records where the
                 site's policy asks for it. False keeps the records in order.
@@ -419,8 +417,6 @@ class LocalSilo:
         """Yield mini-batches of these records in this order.
 
         Args:
-            indices: of the records.
-            fold: of the records.
             augment_seed: of their augmentation; None for none.
             activity: shown with the progress, for monitoring.
         """

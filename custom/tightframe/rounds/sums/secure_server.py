@@ -239,7 +239,6 @@ class SecureSums:
         """Open a sum whose terms are in.
 
         Args:
-            transport: to the silos.
             failed: silo -> code, of those without a term in it.
             traffic: bytes sent and received so far, for the record.
         """
