@@ -428,7 +428,7 @@ def _exact(whole: Verified, query: Query) -> list[str]:
     """Return the jobs that released exact totals: a simulated run's charges are in a ledger of their own."""
     from tightframe.privacy.ledger.chain import read_ledger
     from tightframe.privacy.ledger.summary import exact_jobs
-    from tightframe_app.ledger.simulated import charges_beside
+    from tightframe_app.ledger.query import charges_beside
 
     charges = charges_beside(query.path)
     also = () if charges is None else read_ledger(charges, check=None).entries
@@ -438,7 +438,7 @@ def _exact(whole: Verified, query: Query) -> list[str]:
 def _named(job: str, path: Path, options: Options) -> str:
     """Return a job's name with its id, by its folder in the kit or in the simulator; or the id alone."""
     from tightframe_app.job_names import with_id
-    from tightframe_app.ledger.simulated import run_of
+    from tightframe_app.ledger.query import run_of
     from tightframe_app.site.checks.findings import Scope
 
     kit = None if options.config is None else Scope(options.config).kit_root
@@ -448,7 +448,7 @@ def _named(job: str, path: Path, options: Options) -> str:
 
 def _print_checked(out: Console, whole: Verified, query: Query, options: Options) -> None:
     from tightframe.privacy.ledger.summary import exact_text
-    from tightframe_app.ledger.simulated import charges_beside
+    from tightframe_app.ledger.query import charges_beside
 
     if (charges := charges_beside(query.path)) is not None:
         text = f"the secure sums of a simulated run, whose charges are in {shown(str(charges))}"

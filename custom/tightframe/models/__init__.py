@@ -10,8 +10,7 @@ from tightframe import registry
 from tightframe.models.backbones.conv2cifar import CONV2CIFAR
 from tightframe.models.backbones.efficientnet import EFFICIENTNET_B0
 from tightframe.models.backbones.fedilc_cnn import FEDILC_CNN
-from tightframe.models.backbones.identity import IDENTITY
-from tightframe.models.backbones.mlp import MLP
+from tightframe.models.backbones.mlp import IDENTITY, MLP
 from tightframe.models.backbones.monai import MONAI
 from tightframe.models.backbones.random_features import RANDOM_FEATURES
 from tightframe.models.backbones.resnet import RESNET18, RESNET20

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from tightframe.files import quoted
-from tightframe_app.site.checks import accounts, engine, leaving, machine, package
+from tightframe_app.site.checks import accounts, engine, machine, package
 from tightframe_app.site.checks import job as site_job
 from tightframe_app.site.checks import ledger as site_ledger
 from tightframe_app.site.checks.classes import Held, never_answered
@@ -61,7 +61,7 @@ def check_site(scope: Scope) -> Iterator[Finding]:
                 yield from site_job.signature(job, name, policy, scope)
         yield from machine.device(entry, label)
     if job is not None:
-        yield from leaving.would_leave(job)
+        yield from site_job.would_leave(job)
     if job is not None and len(entries) > 1:
         yield from _left_out(job, held)
         yield from site_job.check_sizes(job, entries, scope)

@@ -6,6 +6,7 @@ Both use the code that decides when the site enrols. Ledger and journal are read
 from __future__ import annotations
 
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -440,3 +441,40 @@ def _budget(context: SiloContext, setup: JobSetup, entries: Sequence[Entry] | No
         text = f"{name}: it continues a run that was charged here: each charge is checked when it is made"
         return Finding(area, "note", text)
     return Finding(area, "ok", f"{name}: its planned charges fit into the privacy budget")
+
+
+def would_leave(job: JobConfig) -> Iterator[Finding]:
+    """Yield what each site would send as terms of sums, by kind of sum; nothing if the job is wrong."""
+    from tightframe.errors import TightframeError
+    from tightframe.results.words import SUMS, described, plural
+
+    try:
+        planned = terms(job)
+    except TightframeError:
+        return  # reported by ``check_policy``
+    how = "masked" if job.summation == "secure" else "as they are, for the server to see"
+    noise = "exact" if job.privacy is None else "with noise"
+    lines = [f"would leave: terms of sums over {plural(len(job.roster), 'site')}, {how}, {noise}:"]
+    for kind, (times, numbers) in planned.items():
+        lines.append(f"- {SUMS.get(kind, kind)}, {plural(times, 'sum')}: {described(numbers)}")
+    yield Finding("job", "note", "\n".join(lines))
+
+
+def terms(job: JobConfig) -> dict[str, tuple[int, dict[str, int]]]:
+    """Return kind of sum -> how many a job plans, and the numbers of a term by the first part of their names.
+
+    Raises:
+        TightframeError: if the job is wrong.
+    """
+    from tightframe.rounds.setup import prepare
+
+    planned: dict[str, tuple[int, Counter[str]]] = {}
+    for exchange in prepare(job).plan:
+        times, numbers = planned.get(exchange.kind, (0, Counter()))
+        for phase in exchange.phases:
+            held: Counter[str] = Counter()
+            for item in phase.schema.fields:
+                held[item.name.split("/")[0]] += item.size
+            numbers |= held
+        planned[exchange.kind] = times + 1, numbers
+    return {kind: (times, dict(numbers)) for kind, (times, numbers) in planned.items()}

@@ -170,7 +170,7 @@ AUGMENTED = frozenset({"cifar10", "cifar100"})
 """Sets whose training images are shifted and mirrored."""
 
 
-def form(name: str, shape: tuple[int, int, int], options: Any) -> PictureForm:
+def form(name: str, shape: tuple[int, ...], options: Any) -> PictureForm:
     """Return how records are made of pictures.
 
     Args:

@@ -1,4 +1,4 @@
-"""Fully connected networks, for tables and for FedILC's small images.
+"""Fully connected networks, for tables and for FedILC's small images; ``identity`` has the head alone.
 
 Sources: Zhu et al., FedILC: Weighted Geometric Mean and Invariant Gradient Covariance for Federated
 Learning on Non-IID Data, 2022, for the sizes: Color-MNIST 392-390-390-1 is ``widths=[390, 390],
@@ -145,3 +145,36 @@ def build(options: MlpOptions, input_shape: tuple[int, ...], num_classes: int) -
 
 
 MLP = BackboneSpec(name="mlp", title="fully connected network", options=MlpOptions, build=build)
+
+
+class IdentityOptions(Options):
+    """No encoder: the inputs are the features.
+
+    Attributes:
+        standardise: whether the inputs are standardised by pooled moments of the training folds.
+        dropout: of the head's input.
+    """
+
+    standardise: bool = False
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+
+
+def build_identity(options: IdentityOptions, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    """Build a head on flattened inputs of any shape.
+
+    Raises:
+        ValueError: if a record has no values.
+    """
+    width = math.prod(input_shape)
+    if not input_shape or width < 1:
+        raise ValueError(
+            f"Expected identity to get records with at least one value, but got shape {input_shape}."
+        )
+    return classifier_of(
+        nn.Flatten(1), width, input_shape, num_classes, options.dropout, standardise=options.standardise
+    )
+
+
+IDENTITY = BackboneSpec(
+    name="identity", title="inputs as features", options=IdentityOptions, build=build_identity, frozen=True
+)
