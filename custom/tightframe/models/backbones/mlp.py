@@ -112,15 +112,27 @@ def classifier_of(
     return Classifier(backbone, width, num_classes, head=head)
 
 
+def number_of_values(name: str, input_shape: tuple[int, ...]) -> int:
+    """Return the values of a record of any shape.
+
+    Raises:
+        ValueError: if it has none.
+    """
+    width = math.prod(input_shape)
+    if not input_shape or width < 1:
+        raise ValueError(
+            f"Expected {name} to get records with at least one value, but got shape {input_shape}."
+        )
+    return width
+
+
 def build(options: MlpOptions, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
     """Build an untrained network on flattened inputs of any shape: Xavier's uniform weights, zero biases.
 
     Raises:
         ValueError: if a record has no values, or ``single_logit`` is set for other than two classes.
     """
-    width = math.prod(input_shape)
-    if not input_shape or width < 1:
-        raise ValueError(f"Expected mlp to get records with at least one value, but got shape {input_shape}.")
+    width = number_of_values("mlp", input_shape)
     if options.single_logit and num_classes != 2:
         raise ValueError(f"Expected two classes with `single_logit`, but got {num_classes}.")
     layers: list[nn.Module] = [nn.Flatten(1)]
@@ -165,11 +177,7 @@ def build_identity(options: IdentityOptions, input_shape: tuple[int, ...], num_c
     Raises:
         ValueError: if a record has no values.
     """
-    width = math.prod(input_shape)
-    if not input_shape or width < 1:
-        raise ValueError(
-            f"Expected identity to get records with at least one value, but got shape {input_shape}."
-        )
+    width = number_of_values("identity", input_shape)
     return classifier_of(
         nn.Flatten(1), width, input_shape, num_classes, options.dropout, standardise=options.standardise
     )
