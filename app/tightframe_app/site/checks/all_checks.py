@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import stat
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
 
+from pydantic import ValidationError
+
+from tightframe import data, methods
+from tightframe.config.job import JobConfig, parse_job
+from tightframe.config.policy import Policy
+from tightframe.config.site import SiteEntry, parse_single, parse_site_file, read_object
+from tightframe.data.base import check_form, class_counts, count_table
+from tightframe.errors import DataError, JobError, SiteConfigError, TightframeError
 from tightframe.files import quoted
 from tightframe_app.site.checks import accounts, engine, machine, package
 from tightframe_app.site.checks import job as site_job
 from tightframe_app.site.checks import ledger as site_ledger
 from tightframe_app.site.checks.classes import Held, never_answered
 from tightframe_app.site.checks.findings import Finding, Scope, area_of
-
-if TYPE_CHECKING:
-    from tightframe.config.job import JobConfig
-    from tightframe.config.policy import Policy
-    from tightframe.config.site import SiteEntry
 
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
@@ -31,8 +33,6 @@ def check_site(scope: Scope) -> Iterator[Finding]:
     Raises:
         FileNotFoundError: if there is no such configuration.
     """
-    from tightframe.errors import JobError
-
     if not scope.config.is_file():
         raise FileNotFoundError(
             f"Expected the site's configuration at {scope.config}, but there is no such file."
@@ -42,8 +42,6 @@ def check_site(scope: Scope) -> Iterator[Finding]:
     yield from findings
     job: JobConfig | None = None
     if scope.job is not None:
-        from tightframe.config.job import parse_job
-
         try:
             job = parse_job(dict(scope.job))
         except JobError as error:
@@ -87,9 +85,6 @@ def check_site(scope: Scope) -> Iterator[Finding]:
 
 def _configuration(scope: Scope) -> tuple[dict[str, SiteEntry], list[Finding]]:
     """Return the entries by site, with an empty name if the file is one site's own, and the findings."""
-    from tightframe.config.site import parse_single, parse_site_file, read_object
-    from tightframe.errors import SiteConfigError
-
     area = "configuration"
     mode = scope.config.stat().st_mode
     findings = []
@@ -162,9 +157,6 @@ def _policy(policy: Policy, label: str, production: bool) -> Iterator[Finding]:
 
 def _left_out(job: JobConfig, held: Mapping[str, Held]) -> Iterator[Finding]:
     """Note the classes that the job's model of one sum would never answer, if all its sites are known."""
-    from tightframe import data, methods
-    from tightframe.errors import TightframeError
-
     if job.privacy is not None or job.class_rules == "off" or not set(job.roster) <= held.keys():
         return
     try:
@@ -181,12 +173,6 @@ def _left_out(job: JobConfig, held: Mapping[str, Held]) -> Iterator[Finding]:
 def _data(
     entry: SiteEntry, label: str, job: JobConfig | None, scope: Scope, held: dict[str, Held]
 ) -> Iterator[Finding]:
-    from pydantic import ValidationError
-
-    from tightframe import data
-    from tightframe.data.base import check_form, class_counts, count_table
-    from tightframe.errors import DataError, TightframeError
-
     area = area_of("data", label)
     rehearses = entry.rehearses and not scope.production
     if job is not None and job.dataset not in entry.data and not rehearses:

@@ -10,13 +10,14 @@ import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+import torch
+
+from tightframe.config.site import SiteEntry
+from tightframe.errors import TrainingError
 from tightframe.files import quoted
+from tightframe.rounds.silo.contribute import choose_device
 from tightframe_app.site.checks.findings import Finding, area_of
-
-if TYPE_CHECKING:
-    from tightframe.config.site import SiteEntry
 
 LEAST_FREE, LITTLE_FREE = 2**30, 10 * 2**30
 """Free bytes on the state folder's disk below which there is a problem, and a note."""
@@ -56,11 +57,6 @@ def disk(entry: SiteEntry) -> Iterator[Finding]:
 
 def device(entry: SiteEntry, label: str) -> Iterator[Finding]:
     """Check that the configured device exists."""
-    import torch
-
-    from tightframe.errors import TrainingError
-    from tightframe.rounds.silo.contribute import choose_device
-
     area = area_of("device", label)
     try:
         chosen = choose_device(entry.device)
