@@ -78,9 +78,12 @@ def broadcast_of(state: ServerState) -> dict[str, torch.Tensor]:
 
 def received_model(broadcast: Tensors) -> dict[str, torch.Tensor]:
     """Return the model's tensors of a broadcast, by their own names."""
-    return {
-        name.removeprefix(BROADCAST): item for name, item in broadcast.items() if name.startswith(BROADCAST)
-    }
+    return named(broadcast, BROADCAST)
+
+
+def named(tensors: Tensors, prefix: str) -> dict[str, torch.Tensor]:
+    """Select the tensors whose names begin with a prefix, by what stands behind it."""
+    return {name.removeprefix(prefix): item for name, item in tensors.items() if name.startswith(prefix)}
 
 
 def model_fields(setting: Setting, template: nn.Module | None = None) -> tuple[Field, ...]:

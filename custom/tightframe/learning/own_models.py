@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from tightframe.learning.halves import ServerRule, Trained, averaging
-from tightframe.learning.model_update import BUFFER, UPDATE, copied, initial_model, model_fields
+from tightframe.learning.model_update import BUFFER, UPDATE, copied, initial_model, model_fields, named
 from tightframe.phases import Contribution, Field, Setting, SiloView, Tensors
 
 OWN = "own/"
@@ -32,8 +32,7 @@ def trained() -> dict[str, torch.Tensor]:
 
 def own_tensors(silo: SiloView, state: Tensors) -> dict[str, torch.Tensor]:
     """Return the silo's model as last committed, by its own names; a draw of its own while it has none."""
-    kept = {name.removeprefix(OWN): item for name, item in state.items() if name.startswith(OWN)}
-    return kept or initial_model(silo.setting, silo.generator("own model").initial_seed())
+    return named(state, OWN) or initial_model(silo.setting, silo.generator("own model").initial_seed())
 
 
 def kept_model(model: nn.Module) -> dict[str, torch.Tensor]:

@@ -23,6 +23,7 @@ import torch
 
 from tightframe.config.job import JobConfig
 from tightframe.learning.gradients.sharing import RECORDS
+from tightframe.learning.model_update import named
 from tightframe.learning.one_sum.noisy_sums import DEVIATIONS
 from tightframe.phases import Cohort, Field, Phase, Reading, ServerState, Totals
 from tightframe.privacy.releases.class_sums_reading import ReleaseAverage
@@ -73,9 +74,7 @@ def read_class_sums(
     config = plan.class_sums
     numbers = np.concatenate([totals[sums.name], totals[counts.name][:, None]], 1)
     units = torch.from_numpy(config.as_units(numbers))
-    earlier = {
-        name.removeprefix(RELEASES): item for name, item in state.extra.items() if name.startswith(RELEASES)
-    }
+    earlier = named(state.extra, RELEASES)
     average = ReleaseAverage.of(earlier) if earlier else ReleaseAverage.empty(*units.shape)
     average = average.add(units, silos=silos, honest=honest)
     reading = average.read(config)
