@@ -172,7 +172,7 @@ def check(contract: _Contract, site_config: _Config, site: _Site = None, form: f
 def _left_out(contract: Contract, config: Path, held: Mapping[str, Sequence[int]]) -> str:
     """Say which classes a model of one sum over all sites of a file would never answer."""
     from tightframe.data.contract import MultiLabel
-    from tightframe_app.site.checks.classes import Held, never_answered
+    from tightframe_app.site.checks.job import Held, never_answered
 
     if isinstance(contract.label, MultiLabel):
         return ""

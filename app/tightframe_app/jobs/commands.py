@@ -332,12 +332,12 @@ def _statistics(
 ) -> None:
     """Export the job that sums statistics before training."""
     from tightframe_app.jobs import folders as job_folders
-    from tightframe_app.jobs import statistics
+    from tightframe_app.jobs import pairs
 
-    job = statistics.of_contract(contract, sites, changes)
+    job = pairs.statistics_of(contract, sites, changes)
     folder = output or Path("exported", job.job_name)
     files = job_folders.job_files(job, gpus=gpus, gpu_memory=gpu_memory)
-    _print_written(job_folders.write_job(files, folder, force=force), statistics.lines(job, folder))
+    _print_written(job_folders.write_job(files, folder, force=force), pairs.lines_of_statistics(job, folder))
 
 
 def _print_written(replaced: str, lines: Iterable[str]) -> None:

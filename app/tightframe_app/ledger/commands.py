@@ -437,9 +437,9 @@ def _exact(whole: Verified, query: Query) -> list[str]:
 
 def _named(job: str, path: Path, options: Options) -> str:
     """Return a job's name with its id, by its folder in the kit or in the simulator; or the id alone."""
-    from tightframe_app.job_names import with_id
     from tightframe_app.ledger.query import run_of
     from tightframe_app.site.checks.findings import Scope
+    from tightframe_app.site.memory import with_id
 
     kit = None if options.config is None else Scope(options.config).kit_root
     folder = run_of(path) or (None if kit is None else kit / job)

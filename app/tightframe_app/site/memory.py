@@ -1,7 +1,8 @@
-"""Access to a site's lasting records of sums and budgets, for the commands that show or decide on them."""
+"""Access to a site's lasting records of sums, budgets and jobs, for commands that show or decide on them."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -149,3 +150,25 @@ def memory_of(config: Path, site: str | None, kit: Path | None) -> Memory:
         )
     paths = LedgerPaths.of_site(state_dir, site, scope.kit_root)
     return Memory(site, entry, paths, scope.startup)
+
+
+LONGEST_NAME = 300
+"""Characters of a name."""
+
+
+def job_name(folder: Path, site: str) -> str | None:
+    """Return the name in a job's folder at a site, and whether it is a withdrawal; None if there is none."""
+    try:
+        path = folder / f"app_{site}" / "config" / "config_fed_client.json"
+        (executor,) = json.loads(path.read_bytes())["executors"]
+        values = executor["executor"]["args"]
+        name = str(values["job_name"])[:LONGEST_NAME]
+        return f"{name}, a withdrawal" if values.get("withdraw") else name
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+
+
+def with_id(job: str, folder: Path | None, site: str) -> str:
+    """Return a job's name with its id, ``name (id)``; the id alone where no folder has the name."""
+    name = None if folder is None else job_name(folder, site)
+    return f"{name} ({job})" if name else job

@@ -290,7 +290,7 @@ def _consents(memory: Memory, dataset: str) -> list[str]:
 
 def _job(memory: Memory, job: str) -> str:
     """Return a job's name with its id, where the kit has its folder."""
-    from tightframe_app.job_names import with_id
+    from tightframe_app.site.memory import with_id
 
     kit = None if memory.startup is None else memory.startup.resolve().parent
     return with_id(job, None if kit is None else kit / job, memory.site)

@@ -21,8 +21,8 @@ from tightframe.files import quoted
 from tightframe_app.site.checks import accounts, engine, machine, package
 from tightframe_app.site.checks import job as site_job
 from tightframe_app.site.checks import ledger as site_ledger
-from tightframe_app.site.checks.classes import Held, never_answered
 from tightframe_app.site.checks.findings import Finding, Scope, area_of
+from tightframe_app.site.checks.job import Held, never_answered
 
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
