@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tightframe.files import quoted
+from tightframe.results.words import plural
 from tightframe_app import formats
 from tightframe_app.screens import lines, shown
 
@@ -378,7 +379,6 @@ def _one_sum(job: JobConfig) -> bool:
 
 def _print_export(recipe: Recipe, job: JobConfig, preset: str, changes: dict[str, Any], folder: Path) -> None:
     """Print a summary of an exported job, and the commands that run it."""
-    from tightframe.results.words import plural
     from tightframe_app.jobs.recipes import assignments
 
     for kind, keys in recipe.dropped(preset, changes).items():

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tightframe.errors import SiteConfigError
 from tightframe_app.site.checks.findings import Scope
 
 if TYPE_CHECKING:
@@ -64,7 +65,6 @@ class Memory:
         Raises:
             SiteConfigError: TF-615 without a kit.
         """
-        from tightframe.errors import SiteConfigError
         from tightframe.rounds.site_ledger import SiteLedger
 
         if self.startup is None:
@@ -90,7 +90,6 @@ def own_entry(config: Path) -> SiteEntry:
         SiteConfigError: TF-202 if it is wrong, or a simulation's, of several sites.
     """
     from tightframe.config.site import parse_single, read_object
-    from tightframe.errors import SiteConfigError
 
     if "sites" in (values := read_object(config)):
         raise SiteConfigError(
@@ -107,8 +106,6 @@ def state_dir_of(entry: SiteEntry, config: Path) -> Path:
     Raises:
         SiteConfigError: TF-201 if its file names none.
     """
-    from tightframe.errors import SiteConfigError
-
     if entry.state_dir is None:
         raise SiteConfigError(
             f"Expected `state_dir` in {config}, which is where the ledger is, but it is missing: add it.",
@@ -130,7 +127,6 @@ def memory_of(config: Path, site: str | None, kit: Path | None) -> Memory:
         SiteConfigError: TF-201 if it names no ``state_dir``; TF-202 if it is wrong; TF-615 without a
             name and a kit that has it.
     """
-    from tightframe.errors import SiteConfigError
     from tightframe.flare.identity import SITE_FILE
     from tightframe.rounds.site_ledger import LedgerPaths
     from tightframe_app.site.checks.engine import common_name
