@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.table import Table
@@ -17,9 +17,6 @@ from tightframe_app.screens import console, lines
 from tightframe_app.site import models, releases
 from tightframe_app.site.checks.findings import Finding, Scope, State
 from tightframe_app.site.membership import commands as membership
-
-if TYPE_CHECKING:
-    from tightframe_app.site.checks.findings import Finding
 
 app = typer.Typer(no_args_is_help=True)
 app.add_typer(releases.cohort, name="cohort")
