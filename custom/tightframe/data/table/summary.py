@@ -13,8 +13,7 @@ from tightframe.data.base import finding_counts, unknown_counts
 from tightframe.data.contract import Column, Contract, MultiLabel
 from tightframe.data.table import TableSite
 from tightframe.data.table.disclosure import Term, term
-from tightframe.data.table.encoding import Encoded, check_mapping, encode
-from tightframe.data.table.findings import Finding
+from tightframe.data.table.encoding import Encoded, Finding, check_mapping, encode
 from tightframe.data.table.silo import TableData, divided
 from tightframe.data.table.sources.rows import Rows, read
 from tightframe.data.table.tabulated import Layout, tabulate
