@@ -11,7 +11,6 @@ from rich.text import Text
 
 from tightframe import __version__
 from tightframe.errors import TightframeError
-from tightframe.results.words import plural
 from tightframe_app.on_demand import MARKUP, Part, group_of
 from tightframe_app.screens import lines
 
@@ -151,6 +150,7 @@ def simulate(
     from tightframe.config.site import parse_site_file, read_object
     from tightframe.flare.simulation import simulator
     from tightframe.flare.simulation.workspace import hold
+    from tightframe.results.words import plural
     from tightframe.rounds.setup import prepare
     from tightframe_app.jobs import at_work, simulation
     from tightframe_app.jobs import folders as job_folders

@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
@@ -230,7 +230,6 @@ def export(
         return
     from tightframe.config.job import NAME
     from tightframe_app.jobs import pairs
-    from tightframe_app.jobs.evaluating import network
 
     if name is not None:
         recipe = _recipe(name)
@@ -259,7 +258,11 @@ def export(
     job = recipe.job(preset, sites=_names(sites), changes=changes)
     if not committed and "update_norm" not in changes:
         job = recipes.with_norm(job)
-    told = network(job, start) if job.initial_model_sha256 is not None else ()
+    told: Sequence[str] = ()
+    if job.initial_model_sha256 is not None:
+        from tightframe_app.jobs.evaluating import network
+
+        told = network(job, start)
     wanted = gpus if gpus is not None else int(preset == "full")
     files = job_folders.job_files(job, gpus=wanted, gpu_memory=gpu_memory)
     if committed:
