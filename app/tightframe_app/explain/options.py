@@ -20,7 +20,7 @@ from tightframe.models import BACKBONES, BackboneSpec
 from tightframe.options import meanings
 from tightframe.phases import Method
 from tightframe.results import local_report, model_card, outcome, rows, statistics
-from tightframe.results.parts.update_norms import UpdateNorms
+from tightframe.results.parts.ranges import UpdateNorms
 from tightframe.results.status import Status
 from tightframe_app.explain import topics
 from tightframe_app.explain.topics import Topic, Value
