@@ -23,7 +23,7 @@ from tightframe.learning.products import Sizes
 from tightframe.rounds import unproven
 from tightframe.rounds.context import DECLARATION, NEEDS_STATE, Message, SiloContext
 from tightframe.rounds.silo import own_state, requests
-from tightframe.rounds.silo.budget import note_records
+from tightframe.rounds.silo.known_records import note_records
 from tightframe.rounds.silo.own_state import NeedsStateError
 from tightframe.rounds.sums.common import SEAL, SECURE, Check, Encoded, Peers
 from tightframe.rounds.sums.declaration import Declaration, applied_weights, public_weight
