@@ -283,12 +283,26 @@ class EvaluatedSoFar(Part):
     left: Evaluations
 
 
+class TrainedSoFar(Part):
+    """Exact sums of dense layers over a data set, what they took of what its records allow, and what is left.
+
+    ``sums_left`` counts sums like the last one. What has no limit is null.
+    """
+
+    dataset: str
+    sums: int
+    taken: float | None
+    left: float | None
+    sums_left: int | None
+
+
 class Releases(Output):
-    """The ways in which sums over a site's records may be formed, and what evaluations have told."""
+    """The ways in which sums over a site's records may be formed, and what all jobs have told of these."""
 
     site: str
     formed: tuple[Formed, ...]
     evaluated: tuple[EvaluatedSoFar, ...]
+    trained: tuple[TrainedSoFar, ...]
 
 
 class AcceptedModel(Part):

@@ -8,6 +8,7 @@ need n >= 16 records; their 36 + 16 numbers, and 2 x 13 moments, fit into 8. Sum
 from __future__ import annotations
 
 import functools
+from fractions import Fraction
 from types import SimpleNamespace
 from typing import Any
 
@@ -35,6 +36,7 @@ from tightframe.phases import Field, OwnRows, Schema, ServerState
 from tightframe.rounds import product_rule
 from tightframe.rounds.riders.class_rules import with_holders
 from tightframe.rounds.setup import JobSetup, prepare
+from tightframe.securesum.site.journal import History, RoundsAccepted
 
 
 def policy(factor: int = 2, **rules: Any) -> Policy:
@@ -117,6 +119,46 @@ def test_dense_layers_on_inputs_have_two_records_a_unit() -> None:
     assert widest(**pictures, model="small_cnn", model_options={}) is None
     private = {"epsilon": 8.0, "delta": 1e-5, "clip_norm": 1.0}
     assert widest(weights="uniform", privacy=private) is None
+
+
+def layer_rounds(records: float, **changes: Any) -> product_rule.Rounds:
+    """Of 3 units on 13 columns; under a rule of 2 each round takes 6 of so many records."""
+    model = {"model": "mlp", "model_options": {"widths": [3]}, "rounds": 4}
+    job = parse_job({**setup("fedavg").job.model_dump(), **model, **changes})
+    found = product_rule.rounds_planned(prepare(job), records)
+    assert found is not None
+    return found
+
+
+def test_rounds_of_jobs_add_up_as_parts_of_what_their_records_allow() -> None:
+    found = layer_rounds(25)
+    names, places = ("hearts", "job-b"), [("train", number, 0) for number in (1, 2, 3, 4)]
+    assert found.places == set(places)
+    first = [found.entry("hearts", "job-a", place) for place in places[:3]]
+    assert product_rule.taken(first, 2) == Fraction(18, 25)
+    many = [layer_rounds(250).entry("hearts", "job-0", place) for place in places[:3]]
+    assert product_rule.taken([*first, *many], 2) == Fraction(18, 25), "columns fewer than a half"
+    one = layer_rounds(25, rounds=1)
+    one.check(policy(), *names, History(first))
+    told = found.check_next(policy(), *names, places[0], History(first))
+    assert told == found.entry(*names, places[0]) != first[0]
+    history = History([*first, told])
+    found.check_next(policy(), *names, places[0], history)  # of its tries one is opened
+    one.check(policy(), *names, history)
+    for check in (
+        lambda: found.check_next(policy(), *names, places[1], history),
+        lambda: one.check(policy(), "hearts", "job-c", history),
+        lambda: found.check(policy(), *names, History(first)),
+    ):
+        with pytest.raises(BelowPolicyError, match=r"^TF-625: [\s\S]*[01] such sums over 25 records"):
+            check()
+    one.check(policy(), "others", "job-c", history)
+    history.append(RoundsAccepted("hearts", one.config))
+    one.check(policy(), "hearts", "job-c", history)
+    frozen = product_rule.rounds_left(Fraction(0), Fraction(1))
+    assert frozen is None and product_rule.rounds_left(Fraction(1, 4), Fraction(3, 2)) == 0
+    narrow = layer_rounds(600, rounds=300)  # more records than twice what its layers have numbers
+    assert product_rule.taken([narrow.entry(*names, ("train", 1, 0))] * 300, 2) == 0
 
 
 def schema(*, products: int = 0, features: int = 0) -> Schema:

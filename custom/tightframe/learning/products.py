@@ -37,6 +37,12 @@ on a record's inputs or on frozen features, in t rounds, and of the units of tho
    rounds, ``n >= m min(q, t)``: as many rounds as records span what the records' gradients span (of 36 units,
    in 130 rounds, 54 of 102 records were read).
 
+Another job over the same records, its seed another, has other combinations of the same rows: of two jobs of
+50 rounds each, which the rule allows, 311 of 339 were read. So rounds and units by rounds of all jobs add up,
+each as a part of what its own n allows, to one at most. Fewer combinations than records do not tell a row:
+each row of theirs is of more records than there are equations to take these out. Units of several jobs do not
+add up: records' patterns in one job's layers say nothing of the factors that they have in another's.
+
 No colluders' share comes off in 3: a rare class would never pass. Of a rare class a small hospital's few
 records hardly vary. So a class passes too if a silo alone has ``ALONE`` times as many values of it as
 features: a flag says so.
@@ -46,6 +52,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from fractions import Fraction
 
 COUNTED, ROWS = "products/counts", "products/rows"
 """In ``ServerState.extra``: the opened numbers of different rows in a sum of features, each of the first
@@ -171,6 +178,17 @@ class Units:
         """What the records are held against."""
         return max(self.most, min(self.inputs, self.times * self.first), min(self.numbers, self.times))
 
+    def part(self, records: float, factor: int) -> Fraction:
+        """Return the part of what so many records allow in all that their sums take; above 1 is refused.
+
+        >>> Units(8, 8, 13, 130, 60).part(120, 2), Units(8, 8, 13, 130, 60).part(20, 2)
+        (Fraction(1, 1), Fraction(48, 1))
+        >>> Units(2, 2, 13, 28, 500).part(120, 2)  # no more numbers than records, however often
+        Fraction(0, 1)
+        """
+        each = self.first if factor * self.inputs > records else int(factor * self.numbers > records)
+        return Fraction(factor * self.times * each, max(1, int(records)))
+
     def allowed(self, records: float, factor: int) -> bool:
         """Check whether they may be trained on so many records; see ``Products.allowed``.
 
@@ -179,7 +197,7 @@ class Units:
         >>> Units(2, 2, 1024, 2050, 100).allowed(399, 2)
         False
         """
-        return records >= factor * self.width
+        return records >= factor * self.most and self.part(records, factor) <= 1
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,10 @@ cannot contribute, so that the sum is of nobody and its number is all that is to
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import TypeVar
 
 import torch
@@ -35,9 +37,11 @@ from tightframe.learning.products import (
 from tightframe.models.frozen import is_frozen
 from tightframe.phases import Field, OwnRows, Schema, ServerState
 from tightframe.results.words import plural
+from tightframe.rounds.order import Place
 from tightframe.rounds.phases.statistics import SQUARES, SUMS
 from tightframe.rounds.riders.class_rules import holders_in, offered
 from tightframe.rounds.setup import JobSetup
+from tightframe.securesum.site.journal import History, Trained
 
 RULE, CODE = "records_per_feature", "TF-625"
 _Sum = TypeVar("_Sum", Products, ClassSums)
@@ -85,17 +89,13 @@ def units_planned(setup: JobSetup) -> Units | None:
     """
     if setup.privacy is not None:
         return None
-    rounds = [
-        {item.name: item for phase in exchange.phases for item in phase.schema.fields if _is_layer(item)}
-        for exchange in setup.plan
-        if exchange.training
-    ]
-    summed = {name: item.shape for each in rounds for name, item in each.items()}
+    rounds = _layers(setup)
+    summed = {name: item.shape for each in rounds.values() for name, item in each.items()}
     dense = [shape for shape in summed.values() if len(shape) == 2]
     if not dense:
         return None
     shape, numbers = setup.setting.input_shape, sum(map(math.prod, summed.values()))
-    times, most = sum(map(bool, rounds)), max(units for units, _ in dense)
+    times, most = len(rounds), max(units for units, _ in dense)
     if is_frozen(shared_template(setup.setting)):
         return Units(most, most, max(inputs for _, inputs in dense), numbers, times)
     # Behind convolutions, dense layers are on features of a picture that change.
@@ -103,6 +103,18 @@ def units_planned(setup: JobSetup) -> Units | None:
         return None
     first = [units for units, inputs in dense if inputs >= math.prod(shape)]
     return Units(most, max(first, default=most), math.prod(shape), numbers, times)
+
+
+def _layers(setup: JobSetup) -> dict[Place, dict[str, Field]]:
+    """Return the layers in each sum of a training round that has any, by name."""
+    found = {
+        exchange.place: {
+            item.name: item for phase in exchange.phases for item in phase.schema.fields if _is_layer(item)
+        }
+        for exchange in setup.plan
+        if exchange.training
+    }
+    return {place: layers for place, layers in found.items() if layers}
 
 
 def _is_layer(item: Field) -> bool:
@@ -311,6 +323,109 @@ def check_units(policy: Policy, found: Units, records: float, of: str) -> None:
         "whichever silos lie: make layers, features or rounds fewer (model_options.widths of mlp, width of "
         "random_features), or give the job `privacy`",
     )
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """The sums of dense layers that a job plans at a site, which add up with those of earlier jobs.
+
+    Two jobs over the same records, which differ in the seed, have other equations on the same rows. So a site
+    notes in its ledger each such sum as it masks its term: from then on others can open it.
+
+    Attributes:
+        units: the layers, in all of the job's rounds.
+        places: of these sums.
+        records: surely behind them, as public as the policy's ``weights`` have it.
+        config: SHA-256 of the job.
+    """
+
+    units: Units
+    places: frozenset[Place]
+    records: float
+    config: bytes
+
+    def entry(self, dataset: str, job: str, place: Place) -> Trained:
+        """Return the journal entry of one sum."""
+        kind, number, index = place
+        layers = (self.units.first, self.units.inputs, self.units.numbers)
+        return Trained(dataset, job, number, f"{kind}-{index}", self.config, *layers, int(self.records))
+
+    def before(self, dataset: str, job: str, history: History, factor: int) -> Fraction:
+        """Return the part of what its records allow that all other jobs' sums took."""
+        return taken((each for each in history.trained(dataset) if each.job != job), factor)
+
+    def check(self, policy: Policy, dataset: str, job: str, history: History) -> None:
+        """Refuse a job whose rounds, with those of earlier jobs, add up to more than its records allow.
+
+        Raises:
+            BelowPolicyError: TF-625.
+        """
+        factor = policy.records_per_feature
+        before = self.before(dataset, job, history, factor)
+        if not self._fits(self.units, before, factor) and not self._accepted(dataset, job, history):
+            self._refuse(policy, before)
+
+    def check_next(self, policy: Policy, dataset: str, job: str, place: Place, history: History) -> Trained:
+        """Return the journal entry of the next sum; refuse it if jobs beside this one took what was left.
+
+        Raises:
+            BelowPolicyError: TF-625.
+        """
+        wanted, factor = self.entry(dataset, job, place), policy.records_per_feature
+        key = (wanted.job, wanted.round, wanted.phase)
+        # Of all tries of a sum one is opened.
+        others = [each for each in history.trained(dataset) if (each.job, each.round, each.phase) != key]
+        before, one = taken(others, factor), replace(self.units, times=1)
+        if not self._fits(one, before, factor) and not self._accepted(dataset, job, history):
+            self._refuse(policy, before)
+        return wanted
+
+    def _fits(self, units: Units, before: Fraction, factor: int) -> bool:
+        part = units.part(self.records, factor)
+        return not part or before + part <= 1
+
+    def _accepted(self, dataset: str, job: str, history: History) -> bool:
+        return history.accepts_rounds(self.entry(dataset, job, next(iter(self.places))))
+
+    def _refuse(self, policy: Policy, before: Fraction) -> None:
+        factor = policy.records_per_feature
+        fit = rounds_left(replace(self.units, times=1).part(self.records, factor), before)
+        _refuse(
+            policy,
+            f"{plural(len(self.places), 'more sum')} of layers of {self.units.first} units on "
+            f"{self.units.inputs} numbers of a record, trained without privacy",
+            "fewer rounds or units, privacy, or a person's consent",
+            f"from these and those of earlier jobs records are computed. They took {float(before):.1%} of "
+            f"what {RULE} {factor} allows, {fit} such sums over {self.records:.0f} records would fit. Or a "
+            "person at this site accepts one run of the job: `tightframe site release accept --rounds`",
+        )
+
+
+def rounds_planned(setup: JobSetup, records: float) -> Rounds | None:
+    """Return the sums of dense layers that a job plans over so many records; None if it plans none."""
+    if (units := units_planned(setup)) is None:
+        return None
+    return Rounds(units, frozenset(_layers(setup)), records, bytes.fromhex(setup.job.sha256()))
+
+
+def taken(sums: Iterable[Trained], factor: int) -> Fraction:
+    """Return the part that sums of trained layers took of what the records behind them allow.
+
+    Each counts by the records behind itself: equations over many records say little of a few of these.
+    """
+    alike = Counter((each.units, each.inputs, each.numbers, each.records) for each in sums)
+    return sum(
+        (
+            Units(units, units, inputs, numbers, times).part(records, factor)
+            for (units, inputs, numbers, records), times in alike.items()
+        ),
+        Fraction(0),
+    )
+
+
+def rounds_left(each: Fraction, before: Fraction) -> int | None:
+    """Return how many more sums fit that take such a part each; None if any number does."""
+    return max(0, int((1 - before) / each)) if each else None
 
 
 def _check(policy: Policy, found: Products, records: float, values: float, how: str) -> None:
