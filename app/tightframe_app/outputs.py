@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from fractions import Fraction
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict
@@ -294,6 +295,12 @@ class TrainedSoFar(Part):
     taken: float | None
     left: float | None
     sums_left: int | None
+
+    @classmethod
+    def of(cls, dataset: str, sums: int, taken: Fraction | None, sums_left: int | None) -> TrainedSoFar:
+        """Return it from the part that the sums took."""
+        part, left = (None, None) if taken is None else (float(taken), float(max(0, 1 - taken)))
+        return cls(dataset=dataset, sums=sums, taken=part, left=left, sums_left=sums_left)
 
 
 class Releases(Output):

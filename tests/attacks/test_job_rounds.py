@@ -1,8 +1,8 @@
 """Exact rounds of dense layers are equations on training records, and those of several jobs add up.
 
-Two jobs of 50 rounds over the same 339 records, which differ in the seed, gave 311 of them. Of the three
-hospitals' records here 171 are surely honest ones'. Under a rule of 20 these allow four rounds of a layer of 2
-units on 13 inputs, over all jobs.
+Two jobs of 50 rounds over the same 339 records, which differ in the seed, gave 311 of them. Here 171 of three
+hospitals' records are surely honest ones'. Under a rule of 20 these allow four rounds of a layer of two units
+on 13 inputs, over all jobs.
 """
 
 from __future__ import annotations
@@ -85,12 +85,12 @@ def test_jobs_that_differ_in_the_seed_add_up_and_a_new_process_remembers(
 ) -> None:
     first = federation(hospitals, tmp_path, "job-a", rounds=3)
     run(first)
-    assert [(each.round, each.units, each.inputs, each.records) for each in journal(first)] == [
-        (number, 2, 13, 171) for number in (1, 2, 3)
+    assert [(each.round, each.widest, each.units, each.inputs, each.records) for each in journal(first)] == [
+        (number, 2, 2, 13, 171) for number in (1, 2, 3)
     ]
     # Each federation has hospitals of its own processes, over the same folders.
     said = refused(federation(hospitals, tmp_path, "job-b", rounds=3, seed=1))
-    assert "3 more sums of layers of 2 units" in said
+    assert "3 more sums of layers of up to 2 units, the first on 13 numbers" in said
     assert "took 70.2% of what records_per_feature 20 allows, 1 such sums over 171 records would fit" in said
     run(federation(hospitals, tmp_path, "job-c", seed=1))
     assert "0 such sums" in refused(federation(hospitals, tmp_path, "job-d", seed=2))

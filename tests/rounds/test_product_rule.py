@@ -8,7 +8,9 @@ need n >= 16 records; their 36 + 16 numbers, and 2 x 13 moments, fit into 8. Sum
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 from fractions import Fraction
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -29,8 +31,10 @@ from tightframe.learning.products import (
     LOSING,
     ROWS,
     ClassSums,
+    Parts,
     Products,
     Sizes,
+    Units,
 )
 from tightframe.phases import Field, OwnRows, Schema, ServerState
 from tightframe.rounds import product_rule
@@ -135,9 +139,9 @@ def test_rounds_of_jobs_add_up_as_parts_of_what_their_records_allow() -> None:
     names, places = ("hearts", "job-b"), [("train", number, 0) for number in (1, 2, 3, 4)]
     assert found.places == set(places)
     first = [found.entry("hearts", "job-a", place) for place in places[:3]]
-    assert product_rule.taken(first, 2) == Fraction(18, 25)
+    assert product_rule.taken(first, 2) == Parts(Fraction(18, 25), Fraction(36, 625))
     many = [layer_rounds(250).entry("hearts", "job-0", place) for place in places[:3]]
-    assert product_rule.taken([*first, *many], 2) == Fraction(18, 25), "columns fewer than a half"
+    assert product_rule.taken([*first, *many], 2).rounds == Fraction(18, 25), "columns fewer than a half"
     one = layer_rounds(25, rounds=1)
     one.check(policy(), *names, History(first))
     told = found.check_next(policy(), *names, places[0], History(first))
@@ -150,15 +154,32 @@ def test_rounds_of_jobs_add_up_as_parts_of_what_their_records_allow() -> None:
         lambda: one.check(policy(), "hearts", "job-c", history),
         lambda: found.check(policy(), *names, History(first)),
     ):
-        with pytest.raises(BelowPolicyError, match=r"^TF-625: [\s\S]*[01] such sums over 25 records"):
+        with pytest.raises(BelowPolicyError, match=r"^TF-625: [\s\S]*, [01] such sums over 25 records"):
             check()
     one.check(policy(), "others", "job-c", history)
     history.append(RoundsAccepted("hearts", one.config))
     one.check(policy(), "hearts", "job-c", history)
-    frozen = product_rule.rounds_left(Fraction(0), Fraction(1))
-    assert frozen is None and product_rule.rounds_left(Fraction(1, 4), Fraction(3, 2)) == 0
-    narrow = layer_rounds(600, rounds=300)  # more records than twice what its layers have numbers
-    assert product_rule.taken([narrow.entry(*names, ("train", 1, 0))] * 300, 2) == 0
+
+
+def test_layers_of_jobs_add_up_by_their_squares_and_once_in_a_chain() -> None:
+    """7 units take 14/20 of 20 records: 0.49 each; rounds are fewer than a half of these."""
+    resume = {"lineage": "job-a", "previous": "job-a", "after_round": 1, "checkpoint_sha256": "0" * 64}
+    first = layer_rounds(20, rounds=1)
+    seven = replace(first, units=Units(7, 1, 13, 300, 1))
+    entries = [seven.entry("hearts", job, ("train", 1, 0)) for job in ("job-a", "job-b")]
+    assert product_rule.taken(entries, 2).units == Fraction(98, 100)
+    seven.check(policy(), "hearts", "job-b", History(entries[:1]))
+    for check in (seven.check, partial(seven.check_next, place=("train", 1, 0))):
+        with pytest.raises(BelowPolicyError, match=r"They took 98.0% [\s\S]*, 0 such sums over 20 records"):
+            check(policy(), dataset="hearts", job="job-c", history=History(entries))
+    resumed = replace(seven, lineage="job-a")
+    resumed.check(policy(), "hearts", "job-c", History(entries))
+    told = resumed.check_next(policy(), "hearts", "job-c", ("train", 1, 0), History(entries))
+    assert product_rule.taken([*entries, told], 2).units == Fraction(98, 100)
+    assert layer_rounds(20, rounds=2, resume=resume).lineage == "job-a" and first.lineage is None
+    assert product_rule.rounds_left(Parts(), Parts(Fraction(1))) is None
+    assert product_rule.rounds_left(Parts(Fraction(1, 4)), Parts(Fraction(3, 2))) == 0
+    assert product_rule.rounds_left(Parts(Fraction(1, 4)), Parts(Fraction(1, 4))) == 3
 
 
 def schema(*, products: int = 0, features: int = 0) -> Schema:

@@ -58,7 +58,7 @@ ENTRIES: list[Entry] = [
     ProfileAccepted("lesions", (("weights", "uniform"),)),
     Evaluated("lesions", "job", 3, "train-0", HASH, 1, 40, 90),
     EvaluationsAccepted("lesions", HASH),
-    Trained("lesions", "job", 3, "train-0", HASH, 16, 13, 260, 339),
+    Trained("lesions", "job", 3, "train-0", "first-job", HASH, 16, 16, 13, 260, 339),
     RoundsAccepted("lesions", HASH),
     Requested("job", 2, 5, HASH),
     StateMasked("first-job", "job", 3, HASH),
@@ -257,7 +257,7 @@ def test_evaluations_of_all_jobs_add_up_to_a_sites_limits() -> None:
 
 
 def rounds(number: int, job: str = "a", dataset: str = "lesions") -> Trained:
-    return Trained(dataset, job, number, "train-0", HASH, 16, 13, 260, 339)
+    return Trained(dataset, job, number, "train-0", job, HASH, 16, 16, 13, 260, 339)
 
 
 def test_rounds_of_a_data_set_are_kept_and_one_run_is_accepted() -> None:

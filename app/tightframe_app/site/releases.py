@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
+from fractions import Fraction
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -198,12 +199,10 @@ def release_show(config: Config, site: Site = None, kit: Kit = None, form: forma
             for entry in ways.values()
         ]
         history, names = History(entries), sorted({name for name, _ in ways})
-        trained = []
-        for name in names:
-            took, fit = _trained(history, name, factor)
-            sums = len(history.trained(name))
-            left = None if took is None else max(0.0, 1 - took)
-            trained.append(TrainedSoFar(dataset=name, sums=sums, taken=took, left=left, sums_left=fit))
+        trained = tuple(
+            TrainedSoFar.of(name, len(history.trained(name)), *_trained(history, name, factor))
+            for name in names
+        )
         evaluated = tuple(
             EvaluatedSoFar(
                 dataset=name,
@@ -213,7 +212,7 @@ def release_show(config: Config, site: Site = None, kit: Kit = None, form: forma
             )
             for name in names
         )
-        formats.show(Releases(site=site, formed=tuple(told), evaluated=evaluated, trained=tuple(trained)))
+        formats.show(Releases(site=site, formed=tuple(told), evaluated=evaluated, trained=trained))
         return
     if not ways:
         out.print(
@@ -497,17 +496,18 @@ def _words(numbers: Sequence[int | None]) -> str:
     return ", ".join(each for each in opened(numbers) if each is not None)
 
 
-def _trained(history: History, dataset: str, factor: int) -> tuple[float | None, int | None]:
+def _trained(history: History, dataset: str, factor: int) -> tuple[Fraction | None, int | None]:
     """Return the part of what records allow that exact sums of dense layers took, and how many more fit.
 
     None where a policy has no rule; and where such sums as the last one fit any number of times.
     """
     from tightframe.rounds.product_rule import rounds_left, taken
 
-    if not (sums := history.trained(dataset)):
-        return (0.0 if factor else None), None
+    if not factor:
+        return None, None
+    sums = history.trained(dataset)
     took = taken(sums, factor)
-    return (float(took), rounds_left(taken(sums[-1:], factor), took)) if factor else (None, None)
+    return took.larger, rounds_left(taken(sums[-1:], factor), took)
 
 
 def _rounds(history: History, dataset: str, factor: int) -> str:
@@ -519,8 +519,8 @@ def _rounds(history: History, dataset: str, factor: int) -> str:
     if took is None:
         return f"{told}; this site's policy has no limit (`records_per_feature` 0)"
     more = "any number" if fit is None else str(fit)
-    left = f"{max(0.0, 1 - took):.1%} is left, for {more} more as the last"
-    return f"{told}, {took:.1%} of what the records allow (`records_per_feature` {factor}); {left}"
+    left = f"{float(max(0, 1 - took)):.1%} is left, for {more} more as the last in another job"
+    return f"{told}, {float(took):.1%} of what the records allow (`records_per_feature` {factor}); {left}"
 
 
 def _cohorts(entries: Sequence[Entry], dataset: str, *, all_of_them: bool = False) -> list[tuple[str, ...]]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import TypeVar
@@ -30,6 +30,7 @@ from tightframe.learning.products import (
     LOSING,
     ROWS,
     ClassSums,
+    Parts,
     Products,
     Sizes,
     Units,
@@ -337,22 +338,32 @@ class Rounds:
         places: of these sums.
         records: surely behind them, as public as the policy's ``weights`` have it.
         config: SHA-256 of the job.
+        lineage: id of the first job in its chain of resumed ones; None if it is that.
     """
 
     units: Units
     places: frozenset[Place]
     records: float
     config: bytes
+    lineage: str | None = None
 
     def entry(self, dataset: str, job: str, place: Place) -> Trained:
         """Return the journal entry of one sum."""
         kind, number, index = place
-        layers = (self.units.first, self.units.inputs, self.units.numbers)
-        return Trained(dataset, job, number, f"{kind}-{index}", self.config, *layers, int(self.records))
+        of, layers = (self.lineage or job, self.config), self.units
+        return Trained(
+            *(dataset, job, number, f"{kind}-{index}", *of),
+            *(layers.most, layers.first, layers.inputs, layers.numbers, int(self.records)),
+        )
 
-    def before(self, dataset: str, job: str, history: History, factor: int) -> Fraction:
-        """Return the part of what its records allow that all other jobs' sums took."""
-        return taken((each for each in history.trained(dataset) if each.job != job), factor)
+    def before(self, dataset: str, job: str, history: History, factor: int) -> Parts:
+        """Return what all other jobs' sums took, and layers of other chains of jobs."""
+        return self._without([each for each in history.trained(dataset) if each.job != job], job, factor)
+
+    def _without(self, others: Sequence[Trained], job: str, factor: int) -> Parts:
+        chain = self.lineage or job
+        layers = taken((each for each in others if each.lineage != chain), factor)
+        return Parts(taken(others, factor).rounds, layers.units)
 
     def check(self, policy: Policy, dataset: str, job: str, history: History) -> None:
         """Refuse a job whose rounds, with those of earlier jobs, add up to more than its records allow.
@@ -362,7 +373,8 @@ class Rounds:
         """
         factor = policy.records_per_feature
         before = self.before(dataset, job, history, factor)
-        if not self._fits(self.units, before, factor) and not self._accepted(dataset, job, history):
+        fit = self.units.parts(self.records, factor).fit(before)
+        if not fit and not self._accepted(dataset, job, history):
             self._refuse(policy, before)
 
     def check_next(self, policy: Policy, dataset: str, job: str, place: Place, history: History) -> Trained:
@@ -375,29 +387,27 @@ class Rounds:
         key = (wanted.job, wanted.round, wanted.phase)
         # Of all tries of a sum one is opened.
         others = [each for each in history.trained(dataset) if (each.job, each.round, each.phase) != key]
-        before, one = taken(others, factor), replace(self.units, times=1)
-        if not self._fits(one, before, factor) and not self._accepted(dataset, job, history):
+        before = self._without(others, job, factor)
+        fit = replace(self.units, times=1).parts(self.records, factor).fit(before)
+        if not fit and not self._accepted(dataset, job, history):
             self._refuse(policy, before)
         return wanted
-
-    def _fits(self, units: Units, before: Fraction, factor: int) -> bool:
-        part = units.part(self.records, factor)
-        return not part or before + part <= 1
 
     def _accepted(self, dataset: str, job: str, history: History) -> bool:
         return history.accepts_rounds(self.entry(dataset, job, next(iter(self.places))))
 
-    def _refuse(self, policy: Policy, before: Fraction) -> None:
+    def _refuse(self, policy: Policy, before: Parts) -> None:
         factor = policy.records_per_feature
-        fit = rounds_left(replace(self.units, times=1).part(self.records, factor), before)
+        fit = rounds_left(replace(self.units, times=1).parts(self.records, factor), before)
         _refuse(
             policy,
-            f"{plural(len(self.places), 'more sum')} of layers of {self.units.first} units on "
-            f"{self.units.inputs} numbers of a record, trained without privacy",
+            f"{plural(len(self.places), 'more sum')} of layers of up to {self.units.most} units, "
+            f"the first on {self.units.inputs} numbers of a record",
             "fewer rounds or units, privacy, or a person's consent",
-            f"from these and those of earlier jobs records are computed. They took {float(before):.1%} of "
-            f"what {RULE} {factor} allows, {fit} such sums over {self.records:.0f} records would fit. Or a "
-            "person at this site accepts one run of the job: `tightframe site release accept --rounds`",
+            "from these and those of earlier jobs records are computed. They took "
+            f"{float(before.larger):.1%} of what {RULE} {factor} allows, {fit} such sums over "
+            f"{self.records:.0f} records would fit. Or a person at this site accepts one run of the job: "
+            "`tightframe site release accept --rounds`",
         )
 
 
@@ -405,27 +415,33 @@ def rounds_planned(setup: JobSetup, records: float) -> Rounds | None:
     """Return the sums of dense layers that a job plans over so many records; None if it plans none."""
     if (units := units_planned(setup)) is None:
         return None
-    return Rounds(units, frozenset(_layers(setup)), records, bytes.fromhex(setup.job.sha256()))
+    config = bytes.fromhex(setup.job.sha256())
+    lineage = None if setup.job.resume is None else setup.job.resume.lineage
+    return Rounds(units, frozenset(_layers(setup)), records, config, lineage)
 
 
-def taken(sums: Iterable[Trained], factor: int) -> Fraction:
-    """Return the part that sums of trained layers took of what the records behind them allow.
+def taken(sums: Iterable[Trained], factor: int) -> Parts:
+    """Return what sums of trained layers took of what the records behind them allow.
 
-    Each counts by the records behind itself: equations over many records say little of a few of these.
+    Layers count once in a chain of resumed jobs, whose weights go on from one start.
     """
-    alike = Counter((each.units, each.inputs, each.numbers, each.records) for each in sums)
-    return sum(
-        (
-            Units(units, units, inputs, numbers, times).part(records, factor)
-            for (units, inputs, numbers, records), times in alike.items()
-        ),
-        Fraction(0),
+    alike = Counter(
+        (each.lineage, Units(each.widest, each.units, each.inputs, each.numbers, 1), each.records)
+        for each in sums
     )
+    rounds, units = Fraction(0), dict[str, Fraction]()
+    for (chain, layers, records), times in alike.items():
+        parts = replace(layers, times=times).parts(records, factor)
+        rounds += parts.rounds
+        units[chain] = max(parts.units, units.get(chain, Fraction(0)))
+    return Parts(rounds, sum(units.values(), Fraction(0)))
 
 
-def rounds_left(each: Fraction, before: Fraction) -> int | None:
-    """Return how many more sums fit that take such a part each; None if any number does."""
-    return max(0, int((1 - before) / each)) if each else None
+def rounds_left(each: Parts, before: Parts) -> int | None:
+    """Return how many more sums of another job fit that take such parts each; None if any number does."""
+    if not replace(each, rounds=Fraction(0)).fit(before):
+        return 0
+    return max(0, int((1 - before.rounds) / each.rounds)) if each.rounds else None
 
 
 def _check(policy: Policy, found: Products, records: float, values: float, how: str) -> None:

@@ -429,9 +429,10 @@ def _rounds(context: SiloContext, setup: JobSetup, area: str, scope: Scope) -> I
     if checked is None:
         return
     found, before = checked
-    part = found.units.part(found.records, context.policy.records_per_feature)
-    if part <= 1:
-        takes = f"take {float(part):.1%} of what records allow, {float(before):.1%} taken by earlier jobs"
+    parts = found.units.parts(found.records, context.policy.records_per_feature)
+    if parts.larger <= 1:
+        told = f"{float(parts.larger):.1%} of what records allow, {float(before.larger):.1%}"
+        takes = f"take {told} taken by earlier jobs"
         yield Finding(area, "ok", f"{context.job.job_name}: its exact sums of dense layers {takes}")
 
 

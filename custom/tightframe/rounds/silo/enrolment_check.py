@@ -6,13 +6,12 @@ It runs the code of the enrolment itself. The caller reads ledger and journal; n
 from __future__ import annotations
 
 from collections.abc import Sequence
-from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from tightframe.config.refusals import BelowPolicyError, Refusal
 from tightframe.data.table import TableOptions
 from tightframe.errors import SecureSumError
-from tightframe.learning.products import Sizes
+from tightframe.learning.products import Parts, Sizes
 from tightframe.rounds.context import SiloContext
 from tightframe.rounds.setup import JobSetup
 from tightframe.rounds.sums.common import package_errors
@@ -78,14 +77,14 @@ def check_evaluations(
 
 def check_rounds(
     context: SiloContext, setup: JobSetup, entries: Sequence[journal.Entry], sizes: Sizes
-) -> tuple[Rounds, Fraction] | None:
+) -> tuple[Rounds, Parts] | None:
     """Check a job's exact sums of dense layers with those of earlier jobs.
 
     Args:
         sizes: numbers of records that silos declare.
 
     Returns:
-        The sums, and the part of what its records allow that earlier jobs took; None if none are limited.
+        The sums, and what earlier jobs took of what their records allow; None if none are limited.
 
     Raises:
         BelowPolicyError: TF-625.

@@ -252,14 +252,17 @@ class EvaluationsAccepted(JournalEntry, kind="evaluations_accepted"):
 class Trained(JournalEntry, kind="trained"):
     """This site masked a term of trained layers without noise: of which layers, and records surely behind it.
 
-    ``units`` and ``inputs`` are of the layer on what does not change of a record, ``numbers`` of all layers.
+    ``widest`` has the most units; ``units`` and ``inputs`` are of the layer on what does not change of a
+    record, ``numbers`` of all layers.
     """
 
     dataset: _Text
     job: _Text
     round: _Count
     phase: _Text
+    lineage: _Text
     config: _Digits
+    widest: _Count
     units: _Count
     inputs: _Count
     numbers: _Count
