@@ -285,7 +285,7 @@ class EvaluatedSoFar(Part):
 
 
 class TrainedSoFar(Part):
-    """Exact sums of dense layers over a data set, what they took of what its records allow, and what is left.
+    """Exact sums of what was trained on a data set, what they took of what records allow, and what is left.
 
     ``sums_left`` counts sums like the last one. What has no limit is null.
     """
@@ -299,7 +299,7 @@ class TrainedSoFar(Part):
     @classmethod
     def of(cls, dataset: str, sums: int, taken: Fraction | None, sums_left: int | None) -> TrainedSoFar:
         """Return it from the part that the sums took."""
-        part, left = (None, None) if taken is None else (float(taken), float(max(0, 1 - taken)))
+        part, left = (None, None) if taken is None else (float(taken), float(max(Fraction(0), 1 - taken)))
         return cls(dataset=dataset, sums=sums, taken=part, left=left, sums_left=sums_left)
 
 

@@ -182,6 +182,30 @@ def test_layers_of_jobs_add_up_by_their_squares_and_once_in_a_chain() -> None:
     assert product_rule.rounds_left(Parts(Fraction(1, 4)), Parts(Fraction(1, 4))) == 3
 
 
+def test_products_of_trained_features_add_up_and_frozen_ones_do_not() -> None:
+    """36 products and 16 sums of 8 features, of 12 records' 120 values: two of three jobs fit."""
+    values = {"method_options": {"covariance": "shared"}, "model": "mlp", "model_options": {"widths": [8]}}
+    job = {**setup("ccvr").job.model_dump(), **values, "rounds": 1}
+    found = product_rule.rounds_planned(prepare(parse_job(job)), 12)
+    assert found is not None
+    (place,) = found.multiplied
+    assert place[0] == "after" and found.places == {("train", 1, 0), place}
+    told = [found.entry("hearts", job, place) for job in ("job-a", "job-b")]
+    assert product_rule.taken(told, 2) == Parts(products=Fraction(104, 120))
+    of = ("hearts", "job-c", place)
+    assert found.check_next(policy(), *of, History(told[:1])) == found.entry(*of)
+    with pytest.raises(BelowPolicyError, match=r"1 more sum of layers .* and 1 more sum of products of 8"):
+        found.check_next(policy(), *of, History(told))
+    alone = replace(found, units=None, layers=frozenset())
+    alone.check(policy(), "hearts", "job-c", History(told[:1]))
+    with pytest.raises(BelowPolicyError, match=r"for 1 more sum of products .*, 0 such sums over 12 records"):
+        alone.check(policy(), "hearts", "job-c", History(told))
+    assert product_rule.rounds_left(Parts(products=Fraction(2, 5)), Parts()) == 2
+    for method in ("fed3r", "fedcgs"):
+        assert product_rule.rounds_planned(setup(method), 10) is None
+    assert product_rule.taken(told, 0) == Parts()
+
+
 def schema(*, products: int = 0, features: int = 0) -> Schema:
     """A sum of features; neither is one of anything else."""
     return Schema(

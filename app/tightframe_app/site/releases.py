@@ -49,7 +49,7 @@ Earlier jobs opened exact evaluations over {dataset}: {before}.
 With those of this job single validation and test records, with their classes, can be computed: of few short
 columns by whoever reads the totals, of many by a hospital that steers the model."""
 TRAINED = """\
-Earlier jobs opened exact sums of dense layers over {dataset}: {before}.
+Earlier jobs opened exact sums of what they trained on {dataset}: {before}.
 With those of this job there can be as many equations as records: whoever reads the totals computes these."""
 TOGETHER = """\
 They were formed in {ways} ways, which differ in
@@ -170,6 +170,7 @@ def release_show(config: Config, site: Site = None, kit: Kit = None, form: forma
         PARTS,
         Evaluated,
         History,
+        Multiplied,
         ProfileAccepted,
         ProfileUsed,
         StateSummed,
@@ -245,8 +246,8 @@ def release_show(config: Config, site: Site = None, kit: Kit = None, form: forma
             out.print(f"Allowed over all jobs: {allowed}.")
             out.print(f"Left: {_words(history.left(dataset, limits))}.")
         _uncounted(users, {entry.job for entry in entries if isinstance(entry, Evaluated)})
-        out.print(f"Exact sums of dense layers so far: {_rounds(history, dataset, factor)}.")
-        _uncounted(users, {entry.job for entry in entries if isinstance(entry, Trained)})
+        out.print(f"Exact sums of trained layers and features so far: {_rounds(history, dataset, factor)}.")
+        _uncounted(users, {entry.job for entry in entries if isinstance(entry, Trained | Multiplied)})
         for before, after in pairwise(dict.fromkeys(_cohorts(entries, dataset, all_of_them=True))):
             out.print(_leak(before, after))
 
@@ -497,7 +498,7 @@ def _words(numbers: Sequence[int | None]) -> str:
 
 
 def _trained(history: History, dataset: str, factor: int) -> tuple[Fraction | None, int | None]:
-    """Return the part of what records allow that exact sums of dense layers took, and how many more fit.
+    """Return the part of what records allow that exact sums in training took, and how many more fit.
 
     None where a policy has no rule; and where such sums as the last one fit any number of times.
     """
@@ -507,11 +508,11 @@ def _trained(history: History, dataset: str, factor: int) -> tuple[Fraction | No
         return None, None
     sums = history.trained(dataset)
     took = taken(sums, factor)
-    return took.larger, rounds_left(taken(sums[-1:], factor), took)
+    return took.largest, rounds_left(taken(sums[-1:], factor), took)
 
 
 def _rounds(history: History, dataset: str, factor: int) -> str:
-    """Say how many exact sums of dense layers all jobs have opened, and what their records still allow."""
+    """Say how many exact sums in training all jobs have opened, and what their records still allow."""
     if not (sums := history.trained(dataset)):
         return "none"
     took, fit = _trained(history, dataset, factor)
@@ -519,7 +520,7 @@ def _rounds(history: History, dataset: str, factor: int) -> str:
     if took is None:
         return f"{told}; this site's policy has no limit (`records_per_feature` 0)"
     more = "any number" if fit is None else str(fit)
-    left = f"{float(max(0, 1 - took)):.1%} is left, for {more} more as the last in another job"
+    left = f"{float(max(Fraction(0), 1 - took)):.1%} is left, for {more} more as the last in another job"
     return f"{told}, {float(took):.1%} of what the records allow (`records_per_feature` {factor}); {left}"
 
 

@@ -19,6 +19,9 @@ more than what the honest silos have, whoever lies: the honest silos' own are at
 none of them is above its records. But they hold records that do not count: those of classes withheld by the
 class rules, and repeats (``distinct_rows``). So an exchange before the sum counts the different rows that do.
 
+Features that training moves are others in each job, so of these the numbers of all jobs add up, each as a
+part of its own v. Frozen ones are the same, or another release profile (``rounds.sums.release``).
+
 The sum of ``phi`` itself over the records of a class is d numbers of them. With as many as the records have
 values, the records are found from it alone. So of each class
 
@@ -56,7 +59,7 @@ features: a flag says so.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from fractions import Fraction
 
 COUNTED, ROWS = "products/counts", "products/rows"
@@ -157,24 +160,26 @@ class Products:
 
 @dataclass(frozen=True)
 class Parts:
-    """What exact sums of dense layers take of what the records behind them allow, over all jobs.
+    """What exact sums in and after training take of what the records behind them allow, over all jobs.
 
     Attributes:
         rounds: by 5; above 1 is refused.
         units: the same, by 6.
+        products: the same of numbers of products, by 2.
     """
 
     rounds: Fraction = Fraction(0)
     units: Fraction = Fraction(0)
+    products: Fraction = Fraction(0)
 
     @property
-    def larger(self) -> Fraction:
+    def largest(self) -> Fraction:
         """The part that is used up first."""
-        return max(self.rounds, self.units)
+        return max(astuple(self))
 
     def fit(self, before: Parts) -> bool:
         """Check whether these fit beside what earlier ones took; what takes nothing always does."""
-        pairs = ((self.rounds, before.rounds), (self.units, before.units))
+        pairs = zip(astuple(self), astuple(before), strict=True)
         return all(not now or now + earlier <= 1 for now, earlier in pairs)
 
 
@@ -210,7 +215,7 @@ class Units:
         """Return the parts that their sums take of what so many records allow in all.
 
         >>> Units(8, 8, 13, 130, 60).parts(120, 2)
-        Parts(rounds=Fraction(1, 1), units=Fraction(4, 225))
+        Parts(rounds=Fraction(1, 1), units=Fraction(4, 225), products=Fraction(0, 1))
         >>> Units(8, 8, 13, 130, 60).parts(20, 2).rounds  # units by rounds, 24 times too many
         Fraction(48, 1)
         >>> Units(2, 2, 13, 28, 500).parts(120, 2).rounds  # no more numbers than records, however often

@@ -237,7 +237,7 @@ class SiloContext:
 
     @property
     def limits_rounds(self) -> bool:
-        """Return True if this site adds up exact rounds of dense layers over all jobs, this one's too."""
+        """Return True if this site adds up exact sums in training over all jobs, this one's too."""
         exact = self.job.privacy is None and self.job.summation == "secure"
         return self.production and exact and self.policy.records_per_feature > 0
 

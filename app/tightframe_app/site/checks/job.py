@@ -429,11 +429,11 @@ def _rounds(context: SiloContext, setup: JobSetup, area: str, scope: Scope) -> I
     if checked is None:
         return
     found, before = checked
-    parts = found.units.parts(found.records, context.policy.records_per_feature)
-    if parts.larger <= 1:
-        told = f"{float(parts.larger):.1%} of what records allow, {float(before.larger):.1%}"
+    parts = found.parts(context.policy.records_per_feature)
+    if parts.largest <= 1:
+        told = f"{float(parts.largest):.1%} of what records allow, {float(before.largest):.1%}"
         takes = f"take {told} taken by earlier jobs"
-        yield Finding(area, "ok", f"{context.job.job_name}: its exact sums of dense layers {takes}")
+        yield Finding(area, "ok", f"{context.job.job_name}: its exact sums of what is trained {takes}")
 
 
 def _journal(context: SiloContext, scope: Scope) -> list[JournalEntry]:

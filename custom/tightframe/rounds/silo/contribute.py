@@ -345,7 +345,7 @@ class Contributor:
         product_rule.check_declared(self._context.policy, self._setup, sizes)
 
     def rounds(self, sizes: Sizes) -> product_rule.Rounds | None:
-        """Return the exact sums of dense layers that the job plans here; None if none, or without a limit."""
+        """Return the exact sums that the job adds to those of others; None if none, or without a limit."""
         if not self._context.limits_rounds:
             return None
         records = self._records_alike if self._context.job.weights == "uniform" else sizes.sure()

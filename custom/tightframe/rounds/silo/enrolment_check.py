@@ -78,7 +78,7 @@ def check_evaluations(
 def check_rounds(
     context: SiloContext, setup: JobSetup, entries: Sequence[journal.Entry], sizes: Sizes
 ) -> tuple[Rounds, Parts] | None:
-    """Check a job's exact sums of dense layers with those of earlier jobs.
+    """Check a job's exact sums of what it trains with those of earlier jobs.
 
     Args:
         sizes: numbers of records that silos declare.

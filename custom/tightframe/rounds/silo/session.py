@@ -264,7 +264,7 @@ class SiloSession:
         return self._training().evaluations if self.context.limits_evaluations else None
 
     def _rounds(self, sizes: Sizes) -> Rounds | None:
-        """Return the exact sums of dense layers that the job plans here; None if none, or without a limit."""
+        """Return the exact sums that the job adds to those of others; None if none, or without a limit."""
         return self._training().rounds(sizes) if self.context.limits_rounds else None
 
     def _rehearse_evaluations(self) -> None:

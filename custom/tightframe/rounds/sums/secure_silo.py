@@ -64,7 +64,7 @@ class SecureSite:
             shares; with None if none was told.
         check_sizes: called with the numbers of records that silos declare, before anything is masked.
         evaluations: returns what the job evaluates exactly here; None if nothing, or without a limit.
-        rounds: the same of the sums of dense layers that the job trains without noise.
+        rounds: the same of sums in training that add up with those of other jobs.
     """
 
     def __init__(

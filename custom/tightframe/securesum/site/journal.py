@@ -270,6 +270,20 @@ class Trained(JournalEntry, kind="trained"):
 
 
 @dataclass(frozen=True)
+class Multiplied(JournalEntry, kind="multiplied"):
+    """This site masked a term of products of trained features: how many, of how many values of records."""
+
+    dataset: _Text
+    job: _Text
+    round: _Count
+    phase: _Text
+    lineage: _Text
+    config: _Digits
+    numbers: _Count
+    values: _Count
+
+
+@dataclass(frozen=True)
 class RoundsAccepted(JournalEntry, kind="rounds_accepted"):
     """A person at this site accepted all rounds without noise of one more run of a job, by the job's hash."""
 
@@ -311,6 +325,7 @@ Entry: TypeAlias = (
     | Evaluated
     | EvaluationsAccepted
     | Trained
+    | Multiplied
     | RoundsAccepted
     | TotalVerified
     | StateMasked
@@ -345,7 +360,7 @@ class _Runs:
         kind = (entry.dataset, entry.config)
         self._open[kind] = self._open.get(kind, 0) + 1
 
-    def begin(self, entry: Evaluated | Trained) -> None:
+    def begin(self, entry: Evaluated | Trained | Multiplied) -> None:
         """Note a term of a run, whose first one uses up an acceptance."""
         run, kind = (entry.dataset, entry.job), (entry.dataset, entry.config)
         if run not in self._begun and self._open.get(kind, 0):
@@ -353,7 +368,7 @@ class _Runs:
             self._accepted.add(run)
         self._begun.add(run)
 
-    def accepts(self, entry: Evaluated | Trained) -> bool:
+    def accepts(self, entry: Evaluated | Trained | Multiplied) -> bool:
         run = (entry.dataset, entry.job)
         return run in self._accepted or (
             run not in self._begun and self._open.get((entry.dataset, entry.config), 0) > 0
@@ -386,7 +401,7 @@ class History:
         self._evaluated: dict[
             str, dict[tuple[str, int, str], Evaluated]
         ] = {}  # data set -> sum -> what it told
-        self._trained: dict[str, dict[tuple[str, int, str], Trained]] = {}  # the same, of trained layers
+        self._trained: dict[str, dict[tuple[str, int, str], Trained | Multiplied]] = {}
         self._evaluations, self._training = _Runs(), _Runs()
         for entry in entries:
             self.append(entry)
@@ -433,7 +448,7 @@ class History:
                 told[entry.job, entry.round, entry.phase] = entry
             case EvaluationsAccepted():
                 self._evaluations.accept(entry)
-            case Trained():
+            case Trained() | Multiplied():
                 self._training.begin(entry)
                 trained = self._trained.setdefault(entry.dataset, {})
                 trained[entry.job, entry.round, entry.phase] = entry
@@ -689,11 +704,11 @@ class History:
                 ),
             )
 
-    def trained(self, dataset: str) -> tuple[Trained, ...]:
-        """Return the sums of trained layers over a data set, of all jobs; of a sum's tries one is opened."""
+    def trained(self, dataset: str) -> tuple[Trained | Multiplied, ...]:
+        """Return all jobs' sums of trained layers and features; of a sum's tries one is opened."""
         return tuple(self._trained.get(dataset, {}).values())
 
-    def accepts_rounds(self, wanted: Trained) -> bool:
+    def accepts_rounds(self, wanted: Trained | Multiplied) -> bool:
         """Return True if a person accepted the run of this sum, whatever it tells with earlier ones."""
         return self._training.accepts(wanted)
 

@@ -371,7 +371,7 @@ def test_a_job_is_held_against_exact_rounds_of_earlier_jobs(
 
     def told(weights: str = "exact") -> list[Finding]:
         folder = job_folder(model="mlp", model_options={"widths": [2]}, rounds=2, weights=weights)
-        needles = ("sums of layers", "sums of dense layers")
+        needles = ("sums of layers", "sums of what is trained")
         found = _looked(hospital, folder)
         return [item for item in found if any(needle in item.text for needle in needles)]
 
