@@ -453,13 +453,15 @@ def rounds_planned(setup: JobSetup, records: float) -> Rounds | None:
 
 def _moved(setup: JobSetup) -> dict[Place, Products]:
     """Return the sums of products of features that training moves."""
-    if setup.privacy is not None or is_frozen(shared_template(setup.setting)):
+    if setup.privacy is not None:
         return {}
     found = {
         exchange.place: products_in(setup, exchange.phase.schema)
         for exchange in setup.plan
         if any(item.products and not item.name.startswith(PREFIX) for item in exchange.phase.schema.fields)
     }
+    if not found or is_frozen(shared_template(setup.setting)):
+        return {}
     return {place: products for place, products in found.items() if products is not None}
 
 

@@ -346,10 +346,14 @@ class Contributor:
 
     def rounds(self, sizes: Sizes) -> product_rule.Rounds | None:
         """Return the exact sums that the job adds to those of others; None if none, or without a limit."""
-        if not self._context.limits_rounds:
+        if not self._context.limits_rounds or (found := self._rounds) is None:
             return None
-        records = self._records_alike if self._context.job.weights == "uniform" else sizes.sure()
-        return product_rule.rounds_planned(self._setup, records)
+        own = self._context.job.weights == "uniform"
+        return replace(found, records=self._records_alike if own else sizes.sure())
+
+    @cached_property
+    def _rounds(self) -> product_rule.Rounds | None:
+        return product_rule.rounds_planned(self._setup, 0.0)
 
     @cached_property
     def _records_alike(self) -> float:
