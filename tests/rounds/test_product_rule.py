@@ -139,7 +139,7 @@ def test_rounds_of_jobs_add_up_as_parts_of_what_their_records_allow() -> None:
     names, places = ("hearts", "job-b"), [("train", number, 0) for number in (1, 2, 3, 4)]
     assert found.places == set(places)
     first = [found.entry("hearts", "job-a", place) for place in places[:3]]
-    assert product_rule.taken(first, 2) == Parts(Fraction(18, 25), Fraction(36, 625))
+    assert product_rule.taken(first, 2) == Parts(Fraction(18, 25), Fraction(9, 625))
     many = [layer_rounds(250).entry("hearts", "job-0", place) for place in places[:3]]
     assert product_rule.taken([*first, *many], 2).rounds == Fraction(18, 25), "columns fewer than a half"
     one = layer_rounds(25, rounds=1)
@@ -162,13 +162,13 @@ def test_rounds_of_jobs_add_up_as_parts_of_what_their_records_allow() -> None:
 
 
 def test_layers_of_jobs_add_up_by_their_squares_and_once_in_a_chain() -> None:
-    """7 units take 14/20 of 20 records: 0.49 each; rounds are fewer than a half of these."""
+    """7 units of 20 records take a quarter of the square of 14/20; eight jobs 98 %."""
     resume = {"lineage": "job-a", "previous": "job-a", "after_round": 1, "checkpoint_sha256": "0" * 64}
     first = layer_rounds(20, rounds=1)
     seven = replace(first, units=Units(7, 1, 13, 300, 1))
-    entries = [seven.entry("hearts", job, ("train", 1, 0)) for job in ("job-a", "job-b")]
+    entries = [seven.entry("hearts", job, ("train", 1, 0)) for job in JOBS]
     assert product_rule.taken(entries, 2).units == Fraction(98, 100)
-    seven.check(policy(), "hearts", "job-b", History(entries[:1]))
+    seven.check(policy(), "hearts", "job-c", History(entries[:7]))
     for check in (seven.check, partial(seven.check_next, place=("train", 1, 0))):
         with pytest.raises(BelowPolicyError, match=r"They took 98.0% [\s\S]*, 0 such sums over 20 records"):
             check(policy(), dataset="hearts", job="job-c", history=History(entries))
@@ -226,6 +226,7 @@ def state(counts: list[int] | None, **extra: torch.Tensor) -> ServerState:
 
 
 MANY = Sizes(1000, 0)
+JOBS = ["job-a", *(f"job-{number}" for number in range(7))]
 
 
 @pytest.mark.parametrize(
