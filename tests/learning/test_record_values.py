@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable
 
@@ -150,6 +151,24 @@ def test_what_one_column_tells_of_another_is_counted_once() -> None:
     assert count_values([torch.from_numpy(np.concatenate([had, ~had] * 3, axis=1)).float()], (), 5) == (
         pytest.approx(7 / 24)
     ), "not 42 columns of too many possible rows"
+
+
+def test_what_follows_from_several_columns_is_counted_once() -> None:
+    draw = np.random.default_rng(0)
+    had = draw.random((140, 7)) < 0.4
+    one, other = (had[:, list(each)] for each in zip(*itertools.combinations(range(7), 2), strict=True))
+    scores = had @ draw.normal(size=(7, 10))
+
+    def bits(*parts: np.ndarray) -> float:
+        rows = torch.from_numpy(np.concatenate(parts, axis=1, dtype=np.float32))
+        return sum(record_values.column_bits([(rows, torch.zeros(140))], ()))
+
+    assert bits(had, scores) == pytest.approx(apart(had)), "a linear function of them"
+    assert bits(had, one & other, one | other, one ^ other) < apart(had) + 8, "not 48"
+    numbers = draw.normal(size=(140, 100))  # of more than half as many as records each seems to follow
+    assert bits(numbers) > 7 * 100
+    rare = draw.random((140, 37)) < 0.05
+    assert bits(rare) == pytest.approx(apart(rare), rel=0.05)
 
 
 def test_numbers_in_few_narrow_places_are_counted_as_these() -> None:
