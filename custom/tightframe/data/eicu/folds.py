@@ -94,7 +94,6 @@ def split_hospitals(sizes: Mapping[int, int], train_hospitals: int) -> HospitalS
 
     Args:
         sizes: stays by hospital id.
-        train_hospitals: number of hospitals that train.
 
     Raises:
         DataError: TF-208 if no hospital is left to be out of distribution.
@@ -120,7 +119,6 @@ def of_region(split: HospitalSplit, regions: Mapping[int, str], region: str) -> 
     Args:
         split: of all hospitals.
         regions: region by hospital id.
-        region: one of ``REGIONS``.
 
     Raises:
         DataError: TF-208 if it has no training hospital, or none out of distribution.

@@ -190,11 +190,6 @@ def formed_by(setup: JobSetup, schema: Schema, received: Tensors, model: Tensors
       what a norm cuts off, and the counts that weigh classes in a loss.
     - The closed form's head whose losses are summed: by heads that differ a little, a total tells the
       features of the one record whose loss is not at an end.
-
-    Args:
-        schema: of the term.
-        received: the broadcast.
-        model: state of the model.
     """
     names = setup.dataset.class_names
     found = summed_classes(schema, received, len(names))
