@@ -191,7 +191,7 @@ def test_columns_that_a_contract_adds_hide_nothing(columns: str, tmp_path: Path)
     data, options = ward(tmp_path, kinds, cells, 190)
     job = table_job(tmp_path, data, options, models)
     found = job.sessions["hospital-1"]._evaluations()
-    assert found is not None and found.held.test < 14 * 35 and not found.fits(found.most)
+    assert found is not None and found.held.test < 9 * 35 and not found.fits(found.most)
     with pytest.raises(PolicyError, match="2 to the 24 possible rows") as caught:
         job.ask_to_enroll("hospital-1", job.params())
     assert caught.value.code == "TF-628"
