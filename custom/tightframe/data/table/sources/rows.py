@@ -16,7 +16,6 @@ from pathlib import Path
 
 from tightframe.data.contract import Contract
 from tightframe.data.table import TableSite
-from tightframe.data.table.sources.typed import open_parquet, open_query
 from tightframe.data.unpacked import UnpackedError, lines_of, open_gzip
 from tightframe.errors import DataError
 
@@ -134,9 +133,13 @@ def opened(site: TableSite, wanted: Collection[str] | None) -> tuple[list[str], 
         DataError: as ``read``.
     """
     if site.database is not None:
+        from tightframe.data.table.sources.typed import open_query
+
         return open_query(site.database)
     assert site.file is not None  # noqa: S101 - the entry has checked
     if not site.is_text:
+        from tightframe.data.table.sources.typed import open_parquet
+
         return open_parquet(site.file, wanted)
     lines = text_lines(site.file, site)
     first = next(lines, None)
