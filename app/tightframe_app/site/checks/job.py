@@ -389,13 +389,14 @@ def _budget(context: SiloContext, setup: JobSetup, entries: Sequence[Entry] | No
         text = f"{name}: privacy budget not checked, because that needs this site and {what}"
         return Finding(area, "note", text)
     try:
-        checked = check_budget(context, setup, entries)
+        costs = check_budget(context, setup, entries)
     except TightframeError as error:
         return Finding(area, "problem", str(error), of_job=error.code in ("TF-701", "TF-706"))
-    if not checked:
+    if costs is None:
         text = f"{name}: it continues a run that was charged here: each charge is checked when it is made"
         return Finding(area, "note", text)
-    return Finding(area, "ok", f"{name}: its planned charges fit into the privacy budget")
+    text = f"{name}: its planned charges fit into the privacy budget: this job brings it {costs.in_words()}"
+    return Finding(area, "ok", text)
 
 
 def would_leave(job: JobConfig) -> Iterator[Finding]:

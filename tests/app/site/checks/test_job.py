@@ -5,10 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
 import torch
@@ -215,7 +217,15 @@ def test_a_job_is_held_against_what_is_left_of_the_cap(
     assert (refused is None) == fits
     if refused is None:
         assert code == 0 and told == [] and "fit into the privacy budget" in said
+        after = re.search(rf"brings it from (\S+) to (\S+) of 4 \(epsilon at delta {DELTA:g}\)", said)
+        assert after is not None and float(after[1]) == pytest.approx(4 - left, abs=2e-3)
+        assert float(after[1]) < float(after[2]) < float(after[1]) + epsilon
     else:
+        (would,) = re.findall(r"Would fit: --set privacy\.epsilon=(\S+) ", str(refused))
+        assert "planned 0" not in str(refused)
+        for more, found in ((0.0, []), (0.02, [ANY])):
+            privacy = {"epsilon": float(would) + more, "delta": DELTA}
+            assert _refused(hospital, job_folder(weights="uniform", privacy=privacy)) == found
         assert code == 1 and f"Left: {left:.3f}." in str(refused)
         assert told == [str(refused)] and str(refused).startswith("TF-701: ")
         assert (
