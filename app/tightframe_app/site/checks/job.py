@@ -11,6 +11,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 from tightframe.config import job_manifest
 from tightframe.config.job import JobConfig
 from tightframe.config.policy import Policy
@@ -27,6 +30,7 @@ from tightframe.privacy.ledger.entries import Entry, LedgerError, TamperError
 from tightframe.results.words import SUMS, described, plural
 from tightframe.rounds import product_rule
 from tightframe.rounds.context import STATE, SiloContext
+from tightframe.rounds.privacy_plan import HIDDEN, noise_of_scores
 from tightframe.rounds.setup import JobSetup, prepare
 from tightframe.rounds.silo.enrolment_check import (
     REHEARSED,
@@ -194,10 +198,28 @@ def check_sizes(job: JobConfig, entries: Mapping[str, SiteEntry], scope: Scope) 
             for context in contexts:
                 for text in _too_few(context, setup, declared):
                     told.setdefault(text, []).append(context.name)
+            hidden = _hidden_scores(setup, sum(_tested(context, setup) for context in contexts), "")
     except (JobError, TightframeError):
         return  # reported for each site
+    if hidden:
+        yield Finding("job", "note", hidden)
     for text, sites in told.items():
         yield Finding("job", "problem", f"{', '.join(sites)}: {text}", of_job=True)
+
+
+def _tested(context: SiloContext, setup: JobSetup) -> NDArray[np.int64]:
+    """Return the number of a site's test records of each class."""
+    return class_counts(context.data.labels("test"), setup.dataset.num_classes)
+
+
+def _hidden_scores(setup: JobSetup, tested: NDArray[np.int64], guessed: str) -> str:
+    """Say that noise hides all scores of so many test records of each class; empty if it does not."""
+    plan = setup.privacy
+    if plan is None or plan.evaluation is None:
+        return ""
+    cell, floor = noise_of_scores(setup.job, plan)
+    fold = f"of a test fold of {int(tested.sum())} records{guessed}"
+    return "" if tested.max(initial=0) >= floor else HIDDEN.format(cell=cell, of=fold, floor=floor)
 
 
 def _records_of(context: SiloContext) -> float:
@@ -235,8 +257,11 @@ def _alone(context: SiloContext, setup: JobSetup, area: str) -> Iterator[Finding
     """Note what this site would refuse if the others had as many records as it has."""
     try:
         declared = dict.fromkeys(context.job.roster, _records_of(context))
+        alike = len(context.job.sites) * _tested(context, setup)
     except TightframeError:
         return  # of the records, which have findings of their own
+    if hidden := _hidden_scores(setup, alike, " (were all sites as this one)"):
+        yield Finding(area, "note", f"{context.job.job_name}: {hidden}")
     for text in _too_few(context, setup, declared):
         yield Finding(area, "note", f"refused unless other sites have more records than this one: {text}")
 

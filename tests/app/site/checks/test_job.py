@@ -450,6 +450,25 @@ def test_a_simulation_says_that_a_real_site_would_refuse_its_evaluations(
         assert needle not in caplog.text
 
 
+@pytest.mark.parametrize(("epsilon", "hidden"), [(2, True), (60, False)])
+def test_an_evaluation_whose_noise_hides_all_scores_is_said_to_tell_nothing(
+    tmp_path: Path, epsilon: float, hidden: bool
+) -> None:
+    entries = {site: {"data": {"table": {"file": str(path)}}} for site, path in rare.tables(tmp_path).items()}
+    (tmp_path / "sites.json").write_text(json.dumps({"sites": entries}))
+    (tmp_path / "one.json").write_text(json.dumps(entries["site-1"]))
+    private = {"epsilon": epsilon, "evaluation": "noisy"}
+    job = rare.job(method="fedncm", weights="uniform", update_norm=None, privacy=private)
+    for file, site, of in (
+        ("sites", None, "80 records"),
+        ("one", "site-1", "80 records (were all sites as this one)"),
+    ):
+        scope = Scope(tmp_path / f"{file}.json", job=job.model_dump(mode="json"), site=site)
+        told = [item.text for item in check_site(scope) if "hides scores" in item.text]
+        assert len(told) == hidden
+        assert all(f"hides scores of a test fold of {of}: " in text for text in told)
+
+
 def test_every_site_of_a_simulation_is_told_what_its_records_forbid(tmp_path: Path) -> None:
     """Possible rows, by column, and records to withdraw; how many they are stays at the site."""
     few, file = rare.job(method="fedavg", model="mlp"), tmp_path / "withdrawn.csv"
