@@ -433,24 +433,28 @@ def would_leave(job: JobConfig) -> Iterator[Finding]:
     how = "masked" if job.summation == "secure" else "as they are, for the server to see"
     noise = "exact" if job.privacy is None else "with noise"
     lines = [f"would leave: terms of sums over {plural(len(job.roster), 'site')}, {how}, {noise}:"]
-    for kind, (times, numbers) in planned.items():
-        lines.append(f"- {SUMS.get(kind, kind)}, {plural(times, 'sum')}: {described(numbers)}")
+    for kind, (times, numbers, held) in planned.items():
+        lines.append(f"- {SUMS.get(kind, kind)}, {plural(times, 'sum')}: {described(numbers, times, held)}")
     yield Finding("job", "note", "\n".join(lines))
 
 
-def terms(job: JobConfig) -> dict[str, tuple[int, dict[str, int]]]:
-    """Return kind of sum -> how many a job plans, and the numbers of a term by the first part of their names.
+def terms(job: JobConfig) -> dict[str, tuple[int, dict[str, int], dict[str, int]]]:
+    """Return kind of sum -> how many a job plans, the numbers of a term, and how many of the terms have them.
+
+    Both by the first part of the fields' names.
 
     Raises:
         TightframeError: if the job is wrong.
     """
-    planned: dict[str, tuple[int, Counter[str]]] = {}
+    planned: dict[str, tuple[int, Counter[str], Counter[str]]] = {}
     for exchange in prepare(job).plan:
-        times, numbers = planned.get(exchange.kind, (0, Counter()))
+        times, numbers, held = planned.get(exchange.kind, (0, Counter(), Counter()))
+        names: set[str] = set()
         for phase in exchange.phases:
-            held: Counter[str] = Counter()
+            sizes: Counter[str] = Counter()
             for item in phase.schema.fields:
-                held[item.name.split("/")[0]] += item.size
-            numbers |= held
-        planned[exchange.kind] = times + 1, numbers
-    return {kind: (times, dict(numbers)) for kind, (times, numbers) in planned.items()}
+                sizes[item.name.split("/")[0]] += item.size
+            numbers |= sizes
+            names |= sizes.keys()
+        planned[exchange.kind] = times + 1, numbers, held + Counter(names)
+    return {kind: (times, dict(numbers), dict(held)) for kind, (times, numbers, held) in planned.items()}

@@ -217,7 +217,7 @@ def _disclosed(report: SiloReport) -> Markup:
         [
             SUMS.get(item.kind, item.kind),
             str(item.times),
-            described(item.numbers),
+            described(item.numbers, item.times, item.terms_with),
             f"{item.bytes / 1e6:,.2f}",
         ]
         for item in given.sent

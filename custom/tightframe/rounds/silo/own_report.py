@@ -140,6 +140,7 @@ def note_sent(context: SiloContext, schema: Schema, encoded: Encoded, *, at_end:
         # A run's first sum may have fewer fields than the later ones.
         numbers=dict(numbers | Counter({} if earlier is None else earlier.numbers)),
         bytes=sum(map(len, encoded.term.values())) + (0 if earlier is None else earlier.bytes),
+        terms_with=dict(Counter(numbers.keys()) + Counter({} if earlier is None else earlier.terms_with)),
     )
     sent = tuple(by_kind.values())
     write_json(context.state_folder / SENT, [item.as_json() for item in sent], mode=0o600)
