@@ -123,7 +123,7 @@ class SentTerms(Values):
         times: number of terms, repeated ones included.
         numbers: numbers in each term, by what they are: a field's name up to its slash.
         bytes: of all these terms together, as they were encoded.
-        terms_with: number of terms that have them, by the same names; empty in files of before it was counted.
+        terms_with: number of terms that have them, by the same names; empty where it was not counted yet.
     """
 
     kind: str
