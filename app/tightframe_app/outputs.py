@@ -369,7 +369,7 @@ class DatasetExplained(Part):
 
 
 class LedgerExplained(Output):
-    """Spent privacy budget, in words; ``exact_jobs`` released exact totals, which no cap limits."""
+    """Spent privacy budget, in words; ``exact_jobs`` released exact totals, which no epsilon counts."""
 
     ledger: str
     signatures_checked: bool

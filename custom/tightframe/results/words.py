@@ -117,6 +117,12 @@ def without_others(epsilon: float) -> str:
     )
 
 
+NOT_COUNTED = (
+    "Not counted: the exact totals of {} at this hospital. Whoever sees those, too, can become surer than "
+    "that: of exact totals no limit is proved."
+)
+
+
 def in_their_case(name: str, names: Collection[str]) -> str:
     """Return the only one of names that is this one in another case; the name itself if there is none.
 

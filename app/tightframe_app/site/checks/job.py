@@ -198,7 +198,9 @@ def check_sizes(job: JobConfig, entries: Mapping[str, SiteEntry], scope: Scope) 
             for context in contexts:
                 for text in _too_few(context, setup, declared):
                     told.setdefault(text, []).append(context.name)
-            hidden = _hidden_scores(setup, sum(_tested(context, setup) for context in contexts), "")
+            hidden = _hidden_scores(
+                setup, np.sum([_tested(context, setup) for context in contexts], axis=0), ""
+            )
     except (JobError, TightframeError):
         return  # reported for each site
     if hidden:
