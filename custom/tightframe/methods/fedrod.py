@@ -42,7 +42,7 @@ from tightframe.learning.halves import (
     train,
 )
 from tightframe.learning.losses import balanced_softmax_loss
-from tightframe.learning.model_update import broadcast_model, copied, shared_template
+from tightframe.learning.model_update import broadcast_model, copied, shared_width
 from tightframe.learning.stages import BatchView, Term
 from tightframe.models import feature_width
 from tightframe.options import StrictModel
@@ -234,7 +234,7 @@ def _made_head(silo: SiloView, shared: HyperHead) -> nn.Module:
 
 def _personal_head(silo: SiloView, state: Tensors) -> nn.Module:
     """Return the kept personal head; zeros, which change no logit, where none is kept yet."""
-    width = feature_width(shared_template(silo.setting))
+    width = shared_width(silo.setting)
     head = nn.utils.skip_init(nn.Linear, width, silo.setting.num_classes)
     if state:
         head.load_state_dict({name.removeprefix(f"{PERSONAL}."): item for name, item in state.items()})
