@@ -96,6 +96,7 @@ class MethodSums(Part):
     paper: str
     sums: int
     upload: int
+    upload_once: int
     each_round: tuple[str, ...]
     once: tuple[str, ...]
     private: str | None
