@@ -119,7 +119,7 @@ def test_only_noisy_class_counts_are_charged_and_once(
         made.append((len(labels), patients is not None))
         return torch.tensor([4.5, 5.5])
 
-    monkeypatch.setattr(private_view.class_counts, "noisy_counts", noisy)
+    monkeypatch.setattr(private_view.class_sums, "noisy_counts", noisy)
     monkeypatch.setattr(private_view, "own_labels", lambda data: np.arange(9) % 2)  # one is repeated
     view._plan = SimpleNamespace(
         prior=False,
