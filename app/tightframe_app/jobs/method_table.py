@@ -205,8 +205,8 @@ def _table(sums: Sequence[Sums], like: str) -> Table:
     )
     for column in table.columns:
         column.overflow = "fold"  # a name is not cut
-    for column in (3, 4):
-        table.columns[column].justify = "right"
+    for place in (3, 4):
+        table.columns[place].justify = "right"
     for item in sums:
         table.add_row(
             f"{item.name}\n{item.title}",
