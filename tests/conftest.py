@@ -154,7 +154,7 @@ def _lead() -> int | None:
         beside = os.open(ROOT / "custom", os.O_RDONLY)
         fcntl.flock(beside, fcntl.LOCK_EX)
         gc.disable()  # until everything is collected
-        for name in (ENGINE_FIRST, "scipy.stats", "sklearn.metrics", "pandas", "opacus"):
+        for name in ("scipy.stats", "sklearn.metrics", "pandas", ENGINE_FIRST, "opacus"):
             importlib.import_module(name)
         os.close(beside)
         fcntl.flock(lock, fcntl.LOCK_EX)
