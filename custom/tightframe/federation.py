@@ -226,7 +226,6 @@ def run_job(
     """Run a whole job in this process.
 
     Args:
-        job: validated job.
         data: records by silo, already opened.
         entries: site configurations by silo; a silo with neither gets the synthetic twin.
         folder: results of the server, and of each silo in a folder of its name; by default a temporary

@@ -72,7 +72,6 @@ def listed(error: ValidationError, prefix: str = "", model: type[BaseModel] | No
     """List the problems of a validation, one line each: the key, what was expected, what came.
 
     Args:
-        error: of the validation.
         prefix: of the keys, for example ``method_options.``.
         model: that was validated; with it the line for an unknown key suggests a known one.
     """
@@ -97,7 +96,6 @@ def unknown_name(kind: str, name: str, known: Sequence[str]) -> str:
 
     Args:
         kind: of thing that the name is for.
-        name: as given.
         known: names that exist.
 
     >>> unknown_name("site", "site-22", ["site-1", "site-2"])

@@ -13,7 +13,7 @@ from tightframe.data.base import FOLDS
 from tightframe.data.table import TableSite
 from tightframe.data.table.silo import open_site
 from tightframe.errors import DataError, ModelError
-from tightframe.inference.own_rows import OwnRows
+from tightframe.inference.inputs import OwnRows
 
 ENTRY = {
     "columns": {"Alter": "age", "Geschlecht": "sex", "Gewicht": "weight"},

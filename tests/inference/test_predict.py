@@ -232,8 +232,7 @@ def test_input_of_another_kind_is_refused_before_anything(
 
 
 def test_drugs_of_eicu_are_called_by_their_codes(tmp_path: Path) -> None:
-    from tightframe.data.eicu import EicuOptions, vocabulary_sha256
-    from tightframe.data.eicu.form import form
+    from tightframe.data.eicu import EicuOptions, form, vocabulary_sha256
 
     codes = (4, 11, 250)
     made = form(EicuOptions(drugs=3, vocabulary=vocabulary_sha256(codes)))

@@ -18,9 +18,9 @@ from torch import nn
 from tightframe import methods
 from tightframe.config.job import parse_job
 from tightframe.errors import JobError
-from tightframe.learning.exact_updates import silos_ever
+from tightframe.learning.exact_updates import mean_of_all, silos_ever
 from tightframe.methods import fedavg, scaffold
-from tightframe.methods.scaffold import METHOD, ScaffoldConfig, control_change, mean_control
+from tightframe.methods.scaffold import CONTROL, METHOD, SILOS, ScaffoldConfig, control_change
 from tightframe.models import Classifier
 from tightframe.phases import Cohort, Setting, Tensors
 from tightframe.rounds.setup import prepare
@@ -51,7 +51,7 @@ def test_rounds_are_those_of_a_loop_by_hand(open_sum: Callable[..., Any]) -> Non
     state, kept = by_hand.federate(METHOD, setting, 3, open_sum, lost=lost)
     loop = by_hand.Scaffold(setting, lost=lost)
     by_hand.assert_models_agree(state.model, loop.run(3), atol=5e-6)
-    for name, common in mean_control(state).items():
+    for name, common in mean_of_all(state, CONTROL, SILOS).items():
         key = name.removeprefix("control/")
         torch.testing.assert_close(common.double(), loop.common[key], rtol=0, atol=2e-5)
         for site, own in loop.own.items():
@@ -98,7 +98,7 @@ def test_c_is_the_mean_of_all_silos_control_variates_whoever_is_lost(
     assert set(kept) == set(FOUR) - ({"site-3"} if losses == "never-there" else set())
     for name, total in _summed(kept).items():
         assert torch.equal(state.extra[name], total), name  # to the last bit
-        assert torch.equal(mean_control(state)[name], (total / 4).float())
+        assert torch.equal(mean_of_all(state, CONTROL, SILOS)[name], (total / 4).float())
     assert int(state.extra["control_silos"]) == 4
     # What was lost had been proposed, and would have made a difference.
     for number, site in LOSSES[losses]["lost"]:

@@ -15,11 +15,10 @@ from torch import nn
 from tightframe.models import feature_width
 from tightframe.models import layers as shared
 from tightframe.models.backbones import (
-    conv2cifar,
     efficientnet,
-    fedilc_cnn,
     mlp,
     resnet,
+    small_cnns,
     vgg11,
     wrn_28_10,
 )
@@ -32,8 +31,8 @@ SPECS = (
     resnet.RESNET20,
     wrn_28_10.WRN_28_10,
     vgg11.VGG11,
-    conv2cifar.CONV2CIFAR,
-    fedilc_cnn.FEDILC_CNN,
+    small_cnns.CONV2CIFAR,
+    small_cnns.FEDILC_CNN,
 )
 
 
@@ -60,9 +59,9 @@ def _size(model: nn.Module) -> int:
         # 9,220,480 in the convolutions, 512 * 512 + 512 twice, head
         (vgg11.VGG11, {}, (3, 32, 32), 10, 512, 9_220_480 + 2 * 262_656 + 5_130),
         (vgg11.VGG11, {"hidden": []}, (3, 32, 32), 10, 512, 9_220_480 + 5_130),
-        (conv2cifar.CONV2CIFAR, {}, (3, 32, 32), 10, 192, 4_864 + 102_464 + 614_784 + 73_920 + 1_920),
-        (conv2cifar.CONV2CIFAR, {"head_bias": True}, (3, 32, 32), 10, 192, 797_952 + 10),
-        (fedilc_cnn.FEDILC_CNN, {}, (3, 16, 16), 10, 128, 1_792 + 73_856 + 147_584 + 640 + 16_512 + 1_290),
+        (small_cnns.CONV2CIFAR, {}, (3, 32, 32), 10, 192, 4_864 + 102_464 + 614_784 + 73_920 + 1_920),
+        (small_cnns.CONV2CIFAR, {"head_bias": True}, (3, 32, 32), 10, 192, 797_952 + 10),
+        (small_cnns.FEDILC_CNN, {}, (3, 16, 16), 10, 128, 1_792 + 73_856 + 147_584 + 640 + 16_512 + 1_290),
     ],
 )
 def test_sizes(
@@ -205,8 +204,8 @@ def test_identity_shortcut_is_every_second_pixel_and_zeros() -> None:
         (wrn_28_10.WRN_28_10, {"widen_factor": 1}, (3, 8, 8)),
         (vgg11.VGG11, {}, (1, 40, 33)),
         (vgg11.VGG11, {"hidden": []}, (1, 32, 32)),
-        (conv2cifar.CONV2CIFAR, {}, (1, 17, 16)),
-        (fedilc_cnn.FEDILC_CNN, {}, (3, 9, 16)),
+        (small_cnns.CONV2CIFAR, {}, (1, 17, 16)),
+        (small_cnns.FEDILC_CNN, {}, (3, 9, 16)),
         (mlp.MLP, {"widths": [7, 5]}, (3, 2)),
     ],
 )
@@ -233,8 +232,8 @@ def test_features_come_after_a_relu_and_gradients_reach_every_parameter(
         (wrn_28_10.WRN_28_10, {"widen_factor": 0}),
         (vgg11.VGG11, {"dropout": 1.0}),
         (vgg11.VGG11, {"hidden_dropout": 1.0}),
-        (conv2cifar.CONV2CIFAR, {"head_bias": 1}),
-        (fedilc_cnn.FEDILC_CNN, {"norm": "batch"}),
+        (small_cnns.CONV2CIFAR, {"head_bias": 1}),
+        (small_cnns.FEDILC_CNN, {"norm": "batch"}),
     ],
 )
 def test_wrong_options_are_refused(spec: BackboneSpec, wrong: dict[str, Any]) -> None:
@@ -248,8 +247,8 @@ def test_wrong_options_are_refused(spec: BackboneSpec, wrong: dict[str, Any]) ->
         (resnet.RESNET20, 8),
         (wrn_28_10.WRN_28_10, 8),
         (vgg11.VGG11, 32),
-        (conv2cifar.CONV2CIFAR, 16),
-        (fedilc_cnn.FEDILC_CNN, 8),
+        (small_cnns.CONV2CIFAR, 16),
+        (small_cnns.FEDILC_CNN, 8),
     ],
 )
 def test_images_that_are_too_small_are_refused(spec: BackboneSpec, pixels: int) -> None:
@@ -263,7 +262,7 @@ def test_groups_must_divide_the_channels() -> None:
         shared.normalisation("group", 12, 0.1)
 
 
-@pytest.mark.parametrize("module", [mlp, resnet, wrn_28_10, vgg11, conv2cifar, fedilc_cnn, shared])
+@pytest.mark.parametrize("module", [mlp, resnet, wrn_28_10, vgg11, small_cnns, shared])
 def test_imports_are_light(module: ModuleType) -> None:
     """Every process of a job imports all of them."""
     tree = ast.parse(inspect.getsource(module))

@@ -97,7 +97,6 @@ def site_resources(
     """Return a site's ``resources.json``: only our classes, shut doors, no log streaming, the GPUs for jobs.
 
     Args:
-        gpus: number of GPUs.
         gpu_memory: of each, in GiB.
         training: if another account trains, its name and the socket of its service; both kits of such a
             site name it, so that neither can start a job in the engine's account.

@@ -10,9 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from tightframe.config.job import JobConfig
+from tightframe.data.contract import Contract
 from tightframe.errors import JobError
 from tightframe.files import quoted
+from tightframe.inference.model import load_model
+from tightframe.models.pretrained import read_weights
 from tightframe.results.files import PERSONAL
+from tightframe.rounds.run_state import start_state
+from tightframe.rounds.setup import prepare
 from tightframe_app.jobs import recipes
 from tightframe_app.jobs.folders import prepared
 
@@ -69,10 +74,6 @@ def network(job: JobConfig, content: bytes | None = None) -> list[str]:
     Raises:
         JobError: if the file does not fit the network, listing every difference.
     """
-    from tightframe.data.contract import Contract
-    from tightframe.rounds.run_state import start_state
-    from tightframe.rounds.setup import prepare
-
     setup = prepare(job)
     if content is not None:
         start_state(setup, content)
@@ -99,8 +100,6 @@ def of_run(place: Path, sites: Sequence[str] | None, changes: Mapping[str, Any])
         ModelError: TF-821, TF-822 if there is no such model.
         JobError: if the job cannot be: the model is a silo's own, or a value is wrong.
     """
-    from tightframe.inference.model import load_model
-
     model = load_model(place)
     if model.path.name == PERSONAL:
         raise JobError([f"evaluate_only: {model.path} is a silo's personal model, which does not leave it"])
@@ -121,10 +120,6 @@ def of_file(path: Path, job: JobConfig, changes: Mapping[str, Any]) -> Evaluatio
     Raises:
         JobError: if the file does not fit the network, listing every difference.
     """
-    from tightframe.models.pretrained import read_weights
-    from tightframe.rounds.run_state import start_state
-    from tightframe.rounds.setup import prepare
-
     content = read_weights(path)
     made = from_job(
         job, hashlib.sha256(content).hexdigest(), job.sites, job.normalisation or "batch", changes
@@ -141,7 +136,6 @@ def from_job(
     Args:
         job: with the network and the data set.
         sha256: of the model's file.
-        sites: silos.
         normalisation: of the network, see ``config.job.EvaluateOnly``.
         changes: as in ``of_run``.
 

@@ -47,7 +47,6 @@ def job_files(
     """Return the files of a job folder: relative path -> text, or bytes if it is not text.
 
     Args:
-        job: validated.
         checkpoint: of the run that the job continues.
         gpus: GPUs that the engine must find free at every silo before the job starts there.
         gpu_memory: GiB of memory on each of them.

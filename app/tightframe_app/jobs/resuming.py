@@ -12,6 +12,10 @@ from tightframe.errors import JobError
 from tightframe.files import quoted
 from tightframe.results.files import CHECKPOINT, OUTCOME
 from tightframe.results.outcome import Outcome
+from tightframe.results.parts.withdrawal import not_covered
+from tightframe.results.words import plural
+from tightframe.rounds import checkpoint
+from tightframe.rounds.server import resume
 from tightframe_app.jobs import folders, recipes
 
 PLACES = (
@@ -48,9 +52,6 @@ def export(
         JobError: if the run is another job's, or finished.
         JobFolderError: TF-102; see ``folders.write_job``.
     """
-    from tightframe.results.words import plural
-    from tightframe.rounds.server import resume
-
     path = find(stopped)
     job = resume.next_job(path)
     if not _is_called(name, job):
@@ -103,11 +104,6 @@ def export_withdrawal(
         JobError: if the run is another job's, has not ended, or none from which records can be withdrawn.
         JobFolderError: TF-102; see ``folders.write_job``.
     """
-    from tightframe.results.parts.withdrawal import not_covered
-    from tightframe.results.words import plural
-    from tightframe.rounds import checkpoint
-    from tightframe.rounds.server import resume
-
     path = find(ended)
     job = folders.prepared(resume.withdrawal_job(path, least).model_dump(mode="json"))
     if not _is_called(name, job):

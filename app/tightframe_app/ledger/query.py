@@ -11,8 +11,8 @@ from typing import Annotated, Any
 
 import typer
 
-from tightframe_app.ledger.simulated import ledgers_below
 from tightframe_app.screens import console, shown
+from tightframe_app.site.memory import own_entry, state_dir_of
 
 WIDTH = 110
 DELTA = 1e-5
@@ -102,8 +102,6 @@ class Options:
         delta, epsilon, state_dir = self.delta, self.epsilon, self.state_dir
         datasets: tuple[str, ...] | None = None if self.dataset is None else (self.dataset,)
         if self.config is not None:
-            from tightframe_app.site.memory import own_entry, state_dir_of
-
             entry = own_entry(self.config)
             policy = entry.policy.resolve(production=True)  # a ledger that outlives its run is production's
             delta = policy.delta_cap if delta is None else delta
@@ -172,3 +170,36 @@ def ledger_of(file: Path | None, state_dir: Path | None, site: str | None, *, ne
         got = f"those of {', '.join(map(shown, sites))}: choose one with --site" if sites else "none"
         raise typer.BadParameter(f"expected one ledger in {state_dir}, got {got}", param_hint="--state-dir")
     return ledger_path(state_dir, sites[0])
+
+
+def run_of(ledger: Path) -> Path | None:
+    """Return the simulated run's folder at a site, of whose secure sums or charges a file is the ledger."""
+    from tightframe.rounds.context import SECURE_FOLDER, STATE
+
+    places = ledger.absolute().parents
+    for depth, name in ((2, STATE), (3, SECURE_FOLDER)):
+        if len(places) > depth + 1 and places[depth].name == name:
+            return places[depth + 1]
+    return None
+
+
+def charges_beside(ledger: Path) -> Path | None:
+    """Return the ledger with the charges of the simulated run whose secure sums are in another one."""
+    from tightframe.privacy.ledger.ledger import ledger_path
+    from tightframe.rounds.context import STATE
+
+    run = run_of(ledger)
+    path = None if run is None else ledger_path(run / STATE, ledger.parent.name)
+    return path if path is not None and path.is_file() and not path.samefile(ledger) else None
+
+
+def ledgers_below(folder: Path) -> list[Path]:
+    """Return the ledgers of simulated runs in a site's or a simulator's folder: of charges, if there are."""
+    from tightframe.privacy.ledger.ledger import FILE, FOLDER
+    from tightframe.rounds.context import SECURE_FOLDER, STATE
+
+    for kind in (STATE, f"{SECURE_FOLDER}/*"):
+        for depth in ("", "*/", "*/*/"):
+            if found := sorted(folder.glob(f"{depth}{kind}/{FOLDER}/*/{FILE}")):
+                return found
+    return []

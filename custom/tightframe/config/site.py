@@ -269,7 +269,6 @@ def site_entry(folder: Path, site: str, *, production: bool, alone: bool = False
 
     Args:
         folder: the site's ``local/``.
-        site: its name.
         production: whether the engine runs in secure mode.
         alone: whether the job is for this site only.
 
@@ -330,7 +329,6 @@ def open_data(job: JobConfig, site: str, entry: SiteEntry | None) -> SiloData:
     """Open the silo's records: the configured ones, or the synthetic twin in a simulation that has none.
 
     Args:
-        job: validated.
         site: the silo's name.
         entry: the site's entry; None, or an entry that only ``rehearses`` a policy, opens the twin.
 

@@ -16,7 +16,7 @@ from nvflare.apis.signal import Signal
 from tightframe.errors import TightframeError
 from tightframe.flare import doors
 from tightframe.flare.monitoring import consoles as monitor
-from tightframe.flare.simulation import pauses, side_by_side, workspace
+from tightframe.flare.simulation import quickened, workspace
 from tightframe.flare.transport import FlareTransport
 
 WARM = ("NVFLARE_NVFLARE_DECOMPOSERS", "tightframe.flare.simulation.warm")
@@ -79,8 +79,8 @@ class FederationController(Controller):
     def __init__(self, **job: Any) -> None:
         super().__init__(task_check_period=0.1)
         # Here, and not as the run starts: the engine begins with the silos before that.
-        side_by_side.prepare()
-        pauses.shorten(pauses.SIMULATOR)
+        quickened.run_side_by_side()
+        quickened.shorten(quickened.SIMULATOR_PAUSES)
         self._values = job
         self._setup: Any = None
         self._entry: Any = None

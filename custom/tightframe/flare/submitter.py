@@ -28,7 +28,6 @@ def signed_submitter(
     None if the job has no manifest and the policy allows that.
 
     Args:
-        fl_ctx: of a task.
         job: the values that this site was given.
         policy: this site's.
         anchor: returns the project's root; called only if the job has, or must have, a manifest.
@@ -54,7 +53,6 @@ def job_submitter(fl_ctx: FLContext, *, production: bool) -> str | None:
     engine's signature, which covers each file by itself, so that files of two jobs can be mixed.
 
     Args:
-        fl_ctx: of a task.
         production: whether the engine runs in its secure mode.
     """
     meta = fl_ctx.get_prop(FLContextKey.JOB_META)

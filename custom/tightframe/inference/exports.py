@@ -59,11 +59,7 @@ class ForExport(Protocol):
 
 
 class Probabilities(nn.Module):
-    """Probabilities (n, C) of records (n, ...), as float32.
-
-    Args:
-        model: trained.
-    """
+    """Probabilities (n, C) of records (n, ...), as float32."""
 
     def __init__(self, model: TrainedModel) -> None:
         super().__init__()
@@ -99,7 +95,6 @@ def export(model: TrainedModel, form: Format, out: Path, *, tolerance: float = T
     """Write a model in another form, once it is found to give the same.
 
     Args:
-        form: of ``FORMATS``.
         out: file, or folder for a bundle; it must not be there.
         tolerance: largest difference of a probability.
 

@@ -78,7 +78,6 @@ class ClassSums:
     """Per class the sum of a silo's features and the number of records, float64 on the CPU.
 
     Args:
-        classes: C.
         width: of a feature.
     """
 
@@ -152,7 +151,6 @@ def class_feature_sums(
     Args:
         model: in evaluation mode.
         batches: (inputs, labels) of the training fold, without augmentation.
-        num_classes: C.
         width: feature width d.
 
     Returns:
@@ -192,7 +190,6 @@ def class_sum_fields(
     Args:
         sums: name of the sums (C, d).
         counts: name of the numbers of records (C,).
-        classes: C.
         width: d.
         static: whether they are opened for one cohort only; not where noise is what protects them.
     """

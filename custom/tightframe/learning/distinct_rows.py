@@ -34,11 +34,7 @@ BITS = 24
 
 
 class DistinctRows:
-    """Rows seen so far, by class.
-
-    Args:
-        classes: C.
-    """
+    """Rows seen so far, by class."""
 
     def __init__(self, classes: int) -> None:
         self._of = [set[bytes]() for _ in range(classes)]
@@ -127,7 +123,6 @@ def counts_phase(counts: Field, width: int) -> Phase:
     """Return the exchange before a sum of features: of how many different rows of each class it will be.
 
     Args:
-        counts: see ``count_fields``.
         width: d, of the features.
     """
     fields = count_fields(counts)

@@ -10,6 +10,7 @@ grid is the same for any number of silos.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -17,7 +18,7 @@ import torch
 from tightframe.learning import model_update
 from tightframe.learning.halves import Trained, trained_parameters
 from tightframe.learning.model_update import UPDATE
-from tightframe.phases import Cohort, Field, Setting, Tensors
+from tightframe.phases import Cohort, Field, ServerState, Setting, Tensors
 
 GRID = 2.0**24
 """Steps of the 64-bit ring's encoding in 1: sums of its multiples are exact in float64 below 2**29."""
@@ -113,3 +114,24 @@ def silos_ever(known: torch.Tensor, cohort: Cohort) -> torch.Tensor:
             f"{cohort.enrolled}."
         )
     return torch.tensor(max(int(known), cohort.enrolled), dtype=torch.int64)
+
+
+def nothing_summed(setting: Setting, kinds: Sequence[str], silos: str) -> dict[str, torch.Tensor]:
+    """Return the server's state before any sum: zeros ``kind + <parameter>``, float64, and K = 0.
+
+    Args:
+        kinds: beginnings of the names.
+        silos: name of K.
+    """
+    zeros = {
+        kind + name: torch.zeros(item.shape, dtype=torch.float64)
+        for kind in kinds
+        for name, item in trained_parameters(setting).items()
+    }
+    return {**zeros, silos: torch.zeros((), dtype=torch.int64)}
+
+
+def mean_of_all(state: ServerState, kind: str, silos: str) -> dict[str, torch.Tensor]:
+    """Return the mean over all silos of what is summed as ``kind + <parameter>``, by these names, float32."""
+    divisor = max(int(state.extra[silos]), 1)  # nobody has been summed before round 1, so the sum is zero
+    return {name: (item / divisor).float() for name, item in state.extra.items() if name.startswith(kind)}

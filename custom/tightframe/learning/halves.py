@@ -188,10 +188,7 @@ def stepping(step: Callable[[Tensors, Tensors, Tensors], tuple[Tensors, Tensors]
     def update(state: ServerState, totals: Totals, cohort: Cohort) -> ServerState:
         means = mean_updates(totals, cohort.total_weight)
         before = {name: state.model[name] for name in means}
-        kept = {
-            name.removeprefix(KEPT): value for name, value in state.extra.items() if name.startswith(KEPT)
-        }
-        parameters, keeps = step(before, means, kept)
+        parameters, keeps = step(before, means, model_update.named(state.extra, KEPT))
         model = next_model(state.model, parameters, totals, cohort.total_weight)
         extra = {**state.extra, **{KEPT + name: value for name, value in keeps.items()}}
         return state.evolve(model=model, extra=extra)

@@ -18,6 +18,7 @@ from torch import nn
 
 from tightframe.learning.stages import FitReport
 from tightframe.models.frozen import HEAD, is_frozen
+from tightframe.models.heads import feature_width
 from tightframe.phases import Cohort, Field, ServerState, Setting, Tensors, Totals
 
 BROADCAST = "model/"
@@ -45,6 +46,11 @@ def shared_template(setting: Setting) -> nn.Module:
 def _shared_template(build_model: Callable[[], nn.Module]) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         return build_model()
+
+
+def shared_width(setting: Setting) -> int:
+    """Return d, the width of the features of the model."""
+    return feature_width(shared_template(setting))
 
 
 def copied(tensors: Tensors, prefix: str = "") -> dict[str, torch.Tensor]:
@@ -78,9 +84,12 @@ def broadcast_of(state: ServerState) -> dict[str, torch.Tensor]:
 
 def received_model(broadcast: Tensors) -> dict[str, torch.Tensor]:
     """Return the model's tensors of a broadcast, by their own names."""
-    return {
-        name.removeprefix(BROADCAST): item for name, item in broadcast.items() if name.startswith(BROADCAST)
-    }
+    return named(broadcast, BROADCAST)
+
+
+def named(tensors: Tensors, prefix: str) -> dict[str, torch.Tensor]:
+    """Select the tensors whose names begin with a prefix, by what stands behind it."""
+    return {name.removeprefix(prefix): item for name, item in tensors.items() if name.startswith(prefix)}
 
 
 def model_fields(setting: Setting, template: nn.Module | None = None) -> tuple[Field, ...]:

@@ -78,7 +78,6 @@ def count_values(
 
     Args:
         batches: of inputs (B, ...) and labels (B,).
-        classes: C.
         columns: see ``most_values``; none of pictures.
         least: records in which a column must differ, of few records half.
         scale: what the model divides each number by, (p,); None if neither job nor silos set any: columns

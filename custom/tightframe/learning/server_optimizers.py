@@ -148,7 +148,6 @@ def fedopt_step(
         parameters: w, by name, floating point of any shape.
         mean_updates: D, the same names and shapes.
         moments: ``first/<name>`` and ``second/<name>``; empty before the first step.
-        variant: see above.
         learning_rate: the server's step size.
         betas: b1 and b2, which ``adagrad`` has not.
         tau: adaptivity; smaller is more adaptive.

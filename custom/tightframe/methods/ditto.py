@@ -30,7 +30,7 @@ from tightframe.learning.halves import (
     trained_parameters,
 )
 from tightframe.learning.losses import half_squared_distance
-from tightframe.learning.model_update import copied, received_model
+from tightframe.learning.model_update import copied, named, received_model
 from tightframe.learning.optimizers import OptimizerSettings
 from tightframe.learning.stages import ParameterTerm, Stage, cross_entropy
 from tightframe.options import StrictModel
@@ -66,7 +66,7 @@ def train_personal(silo: SiloView, received: Tensors, state: Tensors) -> nn.Modu
         v_k in evaluation mode.
     """
     config, local = silo.setting.config, silo.setting.local
-    model = silo.load({name.removeprefix(PERSONAL): item for name, item in state.items()} or received)
+    model = silo.load(named(state, PERSONAL) or received)
     anchors = {name: received[name].to(silo.device) for name in trained_parameters(silo.setting)}
     optimizer = OptimizerSettings.of(local)
     if config.personal_learning_rate is not None:

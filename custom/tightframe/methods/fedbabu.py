@@ -26,7 +26,7 @@ from tightframe.learning.halves import (
     plain_training,
 )
 from tightframe.learning.optimizers import OptimizerSettings
-from tightframe.learning.own_heads import averaging_body, in_body, in_head
+from tightframe.learning.own_models import averaging_body, in_body, in_head
 from tightframe.learning.stages import Stage, cross_entropy
 from tightframe.options import StrictModel
 from tightframe.phases import Setting, SiloView, Tensors

@@ -29,6 +29,8 @@ from torch import nn
 from tightframe.learning.exact_updates import (
     change_fields,
     exact_update_fields,
+    mean_of_all,
+    nothing_summed,
     on_grid,
     silos_ever,
     summed_terms,
@@ -47,7 +49,7 @@ from tightframe.learning.halves import (
     require_sgd,
     trained_parameters,
 )
-from tightframe.learning.model_update import BROADCAST, UPDATE
+from tightframe.learning.model_update import BROADCAST, UPDATE, named
 from tightframe.learning.stages import ParameterTerm, cross_entropy
 from tightframe.options import StrictModel
 from tightframe.phases import Cohort, Contribution, ServerState, Setting, SiloView, Tensors, Totals
@@ -111,7 +113,7 @@ def local_rule(config: FedDCConfig, setting: Setting) -> LocalRule:
         require_no_momentum(setting, "FedDC's gradient states")
 
     def objective(silo: SiloView, broadcast: Tensors, state: Tensors) -> Objective:
-        drifts, gradients = _named(state, DRIFT), _named(state, GRADIENT)
+        drifts, gradients = named(state, DRIFT), named(state, GRADIENT)
         anchors, directions = {}, {}
         for name in trained_parameters(silo.setting):
             received = broadcast[BROADCAST + name].to(silo.device)
@@ -129,10 +131,10 @@ def local_rule(config: FedDCConfig, setting: Setting) -> LocalRule:
         weight = max(gradient_weight(trained.report.steps, momentum=rho), 1.0)  # no step: a zero update
         reach = setting.local.learning_rate * weight
         changes, kept = {}, {}
-        for name, common in _named(trained.broadcast, GRADIENT).items():
+        for name, common in named(trained.broadcast, GRADIENT).items():
             slope = -trained.terms[UPDATE + name].double() / reach
             changes[GRADIENT + name] = on_grid(slope - common.cpu().double())
-        added = {DRIFT + name: item for name, item in _named(summed_terms(trained), UPDATE).items()} | changes
+        added = {DRIFT + name: item for name, item in named(summed_terms(trained), UPDATE).items()} | changes
         for name, item in added.items():
             kept[name] = trained.state.get(name, torch.zeros_like(item)) + item
         return Contribution(changes, kept)
@@ -165,29 +167,9 @@ def server_rule() -> ServerRule:
         fields=exact_update_fields,
         update=update,
         terms=summed_terms,
-        initial=_nothing_yet,
-        broadcast=mean_gradient,
+        initial=lambda setting: nothing_summed(setting, (DRIFT, GRADIENT), SILOS),
+        broadcast=lambda state: mean_of_all(state, GRADIENT, SILOS),
     )
-
-
-def mean_gradient(state: ServerState) -> dict[str, torch.Tensor]:
-    """Return g, the mean over all silos of g_k, as ``gradient/<parameter>`` in float32."""
-    silos = max(int(state.extra[SILOS]), 1)  # nobody has been summed before round 1, so the sum is zero
-    return {GRADIENT + name: (item / silos).float() for name, item in _named(state.extra, GRADIENT).items()}
-
-
-def _nothing_yet(setting: Setting) -> dict[str, torch.Tensor]:
-    zeros = {
-        kind + name: torch.zeros(item.shape, dtype=torch.float64)
-        for kind in (DRIFT, GRADIENT)
-        for name, item in trained_parameters(setting).items()
-    }
-    return {**zeros, SILOS: torch.zeros((), dtype=torch.int64)}
-
-
-def _named(tensors: Tensors, prefix: str) -> dict[str, torch.Tensor]:
-    """Select the tensors with a prefix, by parameter name."""
-    return {name.removeprefix(prefix): item for name, item in tensors.items() if name.startswith(prefix)}
 
 
 def parts(setting: Setting) -> tuple[LocalRule, ServerRule]:

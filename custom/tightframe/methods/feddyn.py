@@ -26,7 +26,7 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from tightframe.learning.exact_updates import exact_update_fields, silos_ever, summed_terms
+from tightframe.learning.exact_updates import exact_update_fields, nothing_summed, silos_ever, summed_terms
 from tightframe.learning.halves import (
     LocalRule,
     Objective,
@@ -38,7 +38,7 @@ from tightframe.learning.halves import (
     plus,
     trained_parameters,
 )
-from tightframe.learning.model_update import BROADCAST, UPDATE
+from tightframe.learning.model_update import BROADCAST, UPDATE, named
 from tightframe.learning.stages import ParameterTerm, cross_entropy
 from tightframe.options import StrictModel
 from tightframe.phases import Cohort, Contribution, ServerState, Setting, SiloView, Tensors, Totals
@@ -83,19 +83,14 @@ def local_rule(config: FedDynConfig) -> LocalRule:
     def objective(silo: SiloView, broadcast: Tensors, state: Tensors) -> Objective:
         names = trained_parameters(silo.setting)
         anchors = {name: broadcast[BROADCAST + name].to(silo.device) for name in names}
-        drifts = {
-            name.removeprefix(DRIFT): item.to(anchors[name.removeprefix(DRIFT)])
-            for name, item in state.items()
-        }
+        drifts = {name: item.to(anchors[name]) for name, item in named(state, DRIFT).items()}
         term = ParameterTerm("dynamic", config.alpha, lambda model: regulariser(model, anchors, drifts))
         return Objective((cross_entropy(),), (term,))
 
     def finish(trained: Trained) -> Contribution:
-        kept = {}
-        for name, item in summed_terms(trained).items():
-            if name.startswith(UPDATE):
-                key = DRIFT + name.removeprefix(UPDATE)
-                kept[key] = trained.state.get(key, torch.zeros_like(item)) + item
+        summed = {DRIFT + name: item for name, item in named(summed_terms(trained), UPDATE).items()}
+        earlier = trained.state
+        kept = {key: earlier.get(key, torch.zeros_like(item)) + item for key, item in summed.items()}
         return Contribution({}, kept)
 
     return LocalRule(("cross_entropy", "dynamic"), objective, finish=finish)
@@ -116,15 +111,12 @@ def server_rule() -> ServerRule:
             extra={**state.extra, **sums, SILOS: silos},
         )
 
-    return ServerRule(fields=exact_update_fields, update=update, terms=summed_terms, initial=_no_drift)
-
-
-def _no_drift(setting: Setting) -> dict[str, torch.Tensor]:
-    zeros = {
-        DRIFT + name: torch.zeros(item.shape, dtype=torch.float64)
-        for name, item in trained_parameters(setting).items()
-    }
-    return {**zeros, SILOS: torch.zeros((), dtype=torch.int64)}
+    return ServerRule(
+        fields=exact_update_fields,
+        update=update,
+        terms=summed_terms,
+        initial=lambda setting: nothing_summed(setting, (DRIFT,), SILOS),
+    )
 
 
 def parts(setting: Setting) -> tuple[LocalRule, ServerRule]:

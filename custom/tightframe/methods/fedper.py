@@ -20,7 +20,7 @@ from torch import nn
 
 from tightframe.learning.halves import LocalRule, ServerRule, composed_method, plain_training
 from tightframe.learning.optimizers import OptimizerSettings
-from tightframe.learning.own_heads import averaging_body, keep_head, with_own_head
+from tightframe.learning.own_models import averaging_body, keep_head, with_own_head
 from tightframe.learning.stages import Stage, cross_entropy
 from tightframe.options import StrictModel
 from tightframe.phases import Setting, SiloView, Tensors

@@ -31,7 +31,7 @@ from tightframe.learning.halves import (
     averaging,
     composed_method,
 )
-from tightframe.learning.model_update import copied, received_model
+from tightframe.learning.model_update import copied, named, received_model
 from tightframe.learning.stages import BatchView, Term, at_least_float32, cross_entropy
 from tightframe.models.geometry_heads import unit_features
 from tightframe.options import StrictModel
@@ -86,7 +86,7 @@ def local_rule(config: MoonConfig) -> LocalRule:
         if not state:
             return Objective((cross_entropy(),))
         received = _frozen(silo, received_model(broadcast))
-        previous = _frozen(silo, {name.removeprefix(PREVIOUS): tensor for name, tensor in state.items()})
+        previous = _frozen(silo, named(state, PREVIOUS))
 
         def contrastive(view: BatchView) -> torch.Tensor:
             with torch.no_grad():

@@ -26,7 +26,7 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from tightframe.learning.exact_updates import change_fields, on_grid, silos_ever
+from tightframe.learning.exact_updates import change_fields, mean_of_all, nothing_summed, on_grid, silos_ever
 from tightframe.learning.halves import (
     LocalRule,
     Objective,
@@ -39,10 +39,9 @@ from tightframe.learning.halves import (
     plus,
     require_no_momentum,
     require_sgd,
-    trained_parameters,
     update_fields,
 )
-from tightframe.learning.model_update import UPDATE
+from tightframe.learning.model_update import UPDATE, named
 from tightframe.learning.stages import GradientCorrection, cross_entropy
 from tightframe.options import StrictModel
 from tightframe.phases import Cohort, Contribution, ServerState, Setting, SiloView, Tensors, Totals
@@ -119,15 +118,15 @@ def local_rule(config: ScaffoldConfig, setting: Setting) -> LocalRule:
         require_no_momentum(setting, "SCAFFOLD's control variates")
 
     def objective(silo: SiloView, broadcast: Tensors, state: Tensors) -> Objective:
-        common = {name: item.to(silo.device) for name, item in _controls(broadcast).items()}
-        own = _controls(state) or {name: torch.zeros_like(item) for name, item in common.items()}
+        common = {name: item.to(silo.device) for name, item in named(broadcast, CONTROL).items()}
+        own = named(state, CONTROL) or {name: torch.zeros_like(item) for name, item in common.items()}
         return Objective((cross_entropy(),), corrections=(gradient_correction(own, common),))
 
     def finish(trained: Trained) -> Contribution:
         rho = setting.local.momentum if config.momentum == "normalise" else 0.0
         weight = gradient_weight(trained.report.steps, momentum=rho)
         changes, kept = {}, {}
-        for name, common in _controls(trained.broadcast).items():
+        for name, common in named(trained.broadcast, CONTROL).items():
             change = control_change(
                 trained.terms[UPDATE + name],
                 common.cpu(),
@@ -156,7 +155,7 @@ def server_rule(config: ScaffoldConfig) -> ServerRule:
         }
         sums = {
             CONTROL + name: item + torch.as_tensor(totals[CONTROL + name])
-            for name, item in _controls(state.extra).items()
+            for name, item in named(state.extra, CONTROL).items()
         }
         return state.evolve(
             model=next_model(state.model, plus(state.model, steps), totals, size),
@@ -166,28 +165,9 @@ def server_rule(config: ScaffoldConfig) -> ServerRule:
     return ServerRule(
         fields=lambda setting: update_fields(setting, weighted=False),
         update=update,
-        initial=_no_controls,
-        broadcast=mean_control,
+        initial=lambda setting: nothing_summed(setting, (CONTROL,), SILOS),
+        broadcast=lambda state: mean_of_all(state, CONTROL, SILOS),
     )
-
-
-def mean_control(state: ServerState) -> dict[str, torch.Tensor]:
-    """Return c, the mean over all silos of c_k, as ``control/<parameter>`` in float32."""
-    silos = max(int(state.extra[SILOS]), 1)  # nobody has been summed before round 1, so the sum is zero
-    return {CONTROL + name: (item / silos).float() for name, item in _controls(state.extra).items()}
-
-
-def _no_controls(setting: Setting) -> dict[str, torch.Tensor]:
-    zeros = {
-        CONTROL + name: torch.zeros(item.shape, dtype=torch.float64)
-        for name, item in trained_parameters(setting).items()
-    }
-    return {**zeros, SILOS: torch.zeros((), dtype=torch.int64)}
-
-
-def _controls(tensors: Tensors) -> dict[str, torch.Tensor]:
-    """Select the control variates, by parameter name."""
-    return {name.removeprefix(CONTROL): item for name, item in tensors.items() if name.startswith(CONTROL)}
 
 
 def parts(setting: Setting) -> tuple[LocalRule, ServerRule]:

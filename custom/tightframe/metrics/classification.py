@@ -30,7 +30,6 @@ def confusion_matrix(labels: NDArray[Any], predictions: NDArray[Any], num_classe
     Args:
         labels: true classes, integers (n,).
         predictions: predicted classes, integers (n,).
-        num_classes: C.
 
     Returns:
         Counts (C, C), rows true, columns predicted.

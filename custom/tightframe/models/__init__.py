@@ -7,16 +7,13 @@ a ``BackboneSpec``; it is imported only if a job names it.
 from __future__ import annotations
 
 from tightframe import registry
-from tightframe.models.backbones.conv2cifar import CONV2CIFAR
 from tightframe.models.backbones.efficientnet import EFFICIENTNET_B0
-from tightframe.models.backbones.fedilc_cnn import FEDILC_CNN
-from tightframe.models.backbones.identity import IDENTITY
-from tightframe.models.backbones.mlp import MLP
+from tightframe.models.backbones.mlp import IDENTITY, MLP
 from tightframe.models.backbones.monai import MONAI
 from tightframe.models.backbones.random_features import RANDOM_FEATURES
 from tightframe.models.backbones.resnet import RESNET18, RESNET20
 from tightframe.models.backbones.scattering import SCATTERING
-from tightframe.models.backbones.small_cnn import SMALL_CNN
+from tightframe.models.backbones.small_cnns import CONV2CIFAR, FEDILC_CNN, SMALL_CNN
 from tightframe.models.backbones.vgg11 import VGG11
 from tightframe.models.backbones.wrn_28_10 import WRN_28_10
 from tightframe.models.base import BackboneSpec

@@ -66,7 +66,6 @@ class EtfHead(nn.Module):
     with none: ``logits = h V`` (FedAvg_ETF).
 
     Args:
-        feature_width: width of the features h.
         num_classes: number of classes C, at least 2.
         dim: width d of the frame, at least C - 1. By default the feature width without a projection,
             and the number of classes with one.

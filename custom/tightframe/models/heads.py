@@ -80,7 +80,6 @@ class Classifier(nn.Module):
 
     Args:
         backbone: maps inputs (B, ...) to features (B, d).
-        feature_width: the feature width d.
         num_classes: number of classes C.
         dropout: of the head's input, while training.
         head: maps features to logits; ``DropoutLinear(feature_width, num_classes, dropout)`` by default.

@@ -55,7 +55,6 @@ def check_output(module: nn.Module, input_shape: tuple[int, ...], num_classes: i
 
     Args:
         module: a copy that may be used up.
-        num_classes: C.
 
     Raises:
         JobError: TF-101.

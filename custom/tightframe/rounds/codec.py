@@ -43,7 +43,6 @@ def check_schema(schema: Schema, parties: int) -> None:
     """Refuse a schema whose sum could wrap around its ring.
 
     Args:
-        schema: of a phase.
         parties: number of silos.
 
     Raises:

@@ -35,10 +35,8 @@ from tightframe.rounds.riders import (
     epsilon,
     evaluation,
     failures,
-    noisy_class_sums,
     noisy_evaluation,
-    noisy_frozen_sums,
-    noisy_gradients,
+    noisy_sums,
     update_norms,
 )
 from tightframe.securesum.messages import SumId
@@ -268,7 +266,7 @@ class RunPlan:
         """Return exchanges before or after the rounds, under the class rules."""
         number = 0 if kind in (STATISTICS, BEFORE) else self._job.rounds
         if (private := self._setup.privacy) is not None:
-            phases = [noisy_frozen_sums.attach(phase, private, self._job) for phase in phases]
+            phases = [noisy_sums.attach_frozen_sums(phase, private, self._job) for phase in phases]
         return [
             Exchange(kind, number, self._flagged(self._ruled(phase)), index=index, of=len(phases))
             for index, phase in enumerate(phases)
@@ -279,9 +277,9 @@ class RunPlan:
         setup, phases = self._setup, list(self._setup.training_phases(number))
         if setup.privacy is not None:
             private = setup.privacy
-            phases = [noisy_class_sums.attach(phase, private, self._job) for phase in phases]
-            phases = [noisy_gradients.attach(phase, private, self._job) for phase in phases]
-            phases = [noisy_frozen_sums.attach(phase, private, self._job) for phase in phases]
+            phases = [noisy_sums.attach_class_sums(phase, private, self._job) for phase in phases]
+            phases = [noisy_sums.attach_gradients(phase, private, self._job) for phase in phases]
+            phases = [noisy_sums.attach_frozen_sums(phase, private, self._job) for phase in phases]
             # With the last phase, so that the reported epsilon includes this round's charges.
             phases[-1] = epsilon.attach(phases[-1], self._job)
         phases = [self._flagged(self._normed(self._ruled(phase))) for phase in phases]

@@ -176,10 +176,8 @@ def make_plan(
     """Make the plan of a job whose ``privacy`` is set.
 
     Args:
-        job: validated.
         phases: number and phases of each training round; of round 0 those before the first.
         prior: whether the method's loss uses the silo's class counts.
-        num_classes: C.
         findings: whether the classes are findings, of which a record may have several.
         gradient_rate: of a method whose round is one sum of gradients, see ``phases.Method``.
 
@@ -259,7 +257,6 @@ def honest_silos(job: JobConfig, enrolled: int) -> int:
     The server of plain sums sees each silo's own term, so each silo adds all of the noise.
 
     Args:
-        job: validated.
         enrolled: number of silos enrolled.
     """
     if job.summation == "plain":

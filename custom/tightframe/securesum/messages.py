@@ -15,7 +15,7 @@ Order of exchanges (S is the server, i a site)::
 This is version 3. In version 2 ``agree`` was sent in each sum, receipts had fresh random bytes from which
 the bits of the combinations were made, and agreements had the combinations. In version 1 no total was
 verified, and keys between sites came from X25519 alone. Transcripts of both are still read
-(``transcript.format_1``, ``transcript.format_2``).
+(``transcript.earlier_formats``).
 """
 
 from __future__ import annotations
@@ -191,7 +191,7 @@ MAX_ADVERTISEMENT = (
 
 
 class AnyAdvertisement(Protocol):
-    """Fields checked in an advertisement of any version: ``Advertisement``, ``transcript.format_1``."""
+    """Fields checked in an advertisement of any version (``transcript.earlier_formats``)."""
 
     @property
     def name(self) -> str:

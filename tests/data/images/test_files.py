@@ -30,8 +30,7 @@ from pydicom.uid import (
 from tests.support.pictures import noise, write_dicom
 
 from tightframe.data.images.contract import Picture
-from tightframe.data.images.files import UnfitError, read
-from tightframe.data.images.fit import fitted
+from tightframe.data.images.files import UnfitError, fitted, read
 
 
 def picture(**values: Any) -> Picture:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tightframe.flare import controller
-from tightframe.flare.simulation import pauses
+from tightframe.flare.simulation import quickened
 
 WORKER = "nvflare.private.fed.app.simulator.simulator_worker"
 
@@ -38,23 +38,26 @@ def _slept(module: Any, seconds: float, monkeypatch: pytest.MonkeyPatch) -> floa
 
 
 def test_the_controller_shortens_those_of_the_simulator(monkeypatch: pytest.MonkeyPatch) -> None:
-    modules = _modules(pauses.SIMULATOR, monkeypatch)
+    modules = _modules(quickened.SIMULATOR_PAUSES, monkeypatch)
     controller.FederationController(job_name="any")  # as the engine builds it, before silos start
-    for module, longest in zip(modules, pauses.SIMULATOR.values(), strict=True):
+    for module, longest in zip(modules, quickened.SIMULATOR_PAUSES.values(), strict=True):
         assert _slept(module, 3, monkeypatch) == longest and _slept(module, 0.05, monkeypatch) == 0.05
         assert module.time.time() > 0
 
 
 def test_in_a_process_without_the_simulator_none_is_shortened(monkeypatch: pytest.MonkeyPatch) -> None:
-    modules = _modules(pauses.SIMULATOR, monkeypatch)
-    monkeypatch.delitem(sys.modules, next(iter(pauses.SIMULATOR)))
+    modules = _modules(quickened.SIMULATOR_PAUSES, monkeypatch)
+    monkeypatch.delitem(sys.modules, next(iter(quickened.SIMULATOR_PAUSES)))
     controller.FederationController(job_name="any")
     assert [_slept(module, 3, monkeypatch) for module in modules] == [3] * len(modules)
 
 
 def test_a_silos_program_asks_for_work_more_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    (worker,) = _modules(pauses.SILO, monkeypatch)
+    (worker,) = _modules(quickened.SILO_PAUSES, monkeypatch)
     monkeypatch.setitem(sys.modules, "__main__", worker)
-    assert pauses.shorten(pauses.SILO) and _slept(worker, 0.5, monkeypatch) == pauses.SILO["__main__"]
+    assert (
+        quickened.shorten(quickened.SILO_PAUSES)
+        and _slept(worker, 0.5, monkeypatch) == quickened.SILO_PAUSES["__main__"]
+    )
     monkeypatch.setitem(sys.modules, "__main__", ModuleType("__main__"))  # of another program
-    assert not pauses.shorten(pauses.SILO)
+    assert not quickened.shorten(quickened.SILO_PAUSES)

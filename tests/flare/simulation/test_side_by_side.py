@@ -10,7 +10,7 @@ import pytest
 from nvflare.private.fed.app.simulator import simulator_runner
 
 from tightframe.flare import controller
-from tightframe.flare.simulation import side_by_side
+from tightframe.flare.simulation import quickened
 
 ENGINE = ["/env/bin/nvflare", "simulator", "jobs/fed3r_isic"]
 
@@ -63,10 +63,10 @@ def test_without_a_number_each_silo_has_a_thread(monkeypatch: pytest.MonkeyPatch
     ],
 )
 def test_what_was_chosen_stays(command: list[str]) -> None:
-    assert not side_by_side.prepare(command)
+    assert not quickened.run_side_by_side(command)
     assert _threads() == [1]
 
 
 def test_a_process_without_the_simulator_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, side_by_side.SIMULATOR)
-    assert not side_by_side.prepare(ENGINE)
+    monkeypatch.delitem(sys.modules, quickened.SIMULATOR)
+    assert not quickened.run_side_by_side(ENGINE)

@@ -20,7 +20,6 @@ from tightframe.privacy.events import PrivacyValueError
 from tightframe.privacy.releases import evaluation_totals
 from tightframe.privacy.releases.evaluation_totals import (
     EvaluationConfig,
-    cell_deviation,
     noise_for,
     term_bound,
 )
@@ -63,7 +62,7 @@ def test_weighted_histograms_cost_no_more_than_the_confusion_matrix(classes: int
     cell, both = config.confusion_units**2, config.squared_sensitivity
     assert 1.99 * cell < both <= 2 * cell
     # Without weights the noise of a cell would be sqrt(1 + C).
-    assert cell_deviation(config, silos=1, honest=1) == pytest.approx(2**0.5, rel=3e-3)
+    assert config.deviation(silos=1, honest=1) == pytest.approx(2**0.5, rel=3e-3)
 
 
 @pytest.mark.parametrize(("silos", "lost"), [(6, 0), (6, 1), (6, 2)])
@@ -83,7 +82,7 @@ def test_the_total_has_the_promised_variance_with_all_silos_and_with_drop_outs(
     found = carried()
     assert low < found / (present / honest) < high
     assert found > low, "less than was promised"
-    assert cell_deviation(config, silos=present, honest=honest) == pytest.approx(
+    assert config.deviation(silos=present, honest=honest) == pytest.approx(
         (promised * present / honest) ** 0.5 / config.confusion_units
     )
     half = config.share_variance(honest) // 4

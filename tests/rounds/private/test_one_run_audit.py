@@ -27,7 +27,7 @@ from tightframe.phases import Schema
 from tightframe.privacy.releases.class_sums_plan import ClassSumsConfig
 from tightframe.privacy.training import dp_sgd
 from tightframe.rounds import codec
-from tightframe.rounds.riders.noisy_class_sums import STATE
+from tightframe.rounds.riders.noisy_sums import RELEASES
 from tightframe.rounds.setup import prepare
 from tightframe.rounds.sums.plain import PlainServer
 
@@ -104,7 +104,7 @@ def _from_class_sums(folder: Path) -> tuple[float, float]:
         "privacy": {"epsilon": EPSILON, "delta": DELTA, "spare_rounds": 0, "class_noise_share": 0.95},
     }
     result = federation.run_job(parse_job(job), data=canaries.silos, folder=folder)
-    sums = result.state.extra[STATE + "total"].numpy()
+    sums = result.state.extra[RELEASES + "total"].numpy()
     return canaries.bound(sums[canaries.labels, np.arange(CANARIES)]), _spent(folder)
 
 

@@ -21,7 +21,7 @@ from tightframe.privacy import accounting
 from tightframe.privacy.releases import class_sums, evaluation_totals
 from tightframe.privacy.releases.class_sums_plan import ClassSumsConfig
 from tightframe.privacy.training import portions
-from tightframe.rounds.riders.noisy_class_sums import STATE
+from tightframe.rounds.riders.noisy_sums import RELEASES
 from tightframe.rounds.setup import prepare
 from tightframe.rounds.silo.session import SiloSession
 from tightframe.rounds.sums.common import RefusedError
@@ -64,7 +64,7 @@ def _carried(folder: Path) -> tuple[float, int]:
     job = parse_job(JOB)
     plan = prepare(job).privacy
     assert plan is not None and plan.releases == (1,)
-    total = federation.run_job(job, folder=folder).state.extra[STATE + "total"]
+    total = federation.run_job(job, folder=folder).state.extra[RELEASES + "total"]
     config = plan.class_sums
     promised = config.noise_multiplier**2 * config.squared_sensitivity
     return float((total**2).sum()) / promised, total.numel()

@@ -38,7 +38,7 @@ from tightframe.privacy.releases.class_sums_plan import ClassSumsConfig
 from tightframe.privacy.training import portions
 from tightframe.rounds import site_ledger
 from tightframe.rounds.context import DECLARATION, SiloContext
-from tightframe.rounds.riders import noisy_class_sums
+from tightframe.rounds.riders import noisy_sums
 from tightframe.rounds.setup import prepare
 from tightframe.rounds.silo import private_view
 from tightframe.rounds.silo.budget import Budget
@@ -319,16 +319,20 @@ def test_the_server_averages_releases_and_leaves_classes_below_the_floor() -> No
         "prototype/feature_sums": means * counts[:, None],
         "prototype/counts": counts * config.count_units / config.grid,
     }
-    state, found = noisy_class_sums.read(setup.privacy, phase, ServerState({}, {}), totals, silos=4, honest=3)
+    state, found = noisy_sums.read_class_sums(
+        setup.privacy, phase, ServerState({}, {}), totals, silos=4, honest=3
+    )
     np.testing.assert_allclose(found["prototype/counts"], [4000, *[0] * 7], rtol=1e-4)
     np.testing.assert_allclose(found["prototype/feature_sums"][0, 0], 2000, rtol=1e-4)
     # The average of this release and of its opposite.
     moved: Mapping[str, Any] = {**totals, "prototype/feature_sums": -means * counts[:, None]}
-    _, later = noisy_class_sums.read(setup.privacy, phase, state, moved, silos=4, honest=3)
+    _, later = noisy_sums.read_class_sums(setup.privacy, phase, state, moved, silos=4, honest=3)
     assert later["prototype/counts"][0] == pytest.approx(4000, rel=1e-4)
     assert later["prototype/feature_sums"][0, 0] == pytest.approx(0, abs=1e-3)
     assert set(
-        noisy_class_sums.read(setup.privacy, phase, state, {"update/x": np.zeros(1)}, silos=4, honest=3)[1]
+        noisy_sums.read_class_sums(setup.privacy, phase, state, {"update/x": np.zeros(1)}, silos=4, honest=3)[
+            1
+        ]
     ) == {"update/x"}
 
 

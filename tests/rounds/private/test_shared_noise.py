@@ -31,7 +31,7 @@ from tightframe.privacy.events import Gaussian, SubsampledGaussian
 from tightframe.privacy.releases.gradient_sums import GradientSumConfig
 from tightframe.privacy.training import portions
 from tightframe.rounds.privacy_plan import honest_silos
-from tightframe.rounds.riders import epsilon, noisy_gradients
+from tightframe.rounds.riders import epsilon, noisy_sums
 from tightframe.rounds.setup import prepare
 from tightframe.rounds.silo import private_view
 from tightframe.rounds.silo.session import SiloSession
@@ -97,7 +97,7 @@ def carried(
     with monkeypatch.context() as patched:
         patched.setattr(private_view, "clipped_gradient_sum", nothing)
         patched.setattr(private_view.PrivateSilo, "private_gradient_sum", one_fails)
-        patched.setattr(noisy_gradients, "expected_records", as_opened)
+        patched.setattr(noisy_sums, "expected_records", as_opened)
         patched.setattr(shared_gradients, "descend", keeping)
         federation.run_job(parse_job(values), folder=folder)
     plan = prepare(values).privacy
@@ -284,7 +284,7 @@ def test_patients_are_drawn_clipped_and_charged(tmp_path: Path) -> None:
     patients = sum(len(np.unique(silo.groups("train"))) for silo in data.values())
     plan = prepare(values).privacy
     assert plan is not None and plan.gradients is not None
-    told = float(result.state.extra[noisy_gradients.STATE + "records"])
+    told = float(result.state.extra[noisy_sums.GRADIENTS + "records"])
     # Three silos of three, t = 3 and c = 1: 3 / 2 of the promised variance.
     assert abs(told - patients) < 6 * plan.gradients.records_deviation(1.5)
     records = sum(len(silo.labels("train")) for silo in data.values())
@@ -297,7 +297,7 @@ def test_patients_are_drawn_clipped_and_charged(tmp_path: Path) -> None:
 def test_the_mean_is_over_all_numbers_so_far_and_never_below_their_noise() -> None:
     config = GradientSumConfig(10.0, 650)
     one = config.count_units / config.grid
-    reading = partial(noisy_gradients.expected_records, config, honest=2)
+    reading = partial(noisy_sums.expected_records, config, honest=2)
     state, expected = reading(ServerState({}), 1000 * one, 4)
     assert expected == pytest.approx(1000)
     state, expected = reading(state, 1400 * one, 4)

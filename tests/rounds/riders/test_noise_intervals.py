@@ -13,7 +13,7 @@ from sklearn.metrics import accuracy_score, balanced_accuracy_score, recall_scor
 
 from tightframe import metrics
 from tightframe.metrics import noise_intervals
-from tightframe.privacy.releases.evaluation_totals import GRID, EvaluationConfig, cell_deviation
+from tightframe.privacy.releases.evaluation_totals import GRID, EvaluationConfig
 from tightframe.results.outcome import noisy_lines
 from tightframe.results.parts.evaluation import FoldMetrics
 from tightframe.results.rows import in_words
@@ -82,7 +82,7 @@ def test_classes_below_the_floor_have_no_recall_and_no_part_in_the_mean() -> Non
 
 def test_the_floor_grows_with_the_noise() -> None:
     config = EvaluationConfig(20.0, 4)
-    cell = cell_deviation(config, silos=3, honest=3)
+    cell = config.deviation(silos=3, honest=3)
     test = _test(_totals([400, 150, 60, 30], config=config), config)
     assert test.class_floor == pytest.approx(3 * cell * math.sqrt(4)) and test.class_floor > 150
     assert test.classes_told == 1 and test.noise_deviation == pytest.approx(cell)
@@ -114,7 +114,7 @@ def test_the_deviation_told_is_that_of_the_metric() -> None:
     """By drawing noise many times."""
     config = EvaluationConfig(3.0, 4)
     counts = [2000, 900, 500, 300]
-    cell = cell_deviation(config, silos=3, honest=3)
+    cell = config.deviation(silos=3, honest=3)
     stream = np.random.default_rng(1)
     found = [
         _test(_totals(counts, stream.normal(0, cell, (4, 4)), config), config).balanced_accuracy

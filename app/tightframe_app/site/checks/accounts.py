@@ -8,14 +8,19 @@ import pwd
 import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+from tightframe.config.site import SiteEntry
+from tightframe.errors import TightframeError
 from tightframe.files import quoted
+from tightframe.flare.accounts import permissions
+from tightframe.flare.accounts.permissions import Account, records
+from tightframe.flare.identity import SITE_FILE
+from tightframe_app.federation.kits import LAUNCHER
+from tightframe_app.site.checks.engine import components
 from tightframe_app.site.checks.findings import Finding, Scope
-
-if TYPE_CHECKING:
-    from tightframe.config.site import SiteEntry
-    from tightframe.flare.accounts.permissions import Account
 
 AREA = "accounts"
 GUIDE = "docs/site-guide.md, Two accounts"
@@ -23,9 +28,6 @@ GUIDE = "docs/site-guide.md, Two accounts"
 
 def check_accounts(entry: SiteEntry, scope: Scope) -> Iterator[Finding]:
     """Check that the training account is separate from the engine's; list what other accounts can reach."""
-    from tightframe.errors import TightframeError
-    from tightframe.flare.accounts import permissions
-
     if scope.startup is None:
         return  # reported as a problem of the identity
     kit = scope.startup.resolve().parent
@@ -72,8 +74,6 @@ def check_accounts(entry: SiteEntry, scope: Scope) -> Iterator[Finding]:
 
 def _engine_kit(scope: Scope, engine: Account, kit: Path, owner: str) -> Iterator[Finding]:
     """Check that the engine's own kit has its own key, readable by its account alone, and our launcher."""
-    from tightframe.flare.identity import SITE_FILE
-
     if scope.engine_kit is None:
         text = "the engine's own kit was not checked: give its folder with --engine-kit, as root"
         yield Finding(AREA, "note", text)
@@ -121,9 +121,6 @@ def _engine_kit(scope: Scope, engine: Account, kit: Path, owner: str) -> Iterato
 
 def _identity_files(config: Path) -> tuple[Path, bytes] | None:
     """Return the key's path and the certificate's public key (DER); None if a kit has none."""
-    from cryptography import x509
-    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
-
     try:
         client = json.loads(config.read_text(encoding="utf-8"))["client"]
         certificate = x509.load_pem_x509_certificate((config.parent / client["ssl_cert"]).read_bytes())
@@ -135,9 +132,6 @@ def _identity_files(config: Path) -> tuple[Path, bytes] | None:
 
 def _launcher(local: Path, owner: str) -> Iterator[Finding]:
     """Report any launcher but ours: with two accounts, none may start jobs in the engine's account."""
-    from tightframe_app.federation.kits import LAUNCHER
-    from tightframe_app.site.checks.engine import components
-
     launchers = [item for item in components(local) if "auncher" in str(item.get("path"))]
     named = [str(item.get("path")) for item in launchers]
     if named != [LAUNCHER]:
@@ -157,8 +151,6 @@ def _launcher(local: Path, owner: str) -> Iterator[Finding]:
 
 def _modes(entry: SiteEntry, kit: Path) -> Iterator[Finding]:
     """Report the owner and mode of records, state folder and kit."""
-    from tightframe.flare.accounts.permissions import records
-
     places = [("kit", kit), *(("records", path) for path in records(entry))]
     places += [] if entry.state_dir is None else [("state folder", Path(entry.state_dir))]
     for what, path in places:

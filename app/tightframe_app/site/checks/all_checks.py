@@ -6,21 +6,31 @@ reported at once. It writes nothing except for a probe in the state folder, whic
 
 from __future__ import annotations
 
+import os
+import shutil
 import stat
+import tempfile
+import time
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
+from datetime import UTC, datetime
+from pathlib import Path
 
+import torch
+from pydantic import ValidationError
+
+from tightframe import data, methods
+from tightframe.config.job import JobConfig, parse_job
+from tightframe.config.policy import Policy
+from tightframe.config.site import SiteEntry, parse_single, parse_site_file, read_object
+from tightframe.data.base import check_form, class_counts, count_table
+from tightframe.errors import DataError, JobError, SiteConfigError, TightframeError, TrainingError
 from tightframe.files import quoted
-from tightframe_app.site.checks import accounts, engine, leaving, machine, package
+from tightframe.rounds.silo.contribute import choose_device
+from tightframe_app.site.checks import accounts, engine, package
 from tightframe_app.site.checks import job as site_job
 from tightframe_app.site.checks import ledger as site_ledger
-from tightframe_app.site.checks.classes import Held, never_answered
 from tightframe_app.site.checks.findings import Finding, Scope, area_of
-
-if TYPE_CHECKING:
-    from tightframe.config.job import JobConfig
-    from tightframe.config.policy import Policy
-    from tightframe.config.site import SiteEntry
+from tightframe_app.site.checks.job import Held, never_answered
 
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
@@ -31,8 +41,6 @@ def check_site(scope: Scope) -> Iterator[Finding]:
     Raises:
         FileNotFoundError: if there is no such configuration.
     """
-    from tightframe.errors import JobError
-
     if not scope.config.is_file():
         raise FileNotFoundError(
             f"Expected the site's configuration at {scope.config}, but there is no such file."
@@ -42,8 +50,6 @@ def check_site(scope: Scope) -> Iterator[Finding]:
     yield from findings
     job: JobConfig | None = None
     if scope.job is not None:
-        from tightframe.config.job import parse_job
-
         try:
             job = parse_job(dict(scope.job))
         except JobError as error:
@@ -59,16 +65,16 @@ def check_site(scope: Scope) -> Iterator[Finding]:
                 yield from site_job.check_own_records(job, label, entry, scope)
             if name is not None and scope.production:
                 yield from site_job.signature(job, name, policy, scope)
-        yield from machine.device(entry, label)
+        yield from device(entry, label)
     if job is not None:
-        yield from leaving.would_leave(job)
+        yield from site_job.would_leave(job)
     if job is not None and len(entries) > 1:
         yield from _left_out(job, held)
         yield from site_job.check_sizes(job, entries, scope)
     yield from identity
     single = entries.get("")
     if single is not None:
-        yield from machine.disk(single)
+        yield from disk(single)
         if scope.production:
             yield from accounts.check_accounts(single, scope)
         ledger = site_ledger.check_ledger(single, name, scope)
@@ -82,14 +88,11 @@ def check_site(scope: Scope) -> Iterator[Finding]:
     guarded = single is not None and single.policy.resolve(production=scope.production).egress_guard
     yield from engine.files(scope, guarded=guarded)
     yield from package.package()
-    yield from machine.clock()
+    yield from clock()
 
 
 def _configuration(scope: Scope) -> tuple[dict[str, SiteEntry], list[Finding]]:
     """Return the entries by site, with an empty name if the file is one site's own, and the findings."""
-    from tightframe.config.site import parse_single, parse_site_file, read_object
-    from tightframe.errors import SiteConfigError
-
     area = "configuration"
     mode = scope.config.stat().st_mode
     findings = []
@@ -162,9 +165,6 @@ def _policy(policy: Policy, label: str, production: bool) -> Iterator[Finding]:
 
 def _left_out(job: JobConfig, held: Mapping[str, Held]) -> Iterator[Finding]:
     """Note the classes that the job's model of one sum would never answer, if all its sites are known."""
-    from tightframe import data, methods
-    from tightframe.errors import TightframeError
-
     if job.privacy is not None or job.class_rules == "off" or not set(job.roster) <= held.keys():
         return
     try:
@@ -181,12 +181,6 @@ def _left_out(job: JobConfig, held: Mapping[str, Held]) -> Iterator[Finding]:
 def _data(
     entry: SiteEntry, label: str, job: JobConfig | None, scope: Scope, held: dict[str, Held]
 ) -> Iterator[Finding]:
-    from pydantic import ValidationError
-
-    from tightframe import data
-    from tightframe.data.base import check_form, class_counts, count_table
-    from tightframe.errors import DataError, TightframeError
-
     area = area_of("data", label)
     rehearses = entry.rehearses and not scope.production
     if job is not None and job.dataset not in entry.data and not rehearses:
@@ -232,3 +226,67 @@ def _data(
         yield Finding(area, "note", "no records are configured: simulations use generated ones")
     elif not entry.data and not scope.production:
         yield Finding(area, "note", "no records are configured: simulations with this file are also refused")
+
+
+LEAST_FREE, LITTLE_FREE = 2**30, 10 * 2**30
+"""Free bytes on the state folder's disk below which there is a problem, and a note."""
+JUMP_SECONDS = 0.05
+_OTHERS = stat.S_IRWXG | stat.S_IRWXO
+
+
+def disk(entry: SiteEntry) -> Iterator[Finding]:
+    """Check that the state folder exists, is private to this account and writable, and has free space."""
+    area = "disk"
+    if entry.state_dir is None:
+        return
+    folder = Path(entry.state_dir)
+    if not folder.is_dir():
+        text = f"{folder} does not exist: run  install -d -m 0700 {quoted(folder)}  as the client's account"
+        yield Finding(area, "problem", text)
+        return
+    mode = stat.S_IMODE(folder.stat().st_mode)
+    if mode & _OTHERS:
+        text = f"{folder} is open to others (mode {mode:04o}): chmod 0700 {quoted(folder)}"
+        yield Finding(area, "problem", text)
+    try:
+        with tempfile.NamedTemporaryFile(dir=folder, prefix=".check-") as probe:
+            probe.write(b"x")
+            probe.flush()
+            os.fsync(probe.fileno())
+    except OSError as error:
+        yield Finding(area, "problem", f"{folder} cannot be written: {error.strerror}")
+        return
+    free = shutil.disk_usage(folder).free
+    shown = f"{folder}: {free / 2**30:.1f} GiB free"
+    if free < LITTLE_FREE:
+        yield Finding(area, "problem" if free < LEAST_FREE else "note", f"{shown}, which is little")
+    else:
+        yield Finding(area, "ok", f"{shown}, writable, mode {mode:04o}")
+
+
+def device(entry: SiteEntry, label: str) -> Iterator[Finding]:
+    """Check that the configured device exists."""
+    area = area_of("device", label)
+    try:
+        chosen = choose_device(entry.device)
+    except TrainingError as error:
+        yield Finding(area, "problem", str(error))
+        return
+    if chosen.type == "cuda":
+        properties = torch.cuda.get_device_properties(chosen)
+        yield Finding(area, "ok", f"{chosen}: {properties.name}, {properties.total_memory / 2**30:.0f} GiB")
+    else:
+        yield Finding(area, "ok", f"{entry.device}: trains on the CPU, {os.cpu_count()} cores")
+
+
+def clock() -> Iterator[Finding]:
+    """Check that wall clock and monotonic clock agree; report the date for a person to check."""
+    wall, steady = time.time(), time.monotonic()
+    time.sleep(2 * JUMP_SECONDS)
+    drift = abs((time.time() - wall) - (time.monotonic() - steady))
+    now = datetime.now(UTC)
+    if drift > JUMP_SECONDS:
+        text = f"the clock jumped by {drift:.2f} s during the check: check its synchronisation (NTP)"
+        yield Finding("clock", "problem", text)
+    else:
+        yield Finding("clock", "ok", f"{now:%Y-%m-%d %H:%M:%S} UTC; is that right?")

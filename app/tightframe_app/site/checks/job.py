@@ -6,22 +6,45 @@ Both use the code that decides when the site enrols. Ledger and journal are read
 from __future__ import annotations
 
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from tightframe.config import job_manifest
+from tightframe.config.job import JobConfig
+from tightframe.config.policy import Policy
+from tightframe.config.refusals import BelowPolicyError
+from tightframe.config.site import SiteEntry, check_given_model, check_record_options, check_training_loop
+from tightframe.data.base import FOLDS, class_counts, own_labels
+from tightframe.errors import JobError, ManifestError, SecureSumError, SiteConfigError, TightframeError
 from tightframe.files import quoted
+from tightframe.flare.identity import site_identity
+from tightframe.learning.one_sum.withdrawal import too_few
+from tightframe.learning.own_loop import ENTRY_POINTS
+from tightframe.learning.products import Sizes
+from tightframe.privacy.ledger.entries import Entry, LedgerError, TamperError
+from tightframe.results.words import SUMS, described, plural
+from tightframe.rounds import product_rule
+from tightframe.rounds.context import STATE, SiloContext
+from tightframe.rounds.setup import JobSetup, prepare
+from tightframe.rounds.silo.enrolment_check import (
+    REHEARSED,
+    UNKNOWN,
+    check_budget,
+    check_evaluations,
+    check_rows,
+    check_sums,
+    refused_at_first,
+)
+from tightframe.rounds.site_ledger import LedgerPaths, journal_folder
+from tightframe.rounds.sums.common import package_errors
+from tightframe.rounds.sums.declaration import public_weight
+from tightframe.rounds.sums.vault import read_journal
+from tightframe.securesum.site.journal import CohortAccepted, StaticMasked, StaticOpened, opened
+from tightframe.securesum.site.journal import Entry as JournalEntry
 from tightframe_app.site.checks.findings import Finding, Scope, State, area_of
-
-if TYPE_CHECKING:
-    from tightframe.config.job import JobConfig
-    from tightframe.config.policy import Policy
-    from tightframe.config.site import SiteEntry
-    from tightframe.privacy.ledger.entries import Entry
-    from tightframe.rounds.context import SiloContext
-    from tightframe.rounds.setup import JobSetup
-    from tightframe.securesum.site.journal import Entry as JournalEntry
 
 ACCEPT = {
     "TF-612": (
@@ -44,12 +67,6 @@ def check_policy(
     job: JobConfig, name: str | None, entry: SiteEntry, policy: Policy, scope: Scope
 ) -> Iterator[Finding]:
     """Check a job against the site's policy, and yield the refusals that the lead would get."""
-    from tightframe.config.refusals import BelowPolicyError
-    from tightframe.config.site import check_given_model, check_record_options, check_training_loop
-    from tightframe.errors import JobError
-    from tightframe.rounds import product_rule
-    from tightframe.rounds.setup import prepare
-
     area = area_of("job", name or "")
     refused = False
     if name is not None and name not in job.sites:
@@ -94,18 +111,12 @@ def _where(loop: str) -> str:
     """Return module, package and version of an installed training loop."""
     from importlib.metadata import entry_points
 
-    from tightframe.learning.own_loop import ENTRY_POINTS
-
     (entry,) = {item.value: item for item in entry_points(group=ENTRY_POINTS, name=loop)}.values()
     return f"{entry.value}" + (f" of {entry.dist.name} {entry.dist.version}" if entry.dist else "")
 
 
 def signature(job: JobConfig, name: str, policy: Policy, scope: Scope) -> Iterator[Finding]:
     """Check that the job's folder is signed as this site requires, and report until when."""
-    from tightframe.config import job_manifest
-    from tightframe.errors import ManifestError, SiteConfigError
-    from tightframe.flare.identity import site_identity
-
     area = area_of("job", name)
     if scope.folder is None or scope.startup is None:
         return
@@ -137,11 +148,6 @@ def check_history(
         entry: the site's only configuration.
         entries: of its ledger; None if they are unknown.
     """
-    from tightframe.errors import JobError
-    from tightframe.rounds.context import SiloContext
-    from tightframe.rounds.setup import prepare
-    from tightframe.rounds.silo.enrolment_check import UNKNOWN
-
     if name not in job.sites:
         return
     try:
@@ -163,11 +169,6 @@ def check_history(
 
 def check_own_records(job: JobConfig, name: str, entry: SiteEntry, scope: Scope) -> Iterator[Finding]:
     """Check a job against a simulated site's records: sites of a simulation have no memory of other jobs."""
-    from tightframe.errors import JobError
-    from tightframe.rounds.context import SiloContext
-    from tightframe.rounds.setup import prepare
-    from tightframe.rounds.silo.enrolment_check import UNKNOWN
-
     try:
         setup = prepare(job, entry.policy.resolve(production=scope.production).ceilings)
     except JobError:
@@ -181,11 +182,6 @@ def check_own_records(job: JobConfig, name: str, entry: SiteEntry, scope: Scope)
 
 def check_sizes(job: JobConfig, entries: Mapping[str, SiteEntry], scope: Scope) -> Iterator[Finding]:
     """Check that a simulation's sites together have records enough for what the job sums (TF-625)."""
-    from tightframe.errors import JobError, TightframeError
-    from tightframe.rounds.context import SiloContext
-    from tightframe.rounds.setup import prepare
-    from tightframe.rounds.silo.enrolment_check import UNKNOWN
-
     if not all(site in entries and entries[site].data for site in job.roster):
         return
     told: dict[str, list[str]] = {}
@@ -207,18 +203,11 @@ def check_sizes(job: JobConfig, entries: Mapping[str, SiteEntry], scope: Scope) 
 
 def _records_of(context: SiloContext) -> float:
     """Return the number of records that a site declares."""
-    from tightframe.data.base import own_labels
-    from tightframe.rounds.sums.declaration import public_weight
-
     return public_weight(len(own_labels(context.data)), context.job.weights)
 
 
 def _too_few(context: SiloContext, setup: JobSetup, declared: Mapping[str, float]) -> list[str]:
     """Return this site's refusals of a job over so many declared records; none where they tell nothing."""
-    from tightframe.config.refusals import BelowPolicyError
-    from tightframe.learning.products import Sizes
-    from tightframe.rounds import product_rule
-
     job = context.job
     exempt = job.privacy is not None or job.withdraw is not None or job.weights == "uniform"
     if exempt or not context.policy.records_per_feature:
@@ -245,8 +234,6 @@ def _records(context: SiloContext, setup: JobSetup, area: str, *, several: bool)
 
 def _alone(context: SiloContext, setup: JobSetup, area: str) -> Iterator[Finding]:
     """Note what this site would refuse if the others had as many records as it has."""
-    from tightframe.errors import TightframeError
-
     try:
         declared = dict.fromkeys(context.job.roster, _records_of(context))
     except TightframeError:
@@ -257,9 +244,6 @@ def _alone(context: SiloContext, setup: JobSetup, area: str) -> Iterator[Finding
 
 def _rehearsed(context: SiloContext, setup: JobSetup, area: str) -> Iterator[Finding]:
     """Note exact evaluations that a site in production refuses; a simulation only warns of them."""
-    from tightframe.errors import TightframeError
-    from tightframe.rounds.silo.enrolment_check import REHEARSED, refused_at_first
-
     try:
         why = refused_at_first(context, setup)
     except TightframeError:
@@ -274,12 +258,6 @@ def _withdrawal(context: SiloContext, setup: JobSetup, area: str, *, several: bo
     Args:
         several: in a simulation's file, whose sites' states are where it was run.
     """
-    from tightframe.data.base import FOLDS, class_counts
-    from tightframe.errors import TightframeError
-    from tightframe.learning.one_sum.withdrawal import too_few
-    from tightframe.rounds.context import STATE
-    from tightframe.rounds.site_ledger import journal_folder
-
     job, outliving = context.job, context.site.state_dir
     assert job.withdraw is not None  # noqa: S101  (the caller has checked)
     if outliving is not None:
@@ -314,11 +292,6 @@ def _withdrawal(context: SiloContext, setup: JobSetup, area: str, *, several: bo
 
 def _cohort(context: SiloContext, setup: JobSetup, area: str, scope: Scope) -> Iterator[Finding]:
     """Check that this site takes part in the sums of these silos, formed as in this job."""
-    from tightframe.errors import SecureSumError, TightframeError
-    from tightframe.privacy.ledger.entries import LedgerError, TamperError
-    from tightframe.rounds.silo.enrolment_check import check_sums
-    from tightframe.securesum.site.journal import CohortAccepted, StaticMasked, StaticOpened
-
     state_dir, job = context.site.state_dir, context.job
     try:
         kept = _journal(context, scope)
@@ -351,10 +324,6 @@ def _cohort(context: SiloContext, setup: JobSetup, area: str, scope: Scope) -> I
 
 def _rows(context: SiloContext, setup: JobSetup, area: str) -> Iterator[Finding]:
     """Check that exact totals of a table do not tell its records, because so few rows are possible."""
-    from tightframe.config.refusals import BelowPolicyError
-    from tightframe.errors import TightframeError
-    from tightframe.rounds.silo.enrolment_check import check_rows
-
     try:
         check_rows(context, setup)
     except BelowPolicyError as error:
@@ -366,11 +335,6 @@ def _rows(context: SiloContext, setup: JobSetup, area: str) -> Iterator[Finding]
 
 def _evaluations(context: SiloContext, setup: JobSetup, area: str, scope: Scope) -> Iterator[Finding]:
     """Check what the job's exact evaluations tell of this site's records, with those of earlier jobs."""
-    from tightframe.errors import SecureSumError, TightframeError
-    from tightframe.privacy.ledger.entries import LedgerError, TamperError
-    from tightframe.rounds.silo.enrolment_check import check_evaluations
-    from tightframe.securesum.site.journal import opened
-
     if not context.limits_evaluations:
         return
     name = context.job.job_name
@@ -404,10 +368,6 @@ def _evaluations(context: SiloContext, setup: JobSetup, area: str, scope: Scope)
 
 def _journal(context: SiloContext, scope: Scope) -> list[JournalEntry]:
     """Return this site's journal of secure sums; empty without a `state_dir`."""
-    from tightframe.rounds.site_ledger import LedgerPaths
-    from tightframe.rounds.sums.common import package_errors
-    from tightframe.rounds.sums.vault import read_journal
-
     if context.site.state_dir is None:
         return []
     places = LedgerPaths.of_site(Path(context.site.state_dir), context.name, scope.kit_root)
@@ -424,9 +384,6 @@ def _accept(scope: Scope) -> str:
 
 def _budget(context: SiloContext, setup: JobSetup, entries: Sequence[Entry] | None, area: str) -> Finding:
     """Check that the job's planned charges fit into what is left of the budget."""
-    from tightframe.errors import TightframeError
-    from tightframe.rounds.silo.enrolment_check import check_budget
-
     name = context.job.job_name
     if entries is None or not context.site.data:
         what = "its ledger" if entries is None else "its records"
@@ -440,3 +397,69 @@ def _budget(context: SiloContext, setup: JobSetup, entries: Sequence[Entry] | No
         text = f"{name}: it continues a run that was charged here: each charge is checked when it is made"
         return Finding(area, "note", text)
     return Finding(area, "ok", f"{name}: its planned charges fit into the privacy budget")
+
+
+def would_leave(job: JobConfig) -> Iterator[Finding]:
+    """Yield what each site would send as terms of sums, by kind of sum; nothing if the job is wrong."""
+    try:
+        planned = terms(job)
+    except TightframeError:
+        return  # reported by ``check_policy``
+    how = "masked" if job.summation == "secure" else "as they are, for the server to see"
+    noise = "exact" if job.privacy is None else "with noise"
+    lines = [f"would leave: terms of sums over {plural(len(job.roster), 'site')}, {how}, {noise}:"]
+    for kind, (times, numbers) in planned.items():
+        lines.append(f"- {SUMS.get(kind, kind)}, {plural(times, 'sum')}: {described(numbers)}")
+    yield Finding("job", "note", "\n".join(lines))
+
+
+def terms(job: JobConfig) -> dict[str, tuple[int, dict[str, int]]]:
+    """Return kind of sum -> how many a job plans, and the numbers of a term by the first part of their names.
+
+    Raises:
+        TightframeError: if the job is wrong.
+    """
+    planned: dict[str, tuple[int, Counter[str]]] = {}
+    for exchange in prepare(job).plan:
+        times, numbers = planned.get(exchange.kind, (0, Counter()))
+        for phase in exchange.phases:
+            held: Counter[str] = Counter()
+            for item in phase.schema.fields:
+                held[item.name.split("/")[0]] += item.size
+            numbers |= held
+        planned[exchange.kind] = times + 1, numbers
+    return {kind: (times, dict(numbers)) for kind, (times, numbers) in planned.items()}
+
+
+@dataclass(frozen=True)
+class Held:
+    """Training records of each class at one site, and how many it asks of a class (``min_class_count``)."""
+
+    counts: Sequence[int]
+    least: int
+
+
+def never_answered(methods: str, held: Mapping[str, Held], names: Sequence[str]) -> str:
+    """Say which classes a model of one sum over these sites will never answer; empty if there are none.
+
+    Args:
+        methods: what makes the model.
+        held: by site, at least one.
+        names: of the classes, in the counts' order.
+    """
+    from tightframe.rounds.riders.class_rules import MIN_HOLDERS
+
+    few = [
+        name
+        for place, name in enumerate(names)
+        if sum(site.counts[place] >= site.least for site in held.values()) < MIN_HOLDERS
+    ]
+    low, high = (choose(site.least for site in held.values()) for choose in (min, max))
+    it = "it" if len(few) == 1 else "them"
+    if not few:
+        return ""
+    return (
+        f"{', '.join(few)}: fewer than {MIN_HOLDERS} sites have {low if low == high else f'{low} to {high}'} "
+        f"training records; {methods} will never answer {it}. Take more sites that have {it}, another method "
+        "(fedavg) or class_rules=off, with which a class sum can be one site's."
+    )

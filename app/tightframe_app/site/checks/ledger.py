@@ -7,16 +7,20 @@ import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from tightframe.config.site import SiteEntry
+from tightframe.errors import SiteConfigError, TightframeError
 from tightframe.files import quoted
+from tightframe.flare.identity import site_identity
+from tightframe.privacy.accounting import guaranteed
+from tightframe.privacy.ledger.entries import Entry, TamperError
+from tightframe.privacy.ledger.ledger import ledger_expected
+from tightframe.privacy.ledger.rules import events_of
+from tightframe.results.words import rounded_down
+from tightframe.rounds.site_ledger import LedgerPaths, describe_loss, read_contents
+from tightframe.rounds.site_ledger.keys import signature_check, trusted_roots
 from tightframe_app.ledger.query import DELTA
 from tightframe_app.site.checks.findings import Finding, Scope, State
-
-if TYPE_CHECKING:
-    from tightframe.config.site import SiteEntry
-    from tightframe.privacy.ledger.entries import Entry
-    from tightframe.rounds.site_ledger import LedgerPaths
 
 AREA = "ledger"
 BEGIN = "`tightframe ledger begin` lists what is forgotten, and begins a new one"
@@ -38,9 +42,6 @@ class LedgerFindings:
 
 def check_ledger(entry: SiteEntry, name: str | None, scope: Scope) -> LedgerFindings:
     """Check a site's ledger without writing anything."""
-    from tightframe.privacy.ledger.ledger import ledger_expected
-    from tightframe.rounds.site_ledger import LedgerPaths, describe_loss
-
     if entry.state_dir is None or not Path(entry.state_dir).is_dir():
         return LedgerFindings()
     if name is None:
@@ -70,12 +71,6 @@ def _one(state: State, text: str) -> LedgerFindings:
 
 def _whole(places: LedgerPaths, entry: SiteEntry, name: str, scope: Scope) -> LedgerFindings:
     """Check the chain, and the signatures if there is a kit to verify them with."""
-    from tightframe.errors import SiteConfigError, TightframeError
-    from tightframe.flare.identity import site_identity
-    from tightframe.privacy.ledger.entries import TamperError
-    from tightframe.rounds.site_ledger import read_contents
-    from tightframe.rounds.site_ledger.keys import signature_check, trusted_roots
-
     check, path = None, places.ledger
     try:
         if scope.startup is not None:
@@ -101,10 +96,6 @@ def _whole(places: LedgerPaths, entry: SiteEntry, name: str, scope: Scope) -> Le
 
 def left(entries: Sequence[Entry], entry: SiteEntry, scope: Scope) -> str:
     """Return what is left of the policy's cap for the site's records; empty if there is no cap."""
-    from tightframe.privacy.accounting import guaranteed
-    from tightframe.privacy.ledger.rules import events_of
-    from tightframe.results.words import rounded_down
-
     policy = entry.policy.resolve(production=scope.production)
     cap, delta = policy.epsilon_cap, policy.delta_cap or DELTA
     if cap is None:

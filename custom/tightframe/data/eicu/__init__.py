@@ -8,12 +8,16 @@ hospital. The tables are those of the eICU Collaborative Research Database, full
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Annotated, Literal
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from tightframe.data.base import DatasetSpec, SitePath
+from tightframe.data.forms import TableForm, named_columns, numbers
 from tightframe.options import StrictModel
 from tightframe.registry import deferred
 
@@ -111,6 +115,37 @@ def vocabulary_sha256(codes: Iterable[int]) -> str:
     return hashlib.sha256("".join(f"{code}\n" for code in codes).encode()).hexdigest()
 
 
+ORDERED = frozenset({0.0, 1.0})
+
+
+def form(options: EicuOptions) -> TableForm:
+    """Return how records are made of rows in a job."""
+    return TableForm(
+        choose=partial(_choose, options),
+        encode=_encode,
+        said=f"a column for each of the vocabulary's {options.drugs} drugs, called by its HICL code, 0 or 1",
+    )
+
+
+def _choose(options: EicuOptions, header: Sequence[str]) -> tuple[list[str], list[str]]:
+    codes = sorted({int(name) for name in header if name.isascii() and name.isdigit()})
+    names, problems = named_columns([str(code) for code in codes], header)
+    if len(codes) != options.drugs:
+        problems.append(
+            f"Expected {options.drugs} columns called by HICL codes, the job's `drugs`, but got {len(codes)}"
+        )
+    elif options.vocabulary not in (None, found := vocabulary_sha256(codes)):
+        problems.append(
+            f"Expected the drugs of the vocabulary with SHA-256 {options.vocabulary}, but these columns have "
+            f"{found}"
+        )
+    return names, problems
+
+
+def _encode(columns: Sequence[str], values: Sequence[str]) -> tuple[NDArray[np.float32], list[str]]:
+    return numbers(columns, values, lambda name: ORDERED)
+
+
 SPECS = {
     "eicu": DatasetSpec(
         name="eicu",
@@ -123,6 +158,6 @@ SPECS = {
         twin=deferred("tightframe.data.eicu.twin", "open_twin"),
         num_centers=len(REGIONS),
         choosing=("window", "silos", "train_hospitals", "equal_sizes"),
-        form=deferred("tightframe.data.eicu.form", "form"),
+        form=form,
     ),
 }

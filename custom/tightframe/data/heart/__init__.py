@@ -1,4 +1,4 @@
-"""Facts of Fed-Heart-Disease: its centres, features and exact split, and the entry of a site.
+"""Facts of Fed-Heart-Disease: its centres, features and exact split, a site's entry, and rows for a model.
 
 The UCI Heart Disease records of four centres (Janosi et al. 1988, doi 10.24432/C52P4X), cleaned,
 encoded and split as FLamby's ``fed_heart_disease`` (owkin/FLamby, commit edacf54) does. Torch-free.
@@ -6,9 +6,15 @@ encoded and split as FLamby's ``fed_heart_disease`` (owkin/FLamby, commit edacf5
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field
 
 from tightframe.data.base import DatasetSpec, SitePath
+from tightframe.data.forms import TableForm, named_columns, numbers
 from tightframe.options import StrictModel
 from tightframe.registry import deferred
 
@@ -58,6 +64,27 @@ class HeartSite(StrictModel):
     center: int = Field(ge=0, lt=NUM_CENTERS)
 
 
+NUMBERS = frozenset({"age", "trestbps", "chol", "thalach", "oldpeak"})
+YES_OR_NO = frozenset({0.0, 1.0})
+
+
+def form(options: HeartOptions) -> TableForm:
+    """Return how records are made of rows."""
+    return TableForm(
+        choose=partial(named_columns, FEATURES),
+        encode=_encode,
+        said=f"the columns {', '.join(FEATURES)} (cp_2 to cp_4 and restecg_1, restecg_2 are 1 at that level)",
+    )
+
+
+def _encode(columns: Sequence[str], values: Sequence[str]) -> tuple[NDArray[np.float32], list[str]]:
+    made, problems = numbers(columns, values, lambda name: None if name in NUMBERS else YES_OR_NO)
+    for name in ("cp_", "restecg_"):
+        if sum(value for column, value in zip(columns, made, strict=True) if column.startswith(name)) > 1:
+            problems.append(f"Expected at most one 1 in the columns {name}*, but there are more")
+    return made, problems
+
+
 SPECS = {
     "fed_heart_disease": DatasetSpec(
         name="fed_heart_disease",
@@ -70,6 +97,6 @@ SPECS = {
         twin=deferred("tightframe.data.heart.twin", "open_twin"),
         num_centers=NUM_CENTERS,
         columns=lambda options: (*[1] * 8, 3, 2),
-        form=deferred("tightframe.data.heart.form", "form"),
+        form=form,
     ),
 }

@@ -7,15 +7,14 @@ model standardises by the pooled moments of the training folds. Torch-free until
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tightframe.data.base import Progress
+from tightframe.data.base import FOLDS
 from tightframe.data.heart import (
     CENTER_NAMES,
     TEST_COUNTS,
@@ -24,13 +23,11 @@ from tightframe.data.heart import (
     HeartOptions,
     HeartSite,
 )
+from tightframe.data.table.silo import TableData
 from tightframe.data.table.sources.rows import row_content
 from tightframe.data.validation import validation_mask
 from tightframe.errors import DataError
 from tightframe.phases import Fold
-
-if TYPE_CHECKING:
-    from torch.utils.data import Dataset
 
 _COLUMNS = 14
 _USED = (*range(10), 13)
@@ -115,8 +112,8 @@ def _number(path: Path, number: int, text: str) -> float:
     return value
 
 
-class HeartData:
-    """One centre's records; see ``SiloData``.
+class HeartData(TableData):
+    """One centre's records; see ``SiloData``. Each is a patient of its own.
 
     Args:
         features: raw, float32 (n, 13).
@@ -139,60 +136,27 @@ class HeartData:
         synthetic: bool,
         path: Path | None = None,
     ) -> None:
-        self._path = path
-        self.source = source
-        self.synthetic = synthetic
-        self._features = features
-        self._labels = labels
-        self._names = names
         train = np.flatnonzero(~tested)
+        folds = np.where(tested, FOLDS.index("test"), FOLDS.index("train"))
         held_out = validation_mask(labels[train], [names[row] for row in train])
-        self._rows = {
-            "train": train[~held_out],
-            "validation": train[held_out],
-            "test": np.flatnonzero(tested),
-        }
+        folds[train[held_out]] = FOLDS.index("validation")
+        contents = None if path is None else partial(_contents, path)
+        super().__init__(
+            features, labels, folds, names, names, source=source, synthetic=synthetic, contents=contents
+        )
 
     def rows(self, fold: Fold) -> NDArray[np.int64]:
         """Return the indices of a fold's records among the centre's, in record order."""
         return self._rows[fold]
 
-    def labels(self, fold: Fold) -> NDArray[np.int64]:
-        """Return the labels of a fold in record order, (n,)."""
-        return self._labels[self._rows[fold]]
-
-    def record_ids(self, fold: Fold) -> list[str]:
-        """Return the names of a fold's records, in record order."""
-        return [self._names[row] for row in self._rows[fold]]
-
-    def patient_ids(self, fold: Fold) -> list[str]:
-        """Return the patient of each record, who has no other."""
-        return self.record_ids(fold)
-
     def groups(self, fold: Fold) -> NDArray[np.int64]:
         """Return the patient of each record: according to UCI each record is a different patient."""
         return self._rows[fold]
 
-    def contents(self) -> Iterable[bytes] | None:
-        """Yield each line of the file, as a table's row, left out or not; None of generated records."""
-        if self._path is None:
-            return None
-        return (row_content([cell.strip() for cell in line]) for _, line in _lines(self._path))
 
-    def check(self, progress: Progress | None = None) -> None:
-        """Do nothing: every record was read and checked on opening."""
-
-    def records(self, fold: Fold, *, augment_seed: int | None = None) -> Dataset[Any]:
-        """Return the fold's records: float32 (13,), raw, and int label; no transforms."""
-        # Torch costs seconds to import; enrolment counts labels without it.
-        from tightframe.data.batch_records import BatchRecords
-
-        return BatchRecords(self.labels(fold), partial(_read, self._features[self._rows[fold]]))
-
-
-def _read(features: Table, indices: Sequence[int]) -> Table:
-    chosen: Table = features[list(indices)]
-    return chosen
+def _contents(path: Path) -> Iterable[bytes]:
+    """Yield each line of the file, as a table's row, left out or not."""
+    return (row_content([cell.strip() for cell in line]) for _, line in _lines(path))
 
 
 def open_site(site: HeartSite, options: HeartOptions) -> HeartData:

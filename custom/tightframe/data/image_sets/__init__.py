@@ -13,9 +13,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 from pydantic import Field, model_validator
 
 from tightframe.data.base import DatasetSpec, SiloData, SitePath
+from tightframe.data.forms import PictureForm, Pixels
 from tightframe.data.partition import DirichletVariant
 from tightframe.options import StrictModel
 from tightframe.registry import deferred
@@ -168,6 +170,32 @@ AUGMENTED = frozenset({"cifar10", "cifar100"})
 """Sets whose training images are shifted and mirrored."""
 
 
+def form(name: str, shape: tuple[int, ...], options: Any) -> PictureForm:
+    """Return how records are made of pictures.
+
+    Args:
+        shape: of a record, (channels, height, width), with 1 or 3 channels.
+        options: of the job; they change no transform.
+    """
+    channels, height, width = shape
+    return PictureForm(
+        channels=3 if channels == 3 else 1,
+        transform=partial(_record, name),
+        said=f"{'RGB' if channels == 3 else 'grey'} pictures of {width} x {height} pixels",
+        size=(height, width),
+    )
+
+
+def _record(name: str, pixels: Pixels) -> Any:
+    from tightframe.data.image_sets.pixels import PixelBatches
+    from tightframe.data.image_sets.readers import ImageSet
+    from tightframe.data.image_sets.silos import NORMALISED
+
+    mean, std = NORMALISED[name]
+    images = ImageSet(pixels.transpose(2, 0, 1)[None].copy(), np.zeros(1, np.int64))
+    return PixelBatches(images, mean=mean, std=std)([0])[0]
+
+
 def _spec(
     name: str,
     title: str,
@@ -179,7 +207,6 @@ def _spec(
 ) -> DatasetSpec:
     opener = deferred("tightframe.data.image_sets.silos", "open_site")
     share = deferred("tightframe.data.image_sets.silos", "open_share")
-    made = deferred("tightframe.data.image_sets.form", "form")
     return DatasetSpec(
         name=name,
         title=title,
@@ -191,7 +218,7 @@ def _spec(
         twin=None if files else partial(share, name),
         num_centers=silos,
         no_patients="its files do not name the person behind an image",
-        form=None if shape[0] == 2 else partial(made, name, shape),
+        form=None if shape[0] == 2 else partial(form, name, shape),
         augments=name in AUGMENTED,
     )
 

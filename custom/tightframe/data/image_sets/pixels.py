@@ -18,7 +18,6 @@ class PixelBatches:
     """Reads batches of normalised images, float32 (B, channels, height, width), for ``BatchRecords``.
 
     Args:
-        images: the pixels.
         mean: of pixels in [0, 1]; it is subtracted.
         std: of pixels in [0, 1]; the difference is divided by it.
         augment_seed: None gives the images unchanged; otherwise image i is shifted by up to 4 pixels

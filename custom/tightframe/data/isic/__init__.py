@@ -5,9 +5,15 @@ Counts are those of FLamby's ``train_test_split`` (owkin/FLamby, commit edacf54)
 
 from __future__ import annotations
 
+import io
+from functools import partial
+from typing import Any
+
+import numpy as np
 from pydantic import Field
 
 from tightframe.data.base import DatasetSpec, SitePath
+from tightframe.data.forms import PictureForm, Pixels
 from tightframe.options import StrictModel
 from tightframe.registry import deferred
 
@@ -89,6 +95,39 @@ def shorter_side(size: int) -> int:
     return round(FULL_SHORTER_SIDE * size / FULL_SIZE)
 
 
+def form(options: IsicOptions) -> PictureForm:
+    """Return how records are made of pictures in a job."""
+    return PictureForm(
+        channels=3,
+        transform=partial(_record, options.image_size),
+        said="dermoscopic pictures, prepared as `tightframe data prepare isic2019` does",
+        originals=_prepared,
+    )
+
+
+def _record(size: int, pixels: Pixels) -> Any:
+    import torch
+
+    from tightframe.data.isic import transforms
+
+    image = torch.from_numpy(pixels.copy()).permute(2, 0, 1).contiguous()
+    return transforms.evaluation(image, size)
+
+
+def _prepared(pixels: Pixels) -> Pixels:
+    """Prepare an original as the training records were: shorter side 224, colour constancy, JPEG."""
+    from PIL import Image
+
+    from tightframe.data.isic.prepare import QUALITY, preprocess
+
+    image, _ = preprocess(Image.fromarray(pixels))
+    stream = io.BytesIO()
+    image.save(stream, "JPEG", quality=QUALITY)
+    with Image.open(io.BytesIO(stream.getvalue())) as again:
+        made: Pixels = np.asarray(again.convert("RGB"), dtype=np.uint8)
+    return made
+
+
 SPECS = {
     "fed_isic2019": DatasetSpec(
         name="fed_isic2019",
@@ -101,7 +140,7 @@ SPECS = {
         twin=deferred("tightframe.data.isic.twin", "open_twin"),
         num_centers=NUM_CENTERS,
         no_patients="its metadata name images, and lesions for HAM10000, but no patients",
-        form=deferred("tightframe.data.isic.form", "form"),
+        form=form,
         augments=True,
     ),
 }

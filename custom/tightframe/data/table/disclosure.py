@@ -68,7 +68,6 @@ def term(table: Tabulated, least: int) -> Term:
     """Return a silo's term.
 
     Args:
-        table: its records.
         least: m, the site's least number of patients in a cell.
     """
     layout = table.layout
@@ -208,7 +207,6 @@ def made_by_few(values: NDArray[np.float64], owners: NDArray[np.int64], least: i
     the moments are equations in their numbers.
 
     Args:
-        values: of records.
         owners: number of each record's patient, from 0.
         least: m.
 
@@ -233,7 +231,6 @@ def who_stands_out(values: NDArray[np.float64], owners: NDArray[np.int64], least
       the farthest one's. These are its records; without them another one can.
 
     Args:
-        values: of records.
         owners: number of each record's patient, from 0.
         least: m.
 

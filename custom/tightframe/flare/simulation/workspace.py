@@ -46,7 +46,6 @@ class Lock:
     """Lock of a workspace; the operating system releases it when its process ends, however that happens.
 
     Args:
-        workspace: of a simulation.
         job: name of the job, shown to a run that is refused.
     """
 

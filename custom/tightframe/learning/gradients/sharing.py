@@ -3,7 +3,7 @@
 The exchange of FedSGD, and the form in which gradients enter a sum for any method that shares them. Without
 differential privacy a silo sends the mean gradient of its records, with it the sum of its records' clipped
 gradients, and how many they are, with noise (``phases.SiloView.private_gradient_sum``); the server's reading
-(``rounds.riders.noisy_gradients``) makes the same mean of both.
+(``rounds.riders.noisy_sums``) makes the same mean of both.
 """
 
 from __future__ import annotations

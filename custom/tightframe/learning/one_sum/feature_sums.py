@@ -92,7 +92,6 @@ class FeatureSums:
     """A silo's sums, in integers.
 
     Args:
-        classes: C.
         width: d.
         products: whether G is summed.
         radius: R.
@@ -169,7 +168,6 @@ def sum_fields(classes: int, width: int, *, products: bool) -> tuple[Field, ...]
     privacy, whose sums are those of ``learning.one_sum.noisy_sums``.
 
     Args:
-        classes: C.
         width: d.
         products: whether G is summed.
     """

@@ -19,7 +19,7 @@ PREFIX = "released/"
 BOUND = 2.0**21
 """Bound of each number of a silo's term: 2^20 records or patients, and the noise."""
 DEVIATIONS = "deviations"
-"""Totals that ``rounds.riders.noisy_frozen_sums`` adds: ``PREFIX + part + "/deviations"``, ()."""
+"""Totals that ``rounds.riders.noisy_sums`` adds: ``PREFIX + part + "/deviations"``, ()."""
 TOLD = 3.0
 """From so many deviations of its noise on, a count or a class sum tells a class from none."""
 
@@ -42,7 +42,6 @@ def noisy_fields(classes: int, width: int, *, products: bool) -> tuple[Field, ..
     """Return the fields of a release, none of them static: noise protects them, whatever the cohort.
 
     Args:
-        classes: C.
         width: d.
         products: whether G is released.
     """

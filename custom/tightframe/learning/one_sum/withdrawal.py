@@ -181,7 +181,6 @@ def phases(
     """Return the three exchanges.
 
     Args:
-        classes: C.
         width: feature width d.
         withdrawal: what the job says of it.
         solved: (state, total) -> the state with the closed form's head, and the total kept.
@@ -332,8 +331,6 @@ def check_own(
     """Refuse to take out fewer records than this silo's own minimum, whatever others say that they take out.
 
     Args:
-        silo: with its records.
-        state: its own.
         withdrawal: what the job says of it.
         held: folds that are evaluated no more, by totals that are verified. By their first numbers this silo
             has asked for it where too few of its own records leave.

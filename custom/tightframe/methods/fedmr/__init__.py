@@ -46,7 +46,6 @@ from tightframe.learning.halves import LocalRule, Objective, ServerRule, Trained
 from tightframe.learning.stages import BatchView, Term, at_least_float32, cross_entropy
 from tightframe.methods.fedmr.gradients import IntraClass, Margins
 from tightframe.methods.fedmr.private import frozen_terms, moment_scale, summed
-from tightframe.models import feature_width
 from tightframe.options import StrictModel
 from tightframe.phases import Cohort, Contribution, ServerState, Setting, SiloView, Tensors, Totals
 
@@ -145,7 +144,6 @@ def intra_class_loss(
     Args:
         features: (B, d).
         labels: (B,) integer.
-        form: see above.
         eps: added to the variance.
 
     Returns:
@@ -187,7 +185,6 @@ def inter_class_loss(
         labels: (B,) int64 in [0, C).
         prototypes: (C, d); rows that are not valid are never used.
         valid: (C,) bool or uint8.
-        support: see above.
 
     Returns:
         A scalar in float32 (or the features' own wider type), attached to ``features``.
@@ -272,7 +269,7 @@ def parts(setting: Setting, round: int, rounds: int) -> tuple[LocalRule, ServerR
 
 def initial(setting: Setting) -> dict[str, torch.Tensor]:
     """Return no prototypes yet."""
-    width = feature_width(model_update.shared_template(setting))
+    width = model_update.shared_width(setting)
     extra = {
         PROTOTYPES: torch.zeros(setting.num_classes, width),
         VALID: torch.zeros(setting.num_classes, dtype=torch.uint8),
@@ -289,7 +286,7 @@ def received(state: ServerState) -> dict[str, torch.Tensor]:
 
 def sum_fields(setting: Setting, *, static: bool) -> tuple[phases.Field, ...]:
     """Return class feature sums and class counts."""
-    width = _summed_width(setting, feature_width(model_update.shared_template(setting)))
+    width = _summed_width(setting, model_update.shared_width(setting))
     return class_sum_fields(SUMS, COUNTS, setting.num_classes, width, static=static)
 
 

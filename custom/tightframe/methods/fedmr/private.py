@@ -84,7 +84,6 @@ def frozen_intra_loss(
     Args:
         features: (B, d).
         labels: (B,) int64.
-        statistics: ``frozen_statistics``.
         valid: which classes have any, (C,) bool.
         mean: the form ``correlation``: a mean over off-diagonal entries.
     """

@@ -1,4 +1,4 @@
-"""Fully connected networks, for tables and for FedILC's small images.
+"""Fully connected networks, for tables and for FedILC's small images; ``identity`` has the head alone.
 
 Sources: Zhu et al., FedILC: Weighted Geometric Mean and Invariant Gradient Covariance for Federated
 Learning on Non-IID Data, 2022, for the sizes: Color-MNIST 392-390-390-1 is ``widths=[390, 390],
@@ -82,7 +82,6 @@ class StandardisedClassifier(Classifier):
         width: size D of the first axis of a record.
         backbone: maps standardised inputs to features (B, d).
         feature_width: d.
-        num_classes: C.
         head: maps features to logits (B, C).
     """
 
@@ -113,15 +112,27 @@ def classifier_of(
     return Classifier(backbone, width, num_classes, head=head)
 
 
+def number_of_values(name: str, input_shape: tuple[int, ...]) -> int:
+    """Return the values of a record of any shape.
+
+    Raises:
+        ValueError: if it has none.
+    """
+    width = math.prod(input_shape)
+    if not input_shape or width < 1:
+        raise ValueError(
+            f"Expected {name} to get records with at least one value, but got shape {input_shape}."
+        )
+    return width
+
+
 def build(options: MlpOptions, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
     """Build an untrained network on flattened inputs of any shape: Xavier's uniform weights, zero biases.
 
     Raises:
         ValueError: if a record has no values, or ``single_logit`` is set for other than two classes.
     """
-    width = math.prod(input_shape)
-    if not input_shape or width < 1:
-        raise ValueError(f"Expected mlp to get records with at least one value, but got shape {input_shape}.")
+    width = number_of_values("mlp", input_shape)
     if options.single_logit and num_classes != 2:
         raise ValueError(f"Expected two classes with `single_logit`, but got {num_classes}.")
     layers: list[nn.Module] = [nn.Flatten(1)]
@@ -146,3 +157,32 @@ def build(options: MlpOptions, input_shape: tuple[int, ...], num_classes: int) -
 
 
 MLP = BackboneSpec(name="mlp", title="fully connected network", options=MlpOptions, build=build)
+
+
+class IdentityOptions(Options):
+    """No encoder: the inputs are the features.
+
+    Attributes:
+        standardise: whether the inputs are standardised by pooled moments of the training folds.
+        dropout: of the head's input.
+    """
+
+    standardise: bool = False
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+
+
+def build_identity(options: IdentityOptions, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    """Build a head on flattened inputs of any shape.
+
+    Raises:
+        ValueError: if a record has no values.
+    """
+    width = number_of_values("identity", input_shape)
+    return classifier_of(
+        nn.Flatten(1), width, input_shape, num_classes, options.dropout, standardise=options.standardise
+    )
+
+
+IDENTITY = BackboneSpec(
+    name="identity", title="inputs as features", options=IdentityOptions, build=build_identity, frozen=True
+)

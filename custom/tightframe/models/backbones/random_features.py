@@ -14,7 +14,7 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from tightframe.models.backbones.mlp import classifier_of
+from tightframe.models.backbones.mlp import classifier_of, number_of_values
 from tightframe.models.base import BackboneSpec, Options
 
 
@@ -72,11 +72,7 @@ def build(options: RandomFeaturesOptions, input_shape: tuple[int, ...], num_clas
     Raises:
         ValueError: if a record has no values.
     """
-    inputs = math.prod(input_shape)
-    if not input_shape or inputs < 1:
-        raise ValueError(
-            f"Expected random_features to get records with at least one value, but got shape {input_shape}."
-        )
+    inputs = number_of_values("random_features", input_shape)
     bandwidth = math.sqrt(inputs) if options.bandwidth is None else options.bandwidth
     backbone = RandomFourier(inputs, options.width, bandwidth, options.seed)
     return classifier_of(

@@ -29,7 +29,6 @@ def events_of(
     """Return the events charged on a data set.
 
     Args:
-        entries: of a ledger.
         dataset_id: the site's name of its records.
         job_id: of one job only.
         alone: as they are if no other silo adds noise.

@@ -124,7 +124,6 @@ def term_bound(config: ClassSumsConfig, num_records: int, honest: int) -> float:
     """Return the largest absolute value of a silo's noisy sums: the ``bound`` of their field.
 
     Args:
-        config: see there.
         num_records: a public limit of the records of one silo, never its actual number.
         honest: s - c, see ``share_variance``.
     """
@@ -135,7 +134,6 @@ def wrap_bound(config: ClassSumsConfig, num_records: int, num_silos: int, honest
     """Return the largest absolute integer of a total, the tail of the noise included, in grid units.
 
     Args:
-        config: see there.
         num_records: a public limit of the records of one silo.
         num_silos: n, terms of the sum.
         honest: s - c, see ``share_variance``.

@@ -74,7 +74,6 @@ class ReleaseAverage:
 
         Args:
             total: (C, d + 1) int64.
-            silos: silos in the sum.
             honest: s - c, as it was for ``noise_for``.
             decay: what earlier releases count for beside this one; 1 is the plain average, 0 this one alone.
 

@@ -44,7 +44,6 @@ from tightframe.privacy.releases.noise import (
     EXACT_FLOAT,
     MAX_RECORDS,
     MAX_SILOS,
-    TAIL_DEVIATIONS,
     NoisyRelease,
 )
 
@@ -159,18 +158,6 @@ class EvaluationPlan:
         return f"noisy totals of the evaluation {', '.join([*rounds, 'of the last model'])}"
 
 
-def cell_deviation(config: EvaluationConfig, *, silos: int, honest: int) -> float:
-    """Return the standard deviation of the noise in one cell of an opened confusion matrix, in records.
-
-    Args:
-        config: see there.
-        silos: in the sum, each with its share.
-        honest: s - c.
-    """
-    shares = whole("silos", silos, 1, MAX_SILOS) * config.share_variance(honest)
-    return math.sqrt(shares) / config.confusion_units
-
-
 def in_units(counts: NDArray[Any], units: int) -> NDArray[np.int64]:
     """Convert whole counts of records to integers of the grid: int64, of any shape."""
     whole_counts: NDArray[np.int64] = np.rint(counts).astype(np.int64)
@@ -190,16 +177,13 @@ def term_bound(config: EvaluationConfig, num_records: int, num_silos: int) -> fl
     """Return the largest absolute value of a silo's noisy totals: the ``bound`` of their fields.
 
     Args:
-        config: see there.
         num_records: a public limit of the records of one silo, never its actual number.
         num_silos: terms of the sum, whose total must be exact as a float64.
 
     Raises:
         ContributionError: TF-404, if such a total would not be exact.
     """
-    # With all of the noise its own: a silo learns only at enrolment how many share it.
-    tail = math.isqrt(TAIL_DEVIATIONS**2 * config.share_variance(1)) + 1
-    largest = whole("num_records", num_records, 1, MAX_RECORDS) * config.confusion_units + tail
+    largest = whole("num_records", num_records, 1, MAX_RECORDS) * config.confusion_units + config.tail()
     if whole("num_silos", num_silos, 1, MAX_SILOS) * largest >= EXACT_FLOAT:
         raise ContributionError(
             f"Expected the noisy evaluation of {num_silos} silos to stay below 2**53 units, but noise of "

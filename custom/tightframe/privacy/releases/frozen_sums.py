@@ -12,8 +12,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from tightframe.privacy.events import PrivacyValueError
-from tightframe.privacy.releases.class_sums import clip_features, on_grid
+from tightframe.privacy.releases.class_sums import check_labels, clip_features, on_grid
 from tightframe.privacy.releases.frozen_sums_plan import FEATURE_BITS
 
 
@@ -34,7 +33,6 @@ class FrozenTotals:
     """A silo's sums, without noise, in units of the grid.
 
     Args:
-        classes: C.
         width: d.
         products: whether G is summed.
     """
@@ -57,11 +55,7 @@ class FrozenTotals:
         Raises:
             PrivacyValueError: TF-700, for a label that is not one.
         """
-        if labels.shape != (len(rows),) or bool(((labels < 0) | (labels >= self._classes)).any()):
-            raise PrivacyValueError(
-                f"Expected a label from 0 to {self._classes - 1} for each record, but got others. "
-                "Check how the records were read."
-            )
+        check_labels(labels, len(rows), self._classes)
         if patients is None:
             self._add(rows, labels, 1)
             return

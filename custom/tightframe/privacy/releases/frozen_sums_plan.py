@@ -46,7 +46,7 @@ from tightframe.privacy.events import (
     number,
     whole,
 )
-from tightframe.privacy.releases.noise import EXACT_FLOAT, MAX_SILOS, TAIL_DEVIATIONS, NoisyRelease
+from tightframe.privacy.releases.noise import EXACT_FLOAT, MAX_SILOS, NoisyRelease
 
 FEATURE_BITS = 12
 """Fraction bits of a feature. Products have twice as many, as has the ring of a sum."""
@@ -82,15 +82,6 @@ class Part(NoisyRelease):
     def squared_sensitivity(self) -> int:
         """The squared change by one record that this part could have if the others had none."""
         return self.squared_scale
-
-    def deviation(self, *, silos: int, honest: int) -> float:
-        """Return the standard deviation of the noise in one number of an opened total.
-
-        Args:
-            silos: in the sum, each with its share.
-            honest: s - c.
-        """
-        return math.sqrt(whole("silos", silos, 1, MAX_SILOS) * self.share_variance(honest)) / self.grid
 
 
 @dataclass(frozen=True)
@@ -172,17 +163,12 @@ def check_bound(config: FrozenSumsConfig, bound: float, num_silos: int) -> None:
     """Refuse a release of which a silo's term could exceed its bound, or the total not be exact.
 
     Args:
-        config: see there.
         bound: of the fields of the release.
 
     Raises:
         ContributionError: TF-404.
     """
-    # With all of the noise its own: a silo learns only at enrolment how many share it.
-    tails = [
-        math.isqrt(TAIL_DEVIATIONS**2 * config.part(name).share_variance(1)) + 1 for name in config.parts
-    ]
-    largest = MOST_RECORDS * GRID + max(tails)
+    largest = MOST_RECORDS * GRID + max(config.part(name).tail() for name in config.parts)
     silos = whole("num_silos", num_silos, 1, MAX_SILOS)
     if largest > bound * GRID or silos * largest >= EXACT_FLOAT:
         raise ContributionError(

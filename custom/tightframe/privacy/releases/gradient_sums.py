@@ -34,7 +34,6 @@ from tightframe.privacy.releases.noise import (
     EXACT_FLOAT,
     MAX_RECORDS,
     MAX_SILOS,
-    TAIL_DEVIATIONS,
     NoisyRelease,
 )
 
@@ -117,15 +116,13 @@ def check_sum(config: GradientSumConfig, num_records: int, num_silos: int, bound
     """Refuse noise with which a term could exceed its field's bound, or a total would not be exact.
 
     Args:
-        config: see there.
         num_records: a public limit of the records of one silo.
         bound: of the field, in units of the clipping norm.
 
     Raises:
         ContributionError: TF-404.
     """
-    tail = math.isqrt(TAIL_DEVIATIONS**2 * config.share_variance(1)) + 1
-    largest = whole("num_records", num_records, 1, MAX_RECORDS) * config.grid + tail
+    largest = whole("num_records", num_records, 1, MAX_RECORDS) * config.grid + config.tail()
     limit = min(math.floor(bound * config.grid), EXACT_FLOAT // whole("num_silos", num_silos, 1, MAX_SILOS))
     if largest >= limit:
         raise ContributionError(

@@ -61,6 +61,19 @@ class NoisyRelease(ABC):
         """
         return variance_of_share(self.noise_multiplier, self.squared_sensitivity, honest)
 
+    def deviation(self, *, silos: int, honest: int) -> float:
+        """Return the standard deviation of the noise in one number of an opened total.
+
+        Args:
+            silos: in the sum, each with its share.
+            honest: s - c.
+        """
+        return math.sqrt(whole("silos", silos, 1, MAX_SILOS) * self.share_variance(honest)) / self.grid
+
+    def tail(self) -> int:
+        """Bound the noise of a silo, in units, with all of it its own: who shares it, enrolment tells."""
+        return math.isqrt(TAIL_DEVIATIONS**2 * self.share_variance(1)) + 1
+
     def share(self, shape: tuple[int, ...], honest: int) -> NDArray[np.int64]:
         """Draw one silo's share of the noise, from the operating system's generator.
 

@@ -13,7 +13,6 @@ Gaussian's epsilons hold. Nothing here needs torch.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from tightframe.errors import ContributionError
@@ -22,7 +21,6 @@ from tightframe.privacy.releases.noise import (
     EXACT_FLOAT,
     MAX_RECORDS,
     MAX_SILOS,
-    TAIL_DEVIATIONS,
     NoisyRelease,
 )
 
@@ -69,15 +67,6 @@ class StatisticsConfig(NoisyRelease):
         """``D**2``: the most that adding or removing one record changes, in squared L2."""
         return GRID**2 * (1 + self.columns + 2 * self.numbers)
 
-    def deviation(self, *, silos: int, honest: int) -> float:
-        """Return the standard deviation of the noise in one total, in records.
-
-        Args:
-            silos: in the sum, each with its share.
-            honest: s - c.
-        """
-        return math.sqrt(whole("silos", silos, 1, MAX_SILOS) * self.share_variance(honest)) / GRID
-
 
 def check_bound(config: StatisticsConfig, num_records: int, num_silos: int) -> None:
     """Refuse noise with which a silo's term could exceed ``BOUND``, or a total the integers of a float64.
@@ -88,9 +77,7 @@ def check_bound(config: StatisticsConfig, num_records: int, num_silos: int) -> N
     Raises:
         ContributionError: TF-404.
     """
-    # With all of the noise its own: a silo learns only at enrolment how many share it.
-    tail = math.isqrt(TAIL_DEVIATIONS**2 * config.share_variance(1)) + 1
-    largest = whole("num_records", num_records, 1, MAX_RECORDS) * GRID + tail
+    largest = whole("num_records", num_records, 1, MAX_RECORDS) * GRID + config.tail()
     if largest > BOUND * GRID or whole("num_silos", num_silos, 1, MAX_SILOS) * BOUND * GRID >= EXACT_FLOAT:
         raise ContributionError(
             f"Expected the noisy statistics of {num_silos} silos to stay within their bounds, but noise of "

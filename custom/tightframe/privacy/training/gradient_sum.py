@@ -51,7 +51,6 @@ def clipped_gradient_sum(
         model: made private by ``normalisation.make_private``; afterwards in evaluation mode.
         records: the training records by view, each data set with every record once.
         terms: of the loss; all weighted ones per-record, see ``probe``.
-        config: see there.
         clip_norm: C.
         batch_size: records that are loaded at a time.
         charge: called once, before anything is drawn; what it raises stops the round.

@@ -192,7 +192,6 @@ def choose_engine(
     Engines are compared with the same dropout mask for every record, else no two runs would be equal.
 
     Args:
-        trained: its trained parameters.
         inputs: a batch (B, ...), not empty, on the device of the model.
         labels: (B,).
         tell: gets a line about what was measured, without any value of a record.

@@ -89,8 +89,6 @@ def table(
     No cell is cut: one of more than ``LONG`` signs is shown on several lines.
 
     Args:
-        head: of the columns.
-        rows: of cells.
         wrapped: columns of sentences, which are shown whole, on several lines.
     """
     body = [

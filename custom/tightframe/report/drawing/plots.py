@@ -63,7 +63,6 @@ def lines(
     Args:
         title: what is shown.
         xs: places of the values, rising.
-        series: the lines.
         low: of the y axis; by default what the values need, and 0.
         high: likewise.
     """
@@ -157,7 +156,6 @@ def columns(
 
     Args:
         title: what is shown.
-        names: of the columns.
         series: name -> a value of at least 0 for each column.
     """
     bottom, right = 44.0, 16.0

@@ -47,7 +47,6 @@ def reading(fold: FoldMetrics, whose: str, wanted: Wanted = DEFAULT, copies: int
     Args:
         fold: metrics of the model on some records.
         whose: of whom these are.
-        wanted: see there.
         copies: how often each record is counted, where silos share their test records.
 
     Raises:

@@ -13,8 +13,7 @@ from tightframe.results.files import MODEL
 from tightframe.results.files import PERSONAL as PERSONAL_MODEL
 from tightframe.results.local_report import SiloModel, SiloPersonal, SiloReport
 from tightframe.results.parts.evaluation import FoldMetrics
-from tightframe.results.parts.terms import SUMS, described
-from tightframe.results.words import one_answer, plural, rounded_up, shown, without_others
+from tightframe.results.words import SUMS, described, one_answer, plural, rounded_up, shown, without_others
 
 GLOBAL, OWN, LOCAL, PERSONAL = "global", "own", "local-only", "personal"
 

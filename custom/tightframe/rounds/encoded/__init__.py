@@ -132,7 +132,6 @@ class FeatureCache:
 
         Args:
             encoder: on ``device``.
-            fold: of the records.
             exact: compute in float64.
 
         Raises:

@@ -168,7 +168,6 @@ def count(
             test set that all silos share.
         label_counts: the silo's training records of each class, int64 (C,); None where records have findings,
             which have no PM(V) and PM(L).
-        num_classes: C.
 
     Returns:
         The tensors of ``schema``, float64, and the confusion matrix (C, C), rows true classes (of findings

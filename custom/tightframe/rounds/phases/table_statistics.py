@@ -110,7 +110,6 @@ def phases(layout: Layout, *, private: bool) -> tuple[Phase, ...]:
     """Return the exchanges.
 
     Args:
-        layout: of the cells.
         private: whether the totals are noisy.
     """
     return (_noisy(layout),) if private else (_flags(layout), _numbers(layout))

@@ -82,7 +82,6 @@ def exact(totals: Totals, layout: Layout) -> tuple[dict[str, Count], list[Column
 
     Args:
         totals: the fields of both exchanges.
-        layout: of the cells.
     """
     whole = {name: np.rint(np.asarray(value)).astype(np.int64) for name, value in totals.items()}
     told = {kind: whole[f"{PREFIX}{kind}"] for kind in KINDS}
@@ -264,7 +263,6 @@ def noisy(
     """Return the records of each class, and all columns, from totals with noise.
 
     Args:
-        layout: of the cells.
         deviation: standard deviation of the noise in each total, in records.
     """
     told = {kind: np.asarray(totals[f"{PREFIX}{kind}"], dtype=np.float64) for kind in KINDS}
@@ -299,7 +297,6 @@ def _near_class(
     are taken, weighed by their noise.
 
     Args:
-        layout: of the cells.
         totals: by kind.
         deviation: standard deviation of the noise in a number of these records.
     """
@@ -390,7 +387,6 @@ def survival(
     class, which is opened, too; to curves and test they are censored after the last bin.
 
     Args:
-        layout: of the cells.
         records: of each class.
         columns: in the layout's order; the last one has the times.
     """

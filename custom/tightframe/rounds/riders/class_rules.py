@@ -54,7 +54,6 @@ def attach(phase: Phase, num_classes: int) -> Phase:
 
     Args:
         phase: to whose per-class fields the rules apply.
-        num_classes: C.
     """
     flags = fields(phase.schema, num_classes)
     if not flags.fields:

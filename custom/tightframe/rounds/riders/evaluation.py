@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from tightframe import metrics
 from tightframe.config.job import JobConfig
-from tightframe.data.known import in_steps
+from tightframe.data.base import in_steps
 from tightframe.learning import outputs
 from tightframe.learning.model_update import received_model
 from tightframe.metrics import clinical
@@ -223,7 +223,6 @@ def count(
         model: evaluated as it is, in evaluation mode.
         predict: logits (B, C) of a batch.
         batches: mini-batches of each fold.
-        num_classes: C.
         score_bins: bins of [0, 1] for the score of each class.
         findings: whether the classes are findings, of which a record may have several or none.
         told_labels: findings of each fold (n, K) that leave the silo, if not all do.

@@ -239,8 +239,6 @@ def _left(schema: Schema, received: Tensors, made: Tensors) -> tuple[dict[str, t
     """Return a failed silo's tensors, within their bounds, and its flag.
 
     Args:
-        schema: of the phase.
-        received: the broadcast.
         made: tensors that the silo could make all the same.
     """
     kept = {

@@ -85,7 +85,7 @@ def summarise(
         silos: number of silos in the sum, each with its share of the noise.
         honest: s - c of the enrolled silos.
     """
-    cell = evaluation_totals.cell_deviation(config, silos=silos, honest=honest)
+    cell = config.deviation(silos=silos, honest=honest)
     bin_deviation = cell * config.confusion_units / config.score_units
     read: dict[str, FoldMetrics] = {}
     for fold in FOLDS:

@@ -67,7 +67,6 @@ class Collector:
     """The exchanges of one run.
 
     Args:
-        job: validated.
         sums: plain or secure.
         on_round: called with the row of each exchange.
 
@@ -103,7 +102,6 @@ class Collector:
         """Run one exchange: ask, collect, open, update.
 
         Args:
-            transport: to the silos.
             shared: the state of the run, which silos compute too.
             among: silos in the sum of the round's phase before; only they can answer a later phase.
 
@@ -167,7 +165,6 @@ class Collector:
         """Ask silos for their terms, add them as they arrive, open the sum.
 
         Args:
-            transport: to the silos.
             phase: of the exchange, with its evaluation if it has one.
             shared: as for ``run``.
             among: silos to ask; by default those drawn for the round.
@@ -229,7 +226,6 @@ class Collector:
         """Let the silos verify the last total; return whether they did.
 
         Args:
-            transport: to the silos.
             shared: the state of the run.
             last: whether no other exchange rests on it.
         """

@@ -108,9 +108,6 @@ class Coordinator:
     def run(self, transport: Transport) -> Result:
         """Enrol, train, close, write the results.
 
-        Args:
-            transport: to the silos.
-
         Raises:
             TightframeError: if the run failed; the results so far are written, with the reason.
         """

@@ -176,7 +176,6 @@ def continued(job: JobConfig, path: Path | None) -> tuple[Checkpoint, SavedRun] 
     """Read the checkpoint and run that a job resumes, or withdraws records from; None for a new job.
 
     Args:
-        job: validated.
         path: of the checkpoint that came with the job.
 
     Raises:

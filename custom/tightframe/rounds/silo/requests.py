@@ -48,7 +48,6 @@ def check(task: str, message: Any, silo: str, *, secure: bool) -> None:
     """Refuse a message that does not have the form of its task.
 
     Args:
-        message: as received.
         silo: name of the silo that received it.
         secure: whether the job's sums are secure: then the protocol message has parsers of its own.
 

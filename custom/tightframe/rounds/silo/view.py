@@ -13,8 +13,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
-from tightframe.data.base import class_counts, finding_counts, own_labels
-from tightframe.data.known import in_steps
+from tightframe.data.base import class_counts, finding_counts, in_steps, own_labels
 from tightframe.data.table import TableOptions
 from tightframe.data.withdrawn import record_ids
 from tightframe.errors import RunError, TrainingError
@@ -330,7 +329,6 @@ class LocalSilo:
 
         Args:
             model: of this silo, in evaluation mode.
-            fold: of the records.
             exact: compute in float64, so that a record's features do not show which others were in its batch.
         """
         if isinstance(model, FrozenEncoder):
@@ -389,7 +387,6 @@ class LocalSilo:
         Inputs are features (B, d) once a model was loaded whose features are computed once, see ``load``.
 
         Args:
-            fold: of the records.
             augment: as the data set does.
             shuffle: for training: in a random order, or each batch drawn anew from all records where the
                 site's policy asks for it. False keeps the records in order.
@@ -419,8 +416,6 @@ class LocalSilo:
         """Yield mini-batches of these records in this order.
 
         Args:
-            indices: of the records.
-            fold: of the records.
             augment_seed: of their augmentation; None for none.
             activity: shown with the progress, for monitoring.
         """

@@ -225,8 +225,6 @@ class Sums(Protocol):
         """Ask every silo for its term, add the terms as they arrive, open the sum.
 
         Args:
-            transport: to the silos.
-            requests: silo -> its request.
             accepted: called with the name of each silo whose term was added.
 
         Raises:
@@ -237,7 +235,6 @@ class Sums(Protocol):
         """Let the silos verify the last total; return whether they did, or have none to verify.
 
         Args:
-            transport: to the silos.
             request: the keys by which a silo computes the state of the run.
             last: whether no later sum rests on it.
         """

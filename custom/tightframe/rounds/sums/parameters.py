@@ -21,7 +21,6 @@ def epoch_params(
     """Return the parameters of one epoch.
 
     Args:
-        job_id: the run's id.
         roster: the silos, in order.
         epoch: number of setups before this one in the run.
         static_open: whether counts, class sums and evaluation may be opened for this roster.

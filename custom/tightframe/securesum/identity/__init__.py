@@ -206,7 +206,6 @@ def verify_certificate(
     """Verify the certificate of a site, or of a holder of another role, and return its public key.
 
     Args:
-        der: the certificate, DER.
         name: the site's name in the roster.
         anchor: the project's root.
         pins: accepted SHA-256 of its public key; None if this site has none for it. An empty set

@@ -54,7 +54,6 @@ class Certificate:
         """Parse a certificate.
 
         Args:
-            der: the certificate, DER.
             blamed: the site that sent it; None if no site did.
 
         Raises:

@@ -96,7 +96,6 @@ class Sum:
     Args:
         session: complete.
         slot: the slot whose one-time secrets are used.
-        sum_id: the sum's id.
         schema: name of the schema in the epoch's parameters.
         basis: SHA-256 of the state that the terms rest on.
         spool: keeps masked terms.

@@ -53,7 +53,7 @@ from tightframe.securesum.messages import (
     session_id,
 )
 from tightframe.securesum.proofs import Ground
-from tightframe.securesum.transcript import format_1, format_2
+from tightframe.securesum.transcript import earlier_formats
 from tightframe.securesum.transcript.lines import (
     FIRST,
     FORMAT,
@@ -584,7 +584,7 @@ def _named(told: Told | None, form: int) -> str:
 
 
 def _total_digest(told: Told, form: int) -> bytes:
-    return told.digest() if form == FORMAT else format_2.total_digest(told)
+    return told.digest() if form == FORMAT else earlier_formats.total_digest(told)
 
 
 def _challenge(record: SumRecord, told: Told, current: _Session, form: int) -> bytes:
@@ -592,7 +592,7 @@ def _challenge(record: SumRecord, told: Told, current: _Session, form: int) -> b
     receipts: Any = record.receipts
     if form == FORMAT:
         return challenge(current.identifier, told)
-    return format_2.challenge(current.identifier, receipts)
+    return earlier_formats.challenge(current.identifier, receipts)
 
 
 def _advertised(
@@ -602,8 +602,8 @@ def _advertised(
     if form > 1:
         items = read_advertisements(params, Advertisements(raws))
         return items, {item.name: item for item in items}, session_id(params, items)
-    old = [format_1.Advertisement1.from_bytes(raw, slots=params.slots) for raw in raws]
-    return in_roster_order(params, old), {}, format_1.session_id(params, old)
+    old = [earlier_formats.Advertisement1.from_bytes(raw, slots=params.slots) for raw in raws]
+    return in_roster_order(params, old), {}, earlier_formats.session_id(params, old)
 
 
 def _check_receipts(record: SumRecord, current: _Session, form: int) -> tuple[str, ...]:
@@ -663,7 +663,7 @@ def _check_agreed_2(record: SumRecord, current: _Session, *, opened: bool) -> No
     agreements: Any = record.agreements
     _check_signers(record, record.survivors)
     for item in agreements:
-        signed = format_2.agreement_signed(
+        signed = earlier_formats.agreement_signed(
             current.identifier, item.slot, record.sum_id, receipts, item.combinations
         )
         _check_agreement(record, current, item, signed)
@@ -692,7 +692,7 @@ def _check_agreed_1(
     everyone = survivors == params.roster
     allowed = [] if everyone else list(survivors)
     _demand(set(agreed) <= set(allowed), "sum.agreements", f"of sites of {allowed}", str(sorted(agreed)))
-    signed = format_1.survivors_signed(current.identifier, record.slot, record.sum_id, survivors)
+    signed = earlier_formats.survivors_signed(current.identifier, record.slot, record.sum_id, survivors)
     for name, signature in agreed.items():
         check_signature(current.keys[name], signature, signed, owner=name, what="a survivor set")
     if not everyone:

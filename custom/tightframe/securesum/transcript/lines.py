@@ -47,8 +47,7 @@ from tightframe.securesum.messages import (
 )
 from tightframe.securesum.primitives import HASH_BYTES, SIGNATURE_BYTES
 from tightframe.securesum.rules import MAX_SITES, MAX_SLOTS
-from tightframe.securesum.transcript.format_1 import Receipt1
-from tightframe.securesum.transcript.format_2 import Agreement2, Receipt2
+from tightframe.securesum.transcript.earlier_formats import Agreement2, Receipt1, Receipt2
 
 FORMAT = 3
 FIRST = "0" * 64
@@ -432,12 +431,12 @@ SUM_1: reading.Keys = {
     "receipts": reading.sequence(_RECEIPT_1, 0, MAX_SITES),
     "agreements": reading.mapping(_SIGNATURE, 0, MAX_SITES),
 }
-"""The keys of a sum in a transcript of format 1 (``format_1``)."""
+"""The keys of a sum in a transcript of format 1 (``earlier_formats``)."""
 SUM_2: reading.Keys = {
     **SUM,
     "rests_on": _maybe_told_2,
     "receipts": reading.sequence(_RECEIPT_2, 0, MAX_SITES),
     "agreements": reading.sequence(_AGREEMENT_2, 0, MAX_SITES),
 }
-"""The keys of a sum in a transcript of format 2 (``format_2``)."""
+"""The keys of a sum in a transcript of format 2 (``earlier_formats``)."""
 SUMS: Mapping[int, reading.Keys] = {1: SUM_1, 2: SUM_2, FORMAT: SUM}

@@ -10,7 +10,7 @@ import pytest
 
 from tightframe import federation
 from tightframe_app.jobs import recipes
-from tightframe_app.site.checks.leaving import terms, would_leave
+from tightframe_app.site.checks.job import terms, would_leave
 
 
 @pytest.mark.parametrize("changes", [{}, {"privacy.epsilon": 4}, {"method": "fedavg", "rounds": 2}])

@@ -11,12 +11,12 @@ from __future__ import annotations
 import threading
 from importlib import import_module
 
-from tightframe.flare.simulation import pauses
+from tightframe.flare.simulation import quickened
 
 
 def _load() -> None:
     import_module("tightframe.flare.executor")
 
 
-pauses.shorten(pauses.SILO)
+quickened.shorten(quickened.SILO_PAUSES)
 threading.Thread(target=_load, name="tightframe-warm", daemon=True).start()
