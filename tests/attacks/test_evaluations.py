@@ -21,6 +21,7 @@ from tightframe.config.policy import PolicyBlock
 from tightframe.data.table import TableOptions, TableSite
 from tightframe.data.table.silo import open_site
 from tightframe.errors import PolicyError, SecureSumError
+from tightframe.results.local_report import SiloReport
 from tightframe.rounds.sums.vault import read_journal
 from tightframe.securesum.site.journal import Evaluated, History
 
@@ -57,6 +58,8 @@ def test_jobs_that_differ_in_the_seed_add_up_and_a_new_process_remembers(
 ) -> None:
     first = federation(hospitals, tmp_path, "job-a")
     run(first)
+    reported = SiloReport.read(first.sessions["hospital-1"].context.run_dir).disclosed
+    assert reported is not None and reported.evaluated == ("3 models (at most 5 over all jobs)",)
     told = journal(first).evaluated("hearts")
     assert told[0] == 3 and min(told) > 0, "a start of the author's choice of seed, and two models"
     # Each federation has hospitals of its own processes, over the same folders.
@@ -69,6 +72,18 @@ def test_jobs_that_differ_in_the_seed_add_up_and_a_new_process_remembers(
     assert "no smaller `evaluation` would fit" in refused(
         Federation(small, hospitals, state=tmp_path, job_id="job-d", policy=FEW)
     )
+
+
+@pytest.mark.whole
+def test_a_private_jobs_report_counts_the_exact_jobs_before_it(
+    hospitals: dict[str, Records], tmp_path: Path
+) -> None:
+    run(federation(hospitals, tmp_path, "job-a"))
+    values = {"rounds": 1, "weights": "uniform", "privacy": {"epsilon": 8.0, "delta": 1e-5}}
+    private = Federation(values, hospitals, state=tmp_path, job_id="job-b", policy=FEW)
+    run(private)
+    reported = SiloReport.read(private.sessions["hospital-1"].context.run_dir).privacy
+    assert reported is not None and reported.exact_jobs == 1
 
 
 def test_a_person_accepts_the_evaluations_of_one_run(hospitals: dict[str, Records], tmp_path: Path) -> None:
