@@ -150,13 +150,7 @@ def open_site(site: EicuSite, options: EicuOptions) -> EicuData:
     matrix, verify = _open_matrix(site, options)
     split = split_hospitals(matrix.sizes(), options.train_hospitals)
     place = _place(site, options, split, matrix)
-    folds = silo_folds(
-        matrix.stays,
-        split,
-        place,
-        equal_sizes=options.equal_sizes,
-        oversample_minority=options.oversample_minority,
-    )
+    folds = silo_folds(matrix.stays, split, place, options)
     return EicuData(
         matrix,
         folds,
