@@ -110,7 +110,12 @@ def test_dense_layers_on_inputs_have_two_records_a_unit() -> None:
     product_rule.check_declared(policy(), trained(weights="uniform"), Sizes(4, 1))  # see check_rows
     with pytest.raises(BelowPolicyError, match=r"8 units, .* trained on 15 declared") as caught:
         product_rule.check_declared(policy(), job, Sizes(19, 4))
-    assert caught.value.code == "TF-625" and "at most 7 units" in caught.value.refusals[0].required
+    assert caught.value.code == "TF-625"
+    assert caught.value.refusals[0].required == "at most 7 units a layer; or privacy"
+    for inputs, required in ((40, "7 rounds of 2 units, or 15 inputs"), (15, "15 rounds")):
+        with pytest.raises(BelowPolicyError) as caught:
+            product_rule.check_units(policy(), Units(2, 2, inputs, 90, 16), 30.0, "records")
+        assert caught.value.refusals[0].required == f"at most {required}; or privacy"
     assert widest(method="fedsgd") == widest(method="fedmr") == 8
     behind = {"method_options": {"variant": "fishr_arith_fullbatch"}, "model_options": {"widths": [90, 2]}}
     assert widest(method="fedilc", **behind) == 90  # whose first field is narrow

@@ -53,6 +53,10 @@ columns by whoever reads the totals, of many by a hospital that steers the model
 TRAINED = """\
 Earlier jobs opened exact sums of what they trained on {dataset}: {before}.
 With those of this job there can be as many equations as records: whoever reads the totals computes these."""
+OTHERS = (
+    "TF-627 takes `--evaluations`, TF-625 behind earlier jobs `--rounds`, "
+    "TF-626 `tightframe site model accept`."
+)
 TOGETHER = """\
 They were formed in {ways} ways, which differ in
   {settings}
@@ -223,9 +227,12 @@ def release_show(config: Config, site: Site = None, kit: Kit = None, form: forma
     for dataset in sorted({name for name, _ in ways}):
         of_records = [entry for entry in entries if isinstance(entry, ProfileUsed | ProfileAccepted)]
         hows = dict.fromkeys(
-            "accepted by hand" if isinstance(entry, ProfileAccepted) else f"used in job {entry.lineage!r}"
-            for entry in of_records
-            if entry.dataset == dataset
+            "accepted by hand"
+            if isinstance(entry, ProfileAccepted)
+            else f"used in job {(entry.lineage if isinstance(entry, ProfileUsed) else entry.job)!r}"
+            for entry in entries
+            if isinstance(entry, ProfileUsed | ProfileAccepted | Evaluated | Trained | Multiplied)
+            and entry.dataset == dataset
         )
         out.print(f"Exact totals over {dataset} ({', '.join(hows)})")
         for line in _consents(memory, dataset):
@@ -239,7 +246,7 @@ def release_show(config: Config, site: Site = None, kit: Kit = None, form: forma
                 kind = WITHDREW if _withdrew(memory, job) else RESUMED
                 out.print(kind.format(job=job, first=chain))
         users = [entry for entry in of_records if isinstance(entry, ProfileUsed) and entry.dataset == dataset]
-        one_job = len({entry.lineage for entry in users}) == 1
+        one_job = len(hows.keys() - {"accepted by hand"}) == 1
         out.print(_together([profile for name, profile in used if name == dataset], one_job=one_job))
         history = History(entries)
         out.print(f"Exact evaluations so far: {_told(history, dataset)}.")
@@ -264,13 +271,22 @@ def _consents(memory: Memory, dataset: str) -> list[str]:
     from tightframe.rounds.site_ledger import read_contents
     from tightframe.securesum.site.journal import (
         CohortAccepted,
+        Evaluated,
+        EvaluationsAccepted,
+        Multiplied,
         ProfileAccepted,
         ProfileUsed,
+        RoundsAccepted,
         StaticMasked,
+        Trained,
         differences,
         in_words,
     )
 
+    runs = {
+        EvaluationsAccepted.KIND: ("all exact evaluations of one run of a job", (Evaluated.KIND,)),
+        RoundsAccepted.KIND: ("all exact rounds of one run of a job", (Trained.KIND, Multiplied.KIND)),
+    }
     whole = read_contents(memory.places, check=memory.check())
     facts = [
         (entry.time, fact)
@@ -291,11 +307,15 @@ def _consents(memory: Memory, dataset: str) -> list[str]:
             what = ", ".join(f"{name} {in_words(values, value)[1]}" for name, values, value in differing)
             of = [item for item in later if item["entry"] == ProfileUsed.KIND]
             jobs = [str(item["lineage"]) for item in of if wanted.items() <= item["profile"].items()]
+        elif fact["entry"] in runs:
+            what, kinds = runs[fact["entry"]]
+            of = [item for item in later if item["entry"] in kinds]
+            jobs = [str(item["job"]) for item in of if item["config"] == fact["config"]]
         else:
             jobs, what = [], ""
         if fact["entry"] in (ProfileUsed.KIND, ProfileAccepted.KIND):
             known.append(tuple(sorted(fact["profile"].items())))
-        if fact["entry"] in (CohortAccepted.KIND, ProfileAccepted.KIND):
+        if fact["entry"] in (CohortAccepted.KIND, ProfileAccepted.KIND, *runs):
             where = f"first used in job {_job(memory, jobs[0])}" if jobs else "not used yet"
             what = what or "a combination of settings"
             told.append(f"accepted by hand on {time:%Y-%m-%d %H:%M} UTC: {what}; {where}")
@@ -476,6 +496,7 @@ def release_accept(
         out.print(TRAINED.format(dataset=dataset, before=_rounds(history, dataset, factor)))
     if not decided:
         out.print(f"{dataset}: this site's sums may already be formed as in this job")
+        out.print(f"Refused all the same? {OTHERS}")
         return
     if differing:
         out.print(NO_NOISE)

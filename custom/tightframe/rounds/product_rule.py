@@ -313,17 +313,25 @@ def check_units(policy: Policy, found: Units, records: float, of: str) -> None:
     factor = policy.records_per_feature
     if found.allowed(records, factor):
         return
-    widest = int(records // factor)
+    most, asked = int(records // factor), list[str]()
+    if found.most > most:
+        asked.append(f"{plural(most, 'unit')} a layer")
+    units = min(found.first, most)
+    if units and found.inputs > most and found.times * units > most:
+        asked.append(
+            f"{plural(most // units, 'round')} of {plural(units, 'unit')}, or {plural(most, 'input')}"
+        )
+    elif found.numbers > most and found.times > most:
+        asked.append(plural(most, "round"))
     _refuse(
         policy,
         f"layers of up to {found.most} units, the first on {found.inputs} numbers of a record in "
         f"{found.times} sums, trained on {records:.0f} {of}",
-        f"at most {plural(widest, 'unit')}, inputs or units by rounds, and rounds, or privacy"
-        if widest
-        else "privacy",
-        f"records are computed from totals of layers with more than 1/{factor} as many as there are records, "
-        "whichever silos lie: make layers, features or rounds fewer (model_options.widths of mlp, width of "
-        "random_features), or give the job `privacy`",
+        f"at most {', and '.join(asked)}; or privacy" if most else "privacy",
+        "records are computed from totals of layers with more units, or both more inputs and more units by "
+        f"rounds, or more rounds, than 1/{factor} of the records, those of the largest silos not counted, as "
+        "these may lie: set model_options.widths of mlp, width of random_features, or rounds, or give the "
+        "job `privacy`",
     )
 
 

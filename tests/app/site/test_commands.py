@@ -26,9 +26,11 @@ from tightframe.securesum.site.journal import (
     CohortAccepted,
     Entry,
     Evaluated,
+    EvaluationsAccepted,
     History,
     ProfileAccepted,
     ProfileUsed,
+    RoundsAccepted,
     StateSummed,
     StaticOpened,
     Trained,
@@ -144,6 +146,12 @@ def test_each_consent_is_shown_with_its_time_and_the_job_that_used_it_first(
     (folder / "config_fed_client.json").write_text(json.dumps(job))
     said = CliRunner().invoke(app, command).output
     assert "UTC: weights other; first used in job masses (job-3)\n" in said
+    runs = [EvaluationsAccepted(DATASET, b"c" * 32), RoundsAccepted(DATASET, b"d" * 32)]
+    write(journal, [*runs, Evaluated(DATASET, "job-5", 1, "train-0", b"c" * 32, 1, 0, 70_000)])
+    said = CliRunner().invoke(app, command).output
+    assert "UTC: all exact evaluations of one run of a job; first used in job job-5\n" in said
+    assert "UTC: all exact rounds of one run of a job; not used yet\n" in said
+    assert "used in job 'job-5')" in said, "whose sums are formed as those before"
 
 
 def test_what_all_releases_give_together_is_said_and_the_site_is_the_certificates(

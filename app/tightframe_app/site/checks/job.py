@@ -391,7 +391,12 @@ def _evaluations(context: SiloContext, setup: JobSetup, area: str, scope: Scope)
         for number, limit, known in zip(now, limits, earlier, strict=True)
         if limit is not None
     ]
-    yield Finding(area, "ok", f"{name}: its exact evaluations open {'; '.join(told)}")
+    again = any(
+        limit is not None and known + 2 * number > limit
+        for number, limit, known in zip(numbers, most, before, strict=True)
+    )
+    last = "; after it another job of this form is refused (TF-627)" if again else ""
+    yield Finding(area, "ok", f"{name}: its exact evaluations open {'; '.join(told)}{last}")
 
 
 def _rounds(context: SiloContext, setup: JobSetup, area: str, scope: Scope) -> Iterator[Finding]:

@@ -360,6 +360,10 @@ def test_a_job_is_held_against_what_earlier_exact_evaluations_have_told(
         "open 3 of 11 models, 0 opened by earlier jobs; " in text
         and "50.0% of what the test records hold" in text
     )
+    assert "another job of this form is refused" not in text
+    _change(hospital, policy__max_evaluations=5)
+    assert told()[0].endswith("; after it another job of this form is refused (TF-627)")
+    _change(hospital, policy__max_evaluations=11)
     _write(hospital, Evaluated("skin", "job-1", 1, "train-0", bytes(32), 9, 70, 80))
     (text,) = told()
     assert text.startswith("TF-627: ") and '"evaluation": {"models": 2, ' in text
