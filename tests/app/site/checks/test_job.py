@@ -43,7 +43,9 @@ from tightframe.securesum.site.journal import (
     Evaluated,
     EvaluationsAccepted,
     ProfileUsed,
+    RoundsAccepted,
     StaticOpened,
+    Trained,
 )
 from tightframe_app.cli import app
 from tightframe_app.jobs import folders
@@ -372,6 +374,33 @@ def test_a_job_is_held_against_what_earlier_exact_evaluations_have_told(
     assert "open 3 of 11 models, 9 opened by earlier jobs; " in text
 
 
+def test_a_job_is_held_against_exact_rounds_of_earlier_jobs(
+    hospital: Path, job_folder: Callable[..., Path]
+) -> None:
+    _change(hospital, dataset_id="skin", policy__max_evaluations=None, policy__evaluated_share=None)
+
+    def told(weights: str = "exact") -> list[Finding]:
+        folder = job_folder(model="mlp", model_options={"widths": [2]}, rounds=2, weights=weights)
+        needles = ("sums of layers", "sums of what is trained")
+        found = _looked(hospital, folder)
+        return [item for item in found if any(needle in item.text for needle in needles)]
+
+    for weights in ("exact", "uniform"):
+        (found,) = told(weights=weights)
+        assert found.state == "ok" and "0.0% taken by earlier jobs" in found.text
+    _write(hospital, Trained("skin", "job-1", 1, "train-0", "job-1", bytes(32), 2, 2, 13, 40, 4))
+    (found,) = told()
+    unless = "refused unless other sites have more records than this one: TF-625: "
+    assert found.state == "note" and found.text.startswith(unless)
+    assert found.text.endswith("`tightframe site release accept --rounds`")
+    (found,) = told(weights="uniform")
+    assert found.state == "problem" and found.of_job and "They took 100.0% of" in found.text
+    config = parse_job(folders.read_job(hospital.parents[1] / "job")).sha256()
+    _write(hospital, RoundsAccepted("skin", bytes.fromhex(config)))
+    (found,) = told(weights="uniform")
+    assert found.state == "ok" and "100.0% taken by earlier jobs" in found.text
+
+
 def test_a_journal_that_cannot_be_read_is_the_sites_to_mend(
     hospital: Path, job_folder: Callable[..., Path]
 ) -> None:
@@ -488,7 +517,7 @@ def test_every_site_of_a_simulation_is_told_what_its_records_forbid(tmp_path: Pa
 
     told = problems(few)
     assert len(told) == 4 and all(text.startswith("TF-628: ") for text in told)
-    assert "This table has 2 to the 2.9, by column: d0 1.0, d1 0.9, d3 0.9. " in told[0]
+    assert "This table has 2 to the 1.9, by column: d0 1.0, d1 0.9. " in told[0], "d3 is as d1"
     entry = SiteEntry.model_validate(entries["site-1"])
     with pytest.raises(BelowPolicyError) as caught:
         check_rows(SiloContext("site-1", few, entry, tmp_path, job_id=UNKNOWN), prepare(few))
