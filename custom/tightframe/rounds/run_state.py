@@ -80,7 +80,8 @@ def start_state(setup: JobSetup, weights: bytes | None) -> tuple[ServerState, In
         )
     model = setup.setting.build_model()
     model.load_state_dict(dict(state.model))
-    loaded = load_weights(model, weights, "of the pretrained start")
+    private = setup.job.privacy is not None and setup.job.evaluate_only is None
+    loaded = load_weights(model, weights, "of the pretrained start", private=private)
     if loaded.fresh and setup.job.evaluate_only is not None:
         raise JobError(
             [

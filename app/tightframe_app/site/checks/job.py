@@ -15,7 +15,13 @@ from tightframe.config import job_manifest
 from tightframe.config.job import JobConfig
 from tightframe.config.policy import Policy
 from tightframe.config.refusals import BelowPolicyError
-from tightframe.config.site import SiteEntry, check_given_model, check_record_options, check_training_loop
+from tightframe.config.site import (
+    ACCEPT_MODEL,
+    SiteEntry,
+    check_given_model,
+    check_record_options,
+    check_training_loop,
+)
 from tightframe.data.base import FOLDS, class_counts, own_labels
 from tightframe.errors import JobError, ManifestError, SecureSumError, SiteConfigError, TightframeError
 from tightframe.files import quoted
@@ -94,7 +100,13 @@ def check_policy(
         except BelowPolicyError as error:
             refused = True
             for refusal in error.refusals:
-                yield Finding(area, "problem", f"{error.code}: {refusal}", of_job=True)
+                text = str(refusal)
+                if text.endswith(ACCEPT_MODEL):  # the command needs no more than who made the model
+                    where = f"-c {quoted(scope.config)}" + (
+                        f" --site {name}" if name and not scope.real else ""
+                    )
+                    text += f" {where} --source WHO-MADE-IT --sha256 {job.initial_model_sha256}"
+                yield Finding(area, "problem", f"{error.code}: {text}", of_job=True)
         except JobError as error:
             refused = True
             for problem in error.problems:

@@ -335,7 +335,16 @@ def test_a_given_model_is_refused_until_a_person_accepts_it(
     given = job_folder(initial_model_sha256="a" * 64)
     (text,) = _refused(hospital, given)
     assert text.startswith(f"TF-626: given_models: the job asks for the given model {'a' * 64}")
-    assert "tightframe site model accept" in text
+    command = text.partition("a person here accepts it: ")[2].split()
+    assert command == (
+        f"tightframe site model accept -c {hospital} --source WHO-MADE-IT --sha256 {'a' * 64}".split()
+    )
+    _change(hospital, policy__given_models="none")
+    (text,) = _refused(hospital, given)
+    assert text.startswith("TF-626: given_models: ") and "model accept" not in text, "which would not help"
+    _change(hospital, policy__given_models="accepted")
+    assert CliRunner().invoke(app, [*command[1:], "--yes"]).exit_code == 0
+    assert _refused(hospital, given) == []
     _change(hospital, accepted_models={"a" * 64: "its makers; accepted by M."})
     assert _refused(hospital, given) == []
 
