@@ -23,8 +23,8 @@ from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import AES256
 from cryptography.hazmat.primitives.ciphers.modes import CTR
 
+from tightframe.rounds.sums.secure_server import FileSpool
 from tightframe.rounds.sums.simulated_identity import simulated_identity
-from tightframe.rounds.sums.spool import FileSpool
 from tightframe.securesum import rules
 from tightframe.securesum.encoding import decode, encode, fraction_bits
 from tightframe.securesum.identity import Verifier

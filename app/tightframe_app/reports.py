@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from tightframe.files import write_atomically
+from tightframe.results.words import metric, one_answer
 from tightframe_app import formats
 from tightframe_app.screens import console, shown
 
@@ -56,7 +58,6 @@ def report(
     from tightframe.report.pages.clinical import Wanted
     from tightframe.report.reading import ServerResults, only_run, read
     from tightframe.report.writing import write
-    from tightframe.results.words import metric, one_answer
 
     wanted = Wanted(specificity, sensitivity, dict(map(_prevalence, prevalence or ())))
     folder = only_run(folder)
@@ -124,7 +125,6 @@ def compare(
     """
     from rich.table import Table
 
-    from tightframe.files import write_atomically
     from tightframe.report import comparing
     from tightframe.report.pages import comparison
 

@@ -13,6 +13,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from tightframe.securesum.errors import MessageError
+from tightframe.securesum.rules import minimum_survivors
 from tightframe_app import formats
 from tightframe_app.screens import console, print_list, shown
 
@@ -357,7 +359,6 @@ def _completeness(report: Report) -> str:
 
 
 def _print_epochs(out: Console, report: Report) -> None:
-    from tightframe.securesum.rules import minimum_survivors
 
     table = _table(
         "epoch", "sites", "threshold", "smallest", "colluders", "server assumed", "weights", "static", "slots"
@@ -433,7 +434,6 @@ def _lines(file: Path) -> Iterator[bytes]:
 def _written_by_another(file: Path) -> str:
     """Say which other version a transcript names as its writer; nothing if it names this one, or none."""
     from tightframe import __version__
-    from tightframe.securesum.errors import MessageError
     from tightframe.securesum.transcript.lines import parse, written_by_another
 
     try:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tightframe.errors import ModelError
 from tightframe_app.screens import lines, shown
 
 if TYPE_CHECKING:
@@ -62,7 +63,6 @@ def predict(
     The form of all inputs is checked first. Inputs that cannot be read are listed at the end, with codes,
     and then the exit code is 1; all others are in the output. No medical device: for research only.
     """
-    from tightframe.errors import ModelError
     from tightframe.inference import inputs as files
     from tightframe.inference.model import load_model
     from tightframe.inference.predictions import OperatingPoint, class_codes, header, line, predictions
@@ -136,7 +136,6 @@ def _entry(model: TrainedModel, config: Path, site: str | None) -> TableSite:
         SiteConfigError: if there is no such site or entry.
     """
     from tightframe.data.table.encoding import check_mapping
-    from tightframe.errors import ModelError
     from tightframe_app.data.contracts import entries
 
     dataset = model.setup.dataset

@@ -476,3 +476,113 @@ def test_nor_are_a_rare_classs_products_safe_without_the_rule(tmp_path: Path) ->
     )
     distance, which = torch.cdist(points, (torch.as_tensor(records).double() - mean) / deviation).min(1)
     assert len(which[distance < 0.05].unique()) >= 5
+
+
+def few_of_a_class(*others: str) -> dict[str, Records]:
+    """Three hospitals with five records of class 1 each, and others without any."""
+    every, kept = hearts(12), {}
+    for name in ("hospital-1", "hospital-2", "hospital-5", *others):
+        labels = np.asarray(every[name].labels("train"))
+        few = np.flatnonzero(labels == 1)[: 0 if name in others else 5]
+        kept[name] = Chosen(every[name], np.sort(np.r_[np.flatnonzero(labels == 0), few]))
+    return kept
+
+
+class Chosen(Records):
+    """Some of a hospital's training records."""
+
+    def __init__(self, data: Records, places: np.ndarray) -> None:
+        super().__init__(data)
+        self._places = places
+
+    def labels(self, fold: str) -> Any:
+        labels = self._data.labels(fold)
+        return labels[self._places] if fold == "train" else labels
+
+    def records(self, fold: str, *, augment_seed: int | None = None) -> Any:
+        found = self._data.records(fold, augment_seed=augment_seed)
+        return Subset(found, self._places.tolist()) if fold == "train" else found
+
+    def raw(self, fold: str) -> np.ndarray:
+        items = self.records(fold)
+        return np.stack([np.asarray(items[place][0]) for place in range(len(items))])
+
+
+def test_nor_does_ccvr_sum_a_rare_class_over_fewer_values_than_features(tmp_path: Path) -> None:
+    """All records together would do for the products, and its features are of a model that all know."""
+    data = few_of_a_class("hospital-6", "hospital-9", "hospital-10")
+    job = {**CCVR, "rounds": 1, "method_options": {"covariance": "shared"}}
+    job["model_options"] = {"widths": [90], "standardise": True}
+    federation = Federation(job, data, state=tmp_path).enroll()
+    with pytest.raises(
+        PolicyError, match=r"^TF-625: [\s\S]*90 features by class .* class 1, with 150 values"
+    ):
+        totals(federation, "moments/sums")
+
+
+@pytest.mark.whole
+def test_features_of_many_starts_summed_by_class_tell_its_records(tmp_path: Path) -> None:
+    """A hospital and the server read the others' ten: sums of ReLU units are a network with them as units.
+
+    Each job is allowed, and at its small rate the features are the start's. That sites remember the first
+    one's start is left out here (``test_release_profile``).
+    """
+    data, sums = few_of_a_class(), []
+    for seed in range(8):
+        job = {
+            **{"method": "fedavg_etf", "method_options": {"mu_divisor": "count_weighted", "warm_up": 2}},
+            **{"weights": "exact", "rounds": 2, "seed": seed, "evaluation": {"models": 1, "score_bins": 2}},
+            "training": {"learning_rate": 1e-8, "batch_size": 16},
+            "model_options": {"widths": [96], "standardise": True},
+        }
+        policy = PolicyBlock(profile="standard")
+        federation = Federation(job, data, state=tmp_path / str(seed), policy=policy).enroll()
+        for exchange in federation.setup.plan:
+            start = dict(federation.shared.state.model)
+            opened = federation.sum(*exchange.place)
+            if exchange.round == 2 and exchange.training:
+                sums.append((start, opened["memory/numerator"][1], opened["memory/denominator"][1]))
+    mean, deviation = (sums[0][0][f"standardise.{name}"].double() for name in ("mean", "std"))
+    own, *others = (
+        (torch.as_tensor(item.raw("train")[np.asarray(item.labels("train")) == 1]).double() - mean)
+        / deviation
+        for item in data.values()
+    )
+    true = torch.cat(others)
+    assert [number for *_, number in sums] == [15.0] * len(sums)
+    weight, offset = (
+        torch.cat([start[f"backbone.1.{name}"].double() for start, *_ in sums]) for name in ("weight", "bias")
+    )
+    total = torch.cat([torch.as_tensor(found).double() for _, found, _ in sums])
+    total = total - torch.relu(own @ weight.T + offset).sum(0)
+    found = min((as_a_network(weight, offset, total, len(true), seed) for seed in range(4)), key=cost_of)
+    assert float(torch.cdist(true, found[1]).min(1).values.max()) < 1e-3
+
+
+def cost_of(found: tuple[float, torch.Tensor]) -> float:
+    return found[0]
+
+
+def as_a_network(
+    weight: torch.Tensor, offset: torch.Tensor, total: torch.Tensor, records: int, seed: int
+) -> tuple[float, torch.Tensor]:
+    """Return rows (n, p), and how far their sum of ReLU features is from a total: Levenberg-Marquardt."""
+    rows = torch.randn(records, weight.shape[1], generator=torch.Generator().manual_seed(seed)).double()
+    damped, cost = 1e-2, math.inf
+    for _ in range(200):
+        before = rows @ weight.T + offset
+        off = torch.relu(before).sum(0) - total
+        cost = float(off @ off)
+        slope = ((before > 0).double()[:, :, None] * weight).transpose(0, 1).reshape(len(total), -1)
+        normal, gradient = slope.T @ slope, slope.T @ off
+        while damped < 1e9:
+            moved = rows - torch.linalg.solve(normal + damped * torch.eye(len(normal)), gradient).view_as(
+                rows
+            )
+            if float((torch.relu(moved @ weight.T + offset).sum(0) - total).square().sum()) < cost:
+                break
+            damped *= 3
+        rows, damped = moved, damped / 2
+        if cost < 1e-8 or damped > 1e8:
+            break
+    return cost, rows

@@ -63,6 +63,7 @@ def enrolment_refused(federation: Federation, name: str = "hospital-1") -> str:
         ({}, {"method": "feddyn"}, "updates"),
         ({**ETF}, {**ETF, "method_options": {"average": "weighted"}}, "updates"),
         ({**ETF}, {**ETF, "method_options": {"mu_divisor": "count_weighted"}}, "class_sums"),
+        ({**ETF}, {**ETF, "seed": 1}, "features in training"),
         (
             {"method": "fedproto"},
             {"method": "fedproto", "method_options": {"weighting": "records"}},

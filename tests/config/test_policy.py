@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from tightframe.config.refusals import MAX_TOLD, BelowPolicyError
 from tightframe.config.site import SiteEntry, check_record_options, open_data, parse_site_file
 from tightframe.errors import PolicyError, SiteConfigError
 from tightframe.methods.fedilc import FedILCConfig
+from tightframe.methods.fedrod import FedRODConfig
 from tightframe.rounds.context import SiloContext
 from tightframe.rounds.silo.session import SiloSession
 from tightframe.securesum.rules import SiteRules
@@ -405,6 +407,24 @@ def test_updates_need_a_norm_that_bounds_them(profile: Any, method: str, options
     assert ["max_update_norm", "1000.5", "at most 1000"] in _refused(policy, above)
     for loose in (PolicyBlock(profile=profile, max_update_norm=None), PolicyBlock(profile="research")):
         loose.resolve(production=True).check_method(options, without)
+
+
+@pytest.mark.parametrize(
+    ("units", "sites", "asked"),
+    [(None, 17, "at least 18"), (None, 18, ""), (2, 8, "at least 9"), (2, 9, "")],
+)
+def test_a_network_of_class_shares_needs_more_honest_silos_than_units(
+    units: int | None, sites: int, asked: str
+) -> None:
+    """And no fewer than classes, of which there are eight."""
+    options = FedRODConfig(personal_head="hyper_network", hyper_width=units)
+    names = [f"site-{place}" for place in range(sites)]
+    job = _job(method="fedrod", sites=names, min_sites=sites, update_norm=1.0)
+    policy = PolicyBlock().resolve(production=True)
+    with pytest.raises(BelowPolicyError, match=asked) if asked else nullcontext():
+        policy.check_method(options, job)
+    policy.check_method(FedRODConfig(), job)
+    PolicyBlock(profile="research").resolve(production=True).check_method(options, job)
 
 
 @pytest.mark.parametrize(

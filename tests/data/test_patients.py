@@ -11,13 +11,13 @@ import pytest
 
 from tightframe.data import DATASETS, get
 from tightframe.data.arrays import FOLDS, ArrayData
+from tightframe.data.base import record_patients
 from tightframe.data.eicu import EicuOptions
 from tightframe.data.eicu.silo import EicuData
 from tightframe.data.eicu.twin import READMITTED, open_twin
 from tightframe.data.heart import HeartOptions
 from tightframe.data.heart.twin import open_twin as open_heart
 from tightframe.data.image_sets import open_silos
-from tightframe.data.patients import record_patients
 from tightframe.errors import DataError
 
 PART = EicuOptions(twin_scale=0.1, drugs=16)

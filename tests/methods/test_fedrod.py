@@ -361,6 +361,36 @@ def test_the_hyper_network_is_not_fed_with_classes_of_few_records(make_setting: 
         torch.testing.assert_close(told[:, place], share * bias, rtol=1e-3, atol=1e-7)
 
 
+def test_a_total_over_two_silos_would_tell_each_ones_class_counts(make_setting: Any, make_silo: Any) -> None:
+    """Its rows lie in the plane of both silos' shares, whose points of so many records are few."""
+    counts = [[61, 24, 9, 0, 13, 7, 31, 5], [12, 55, 0, 21, 8, 17, 6, 26]]
+    setting = _hyper_setting(make_setting, classes=8, batch_size=16, augment=False, weight_decay=0.0)
+    state, rows = METHOD.init_server(setting, 7), []
+    for round in (1, 2, 3):
+        (phase,) = METHOD.plan(setting, round, 4)
+        made = [
+            phase.contribute(
+                make_silo(setting, np.repeat(np.arange(8), own), name=str(place), round=round, least=5),
+                phase.broadcast(state),
+                {},
+            ).tensors
+            for place, own in enumerate(counts)
+        ]
+        total = {name: sum(term[name].double() for term in made) / 2 for name in made[0]}
+        rows.append(total["update/head.hyper.0.weight"].numpy())
+        model = {name: item + total[f"update/{name}"].float() for name, item in state.model.items()}
+        state = state.evolve(model=model)
+    plane = np.linalg.svd(np.concatenate(rows))[2][:2]
+    sums = plane.sum(1)
+    along = np.array([-sums[1], sums[0]]) @ plane
+    points = sums @ plane / (sums @ sums) + np.linspace(-1, 1, 200_001)[:, None] * along / abs(along).max()
+    points = points[(points > -1e-3).all(1)]
+    for own in counts:
+        of_so_many = points * sum(own)
+        nearest = abs(of_so_many - of_so_many.round()).max(1).argmin()
+        assert of_so_many[nearest].round().tolist() == own
+
+
 def test_the_hyper_network_needs_secure_sums() -> None:
     job = {
         **{"job_name": "plain", "method": "fedrod", "rounds": 1, "sites": ["a", "b", "c"], "min_sites": 3},

@@ -28,9 +28,9 @@ from tightframe.config.site import SiteEntry
 from tightframe.data.contract import Contract
 from tightframe.data.table import TableOptions, TableSite
 from tightframe.data.table.disclosure import shapes
-from tightframe.data.table.preview import preview
 from tightframe.data.table.proposal import propose
 from tightframe.data.table.silo import TableData, open_site
+from tightframe.data.table.summary import preview
 from tightframe.data.table.tabulated import Layout, tabulate
 from tightframe.errors import DataError, JobError, RunError, TightframeError
 from tightframe.results.statistics import ColumnStatistics, Count, OfClass, TableStatistics

@@ -29,7 +29,7 @@ from tightframe.data.base import SiloData
 from tightframe.phases import Schema
 from tightframe.privacy.events import Gaussian, SubsampledGaussian
 from tightframe.privacy.ledger.entries import Charge
-from tightframe.privacy.releases import class_counts, noise
+from tightframe.privacy.releases import class_sums, noise
 from tightframe.privacy.training import dp_sgd, gradient_sum
 from tightframe.rounds import codec
 from tightframe.rounds.context import Message, SiloContext
@@ -94,7 +94,7 @@ class Tap:
         self.before: Heard | None = None
         self.taken: list[tuple[int, int]] = []  # draw and unit of each record taken, in order
         self._draws = 0
-        set_gradients, read_counts = dp_sgd._Loop._set_gradients, class_counts.read_counts
+        set_gradients, read_counts = dp_sgd._Loop._set_gradients, class_sums.read_counts
 
         def gradients(loop: Any, trained: Any, total: torch.Tensor, drawn: Any) -> None:
             if self.units:
@@ -117,8 +117,8 @@ class Tap:
             return np.zeros(shape, np.int64)
 
         monkeypatch.setattr(dp_sgd._Loop, "_set_gradients", gradients)
-        monkeypatch.setattr(class_counts, "read_counts", counts)
-        for module in (noise, class_counts):
+        monkeypatch.setattr(class_sums, "read_counts", counts)
+        for module in (noise, class_sums):
             monkeypatch.setattr(module, "discrete_gaussian", drawn)
         for module in (dp_sgd, gradient_sum):
             monkeypatch.setattr(module, "poisson_batch", self._batch)

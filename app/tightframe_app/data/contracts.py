@@ -14,6 +14,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from tightframe.errors import DataError, SiteConfigError
 from tightframe.files import quoted
 from tightframe_app import formats
 from tightframe_app.screens import console, lines, print_list, shown
@@ -87,7 +88,6 @@ def init(
     """
     from tightframe.data.images import proposal as of_pictures
     from tightframe.data.table import proposal
-    from tightframe.errors import DataError
 
     folder = file.is_dir()
     if missing and (folder or picture is not None):
@@ -142,8 +142,6 @@ def check(contract: _Contract, site_config: _Config, site: _Site = None, form: f
     Exit code 0: the site can take part, possibly without rows that it sets aside. 1: it cannot.
     2: there is no such contract, or no valid entry for each site; the others are checked before that is told.
     """
-    from tightframe.errors import SiteConfigError
-
     bad = 0
     agreed = read_contract(contract)
     wrong = None
@@ -172,7 +170,7 @@ def check(contract: _Contract, site_config: _Config, site: _Site = None, form: f
 def _left_out(contract: Contract, config: Path, held: Mapping[str, Sequence[int]]) -> str:
     """Say which classes a model of one sum over all sites of a file would never answer."""
     from tightframe.data.contract import MultiLabel
-    from tightframe_app.site.checks.classes import Held, never_answered
+    from tightframe_app.site.checks.job import Held, never_answered
 
     if isinstance(contract.label, MultiLabel):
         return ""
@@ -220,7 +218,6 @@ def entries(config: Path, site: str | None, contract: Contract) -> list[tuple[st
 def _valid_entries(config: Path, site: str | None, contract: Contract) -> list[tuple[str, TableSite]]:
     """Return the entries of a file for several sites that are valid, each by itself."""
     from tightframe.config.site import parse_site_file, read_object
-    from tightframe.errors import SiteConfigError
 
     there, found = read_object(config).get("sites"), []
     for name, entry in there.items() if isinstance(there, dict) else ():
@@ -242,7 +239,6 @@ def with_policies(
     """
     from tightframe.config.site import parse_single, parse_site_file, read_object
     from tightframe.data.images.contract import PictureContract
-    from tightframe.errors import SiteConfigError
 
     if not config.is_file():
         raise FileNotFoundError(f"Expected the site's configuration at {config}, but there is no such file.")
@@ -317,8 +313,6 @@ def _checked(name: str, contract: Contract, entry: TableSite, held: dict[str, Se
 
 def _told(contract: Contract, entry: TableSite, counts: list[int]) -> Iterator[tuple[State, str]]:
     """Yield what is found; data that cannot be read is the last finding."""
-    from tightframe.errors import DataError
-
     try:
         yield from _found(contract, entry, counts)
     except DataError as error:
@@ -348,7 +342,6 @@ def _found(contract: Contract, entry: TableSite, counts: list[int]) -> Iterator[
         unknown_codes,
     )
     from tightframe.data.table.silo import divided, read
-    from tightframe.errors import DataError
 
     try:
         check_mapping(contract, entry)

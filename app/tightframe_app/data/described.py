@@ -10,6 +10,7 @@ import typer
 from rich.table import Table
 
 from tightframe.errors import TightframeError
+from tightframe.results.words import plural
 from tightframe_app import formats
 from tightframe_app.data import contracts as tables
 from tightframe_app.screens import console, shown
@@ -80,8 +81,6 @@ def describe(
 
 def _show(described: list[tuple[str, Description]]) -> None:
     """Print each site's table, and what it would withhold."""
-    from tightframe.results.words import plural
-
     for name, found in described:
         counts = ", ".join(f"{shown(title)} {count}" for title, count in found.records.items())
         tables.out.print(f"{name}: {found.where}" if name else found.where, style="bold")

@@ -5,18 +5,25 @@ from __future__ import annotations
 import inspect
 from dataclasses import replace
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel
 
+from tightframe import data, methods, models
+from tightframe.config import job, site
+from tightframe.config.policy import Policy
+from tightframe.config.profiles import PROFILES
+from tightframe.data import DATASETS, DatasetSpec, contract
+from tightframe.data.images.contract import Augment, Picture, Window
+from tightframe.methods import METHODS
+from tightframe.models import BACKBONES, BackboneSpec
 from tightframe.options import meanings
+from tightframe.phases import Method
+from tightframe.results import local_report, model_card, outcome, rows, statistics
+from tightframe.results.parts.ranges import UpdateNorms
+from tightframe.results.status import Status
 from tightframe_app.explain import topics
 from tightframe_app.explain.topics import Topic, Value
-
-if TYPE_CHECKING:
-    from tightframe.data import DatasetSpec
-    from tightframe.models import BackboneSpec
-    from tightframe.phases import Method
 
 
 def topic(name: str, model: type[BaseModel], prefix: str = "", about: str = "") -> Topic:
@@ -72,9 +79,6 @@ def _default(value: Any) -> str:
 
 def _policy() -> Topic:
     """Return a site's rules, each with its value in every profile, or the one that all have."""
-    from tightframe.config.policy import Policy
-    from tightframe.config.profiles import PROFILES
-
     told = meanings(Policy)
     given = []
     for name in Policy.model_fields:
@@ -93,10 +97,6 @@ def _policy() -> Topic:
 
 def computed() -> dict[str, list[Topic]]:
     """Return all topics of ours by their kind: what ``tightframe_app.kept`` keeps."""
-    from tightframe.data import DATASETS
-    from tightframe.methods import METHODS
-    from tightframe.models import BACKBONES
-
     return {
         topics.BLOCKS: _blocks(),
         topics.CONTRACTS: _contracts(),
@@ -114,8 +114,6 @@ def of_package(kind: str, name: str) -> Topic:
     Args:
         kind: ``topics.METHODS``, ``MODELS`` or ``DATA``.
     """
-    from tightframe import data, methods, models
-
     if kind == topics.METHODS:
         return _method(methods.get(name))
     return _model(models.get(name)) if kind == topics.MODELS else _data(data.get(name))
@@ -123,8 +121,6 @@ def of_package(kind: str, name: str) -> Topic:
 
 def _blocks() -> list[Topic]:
     """Return what a job and a site may say."""
-    from tightframe.config import job, site
-
     of_job: dict[str, type[BaseModel]] = {
         "training": job.Training,
         "evaluation": job.Evaluation,
@@ -145,9 +141,6 @@ def _blocks() -> list[Topic]:
 
 def _contracts() -> list[Topic]:
     """Return what a contract of tables, and the picture of one of pictures, may say."""
-    from tightframe.data import contract
-    from tightframe.data.images.contract import Augment, Picture, Window
-
     of_contract: dict[str, type[BaseModel]] = {
         "columns": contract.Column,
         "label": contract.Label,
@@ -179,16 +172,14 @@ def _model(model: BackboneSpec) -> Topic:
 
 
 def _data(spec: DatasetSpec) -> Topic:
-    job = topic(spec.name, spec.options, "dataset_options.")
-    site = topic(spec.name, spec.site, f"data.{spec.name}.")
+    of_job = topic(spec.name, spec.options, "dataset_options.")
+    of_site = topic(spec.name, spec.site, f"data.{spec.name}.")
     about = f"The data set {spec.title}: `dataset_options` of a job, and a site's entry in `data`."
-    return Topic(spec.name, about, (*job.values, *site.values))
+    return Topic(spec.name, about, (*of_job.values, *of_site.values))
 
 
 def _status() -> Topic:
     """Return what ``tightframe watch`` and consoles show of a run."""
-    from tightframe.results.status import Status
-
     shown = topic("status", Status, about="What can be seen of a run while it goes on.")
     keys = tuple(replace(value, default="") for value in shown.values if value.name != "format")
     return replace(shown, values=keys)
@@ -196,9 +187,6 @@ def _status() -> Topic:
 
 def _results() -> list[Topic]:
     """Return what the keys of a run's files say, as far as their names do not."""
-    from tightframe.results import local_report, model_card, outcome, rows, statistics
-    from tightframe.results.parts.update_norms import UpdateNorms
-
     kinds: dict[str, dict[str, type[BaseModel]]] = {
         "outcome.json": {"": outcome.Outcome, "personal.": outcome.Personal},
         "metrics.jsonl": {"": rows.Row, "update_norms.": UpdateNorms},
@@ -217,12 +205,12 @@ def _results() -> list[Topic]:
             f"Keys of `{name}`.",
             tuple(
                 replace(value, default="")
-                for prefix, model in models.items()
+                for prefix, model in parts.items()
                 for value in topic(name, model, prefix).values
                 if value.means and value.name != "format"
             ),
         )
-        for name, models in kinds.items()
+        for name, parts in kinds.items()
     ]
 
 

@@ -9,7 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
-from tightframe.files import quoted
+from tightframe.files import quoted, write_json
+from tightframe.securesum.rules import MIN_SITES
 from tightframe_app import formats
 from tightframe_app.screens import lines, shown
 
@@ -61,7 +62,6 @@ def init(
         content = request_files.files(project, port, participants)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
-    from tightframe.securesum.rules import MIN_SITES
 
     if len(site) < MIN_SITES:
         _say(f"note: secure sums need at least {MIN_SITES} hospitals, got {len(site)}")
@@ -289,7 +289,6 @@ def _show_pins(name: str, own: str, config: Path) -> None:
 def _keep(config: Path, changes: list[tuple[str, str, str]]) -> None:
     """Change the pins in a site's configuration, which must be valid afterwards."""
     from tightframe.config.site import parse_single, read_object
-    from tightframe.files import write_json
 
     values = read_object(config)
     parse_single(values, str(config))

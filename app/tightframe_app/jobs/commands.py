@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tightframe.files import quoted
+from tightframe.results.words import plural
 from tightframe_app import formats
 from tightframe_app.screens import lines, shown
 
@@ -229,7 +230,6 @@ def export(
         return
     from tightframe.config.job import NAME
     from tightframe_app.jobs import pairs
-    from tightframe_app.jobs.evaluating import network
 
     if name is not None:
         recipe = _recipe(name)
@@ -258,7 +258,11 @@ def export(
     job = recipe.job(preset, sites=_names(sites), changes=changes)
     if not committed and "update_norm" not in changes:
         job = recipes.with_norm(job)
-    told = network(job, start) if job.initial_model_sha256 is not None else ()
+    told: Sequence[str] = ()
+    if job.initial_model_sha256 is not None:
+        from tightframe_app.jobs.evaluating import network
+
+        told = network(job, start)
     wanted = gpus if gpus is not None else int(preset == "full")
     files = job_folders.job_files(job, gpus=wanted, gpu_memory=gpu_memory)
     if committed:
@@ -332,12 +336,12 @@ def _statistics(
 ) -> None:
     """Export the job that sums statistics before training."""
     from tightframe_app.jobs import folders as job_folders
-    from tightframe_app.jobs import statistics
+    from tightframe_app.jobs import pairs
 
-    job = statistics.of_contract(contract, sites, changes)
+    job = pairs.statistics_of(contract, sites, changes)
     folder = output or Path("exported", job.job_name)
     files = job_folders.job_files(job, gpus=gpus, gpu_memory=gpu_memory)
-    _print_written(job_folders.write_job(files, folder, force=force), statistics.lines(job, folder))
+    _print_written(job_folders.write_job(files, folder, force=force), pairs.lines_of_statistics(job, folder))
 
 
 def _print_written(replaced: str, lines: Iterable[str]) -> None:
@@ -378,7 +382,6 @@ def _one_sum(job: JobConfig) -> bool:
 
 def _print_export(recipe: Recipe, job: JobConfig, preset: str, changes: dict[str, Any], folder: Path) -> None:
     """Print a summary of an exported job, and the commands that run it."""
-    from tightframe.results.words import plural
     from tightframe_app.jobs.recipes import assignments
 
     for kind, keys in recipe.dropped(preset, changes).items():

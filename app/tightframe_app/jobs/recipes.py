@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from tightframe.errors import JobError
 from tightframe.options import unknown_name
 
 if TYPE_CHECKING:
@@ -71,8 +72,6 @@ class Recipe:
                 values[key] = changes[key]
         excluded = _excluded(values)
         if wrong := {key: value for key, value in excluded.items() if _set_by(changes, key)}:
-            from tightframe.errors import JobError
-
             line = " ".join(f"--set {text}" for text in assignments(wrong))
             raise JobError([f"privacy: Expected other values of {', '.join(wrong)} with it: {line}"])
         for key, value in excluded.items():

@@ -14,6 +14,9 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from tightframe.errors import TightframeError
+from tightframe.privacy.events import Gaussian, SubsampledGaussian
+from tightframe.results.words import plural, rounded_up
 from tightframe_app import formats
 from tightframe_app.ledger.query import (
     ROOT_HELP,
@@ -25,11 +28,15 @@ from tightframe_app.ledger.query import (
     Query,
     Site,
     StateDir,
+    charges_beside,
     ledger_of,
+    run_of,
     taking_options,
 )
 from tightframe_app.ledger.told import shown_as_json, verified_as_json
 from tightframe_app.screens import console, print_list, shown
+from tightframe_app.site.checks.findings import Scope
+from tightframe_app.site.memory import memory_of, with_id
 
 if TYPE_CHECKING:
     from tightframe.privacy.events import Gaussian, SubsampledGaussian
@@ -60,7 +67,6 @@ class WhatIf:
 
     def fitting(self, spending: Spending, epsilon: float) -> list[str]:
         """Return sentences about what would still fit under a cap."""
-        from tightframe.privacy.events import Gaussian, SubsampledGaussian
         from tightframe.privacy.ledger.summary import fits
 
         release = self.release or spending.last(Gaussian)
@@ -143,7 +149,6 @@ def ledger_verify(
     from tightframe.rounds.site_ledger.keys import signature_check
     from tightframe.rounds.sums.common import package_errors
     from tightframe.rounds.sums.vault import journal_of
-    from tightframe_app.site.memory import memory_of
 
     out, heads = console(WIDTH), [_known(text) for text in known or ()]
     check = signature_check([_anchor(item, missing_role) for item in root]) if root else None
@@ -192,7 +197,6 @@ def ledger_verify(
 
 def _print_whole(out: Console, path: Path, whole: Verified, remembered: int, heads: int) -> None:
     """Print a ledger that is whole: what is in it, who signed it, and what that proves."""
-    from tightframe.results.words import plural
     from tightframe.rounds.site_ledger.keys import signer_name
 
     out.print(Text.assemble(("whole:", "bold green"), f" {shown(str(path))}"))
@@ -230,9 +234,6 @@ def ledger_begin(
     deleted, and the new ledger records that it was begun this way. A site's first ledger does not need
     this command.
     """
-    from tightframe.errors import TightframeError
-    from tightframe_app.site.memory import memory_of
-
     out, memory = console(WIDTH), memory_of(config, site, kit)
     site_ledger = memory.site_ledger()
     try:
@@ -304,7 +305,6 @@ def ledger_explain(
     it reports what is left of that cap, and how many releases or epochs still fit; --release-noise,
     --sigma and --records describe others than the last.
     """
-    from tightframe.privacy.events import Gaussian, SubsampledGaussian
     from tightframe.privacy.ledger.summary import explain
 
     if (sigma is None) != (records is None):
@@ -368,8 +368,6 @@ def _read(query: Query, options: Options) -> tuple[Verified, list[Spending]]:
 def _check(options: Options) -> Check | None:
     """Return the check of signatures by the roots given, else by the kit beside the site's file, if any."""
     from tightframe.rounds.site_ledger.keys import signature_check
-    from tightframe_app.site.checks.findings import Scope
-    from tightframe_app.site.memory import memory_of
 
     if options.root:
         return signature_check([_anchor(item, options.missing_role) for item in options.root])
@@ -428,7 +426,6 @@ def _exact(whole: Verified, query: Query) -> list[str]:
     """Return the jobs that released exact totals: a simulated run's charges are in a ledger of their own."""
     from tightframe.privacy.ledger.chain import read_ledger
     from tightframe.privacy.ledger.summary import exact_jobs
-    from tightframe_app.ledger.query import charges_beside
 
     charges = charges_beside(query.path)
     also = () if charges is None else read_ledger(charges, check=None).entries
@@ -437,10 +434,6 @@ def _exact(whole: Verified, query: Query) -> list[str]:
 
 def _named(job: str, path: Path, options: Options) -> str:
     """Return a job's name with its id, by its folder in the kit or in the simulator; or the id alone."""
-    from tightframe_app.job_names import with_id
-    from tightframe_app.ledger.query import run_of
-    from tightframe_app.site.checks.findings import Scope
-
     kit = None if options.config is None else Scope(options.config).kit_root
     folder = run_of(path) or (None if kit is None else kit / job)
     return with_id(job, folder, path.parent.name)
@@ -448,7 +441,6 @@ def _named(job: str, path: Path, options: Options) -> str:
 
 def _print_checked(out: Console, whole: Verified, query: Query, options: Options) -> None:
     from tightframe.privacy.ledger.summary import exact_text
-    from tightframe_app.ledger.query import charges_beside
 
     if (charges := charges_beside(query.path)) is not None:
         text = f"the secure sums of a simulated run, whose charges are in {shown(str(charges))}"
@@ -481,6 +473,5 @@ def _time(time: datetime) -> str:
 
 
 def _up(value: float) -> str:
-    from tightframe.results.words import rounded_up
 
     return rounded_up(value)

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from tightframe_app.screens import console, shown
+from tightframe_app.site.memory import own_entry, state_dir_of
 
 WIDTH = 110
 DELTA = 1e-5
@@ -101,8 +102,6 @@ class Options:
         delta, epsilon, state_dir = self.delta, self.epsilon, self.state_dir
         datasets: tuple[str, ...] | None = None if self.dataset is None else (self.dataset,)
         if self.config is not None:
-            from tightframe_app.site.memory import own_entry, state_dir_of
-
             entry = own_entry(self.config)
             policy = entry.policy.resolve(production=True)  # a ledger that outlives its run is production's
             delta = policy.delta_cap if delta is None else delta

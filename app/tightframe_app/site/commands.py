@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.table import Table
@@ -15,10 +15,8 @@ from tightframe_app import formats
 from tightframe_app.federation.commands import CONFIG, TRAINING_SOCKET
 from tightframe_app.screens import console, lines
 from tightframe_app.site import models, releases
+from tightframe_app.site.checks.findings import Finding, Scope, State
 from tightframe_app.site.membership import commands as membership
-
-if TYPE_CHECKING:
-    from tightframe_app.site.checks.findings import Finding
 
 app = typer.Typer(no_args_is_help=True)
 app.add_typer(releases.cohort, name="cohort")
@@ -95,7 +93,6 @@ def check(
     """
     from tightframe_app.jobs import folders as job_folders
     from tightframe_app.site.checks.all_checks import check_site
-    from tightframe_app.site.checks.findings import Scope
 
     scope = Scope(
         _only([*config, *(more or ())]),
@@ -222,8 +219,6 @@ def _only(configs: Sequence[Path]) -> Path:
 
 def in_blocks(findings: Sequence[Finding]) -> list[Finding]:
     """Return findings with one block for each site of a file for several: a summary, and the problems."""
-    from tightframe_app.site.checks.findings import Finding, State
-
     shown: list[Finding] = []
     if len(sites := {one.site for one in findings} - {""}) < 2:
         return list(findings)
@@ -250,8 +245,6 @@ def in_blocks(findings: Sequence[Finding]) -> list[Finding]:
 
 def _notes(findings: Sequence[Finding]) -> list[Finding]:
     """Return the notes on sites of a file for several, each text once."""
-    from tightframe_app.site.checks.findings import Finding
-
     every = list(dict.fromkeys(one.site for one in findings if one.site))
     sites: dict[tuple[str, str], list[str]] = {}
     for one in findings:

@@ -1,11 +1,13 @@
-"""Access to a site's lasting records of sums and budgets, for the commands that show or decide on them."""
+"""Access to a site's lasting records of sums, budgets and jobs, for commands that show or decide on them."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tightframe.errors import SiteConfigError
 from tightframe_app.site.checks.findings import Scope
 
 if TYPE_CHECKING:
@@ -63,7 +65,6 @@ class Memory:
         Raises:
             SiteConfigError: TF-615 without a kit.
         """
-        from tightframe.errors import SiteConfigError
         from tightframe.rounds.site_ledger import SiteLedger
 
         if self.startup is None:
@@ -89,7 +90,6 @@ def own_entry(config: Path) -> SiteEntry:
         SiteConfigError: TF-202 if it is wrong, or a simulation's, of several sites.
     """
     from tightframe.config.site import parse_single, read_object
-    from tightframe.errors import SiteConfigError
 
     if "sites" in (values := read_object(config)):
         raise SiteConfigError(
@@ -106,8 +106,6 @@ def state_dir_of(entry: SiteEntry, config: Path) -> Path:
     Raises:
         SiteConfigError: TF-201 if its file names none.
     """
-    from tightframe.errors import SiteConfigError
-
     if entry.state_dir is None:
         raise SiteConfigError(
             f"Expected `state_dir` in {config}, which is where the ledger is, but it is missing: add it.",
@@ -129,7 +127,6 @@ def memory_of(config: Path, site: str | None, kit: Path | None) -> Memory:
         SiteConfigError: TF-201 if it names no ``state_dir``; TF-202 if it is wrong; TF-615 without a
             name and a kit that has it.
     """
-    from tightframe.errors import SiteConfigError
     from tightframe.flare.identity import SITE_FILE
     from tightframe.rounds.site_ledger import LedgerPaths
     from tightframe_app.site.checks.engine import common_name
@@ -149,3 +146,25 @@ def memory_of(config: Path, site: str | None, kit: Path | None) -> Memory:
         )
     paths = LedgerPaths.of_site(state_dir, site, scope.kit_root)
     return Memory(site, entry, paths, scope.startup)
+
+
+LONGEST_NAME = 300
+"""Characters of a name."""
+
+
+def job_name(folder: Path, site: str) -> str | None:
+    """Return the name in a job's folder at a site, and whether it is a withdrawal; None if there is none."""
+    try:
+        path = folder / f"app_{site}" / "config" / "config_fed_client.json"
+        (executor,) = json.loads(path.read_bytes())["executors"]
+        values = executor["executor"]["args"]
+        name = str(values["job_name"])[:LONGEST_NAME]
+        return f"{name}, a withdrawal" if values.get("withdraw") else name
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+
+
+def with_id(job: str, folder: Path | None, site: str) -> str:
+    """Return a job's name with its id, ``name (id)``; the id alone where no folder has the name."""
+    name = None if folder is None else job_name(folder, site)
+    return f"{name} ({job})" if name else job

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
+from tightframe.errors import SiteConfigError
 from tightframe.files import write_json
 from tightframe_app import formats
 from tightframe_app.screens import lines
@@ -106,7 +107,6 @@ def accept(
 def _entries(config: Path, site: str | None) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the content of a configuration, and within it the site's own part."""
     from tightframe.config.site import read_object
-    from tightframe.errors import SiteConfigError
 
     values = read_object(config)
     if "sites" not in values:

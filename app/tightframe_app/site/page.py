@@ -32,11 +32,10 @@ from tightframe.report.drawing.markup import (
 )
 from tightframe.results.words import plural, rounded_down, rounded_up
 from tightframe_app.federation.kits import CONFIG_FILE, Kit
-from tightframe_app.job_names import job_name
 from tightframe_app.live.server import Content
 from tightframe_app.site import stop
 from tightframe_app.site.checks.findings import Finding, Scope
-from tightframe_app.site.memory import memory_of
+from tightframe_app.site.memory import job_name, memory_of
 
 if TYPE_CHECKING:
     from tightframe.config.policy import Policy

@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tightframe.securesum.errors import ProtocolError
+from tightframe.securesum.rules import MAX_SITES, MIN_SITES
 from tightframe_app import formats
 from tightframe_app.screens import lines
-from tightframe_app.site.memory import Memory, memory_of
+from tightframe_app.site.memory import Memory, memory_of, with_id
 
 if TYPE_CHECKING:
     from tightframe.securesum.site.journal import Entry, History, Profile
@@ -130,7 +132,6 @@ def cohort_accept(
     yes: Yes = False,
 ) -> None:
     """Allow this site's counts to be opened for another cohort from now on; shows what that reveals."""
-    from tightframe.securesum.rules import MAX_SITES, MIN_SITES
     from tightframe.securesum.site.journal import CohortAccepted
 
     memory = memory_of(config, site, kit)
@@ -290,8 +291,6 @@ def _consents(memory: Memory, dataset: str) -> list[str]:
 
 def _job(memory: Memory, job: str) -> str:
     """Return a job's name with its id, where the kit has its folder."""
-    from tightframe_app.job_names import with_id
-
     kit = None if memory.startup is None else memory.startup.resolve().parent
     return with_id(job, None if kit is None else kit / job, memory.site)
 
@@ -384,7 +383,6 @@ def release_accept(
         with_formed,
     )
     from tightframe.rounds.sums.revealed import what_both_reveal
-    from tightframe.securesum.errors import ProtocolError
     from tightframe.securesum.site.journal import (
         CohortAccepted,
         Entry,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tightframe.results.parts.spent import Spent
+from tightframe.results.parts.ranges import Spent
 from tightframe.results.status import Status
 from tightframe.results.words import megabytes, one_answer, plural, with_interval
 from tightframe.results.words import shown as number

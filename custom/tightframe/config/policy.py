@@ -111,7 +111,8 @@ class Policy(Rules):
         Args:
             options: the method's validated options; with ``splits_by_sign`` it sums by sign, with
                 ``geometric`` it takes geometric means; ``equations`` (1) of its fields are a silo's update
-                times a factor of its own.
+                times a factor of its own; with ``share_units`` a network of so many hidden units takes its
+                class shares.
             job: the job of the method; with differential privacy each record's influence must be bounded.
                 None leaves out what depends on it.
 
@@ -146,7 +147,7 @@ class Policy(Rules):
                     f"min_sites {job.min_sites}",
                     f"at least {least} with {job.method}",
                     "its sums are several equations in the silos' updates: with so few honest silos in them, "
-                    "the others can solve them for each one's",
+                    "the others can solve them for each one's, or for its class shares",
                 )
             )
         if job is not None and self._needs_norm(job, options):
@@ -164,6 +165,10 @@ class Policy(Rules):
     def _least_for(self, job: JobConfig, options: Any) -> int:
         """Return how many silos a sum needs, so that its fields are fewer than the honest silos in it."""
         several: int = getattr(options, "equations", 1)
+        if units := getattr(options, "share_units", 0):
+            spec = data.get(job.dataset)
+            classes = spec.of(spec.options.model_validate(job.dataset_options)).num_classes
+            several = max(several, units, classes - 1)
         if several < 2 or self.minimum_cohort < 2:
             return 0
         return several + 1 + job.assumed_colluders(len(job.sites))

@@ -36,7 +36,7 @@ class SiloData(Protocol):
     """One silo's records in three folds: train, validation (never trained on), test.
 
     Six methods are optional: ``distinct_labels``, see ``own_labels``; ``groups``, see
-    ``data.patients.record_patients``; ``record_shape(fold)``, so that ``check_form`` need not read one;
+    ``record_patients``; ``record_shape(fold)``, so that ``check_form`` need not read one;
     ``record_ids(fold)`` and ``patient_ids(fold)``, the names by which the site knows each record and its
     patient (``data.withdrawn``); ``contents()``, the bytes of each of the site's own records, whatever a
     job makes of them, or None of generated ones (``data.content``).
@@ -266,3 +266,75 @@ def class_counts(labels: NDArray[np.int64], num_classes: int) -> NDArray[np.int6
 def count_table(counts: Mapping[str, int]) -> str:
     """Format counts for messages: ``MEL 20, NV 2977, ...``."""
     return ", ".join(f"{name} {number}" for name, number in counts.items())
+
+
+def record_patients(data: SiloData, fold: Fold) -> NDArray[np.int64]:
+    """Return the patient of each record of a fold, in record order, (n,) int64, for a job that protects them.
+
+    Unknown patients are refused and not guessed: if each record counted as a patient of its own, the
+    guarantee for patients would be that for single records only.
+
+    A data set whose source knows patients has a method ``groups(fold)``, which returns them as integers
+    (n,), or None. The numbers have no meaning outside the silo, and are the same in all folds. A negative
+    number means that the patient is unknown; records with the same negative number are not one patient.
+
+    Raises:
+        DataError: TF-210 if the patient of any record is unknown; TF-206 if ``groups`` does not return one
+            integer for each record.
+    """
+    groups = getattr(data, "groups", None)
+    given = None if groups is None else groups(fold)
+    if given is None:
+        raise patients_unknown(data.source, "its source does not name patients")
+    patients, count = np.asarray(given), len(data.labels(fold))
+    if patients.shape != (count,) or not np.issubdtype(patients.dtype, np.integer):
+        raise DataError(
+            f"Expected `groups` of {data.source} to give one integer for each record of the {fold} fold, but "
+            f"got {patients.dtype} of shape {patients.shape} for {count} records: correct the data set.",
+            code="TF-206",
+        )
+    if unknown := int((patients < 0).sum()):
+        reason = f"{unknown} of the {count} records of its {fold} fold have a negative patient number"
+        raise patients_unknown(data.source, reason)
+    return patients.astype(np.int64)
+
+
+def patients_unknown(source: str, reason: str) -> DataError:
+    """Return the error for records whose patients are unknown."""
+    return DataError(
+        f"Expected to know the patient of each record of {source}, because the job protects patients, but "
+        f'{reason}: use `"neighbours": "record"` in the job\'s `privacy`, or records whose patients are '
+        "known.",
+        code="TF-210",
+    )
+
+
+def in_steps(labels: NDArray[np.int64], step: int) -> NDArray[np.int64]:
+    """Return findings of which 0, ``step``, 2 ``step``, ... are unknown: known ones fill up to the next step.
+
+    How many are unknown follows from exact counts: all records less the known ones. So a silo counts them in
+    steps, as a cell that is too small is not told by itself. Known values that count as unknown are spread
+    evenly over the records, so that no kind of them is lost.
+
+    Args:
+        labels: 1, 0 or ``UNKNOWN``, (n, K).
+        step: least number of unknown values of a finding that is told.
+
+    >>> in_steps(np.array([[1, 1], [0, 1], [1, -1], [0, 1]]), 2).tolist()
+    [[1, 1], [0, -1], [1, -1], [0, 1]]
+    """
+    told = labels.copy()
+    for place in range(told.shape[1]):
+        known = np.flatnonzero(told[:, place] != UNKNOWN)
+        more = min(-(len(told) - len(known)) % step, len(known))
+        told[known[(2 * np.arange(more) + 1) * len(known) // max(1, 2 * more)], place] = UNKNOWN
+    return told
+
+
+def too_few(labels: NDArray[np.int64], least: int) -> list[int]:
+    """Return the findings of which fewer than ``least`` values are known, by their place.
+
+    >>> too_few(np.array([[1, -1], [0, 1]]), 2)
+    [1]
+    """
+    return np.flatnonzero((labels != UNKNOWN).sum(axis=0) < least).tolist()

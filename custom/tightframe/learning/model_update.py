@@ -18,6 +18,7 @@ from torch import nn
 
 from tightframe.learning.stages import FitReport
 from tightframe.models.frozen import HEAD, is_frozen
+from tightframe.models.heads import feature_width
 from tightframe.phases import Cohort, Field, ServerState, Setting, Tensors, Totals
 
 BROADCAST = "model/"
@@ -45,6 +46,11 @@ def shared_template(setting: Setting) -> nn.Module:
 def _shared_template(build_model: Callable[[], nn.Module]) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         return build_model()
+
+
+def shared_width(setting: Setting) -> int:
+    """Return d, the width of the features of the model."""
+    return feature_width(shared_template(setting))
 
 
 def copied(tensors: Tensors, prefix: str = "") -> dict[str, torch.Tensor]:

@@ -162,9 +162,9 @@ def init_server(setting: Setting, seed: int) -> ServerState:
 
 def after(setting: Setting) -> tuple[Phase, ...]:
     """Return three phases: who holds each class, how many records; then the sums and the calibration."""
-    classes, width = setting.num_classes, feature_width(model_update.shared_template(setting))
+    classes, width = setting.num_classes, model_update.shared_width(setting)
     counts = phases.Field(COUNTS, (classes,), bound=COUNT_BOUND, static=True, per_class=True, sensitivity=1.0)
-    sums = phases.Field(SUMS, (classes, width), bound=SUM_BOUND, static=True, per_class=True)
+    sums = phases.Field(SUMS, (classes, width), bound=SUM_BOUND, static=True, per_class=True, features=width)
     size, shared = width * (width + 1) // 2, setting.config.covariance == "shared"
     products = phases.Field(
         PRODUCTS,

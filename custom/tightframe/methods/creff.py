@@ -49,7 +49,6 @@ from tightframe.learning.halves import (
 from tightframe.learning.losses import fit_head
 from tightframe.learning.optimizers import OptimizerSettings
 from tightframe.learning.stages import Stage, cross_entropy
-from tightframe.models import feature_width
 from tightframe.options import StrictModel
 from tightframe.phases import (
     Cohort,
@@ -210,7 +209,7 @@ def head(config: CreffConfig, width: int, classes: int) -> nn.Module:
 
 def init_server(setting: Setting, seed: int) -> ServerState:
     """Return the model that ``seed`` gives, and federated features from a standard normal distribution."""
-    width = feature_width(model_update.shared_template(setting))
+    width = model_update.shared_width(setting)
     stream = torch.Generator().manual_seed(stream_seed(seed, "creff", "features"))
     shape = (setting.num_classes, setting.config.features, width)
     extra = {
@@ -230,7 +229,7 @@ def parts(setting: Setting, round: int, rounds: int) -> tuple[LocalRule, ServerR
 def gradient_fields(setting: Setting) -> tuple[phases.Field, ...]:
     """Return mean gradients of each class, flattened, and holders."""
     shared = partial(phases.Field, static=True, per_class=True)
-    classes, width = setting.num_classes, feature_width(model_update.shared_template(setting))
+    classes, width = setting.num_classes, model_update.shared_width(setting)
     return (
         shared(GRADIENTS, (classes, classes * (width + 1)), bound=GRADIENT_BOUND),
         shared(HOLDERS, (classes,), bound=1.0),

@@ -43,7 +43,6 @@ from tightframe.learning.halves import (
     update_fields,
 )
 from tightframe.learning.stages import BatchView, Term, cross_entropy
-from tightframe.models import feature_width
 from tightframe.models.geometry_heads import EtfHead
 from tightframe.options import StrictModel
 from tightframe.phases import Cohort, Contribution, ServerState, Setting, SiloView, Tensors, Totals
@@ -178,7 +177,7 @@ def parts(setting: Setting, round: int, rounds: int) -> tuple[LocalRule, ServerR
 
 def initial(setting: Setting) -> dict[str, torch.Tensor]:
     """Return no memory yet."""
-    width = feature_width(model_update.shared_template(setting))
+    width = model_update.shared_width(setting)
     return {
         MEMORY: torch.zeros(setting.num_classes, width),
         MEMORY_VALID: torch.zeros(setting.num_classes, dtype=torch.uint8),
@@ -221,7 +220,7 @@ def _schedule(config: FedAvgETFConfig, round: int, rounds: int) -> tuple[bool, C
 
 def _memory_fields(setting: Setting, *, collect: Collected) -> tuple[phases.Field, ...]:
     config: FedAvgETFConfig = setting.config
-    classes, width = setting.num_classes, feature_width(model_update.shared_template(setting))
+    classes, width = setting.num_classes, model_update.shared_width(setting)
     by_records = config.mu_divisor == "count_weighted"
     shared = partial(phases.Field, static=True, per_class=True)
     shares = shared(
@@ -237,7 +236,7 @@ def _memory_fields(setting: Setting, *, collect: Collected) -> tuple[phases.Fiel
 def objective(silo: SiloView, broadcast: Tensors, state: Tensors, *, collect: Collected) -> Objective:
     """Train what trains, with the offsets or vectors that were broadcast, if any; nothing is kept."""
     setting = silo.setting
-    seen = ClassSums(setting.num_classes, feature_width(model_update.shared_template(setting)))
+    seen = ClassSums(setting.num_classes, model_update.shared_width(setting))
     terms: tuple[Term, ...] = (cross_entropy(),)
     if OFFSETS in broadcast:
         rows = broadcast[VALID].to(torch.bool)[:, None]

@@ -47,7 +47,6 @@ from tightframe.learning.halves import (
 )
 from tightframe.learning.optimizers import OptimizerSettings
 from tightframe.learning.stages import GradientCorrection, at_least_float32, cross_entropy
-from tightframe.models import feature_width
 from tightframe.models.geometry_heads import NormalisedPrototypeHead, PrototypeInit
 from tightframe.options import StrictModel
 from tightframe.phases import Cohort, Contribution, ServerState, Setting, SiloView, Tensors, Totals
@@ -208,7 +207,7 @@ def parts(setting: Setting) -> tuple[LocalRule, ServerRule]:
 
 def prototype_fields(setting: Setting) -> tuple[phases.Field, ...]:
     """Return one vector for each class."""
-    width = feature_width(model_update.shared_template(setting))
+    width = model_update.shared_width(setting)
     by_one = setting.config.proto_release == "sum"
     return (
         phases.Field(

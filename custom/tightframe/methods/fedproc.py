@@ -29,7 +29,6 @@ from tightframe.learning import model_update
 from tightframe.learning.class_sums import ClassSums, ratio_of_sums
 from tightframe.learning.halves import LocalRule, Objective, ServerRule, Trained, scheduled_method
 from tightframe.learning.stages import BatchView, Term, at_least_float32, cross_entropy
-from tightframe.models import feature_width
 from tightframe.models.geometry_heads import unit_features
 from tightframe.options import StrictModel
 from tightframe.phases import Cohort, Contribution, ServerState, Setting, SiloView, Tensors, Totals
@@ -205,7 +204,7 @@ def server_rule() -> ServerRule:
 
 def _width(setting: Setting) -> int:
     width: int | None = setting.config.projection_width
-    return feature_width(model_update.shared_template(setting)) if width is None else width
+    return model_update.shared_width(setting) if width is None else width
 
 
 def _no_prototypes(setting: Setting) -> dict[str, torch.Tensor]:

@@ -90,7 +90,7 @@ def prototype_loss(
 
 def init_server(setting: Setting, seed: int) -> ServerState:
     """Return no model, and no prototype yet."""
-    width = feature_width(model_update.shared_template(setting))
+    width = model_update.shared_width(setting)
     extra = {
         PROTOTYPES: torch.zeros(setting.num_classes, width),
         VALID: torch.zeros(setting.num_classes, dtype=torch.uint8),
@@ -100,7 +100,7 @@ def init_server(setting: Setting, seed: int) -> ServerState:
 
 def plan(setting: Setting, round: int, rounds: int) -> tuple[Phase, ...]:
     """Return one phase: train near the prototypes received, then report the class sums."""
-    classes, width = setting.num_classes, feature_width(model_update.shared_template(setting))
+    classes, width = setting.num_classes, model_update.shared_width(setting)
     by_records = setting.config.weighting == "records"
     sums = phases.Field(
         SUMS,

@@ -18,7 +18,10 @@ hyper-network H, which all silos share, makes P from the silo's class shares a::
     P(h) = W h + b,  (W, b) = H(a),  a_c = n_c / sum_j n_j
 
 Of records that are repeated n counts one, and it is 0 below the silo's ``min_class_count``: but for weight
-decay the update of H's first layer is a multiple of a, so a plain sum would show a and is refused.
+decay the update of H's first layer is, unit by unit, a multiple of a, and that of its last one of its hidden
+units at a. So a plain sum would show a and is refused, and the rows of a total over K silos lie in the span
+of K such vectors: of two honest hospitals it tells each one's numbers of records of each class, exactly. More
+honest silos than H has hidden units, and no fewer than classes, span all that there is.
 
 H trains on l_personal and is averaged with the model, so that a silo that never trained has a personal head,
 too. Its last layer starts from zeros, as P does.
@@ -42,7 +45,7 @@ from tightframe.learning.halves import (
     train,
 )
 from tightframe.learning.losses import balanced_softmax_loss
-from tightframe.learning.model_update import broadcast_model, copied, shared_template
+from tightframe.learning.model_update import broadcast_model, copied, shared_width
 from tightframe.learning.stages import BatchView, Term
 from tightframe.models import feature_width
 from tightframe.options import StrictModel
@@ -75,6 +78,11 @@ class FedRODConfig(StrictModel):
     personal_head: Literal["linear", "hyper_network"] = "linear"
     hyper_width: int | None = Field(default=None, ge=1, le=4096)
     personal_epochs: int | None = Field(default=None, ge=0, le=10_000)
+
+    @property
+    def share_units(self) -> int:
+        """Hidden units of the network that takes a silo's class shares; 0 where none does."""
+        return 0 if self.personal_head == "linear" else self.hyper_width or HYPER_WIDTH
 
     @model_validator(mode="after")
     def _looked_at(self) -> FedRODConfig:
@@ -136,7 +144,7 @@ def head(config: FedRODConfig, feature_width: int, num_classes: int) -> nn.Modul
     """Return the generic head with the hyper-network; None keeps the backbone's head."""
     if config.personal_head == "linear":
         return None
-    return HyperHead(feature_width, num_classes, config.hyper_width or HYPER_WIDTH)
+    return HyperHead(feature_width, num_classes, config.share_units)
 
 
 def needs_secure_sums(config: FedRODConfig) -> str | None:
@@ -234,7 +242,7 @@ def _made_head(silo: SiloView, shared: HyperHead) -> nn.Module:
 
 def _personal_head(silo: SiloView, state: Tensors) -> nn.Module:
     """Return the kept personal head; zeros, which change no logit, where none is kept yet."""
-    width = feature_width(shared_template(silo.setting))
+    width = shared_width(silo.setting)
     head = nn.utils.skip_init(nn.Linear, width, silo.setting.num_classes)
     if state:
         head.load_state_dict({name.removeprefix(f"{PERSONAL}."): item for name, item in state.items()})

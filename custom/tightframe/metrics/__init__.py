@@ -1,6 +1,6 @@
 """Metrics as pure functions of totals: counts summed over silos, never records.
 
-Those of ``features`` look at features, so they are for one evaluator with all records.
+Eigenvalues look at features, so they are for one evaluator with all records.
 """
 
 from tightframe.metrics.classification import (
@@ -16,8 +16,9 @@ from tightframe.metrics.classification import (
     per_class_recall,
     score_histogram,
 )
-from tightframe.metrics.features import correlation_eigenvalues, eigenvalue_spread
-from tightframe.metrics.personal import (
+from tightframe.metrics.papers import (
+    correlation_eigenvalues,
+    eigenvalue_spread,
     label_share_accuracy,
     valid_class_accuracy,
     weighted_accuracy,

@@ -6,7 +6,7 @@ from typing import Any
 
 from tightframe.results.files import CARD, ResultFile, Values
 from tightframe.results.parts.evaluation import Evaluation
-from tightframe.results.parts.spent import Spent
+from tightframe.results.parts.ranges import Spent
 from tightframe.results.parts.withdrawal import WithdrawnRecords
 
 

@@ -25,7 +25,7 @@ from tightframe.results.files import (
 )
 from tightframe.results.parts.dropouts import NOT_MEASURED, Lost
 from tightframe.results.parts.evaluation import Evaluation, FoldMetrics
-from tightframe.results.parts.spent import Spent
+from tightframe.results.parts.ranges import Spent
 from tightframe.results.parts.withdrawal import WithdrawnRecords
 from tightframe.results.rows import EVALUATED_MODELS, Row, evaluated_rounds, final_row, noise_words
 from tightframe.results.statistics import STATISTICS, TableStatistics

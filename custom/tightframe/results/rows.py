@@ -11,8 +11,7 @@ from typing import Any
 from tightframe.files import write_atomically
 from tightframe.results.files import METRICS, ResultFile, parsed, read_bytes
 from tightframe.results.parts.evaluation import Evaluation, FoldMetrics
-from tightframe.results.parts.spent import Spent
-from tightframe.results.parts.update_norms import UpdateNorms
+from tightframe.results.parts.ranges import Spent, UpdateNorms
 from tightframe.results.words import exchange_name, metric, one_answer, shown
 
 _HEADLINE = (

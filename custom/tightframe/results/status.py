@@ -12,7 +12,7 @@ from tightframe.errors import LATE
 from tightframe.results.files import ResultFile, Values
 from tightframe.results.parts.dropouts import Lost
 from tightframe.results.parts.evaluation import OneAnswer
-from tightframe.results.parts.spent import Spent
+from tightframe.results.parts.ranges import Spent
 from tightframe.results.rows import Row
 
 State = Literal["starting", "enrolling", "summing", "trained", "stopped"]

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any
 from tightframe.config.job import JobConfig, Training
 from tightframe.config.policy import Policy
 from tightframe.config.site import SiteEntry, dataset_of, open_data
-from tightframe.data.base import SiloData, own_labels
+from tightframe.data.base import SiloData, in_steps, own_labels, too_few
 from tightframe.data.content import Content, content_of
-from tightframe.data.known import in_steps, too_few
 from tightframe.errors import DataError
 from tightframe.files import write_atomically
 from tightframe.phases import OwnRows

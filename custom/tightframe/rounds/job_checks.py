@@ -283,7 +283,7 @@ def standardises(setting: Setting) -> bool:
 
 
 def _width(setting: Setting) -> int:
-    return models.feature_width(model_update.shared_template(setting))
+    return model_update.shared_width(setting)
 
 
 def _schemas(setup: JobSetup, setting: Setting) -> list[Schema]:

@@ -1,10 +1,9 @@
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 
+from tightframe.data.eicu import EicuOptions
 from tightframe.data.eicu.folds import (
     Folds,
     HospitalSplit,
@@ -32,8 +31,7 @@ def stays(hospitals: dict[int, int], *, deaths: int = 5, patient: dict[int, int]
 
 
 def folds(table: Stays, place: Place, split: HospitalSplit = SPLIT, **options: bool) -> Folds:
-    chosen: dict[str, Any] = {"equal_sizes": False, "oversample_minority": False} | options
-    return silo_folds(table, split, place, **chosen)
+    return silo_folds(table, split, place, EicuOptions.model_validate(options))
 
 
 def test_the_largest_train_and_the_smaller_id_wins_a_tie() -> None:

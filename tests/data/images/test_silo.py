@@ -15,13 +15,12 @@ from pydantic import ValidationError
 from tests.support.pictures import contract, noise, options, site, write_manifest, write_skin
 
 from tightframe import data, federation
-from tightframe.data.base import FOLDS, check_form
+from tightframe.data.base import FOLDS, check_form, record_patients
 from tightframe.data.content import content_of
 from tightframe.data.images import ImagesSite
 from tightframe.data.images.contract import PictureContract
 from tightframe.data.images.silo import open_site
 from tightframe.data.images.views import transformed
-from tightframe.data.patients import record_patients
 from tightframe.errors import DataError
 
 

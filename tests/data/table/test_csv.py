@@ -18,8 +18,7 @@ from tests.support.tables import HEADER, contract, options, site, ward_rows, wri
 from tightframe import federation
 from tightframe.config.job import parse_job
 from tightframe.config.site import SiteEntry
-from tightframe.data.base import FOLDS
-from tightframe.data.patients import record_patients
+from tightframe.data.base import FOLDS, record_patients
 from tightframe.data.table import TableSite
 from tightframe.data.table.silo import TableData, open_site
 from tightframe.errors import DataError, RunError

@@ -13,7 +13,7 @@ from scipy import stats
 from tests.support.audit import gaussian_epsilon, lower_bounds
 
 from tightframe.privacy.events import PrivacyValueError
-from tightframe.privacy.releases.class_counts import (
+from tightframe.privacy.releases.class_sums import (
     COUNT_GRID,
     class_counts,
     count_noise,

@@ -22,7 +22,7 @@ from tightframe.errors import DataError, JobError, RunError
 from tightframe.phases import Fold
 from tightframe.privacy.events import SubsampledGaussian
 from tightframe.privacy.ledger.entries import NeighboursError
-from tightframe.privacy.releases.class_counts import COUNT_GRID
+from tightframe.privacy.releases.class_sums import COUNT_GRID
 from tightframe.rounds.context import SiloContext
 from tightframe.rounds.setup import prepare
 from tightframe.rounds.silo import private_view

@@ -26,7 +26,8 @@ from tightframe.privacy.ledger.entries import Cap, DataNoted, DatasetError
 from tightframe.rounds import site_ledger
 from tightframe.rounds.privacy_plan import PrivacyPlan
 from tightframe.rounds.setup import prepare
-from tightframe.rounds.silo.budget import Budget, fingerprint
+from tightframe.rounds.silo.budget import Budget
+from tightframe.rounds.silo.known_records import fingerprint
 
 PRIVATE = job(weights="uniform", privacy={"epsilon": 8.0, "noise_multiplier": 3.0, "evaluation": "noisy"})
 SMALL, LARGE = Gaussian(6.0), Gaussian(0.6)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tightframe.errors import RunError
-from tightframe.rounds.silo import checks
+from tightframe.rounds.silo import requests
 
 CONTRIBUTE: dict[str, Any] = {
     "kind": "train",
@@ -23,18 +23,18 @@ CONTRIBUTE: dict[str, Any] = {
 
 
 def test_what_an_honest_server_sends_is_let_through() -> None:
-    checks.check_form("contribute", CONTRIBUTE, "site-1", secure=False)
+    requests.check("contribute", CONTRIBUTE, "site-1", secure=False)
     more = {"before": "1" * 64, "start": b"", "state_bytes": b""}
-    checks.check_form("contribute", CONTRIBUTE | more, "site-1", secure=False)
-    checks.check_form("contribute", CONTRIBUTE | {"declared": None, "more": 1}, "site-1", secure=True)
-    checks.check_form("enroll", {"job_sha256": "x", "version": "1", "secure": b"x"}, "site-1", secure=True)
+    requests.check("contribute", CONTRIBUTE | more, "site-1", secure=False)
+    requests.check("contribute", CONTRIBUTE | {"declared": None, "more": 1}, "site-1", secure=True)
+    requests.check("enroll", {"job_sha256": "x", "version": "1", "secure": b"x"}, "site-1", secure=True)
 
 
 @pytest.mark.parametrize("value", [None, [], "x", b"x", 7, {1: 2}, {None: None}, {"secure": b"", 1: 2}])
 def test_what_is_no_message_is_refused(value: Any) -> None:
     for task in ("enroll", "confirm", "contribute", "agree", "reveal", "baseline"):
         with pytest.raises(RunError, match=rf"^TF-604: .*message of the task {task}"):
-            checks.check_form(task, value, "site-1", secure=True)
+            requests.check(task, value, "site-1", secure=True)
 
 
 @pytest.mark.parametrize(
@@ -61,17 +61,17 @@ def test_what_is_no_message_is_refused(value: Any) -> None:
 )
 def test_a_wrong_key_is_named_and_its_value_is_not(key: str, value: Any) -> None:
     with pytest.raises(RunError, match=key) as caught:
-        checks.check_form("contribute", CONTRIBUTE | {key: value}, "site-1", secure=False)
+        requests.check("contribute", CONTRIBUTE | {key: value}, "site-1", secure=False)
     assert caught.value.code == "TF-604" and "secret-text" not in str(caught.value)
     without = {name: item for name, item in CONTRIBUTE.items() if name != key}
     with pytest.raises(RunError, match=f"{key}: Field required"):
-        checks.check_form("contribute", without, "site-1", secure=False)
+        requests.check("contribute", without, "site-1", secure=False)
 
 
 def test_of_many_wrong_keys_five_are_named() -> None:
     for count, more in ((5, ""), (6, "; and 1 more")):
         without = {key: value for key, value in list(CONTRIBUTE.items())[count:]}
         with pytest.raises(RunError) as caught:
-            checks.check_form("contribute", without, "site-1", secure=False)
+            requests.check("contribute", without, "site-1", secure=False)
         assert str(caught.value).count("Field required") == 5
         assert f"Field required{more}. The message" in str(caught.value)

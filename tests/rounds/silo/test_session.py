@@ -97,7 +97,7 @@ def test_before_every_task_the_site_asks_for_its_own_options(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: str, changes: dict[str, Any]
 ) -> None:
     """A server that skips enrolment gets no further."""
-    monkeypatch.setattr(module.checks, "check_form", unexpected)
+    monkeypatch.setattr(module.requests, "check", unexpected)
     of = job(**changes)
     entry = SiteEntry(policy=PolicyBlock(class_rules_off=False))
     context = replace(contexts(job(), tmp_path)["site-1"], job=of, entry=entry)

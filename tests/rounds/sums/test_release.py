@@ -41,6 +41,8 @@ from tightframe.securesum.site.journal import History, ProfileUsed
 
 SITES = ["a", "b", "c", "d"]
 METHOD = {"method": "fedmr", "training": {"learning_rate": 1e-3}}
+AVERAGED = {"method": "fedavg", "method_options": {}}
+"""Without class sums."""
 
 IN: Mapping[str, tuple[Any, str]] = {
     "method": ("fednova", "updates"),
@@ -69,13 +71,13 @@ IN: Mapping[str, tuple[Any, str]] = {
     "training.weight_decay": (0.1, "training"),
     "training.augment": (False, "training"),
     "initial_model_sha256": ("0" * 64, "training"),
+    "seed": (7, "features in training"),  # where these are summed by class
 }
 """Options that act on one silo's term before the sum: another value, and the setting that it changes."""
 OUT: Mapping[str, tuple[Any, str]] = {
     "job_name": ("another", "a name"),
     "dataset": (None, "another data set is another entry of the journal"),
     "sites": (SITES[:3], "which silos: the static group has one cohort, held by entries of its own"),
-    "seed": (7, "the same weights of the silos' terms: one more total of the same mixture"),
     "min_sites": (4, "which survivors: updates of several sets are blurred by draws, counts have one cohort"),
     "sites_per_round": (None, "refused with secure sums"),
     "training.amp": (True, "rounding"),
@@ -239,7 +241,7 @@ def test_options_that_change_nothing_do_not_ask_for_consent() -> None:
     """The share without weights; beside how models are trained, epochs of plain steps and the seed."""
     uniform = {"weights": "uniform"}
     assert profile(uniform) == profile({**uniform, "max_weight_share": 0.5})
-    plain = {"training.momentum": 0.0}
+    plain = {**AVERAGED, "training.momentum": 0.0}
     before, after = profile(plain), profile({**plain, "training.epochs": 5, "seed": 1})
     assert {name for name in before | after if before.get(name) != after.get(name)} == {"training"}
 
@@ -290,7 +292,7 @@ def test_other_features_that_no_training_moves_are_another_profile(
 ) -> None:
     before, after = profile(job), profile({**job, **changes})
     others = {name for name in before | after if before.get(name) != after.get(name)}
-    assert others - {"training"} == {"features"}
+    assert others - {"training", "features in training"} == {"features"}
 
 
 @pytest.mark.parametrize("job", [{**DRAWN, "method": "fedavg"}, METHOD, SHARED], ids=str)
@@ -337,7 +339,9 @@ FLAT = {"model": "identity", "method": "fedavg", "method_options": {}}
     [
         ({}, ({"training.amp": True, "threads": 2, "evaluation.batch_size": 8},), True),
         (FAST, ({},), False),
-        ({"seed": 1}, ({},), True),
+        ({**AVERAGED, "seed": 1}, (AVERAGED,), True),
+        # Class sums of another seed's features are, too: all 10 records of a class from eleven seeds.
+        ({"seed": 1}, ({},), False),
         ({"rounds": 5}, ({},), True),
         ({"rounds": 5, "method": "fedavg_etf"}, ({"method": "fedavg_etf"},), False),
         ({"rounds": 5, **LOOP}, (LOOP,), False),
@@ -353,8 +357,9 @@ FLAT = {"model": "identity", "method": "fedavg", "method_options": {}}
         ({**FAST, "seed": 1}, (GIVEN,), False),
         ({**FAST, "seed": 1, "initial_model_sha256": "1" * 64}, (GIVEN,), False),
         ({**FAST, **GIVEN}, (FAST, {"seed": 1}), False),
-        ({"seed": 1}, (GIVEN, {}), True),
-        ({**GIVEN, "seed": 1}, (GIVEN, {}), True),
+        ({**AVERAGED, "seed": 1}, ({**AVERAGED, **GIVEN}, AVERAGED), True),
+        ({**AVERAGED, **GIVEN, "seed": 1}, ({**AVERAGED, **GIVEN}, AVERAGED), True),
+        ({**GIVEN, "seed": 1}, (GIVEN,), False),
         ({**FLAT, "seed": 1}, (FLAT,), True),
         ({**FLAT, **FAST, "seed": 1}, (FLAT,), False),
         ({**FLAT, **FAST, **GIVEN}, (FLAT,), False),
@@ -400,7 +405,7 @@ def test_another_head_whose_losses_are_summed_is_another_profile(changes: dict[s
 
 @pytest.mark.parametrize(("changes", "expected"), [({}, True), ({"seed": 1}, True), (FAST, False)], ids=str)
 def test_what_earlier_builds_named_by_seeds_holds_for_all(changes: dict[str, Any], expected: bool) -> None:
-    now, before = profile(changes), profile({})
+    now, before = profile({**AVERAGED, **changes}), profile(AVERAGED)
     before |= {"training from seed 0": before.pop("training")}
     assert "initial_model" not in now["training"]
     journal = History([ProfileUsed("d", tuple(sorted(before.items())), "a")])

@@ -21,7 +21,7 @@ from tightframe.rounds.silo.contribute import Contributor
 from tightframe.rounds.silo.session import SiloSession
 from tightframe.rounds.sums import secure_server
 from tightframe.rounds.sums.common import SEAL, SEALS
-from tightframe.rounds.sums.spool import FileSpool
+from tightframe.rounds.sums.secure_server import FileSpool
 from tightframe.securesum import messages, transcript
 from tightframe.securesum.identity import Anchor
 from tightframe.securesum.messages import RevealRequest, TermRequest, Total

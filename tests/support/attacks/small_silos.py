@@ -43,7 +43,7 @@ from tightframe.rounds.pace import Pace
 from tightframe.rounds.plan import CLOSING, TRAIN, Exchange, RunPlan
 from tightframe.rounds.plan import PERSONAL as PERSONAL_MODELS
 from tightframe.rounds.run_state import state_sha256
-from tightframe.rounds.silo import checks
+from tightframe.rounds.silo import requests
 from tightframe.rounds.silo.contribute import Contributor
 from tightframe.rounds.silo.followed_state import FollowedState, next_state
 from tightframe.rounds.silo.own_state import SiloStateStore, begin, confirm_told
@@ -495,7 +495,7 @@ class SmallSilo(SiloSession):
         return self._contributor
 
     def _answer(self, task: str, message: Message) -> Message:
-        checks.check_form(task, message, self.name, secure=True)
+        requests.check(task, message, self.name, secure=True)
         if task == "enroll":
             return {SECURE: self._secure.enroll(message.get(SECURE), lambda *, again: DECLARED)}
         if task == "contribute":

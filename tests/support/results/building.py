@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tightframe.results.parts.evaluation import Evaluation
-from tightframe.results.parts.spent import Spent
+from tightframe.results.parts.ranges import Spent
 from tightframe.results.rows import Row
 from tightframe.results.status import Status
 from tightframe.rounds.riders import epsilon

@@ -6,9 +6,16 @@ reported at once. It writes nothing except for a probe in the state folder, whic
 
 from __future__ import annotations
 
+import os
+import shutil
 import stat
+import tempfile
+import time
 from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
 
+import torch
 from pydantic import ValidationError
 
 from tightframe import data, methods
@@ -16,13 +23,14 @@ from tightframe.config.job import JobConfig, parse_job
 from tightframe.config.policy import Policy
 from tightframe.config.site import ServerEntry, SiteEntry, parse_single, parse_site_file, read_object
 from tightframe.data.base import check_form, class_counts, count_table
-from tightframe.errors import DataError, JobError, SiteConfigError, TightframeError
+from tightframe.errors import DataError, JobError, SiteConfigError, TightframeError, TrainingError
 from tightframe.files import quoted
-from tightframe_app.site.checks import accounts, engine, machine, package
+from tightframe.rounds.silo.contribute import choose_device
+from tightframe_app.site.checks import accounts, engine, package
 from tightframe_app.site.checks import job as site_job
 from tightframe_app.site.checks import ledger as site_ledger
-from tightframe_app.site.checks.classes import Held, never_answered
 from tightframe_app.site.checks.findings import Finding, Scope, area_of
+from tightframe_app.site.checks.job import Held, never_answered
 
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
@@ -59,7 +67,7 @@ def check_site(scope: Scope) -> Iterator[Finding]:
                 yield from site_job.check_own_records(job, label, entry, scope)
             if name is not None and scope.real:
                 yield from site_job.signature(job, name, policy, scope)
-        yield from machine.device(entry, label)
+        yield from device(entry, label)
     if job is not None:
         yield from site_job.would_leave(job)
     if job is not None and server is not None:
@@ -70,7 +78,7 @@ def check_site(scope: Scope) -> Iterator[Finding]:
     yield from identity
     single = entries.get("")
     if single is not None:
-        yield from machine.disk(single)
+        yield from disk(single)
         if scope.production:
             yield from accounts.check_accounts(single, scope)
         ledger = site_ledger.check_ledger(single, name, scope)
@@ -86,7 +94,7 @@ def check_site(scope: Scope) -> Iterator[Finding]:
     guarded = single is not None and single.policy.resolve(production=scope.real).egress_guard
     yield from engine.files(scope, guarded=guarded)
     yield from package.package()
-    yield from machine.clock()
+    yield from clock()
 
 
 def _configuration(scope: Scope) -> tuple[dict[str, SiteEntry], ServerEntry | None, list[Finding]]:
@@ -230,3 +238,67 @@ def _data(
         yield Finding(area, "note", "no records are configured: simulations use generated ones")
     elif not entry.data and not scope.production:
         yield Finding(area, "note", "no records are configured: simulations with this file are also refused")
+
+
+LEAST_FREE, LITTLE_FREE = 2**30, 10 * 2**30
+"""Free bytes on the state folder's disk below which there is a problem, and a note."""
+JUMP_SECONDS = 0.05
+_OTHERS = stat.S_IRWXG | stat.S_IRWXO
+
+
+def disk(entry: SiteEntry) -> Iterator[Finding]:
+    """Check that the state folder exists, is private to this account and writable, and has free space."""
+    area = "disk"
+    if entry.state_dir is None:
+        return
+    folder = Path(entry.state_dir)
+    if not folder.is_dir():
+        text = f"{folder} does not exist: run  install -d -m 0700 {quoted(folder)}  as the client's account"
+        yield Finding(area, "problem", text)
+        return
+    mode = stat.S_IMODE(folder.stat().st_mode)
+    if mode & _OTHERS:
+        text = f"{folder} is open to others (mode {mode:04o}): chmod 0700 {quoted(folder)}"
+        yield Finding(area, "problem", text)
+    try:
+        with tempfile.NamedTemporaryFile(dir=folder, prefix=".check-") as probe:
+            probe.write(b"x")
+            probe.flush()
+            os.fsync(probe.fileno())
+    except OSError as error:
+        yield Finding(area, "problem", f"{folder} cannot be written: {error.strerror}")
+        return
+    free = shutil.disk_usage(folder).free
+    shown = f"{folder}: {free / 2**30:.1f} GiB free"
+    if free < LITTLE_FREE:
+        yield Finding(area, "problem" if free < LEAST_FREE else "note", f"{shown}, which is little")
+    else:
+        yield Finding(area, "ok", f"{shown}, writable, mode {mode:04o}")
+
+
+def device(entry: SiteEntry, label: str) -> Iterator[Finding]:
+    """Check that the configured device exists."""
+    area = area_of("device", label)
+    try:
+        chosen = choose_device(entry.device)
+    except TrainingError as error:
+        yield Finding(area, "problem", str(error))
+        return
+    if chosen.type == "cuda":
+        properties = torch.cuda.get_device_properties(chosen)
+        yield Finding(area, "ok", f"{chosen}: {properties.name}, {properties.total_memory / 2**30:.0f} GiB")
+    else:
+        yield Finding(area, "ok", f"{entry.device}: trains on the CPU, {os.cpu_count()} cores")
+
+
+def clock() -> Iterator[Finding]:
+    """Check that wall clock and monotonic clock agree; report the date for a person to check."""
+    wall, steady = time.time(), time.monotonic()
+    time.sleep(2 * JUMP_SECONDS)
+    drift = abs((time.time() - wall) - (time.monotonic() - steady))
+    now = datetime.now(UTC)
+    if drift > JUMP_SECONDS:
+        text = f"the clock jumped by {drift:.2f} s during the check: check its synchronisation (NTP)"
+        yield Finding("clock", "problem", text)
+    else:
+        yield Finding("clock", "ok", f"{now:%Y-%m-%d %H:%M:%S} UTC; is that right?")

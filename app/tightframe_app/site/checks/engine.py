@@ -9,6 +9,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from tightframe.errors import SiteConfigError
 from tightframe_app.site.checks.findings import Finding, Scope, State
 
 GUARD = "tightframe.flare.guard.EgressGuard"
@@ -19,7 +20,6 @@ RENEW = timedelta(days=30)
 
 def identity(scope: Scope) -> tuple[str | None, list[Finding]]:
     """Return the site's name, if not given the one in its certificate, and the findings about its kit."""
-    from tightframe.errors import SiteConfigError
     from tightframe.flare.identity import SITE_FILE, site_identity
     from tightframe.securesum.identity import public_key_hash
 

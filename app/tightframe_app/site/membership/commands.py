@@ -6,11 +6,13 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tightframe.errors import JoinError
 from tightframe.files import quoted
 from tightframe_app.federation import commands as federations
 from tightframe_app.live import options as live
@@ -143,7 +145,6 @@ def start(kit: Kit) -> None:
 
     Refuses a kit whose local/ does not shut the engine's doors, and one that runs already, here or as a copy.
     """
-    from tightframe.errors import JoinError
     from tightframe_app.federation import kits
     from tightframe_app.site.checks.engine import components
     from tightframe_app.site.membership import starting
@@ -171,8 +172,6 @@ def page(kit: Kit, port: live.Port = None) -> None:
     has the policy with every rule, too, and the findings of `tightframe site check`. Start it with the
     account that trains: no other one may read the ledger.
     """
-    from functools import partial
-
     from rich.console import Console
 
     from tightframe_app.live.server import Live

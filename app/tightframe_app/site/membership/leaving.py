@@ -13,26 +13,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.serialization import (
-    Encoding,
-    PublicFormat,
-    load_pem_private_key,
-)
-
 from tightframe.errors import JoinError, TightframeError
 from tightframe.files import quoted, write_json
-from tightframe.flare.submitter import TAKEN_UP
-from tightframe.privacy.ledger.ledger import ledger_path
-from tightframe.rounds.site_ledger import KIT_HEAD, journal_folder
 from tightframe.securesum.rules import MIN_SITES
-from tightframe.securesum.site.journal import CohortAccepted, StaticMasked, StaticOpened
 from tightframe_app.federation.kits import CONFIG_FILE, LEFT, Kit
-from tightframe_app.site import stop
-from tightframe_app.site.membership import starting
 from tightframe_app.site.membership.joining import NOTES
-from tightframe_app.site.memory import memory_of
 
 KEY = "client.key"
 PROOFS = frozenset({KEY, "client.crt", "rootCA.pem"})
@@ -76,6 +61,13 @@ def departure(kit: Kit, request: Path | None) -> Departure:
     Raises:
         JoinError: TF-756, if a process of the kit runs.
     """
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+    from tightframe_app.site import stop
+    from tightframe_app.site.membership import starting
+
     if running := stop.running(kit.folder):
         raise JoinError(
             f"Expected {kit.name} to be stopped, but {len(running)} of its processes run, first "
@@ -167,6 +159,9 @@ def _left(going: Departure) -> str:
 
 def _cohort(kit: Kit) -> tuple[str, ...]:
     """Return the hospitals of this site's latest secure sums; none if its ledger does not tell."""
+    from tightframe.securesum.site.journal import CohortAccepted, StaticMasked, StaticOpened
+    from tightframe_app.site.memory import memory_of
+
     try:
         entries = memory_of(kit.local / CONFIG_FILE, kit.name, kit.startup).read()
     except (TightframeError, OSError):
@@ -178,6 +173,10 @@ def _cohort(kit: Kit) -> tuple[str, ...]:
 
 def _ledger(kit: Kit, state: Path | None) -> Iterator[Path]:
     """Yield what is this site's in its state folder, which other sites may share; and its copy in the kit."""
+    from tightframe.flare.submitter import TAKEN_UP
+    from tightframe.privacy.ledger.ledger import ledger_path
+    from tightframe.rounds.site_ledger import KIT_HEAD, journal_folder
+
     candidates = [kit.folder / KIT_HEAD]
     if state is not None and state.is_dir():
         candidates += [ledger_path(state, kit.name).parent, journal_folder(state, kit.name)]
@@ -195,6 +194,12 @@ def _is_job(name: str) -> bool:
 
 def _request(kit: Kit, given: Path | None, public: bytes) -> Path | None:
     """Find the folder of the request for this kit's key; None if it is not there any more."""
+    from cryptography.hazmat.primitives.serialization import (
+        Encoding,
+        PublicFormat,
+        load_pem_private_key,
+    )
+
     beside = kit.folder.parents[3] / kit.name if len(kit.folder.parents) > 3 else Path(kit.name)
     for folder in [given] if given is not None else [beside, Path(kit.name)]:
         try:

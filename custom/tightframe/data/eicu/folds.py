@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tightframe.data.eicu import REGIONS
+from tightframe.data.eicu import REGIONS, EicuOptions
 from tightframe.data.validation import validation_mask
 from tightframe.errors import DataError
 
@@ -161,9 +161,7 @@ def of_hospitals(split: HospitalSplit, hospitals: Sequence[int]) -> Place:
     return Place(tuple(hospitals), test)
 
 
-def silo_folds(
-    stays: Stays, split: HospitalSplit, place: Place, *, equal_sizes: bool, oversample_minority: bool
-) -> Folds:
+def silo_folds(stays: Stays, split: HospitalSplit, place: Place, options: EicuOptions) -> Folds:
     """Return the folds of one silo.
 
     Validation is 15 % of the training hospitals' stays (``data.validation``), grouped by patient. No
@@ -173,8 +171,8 @@ def silo_folds(
     Args:
         split: of its hospitals.
         place: the silo's hospitals.
-        equal_sizes: keep ``split.smallest`` stays of each training hospital, chosen by a fixed hash.
-        oversample_minority: repeat the rarer class in the training fold until classes are equal.
+        options: with ``equal_sizes`` ``split.smallest`` stays of each training hospital are kept, chosen by a
+            fixed hash; with ``oversample_minority`` the rarer class is repeated in the training fold.
 
     Raises:
         DataError: TF-208 if the training or the test fold is empty.
@@ -184,7 +182,7 @@ def silo_folds(
     tested = np.isin(stays.hospital, place.test)
     in_training = np.isin(stays.patient, stays.patient[trains])
     rows = np.flatnonzero(own)
-    if equal_sizes:
+    if options.equal_sizes:
         kept = [_kept(stays, rows[stays.hospital[rows] == h], split.smallest) for h in place.train]
         rows = np.sort(np.concatenate(kept))
     only_here = ~np.isin(stays.patient[rows], stays.patient[trains & ~own])
@@ -200,7 +198,7 @@ def silo_folds(
                 "silo other hospitals, or change `train_hospitals` in the job.",
                 code="TF-208",
             )
-    if oversample_minority:
+    if options.oversample_minority:
         train = _balanced(stays, train)
     return Folds(train, rows[held_out], test, int(np.sum(tested & in_training)))
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tightframe.data.base import Progress
+from tightframe.data.base import Progress, patients_unknown
 from tightframe.data.eicu import EicuOptions, EicuSite, Window, vocabulary_sha256
 from tightframe.data.eicu.folds import (
     Folds,
@@ -32,7 +32,6 @@ from tightframe.data.eicu.matrix import (
     vocabulary_name,
 )
 from tightframe.data.eicu.tables import TABLES, read_tables
-from tightframe.data.patients import patients_unknown
 from tightframe.errors import DataError
 from tightframe.files import file_sha256
 from tightframe.phases import Fold
@@ -151,13 +150,7 @@ def open_site(site: EicuSite, options: EicuOptions) -> EicuData:
     matrix, verify = _open_matrix(site, options)
     split = split_hospitals(matrix.sizes(), options.train_hospitals)
     place = _place(site, options, split, matrix)
-    folds = silo_folds(
-        matrix.stays,
-        split,
-        place,
-        equal_sizes=options.equal_sizes,
-        oversample_minority=options.oversample_minority,
-    )
+    folds = silo_folds(matrix.stays, split, place, options)
     return EicuData(
         matrix,
         folds,

@@ -190,13 +190,7 @@ def open_twin(silo: int, options: EicuOptions) -> EicuData:
         named = f"hospital {split.train[index]}"
         place = of_hospitals(split, [split.train[index]])
     matrix = _matrix(sorted(place.train + place.test), copy, options)
-    folds = silo_folds(
-        matrix.stays,
-        split,
-        place,
-        equal_sizes=options.equal_sizes,
-        oversample_minority=options.oversample_minority,
-    )
+    folds = silo_folds(matrix.stays, split, place, options)
     again = f" (copy {copy + 1})" if copy else ""
     return EicuData(
         matrix,

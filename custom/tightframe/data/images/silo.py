@@ -19,8 +19,7 @@ from tightframe.data.contract import MultiLabel
 from tightframe.data.images import ImagesOptions, ImagesSite
 from tightframe.data.images.contract import Picture, PictureContract
 from tightframe.data.images.files import Pixels, UnfitError, fitted, read
-from tightframe.data.table.encoding import Encoded, Faults, check_mapping, encode
-from tightframe.data.table.findings import Finding
+from tightframe.data.table.encoding import Encoded, Faults, Finding, check_mapping, encode
 from tightframe.data.table.silo import TableData, divided, refuse_broken
 from tightframe.data.table.sources.rows import Cells, Rows
 from tightframe.data.table.sources.rows import read as read_manifest

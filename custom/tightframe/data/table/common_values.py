@@ -25,8 +25,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tightframe.data.base import SiloData
-from tightframe.data.patients import record_patients
+from tightframe.data.base import SiloData, record_patients
 from tightframe.data.table.disclosure import who_stands_out
 from tightframe.errors import DataError
 

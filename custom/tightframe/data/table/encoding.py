@@ -16,10 +16,41 @@ from numpy.typing import NDArray
 from tightframe.data.contract import FOLD_CODES, Column, Contract, MultiLabel, Survival
 from tightframe.data.forms import TableForm, named_columns
 from tightframe.data.table import TableSite, Unit
-from tightframe.data.table.findings import Finding
 from tightframe.data.table.sources.rows import Cells, Rows
 from tightframe.errors import DataError
 from tightframe.phases import UNKNOWN
+
+SHOWN_ROWS = 10
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Rows that break one rule of a contract. It holds no value of a record.
+
+    Attributes:
+        column: the contract's name of it; empty for a rule of whole rows.
+        rule: that they break, in words.
+    """
+
+    column: str
+    rule: str
+    rows: tuple[int, ...]
+
+    def __str__(self) -> str:
+        """Return one line: the column, the rule, how many rows, and the first of them."""
+        where = f"{self.column}: " if self.column else ""
+        return f"{where}{self.rule}: {rows_in_words(self.rows)}"
+
+
+def rows_in_words(rows: Sequence[int]) -> str:
+    """Return how many rows, and the numbers of the first.
+
+    >>> rows_in_words([4]), rows_in_words([2, 3])
+    ('1 row (4)', '2 rows (2, 3)')
+    """
+    some = ", ".join(map(str, rows[:SHOWN_ROWS])) + (", ..." if len(rows) > SHOWN_ROWS else "")
+    return f"{len(rows)} row{'' if len(rows) == 1 else 's'} ({some})"
+
 
 BOOLEANS: Mapping[str, float] = {
     **{"true": 1.0, "yes": 1.0, "1": 1.0},

@@ -17,8 +17,7 @@ from pydantic import ValidationError
 
 from tightframe.data.contract import MAX_COLUMNS, Contract
 from tightframe.data.table import CSV_ENDINGS, PARQUET_ENDINGS, TableSite
-from tightframe.data.table.encoding import BOOLEANS, DATE, is_number
-from tightframe.data.table.findings import rows_in_words
+from tightframe.data.table.encoding import BOOLEANS, DATE, is_number, rows_in_words
 from tightframe.data.table.sources.rows import Cells, in_utf16, read_all, text_header
 from tightframe.errors import DataError
 from tightframe.options import listed

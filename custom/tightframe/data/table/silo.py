@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from tightframe.data.base import FOLDS, Progress
 from tightframe.data.contract import Contract
 from tightframe.data.table import TableOptions, TableSite
-from tightframe.data.table.encoding import Encoded, check_mapping, encode
-from tightframe.data.table.findings import Finding, rows_in_words
+from tightframe.data.table.encoding import Encoded, Finding, check_mapping, encode, rows_in_words
 from tightframe.data.table.sources.rows import read, row_contents
 from tightframe.data.validation import validation_mask
 from tightframe.errors import DataError

@@ -12,17 +12,13 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tightframe.data.contract import Column, Contract, MultiLabel
-from tightframe.data.table.silo import content_names
+from tightframe.data.table.silo import TableData, content_names
 from tightframe.phases import UNKNOWN
-
-if TYPE_CHECKING:
-    from tightframe.data.table.silo import TableData
 
 ALL = ("all records",)
 """The one class of records with findings."""

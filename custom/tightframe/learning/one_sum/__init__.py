@@ -46,7 +46,6 @@ from tightframe.learning.one_sum.feature_sums import (
 from tightframe.learning.one_sum.noisy_sums import PREFIX, noisy_fields, read
 from tightframe.learning.one_sum.temperature import BIAS, KNOWN, WEIGHT
 from tightframe.learning.own_models import TRAINED, trained
-from tightframe.models import feature_width
 from tightframe.models.heads import UnitBallLinear
 from tightframe.phases import (
     Cohort,
@@ -111,7 +110,7 @@ def one_sum_method(
 
     def first(setting: Setting) -> tuple[Phase, ...]:
         counts = counts_field(setting.num_classes)
-        width = feature_width(model_update.shared_template(setting))
+        width = model_update.shared_width(setting)
         return holders_phase(counts), counts_phase(counts, width)
 
     def before(setting: Setting) -> tuple[Phase, ...]:
@@ -120,7 +119,7 @@ def one_sum_method(
         return *first(setting), sums_phase(setting, solve, products=products, start=False)
 
     def withdraw(setting: Setting, asked: Withdrawal) -> tuple[Phase, ...]:
-        width = feature_width(model_update.shared_template(setting))
+        width = model_update.shared_width(setting)
         after = partial(solved, setting, solve)
         return withdrawal.phases(setting.num_classes, width, asked, after, products=products)
 
@@ -159,7 +158,7 @@ def sums_phase(setting: Setting, solve: Solve, *, products: bool, start: bool) -
             into the unit ball itself.
     """
     radius = START_RADIUS if start else RADIUS
-    width = feature_width(model_update.shared_template(setting))
+    width = model_update.shared_width(setting)
     schema = Schema(sum_fields(setting.num_classes, width, products=products))
 
     def contribute(silo: SiloView, received: Tensors, state: Tensors) -> Contribution:
@@ -203,7 +202,7 @@ def release_phase(
     """
     assert setting.privacy is not None  # noqa: S101  (asked for with privacy only)
     radius, absent = (setting.privacy.feature_clip, 0.0) if start else (1.0, ABSENT)
-    width = feature_width(model_update.shared_template(setting))
+    width = model_update.shared_width(setting)
     schema = Schema(noisy_fields(setting.num_classes, width, products=products))
 
     def contribute(silo: SiloView, received: Tensors, state: Tensors) -> Contribution:
@@ -243,7 +242,7 @@ def opened(setting: Setting, *, products: bool) -> dict[str, int]:
         setting: with C classes, and a model of features of width d.
         products: whether G is summed, whose upper triangle travels.
     """
-    classes, width = setting.num_classes, feature_width(model_update.shared_template(setting))
+    classes, width = setting.num_classes, model_update.shared_width(setting)
     made = {"G, products of features, d (d + 1) / 2": width * (width + 1) // 2} if products else {}
     return {**made, "B, class sums of features, C x d": classes * width, "n, class counts, C": classes}
 

@@ -46,7 +46,6 @@ from tightframe.learning.halves import LocalRule, Objective, ServerRule, Trained
 from tightframe.learning.stages import BatchView, Term, at_least_float32, cross_entropy
 from tightframe.methods.fedmr.gradients import IntraClass, Margins
 from tightframe.methods.fedmr.private import frozen_terms, moment_scale, summed
-from tightframe.models import feature_width
 from tightframe.options import StrictModel
 from tightframe.phases import Cohort, Contribution, ServerState, Setting, SiloView, Tensors, Totals
 
@@ -270,7 +269,7 @@ def parts(setting: Setting, round: int, rounds: int) -> tuple[LocalRule, ServerR
 
 def initial(setting: Setting) -> dict[str, torch.Tensor]:
     """Return no prototypes yet."""
-    width = feature_width(model_update.shared_template(setting))
+    width = model_update.shared_width(setting)
     extra = {
         PROTOTYPES: torch.zeros(setting.num_classes, width),
         VALID: torch.zeros(setting.num_classes, dtype=torch.uint8),
@@ -287,7 +286,7 @@ def received(state: ServerState) -> dict[str, torch.Tensor]:
 
 def sum_fields(setting: Setting, *, static: bool) -> tuple[phases.Field, ...]:
     """Return class feature sums and class counts."""
-    width = _summed_width(setting, feature_width(model_update.shared_template(setting)))
+    width = _summed_width(setting, model_update.shared_width(setting))
     return class_sum_fields(SUMS, COUNTS, setting.num_classes, width, static=static)
 
 

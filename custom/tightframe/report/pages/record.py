@@ -12,7 +12,7 @@ from tightframe.report.drawing.markup import Markup, Part, facts, figure, listed
 from tightframe.report.pages.results import MISSING, kept
 from tightframe.report.reading import ServerResults
 from tightframe.results.files import MODEL, SIMULATED_ROOT, TRANSCRIPT
-from tightframe.results.parts.spent import Spent
+from tightframe.results.parts.ranges import Spent
 from tightframe.results.rows import names
 from tightframe.results.words import dotted, megabytes
 

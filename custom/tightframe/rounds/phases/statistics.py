@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import torch
 
-from tightframe.data.patients import record_patients
+from tightframe.data.base import record_patients
 from tightframe.data.table.disclosure import made_by_few
 from tightframe.errors import DataError, RunError
 from tightframe.phases import (

@@ -38,7 +38,7 @@ from tightframe.phases import (
     Totals,
     taken_out,
 )
-from tightframe.results.parts.spent import Bin, Spent
+from tightframe.results.parts.ranges import Bin, Spent
 from tightframe.results.words import plural, rounded_up
 from tightframe.rounds.riders.view import RiderView, rider_view
 

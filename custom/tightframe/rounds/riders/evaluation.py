@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from tightframe import metrics
 from tightframe.config.job import JobConfig
-from tightframe.data.known import in_steps
+from tightframe.data.base import in_steps
 from tightframe.learning import outputs
 from tightframe.learning.model_update import received_model
 from tightframe.metrics import clinical

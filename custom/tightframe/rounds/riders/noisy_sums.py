@@ -16,7 +16,6 @@ All of it follows from opened totals and costs no privacy budget.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -27,6 +26,7 @@ from tightframe.learning.model_update import named
 from tightframe.learning.one_sum.noisy_sums import DEVIATIONS
 from tightframe.phases import Cohort, Field, Phase, Reading, ServerState, Totals
 from tightframe.privacy.releases.class_sums_reading import ReleaseAverage
+from tightframe.privacy.releases.gradient_sums import GradientSumConfig
 from tightframe.rounds.privacy_plan import (
     PrivacyPlan,
     honest_silos,
@@ -34,9 +34,6 @@ from tightframe.rounds.privacy_plan import (
     is_frozen_sum,
     is_gradient_sum,
 )
-
-if TYPE_CHECKING:
-    from tightframe.privacy.releases.gradient_sums import GradientSumConfig
 
 RELEASES = "privacy/releases/"
 

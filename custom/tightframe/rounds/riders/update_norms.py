@@ -35,7 +35,7 @@ from tightframe.phases import (
     Totals,
     taken_out,
 )
-from tightframe.results.parts.update_norms import NormBin, UpdateNorms
+from tightframe.results.parts.ranges import NormBin, UpdateNorms
 from tightframe.results.words import plural
 from tightframe.rounds.riders.view import rider_view
 

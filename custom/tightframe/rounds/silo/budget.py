@@ -1,18 +1,12 @@
-"""A silo's privacy budget: its ledger, its policy's cap, and the epsilon that the job promises.
-
-What a budget has spent, for whom counts were opened, how terms were formed and what evaluations told is kept
-under ``dataset_id``: under another name, records would be without a past.
-"""
+"""A silo's privacy budget: its ledger, its policy's cap, and the epsilon that the job promises."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from tightframe.data.base import FOLDS, SiloData
 from tightframe.errors import SiteConfigError
 from tightframe.files import write_atomically
 from tightframe.phases import Neighbours
@@ -27,6 +21,7 @@ from tightframe.results.words import rounded_up
 from tightframe.rounds.context import SiloContext
 from tightframe.rounds.privacy_plan import PrivacyPlan
 from tightframe.rounds.silo import subnormals
+from tightframe.rounds.silo.known_records import note_records
 
 SOLVED = "privacy.json"
 
@@ -242,28 +237,3 @@ class Budget:
     def _open(self) -> Ledger:
         """Open the site's ledger; a new one only where there never was one."""
         return self._context.budget_ledger.open()
-
-
-def note_records(context: SiloContext, ledger: Ledger) -> None:
-    """Record what a silo's records are, by which the ledger recognises them.
-
-    Older ledgers have ``fingerprint`` alone, so that it is compared beside the content's hash.
-
-    Raises:
-        DatasetError: TF-703, if the same records, or most of them, are known by another name.
-    """
-    name, content = context.site.records_id(context.job.dataset), context.content
-    described = fingerprint(context.job.dataset, context.data)
-    if content is None:
-        ledger.note_data(name, described)
-    else:
-        ledger.note_data(name, content.digest, content.sketch, also=[described])
-
-
-def fingerprint(dataset: str, data: SiloData) -> str:
-    """Return a SHA-256 (hex) of data set, source and all labels in order, where records have no hash."""
-    digest = hashlib.sha256(json.dumps([dataset, data.source]).encode())
-    for fold in FOLDS:
-        labels = data.labels(fold)
-        digest.update(len(labels).to_bytes(8, "big") + labels.astype("<i8").tobytes())
-    return digest.hexdigest()

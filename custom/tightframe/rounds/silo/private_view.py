@@ -17,14 +17,13 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
-from tightframe.data.base import own_labels
-from tightframe.data.patients import record_patients
+from tightframe.data.base import own_labels, record_patients
 from tightframe.errors import RunError
 from tightframe.learning.stages import Batch, FitReport, Stage, Term
 from tightframe.phases import Fold
 from tightframe.privacy.events import Event, Gaussian, PrivacyValueError, SubsampledGaussian
 from tightframe.privacy.ledger.entries import Entry
-from tightframe.privacy.releases import class_counts, class_sums, frozen_sums
+from tightframe.privacy.releases import class_sums, frozen_sums
 from tightframe.privacy.releases.frozen_sums_plan import checked_records
 from tightframe.privacy.training.dp_sgd import PrivateSettings, private_fit
 from tightframe.privacy.training.gradient_sum import clipped_gradient_sum
@@ -199,7 +198,7 @@ class PrivateSilo(LocalSilo):
             owners = None if patients is None else torch.from_numpy(patients)
             noise = self._plan.class_sums.noise_multiplier
             self._budget.charge(CLASS_COUNTS, (Gaussian(noise),))
-            counts = class_counts.noisy_counts(
+            counts = class_sums.noisy_counts(
                 torch.from_numpy(labels), self.setting.num_classes, noise, patients=owners
             )
             save_tensors(path, {"counts": counts}, mode=0o600)

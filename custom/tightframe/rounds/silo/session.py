@@ -22,8 +22,8 @@ from tightframe.files import write_atomically
 from tightframe.learning.products import Sizes
 from tightframe.rounds import unproven
 from tightframe.rounds.context import DECLARATION, NEEDS_STATE, Message, SiloContext
-from tightframe.rounds.silo import checks, own_state
-from tightframe.rounds.silo.budget import note_records
+from tightframe.rounds.silo import own_state, requests
+from tightframe.rounds.silo.known_records import note_records
 from tightframe.rounds.silo.own_state import NeedsStateError
 from tightframe.rounds.sums.common import SEAL, SECURE, Check, Encoded, Peers
 from tightframe.rounds.sums.declaration import Declaration, applied_weights, public_weight
@@ -93,7 +93,7 @@ class SiloSession:
         check_record_options(self.context.job, self.context.site, self.context.policy)
         check_training_loop(self.context.job, self.context.site, self.context.policy)
         check_given_model(self.context.job, self.context.site, self.context.policy)
-        checks.check_form(task, message, self.context.name, secure=self._secure is not None)
+        requests.check(task, message, self.context.name, secure=self._secure is not None)
         if task == "enroll":
             return self._enroll(message)
         if task == "contribute":

@@ -13,8 +13,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
-from tightframe.data.base import class_counts, finding_counts, own_labels
-from tightframe.data.known import in_steps
+from tightframe.data.base import class_counts, finding_counts, in_steps, own_labels
 from tightframe.data.table import TableOptions
 from tightframe.data.withdrawn import record_ids
 from tightframe.errors import RunError, TrainingError

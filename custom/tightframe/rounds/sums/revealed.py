@@ -64,6 +64,10 @@ REVEALED: Mapping[str, str] = {
         "Products or class sums of other features of the same records are more equations in these records: "
         "enough such jobs tell them, however many records stand behind each."
     ),
+    "features in training": (
+        "Features that begin from another seed are summed by class: trained at a small rate, they are more "
+        "equations in the same records, and a few such jobs tell a rare class's, exactly."
+    ),
     "losses": (
         "Validation records' losses are summed at another head (`ridge`, `priors`, method): one more "
         "equation in these records' scores. Enough such jobs tell single ones."

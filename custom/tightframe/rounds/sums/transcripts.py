@@ -8,20 +8,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from tightframe import __version__
 from tightframe.files import append_durably, drop_torn_line, write_atomically
 from tightframe.results.files import SIMULATED_ROOT, TRANSCRIPT
 from tightframe.rounds.context import SiloContext
 from tightframe.rounds.sums.simulated_identity import simulated_root_pem
-from tightframe.securesum import transcript
+from tightframe.securesum import server, transcript
 from tightframe.securesum.identity import Anchor
 from tightframe.securesum.messages import GROUPS, Params, Reveal, RevealRequest, Setup, TermRequest, Told
 from tightframe.securesum.site.state import Agreed, Established, Masked
-
-if TYPE_CHECKING:
-    from tightframe.securesum import server  # not loaded at silos, where every task may be a process
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ from tightframe.rounds.setup import prepare
 from tightframe.securesum.identity import public_key_hash
 from tightframe_app.cli import app
 from tightframe_app.federation.kits import LAUNCHER
-from tightframe_app.site.checks import engine, machine
+from tightframe_app.site.checks import all_checks, engine
 from tightframe_app.site.checks.all_checks import check_site
 from tightframe_app.site.checks.findings import Finding, Scope
 
@@ -299,23 +299,23 @@ def test_a_full_disk_and_a_read_only_one(
     hospital: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usage = shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(machine.shutil, "disk_usage", lambda _: usage._replace(free=2**29))
+    monkeypatch.setattr(all_checks.shutil, "disk_usage", lambda _: usage._replace(free=2**29))
     assert ["disk" in text and "which is little" in text for text in _problems(hospital)] == [True]
-    monkeypatch.setattr(machine.shutil, "disk_usage", lambda _: usage._replace(free=2**32))
+    monkeypatch.setattr(all_checks.shutil, "disk_usage", lambda _: usage._replace(free=2**32))
     assert _problems(hospital) == []
 
     def full(**_: Any) -> Any:
         raise OSError(28, os.strerror(28))
 
-    monkeypatch.setattr(machine.tempfile, "NamedTemporaryFile", full)
+    monkeypatch.setattr(all_checks.tempfile, "NamedTemporaryFile", full)
     (problem,) = _problems(hospital)
     assert "cannot be written: No space left on device" in problem
 
 
 def test_a_clock_that_jumps(hospital: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     times = iter((100.0, 130.0))
-    monkeypatch.setattr(machine.time, "time", lambda: next(times))
-    (finding,) = machine.clock()
+    monkeypatch.setattr(all_checks.time, "time", lambda: next(times))
+    (finding,) = all_checks.clock()
     assert finding.state == "problem" and re.search(r"jumped by (29|30)\.", finding.text)
 
 

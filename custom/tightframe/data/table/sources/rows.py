@@ -133,12 +133,12 @@ def opened(site: TableSite, wanted: Collection[str] | None) -> tuple[list[str], 
         DataError: as ``read``.
     """
     if site.database is not None:
-        from tightframe.data.table.sources.sql import open_query
+        from tightframe.data.table.sources.typed import open_query
 
         return open_query(site.database)
     assert site.file is not None  # noqa: S101 - the entry has checked
     if not site.is_text:
-        from tightframe.data.table.sources.parquet import open_parquet
+        from tightframe.data.table.sources.typed import open_parquet
 
         return open_parquet(site.file, wanted)
     lines = text_lines(site.file, site)

@@ -1,10 +1,11 @@
-"""Accuracies of personal models: PM(V) and PM(L).
+"""Measures of single papers: accuracies of personal models, and how evenly features use their space.
 
-Source: Dai et al., Tackling Data Heterogeneity in Federated Learning with Class Prototypes, AAAI 2023.
+PM(V) and PM(L). Source: Dai et al., Tackling Data Heterogeneity in Federated Learning with Class Prototypes,
+AAAI 2023. FedNH's slides and its experiments name the two weightings the other way round. Here, as in its
+tables, **V** is for *valid classes* and **L** for *label distribution*. Both are of a personal model on a
+test set that all silos share; on a silo's own test fold they are what that fold makes of them.
 
-FedNH's slides and its experiments name the two weightings the other way round. Here, as in its tables,
-**V** is for *valid classes* and **L** for *label distribution*. Both are of a personal model on a test
-set that all silos share; on a silo's own test fold they are what that fold makes of them.
+Eigenvalues of the features' correlation matrix: they are equal where features use their space evenly.
 """
 
 from __future__ import annotations
@@ -88,3 +89,49 @@ def _counts(label_counts: NDArray[Any]) -> NDArray[np.float64]:
     if not (counts >= 0).all():
         raise ValueError(f"Expected counts that are not negative, but got {counts.tolist()}.")
     return counts
+
+
+def correlation_eigenvalues(features: NDArray[np.floating], k: int = 50) -> NDArray[np.float64]:
+    """Return the largest eigenvalues of the features' correlation matrix.
+
+    Features are standardised by their mean and unbiased standard deviation over all records; a
+    constant feature stays zero, and so does its row.
+
+    Args:
+        features: (n, d), n >= 2.
+        k: how many at the most.
+
+    Returns:
+        Descending, (min(d, k),) float64.
+
+    Raises:
+        ValueError: if there are fewer than two records.
+    """
+    values = np.asarray(features, dtype=np.float64)
+    if values.ndim != 2 or len(values) < 2:
+        raise ValueError(f"Expected `features` of shape (n, d) with n >= 2, but got {values.shape}.")
+    deviation = values.std(axis=0, ddof=1)
+    standardised = (values - values.mean(axis=0)) / np.where(deviation == 0, 1.0, deviation)
+    correlation = standardised.T @ standardised / (len(values) - 1)
+    return np.linalg.eigvalsh(correlation)[::-1][:k]
+
+
+def eigenvalue_spread(features: NDArray[np.floating], k: int = 50, divisor: float | None = 128) -> float:
+    """Return the spread of the k largest eigenvalues: their squared deviations over ``divisor``.
+
+    Source: Fan et al., Federated Learning under Partially Class-Disjoint Data via Manifold
+    Reshaping, TMLR 2023, table 7. The printed divisor is 128, which is their batch size.
+
+    Args:
+        features: (n, d), n >= 2.
+        divisor: None divides by their number, which gives the variance.
+
+    Raises:
+        ValueError: if there are fewer than two records.
+
+    >>> round(eigenvalue_spread(np.array([[0.0, 0.0], [1.0, 1.0]]), divisor=None), 6)
+    1.0
+    """
+    eigenvalues = correlation_eigenvalues(features, k)
+    squares = float(((eigenvalues - eigenvalues.mean()) ** 2).sum())
+    return squares / (len(eigenvalues) if divisor is None else divisor)

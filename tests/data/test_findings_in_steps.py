@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tightframe.data.known import in_steps, too_few
+from tightframe.data.base import in_steps, too_few
 from tightframe.phases import UNKNOWN
 
 
