@@ -96,6 +96,7 @@ class MethodSums(Part):
     paper: str
     sums: int
     upload: int
+    upload_once: int
     each_round: tuple[str, ...]
     once: tuple[str, ...]
     private: str | None
@@ -369,7 +370,7 @@ class DatasetExplained(Part):
 
 
 class LedgerExplained(Output):
-    """Spent privacy budget, in words; ``exact_jobs`` released exact totals, which no cap limits."""
+    """Spent privacy budget, in words; ``exact_jobs`` released exact totals, which no epsilon counts."""
 
     ledger: str
     signatures_checked: bool

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable
 
@@ -48,7 +49,7 @@ def with_share(share: float) -> torch.Tensor:
         (torch.cat([FIVE, FIVE.new_full((300, 1), 7), FIVE * 2.2 - 1, FIVE.sum(1, keepdim=True)], 1), (), 5),
         (torch.cat([FIVE, levels(9)], 1), (), 5 + 9 / 24),
         (torch.cat([FIVE, levels(9), torch.zeros(300, 99)], 1), (1, 1, 1, 1, 1, 108), 5 + math.log2(9) / 24),
-        (torch.cat([FIVE, levels(9), levels(9)], 1), (1, 1, 1, 1, 1, 9, 9), 5 + math.log2(9) / 12),
+        (torch.cat([FIVE, levels(9), levels(9)], 1), (1, 1, 1, 1, 1, 9, 9), 5 + math.log2(9) / 24),
         (torch.cat([levels(9), FIVE], 1), (9, 1, 1, 1, 1, 1), 5 + math.log2(9) / 24),
         (torch.full((300, 3), torch.nan), (), 0),
         (torch.full((300, 3), torch.inf), (), 0),
@@ -111,13 +112,82 @@ def test_possible_rows_are_counted_by_the_steps_of_numbers() -> None:
 
 def test_rare_values_are_counted_by_how_likely_rows_are() -> None:
     """Against SciPy's entropy; 37 drugs that 5 % have are no 2^37 rows, nor are as many rare numbers."""
-    had = (torch.arange(200)[:, None] * 37 + torch.arange(37)) % 200 < 10
+    had = torch.from_numpy(
+        np.random.default_rng(0).permuted(np.arange(200 * 37).reshape(37, 200) % 200, axis=1) < 10
+    ).T
     label = torch.zeros(200)
     expected = 37 * entropy([0.05, 0.95], base=2)
     assert sum(record_values.column_bits([(had.float(), label)], ())) == pytest.approx(expected, rel=1e-5)
     assert expected < 24
     times = torch.where(had, torch.arange(200)[:, None] % 3 + 1.0, 0.0)  # how often
     assert sum(record_values.column_bits([(times, label)], ())) < 37 * 0.6
+
+
+def apart(had: np.ndarray) -> float:
+    """Bits of yes/no columns that tell nothing of each other."""
+    return math.fsum(entropy([column.mean(), 1 - column.mean()], base=2) for column in had.T)
+
+
+def test_what_one_column_tells_of_another_is_counted_once() -> None:
+    """And chance tells nothing: independent columns keep all their bits, of few records, too."""
+    draw = np.random.default_rng(0)
+    had, age = draw.random((140, 7)) < 0.4, draw.uniform(20, 90, (140, 1)).round()
+    decade = np.eye(10)[age[:, 0].astype(int) // 10]
+
+    def bits(*parts: np.ndarray, columns: tuple[int, ...] = ()) -> float:
+        rows = torch.from_numpy(np.concatenate(parts, axis=1, dtype=np.float32))
+        return sum(record_values.column_bits([(rows, torch.zeros(140))], columns))
+
+    alone = apart(had)
+    assert bits(had) == pytest.approx(alone, rel=0.05)
+    assert bits(had, ~had, had, ~had) == pytest.approx(alone, rel=0.05)
+    times = np.where(had, 3.0, 0.0)
+    assert bits(had, times) == pytest.approx(alone, rel=0.05)
+    assert bits(age, np.sqrt(age), 100 - age) == pytest.approx(bits(age), abs=0.5)
+    by_decade = bits(age, decade, columns=(1, 10)) - bits(age)
+    assert 0 < by_decade < 0.6 * bits(decade, columns=(10,)), "numbers are compared by quarters"
+    many = draw.random((140, 300)) < 0.5
+    assert bits(many) == pytest.approx(apart(many))
+    assert count_values([torch.from_numpy(np.concatenate([had, ~had] * 3, axis=1)).float()], (), 5) == (
+        pytest.approx(7 / 24)
+    ), "not 42 columns of too many possible rows"
+
+
+def test_what_follows_from_several_columns_is_counted_once() -> None:
+    draw = np.random.default_rng(0)
+    had = draw.random((140, 7)) < 0.4
+    one, other = (had[:, list(each)] for each in zip(*itertools.combinations(range(7), 2), strict=True))
+    scores = had @ draw.normal(size=(7, 10))
+
+    def bits(*parts: np.ndarray) -> float:
+        rows = torch.from_numpy(np.concatenate(parts, axis=1, dtype=np.float32))
+        return sum(record_values.column_bits([(rows, torch.zeros(140))], ()))
+
+    three = [had[:, list(each)].sum(1) for each in itertools.combinations(range(7), 3)]
+    parity, majority = np.stack(three, axis=1) % 2, np.stack(three, axis=1) > 1
+    alone = pytest.approx(apart(had), rel=0.05)
+    assert bits(had, scores) == alone, "a linear function of them"
+    assert bits(had, one & other, one | other, one ^ other, parity, majority) == alone, "not 120"
+    fourteen = draw.random((140, 14)) < 0.4  # of which hardly a row is there again
+    several = [fourteen[:, [place, place + 1]].all(1) for place in range(13)]
+    assert bits(fourteen, np.stack(several, axis=1)) < apart(fourteen) + 3, "not 21"
+    some = np.where(np.arange(140)[:, None] % 2, draw.random((140, 200)) < 0.08, False)
+    assert bits(some) > 30, "half of the patients have nothing"
+    numbers = draw.normal(size=(140, 100))  # of more than half as many as records each seems to follow
+    assert bits(numbers) > 7 * 100
+    rare = draw.random((140, 37)) < 0.05
+    assert bits(rare) == pytest.approx(apart(rare), rel=0.05)
+
+
+def test_numbers_in_few_narrow_places_are_counted_as_these() -> None:
+    draw = np.random.default_rng(0)
+    had = draw.random((140, 7)) < 0.4
+    near = torch.from_numpy(np.where(had, 95, 5) + draw.uniform(-0.05, 0.05, (140, 7))).float()
+    alone = apart(had)
+    found = record_values.column_bits([(near, torch.zeros(140))], ())
+    assert alone <= sum(found) < alone + 2
+    tail = torch.from_numpy(draw.lognormal(sigma=2, size=(140, 1))).float()  # most are alike to the model
+    assert sum(record_values.column_bits([(tail, torch.zeros(140))], ())) < 6
 
 
 @pytest.mark.parametrize(

@@ -121,13 +121,15 @@ def test_what_left_in_a_plain_job_under_privacy_and_of_an_older_version(copied: 
 def test_what_privacy_has_cost_and_what_was_not_asked_for(copied: Copied) -> None:
     folder = copied("site-1")
     privacy = {"epsilon": 5.81234, "rdp": 5.9, "prv": 5.81234, "exact": None, "delta": 1e-5, "promised": 6.0}
-    privacy["alone"] = 9.12301
+    privacy |= {"alone": 9.12301, "exact_jobs": 3}
     changed = {"privacy": privacy, "local_only": None, "personal": None}
     report = values(folder / "local_report.json") | changed
     (folder / "local_report.json").write_text(json.dumps(report))
     write(folder)
     page = Page.of(folder)
     assert "epsilon 5.813 of the 6 that it promised, at delta 1e-05" in page.text
+    assert "The rest was for spare rounds" in page.text
+    assert "Not counted: the exact totals of 3 jobs at this hospital." in page.text
     found = page.facts("Privacy spent")
     spent = found["epsilon if the others add their noise"]
     assert spent == found["by PRV (Opacus)"] == "5.813", "never less than it is"
@@ -138,6 +140,21 @@ def test_what_privacy_has_cost_and_what_was_not_asked_for(copied: Copied) -> Non
     assert "No model was trained on this silo's records alone" in page.text
     assert "No personal model was made" in page.text
     assert list(page.tables("Recall by class")[0][0]) == ["class", "global", "test records"]
+    report["privacy"] |= {"epsilon": 5.98, "exact_jobs": 0}
+    (folder / "local_report.json").write_text(json.dumps(report))
+    write(folder)
+    text = Page.of(folder).text
+    assert "The rest was" not in text and "Not counted:" not in text
+
+
+def test_what_exact_evaluations_have_used_is_said_beside_no_epsilon(copied: Copied) -> None:
+    folder = copied("site-1")
+    report = values(folder / "local_report.json")
+    report["disclosed"]["evaluated"] = ["3 models (at most 30 over all jobs)"]
+    (folder / "local_report.json").write_text(json.dumps(report))
+    write(folder)
+    said = "no epsilon was spent. Its exact evaluations told 3 models (at most 30 over all jobs)."
+    assert said in Page.of(folder).text
 
 
 def test_a_silo_without_test_records(copied: Copied) -> None:

@@ -52,7 +52,7 @@ def as_written(values: Any) -> Any:
         *(("job", "classes") if "silo" in values else ()),
     )
     kept = {key: value for key, value in values.items() if key not in later}
-    for part, keys in (("privacy", ("pld", "alone")), ("personal", ("findings",))):
+    for part, keys in (("privacy", ("pld", "alone", "exact_jobs")), ("personal", ("findings",))):
         if isinstance(kept.get(part), dict):
             kept[part] = {key: item for key, item in kept[part].items() if key not in keys}
     return kept

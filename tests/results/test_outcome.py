@@ -104,6 +104,9 @@ def test_a_divided_test_set_is_counted_once(tmp_path: Path) -> None:
 
     last = result.outcome.final()
     assert last is not None and last.evaluation is not None
+    alone = result.outcome.model_copy(update={"rows": [last]}).screen()
+    assert f"Balanced accuracy after round {last.round}: 0." in alone
+    assert "Best round by validation" in screen and "Best round by validation" not in alone
     nothing = last.evaluation.model_copy(update={"test": FoldMetrics(records=0)})
     bare = last.model_copy(update={"evaluation": nothing, "evaluated_by": []})
     rows = [bare if row is last else row for row in result.outcome.rows]

@@ -24,6 +24,7 @@ from tightframe.rounds import evaluation_bits
 from tightframe.rounds.evaluation_bits import Evaluations
 from tightframe.rounds.setup import JobSetup, prepare
 from tightframe.rounds.silo.evaluations import _smaller
+from tightframe.rounds.sums.common import ADVICE
 from tightframe.securesum.site.journal import History, Most
 
 COLUMNS, RECORDS = 7, 60
@@ -193,7 +194,7 @@ def test_what_is_refused_gives_the_records_and_what_is_allowed_does_not() -> Non
     assert ward.shared(1, 8) < 0.1
 
 
-@pytest.mark.parametrize("most", [32, 8])
+@pytest.mark.parametrize("most", [32, 8, 0])
 def test_bins_other_than_earlier_jobs_had_are_said_to_need_consent(most: int) -> None:
     class Planned:
         def __init__(self, at: JobSetup) -> None:
@@ -203,4 +204,8 @@ def test_bins_other_than_earlier_jobs_had_are_said_to_need_consent(most: int) ->
             return self.bins <= most
 
     said = _smaller(setup(), Planned, Most(None, None, None))  # type: ignore[arg-type]
-    assert f'"score_bins": {most}}} would fit' in said and ("TF-617" in said) == (most < 32)
+    if not most:
+        assert said == "no smaller `evaluation` would fit, and no job can leave it out"
+        assert "xport" not in ADVICE["TF-627"], "there is nothing to export so"
+        return
+    assert f'"score_bins": {most}}} would fit: export' in said and ("TF-617" in said) == (most < 32)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from opacus.accountants import PRVAccountant
 
@@ -14,7 +15,9 @@ from tightframe.errors import JobError
 from tightframe.phases import Field, Phase, Schema
 from tightframe.privacy.events import Gaussian
 from tightframe.rounds import setup as rounds_setup
-from tightframe.rounds.privacy_plan import honest_silos
+from tightframe.rounds.privacy_plan import honest_silos, noise_of_scores
+from tightframe.rounds.riders.evaluation import FOLDS
+from tightframe.rounds.riders.noisy_evaluation import summarise
 from tightframe.rounds.setup import JobSetup, prepare
 
 PRIVATE = {item.name: {} for item in methods.METHODS if item.private is not None} | {
@@ -191,3 +194,18 @@ def test_private_jobs_of_one_release_plan_no_repeat_and_open_whole_and_no_others
     assert parse_job(said.model_dump(mode="json")).sha256() == said.sha256()
     exact = parse_job({**values, "privacy": None})
     assert exact.whole_sums is None and "whole_sums" not in exact.model_dump()
+
+
+@pytest.mark.parametrize("summation", ["secure", "plain"])
+def test_what_noise_hides_is_known_before_the_run(summation: str) -> None:
+    setup = _prepared(summation=summation, privacy={"epsilon": 4.0, "evaluation": "noisy"})
+    assert setup.privacy is not None and setup.privacy.evaluation is not None
+    config = setup.privacy.evaluation.config
+    totals = {
+        f"evaluation/{fold}/{name}": np.zeros(shape)
+        for fold in FOLDS
+        for name, shape in (("confusion", (8, 8)), ("scores", (8, 2, 4)))
+    }
+    honest = honest_silos(setup.job, 6)
+    test = summarise(totals, config, setup.dataset.class_names, silos=6, honest=honest).test
+    assert noise_of_scores(setup.job, setup.privacy) == (test.noise_deviation, test.class_floor)

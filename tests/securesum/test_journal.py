@@ -342,6 +342,22 @@ def test_a_state_is_summed_in_a_few_jobs() -> None:
         (['{"a":{"c":1},"b":{"c":1}}'], '{"a":{"c":2},"b":{"c":2}}', (["a.c 1, b.c 1"], "a.c 2, b.c 2")),
         (['{"a":{}}'], '{"a":{"c":1}}', (["a {}, c none"], "a none, c 1")),
         (['{"a":1}'], '{"a":1}', (['{"a":1}'], '{"a":1}')),
+        (['{"a":1,"b":null}'], '{"a":2}', (["a 1"], "a 2")),
+        (
+            ['{"method":"x","method_options":{"mu":1,"dim":2},"rate":1}'],
+            '{"method":"y","method_options":{"mu":3,"kept":4},"rate":2}',
+            (["method x, mu 1, rate 1"], "method y, mu 3, rate 2"),
+        ),
+        (
+            ['{"method":"x","method_options":{"mu":1}}'],
+            '{"method":"x","method_options":{"kept":4}}',
+            (["mu 1, kept none"], "mu none, kept 4"),
+        ),
+        (
+            ['{"method":"x","method_options":{"mu":1}}'],
+            '{"method":"y","method_options":{}}',
+            (["method x"], "method y"),
+        ),
     ],
 )
 def test_of_settings_with_parts_those_are_told_that_differ(

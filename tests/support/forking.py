@@ -414,10 +414,13 @@ def _open_streams(*, unbuffered: bool) -> None:
 def main() -> None:
     """Fork until the session has ended; in each child, run its program as ``python`` does."""
     folder = Path(sys.argv[1])
+    gc.disable()
     _import_before()
     hasten()
     gc.collect()
     gc.freeze()
+    gc.set_threshold(50_000)  # as in tests/conftest.py
+    gc.enable()
     connection = serve(folder, int(sys.argv[2]), lambda: os.write(1, b"ready\n"))
     if connection is None:
         shutil.rmtree(folder)

@@ -127,7 +127,8 @@ def init(
     out.print(f"{output}: {what}, label {shown(named)}")
     print_list(out, f"To decide ({notes}):", [shown(note) for note in made.notes])
     out.print()
-    out.print("For a site's configuration:")
+    divided = ", unless `tightframe data split` has written sites.json" if ignore else ""
+    out.print(f"For a site's configuration{divided}:")
     out.print(shown(json.dumps({"data": {key: made.site}}, ensure_ascii=False)))
     out.print(f"then: tightframe data check --contract {quoted(output)} --site-config FILE")
 

@@ -382,6 +382,8 @@ def _one_sum(job: JobConfig) -> bool:
 
 def _print_export(recipe: Recipe, job: JobConfig, preset: str, changes: dict[str, Any], folder: Path) -> None:
     """Print a summary of an exported job, and the commands that run it."""
+    from tightframe.rounds.privacy_plan import HIDDEN, noise_of_scores
+    from tightframe.rounds.setup import prepare
     from tightframe_app.jobs.recipes import assignments
 
     for kind, keys in recipe.dropped(preset, changes).items():
@@ -401,6 +403,10 @@ def _print_export(recipe: Recipe, job: JobConfig, preset: str, changes: dict[str
             "on the moments of all; --set model_options.standardise=false leaves that open, for a model that "
             "can be worse: wide limits then leave a column little weight"
         )
+    noisy = job.privacy is not None and job.privacy.evaluation == "noisy"
+    if noisy and (plan := prepare(job).privacy) is not None and plan.evaluation is not None:
+        cell, floor = noise_of_scores(job, plan)
+        err.print(HIDDEN.format(cell=cell, of="of smaller classes", floor=floor))
     if job.initial_model_sha256 is not None:
         return
     where = quoted(folder)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from tightframe.phases import Field, Phase
+    from tightframe.rounds.plan import Exchange
     from tightframe.rounds.setup import JobSetup
 
 LIKE = "fedmr_isic"
@@ -38,6 +39,7 @@ class Sums:
         name, title, paper: the method's.
         sums: number of sums in a round; each takes two exchanges with every silo, after a drop-out three.
         upload: bytes of a silo's terms in the round with the most of them.
+        upload_once: of those of sums formed once, before the first round or after the last one.
         each_round: fields of a silo's terms in a round, other than the model's update and the mean losses.
         once: the same for sums formed once, before the first round or after the last one.
         private: reason why there is no form with record-level differential privacy; None if there is one.
@@ -54,6 +56,7 @@ class Sums:
     paper: str
     sums: int
     upload: int
+    upload_once: int
     each_round: tuple[str, ...]
     once: tuple[str, ...]
     private: str | None
@@ -124,7 +127,7 @@ def describe(name: str, like: str = LIKE) -> Sums:
     """
     setup = setup_of(name, like)
     numbers = range(1, setup.job.rounds + 1)
-    largest = max(numbers, key=lambda number: _bytes(setup, number))
+    largest = max(numbers, key=lambda number: _bytes_of(setup.plan.round(number)))
     outside = (*setup.statistics_phases(), *setup.before_phases(), *setup.after_phases())
     method = setup.method
     private = (
@@ -135,7 +138,8 @@ def describe(name: str, like: str = LIKE) -> Sums:
         title=method.title,
         paper=method.paper,
         sums=max(len(setup.plan.round(number)) for number in numbers),
-        upload=_bytes(setup, largest),
+        upload=_bytes_of(setup.plan.round(largest)),
+        upload_once=sum(item.bytes for phase in outside for item in phase.schema.fields),
         each_round=_described(setup.training_phases(largest)),
         once=tuple(text for text in _described(outside) if text != NO_UPDATE),
         private=private,
@@ -159,10 +163,9 @@ def setup_of(name: str, like: str) -> JobSetup:
     return prepare(recipes.get(like).job(changes=changes))
 
 
-def _bytes(setup: JobSetup, number: int) -> int:
-    """Return the bytes of a silo's terms in a round without an evaluation."""
-    fields = (item for exchange in setup.plan.round(number) for item in exchange.phase.schema.fields)
-    return sum(item.bytes for item in fields)
+def _bytes_of(exchanges: Iterable[Exchange]) -> int:
+    """Return the bytes of a silo's terms without an evaluation."""
+    return sum(item.bytes for exchange in exchanges for item in exchange.phase.schema.fields)
 
 
 def _described(phases: Iterable[Phase]) -> tuple[str, ...]:
@@ -194,21 +197,23 @@ def _table(sums: Sequence[Sums], like: str) -> Table:
         "per round, besides update and losses",
         "once",
         "sums per round",
-        "upload per round, bytes",
+        "upload per round (and once), bytes",
         "record-level DP",
         title=f"in the setting of {like}; `tightframe methods NAME` shows more",
         title_justify="left",
         show_lines=True,
     )
-    for column in (3, 4):
-        table.columns[column].justify = "right"
+    for column in table.columns:
+        column.overflow = "fold"  # a name is not cut
+    for place in (3, 4):
+        table.columns[place].justify = "right"
     for item in sums:
         table.add_row(
             f"{item.name}\n{item.title}",
             "\n".join(item.each_round) or "nothing",
             "\n".join(item.once) or "nothing",
             str(item.sums),
-            f"{item.upload:,}",
+            f"{item.upload:,}" + (f"\n({item.upload_once:,})" if item.upload_once else ""),
             ("yes, noise own or shared" if item.shares_noise else "yes") if item.private is None else "no",
         )
     return table
@@ -217,8 +222,12 @@ def _table(sums: Sequence[Sums], like: str) -> Table:
 def _lines(item: Sums, like: str) -> list[str]:
     from tightframe_app.jobs import presets
 
-    each_round, once = ("; ".join(texts) or "nothing" for texts in (item.each_round, item.once))
-    made = f"tightframe jobs export {like} --set method={item.name} --set job_name=NAME -o FOLDER"
+    replaced = item.each_round[:1] == (NO_UPDATE,)
+    beside = "in place of the model's update, besides" if replaced else "besides the model's update and"
+    each_round = "; ".join(item.each_round[replaced:]) or "nothing"
+    once = "; ".join(item.once) or "nothing"
+    more = f", and {item.upload_once:,} once" if item.upload_once else ""
+    made = f"tightframe jobs export --method {item.name} --contract CONTRACT.json"
     opened = "; ".join(f"{count:,} of {what}" for what, count in item.opened.items())
     told = [f"  one exchange opens, as one sum: {opened}", f"  the model: {item.follows}"] if opened else []
     return [
@@ -227,8 +236,8 @@ def _lines(item: Sums, like: str) -> list[str]:
         f"with the data and the model of {like}, its default options:",
         *told,
         f"  sums per round: {item.sums}, each with two exchanges with every silo (three after a drop-out)",
-        f"  bytes that a silo sends for them: {item.upload:,} (without evaluation and protocol)",
-        f"  per round, besides the model's update and the mean losses: {each_round}",
+        f"  bytes that a silo sends: {item.upload:,} in a round{more} (without evaluation and protocol)",
+        f"  per round, {beside} the mean losses: {each_round}",
         f"  once, before the first round or after the last one: {once}",
         "  the next model, which each silo computes: "
         + (
@@ -241,7 +250,7 @@ def _lines(item: Sums, like: str) -> list[str]:
         f"  needs of a network: {'logits' if item.logits_only else 'features and head'}",
         *presets.lines(item.name),
         f"options:  tightframe explain {item.name}",
-        f"export a job:  {made}",
+        f"export a job:  {made}  (or --data DATASET; `tightframe data init` writes a contract)",
     ]
 
 

@@ -14,7 +14,9 @@ from importlib.resources import files
 from typing import Any
 
 FILE = "effects.json"
-ELSEWHERE = {name: f"docs/methods/{name}.md, Measured here" for name in ("fedilc",)}
+ELSEWHERE = {name: f"with three seeds: docs/methods/{name}.md, Measured here" for name in ("fedilc",)} | {
+    name: "with five seeds: docs/benchmarks.md, Models of one sum" for name in ("fed3r", "fedcgs", "fedncm")
+}
 """Where comparisons of other data, networks or numbers of seeds stand."""
 _SGD = "SGD with momentum 0.9"
 
@@ -183,11 +185,7 @@ def lines(method: str) -> list[str]:
     shown += [f"  in print: {preset.printed}", f"  source: {preset.source}"]
     if not compared:
         place = ELSEWHERE.get(method)
-        told = (
-            "not measured here against a baseline"
-            if place is None
-            else f"measured here with three seeds: {place}"
-        )
+        told = "not measured here against a baseline" if place is None else f"measured here {place}"
         return [*shown, f"effect: {told}"]
     if not any(effect.seen for effect in compared):
         shown.append("effect: none found with five seeds; tried:")

@@ -35,6 +35,17 @@ COUNT_FLOOR = 20.0
 """A class with fewer noisy records of its own, or of others, is not read."""
 DEVIATIONS = 3.0
 """Neither is one whose count is below this many standard deviations of its own noise."""
+
+
+def class_floor(cell: float, classes: int) -> float:
+    """Return the least noisy number of a class's records of which scores are read.
+
+    Args:
+        cell: standard deviation of the noise in each of the ``classes`` cells that the number is a sum of.
+    """
+    return max(COUNT_FLOOR, DEVIATIONS * cell * math.sqrt(classes))
+
+
 _RECORDS_LEVEL, _SUM_LEVEL = 0.97, 0.98
 """Levels of a noisy number of records and of a noisy sum, which together make ``LEVEL``."""
 

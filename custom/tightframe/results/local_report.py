@@ -103,6 +103,8 @@ class SiloPrivacy(Values):
         rdp, pld, prv, exact: by one accountant.
         delta, promised: of the job.
         alone: guaranteed epsilon if no other silo adds noise; None if it counts on none.
+        exact_jobs: number of jobs at this silo that released exact totals, which no epsilon counts; None in
+            files of before it was counted.
     """
 
     epsilon: float
@@ -113,6 +115,7 @@ class SiloPrivacy(Values):
     delta: float
     promised: float
     alone: float | None = None
+    exact_jobs: int | None = None
 
 
 class SentTerms(Values):
@@ -123,12 +126,14 @@ class SentTerms(Values):
         times: number of terms, repeated ones included.
         numbers: numbers in each term, by what they are: a field's name up to its slash.
         bytes: of all these terms together, as they were encoded.
+        terms_with: number of terms that have them, by the same names; empty where it was not counted yet.
     """
 
     kind: str
     times: int
     numbers: dict[str, int]
     bytes: int
+    terms_with: dict[str, int] = Field(default_factory=dict)
 
 
 class Disclosure(Values):
@@ -140,6 +145,8 @@ class Disclosure(Values):
         policy: the site's, in one line.
         weights: rule of the public weight that the silo declared.
         sent: its terms.
+        evaluated: what the job's exact evaluations tell of its records, in words, with each limit that the
+            site has over all jobs.
     """
 
     masked: bool
@@ -147,6 +154,7 @@ class Disclosure(Values):
     policy: str
     weights: str
     sent: tuple[SentTerms, ...] = ()
+    evaluated: tuple[str, ...] = ()
 
 
 class SiloReport(ResultFile):

@@ -344,13 +344,14 @@ class Ended(Outcome):
                 summed = self.one_sum is not None and not self.one_sum.noisy
                 which = "before and after the temperature" if summed else "from round 0 on"
                 if len(course) <= max(course):
-                    which = f"after rounds {', '.join(map(str, course))}"
+                    which = f"after {'round' if len(course) == 1 else 'rounds'} {', '.join(map(str, course))}"
                 lines.append(f" Balanced accuracy {which}: {' -> '.join(course.values())}")
         recall = (f"{name} {shown(value, 2)}" for name, value in test.recall.items())
         lines.append(" Recall: " + ", ".join(recall))
         if self.personal is not None:
             lines += self._personal_lines(self.personal)
-        if self.best_round_by_validation is not None:
+        chosen = sum(row.evaluation is not None for row in self.rows) > 1
+        if chosen and self.best_round_by_validation is not None:
             lines.append(f" Best round by validation: {self.best_round_by_validation} ({BEST})")
         return lines
 

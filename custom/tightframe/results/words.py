@@ -117,6 +117,12 @@ def without_others(epsilon: float) -> str:
     )
 
 
+NOT_COUNTED = (
+    "Not counted: the exact totals of {} at this hospital. Whoever sees those, too, can become surer than "
+    "that: of exact totals no limit is proved."
+)
+
+
 def in_their_case(name: str, names: Collection[str]) -> str:
     """Return the only one of names that is this one in another case; the name itself if there is none.
 
@@ -238,13 +244,17 @@ TERMS: Mapping[str, str] = {
 """Meaning of fields by the first part of their names; others are a method's own and shown by name."""
 
 
-def described(numbers: Mapping[str, int]) -> str:
+def described(numbers: Mapping[str, int], times: int = 1, terms_with: Mapping[str, int] | None = None) -> str:
     """Return the numbers of a term in words.
 
     Args:
         numbers: by the first part of the fields' names.
+        times: number of such terms.
+        terms_with: how many of them have these numbers, by name; all if it is not said.
 
-    >>> described({"update": 1226, "failed": 1})
-    'changes of the model (1,226); a flag that it could not contribute (1)'
+    >>> described({"update": 1226, "failed": 1}, 20, {"update": 20, "failed": 2})
+    'changes of the model (1,226); a flag that it could not contribute, in 2 of them (1)'
     """
-    return "; ".join(f"{TERMS.get(name, name)} ({number:,})" for name, number in numbers.items())
+    held = {name: times for name in numbers} | dict(terms_with or {})
+    some = {name: f", in {held[name]} of them" if held[name] < times else "" for name in numbers}
+    return "; ".join(f"{TERMS.get(name, name)}{some[name]} ({n:,})" for name, n in numbers.items())

@@ -36,7 +36,7 @@ from tightframe.rounds.phases import personal
 from tightframe.rounds.riders import evaluation
 from tightframe.rounds.setup import JobSetup
 from tightframe.securesum.errors import EvaluationsError
-from tightframe.securesum.site.journal import PARTS, Evaluated, History, Most
+from tightframe.securesum.site.journal import PARTS, Evaluated, History, Most, opened
 
 PIXEL_BITS = 8
 ALL = 10**3 * PARTS
@@ -88,6 +88,11 @@ class Evaluations:
         """What the entries of all sums of the job add up to."""
         models, validation, test = zip(*map(self.parts, (Told(), *self.told.values())), strict=True)
         return sum(models), sum(validation), sum(test)
+
+    def in_words(self) -> tuple[str, ...]:
+        """Say what the whole job tells of what has a limit, with the limit."""
+        pairs = zip(opened(self.wanted), opened(self.most), strict=True)
+        return tuple(f"{now} (at most {most.partition(' ')[0]} over all jobs)" for now, most in pairs if most)
 
     def fits(self, left: Most) -> bool:
         """Check whether the whole job fits into what is left."""

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from tightframe.config.job import JobConfig, Privacy
+from tightframe.metrics.clinical import class_floor
 from tightframe.phases import Field, Phase, PrivacySetting
 from tightframe.privacy import accounting
 from tightframe.privacy.events import Event, Gaussian, SubsampledGaussian
@@ -263,6 +264,27 @@ def honest_silos(job: JobConfig, enrolled: int) -> int:
     return honest_sites(job.smallest_sum(enrolled), job.assumed_colluders(enrolled))
 
 
+def noise_of_scores(job: JobConfig, plan: PrivacyPlan) -> tuple[float, float]:
+    """Return the noise of a job's noisy evaluations, as all its sites make it, in test records.
+
+    Returns:
+        Its standard deviation in each cell, and the fewest records of a class of which scores are read.
+
+    Raises:
+        ValueError: if the plan has no noisy evaluation.
+    """
+    if plan.evaluation is None:
+        raise ValueError("Expected a job with noisy evaluations, but its evaluation is local.")
+    config, parties = plan.evaluation.config, len(job.sites)
+    cell = config.deviation(silos=parties, honest=honest_silos(job, parties))
+    return cell, class_floor(cell, 2 if config.findings else config.num_classes)
+
+
+HIDDEN = (
+    "the noise of {cell:.1f} records a cell hides scores {of}: a class needs {floor:.0f} test records in all "
+    "sites together. Raise privacy.evaluation_noise_share or privacy.epsilon, or keep the evaluation local "
+    "(privacy.evaluation=local)"
+)
 MAX_RECORDS = 2**24
 """Public limit on one silo's records, for which the sums cannot wrap around."""
 

@@ -42,6 +42,7 @@ def test_the_bytes_are_those_of_encoded_terms(method: object) -> None:
             total += sum(len(part) for part in codec.encode(schema, zeros, share=1.0, parties=6).values())
         sizes.append(total)
     assert found.upload == max(sizes) > 0
+    assert bool(found.upload_once) == bool(found.once)
     assert found.sums == max(len(setup.plan.round(number)) for number in range(1, setup.job.rounds + 1))
 
 
@@ -68,7 +69,15 @@ def test_the_table_has_every_method() -> None:
     for method in METHODS:
         assert method.name in result.output
     single = CliRunner().invoke(app, ["methods", "fednh"])
-    assert "Dai" in single.output and "--set method=fednh" in single.output
+    assert "Dai" in single.output and "--method fednh --contract CONTRACT.json" in single.output
+    one = CliRunner().invoke(app, ["methods", "fed3r"], env={"COLUMNS": "200"}).output
+    (sums,) = (item.once[0] for item in method_table.kept("fed3r"))
+    assert sums == "frozen: 17,561 numbers in 7 fields"
+    assert f"in a round, and {method_table.kept('fed3r')[0].upload_once:,} once" in one
+    assert method_table.kept("fed3r")[0].upload_once > 17_561
+    assert "per round, in place of the model's update, besides the mean losses: own/trained (1)" in one
+    narrow = CliRunner().invoke(app, ["methods"], env={"COLUMNS": "60"}).output
+    assert "\N{HORIZONTAL ELLIPSIS}" not in narrow
     shared = CliRunner().invoke(app, ["methods", "fedsgd"], env={"COLUMNS": "200"})
     assert "made by all silos together (privacy.noise: shared)" in shared.output
     assert "each with two exchanges" in single.output and "the same to the bit" in single.output

@@ -110,7 +110,7 @@ def test_the_command_shows_the_preset_and_what_was_measured() -> None:
         if values["method"] == "fednh":
             assert f"{values['mean']:+.1f} [{values['low']:+.1f}, {values['high']:+.1f}]" in shown
             assert values["command"] in shown
-    assert "not measured here" in CliRunner().invoke(app, ["methods", "fed3r"]).output
+    assert "not measured here" in CliRunner().invoke(app, ["methods", "fedper"]).output
 
 
 def test_options_of_an_installed_package_are_explained_and_a_wrong_word_is_told_shortly(

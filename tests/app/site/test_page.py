@@ -150,7 +150,8 @@ def test_one_clock_jobs_by_name_and_no_backticks(kit: kits.Kit, monkeypatch: pyt
     assert "2026-11-24 01:00 UTC" in shown and "10:00" not in shown
     assert "flat_&lt;b&gt;, a withdrawal (8c41e0d2)" in shown and "add <code>pins</code> here" in shown
     assert found.exact == (OTHER,), "the other one was charged"
-    assert "1 job without differential privacy released exact totals; no cap limits these: flat_" in shown
+    assert "1 job without differential privacy released exact totals; no epsilon counts these" in shown
+    assert "only their evaluations have a limit (TF-627): flat_" in shown
     states = [one.state for one in found.findings]
     assert f"{states.count('note')} note" in shown and "finding" not in shown
 

@@ -70,13 +70,13 @@ def test_each_round_and_release_is_planned_spare_rounds_too(tmp_path: Path) -> N
     gradients = SimpleNamespace(event=lambda: "gradients")
     assert planned(view, trains=False) == ("release",)
     assert planned(view, gradients=gradients) == ("release", *["gradients"] * 3)
-    privacy = SimpleNamespace(neighbours="record", spare_rounds=1, clip_norm=1.0)
+    privacy = SimpleNamespace(neighbours="record", spare_rounds=1, clip_norm=1.0, noise_multiplier=1.0)
     trained = SubsampledGaussian(1.0, 1.0, 1)
     assert planned(view, privacy=privacy) == ("release", trained, trained)
     checked: list[Any] = []
-    view._budget.check = checked.append
+    view._budget.check = lambda *given: checked.append(given)
     view.check_budget()
-    assert checked == [("release", trained, trained)]
+    assert checked == [(("release", trained, trained), None)], "no other epsilon changes a given noise"
 
 
 @pytest.mark.parametrize(("neighbours", "count"), [("record", 10), ("patient", 3)])
@@ -119,7 +119,7 @@ def test_only_noisy_class_counts_are_charged_and_once(
         made.append((len(labels), patients is not None))
         return torch.tensor([4.5, 5.5])
 
-    monkeypatch.setattr(private_view.class_counts, "noisy_counts", noisy)
+    monkeypatch.setattr(private_view.class_sums, "noisy_counts", noisy)
     monkeypatch.setattr(private_view, "own_labels", lambda data: np.arange(9) % 2)  # one is repeated
     view._plan = SimpleNamespace(
         prior=False,

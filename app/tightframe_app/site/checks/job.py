@@ -12,6 +12,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 from tightframe.config import job_manifest
 from tightframe.config.job import JobConfig
 from tightframe.config.policy import Policy
@@ -34,6 +37,7 @@ from tightframe.privacy.ledger.entries import Entry, LedgerError, TamperError
 from tightframe.results.words import SUMS, described, plural
 from tightframe.rounds import product_rule, run_state
 from tightframe.rounds.context import STATE, SiloContext
+from tightframe.rounds.privacy_plan import HIDDEN, noise_of_scores
 from tightframe.rounds.setup import JobSetup, prepare
 from tightframe.rounds.silo.enrolment_check import (
     REHEARSED,
@@ -238,10 +242,30 @@ def check_sizes(job: JobConfig, entries: Mapping[str, SiteEntry], scope: Scope) 
             for context in contexts:
                 for text in _too_few(context, setup, declared):
                     told.setdefault(text, []).append(context.name)
+            hidden = _hidden_scores(
+                setup, np.sum([_tested(context, setup) for context in contexts], axis=0), ""
+            )
     except (JobError, TightframeError):
         return  # reported for each site
+    if hidden:
+        yield Finding("job", "note", hidden)
     for text, sites in told.items():
         yield Finding("job", "problem", f"{', '.join(sites)}: {text}", of_job=True)
+
+
+def _tested(context: SiloContext, setup: JobSetup) -> NDArray[np.int64]:
+    """Return the number of a site's test records of each class."""
+    return class_counts(context.data.labels("test"), setup.dataset.num_classes)
+
+
+def _hidden_scores(setup: JobSetup, tested: NDArray[np.int64], guessed: str) -> str:
+    """Say that noise hides all scores of so many test records of each class; empty if it does not."""
+    plan = setup.privacy
+    if plan is None or plan.evaluation is None:
+        return ""
+    cell, floor = noise_of_scores(setup.job, plan)
+    fold = f"of a test fold of {int(tested.sum())} records{guessed}"
+    return "" if tested.max(initial=0) >= floor else HIDDEN.format(cell=cell, of=fold, floor=floor)
 
 
 def _records_of(context: SiloContext) -> float:
@@ -279,8 +303,11 @@ def _alone(context: SiloContext, setup: JobSetup, area: str) -> Iterator[Finding
     """Note what this site would refuse if the others had as many records as it has."""
     try:
         declared = dict.fromkeys(context.job.roster, _records_of(context))
+        alike = len(context.job.sites) * _tested(context, setup)
     except TightframeError:
         return  # of the records, which have findings of their own
+    if hidden := _hidden_scores(setup, alike, " (were all sites as this one)"):
+        yield Finding(area, "note", f"{context.job.job_name}: {hidden}")
     for text in _too_few(context, setup, declared):
         yield Finding(area, "note", f"refused unless other sites have more records than this one: {text}")
 
@@ -435,13 +462,14 @@ def _budget(context: SiloContext, setup: JobSetup, entries: Sequence[Entry] | No
         text = f"{name}: privacy budget not checked, because that needs this site and {what}"
         return Finding(area, "note", text)
     try:
-        checked = check_budget(context, setup, entries)
+        costs = check_budget(context, setup, entries)
     except TightframeError as error:
         return Finding(area, "problem", str(error), of_job=error.code in ("TF-701", "TF-706"))
-    if not checked:
+    if costs is None:
         text = f"{name}: it continues a run that was charged here: each charge is checked when it is made"
         return Finding(area, "note", text)
-    return Finding(area, "ok", f"{name}: its planned charges fit into the privacy budget")
+    text = f"{name}: its planned charges fit into the privacy budget: this job brings it {costs.in_words()}"
+    return Finding(area, "ok", text)
 
 
 def would_leave(job: JobConfig) -> Iterator[Finding]:
@@ -453,27 +481,31 @@ def would_leave(job: JobConfig) -> Iterator[Finding]:
     how = "masked" if job.summation == "secure" else "as they are, for the server to see"
     noise = "exact" if job.privacy is None else "with noise"
     lines = [f"would leave: terms of sums over {plural(len(job.roster), 'site')}, {how}, {noise}:"]
-    for kind, (times, numbers) in planned.items():
-        lines.append(f"- {SUMS.get(kind, kind)}, {plural(times, 'sum')}: {described(numbers)}")
+    for kind, (times, numbers, held) in planned.items():
+        lines.append(f"- {SUMS.get(kind, kind)}, {plural(times, 'sum')}: {described(numbers, times, held)}")
     yield Finding("job", "note", "\n".join(lines))
 
 
-def terms(job: JobConfig) -> dict[str, tuple[int, dict[str, int]]]:
-    """Return kind of sum -> how many a job plans, and the numbers of a term by the first part of their names.
+def terms(job: JobConfig) -> dict[str, tuple[int, dict[str, int], dict[str, int]]]:
+    """Return kind of sum -> how many a job plans, the numbers of a term, and how many of the terms have them.
+
+    Both by the first part of the fields' names.
 
     Raises:
         TightframeError: if the job is wrong.
     """
-    planned: dict[str, tuple[int, Counter[str]]] = {}
+    planned: dict[str, tuple[int, Counter[str], Counter[str]]] = {}
     for exchange in prepare(job).plan:
-        times, numbers = planned.get(exchange.kind, (0, Counter()))
+        times, numbers, held = planned.get(exchange.kind, (0, Counter(), Counter()))
+        names: set[str] = set()
         for phase in exchange.phases:
-            held: Counter[str] = Counter()
+            sizes: Counter[str] = Counter()
             for item in phase.schema.fields:
-                held[item.name.split("/")[0]] += item.size
-            numbers |= held
-        planned[exchange.kind] = times + 1, numbers
-    return {kind: (times, dict(numbers)) for kind, (times, numbers) in planned.items()}
+                sizes[item.name.split("/")[0]] += item.size
+            numbers |= sizes
+            names |= sizes.keys()
+        planned[exchange.kind] = times + 1, numbers, held + Counter(names)
+    return {kind: (times, dict(numbers), dict(held)) for kind, (times, numbers, held) in planned.items()}
 
 
 @dataclass(frozen=True)

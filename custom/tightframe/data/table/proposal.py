@@ -32,6 +32,9 @@ _TIME = re.compile(
 _EVENT = re.compile(
     r"(^|[\W_])(event|died|dead|death|deceased|relapsed?|recurrence|progressed|progression)([\W_]|$)", re.I
 )
+_PATIENT = re.compile(
+    r"(^|[\W_])(patient|patients|subject|person|mrn|pat|pid)([\W_]?(id|no|nr|key|number))?$", re.I
+)
 _ROLES = ("label", "record", "patient", "fold")
 
 
@@ -120,11 +123,23 @@ def propose(
     if {"patient", "fold"} <= chosen.keys():
         first += _in_two_folds(cells[chosen["patient"]], cells[chosen["fold"]])
     if "patient" not in chosen:
+        named = may_tell_patients(header, labels)
         first.append(
-            "No column tells the patient (--patient): records of one patient may then lie in different "
-            "folds, and no job can hide patients."
+            f"No column tells the patient (--patient{named}): records of one patient may then lie in "
+            "different folds, and no job can hide patients."
         )
     return Proposal(contract, {**entry, "missing": ["", *used]}, (*first, *notes))
+
+
+def may_tell_patients(header: Sequence[str], labels: Sequence[str]) -> str:
+    """Name columns that may tell the patient, by their names; empty if there are none.
+
+    >>> may_tell_patients(["patient_id", "age", "patient_died"], ["patient_died"])
+    '; by its name `patient_id` may'
+    """
+    named = [name for name in header if name not in labels and _PATIENT.search(name)]
+    which = " or ".join(f"`{name}`" for name in named[:3])
+    return f"; by {'its name' if len(named) == 1 else 'their names'} {which} may" if named else ""
 
 
 def _in_two_folds(patients: Cells, folds: Cells) -> list[str]:

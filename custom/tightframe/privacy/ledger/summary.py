@@ -17,7 +17,7 @@ from tightframe.privacy.accounting import (
 )
 from tightframe.privacy.events import Event, Gaussian, SubsampledGaussian
 from tightframe.privacy.ledger.entries import Charge, DataNoted, Entry, Remembered
-from tightframe.results.words import plural, rounded_down, rounded_up, without_others
+from tightframe.results.words import NOT_COUNTED, plural, rounded_down, rounded_up, without_others
 
 _PROTECTS = {"record": "single records (one image, one stay)", "patient": "patients, with all their records"}
 _SHOWN_FACTOR = 1e6
@@ -141,10 +141,10 @@ def exact_jobs(entries: Sequence[Entry]) -> list[str]:
 
 
 def exact_text(jobs: Sequence[str]) -> str:
-    """List the jobs that released exact totals, which no cap counts."""
+    """List the jobs that released exact totals, which no epsilon counts."""
     return (
-        f"{plural(len(jobs), 'job')} without differential privacy released exact totals; no cap limits "
-        f"these: {', '.join(jobs)}"
+        f"{plural(len(jobs), 'job')} without differential privacy released exact totals; no epsilon counts "
+        f"these, and only their evaluations have a limit (TF-627): {', '.join(jobs)}"
     )
 
 
@@ -218,10 +218,7 @@ def explain(spending: Spending, epsilon: float | None, exact: Sequence[str] = ()
         f"{_meaning(spending.spent.guaranteed, spending.neighbours, spending.delta)}"
     )
     if exact:
-        yield (
-            f"Not counted: the exact totals of {plural(len(exact), 'job')} at this hospital. Whoever sees "
-            "those, too, can become surer than that: of exact totals no limit is proved."
-        )
+        yield NOT_COUNTED.format(plural(len(exact), "job"))
     if counts_on_others(spending.spent.guaranteed, spending.alone):
         yield f"{without_others(spending.alone)} The cap counts {rounded_up(spending.spent.guaranteed)}."
     for job in spending.jobs:

@@ -13,7 +13,16 @@ from tightframe.results.files import MODEL
 from tightframe.results.files import PERSONAL as PERSONAL_MODEL
 from tightframe.results.local_report import SiloModel, SiloPersonal, SiloReport
 from tightframe.results.parts.evaluation import FoldMetrics
-from tightframe.results.words import SUMS, described, one_answer, plural, rounded_up, shown, without_others
+from tightframe.results.words import (
+    NOT_COUNTED,
+    SUMS,
+    described,
+    one_answer,
+    plural,
+    rounded_up,
+    shown,
+    without_others,
+)
 
 GLOBAL, OWN, LOCAL, PERSONAL = "global", "own", "local-only", "personal"
 
@@ -217,7 +226,7 @@ def _disclosed(report: SiloReport) -> Markup:
         [
             SUMS.get(item.kind, item.kind),
             str(item.times),
-            described(item.numbers),
+            described(item.numbers, item.times, item.terms_with),
             f"{item.bytes / 1e6:,.2f}",
         ]
         for item in given.sent
@@ -240,14 +249,19 @@ def _disclosed(report: SiloReport) -> Markup:
 def _privacy(report: SiloReport) -> Markup:
     spent = report.privacy
     if spent is None:
-        return section("Privacy spent", tag("p", "The job had no differential privacy: no budget was spent."))
+        text = "The job had no differential privacy: no epsilon was spent."
+        if report.disclosed is not None and report.disclosed.evaluated:
+            text += f" Its exact evaluations told {'; '.join(report.disclosed.evaluated)}."
+        return section("Privacy spent", tag("p", text))
+    whole = spent.epsilon > 0.995 * spent.promised
+    rest = "" if whole else " The rest was for spare rounds and releases, or for some that this silo missed."
     return section(
         "Privacy spent",
         tag(
             "p",
             f"This job has cost this silo's records epsilon {rounded_up(spent.epsilon)} of the "
             f"{spent.promised:g} that it promised, at delta {spent.delta:g}. This is the silo's own exact "
-            "number, rounded up." + ("" if spent.alone is None else f" {without_others(spent.alone)}"),
+            f"number, rounded up.{rest}" + ("" if spent.alone is None else f" {without_others(spent.alone)}"),
         ),
         facts(
             [
@@ -264,6 +278,7 @@ def _privacy(report: SiloReport) -> Markup:
                 ("by PRV (Opacus)", _cost(spent.prv)),
             ]
         ),
+        tag("p", NOT_COUNTED.format(plural(spent.exact_jobs, "job"))) if spent.exact_jobs else None,
         tag(
             "p",
             "Left of the budget over all jobs: tightframe ledger explain -c local/tightframe.json.",

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from tightframe.metrics import NEARLY_ALL, noise_intervals
-from tightframe.metrics.clinical import COUNT_FLOOR, DEVIATIONS
+from tightframe.metrics.clinical import COUNT_FLOOR, DEVIATIONS, class_floor
 from tightframe.phases import Tensors, Totals
 from tightframe.privacy.releases import evaluation_totals
 from tightframe.privacy.releases.evaluation_totals import EvaluationConfig
@@ -123,7 +123,7 @@ def _fold(
     it are almost empty, so that noise would dominate it.
     """
     classes, row, hits = len(class_names), confusion.sum(1), np.diagonal(confusion)
-    floor = max(COUNT_FLOOR, DEVIATIONS * cell * math.sqrt(classes))
+    floor = class_floor(cell, classes)
     total, right = float(confusion.sum()), float(np.trace(confusion))
     records = _records(total, cell * classes)
     known = total >= max(COUNT_FLOOR, DEVIATIONS * cell * classes)
@@ -229,7 +229,7 @@ def _finding_rates(
     A row with fewer noisy records than the floor has no share.
     """
     rows, known = tables.sum(2), tables.sum((1, 2))
-    floor = max(COUNT_FLOOR, DEVIATIONS * cell * math.sqrt(2))
+    floor = class_floor(cell, 2)
     enough: NDArray[np.bool_] = np.asarray(rows >= floor)
     hits = np.stack([tables[:, 0, 0], tables[:, 1, 1]], 1)
     shares = hits / np.where(enough, rows, 1.0)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tightframe.errors import SiteConfigError
@@ -17,13 +18,46 @@ from tightframe.privacy.ledger import rules
 from tightframe.privacy.ledger.entries import MAX_ATTEMPT, Cap, Charge, Entry
 from tightframe.privacy.ledger.ledger import Ledger
 from tightframe.privacy.ledger.rules import events_of
-from tightframe.results.words import rounded_up
+from tightframe.results.words import plural, rounded_down, rounded_up
 from tightframe.rounds.context import SiloContext
 from tightframe.rounds.privacy_plan import PrivacyPlan
 from tightframe.rounds.silo import subnormals
 from tightframe.rounds.silo.known_records import note_records
 
 SOLVED = "privacy.json"
+Planned = Callable[[float], Sequence[Event]]
+"""Epsilon of a job -> all that it may charge then."""
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What a job makes of the budget of its records.
+
+    Attributes:
+        spent: events of earlier jobs.
+        planned: all that the job may charge.
+        cap: the site's.
+    """
+
+    spent: tuple[Event, ...]
+    planned: tuple[Event, ...]
+    cap: Cap
+
+    @property
+    def before(self) -> float:
+        """Epsilon that earlier jobs have spent."""
+        return accounting.guaranteed(self.spent, self.cap.delta)
+
+    @property
+    def after(self) -> float:
+        """Epsilon of these and of all that the job may charge; infinite where nothing bounds it."""
+        return accounting.guaranteed((*self.spent, *self.planned), self.cap.delta)
+
+    def in_words(self) -> str:
+        """Say from where to where the job brings the budget, and of what."""
+        limit = "without a cap" if self.cap.epsilon >= MAX_EPSILON else f"of {self.cap.epsilon:g}"
+        after = rounded_up(self.after)
+        return f"from {rounded_up(self.before)} to {after} {limit} (epsilon at delta {self.cap.delta:g})"
 
 
 class Budget:
@@ -55,11 +89,12 @@ class Budget:
             releases=releases,
         )
 
-    def check(self, planned: Sequence[Event]) -> None:
+    def check(self, planned: Sequence[Event], at: Planned | None = None) -> None:
         """Refuse a job whose planned charges would not fit, before anything is trained.
 
         Args:
             planned: all that the job may charge.
+            at: the same with another epsilon; None where another one changes no noise.
 
         Raises:
             BudgetError: TF-701, saying what is left and what would fit.
@@ -73,16 +108,18 @@ class Budget:
                 self.path,
                 "" if self._context.production else " (simulation: for this run only)",
             )
-            self.check_against(ledger.entries(), planned)
+            self.check_against(ledger.entries(), planned, at)
 
-    def check_against(self, entries: Sequence[Entry], planned: Sequence[Event]) -> bool:
+    def check_against(
+        self, entries: Sequence[Entry], planned: Sequence[Event], at: Planned | None = None
+    ) -> Costs | None:
         """Refuse what ``check`` refuses, given the ledger's entries; nothing is opened or written.
 
         Args:
-            planned: all that the job may charge.
+            planned, at: as of ``check``.
 
         Returns:
-            True if it was checked; False for a job that has charges already, which is checked at each charge.
+            What the job costs; None for a job that has charges already, which is checked at each charge.
 
         Raises:
             BudgetError: TF-701, saying what is left and what would fit.
@@ -90,7 +127,7 @@ class Budget:
         """
         self._check_named()
         if any(entry.charge is not None and entry.charge.job_id == self._job_id for entry in entries):
-            return False  # this job or the one that it resumes: what it may still charge is checked each time
+            return None  # this job or the one that it resumes: what it may still charge is checked each time
         self._keep_promise(
             "what is planned",
             planned,
@@ -99,8 +136,55 @@ class Budget:
         self._check_number()
         charges = [self._charge(f"planned {place}", 0, event, None) for place, event in enumerate(planned)]
         # Each planned charge has a purpose of its own here, repeats included, so `releases` cannot apply.
-        rules.hold(entries, charges, replace(self.cap, releases=None))
-        return True
+        cap = replace(self.cap, releases=None)
+        costs = Costs(tuple(events_of(entries, self._dataset)), tuple(planned), cap)
+        if at is None:
+            rules.hold(entries, charges, cap)
+            return costs
+        rules.check_rules(entries, charges, cap)
+        if costs.after > cap.epsilon:
+            raise self._refusal(costs, at)
+        return costs
+
+    def _refusal(self, costs: Costs, at: Planned) -> BudgetError:
+        cap, spent = costs.cap, "Nothing was spent before: what is asked for is too much by itself."
+        if costs.spent:
+            left = rounded_down(max(0.0, cap.epsilon - costs.before))
+            spent = (
+                f"Spent: {rounded_up(costs.before)} by {plural(len(costs.spent), 'charge')}. Left: {left}."
+            )
+        fitting = self._fitting(costs, at)
+        helps = (
+            "No `privacy.epsilon` would fit."
+            if fitting is None
+            else f"Would fit: --set privacy.epsilon={fitting:g} (jobs together spend less than the sum of "
+            "their epsilons)."
+        )
+        return BudgetError(
+            f"Expected the charges on {self._dataset!r} to stay within epsilon {cap.epsilon:g} at delta "
+            f"{cap.delta:g}, but job {self._context.job.job_name!r} would bring them to "
+            f"{rounded_up(costs.after) if math.isfinite(costs.after) else 'no bound'}. {spent} {helps} "
+            "Nothing was charged."
+        )
+
+    def _fitting(self, costs: Costs, at: Planned) -> float | None:
+        """Return the largest epsilon, of three digits, with which the job fits; None if there is none."""
+        asked = self._plan.privacy.epsilon
+
+        def fits(epsilon: float) -> bool:
+            try:
+                planned = tuple(at(epsilon))
+            except BudgetError:  # a part of it is too small for any noise
+                return False
+            promised = accounting.guaranteed(planned, self._plan.privacy.delta) <= epsilon
+            return promised and replace(costs, planned=planned).after <= costs.cap.epsilon
+
+        digits = 2 - math.floor(math.log10(asked))
+        low, high = 0, math.ceil(asked * 10**digits)
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if fits(round(middle / 10**digits, digits)) else (low, middle)
+        return round(low / 10**digits, digits) if low else None
 
     @subnormals.kept()
     def charge(self, purpose: str, events: Sequence[Event], *, alone: Event | None = None) -> None:

@@ -147,7 +147,9 @@ class Contributor:
         with context.pace.working(str(sum_id), part, known=not chosen) as doing:
             _, term, doing.whole = self._seen_at_work(work)
         encoded = Encoded(sum_id, specs, term, bytes.fromhex(message["state"]), follows, formed)
-        own_report.note_sent(context, phase.schema, encoded, at_end=exchange.reported)
+        told = self.evaluations if exchange.reported else None
+        words = () if told is None else told.in_words()
+        own_report.note_sent(context, phase.schema, encoded, at_end=exchange.reported, evaluated=words)
         return encoded
 
     def _keep_start(self, state: ServerState, needs: Needs) -> None:

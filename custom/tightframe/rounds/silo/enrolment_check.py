@@ -20,6 +20,7 @@ from tightframe.securesum.site import journal
 
 if TYPE_CHECKING:
     from tightframe.privacy.ledger.entries import Entry
+    from tightframe.rounds.silo.budget import Costs
     from tightframe.rounds.silo.view import LocalSilo
 
 UNKNOWN = "not-submitted-yet"
@@ -82,7 +83,7 @@ def refused_at_first(context: SiloContext, setup: JobSetup) -> str:
     return ""
 
 
-def check_budget(context: SiloContext, setup: JobSetup, entries: Sequence[Entry]) -> bool:
+def check_budget(context: SiloContext, setup: JobSetup, entries: Sequence[Entry]) -> Costs | None:
     """Check all that a job with privacy may charge against the budget left at this site.
 
     Args:
@@ -90,7 +91,7 @@ def check_budget(context: SiloContext, setup: JobSetup, entries: Sequence[Entry]
         entries: of the site's ledger.
 
     Returns:
-        True if it was checked; False for a job that has charges already, which is checked at each charge.
+        What the job costs; None for a job that has charges already, which is checked at each charge.
 
     Raises:
         TightframeError: as ``PrivateSilo.check_budget_against``; TF-701 if it does not fit.

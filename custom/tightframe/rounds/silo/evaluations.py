@@ -81,9 +81,9 @@ def _smaller(setup: JobSetup, planned: Callable[[JobSetup], Evaluations], left: 
                 fits.append((models, bins))
                 break
     if not fits:
-        return "no smaller `evaluation` would fit"
+        return "no smaller `evaluation` would fit, and no job can leave it out"
     both = fits[:1] + [each for each in fits[-1:] if each[0] > fits[0][0]]
     told = [f'{{"models": {models}, "score_bins": {bins}}}' for models, bins in both]
     other = any(bins != own.score_bins for _, bins in both)
     consent = " (other `score_bins` than in earlier jobs need consent too, TF-617)" if other else ""
-    return f'"evaluation": {" or ".join(told)} would fit{consent}'
+    return f'"evaluation": {" or ".join(told)} would fit: export the job with it{consent}'

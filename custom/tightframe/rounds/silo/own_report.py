@@ -119,11 +119,14 @@ def missing_at(silo: LocalSilo) -> Missing:
     return Missing(silo.lost, len(silo.cohort), shut)
 
 
-def note_sent(context: SiloContext, schema: Schema, encoded: Encoded, *, at_end: bool) -> None:
+def note_sent(
+    context: SiloContext, schema: Schema, encoded: Encoded, *, at_end: bool, evaluated: tuple[str, ...] = ()
+) -> None:
     """Record that this silo made a term of a sum, for what its report says of what left it.
 
     Args:
         at_end: whether it belongs to the closing or comes after it, so that the report has begun.
+        evaluated: what the job's exact evaluations tell, in words.
 
     Raises:
         RunError: TF-522 if the record of the earlier terms is damaged.
@@ -140,11 +143,12 @@ def note_sent(context: SiloContext, schema: Schema, encoded: Encoded, *, at_end:
         # A run's first sum may have fewer fields than the later ones.
         numbers=dict(numbers | Counter({} if earlier is None else earlier.numbers)),
         bytes=sum(map(len, encoded.term.values())) + (0 if earlier is None else earlier.bytes),
+        terms_with=dict(Counter(numbers.keys()) + Counter({} if earlier is None else earlier.terms_with)),
     )
     sent = tuple(by_kind.values())
     write_json(context.state_folder / SENT, [item.as_json() for item in sent], mode=0o600)
     if at_end and begun(context):
-        add(context, sent=sent)
+        add(context, sent=sent, evaluated=evaluated)
 
 
 def _sent(context: SiloContext) -> tuple[SentTerms, ...]:
@@ -173,12 +177,13 @@ def add(
     local_only: Baseline | None = None,
     personal: SiloPersonal | None = None,
     sent: tuple[SentTerms, ...] | None = None,
+    evaluated: tuple[str, ...] = (),
 ) -> None:
     """Put another model's results, or all terms sent so far, into the report that ``close`` began."""
     report = SiloReport.read(unproven.reported(context) or context.run_dir)
     disclosed = report.disclosed
     if disclosed is not None and sent is not None:
-        disclosed = disclosed.model_copy(update={"sent": sent})
+        disclosed = disclosed.model_copy(update={"sent": sent, "evaluated": evaluated})
     added = {"local_only": local_only, "personal": personal, "disclosed": disclosed}
     _keep(context, report.model_copy(update={key: item for key, item in added.items() if item is not None}))
 
@@ -193,6 +198,7 @@ def _keep(context: SiloContext, report: SiloReport) -> None:
 def _spent(context: SiloContext, plan: PrivacyPlan) -> SiloPrivacy:
     """Return what this job has cost the silo's records, exactly."""
     from tightframe.privacy.accounting import counts_on_others
+    from tightframe.privacy.ledger.summary import exact_jobs
     from tightframe.rounds.silo.budget import Budget
 
     budget = Budget(context, plan, (context.name,))
@@ -206,6 +212,8 @@ def _spent(context: SiloContext, plan: PrivacyPlan) -> SiloPrivacy:
         plan.privacy.delta,
         f"; {rounded_up(alone)} if no other silo added noise" if shared else "",
     )
+    with context.budget_ledger.open() as ledger:
+        exact = exact_jobs(ledger.entries())
     return SiloPrivacy(
         epsilon=spent.guaranteed,
         rdp=spent.rdp,
@@ -215,4 +223,5 @@ def _spent(context: SiloContext, plan: PrivacyPlan) -> SiloPrivacy:
         delta=plan.privacy.delta,
         promised=plan.privacy.epsilon,
         alone=alone if shared else None,
+        exact_jobs=len(exact),
     )

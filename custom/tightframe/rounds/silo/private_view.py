@@ -30,8 +30,8 @@ from tightframe.privacy.training.gradient_sum import clipped_gradient_sum
 from tightframe.rounds.checkpoint import save_tensors
 from tightframe.rounds.context import SiloContext
 from tightframe.rounds.privacy_plan import CLASS_COUNTS
-from tightframe.rounds.setup import JobSetup
-from tightframe.rounds.silo.budget import Budget
+from tightframe.rounds.setup import JobSetup, prepare
+from tightframe.rounds.silo.budget import Budget, Costs, Planned
 from tightframe.rounds.silo.view import LocalSilo, RequestedSum
 
 PRIOR = "noisy_class_counts.safetensors"
@@ -141,19 +141,35 @@ class PrivateSilo(LocalSilo):
             PrivacyValueError: TF-700 if records are repeated.
             DataError: TF-210 if the job protects patients and the data set has no patient ids.
         """
-        self._budget.check(self._planned())
+        self._budget.check(self._planned(), self._planned_at)
+        if (patients := self._patients) is not None:
+            count = len(np.unique(patients))
+            self.context.log.info("%s: the training records belong to %d patients", self.name, count)
 
-    def check_budget_against(self, entries: Sequence[Entry]) -> bool:
+    def check_budget_against(self, entries: Sequence[Entry]) -> Costs | None:
         """Refuse what ``check_budget`` refuses, given the entries of this site's ledger; nothing is written.
 
         Returns:
-            True if it was checked; False for a job that has charges already.
+            What the job costs; None for a job that has charges already.
 
         Raises:
             BudgetError, PrivacyValueError, DataError: as ``check_budget``.
             NeighboursError: TF-706 if these records' budget is counted in the other relation.
         """
-        return self._budget.check_against(entries, self._planned())
+        return self._budget.check_against(entries, self._planned(), self._planned_at)
+
+    @property
+    def _planned_at(self) -> Planned | None:
+        """What the job may charge here with another epsilon; None where its noise is given."""
+        setup, privacy = self.setup, self._plan.privacy
+
+        def planned(epsilon: float) -> tuple[Event, ...]:
+            job = setup.job.model_copy(update={"privacy": privacy.model_copy(update={"epsilon": epsilon})})
+            other = prepare(job, self.context.policy.ceilings)
+            requested = RequestedSum(self.cohort, self.honest)
+            return _TriedSilo(self.context, other, self.device, self.round, requested)._planned()
+
+        return planned if privacy.noise_multiplier is None else None
 
     def _planned(self) -> tuple[Event, ...]:
         """Return all events that the job may charge here, repeats included, after checking the records."""
@@ -167,7 +183,6 @@ class PrivateSilo(LocalSilo):
         count = len(data.labels("train"))
         if (patients := self._patients) is not None:
             count = len(np.unique(patients))
-            self.context.log.info("%s: the training records belong to %d patients", self.name, count)
         if self._plan.frozen is not None:
             checked_records(count, self._plan.privacy.neighbours)
         if not self._plan.trains:
@@ -360,6 +375,16 @@ class PrivateSilo(LocalSilo):
         seed = self.stream("augment", step) if self.setting.local.augment else None
         records: Dataset[Any] = self.context.data.records("train", augment_seed=seed)
         return records
+
+
+class _UnkeptBudget(Budget):
+    def solve_once(self, key: str, solve: Callable[[], float]) -> float:
+        """Solve for an epsilon that is only tried."""
+        return solve()
+
+
+class _TriedSilo(PrivateSilo):
+    _budget_of = _UnkeptBudget
 
 
 def coarse_count(records: int) -> int:

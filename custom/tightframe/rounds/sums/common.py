@@ -291,8 +291,8 @@ ADVICE = {
         "person at this site decide: `tightframe site release accept` says what both reveal."
     ),
     "TF-627": (
-        " From so many exact numbers single records can be computed. Export it so, or with `privacy`, or "
-        "let a person at this site decide: `tightframe site release accept --evaluations`."
+        " From so many exact numbers single records can be computed. A job with `privacy` opens none; or a "
+        "person at this site decides: `tightframe site release accept --evaluations`."
     ),
 }
 """Advice by code, added where the protocol's own message has none."""

@@ -67,6 +67,8 @@ class Most(NamedTuple):
     test: int | None
 
 
+NONE = "none"
+"""Value of a setting's part that is null, or that a profile lacks."""
 PARTS = 10**6
 """What a fold holds, in the parts of it that evaluations tell: jobs can count it differently."""
 
@@ -647,6 +649,8 @@ def differences(known: Sequence[Profile], profile: Profile) -> list[tuple[str, l
 def in_words(earlier: Sequence[str], value: str) -> tuple[list[str], str]:
     """Return earlier values and a new one of a setting for people: of JSON objects the parts that differ.
 
+    Options of another method or model are those that all have: its others say nothing beside its name.
+
     >>> in_words(['{"a":{"b":1},"c":2}'], '{"a":{"b":1.5},"c":2}')
     (['b 1'], 'b 1.5')
     >>> in_words(["yes"], "no")
@@ -655,12 +659,20 @@ def in_words(earlier: Sequence[str], value: str) -> tuple[list[str], str]:
     parts = [_parts(text) for text in (*earlier, value)]
     told = [each for each in parts if each is not None]
     names = dict.fromkeys(name for each in told for name in each)
-    differing = [name for name in names if any(each.get(name) != told[-1].get(name) for each in told)]
+
+    def differs(name: str) -> bool:
+        return any(each.get(name, NONE) != told[-1].get(name, NONE) for each in told)
+
+    def tells(name: str) -> bool:
+        of, options, _ = name.partition("_options")
+        return not options or not differs(of) or all(name in each for each in told)
+
+    differing = [name for name in names if differs(name) and tells(name)]
     if len(told) < len(parts) or not differing:
         return list(earlier), value
     ends = [name.rpartition(".")[2] for name in differing]
     short = {name: end if ends.count(end) == 1 else name for name, end in zip(differing, ends, strict=True)}
-    words = [", ".join(f"{short[name]} {each.get(name, 'none')}" for name in differing) for each in told]
+    words = [", ".join(f"{short[name]} {each.get(name, NONE)}" for name in differing) for each in told]
     return list(dict.fromkeys(words[:-1])), words[-1]
 
 
@@ -676,7 +688,7 @@ def _parts(text: str) -> dict[str, str] | None:
     for name, item in value.items():
         inner = _parts(json.dumps(item)) if item else None
         if inner is None:
-            found[name] = item if isinstance(item, str) else json.dumps(item)
+            found[name] = NONE if item is None else item if isinstance(item, str) else json.dumps(item)
         else:
             found |= {f"{name}.{below}": part for below, part in inner.items()}
     return found

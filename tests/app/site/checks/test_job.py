@@ -5,10 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
 import torch
@@ -218,7 +220,15 @@ def test_a_job_is_held_against_what_is_left_of_the_cap(
     assert (refused is None) == fits
     if refused is None:
         assert code == 0 and told == [] and "fit into the privacy budget" in said
+        after = re.search(rf"brings it from (\S+) to (\S+) of 4 \(epsilon at delta {DELTA:g}\)", said)
+        assert after is not None and float(after[1]) == pytest.approx(4 - left, abs=2e-3)
+        assert float(after[1]) < float(after[2]) < float(after[1]) + epsilon
     else:
+        (would,) = re.findall(r"Would fit: --set privacy\.epsilon=(\S+) ", str(refused))
+        assert "planned 0" not in str(refused)
+        for more, found in ((0.0, []), (0.02, [ANY])):
+            privacy = {"epsilon": float(would) + more, "delta": DELTA}
+            assert _refused(hospital, job_folder(weights="uniform", privacy=privacy)) == found
         assert code == 1 and f"Left: {left:.3f}." in str(refused)
         assert told == [str(refused)] and str(refused).startswith("TF-701: ")
         assert (
@@ -533,6 +543,25 @@ def test_a_simulation_says_that_a_real_site_would_refuse_its_evaluations(
         assert needle not in caplog.text
 
 
+@pytest.mark.parametrize(("epsilon", "hidden"), [(2, True), (60, False)])
+def test_an_evaluation_whose_noise_hides_all_scores_is_said_to_tell_nothing(
+    tmp_path: Path, epsilon: float, hidden: bool
+) -> None:
+    entries = {site: {"data": {"table": {"file": str(path)}}} for site, path in rare.tables(tmp_path).items()}
+    (tmp_path / "sites.json").write_text(json.dumps({"sites": entries}))
+    (tmp_path / "one.json").write_text(json.dumps(entries["site-1"]))
+    private = {"epsilon": epsilon, "evaluation": "noisy"}
+    job = rare.job(method="fedncm", weights="uniform", update_norm=None, privacy=private)
+    for file, site, of in (
+        ("sites", None, "80 records"),
+        ("one", "site-1", "80 records (were all sites as this one)"),
+    ):
+        scope = Scope(tmp_path / f"{file}.json", job=job.model_dump(mode="json"), site=site)
+        told = [item.text for item in check_site(scope) if "hides scores" in item.text]
+        assert len(told) == hidden
+        assert all(f"hides scores of a test fold of {of}: " in text for text in told)
+
+
 def test_every_site_of_a_simulation_is_told_what_its_records_forbid(tmp_path: Path) -> None:
     """Possible rows, by column, and records to withdraw; how many they are stays at the site."""
     few, file = rare.job(method="fedavg", model="mlp"), tmp_path / "withdrawn.csv"
@@ -552,7 +581,7 @@ def test_every_site_of_a_simulation_is_told_what_its_records_forbid(tmp_path: Pa
 
     told = problems(few)
     assert len(told) == 4 and all(text.startswith("TF-628: ") for text in told)
-    assert "This table has 2 to the 2.9, by column: d0 1.0, d1 0.9, d3 0.9. " in told[0]
+    assert "This table has 2 to the 1.9, by column: d0 1.0, d1 0.9. " in told[0], "d3 is as d1"
     entry = SiteEntry.model_validate(entries["site-1"])
     with pytest.raises(BelowPolicyError) as caught:
         check_rows(SiloContext("site-1", few, entry, tmp_path, job_id=UNKNOWN), prepare(few))
