@@ -209,6 +209,7 @@ def check_history(
         if job.summation == "secure":
             yield from _cohort(context, setup, area, scope)
             yield from _evaluations(context, setup, area, scope)
+            yield from _rounds(context, setup, area, scope)
         if job.privacy is not None:
             yield _budget(context, setup, entries, area)
         yield from _records(context, setup, area, several=False)
@@ -436,6 +437,39 @@ def _evaluations(context: SiloContext, setup: JobSetup, area: str, scope: Scope)
         if limit is not None
     ]
     yield Finding(area, "ok", f"{name}: its exact evaluations open {'; '.join(told)}")
+
+
+def _rounds(context: SiloContext, setup: JobSetup, area: str, scope: Scope) -> Iterator[Finding]:
+    """Check the job's exact rounds with those of earlier jobs, if other sites have as many records."""
+    from tightframe.config.refusals import BelowPolicyError
+    from tightframe.errors import TightframeError
+    from tightframe.learning.products import Sizes
+    from tightframe.rounds.silo.enrolment_check import check_rounds
+
+    if not context.limits_rounds or not context.site.data:
+        return
+    try:
+        declared = dict.fromkeys(context.job.roster, _records_of(context))
+        sizes = Sizes.of(declared, context.job.assumed_colluders(len(declared)))
+        checked = check_rounds(context, setup, _journal(context, scope), sizes)
+    except BelowPolicyError as error:
+        own = context.job.weights == "uniform"
+        unless = "" if own else "refused unless other sites have more records than this one: "
+        hint = "" if scope.folder is None else f". To decide: {_accept(scope)} --rounds"
+        for refusal in error.refusals:
+            text = f"{unless}{error.code}: {refusal}{hint}"
+            yield Finding(area, "problem" if own else "note", text, of_job=own)
+        return
+    except (OSError, TightframeError):
+        return  # of records and ledger, which have findings of their own
+    if checked is None:
+        return
+    found, before = checked
+    parts = found.parts(context.policy.records_per_feature)
+    if parts.largest <= 1:
+        told = f"{float(parts.largest):.1%} of what records allow, {float(before.largest):.1%}"
+        takes = f"take {told} taken by earlier jobs"
+        yield Finding(area, "ok", f"{context.job.job_name}: its exact sums of what is trained {takes}")
 
 
 def _journal(context: SiloContext, scope: Scope) -> list[JournalEntry]:

@@ -45,7 +45,9 @@ from tightframe.securesum.site.journal import (
     Evaluated,
     EvaluationsAccepted,
     ProfileUsed,
+    RoundsAccepted,
     StaticOpened,
+    Trained,
 )
 from tightframe_app.cli import app
 from tightframe_app.jobs import folders
@@ -385,6 +387,33 @@ def test_a_job_is_held_against_what_earlier_exact_evaluations_have_told(
     _write(hospital, EvaluationsAccepted("skin", bytes.fromhex(parse_job(folders.read_job(folder)).sha256())))
     (text,) = told()
     assert "open 3 of 11 models, 9 opened by earlier jobs; " in text
+
+
+def test_a_job_is_held_against_exact_rounds_of_earlier_jobs(
+    hospital: Path, job_folder: Callable[..., Path]
+) -> None:
+    _change(hospital, dataset_id="skin", policy__max_evaluations=None, policy__evaluated_share=None)
+
+    def told(weights: str = "exact") -> list[Finding]:
+        folder = job_folder(model="mlp", model_options={"widths": [2]}, rounds=2, weights=weights)
+        needles = ("sums of layers", "sums of what is trained")
+        found = _looked(hospital, folder)
+        return [item for item in found if any(needle in item.text for needle in needles)]
+
+    for weights in ("exact", "uniform"):
+        (found,) = told(weights=weights)
+        assert found.state == "ok" and "0.0% taken by earlier jobs" in found.text
+    _write(hospital, Trained("skin", "job-1", 1, "train-0", "job-1", bytes(32), 2, 2, 13, 40, 4))
+    (found,) = told()
+    unless = "refused unless other sites have more records than this one: TF-625: "
+    assert found.state == "note" and found.text.startswith(unless)
+    assert found.text.endswith("`tightframe site release accept --rounds`")
+    (found,) = told(weights="uniform")
+    assert found.state == "problem" and found.of_job and "They took 100.0% of" in found.text
+    config = parse_job(folders.read_job(hospital.parents[1] / "job")).sha256()
+    _write(hospital, RoundsAccepted("skin", bytes.fromhex(config)))
+    (found,) = told(weights="uniform")
+    assert found.state == "ok" and "100.0% taken by earlier jobs" in found.text
 
 
 def test_a_journal_that_cannot_be_read_is_the_sites_to_mend(
