@@ -467,6 +467,7 @@ class SmallSilo(SiloSession):
             site_ledger=None,
             memory_only=True,
             production=False,
+            limits_evaluations=False,
             untold=lambda: (),
             identity=lambda: identity(name),
             pace=Pace(folder / "pace.json", on=False, limit=0.0, log=LOG),
