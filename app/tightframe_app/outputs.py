@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from fractions import Fraction
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict
@@ -284,12 +285,32 @@ class EvaluatedSoFar(Part):
     left: Evaluations
 
 
+class TrainedSoFar(Part):
+    """Exact sums of what was trained on a data set, what they took of what records allow, and what is left.
+
+    ``sums_left`` counts sums like the last one. What has no limit is null.
+    """
+
+    dataset: str
+    sums: int
+    taken: float | None
+    left: float | None
+    sums_left: int | None
+
+    @classmethod
+    def of(cls, dataset: str, sums: int, taken: Fraction | None, sums_left: int | None) -> TrainedSoFar:
+        """Return it from the part that the sums took."""
+        part, left = (None, None) if taken is None else (float(taken), float(max(Fraction(0), 1 - taken)))
+        return cls(dataset=dataset, sums=sums, taken=part, left=left, sums_left=sums_left)
+
+
 class Releases(Output):
-    """The ways in which sums over a site's records may be formed, and what evaluations have told."""
+    """The ways in which sums over a site's records may be formed, and what all jobs have told of these."""
 
     site: str
     formed: tuple[Formed, ...]
     evaluated: tuple[EvaluatedSoFar, ...]
+    trained: tuple[TrainedSoFar, ...]
 
 
 class AcceptedModel(Part):

@@ -8,6 +8,9 @@ need n >= 16 records; their 36 + 16 numbers, and 2 x 13 moments, fit into 8. Sum
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
+from fractions import Fraction
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,13 +31,16 @@ from tightframe.learning.products import (
     LOSING,
     ROWS,
     ClassSums,
+    Parts,
     Products,
     Sizes,
+    Units,
 )
 from tightframe.phases import Field, OwnRows, Schema, ServerState
 from tightframe.rounds import product_rule
 from tightframe.rounds.riders.class_rules import with_holders
 from tightframe.rounds.setup import JobSetup, prepare
+from tightframe.securesum.site.journal import History, RoundsAccepted
 
 
 def policy(factor: int = 2, **rules: Any) -> Policy:
@@ -119,6 +125,87 @@ def test_dense_layers_on_inputs_have_two_records_a_unit() -> None:
     assert widest(weights="uniform", privacy=private) is None
 
 
+def layer_rounds(records: float, **changes: Any) -> product_rule.Rounds:
+    """Of 3 units on 13 columns; under a rule of 2 each round takes 6 of so many records."""
+    model = {"model": "mlp", "model_options": {"widths": [3]}, "rounds": 4}
+    job = parse_job({**setup("fedavg").job.model_dump(), **model, **changes})
+    found = product_rule.rounds_planned(prepare(job), records)
+    assert found is not None
+    return found
+
+
+def test_rounds_of_jobs_add_up_as_parts_of_what_their_records_allow() -> None:
+    found = layer_rounds(25)
+    names, places = ("hearts", "job-b"), [("train", number, 0) for number in (1, 2, 3, 4)]
+    assert found.places == set(places)
+    first = [found.entry("hearts", "job-a", place) for place in places[:3]]
+    assert product_rule.taken(first, 2) == Parts(Fraction(18, 25), Fraction(9, 625))
+    many = [layer_rounds(250).entry("hearts", "job-0", place) for place in places[:3]]
+    assert product_rule.taken([*first, *many], 2).rounds == Fraction(18, 25), "columns fewer than a half"
+    one = layer_rounds(25, rounds=1)
+    one.check(policy(), *names, History(first))
+    told = found.check_next(policy(), *names, places[0], History(first))
+    assert told == found.entry(*names, places[0]) != first[0]
+    history = History([*first, told])
+    found.check_next(policy(), *names, places[0], history)  # of its tries one is opened
+    one.check(policy(), *names, history)
+    for check in (
+        lambda: found.check_next(policy(), *names, places[1], history),
+        lambda: one.check(policy(), "hearts", "job-c", history),
+        lambda: found.check(policy(), *names, History(first)),
+    ):
+        with pytest.raises(BelowPolicyError, match=r"^TF-625: [\s\S]*, [01] such sums over 25 records"):
+            check()
+    one.check(policy(), "others", "job-c", history)
+    history.append(RoundsAccepted("hearts", one.config))
+    one.check(policy(), "hearts", "job-c", history)
+
+
+def test_layers_of_jobs_add_up_by_their_squares_and_once_in_a_chain() -> None:
+    """7 units of 20 records take a quarter of the square of 14/20; eight jobs 98 %."""
+    resume = {"lineage": "job-a", "previous": "job-a", "after_round": 1, "checkpoint_sha256": "0" * 64}
+    first = layer_rounds(20, rounds=1)
+    seven = replace(first, units=Units(7, 1, 13, 300, 1))
+    entries = [seven.entry("hearts", job, ("train", 1, 0)) for job in JOBS]
+    assert product_rule.taken(entries, 2).units == Fraction(98, 100)
+    seven.check(policy(), "hearts", "job-c", History(entries[:7]))
+    for check in (seven.check, partial(seven.check_next, place=("train", 1, 0))):
+        with pytest.raises(BelowPolicyError, match=r"They took 98.0% [\s\S]*, 0 such sums over 20 records"):
+            check(policy(), dataset="hearts", job="job-c", history=History(entries))
+    resumed = replace(seven, lineage="job-a")
+    resumed.check(policy(), "hearts", "job-c", History(entries))
+    told = resumed.check_next(policy(), "hearts", "job-c", ("train", 1, 0), History(entries))
+    assert product_rule.taken([*entries, told], 2).units == Fraction(98, 100)
+    assert layer_rounds(20, rounds=2, resume=resume).lineage == "job-a" and first.lineage is None
+    assert product_rule.rounds_left(Parts(), Parts(Fraction(1))) is None
+    assert product_rule.rounds_left(Parts(Fraction(1, 4)), Parts(Fraction(3, 2))) == 0
+    assert product_rule.rounds_left(Parts(Fraction(1, 4)), Parts(Fraction(1, 4))) == 3
+
+
+def test_products_of_trained_features_add_up_and_frozen_ones_do_not() -> None:
+    """36 products and 16 sums of 8 features, of 12 records' 120 values: two of three jobs fit."""
+    values = {"method_options": {"covariance": "shared"}, "model": "mlp", "model_options": {"widths": [8]}}
+    job = {**setup("ccvr").job.model_dump(), **values, "rounds": 1}
+    found = product_rule.rounds_planned(prepare(parse_job(job)), 12)
+    assert found is not None
+    (place,) = found.multiplied
+    assert place[0] == "after" and found.places == {("train", 1, 0), place}
+    told = [found.entry("hearts", job, place) for job in ("job-a", "job-b")]
+    assert product_rule.taken(told, 2) == Parts(products=Fraction(104, 120))
+    of = ("hearts", "job-c", place)
+    assert found.check_next(policy(), *of, History(told[:1])) == found.entry(*of)
+    with pytest.raises(BelowPolicyError, match=r"1 more sum of layers .* and 1 more sum of products of 8"):
+        found.check_next(policy(), *of, History(told))
+    alone = replace(found, units=None, layers=frozenset())
+    alone.check(policy(), "hearts", "job-c", History(told[:1]))
+    with pytest.raises(BelowPolicyError, match=r"for 1 more sum of products .*, 0 such sums over 12 records"):
+        alone.check(policy(), "hearts", "job-c", History(told))
+    assert product_rule.rounds_left(Parts(products=Fraction(2, 5)), Parts()) == 2
+    for method in ("fed3r", "fedcgs"):
+        assert product_rule.rounds_planned(setup(method), 10) is None
+    assert product_rule.taken(told, 0) == Parts()
+
+
 def schema(*, products: int = 0, features: int = 0) -> Schema:
     """A sum of features; neither is one of anything else."""
     return Schema(
@@ -139,6 +226,7 @@ def state(counts: list[int] | None, **extra: torch.Tensor) -> ServerState:
 
 
 MANY = Sizes(1000, 0)
+JOBS = ["job-a", *(f"job-{number}" for number in range(7))]
 
 
 @pytest.mark.parametrize(

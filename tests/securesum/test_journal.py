@@ -28,15 +28,18 @@ from tightframe.securesum.site.journal import (
     EvaluationsAccepted,
     History,
     Most,
+    Multiplied,
     ProfileAccepted,
     ProfileUsed,
     Requested,
     Revealed,
+    RoundsAccepted,
     SlotUsed,
     StateMasked,
     StateSummed,
     StaticMasked,
     StaticOpened,
+    Trained,
     differences,
     entry_from_value,
     in_words,
@@ -56,6 +59,9 @@ ENTRIES: list[Entry] = [
     ProfileAccepted("lesions", (("weights", "uniform"),)),
     Evaluated("lesions", "job", 3, "train-0", HASH, 1, 40, 90),
     EvaluationsAccepted("lesions", HASH),
+    Trained("lesions", "job", 3, "train-0", "first-job", HASH, 16, 16, 13, 260, 339),
+    Multiplied("lesions", "job", 3, "after-0", "first-job", HASH, 2080, 4407),
+    RoundsAccepted("lesions", HASH),
     Requested("job", 2, 5, HASH),
     StateMasked("first-job", "job", 3, HASH),
     StateSummed("first-job", "job", 3, HASH),
@@ -250,6 +256,23 @@ def test_evaluations_of_all_jobs_add_up_to_a_sites_limits() -> None:
     history.append(evaluation(3, "c", models=9, parts=200_000))  # of a looser policy
     assert history.left("lesions", MOST) == (0, 0, None)
     history.check_evaluations(evaluation(2, models=0, parts=0), MOST)
+
+
+def rounds(number: int, job: str = "a", dataset: str = "lesions") -> Trained:
+    return Trained(dataset, job, number, "train-0", job, HASH, 16, 16, 13, 260, 339)
+
+
+def test_rounds_of_a_data_set_are_kept_and_one_run_is_accepted() -> None:
+    again = rounds(1)
+    history = History([rounds(1), again, rounds(1, "b"), rounds(1, "c", "other")])
+    assert history.trained("lesions") == (again, rounds(1, "b")) and history.trained("none") == ()
+    assert not history.accepts_rounds(rounds(1, "d"))
+    history.append(RoundsAccepted("lesions", HASH))
+    assert not history.accepts_rounds(rounds(2)), "it has begun"
+    assert not history.accepts_rounds(rounds(1, "d", "other"))
+    assert history.accepts_rounds(rounds(1, "d")) and history.accepts_rounds(rounds(1, "e"))
+    history.append(rounds(1, "d"))
+    assert history.accepts_rounds(rounds(2, "d")) and not history.accepts_rounds(rounds(1, "e"))
 
 
 def test_a_person_accepts_evaluations_for_one_run_of_one_job() -> None:

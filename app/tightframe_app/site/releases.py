@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
+from fractions import Fraction
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,7 +19,7 @@ from tightframe_app.screens import lines
 from tightframe_app.site.memory import Memory, memory_of, with_id
 
 if TYPE_CHECKING:
-    from tightframe.securesum.site.journal import Entry, History, Profile
+    from tightframe.securesum.site.journal import Entry, History, Profile, ProfileUsed
 
 cohort = typer.Typer(
     help="Silos for which this site's counts may be opened (class counts, class sums, evaluation).",
@@ -49,6 +50,9 @@ EVALUATED = """\
 Earlier jobs opened exact evaluations over {dataset}: {before}.
 With those of this job single validation and test records, with their classes, can be computed: of few short
 columns by whoever reads the totals, of many by a hospital that steers the model."""
+TRAINED = """\
+Earlier jobs opened exact sums of what they trained on {dataset}: {before}.
+With those of this job there can be as many equations as records: whoever reads the totals computes these."""
 TOGETHER = """\
 They were formed in {ways} ways, which differ in
   {settings}
@@ -167,14 +171,17 @@ def release_show(config: Config, site: Site = None, kit: Kit = None, form: forma
         PARTS,
         Evaluated,
         History,
+        Multiplied,
         ProfileAccepted,
         ProfileUsed,
         StateSummed,
+        Trained,
     )
 
     memory = memory_of(config, site, kit)
     site, entries = memory.site, memory.read()
-    limits = most(memory.entry.policy.resolve(production=True))
+    policy = memory.entry.policy.resolve(production=True)
+    limits, factor = most(policy), policy.records_per_feature
     ways: dict[tuple[str, Profile], ProfileUsed | ProfileAccepted] = {}
     for entry in entries:
         if isinstance(entry, ProfileUsed | ProfileAccepted):
@@ -183,7 +190,7 @@ def release_show(config: Config, site: Site = None, kit: Kit = None, form: forma
         (entry.dataset, entry.profile) for entry in entries if isinstance(entry, ProfileUsed)
     )
     if form == "json":
-        from tightframe_app.outputs import EvaluatedSoFar, Evaluations, Formed, Releases
+        from tightframe_app.outputs import EvaluatedSoFar, Evaluations, Formed, Releases, TrainedSoFar
 
         told = [
             Formed(
@@ -193,7 +200,11 @@ def release_show(config: Config, site: Site = None, kit: Kit = None, form: forma
             )
             for entry in ways.values()
         ]
-        history = History(entries)
+        history, names = History(entries), sorted({name for name, _ in ways})
+        trained = tuple(
+            TrainedSoFar.of(name, len(history.trained(name)), *_trained(history, name, factor))
+            for name in names
+        )
         evaluated = tuple(
             EvaluatedSoFar(
                 dataset=name,
@@ -201,9 +212,9 @@ def release_show(config: Config, site: Site = None, kit: Kit = None, form: forma
                 allowed=Evaluations.of(limits, PARTS),
                 left=Evaluations.of(history.left(name, limits), PARTS),
             )
-            for name in sorted({name for name, _ in ways})
+            for name in names
         )
-        formats.show(Releases(site=site, formed=tuple(told), evaluated=evaluated))
+        formats.show(Releases(site=site, formed=tuple(told), evaluated=evaluated, trained=trained))
         return
     if not ways:
         out.print(
@@ -235,15 +246,17 @@ def release_show(config: Config, site: Site = None, kit: Kit = None, form: forma
         if allowed := _words(limits):
             out.print(f"Allowed over all jobs: {allowed}.")
             out.print(f"Left: {_words(history.left(dataset, limits))}.")
-        counted = {entry.job for entry in entries if isinstance(entry, Evaluated)}
-        if uncounted := ", ".join(
-            dict.fromkeys(entry.lineage for entry in users if entry.lineage not in counted)
-        ):
-            out.print(
-                f"Of {uncounted} none are counted: it had none, or an earlier version did not count them."
-            )
+        _uncounted(users, {entry.job for entry in entries if isinstance(entry, Evaluated)})
+        out.print(f"Exact sums of trained layers and features so far: {_rounds(history, dataset, factor)}.")
+        _uncounted(users, {entry.job for entry in entries if isinstance(entry, Trained | Multiplied)})
         for before, after in pairwise(dict.fromkeys(_cohorts(entries, dataset, all_of_them=True))):
             out.print(_leak(before, after))
+
+
+def _uncounted(users: Sequence[ProfileUsed], counted: set[str]) -> None:
+    """Say of which jobs nothing of a kind is on record."""
+    if jobs := ", ".join(dict.fromkeys(entry.lineage for entry in users if entry.lineage not in counted)):
+        out.print(f"Of {jobs} none are counted: it had none, or an earlier version did not count them.")
 
 
 def _consents(memory: Memory, dataset: str) -> list[str]:
@@ -356,6 +369,9 @@ def release_accept(
     evaluations: Annotated[
         bool, typer.Option("--evaluations", help="Also all exact evaluations of one run of the job (TF-627).")
     ] = False,
+    rounds: Annotated[
+        bool, typer.Option("--rounds", help="Also all exact rounds of one run of the job (TF-625).")
+    ] = False,
     site: Site = None,
     kit: Kit = None,
     yes: Yes = False,
@@ -364,7 +380,7 @@ def release_accept(
 
     For a job that this site refuses with TF-617 (sums were formed in another way before) or TF-612 (counts
     were opened for other silos before), with ``--evaluations`` also TF-627 (exact evaluations would tell too
-    much). It lifts these refusals only.
+    much), with ``--rounds`` also TF-625 where earlier jobs' rounds add to it. It lifts these refusals only.
     """
     from tightframe.config.job import parse_job
     from tightframe.rounds.product_rule import planned
@@ -389,6 +405,7 @@ def release_accept(
         EvaluationsAccepted,
         History,
         ProfileAccepted,
+        RoundsAccepted,
         differences,
         in_words,
     )
@@ -453,6 +470,10 @@ def release_accept(
     if evaluations:
         decided.append(EvaluationsAccepted(dataset, bytes.fromhex(setup.job.sha256())))
         out.print(EVALUATED.format(dataset=dataset, before=_told(history, dataset)))
+    if rounds:
+        decided.append(RoundsAccepted(dataset, bytes.fromhex(setup.job.sha256())))
+        factor = memory.entry.policy.resolve(production=True).records_per_feature
+        out.print(TRAINED.format(dataset=dataset, before=_rounds(history, dataset, factor)))
     if not decided:
         out.print(f"{dataset}: this site's sums may already be formed as in this job")
         return
@@ -472,6 +493,33 @@ def _words(numbers: Sequence[int | None]) -> str:
     from tightframe.securesum.site.journal import opened
 
     return ", ".join(each for each in opened(numbers) if each is not None)
+
+
+def _trained(history: History, dataset: str, factor: int) -> tuple[Fraction | None, int | None]:
+    """Return the part of what records allow that exact sums in training took, and how many more fit.
+
+    None where a policy has no rule; and where such sums as the last one fit any number of times.
+    """
+    from tightframe.rounds.product_rule import rounds_left, taken
+
+    if not factor:
+        return None, None
+    sums = history.trained(dataset)
+    took = taken(sums, factor)
+    return took.largest, rounds_left(taken(sums[-1:], factor), took)
+
+
+def _rounds(history: History, dataset: str, factor: int) -> str:
+    """Say how many exact sums in training all jobs have opened, and what their records still allow."""
+    if not (sums := history.trained(dataset)):
+        return "none"
+    took, fit = _trained(history, dataset, factor)
+    told = f"{len(sums)} in {len({each.job for each in sums})} jobs"
+    if took is None:
+        return f"{told}; this site's policy has no limit (`records_per_feature` 0)"
+    more = "any number" if fit is None else str(fit)
+    left = f"{float(max(Fraction(0), 1 - took)):.1%} is left, for {more} more as the last in another job"
+    return f"{told}, {float(took):.1%} of what the records allow (`records_per_feature` {factor}); {left}"
 
 
 def _cohorts(entries: Sequence[Entry], dataset: str, *, all_of_them: bool = False) -> list[tuple[str, ...]]:

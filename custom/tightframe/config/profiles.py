@@ -95,8 +95,8 @@ class Rules(StrictModel):
             products are summed without noise (TF-625): records are computed from a sum over fewer. And of
             values in a class's records, for each frozen feature summed by class. And of records for each
             unit of a layer trained on them that is dense on their inputs or on frozen features, and for each
-            of these or, if fewer, of units by rounds, and for each
-            round. With 0 there is no rule.
+            of these or, if fewer, of units by rounds, and for each round, those of all jobs together. With 0
+            there is no rule.
         min_row_bits: refuse jobs without privacy over a table of fewer than 2 to this number possible
             rows, by the values of this site's training records (TF-628): from exact totals, of a round of
             training too, records are found among these, by least squares. With 0 there is no rule.

@@ -234,6 +234,12 @@ class SiloContext:
             return False
         return self.job.privacy is None and self.job.statistics is None and self.job.summation == "secure"
 
+    @property
+    def limits_rounds(self) -> bool:
+        """Return True if this site adds up exact sums in training over all jobs, this one's too."""
+        exact = self.job.privacy is None and self.job.summation == "secure"
+        return self.production and exact and self.policy.records_per_feature > 0
+
     def salt(self) -> tuple[str, ...]:
         """Return the secret that keys this silo's random streams beside the job's seed, in production only.
 

@@ -9,8 +9,10 @@ cannot contribute, so that the sum is of nobody and its number is all that is to
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import TypeVar
 
 import torch
@@ -20,6 +22,7 @@ from tightframe.config.profiles import PROFILES
 from tightframe.config.refusals import BelowPolicyError, Refusal
 from tightframe.errors import RunError
 from tightframe.learning.model_update import shared_template
+from tightframe.learning.one_sum.feature_sums import PREFIX
 from tightframe.learning.products import (
     ALONE,
     COUNTED,
@@ -28,6 +31,7 @@ from tightframe.learning.products import (
     LOSING,
     ROWS,
     ClassSums,
+    Parts,
     Products,
     Sizes,
     Units,
@@ -35,9 +39,11 @@ from tightframe.learning.products import (
 from tightframe.models.frozen import is_frozen
 from tightframe.phases import Field, OwnRows, Schema, ServerState
 from tightframe.results.words import plural
+from tightframe.rounds.order import Place
 from tightframe.rounds.phases.statistics import SQUARES, SUMS
 from tightframe.rounds.riders.class_rules import holders_in, offered
 from tightframe.rounds.setup import JobSetup
+from tightframe.securesum.site.journal import History, Multiplied, Trained
 
 RULE, CODE = "records_per_feature", "TF-625"
 _Sum = TypeVar("_Sum", Products, ClassSums)
@@ -85,17 +91,13 @@ def units_planned(setup: JobSetup) -> Units | None:
     """
     if setup.privacy is not None:
         return None
-    rounds = [
-        {item.name: item for phase in exchange.phases for item in phase.schema.fields if _is_layer(item)}
-        for exchange in setup.plan
-        if exchange.training
-    ]
-    summed = {name: item.shape for each in rounds for name, item in each.items()}
+    rounds = _layers(setup)
+    summed = {name: item.shape for each in rounds.values() for name, item in each.items()}
     dense = [shape for shape in summed.values() if len(shape) == 2]
     if not dense:
         return None
     shape, numbers = setup.setting.input_shape, sum(map(math.prod, summed.values()))
-    times, most = sum(map(bool, rounds)), max(units for units, _ in dense)
+    times, most = len(rounds), max(units for units, _ in dense)
     if is_frozen(shared_template(setup.setting)):
         return Units(most, most, max(inputs for _, inputs in dense), numbers, times)
     # Behind convolutions, dense layers are on features of a picture that change.
@@ -103,6 +105,18 @@ def units_planned(setup: JobSetup) -> Units | None:
         return None
     first = [units for units, inputs in dense if inputs >= math.prod(shape)]
     return Units(most, max(first, default=most), math.prod(shape), numbers, times)
+
+
+def _layers(setup: JobSetup) -> dict[Place, dict[str, Field]]:
+    """Return the layers in each sum of a training round that has any, by name."""
+    found = {
+        exchange.place: {
+            item.name: item for phase in exchange.phases for item in phase.schema.fields if _is_layer(item)
+        }
+        for exchange in setup.plan
+        if exchange.training
+    }
+    return {place: layers for place, layers in found.items() if layers}
 
 
 def _is_layer(item: Field) -> bool:
@@ -311,6 +325,176 @@ def check_units(policy: Policy, found: Units, records: float, of: str) -> None:
         "whichever silos lie: make layers, features or rounds fewer (model_options.widths of mlp, width of "
         "random_features), or give the job `privacy`",
     )
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """The sums of dense layers, and of products of features that training moves, that a job plans at a site.
+
+    Two jobs over the same records, which differ in the seed, have other equations on the same rows. So a site
+    notes in its ledger each such sum as it masks its term: from then on others can open it.
+
+    Attributes:
+        layers: places of sums of layers.
+        multiplied: places of sums of products.
+        units: the layers; None if there are none.
+        products: of features; None if there are none.
+        records: surely behind them, as public as the policy's ``weights`` have it.
+        config: SHA-256 of the job.
+        lineage: id of the first job in its chain of resumed ones; None if it is that.
+    """
+
+    layers: frozenset[Place]
+    multiplied: frozenset[Place]
+    units: Units | None
+    products: Products | None
+    records: float
+    config: bytes
+    lineage: str | None = None
+
+    @property
+    def places(self) -> frozenset[Place]:
+        """Places of all these sums."""
+        return self.layers | self.multiplied
+
+    @property
+    def _first(self) -> Place:
+        return min(self.layers or self.multiplied)
+
+    def entry(self, dataset: str, job: str, place: Place) -> Trained | Multiplied:
+        """Return the journal entry of one sum."""
+        kind, number, index = place
+        named = (dataset, job, number, f"{kind}-{index}", self.lineage or job, self.config)
+        if place in self.multiplied and self.products is not None:
+            return Multiplied(*named, self.products.numbers, int(self.records) * self.products.values)
+        assert self.units is not None  # noqa: S101  (where there are layers)
+        of = self.units
+        return Trained(*named, of.most, of.first, of.inputs, of.numbers, int(self.records))
+
+    def parts(self, factor: int, places: Iterable[Place] | None = None) -> Parts:
+        """Return what sums take of what the records allow; of all places, or of these."""
+        some = self.places if places is None else places
+        return taken((self.entry("", "", place) for place in some), factor)
+
+    def before(self, dataset: str, job: str, history: History, factor: int) -> Parts:
+        """Return what all other jobs' sums took, and layers of other chains of jobs."""
+        return self._without([each for each in history.trained(dataset) if each.job != job], job, factor)
+
+    def _without(self, others: Sequence[Trained | Multiplied], job: str, factor: int) -> Parts:
+        chain = self.lineage or job
+        layers = taken((each for each in others if each.lineage != chain), factor)
+        return replace(taken(others, factor), units=layers.units)
+
+    def check(self, policy: Policy, dataset: str, job: str, history: History) -> None:
+        """Refuse a job whose sums, with those of earlier jobs, add up to more than its records allow.
+
+        Raises:
+            BelowPolicyError: TF-625.
+        """
+        factor = policy.records_per_feature
+        before = self.before(dataset, job, history, factor)
+        self._check(policy, self.parts(factor), before, self.entry(dataset, job, self._first), history)
+
+    def check_next(
+        self, policy: Policy, dataset: str, job: str, place: Place, history: History
+    ) -> Trained | Multiplied:
+        """Return the journal entry of the next sum; refuse it if jobs beside this one took what was left.
+
+        Raises:
+            BelowPolicyError: TF-625.
+        """
+        wanted, factor = self.entry(dataset, job, place), policy.records_per_feature
+        key = (wanted.job, wanted.round, wanted.phase)
+        # Of all tries of a sum one is opened.
+        others = [each for each in history.trained(dataset) if (each.job, each.round, each.phase) != key]
+        parts, before = self.parts(factor, [place]), self._without(others, job, factor)
+        self._check(policy, parts, before, wanted, history)
+        return wanted
+
+    def _check(
+        self, policy: Policy, parts: Parts, before: Parts, wanted: Trained | Multiplied, history: History
+    ) -> None:
+        if parts.fit(before) or history.accepts_rounds(wanted):
+            return
+        factor, asked = policy.records_per_feature, list[str]()
+        if self.units is not None:
+            asked.append(
+                f"{plural(len(self.layers), 'more sum')} of layers of up to {self.units.most} units, "
+                f"the first on {self.units.inputs} numbers of a record"
+            )
+        if self.products is not None:
+            asked.append(f"{plural(len(self.multiplied), 'more sum')} of {self.products.name}")
+        fit = rounds_left(self.parts(factor, [self._first]), before)
+        _refuse(
+            policy,
+            " and ".join(asked),
+            "fewer rounds, units or features, privacy, or a person's consent",
+            "from these and those of earlier jobs records are computed. They took "
+            f"{float(before.largest):.1%} of what {RULE} {factor} allows, {fit} such sums over "
+            f"{self.records:.0f} records would fit. Or a person at this site accepts one run of the job: "
+            "`tightframe site release accept --rounds`",
+        )
+
+
+def rounds_planned(setup: JobSetup, records: float) -> Rounds | None:
+    """Return the sums that add up with other jobs' over so many records; None if a job plans none.
+
+    Products of features that no training moves do not: they are the same in each job, or another profile's.
+    """
+    units, moved = units_planned(setup), _moved(setup)
+    if units is None and not moved:
+        return None
+    layers = frozenset(() if units is None else _layers(setup))
+    products = max(moved.values(), key=lambda item: item.width, default=None)
+    config = bytes.fromhex(setup.job.sha256())
+    lineage = None if setup.job.resume is None else setup.job.resume.lineage
+    return Rounds(layers, frozenset(moved), units, products, records, config, lineage)
+
+
+def _moved(setup: JobSetup) -> dict[Place, Products]:
+    """Return the sums of products of features that training moves."""
+    if setup.privacy is not None:
+        return {}
+    found = {
+        exchange.place: products_in(setup, exchange.phase.schema)
+        for exchange in setup.plan
+        if any(item.products and not item.name.startswith(PREFIX) for item in exchange.phase.schema.fields)
+    }
+    if not found or is_frozen(shared_template(setup.setting)):
+        return {}
+    return {place: products for place, products in found.items() if products is not None}
+
+
+def taken(sums: Iterable[Trained | Multiplied], factor: int) -> Parts:
+    """Return what sums took of what the records behind them allow.
+
+    Layers count once in a chain of resumed jobs, whose weights go on from one start.
+    """
+    trained, products = Counter[tuple[str, Units, int]](), Fraction(0)
+    for each in sums if factor else ():
+        if isinstance(each, Multiplied):
+            products += Fraction(each.numbers, max(1, each.values))
+        else:
+            layers = Units(each.widest, each.units, each.inputs, each.numbers, 1)
+            trained[each.lineage, layers, each.records] += 1
+    rounds, units = Fraction(0), dict[str, Fraction]()
+    for (chain, layers, records), times in trained.items():
+        parts = replace(layers, times=times).parts(records, factor)
+        rounds += parts.rounds
+        units[chain] = max(parts.units, units.get(chain, Fraction(0)))
+    return Parts(rounds, sum(units.values(), Fraction(0)), products)
+
+
+def rounds_left(each: Parts, before: Parts) -> int | None:
+    """Return how many more sums of another job fit that take such parts each; None if any number does."""
+    if not each.fit(before):
+        return 0
+    left = [
+        int((1 - earlier) / now)
+        for now, earlier in ((each.rounds, before.rounds), (each.products, before.products))
+        if now
+    ]
+    return min(left, default=None)
 
 
 def _check(policy: Policy, found: Products, records: float, values: float, how: str) -> None:

@@ -31,6 +31,7 @@ from tightframe.securesum.site.journal import (
     ProfileUsed,
     StateSummed,
     StaticOpened,
+    Trained,
 )
 from tightframe_app.cli import app
 from tightframe_app.site.memory import Memory, memory_of
@@ -105,7 +106,21 @@ def test_show_as_json(config: Path, cohort: Callable[..., Result], journal: Memo
     evaluated = {"dataset": DATASET, "models": 2, "validation": 0.15, "test": 0.2}
     evaluated["allowed"] = {"models": 11, "validation": 0.5, "test": 0.5}
     evaluated["left"] = {"models": 9, "validation": 0.35, "test": 0.3}
-    assert told == {"format": 1, "site": SITE, "formed": [used], "evaluated": [evaluated]}
+    trained = {"dataset": DATASET, "sums": 0, "taken": 0.0, "left": 1.0, "sums_left": None}
+    known = {"format": 1, "site": SITE, "formed": [used], "evaluated": [evaluated]}
+    assert told == {**known, "trained": [trained]}
+    write(
+        journal,
+        [
+            Trained(DATASET, "job-1", number, "train-0", "job-1", bytes(32), 2, 2, 13, 40, 25)
+            for number in (1, 2)
+        ],
+    )
+    told = checked("site release show", CliRunner().invoke(app, command).output)
+    assert told["trained"] == [{**trained, "sums": 2, "taken": 0.32, "left": 0.68, "sums_left": 4}]
+    config.write_text(json.dumps({**json.loads(config.read_text()), "policy": {"records_per_feature": 0}}))
+    told = checked("site release show", CliRunner().invoke(app, command).output)
+    assert told["trained"] == [{**trained, "sums": 2, "taken": None, "left": None}]
     write(journal, [ProfileUsed(DATASET, (("steps", "batches of 32"), ("weights", "exact")), "job-1")])
     said = CliRunner().invoke(app, command[:-2]).output
     assert "All are of one job" in said and "alike" not in said and "several jobs" not in said
@@ -141,9 +156,12 @@ def test_what_all_releases_give_together_is_said_and_the_site_is_the_certificate
 
     write(journal, [ProfileUsed(DATASET, (("steps", "batches of 32"), ("weights", "exact")), "job-1")])
     assert "All were formed alike" in show() and "batches of 32" not in show()
-    assert "Of job-1 none are counted" in show()
+    assert "sums of trained layers and features so far: none. Of job-1 none are counted" in show()
     write(journal, [Evaluated(DATASET, "job-1", 1, "train-0", b"c" * 32, 1, 0, 70_000)])
-    assert "7.0% of what the test records hold." in show() and "none are counted" not in show()
+    assert "7.0% of what the test records hold." in show() and show().count("none are counted") == 1
+    write(journal, [Trained(DATASET, "job-1", 1, "train-0", "job-1", bytes(32), 2, 2, 13, 40, 25)])
+    told = "1 in 1 jobs, 16.0% of what the records allow (`records_per_feature` 2); 84.0% is left, for 5 more"
+    assert told in show() and "none are counted" not in show()
     assert "Allowed over all jobs: 11 models, 50.0% of what the validation" in show()
     assert "Left: 10 models, 50.0% of" in show() and "hold, 43.0% of what the test records hold." in show()
     write(journal, [ProfileAccepted(DATASET, (("steps", "batches of 32"), ("weights", "other")))])

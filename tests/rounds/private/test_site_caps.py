@@ -117,13 +117,13 @@ def test_class_counts_are_charged_as_they_are_drawn_and_before(
     view = private_view.PrivateSilo(
         context(setup, tmp_path), setup, torch.device("cpu"), 1, RequestedSum(SITES, 1)
     )
-    real, seen = private_view.class_counts.noisy_counts, []
+    real, seen = private_view.class_sums.noisy_counts, []
 
     def noting(labels: Any, classes: int, noise: float, **others: Any) -> torch.Tensor:
         seen.append((noise, [(item.purpose, item.event) for item in charges(view._budget.path)]))
         return real(labels, classes, noise, **others)
 
-    monkeypatch.setattr(private_view.class_counts, "noisy_counts", noting)
+    monkeypatch.setattr(private_view.class_sums, "noisy_counts", noting)
     first = view.class_counts("train")
     assert torch.equal(view.class_counts("train"), first) and len(seen) == 1, "drawn once"
     ((noise, charged),) = seen

@@ -46,7 +46,7 @@ from tightframe.rounds.riders.class_rules import HOLDERS
 from tightframe.rounds.riders.evaluation import told_by_few
 from tightframe.rounds.setup import prepare, set_threads
 from tightframe.rounds.silo import checks, evaluations, own_report, subnormals
-from tightframe.rounds.silo.enrolment_check import check_possible_rows
+from tightframe.rounds.silo.enrolment_check import check_possible_rows, records_alike
 from tightframe.rounds.silo.followed_state import FollowedState
 from tightframe.rounds.silo.own_state import SiloStateStore
 from tightframe.rounds.silo.rehearsal import part_of, rehearse
@@ -345,6 +345,21 @@ class Contributor:
             PolicyError: TF-625.
         """
         product_rule.check_declared(self._context.policy, self._setup, sizes)
+
+    def rounds(self, sizes: Sizes) -> product_rule.Rounds | None:
+        """Return the exact sums that the job adds to those of others; None if none, or without a limit."""
+        if not self._context.limits_rounds or (found := self._rounds) is None:
+            return None
+        own = self._context.job.weights == "uniform"
+        return replace(found, records=self._records_alike if own else sizes.sure())
+
+    @cached_property
+    def _rounds(self) -> product_rule.Rounds | None:
+        return product_rule.rounds_planned(self._setup, 0.0)
+
+    @cached_property
+    def _records_alike(self) -> float:
+        return records_alike(self._context, LocalSilo(self._context, self._setup, self._device, 0))
 
     @cached_property
     def evaluations(self) -> Evaluations | None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from tightframe.config.refusals import BelowPolicyError, Refusal
 from tightframe.data.table import TableOptions
 from tightframe.errors import SecureSumError
+from tightframe.learning.products import Parts, Sizes
 from tightframe.rounds.context import SiloContext
 from tightframe.rounds.setup import JobSetup
 from tightframe.rounds.sums.common import package_errors
@@ -20,6 +21,7 @@ from tightframe.securesum.site import journal
 
 if TYPE_CHECKING:
     from tightframe.privacy.ledger.entries import Entry
+    from tightframe.rounds.product_rule import Rounds
     from tightframe.rounds.silo.budget import Costs
     from tightframe.rounds.silo.view import LocalSilo
 
@@ -74,6 +76,35 @@ def check_evaluations(
     return found.entry(dataset, context.job_id), history.evaluated(dataset), found.most
 
 
+def check_rounds(
+    context: SiloContext, setup: JobSetup, entries: Sequence[journal.Entry], sizes: Sizes
+) -> tuple[Rounds, Parts] | None:
+    """Check a job's exact sums of what it trains with those of earlier jobs.
+
+    Args:
+        sizes: numbers of records that silos declare.
+
+    Returns:
+        The sums, and what earlier jobs took of what their records allow; None if none are limited.
+
+    Raises:
+        BelowPolicyError: TF-625.
+    """
+    import torch
+
+    from tightframe.rounds.product_rule import rounds_planned
+    from tightframe.rounds.silo.view import LocalSilo
+
+    uniform = context.job.weights == "uniform"
+    silo = LocalSilo(context, setup, torch.device("cpu"), 0)
+    found = rounds_planned(setup, records_alike(context, silo) if uniform else sizes.sure())
+    if not context.limits_rounds or found is None:
+        return None
+    dataset, history = context.site.records_id(context.job.dataset), journal.History(entries)
+    found.check(context.policy, dataset, context.job_id, history)
+    return found, found.before(dataset, context.job_id, history, context.policy.records_per_feature)
+
+
 def refused_at_first(context: SiloContext, setup: JobSetup) -> str:
     """Return why a site refuses a job's evaluations even if it is its first job; empty if it does not."""
     try:
@@ -124,13 +155,23 @@ def check_rows(context: SiloContext, setup: JobSetup) -> None:
         return
     silo = LocalSilo(context, setup, torch.device("cpu"), 0)
     if context.job.weights == "uniform" and (layers := units_planned(setup)) is not None:
-        # Where all silos accept by their own numbers, the smallest has accepted by the smallest number.
-        parties = len(context.job.sites)
-        honest = parties - context.job.assumed_colluders(parties)
-        records = honest * float(silo.class_counts("train").sum())
+        honest = _honest(context)
         of = f"records, were {honest} silos as this one (uniform weights tell no others' numbers)"
-        check_units(context.policy, layers, records, of)
+        check_units(context.policy, layers, records_alike(context, silo), of)
     check_possible_rows(silo)
+
+
+def records_alike(context: SiloContext, silo: LocalSilo) -> float:
+    """Return the records of honest silos if all have as many as this one: uniform weights tell no others'.
+
+    Where all silos accept by their own numbers, the smallest has accepted by the smallest number.
+    """
+    return _honest(context) * float(silo.class_counts("train").sum())
+
+
+def _honest(context: SiloContext) -> int:
+    parties = len(context.job.sites)
+    return parties - context.job.assumed_colluders(parties)
 
 
 def check_possible_rows(silo: LocalSilo) -> None:

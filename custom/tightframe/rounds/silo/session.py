@@ -32,6 +32,7 @@ from tightframe.securesum.messages import Total
 
 if TYPE_CHECKING:
     from tightframe.rounds.evaluation_bits import Evaluations
+    from tightframe.rounds.product_rule import Rounds
     from tightframe.rounds.silo.contribute import Contributor
 
 TASKS = ("enroll", "confirm", "contribute", "agree", "reveal", "baseline")
@@ -54,7 +55,8 @@ class SiloSession:
         self._contributor: Contributor | None = None
         secure = context.job.summation == "secure"
         confirm = partial(own_state.confirm_told, context.state_folder)
-        self._secure = SecureSite(context, confirm, self._check_sizes, self._evaluations) if secure else None
+        own = (self._check_sizes, self._evaluations, self._rounds)
+        self._secure = SecureSite(context, confirm, *own) if secure else None
         unproven.publish(context)  # an earlier process of the job can have been killed before it did
 
     def handle(self, task: str, message: Message) -> Message:
@@ -260,6 +262,10 @@ class SiloSession:
     def _evaluations(self) -> Evaluations | None:
         """Return what the job evaluates exactly here; only where that is limited this imports torch."""
         return self._training().evaluations if self.context.limits_evaluations else None
+
+    def _rounds(self, sizes: Sizes) -> Rounds | None:
+        """Return the exact sums that the job adds to those of others; None if none, or without a limit."""
+        return self._training().rounds(sizes) if self.context.limits_rounds else None
 
     def _rehearse_evaluations(self) -> None:
         """Warn in a simulation of evaluations that a site in production with this policy refuses."""

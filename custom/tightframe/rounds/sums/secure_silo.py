@@ -21,7 +21,6 @@ from tightframe.rounds.sums.common import (
     Encoded,
     Formed,
     Peers,
-    minimum,
     package_errors,
 )
 from tightframe.rounds.sums.declaration import Declaration, applied_weights, tellers
@@ -35,6 +34,7 @@ from tightframe.securesum.site.state import Advertised, Agreed, Confirmed, Estab
 
 if TYPE_CHECKING:
     from tightframe.rounds.evaluation_bits import Evaluations
+    from tightframe.rounds.product_rule import Rounds
     from tightframe.rounds.setup import JobSetup
 
 CHARGED = (OUT_OF_BUDGET, "TF-705")
@@ -63,6 +63,7 @@ class SecureSite:
             shares; with None if none was told.
         check_sizes: called with the numbers of records that silos declare, before anything is masked.
         evaluations: returns what the job evaluates exactly here; None if nothing, or without a limit.
+        rounds: the same of sums in training that add up with those of other jobs.
     """
 
     def __init__(
@@ -71,9 +72,10 @@ class SecureSite:
         confirm: Callable[[str | None], None] = lambda _: None,
         check_sizes: Callable[[Sizes], None] = lambda _: None,
         evaluations: Callable[[], Evaluations | None] = lambda: None,
+        rounds: Callable[[Sizes], Rounds | None] = lambda _: None,
     ) -> None:
         self._context, self._confirm, self._check_sizes = context, confirm, check_sizes
-        self._evaluations = evaluations
+        self._evaluations, self._rounds = evaluations, rounds
         self._vault = Vault(context.secure_folder, context.site_ledger, on_disk=not context.memory_only)
         self._record = SiteRecord(context)
         self._cached_profile: tuple[journal.Profile | None] | None = None
@@ -136,20 +138,26 @@ class SecureSite:
             with package_errors(), self._vault.locked() as history:
                 found.check(self._dataset, self._context.job_id, history)
 
-    def _told(self, sum_id: messages.SumId, history: journal.History) -> tuple[journal.Entry, ...]:
-        """Return the entry of what a sum tells of evaluated records, if it does.
+    def _told(
+        self, sum_id: messages.SumId, sizes: Sizes, history: journal.History
+    ) -> tuple[journal.Entry, ...]:
+        """Return the entries of what a sum tells of evaluated and of training records, if it does.
 
         A job beside this one can have opened what was left when this one was enrolled.
 
         Raises:
             EvaluationsError: TF-627.
+            PolicyError: TF-625.
         """
-        place = place_of(sum_id)
-        if (found := self._evaluations()) is None or place not in found.told:
-            return ()
-        wanted = found.entry(self._dataset, self._context.job_id, place)
-        history.check_evaluations(wanted, found.most)
-        return (wanted,)
+        place, told = place_of(sum_id), list[journal.Entry]()
+        named, policy = (self._dataset, self._context.job_id), self._context.policy
+        if (found := self._evaluations()) is not None and place in found.told:
+            wanted = found.entry(*named, place)
+            history.check_evaluations(wanted, found.most)
+            told.append(wanted)
+        if (rounds := self._rounds(sizes)) is not None and place in rounds.places:
+            told.append(rounds.check_next(policy, *named, place, history))
+        return tuple(told)
 
     @property
     def _dataset(self) -> str:
@@ -198,7 +206,7 @@ class SecureSite:
                 if not isinstance(state, Advertised):
                     raise _out_of_order("advertised")
                 step = site.confirm(state, messages.Advertisements.from_bytes(raw), verifier=verifier)
-                self._check_peers(step.state)
+                self._check_peers(step.state, history)
                 profile = self._profile(setup, _declared(step.state))
                 if profile is not None:  # all weights are known now, and with them this silo's own
                     history.check_profile(step.state.epoch.dataset, profile)
@@ -282,7 +290,7 @@ class SecureSite:
                     profile=_with_formed(profile, encoded.formed),
                 )
                 unsent.check(self._context.state_folder, request.sum_id, key)
-                told = self._told(request.sum_id, history)
+                told = self._told(request.sum_id, peers.sizes, history)
                 reply = self._commit("contribute", key, replace(step, entries=(*step.entries, *told)))
                 unsent.sent(self._context.state_folder)
             self._unrecorded |= isinstance(state, Confirmed)
@@ -324,19 +332,23 @@ class SecureSite:
 
         return self._once("reveal", raw, b"", make)
 
-    def _check_peers(self, state: Confirmed) -> None:
+    def _check_peers(self, state: Confirmed, history: journal.History) -> None:
         """Check every silo's declaration against the job and this site's policy, before anything is masked.
 
         Raises:
             ContributionError: TF-631; see ``Declaration.check_weight``.
-            PolicyError: TF-625 if too few records are declared for the job's products of features; TF-614 if
+            PolicyError: TF-625 if too few records are declared for the job's products of features, or for its
+                rounds with those of earlier jobs; TF-614 if
                 other silos open counts for any cohort and this site does not: enough of
                 them could open this silo's counts as well.
         """
         declared = _declared(state)
         for name, item in sorted(declared.items()):
             item.check_weight(name, self._context.job.weights, self._context.policy.max_records)
-        self._check_sizes(_sizes(declared, state.epoch.params.colluders))
+        sizes = _sizes(declared, state.epoch.params.colluders)
+        self._check_sizes(sizes)
+        if (rounds := self._rounds(sizes)) is not None:
+            rounds.check(self._context.policy, self._dataset, self._context.job_id, history)
         lax = sorted(name for name, item in declared.items() if item.any_static_cohort)
         if lax and not self._rules.any_static_cohort:
             raise PolicyError(
@@ -389,7 +401,7 @@ class SecureSite:
             colluders=colluders,
             trust=job.server_trust,
             threshold=rules.threshold(sites, colluders, job.server_trust),
-            min_sites=minimum(job, sites),
+            min_sites=job.smallest_sum(sites),
             weights=job.weights,
             config_sha256=bytes.fromhex(job.sha256()),
             version=__version__,

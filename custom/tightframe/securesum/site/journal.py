@@ -251,6 +251,49 @@ class EvaluationsAccepted(JournalEntry, kind="evaluations_accepted"):
 
 
 @dataclass(frozen=True)
+class Trained(JournalEntry, kind="trained"):
+    """This site masked a term of trained layers without noise: of which layers, and records surely behind it.
+
+    ``widest`` has the most units; ``units`` and ``inputs`` are of the layer on what does not change of a
+    record, ``numbers`` of all layers.
+    """
+
+    dataset: _Text
+    job: _Text
+    round: _Count
+    phase: _Text
+    lineage: _Text
+    config: _Digits
+    widest: _Count
+    units: _Count
+    inputs: _Count
+    numbers: _Count
+    records: _Count
+
+
+@dataclass(frozen=True)
+class Multiplied(JournalEntry, kind="multiplied"):
+    """This site masked a term of products of trained features: how many, of how many values of records."""
+
+    dataset: _Text
+    job: _Text
+    round: _Count
+    phase: _Text
+    lineage: _Text
+    config: _Digits
+    numbers: _Count
+    values: _Count
+
+
+@dataclass(frozen=True)
+class RoundsAccepted(JournalEntry, kind="rounds_accepted"):
+    """A person at this site accepted all rounds without noise of one more run of a job, by the job's hash."""
+
+    dataset: _Text
+    config: _Digits
+
+
+@dataclass(frozen=True)
 class _OfState(JournalEntry):
     """An entry of a sum of a round that rests on a state, in a lineage of jobs."""
 
@@ -283,6 +326,9 @@ Entry: TypeAlias = (
     | ProfileAccepted
     | Evaluated
     | EvaluationsAccepted
+    | Trained
+    | Multiplied
+    | RoundsAccepted
     | TotalVerified
     | StateMasked
     | StateSummed
@@ -302,6 +348,33 @@ def entry_from_value(value: Mapping[str, Value]) -> Entry:
     if not isinstance(kind, str) or kind not in _ENTRIES:
         raise MessageError("a journal entry", expected=f"one of {list(_ENTRIES)}", found="something else")
     return _ENTRIES[kind].from_value(value)
+
+
+class _Runs:
+    """Runs of jobs that a person accepted for a data set: by the job's hash, once begun by the job's id."""
+
+    def __init__(self) -> None:
+        self._open: dict[tuple[str, bytes], int] = {}
+        self._begun: set[tuple[str, str]] = set()
+        self._accepted: set[tuple[str, str]] = set()
+
+    def accept(self, entry: EvaluationsAccepted | RoundsAccepted) -> None:
+        kind = (entry.dataset, entry.config)
+        self._open[kind] = self._open.get(kind, 0) + 1
+
+    def begin(self, entry: Evaluated | Trained | Multiplied) -> None:
+        """Note a term of a run, whose first one uses up an acceptance."""
+        run, kind = (entry.dataset, entry.job), (entry.dataset, entry.config)
+        if run not in self._begun and self._open.get(kind, 0):
+            self._open[kind] -= 1
+            self._accepted.add(run)
+        self._begun.add(run)
+
+    def accepts(self, entry: Evaluated | Trained | Multiplied) -> bool:
+        run = (entry.dataset, entry.job)
+        return run in self._accepted or (
+            run not in self._begun and self._open.get((entry.dataset, entry.config), 0) > 0
+        )
 
 
 class History:
@@ -330,8 +403,8 @@ class History:
         self._evaluated: dict[
             str, dict[tuple[str, int, str], Evaluated]
         ] = {}  # data set -> sum -> what it told
-        self._runs: dict[tuple[str, bytes], int] = {}  # (data set, job's hash) -> runs accepted and not begun
-        self._accepted_runs: set[tuple[str, str]] = set()  # (data set, job)
+        self._trained: dict[str, dict[tuple[str, int, str], Trained | Multiplied]] = {}
+        self._evaluations, self._training = _Runs(), _Runs()
         for entry in entries:
             self.append(entry)
 
@@ -372,10 +445,17 @@ class History:
                 if entry.profile not in known:
                     known.append(entry.profile)
             case Evaluated():
-                self._evaluate(entry)
+                self._evaluations.begin(entry)
+                told = self._evaluated.setdefault(entry.dataset, {})
+                told[entry.job, entry.round, entry.phase] = entry
             case EvaluationsAccepted():
-                kind = (entry.dataset, entry.config)
-                self._runs[kind] = self._runs.get(kind, 0) + 1
+                self._evaluations.accept(entry)
+            case Trained() | Multiplied():
+                self._training.begin(entry)
+                trained = self._trained.setdefault(entry.dataset, {})
+                trained[entry.job, entry.round, entry.phase] = entry
+            case RoundsAccepted():
+                self._training.accept(entry)
             case TotalVerified():
                 self._verified.add((entry.job, entry.epoch, entry.slot))
             case StateMasked():
@@ -389,13 +469,6 @@ class History:
                 self._begun.setdefault((entry.lineage, entry.basis, entry.round), set()).add(entry.job)
             case _:
                 assert_never(entry)
-
-    def _evaluate(self, entry: Evaluated) -> None:
-        known, kind = self._evaluated.setdefault(entry.dataset, {}), (entry.dataset, entry.config)
-        if self._runs.get(kind, 0) and all(job != entry.job for job, _, _ in known):
-            self._runs[kind] -= 1
-            self._accepted_runs.add((entry.dataset, entry.job))
-        known[entry.job, entry.round, entry.phase] = entry
 
     def check_epoch(self, params: Params) -> None:
         """Check that this site may take part in the setup of this epoch.
@@ -613,9 +686,7 @@ class History:
         known = self._evaluated.get(wanted.dataset, {})
         if (wanted.job, wanted.round, wanted.phase) in known:
             return  # tried again: of all tries one is opened
-        begun = any(job == wanted.job for job, _, _ in known)
-        open_runs = 0 if begun else self._runs.get((wanted.dataset, wanted.config), 0)
-        if open_runs or (wanted.dataset, wanted.job) in self._accepted_runs:
+        if self._evaluations.accepts(wanted):
             return
         left, before = self.left(wanted.dataset, most), self.evaluated(wanted.dataset)
         now = (wanted.models, wanted.validation, wanted.test)
@@ -634,6 +705,14 @@ class History:
                     for place in over
                 ),
             )
+
+    def trained(self, dataset: str) -> tuple[Trained | Multiplied, ...]:
+        """Return all jobs' sums of trained layers and features; of a sum's tries one is opened."""
+        return tuple(self._trained.get(dataset, {}).values())
+
+    def accepts_rounds(self, wanted: Trained | Multiplied) -> bool:
+        """Return True if a person accepted the run of this sum, whatever it tells with earlier ones."""
+        return self._training.accepts(wanted)
 
 
 def differences(known: Sequence[Profile], profile: Profile) -> list[tuple[str, list[str], str]]:
