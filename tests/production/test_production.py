@@ -178,7 +178,7 @@ def test_the_hospitals_page_tells_what_left_and_changes_nothing(federation: Fede
     lines = [json.loads(line) for line in (done / "workspace" / "transcript.jsonl").read_text().splitlines()]
     opened = [line for line in lines if line["line"] == "sum" and line["groups"]]
     (mine,) = [one for one in known.released if one.job == done.name]
-    assert (mine.sums, mine.fewest, mine.groups) == (len(opened), 3, ("changes", "static"))
+    assert (mine.sums, mine.fewest, mine.groups) == (len(opened), 3, ("changes", "features", "static"))
     assert known.policy is not None and known.policy.allowed_submitters == (LEAD,)
     assert "the engine's client" in known.running[0] and SITES in known.cohorts.values()
     page = str(page_content(known).parts)

@@ -239,6 +239,17 @@ def test_how_far_two_machines_may_differ_is_exact() -> None:
     assert differences(one, three) == ["model/value has another shape or type"]
 
 
+def test_a_start_that_standardises_is_not_asked_for_again_by_a_private_job() -> None:
+    """The job's own model must not standardise, so that the start has to be made without."""
+    start = dict(start_state(job(), None)[0].model) | {"standardise.mean": torch.zeros(3)}
+    weights = save(start)
+    named = {"initial_model_sha256": hashlib.sha256(weights).hexdigest()}
+    with pytest.raises(JobError, match=r"cannot start a job with `privacy`; train the .*standardise=false$"):
+        start_state(job(**named, weights="uniform", privacy={"epsilon": 2}), weights)
+    with pytest.raises(JobError, match=r"not in the model: --set model_options\.standardise=true$"):
+        start_state(job(**named), weights)
+
+
 def test_a_method_without_a_global_model_has_no_pretrained_start() -> None:
     weights = save(dict(start_state(job(), None)[0].model))
     named = job("local_only", initial_model_sha256=hashlib.sha256(weights).hexdigest())

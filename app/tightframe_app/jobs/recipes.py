@@ -90,8 +90,12 @@ class Recipe:
     def _changed(self, preset: str, changes: Mapping[str, Any]) -> dict[str, Any]:
         """Return the recipe's values with these changes."""
         values = self._own(preset)
-        for kind in _replaced(values, changes):
+        replaced = _replaced(values, changes)
+        kept = _kept(values, changes, replaced)
+        for kind in replaced:
             values.pop(f"{kind}_options", None)
+        if kept:
+            values["model_options"] = kept
         if "method" in changes and (rounds := _own_rounds(changes["method"])) is not None:
             values["rounds"] = rounds
         for key, value in changes.items():
@@ -107,13 +111,16 @@ class Recipe:
         {'dataset': ['dataset_options.image_size']}
         """
         values = self._own(preset)
+        replaced = _replaced(values, changes)
+        kept = {f"model_options.{name}" for name in _kept(values, changes, replaced)}
         lost = {
             kind: [
                 key
                 for name in values.get(f"{kind}_options", {})
-                if (key := f"{kind}_options.{name}") not in changes and f"{kind}_options" not in changes
+                if (key := f"{kind}_options.{name}") not in {*changes, *kept}
+                and f"{kind}_options" not in changes
             ]
-            for kind in _replaced(values, changes)
+            for kind in replaced
         }
         return {kind: keys for kind, keys in lost.items() if keys}
 
@@ -149,6 +156,20 @@ _IN_TITLE = ("method", "method_options", "dataset", "dataset_options", "site_mod
 def _replaced(values: Mapping[str, Any], changes: Mapping[str, Any]) -> list[str]:
     """Return those of method, data set and model that the changes replace."""
     return [kind for kind in _NAMED if kind in changes and changes[kind] != values.get(kind)]
+
+
+def _kept(values: Mapping[str, Any], changes: Mapping[str, Any], replaced: Sequence[str]) -> dict[str, Any]:
+    """Return the options of a recipe's model that another one for the same records has, too.
+
+    Whether inputs are standardised is a matter of the records.
+    """
+    options = values.get("model_options", {})
+    if list(replaced) != ["model"] or "standardise" not in options:
+        return {}
+    from tightframe import models
+
+    fields = models.get(changes["model"]).options.model_fields
+    return {"standardise": options["standardise"]} if "standardise" in fields else {}
 
 
 def _excluded(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -67,21 +67,14 @@ def records(local: Path, used: Path | None, job: JobConfig) -> str:
 
 
 def check_start(local: Path, setup: JobSetup) -> None:
-    """Refuse a run whose named model is not the file at the server.
+    """Refuse a run whose named model is not the file at the server (``rounds.run_state.check_start``).
 
     Args:
         local: the workspace's ``local/``.
-
-    Raises:
-        RunError: TF-505 if it is missing, or another.
-        SiteConfigError, JobError: see ``rounds.run_state.start_state``.
     """
-    from tightframe.models.pretrained import read_weights
-    from tightframe.rounds.run_state import start_state
+    from tightframe.rounds import run_state
 
-    job, path = setup.job, server_entry(local).initial_model
-    if job.continues is None and (path is not None or job.initial_model_sha256 is not None):
-        start_state(setup, None if path is None else read_weights(path))
+    run_state.check_start(setup, server_entry(local).initial_model)
 
 
 def unconfigured(job: JobConfig) -> str:

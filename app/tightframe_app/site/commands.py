@@ -12,7 +12,7 @@ from rich.text import Text
 
 from tightframe.errors import SiteConfigError
 from tightframe_app import formats
-from tightframe_app.federation.commands import TRAINING_SOCKET
+from tightframe_app.federation.commands import CONFIG, TRAINING_SOCKET
 from tightframe_app.screens import console, lines
 from tightframe_app.site import models, releases
 from tightframe_app.site.checks.findings import Finding, Scope, State
@@ -45,14 +45,16 @@ systemd runs it as {unit}.service: `sudo systemctl stop {unit}` ends it for good
 has to be killed here has crashed, and is restarted."""
 AGAIN = "systemd will restart it unless its unit says otherwise: run `sudo systemctl stop {unit}` now"
 
-Config = releases.Config
 WIDTH = 120
 STYLES = {"ok": "green", "note": "yellow", "problem": "bold red"}
 
 
 @app.command("check")
 def check(
-    config: Config,
+    config: Annotated[
+        list[Path],
+        typer.Option("--config", "-c", help="The site's own local/tightframe.json, or its kit's folder."),
+    ],
     job: Annotated[
         Path | None, typer.Option("--job", "-j", help="A job folder, to check what this site would refuse.")
     ] = None,
@@ -79,6 +81,7 @@ def check(
         bool, typer.Option("--verbose", help="With a file for several sites: every line of every site.")
     ] = False,
     form: formats.Form = "text",
+    more: Annotated[list[Path] | None, typer.Argument(hidden=True)] = None,
 ) -> None:
     """Check everything that this site needs, and report all problems at once; nothing is changed.
 
@@ -92,7 +95,7 @@ def check(
     from tightframe_app.site.checks.all_checks import check_site
 
     scope = Scope(
-        config,
+        _only([*config, *(more or ())]),
         production=production,
         site=site,
         kit=kit,
@@ -203,6 +206,15 @@ def serve(
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     service.run(kit, socket)
+
+
+def _only(configs: Sequence[Path]) -> Path:
+    """Return the one site configuration that was named, by itself or by its kit's folder."""
+    if len(configs) > 1:
+        text = f"expected one site's, got {len(configs)}: call this once for each of"
+        raise typer.BadParameter(f"{text} {', '.join(map(str, configs))}", param_hint="--config")
+    (config,) = configs
+    return config / "local" / CONFIG if config.is_dir() else config
 
 
 def in_blocks(findings: Sequence[Finding]) -> list[Finding]:

@@ -19,7 +19,7 @@ from tightframe.errors import JobError
 from tightframe.options import StrictModel, listed, unknown_name
 from tightframe.phases import Neighbours
 from tightframe.results.rows import EVALUATED_MODELS, evaluated_rounds
-from tightframe.securesum.rules import MAX_SITES, MIN_SITES, Trust, default_colluders, threshold
+from tightframe.securesum.rules import MAX_SITES, MIN_SITES, Trust, default_colluders, smallest_set, threshold
 
 # The engine's id. A silo's state is in a folder of that name, so it must be a plain file name.
 JobId = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
@@ -441,6 +441,21 @@ class JobConfig(Lasting):
     def assumed_colluders(self, sites: int) -> int:
         """Return the number of silos that are assumed to collude in a roster of this size."""
         return default_colluders(sites) if self.colluders is None else self.colluders
+
+    def smallest_sum(self, sites: int) -> int:
+        """Return the smallest number of silos in a secure sum, by threshold, c, and the job's own minimum.
+
+        Where sums open whole only (``whole_sums``) it is the roster that enrolled. For fewer silos than any
+        secure sum can have it is the least number of a secure sum.
+
+        Args:
+            sites: silos that enrolled.
+        """
+        if sites < MIN_SITES:
+            return MIN_SITES
+        colluders = self.assumed_colluders(sites)
+        least = smallest_set(threshold(sites, colluders, self.server_trust), colluders, self.min_sites)
+        return max(least, sites) if self.whole_sums else least
 
     @property
     def normalisation(self) -> Literal["group", "frozen"] | None:

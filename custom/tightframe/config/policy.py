@@ -80,7 +80,7 @@ class Policy(Rules):
         sizes = self._size_refusals(job)
         self.refuse(
             [
-                *self._sum_refusals(job),
+                *self.sum_refusals(job),
                 *self._privacy_refusals(job),
                 *sizes,
                 *self._allowance_refusals(job, submitter),
@@ -216,7 +216,8 @@ class Policy(Rules):
     def _privacy_rule(self) -> str:
         return "required_privacy" if self.required_privacy else "privacy"
 
-    def _sum_refusals(self, job: JobConfig) -> list[Refusal]:
+    def sum_refusals(self, job: JobConfig) -> list[Refusal]:
+        """List the rules that a job's sums, as it plans them for all its silos, violate."""
         refusals: list[Refusal] = []
         plain = job.summation == "plain"
         if self.require_secure_sum and plain:
@@ -250,8 +251,7 @@ class Policy(Rules):
             refusals.append(Refusal("min_answer_grid", f"answers every {grid:g} s", f"at least {least:g} s"))
         if job.class_rules == "off" and not self.class_rules_off:
             refusals.append(Refusal("class_rules_off", "class sums without the class rules", "keeping them"))
-        if plain and job.min_sites < self.minimum_cohort:
-            refusals.append(Refusal("minimum_cohort", str(job.min_sites), f"at least {self.minimum_cohort}"))
+        refusals += self._cohort_refusals(job)
         if job.weights not in self.weights:
             refusals.append(Refusal("weights", job.weights, f"one of {', '.join(self.weights)}"))
         share, cap = job.max_weight_share, self.max_weight_share
@@ -282,6 +282,34 @@ class Policy(Rules):
             )
         if job.server_trust == "semi_honest" and not self.semi_honest_server:
             refusals.append(Refusal("semi_honest_server", "a semi_honest server", "a malicious one"))
+        return refusals
+
+    def _cohort_refusals(self, job: JobConfig) -> list[Refusal]:
+        """List what a job's number of silos violates; of smaller rosters in its run the protocol judges."""
+        sites, least = len(job.sites), self.minimum_cohort
+        plain = job.summation == "plain"
+        refusals: list[Refusal] = []
+        if sites < least:
+            why = "more silos must take part, or those who answer for the records here lower the rule"
+            refusals.append(Refusal("minimum_cohort", f"{sites} silos", f"at least {least}", why))
+        elif (job.min_sites if plain else job.smallest_sum(sites)) < least:
+            refusals.append(
+                Refusal(
+                    "minimum_cohort",
+                    f"min_sites {job.min_sites}",
+                    f"at least {least}",
+                    "no sum may be of fewer silos",
+                )
+            )
+        if not plain and (assumed := job.assumed_colluders(sites)) < self.colluders:
+            refusals.append(
+                Refusal(
+                    "colluders",
+                    str(assumed),
+                    f"at least {self.colluders}",
+                    f'set "colluders": {self.colluders} in the job',
+                )
+            )
         return refusals
 
     def _privacy_refusals(self, job: JobConfig) -> list[Refusal]:

@@ -29,6 +29,7 @@ MARKER = FILE_NAME + ".lent"
 """Companion of a configuration that ``tightframe simulate`` copied into the workspace for one run: its
 SHA-256, its origin and the id of the process that copied it."""
 
+ACCEPT_MODEL = "tightframe site model accept"
 AbsolutePath = Annotated[str, AfterValidator(absolute)]
 
 
@@ -435,14 +436,14 @@ def check_given_model(job: JobConfig, entry: SiteEntry, policy: Policy) -> None:
     sha256, rule = job.initial_model_sha256, policy.given_models
     if sha256 is None or rule == "any" or (rule == "accepted" and sha256 in entry.accepted_models):
         return
-    drawn = "a start that the job's seed draws"
-    refusal = Refusal(
-        "given_models",
-        f"the given model {sha256}",
-        f"{drawn}, or one that this site accepted" if rule == "accepted" else drawn,
-        "its weights can be made to show single records in totals; once its origin is known, a person here "
-        "accepts it: tightframe site model accept",
+    wanted, why = (
+        "a start that the job's seed draws",
+        "its weights can be made to show single records in totals",
     )
+    if rule == "accepted":
+        wanted += ", or one that this site accepted"
+        why += f"; once its origin is known, a person here accepts it: {ACCEPT_MODEL}"
+    refusal = Refusal("given_models", f"the given model {sha256}", wanted, why)
     raise BelowPolicyError([refusal], shown_to_lead=policy.tell_refusals, code="TF-626")
 
 

@@ -34,8 +34,8 @@ class FedSGDConfig(StrictModel):
 
     Attributes:
         optimizer: of the server.
-        learning_rate: eta, for clipped gradients; without privacy begin with 0.1, with ``adam`` and privacy
-            with 0.03.
+        learning_rate: eta, for clipped gradients; without privacy begin with 0.1 (on a frozen encoder with
+            ``adam``), with ``adam`` and privacy with 0.03.
         momentum: of ``sgd``.
         beta1, beta2, eps: of ``adam``.
         weight_decay: coupled L2.

@@ -49,7 +49,7 @@ def read_weights(path: str | Path) -> bytes:
         raise _unreadable(f"at {path}", error) from error
 
 
-def load_weights(model: nn.Module, content: bytes, where: str) -> InitialWeights:
+def load_weights(model: nn.Module, content: bytes, where: str, *, private: bool = False) -> InitialWeights:
     """Load the content of a safetensors file into ``model``, strictly.
 
     The model and the file must have the same tensors, with equal shapes, and both floating point or
@@ -60,6 +60,7 @@ def load_weights(model: nn.Module, content: bytes, where: str) -> InitialWeights
     Args:
         model: changed in place.
         where: the weights come from, for messages.
+        private: whether they start a job with ``privacy``, whose model cannot standardise.
 
     Returns:
         The file's SHA-256, and the names of loaded and fresh tensors.
@@ -74,7 +75,8 @@ def load_weights(model: nn.Module, content: bytes, where: str) -> InitialWeights
         raise _unreadable(where, error) from error
     state = model.state_dict()
     fresh = _fresh_head(state, tensors)
-    problems = _problems({name: item for name, item in state.items() if name not in fresh}, tensors, fresh)
+    own = {name: item for name, item in state.items() if name not in fresh}
+    problems = _problems(own, tensors, fresh, private=private)
     if problems:
         raise JobError([f"initial weights {where}: {item}" for item in problems])
     loaded = tuple(sorted(set(state) - fresh))
@@ -84,10 +86,15 @@ def load_weights(model: nn.Module, content: bytes, where: str) -> InitialWeights
     return InitialWeights(hashlib.sha256(content).hexdigest(), loaded, tuple(sorted(fresh)))
 
 
-def _hint(name: str, wanted: bool) -> str:
+def _hint(name: str, *, wanted: bool, private: bool) -> str:
     """Name the option of the network that brings a tensor, which is there or missing."""
     if not name.startswith(STANDARDISE):
         return ""
+    if private and not wanted:
+        return (
+            ": a model that standardises cannot start a job with `privacy`; train the start with "
+            "--set model_options.standardise=false"
+        )
     return f": --set model_options.standardise={'false' if wanted else 'true'}"
 
 
@@ -112,10 +119,15 @@ def _fresh_head(state: dict[str, torch.Tensor], tensors: dict[str, torch.Tensor]
 
 
 def _problems(
-    state: dict[str, torch.Tensor], tensors: dict[str, torch.Tensor], fresh: frozenset[str]
+    state: dict[str, torch.Tensor],
+    tensors: dict[str, torch.Tensor],
+    fresh: frozenset[str],
+    *,
+    private: bool,
 ) -> list[str]:
     problems = [
-        f"Expected a tensor {name!r}, but the file has none (shape {tuple(item.shape)}){_hint(name, True)}"
+        f"Expected a tensor {name!r}, but the file has none (shape {tuple(item.shape)})"
+        + _hint(name, wanted=True, private=private)
         for name, item in state.items()
         if name not in tensors
     ]
@@ -123,7 +135,8 @@ def _problems(
         if name in fresh:
             continue
         if name not in state:
-            problems.append(f"the file's tensor {name!r} is not in the model{_hint(name, False)}")
+            hint = _hint(name, wanted=False, private=private)
+            problems.append(f"the file's tensor {name!r} is not in the model{hint}")
             continue
         expected = state[name]
         if tensor.shape != expected.shape:

@@ -425,6 +425,8 @@ def noisy_lines(test: FoldMetrics, whose: str, course: Sequence[tuple[int, FoldM
         lines.append(f"   NOTE: {answer}")
     lines.append(f"   {noise_words(test)}")
     lines.append(f"   below {shown(test.class_floor, 0)} noisy records a class has {TOO_FEW}")
+    if test.balanced_accuracy is None:
+        lines.append("   a larger privacy.evaluation_noise_share or privacy.epsilon has less noise")
     if len(course) > 1:
         lines.append(" Noisy balanced accuracy by round:")
         lines += [f"   {number}: {metric(fold, 'balanced_accuracy')}" for number, fold in course]

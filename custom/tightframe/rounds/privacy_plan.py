@@ -22,7 +22,6 @@ from tightframe.privacy.releases.frozen_sums_plan import FrozenSumsConfig
 from tightframe.privacy.releases.gradient_sums import GradientSumConfig
 from tightframe.privacy.releases.table_statistics import StatisticsConfig, check_bound
 from tightframe.results.words import plural
-from tightframe.rounds.sums.common import minimum
 from tightframe.securesum.rules import honest_sites
 
 CLASS_COUNTS = "class counts"
@@ -251,9 +250,9 @@ def is_frozen_sum(item: Field) -> bool:
 def honest_silos(job: JobConfig, enrolled: int) -> int:
     """Return the least number of honest silos in any sum that can be opened, s - c; 1 for plain sums.
 
-    s is the smallest sum that silos open (``minimum``): the threshold, ``min_sites`` if that is more, and all
-    that enrolled where sums open whole only. It follows from the job and the roster, so that each silo knows
-    it before it draws its share.
+    s is the smallest sum that silos open (``JobConfig.smallest_sum``): the threshold, ``min_sites`` if that
+    is more, and all that enrolled where sums open whole only. It follows from the job and the roster, so that
+    each silo knows it before it draws its share.
 
     The server of plain sums sees each silo's own term, so each silo adds all of the noise.
 
@@ -262,7 +261,7 @@ def honest_silos(job: JobConfig, enrolled: int) -> int:
     """
     if job.summation == "plain":
         return 1
-    return honest_sites(minimum(job, enrolled), job.assumed_colluders(enrolled))
+    return honest_sites(job.smallest_sum(enrolled), job.assumed_colluders(enrolled))
 
 
 def noise_of_scores(job: JobConfig, plan: PrivacyPlan) -> tuple[float, float]:

@@ -29,6 +29,23 @@ RELATIVE, ABSOLUTE = 1e-4, 1e-6
 """Largest difference of two machines' results of one update: of a tensor's largest value, and in addition."""
 
 
+def check_start(setup: JobSetup, path: str | None) -> None:
+    """Refuse a job that begins to train or evaluate, and whose named model is not the server's file.
+
+    Args:
+        path: of the safetensors file that the server's configuration names; None if it names none.
+
+    Raises:
+        RunError: TF-505 if it is missing, or another.
+        SiteConfigError, JobError: see ``start_state``.
+    """
+    from tightframe.models.pretrained import read_weights
+
+    job = setup.job
+    if job.continues is None and (path is not None or job.initial_model_sha256 is not None):
+        start_state(setup, None if path is None else read_weights(path))
+
+
 def start_state(setup: JobSetup, weights: bytes | None) -> tuple[ServerState, InitialWeights | None]:
     """Return the state before the first exchange: from the job's seed, and from the weights that it names.
 
@@ -63,7 +80,8 @@ def start_state(setup: JobSetup, weights: bytes | None) -> tuple[ServerState, In
         )
     model = setup.setting.build_model()
     model.load_state_dict(dict(state.model))
-    loaded = load_weights(model, weights, "of the pretrained start")
+    private = setup.job.privacy is not None and setup.job.evaluate_only is None
+    loaded = load_weights(model, weights, "of the pretrained start", private=private)
     if loaded.fresh and setup.job.evaluate_only is not None:
         raise JobError(
             [

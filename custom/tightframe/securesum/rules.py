@@ -136,7 +136,6 @@ def check(params: Params, rules: SiteRules, expected: Expected) -> None:
         ParametersError: TF-601, naming the first rule that is violated, with both values.
     """
     sites, roster = len(params.roster), set(params.roster)
-    least = max(MIN_SITES, rules.minimum_cohort)
     colluders = max(1, rules.colluders)
     needed = threshold(sites, params.colluders, params.trust)
     demands: tuple[tuple[bool, str, str, str], ...] = (
@@ -169,7 +168,18 @@ def check(params: Params, rules: SiteRules, expected: Expected) -> None:
             str(sorted(roster)),
         ),
         (expected.name in roster, "the roster", f"with this site, {expected.name}", str(sorted(roster))),
-        (least <= sites <= MAX_SITES, "the number of sites", f"from {least} to {MAX_SITES}", str(sites)),
+        (
+            MIN_SITES <= sites <= MAX_SITES,
+            "the number of sites",
+            f"from {MIN_SITES} to {MAX_SITES}",
+            str(sites),
+        ),
+        (
+            sites >= rules.minimum_cohort,
+            "the number of sites",
+            f"at least {rules.minimum_cohort} (this site's policy: minimum_cohort)",
+            str(sites),
+        ),
         (
             params.trust in rules.trust,
             "the trust model of the server",
@@ -179,7 +189,7 @@ def check(params: Params, rules: SiteRules, expected: Expected) -> None:
         (
             params.colluders >= colluders,
             "the number of assumed colluders",
-            f"at least {colluders}",
+            f"at least {colluders} (this site's policy: colluders)",
             str(params.colluders),
         ),
         (
@@ -197,7 +207,7 @@ def check(params: Params, rules: SiteRules, expected: Expected) -> None:
         (
             params.min_sites >= rules.minimum_cohort,
             "the smallest survivor set",
-            f"at least {rules.minimum_cohort} (this site's policy)",
+            f"at least {rules.minimum_cohort} (this site's policy: minimum_cohort)",
             str(params.min_sites),
         ),
         (1 <= params.slots <= MAX_SLOTS, "the number of slots", f"from 1 to {MAX_SLOTS}", str(params.slots)),

@@ -154,5 +154,11 @@ def test_privacy_replaces_what_it_excludes_of_a_preset_but_no_value_that_is_set(
         own = {"privacy.epsilon": 2, "weights": "exact", "model_options.standardise": True}
         with pytest.raises(JobError, match=r"--set weights=uniform --set model_options\.standardise=false"):
             recipe.job(changes=own)
+    (tmp_path / "contract.json").write_text(json.dumps({**table, "label": labels[0][1]}))
+    one_sum = pairs.pair_with_contract("fed3r", tmp_path / "contract.json")
+    wide = {"model": "random_features", "model_options.width": 85}
+    assert one_sum.job(changes=wide).model_options == {"width": 85, "standardise": True}
+    assert one_sum.dropped("rehearsal", wide) == {}
+    assert not one_sum.job(changes={**wide, "privacy.epsilon": 2}).model_options["standardise"]
     alone = pairs.pair_with_contract("local_only", tmp_path / "contract.json").job("full")
     assert not alone.model_options["standardise"]

@@ -95,6 +95,9 @@ def test_no_class_may_be_told_and_nothing_is_made_up_then() -> None:
     assert test.balanced_accuracy is None and test.accuracy is None and test.auroc is None
     assert set(test.recall.values()) == {None}
     assert "noisy balanced accuracy -, 0 of 4 classes" in in_words(test)
+    helps = "   a larger privacy.evaluation_noise_share or privacy.epsilon has less noise"
+    assert helps in noisy_lines(test, "all silos", [])
+    assert helps not in noisy_lines(_test(_totals([400, 150, 60, 30])), "all silos", [])
     assert test.balanced_accuracy_interval is None and test.accuracy_interval is None
 
 

@@ -492,8 +492,8 @@ def test_a_silo_that_refuses_a_later_epoch_is_left_out_and_the_run_goes_on(
 @pytest.mark.parametrize(
     ("policy", "code"),
     [
-        ({"minimum_cohort": 5}, "TF-601"),
-        ({"colluders": 2}, "TF-601"),
+        ({"minimum_cohort": 5}, "TF-614"),
+        ({"colluders": 2}, "TF-614"),
         ({"pinned_only": True}, "TF-602"),
         ({"pins": {"site-3": ["00" * 32]}}, "TF-602"),
     ],

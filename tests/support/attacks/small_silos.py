@@ -24,6 +24,7 @@ import torch
 from tests.support.attacks.malicious_server import identity
 
 from tightframe import __version__
+from tightframe.config.job import JobConfig
 from tightframe.phases import Cohort, Contribution, Field, Group, Phase, Schema, ServerState, Totals
 from tightframe.privacy.ledger.entries import Remembered
 from tightframe.results.files import MODEL, PERSONAL
@@ -195,7 +196,7 @@ def _start() -> ServerState:
 
 def job_of(names: Sequence[str], after: int | None = None, line: Line = ENDLESS) -> Any:
     """What the silos read of a job; of one that goes on after a round of a stopped one, if it says so."""
-    return SimpleNamespace(
+    job: Any = SimpleNamespace(
         dataset="small",
         summation="secure",
         weights="uniform",
@@ -221,6 +222,8 @@ def job_of(names: Sequence[str], after: int | None = None, line: Line = ENDLESS)
         lineage=lambda job_id: JOB,
         sha256=lambda: "ab" * 32,
     )
+    job.smallest_sum = partial(JobConfig.smallest_sum, job)
+    return job
 
 
 def setup_of(names: Sequence[str], after: int | None = None, line: Line = ENDLESS) -> Any:
@@ -467,6 +470,7 @@ class SmallSilo(SiloSession):
             site_ledger=None,
             memory_only=True,
             production=False,
+            limits_evaluations=False,
             untold=lambda: (),
             identity=lambda: identity(name),
             pace=Pace(folder / "pace.json", on=False, limit=0.0, log=LOG),

@@ -21,7 +21,7 @@ from pydantic import ValidationError
 from tightframe import data, methods
 from tightframe.config.job import JobConfig, parse_job
 from tightframe.config.policy import Policy
-from tightframe.config.site import SiteEntry, parse_single, parse_site_file, read_object
+from tightframe.config.site import ServerEntry, SiteEntry, parse_single, parse_site_file, read_object
 from tightframe.data.base import check_form, class_counts, count_table
 from tightframe.errors import DataError, JobError, SiteConfigError, TightframeError, TrainingError
 from tightframe.files import quoted
@@ -46,7 +46,7 @@ def check_site(scope: Scope) -> Iterator[Finding]:
             f"Expected the site's configuration at {scope.config}, but there is no such file."
         )
     name, identity = engine.identity(scope)
-    entries, findings = _configuration(scope)
+    entries, server, findings = _configuration(scope)
     yield from findings
     job: JobConfig | None = None
     if scope.job is not None:
@@ -56,19 +56,23 @@ def check_site(scope: Scope) -> Iterator[Finding]:
             yield from (Finding("job", "problem", problem, of_job=True) for problem in error.problems)
     held: dict[str, Held] = {}
     for label, entry in entries.items():
-        policy = entry.policy.resolve(production=scope.production)
+        policy = entry.policy.resolve(production=scope.real)
         yield from _policy(policy, label, scope.production)
         yield from _data(entry, label, job, scope, held)
-        if job is not None:
+        if job is not None and label and label not in job.sites and scope.site is None:
+            yield Finding(area_of("job", label), "note", f"it has no part in {job.job_name}")
+        elif job is not None:
             yield from site_job.check_policy(job, label or name, entry, policy, scope)
             if label in job.sites:
                 yield from site_job.check_own_records(job, label, entry, scope)
-            if name is not None and scope.production:
+            if name is not None and scope.real:
                 yield from site_job.signature(job, name, policy, scope)
         yield from device(entry, label)
     if job is not None:
         yield from site_job.would_leave(job)
-    if job is not None and len(entries) > 1:
+    if job is not None and server is not None:
+        yield from site_job.check_roster(job, entries)
+        yield from site_job.check_start(job, server.initial_model)
         yield from _left_out(job, held)
         yield from site_job.check_sizes(job, entries, scope)
     yield from identity
@@ -82,17 +86,23 @@ def check_site(scope: Scope) -> Iterator[Finding]:
         if job is not None and name is not None:
             yield from site_job.check_history(job, name, single, ledger.entries, scope)
     if job is not None and (single is None or name is None):
-        what = "cohort and privacy budget" if job.privacy is not None else "cohort"
-        why = "name its site with --site" if single is not None else "this file is for several sites"
-        yield Finding("job", "note", f"not compared with {what}: {why}")
-    guarded = single is not None and single.policy.resolve(production=scope.production).egress_guard
+        spent = "privacy budget" if job.privacy is not None else "exact evaluations"
+        many = "this file is for several sites, which remember no jobs"
+        why = many if single is None else "name its site with --site"
+        rows = "" if single is None else "; nor with this site's records"
+        yield Finding("job", "note", f"not compared with earlier jobs (cohort, sums, {spent}){rows}: {why}")
+    guarded = single is not None and single.policy.resolve(production=scope.real).egress_guard
     yield from engine.files(scope, guarded=guarded)
     yield from package.package()
     yield from clock()
 
 
-def _configuration(scope: Scope) -> tuple[dict[str, SiteEntry], list[Finding]]:
-    """Return the entries by site, with an empty name if the file is one site's own, and the findings."""
+def _configuration(scope: Scope) -> tuple[dict[str, SiteEntry], ServerEntry | None, list[Finding]]:
+    """Return the entries by site, the server's of a whole simulation, and the findings.
+
+    An empty name stands for the site whose own file it is.
+    """
+    server: ServerEntry | None = None
     area = "configuration"
     mode = scope.config.stat().st_mode
     findings = []
@@ -108,19 +118,21 @@ def _configuration(scope: Scope) -> tuple[dict[str, SiteEntry], list[Finding]]:
     try:
         values = read_object(scope.config)
         if "sites" in values:
-            entries = dict(parse_site_file(values, str(scope.config)).sites)
+            parsed = parse_site_file(values, str(scope.config))
+            entries = dict(parsed.sites)
+            server = parsed.server if scope.site is None else None
             if scope.site is not None and scope.site not in entries:
                 text = (
                     f"TF-201: the file has no entry for {scope.site}; it has {', '.join(entries) or 'none'}"
                 )
-                return {}, [*findings, Finding(area, "problem", text)]
+                return {}, None, [*findings, Finding(area, "problem", text)]
             if scope.site is not None:
                 entries = {scope.site: entries[scope.site]}
         else:
             entries = {"": parse_single(values, str(scope.config))[0]}
     except SiteConfigError as error:
         listed = [f"TF-202: {line.strip(' -')}" for line in str(error).splitlines()[1:]]
-        return {}, findings + [Finding(area, "problem", problem) for problem in listed or [str(error)]]
+        return {}, None, findings + [Finding(area, "problem", problem) for problem in listed or [str(error)]]
     if scope.production and "" not in entries:
         text = (
             "the file is for several sites, which only the simulator accepts; in production each site has "
@@ -137,7 +149,7 @@ def _configuration(scope: Scope) -> tuple[dict[str, SiteEntry], list[Finding]]:
                 Finding(area, "problem", "TF-201: no `data`, without which this site can take part in no job")
             )
     findings.append(Finding(area, "ok", f"{scope.config} is valid"))
-    return entries, findings
+    return entries, server, findings
 
 
 def _policy(policy: Policy, label: str, production: bool) -> Iterator[Finding]:
@@ -220,7 +232,7 @@ def _data(
                 text += f"; {number} silos are the default, and a job may divide otherwise (--job)"
             yield Finding(area, "ok", text)
             if asks:
-                policy = entry.policy.resolve(production=scope.production)
+                policy = entry.policy.resolve(production=scope.real)
                 held[label] = Held(counts.tolist(), policy.class_count(synthetic=records.synthetic))
     if rehearses:
         yield Finding(area, "note", "no records are configured: simulations use generated ones")

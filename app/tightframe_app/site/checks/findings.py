@@ -66,6 +66,11 @@ class Scope:
         return self.config.resolve().parent
 
     @property
+    def real(self) -> bool:
+        """Whether it is about a site of production: one beside a kit is, though not all may be ready."""
+        return self.production or self.startup is not None
+
+    @property
     def startup(self) -> Path | None:
         """The kit's folder ``startup``, if there is one."""
         beside = self.local.parent / "startup"

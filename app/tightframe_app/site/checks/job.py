@@ -19,7 +19,13 @@ from tightframe.config import job_manifest
 from tightframe.config.job import JobConfig
 from tightframe.config.policy import Policy
 from tightframe.config.refusals import BelowPolicyError
-from tightframe.config.site import SiteEntry, check_given_model, check_record_options, check_training_loop
+from tightframe.config.site import (
+    ACCEPT_MODEL,
+    SiteEntry,
+    check_given_model,
+    check_record_options,
+    check_training_loop,
+)
 from tightframe.data.base import FOLDS, class_counts, own_labels
 from tightframe.errors import JobError, ManifestError, SecureSumError, SiteConfigError, TightframeError
 from tightframe.files import quoted
@@ -29,7 +35,7 @@ from tightframe.learning.own_loop import ENTRY_POINTS
 from tightframe.learning.products import Sizes
 from tightframe.privacy.ledger.entries import Entry, LedgerError, TamperError
 from tightframe.results.words import SUMS, described, plural
-from tightframe.rounds import product_rule
+from tightframe.rounds import product_rule, run_state
 from tightframe.rounds.context import STATE, SiloContext
 from tightframe.rounds.privacy_plan import HIDDEN, noise_of_scores
 from tightframe.rounds.setup import JobSetup, prepare
@@ -99,16 +105,55 @@ def check_policy(
         except BelowPolicyError as error:
             refused = True
             for refusal in error.refusals:
-                yield Finding(area, "problem", f"{error.code}: {refusal}", of_job=True)
+                text = str(refusal)
+                if text.endswith(ACCEPT_MODEL):  # the command needs no more than who made the model
+                    where = f"-c {quoted(scope.config)}" + (
+                        f" --site {name}" if name and not scope.real else ""
+                    )
+                    text += f" {where} --source WHO-MADE-IT --sha256 {job.initial_model_sha256}"
+                yield Finding(area, "problem", f"{error.code}: {text}", of_job=True)
         except JobError as error:
             refused = True
             for problem in error.problems:
                 yield Finding(area, "problem", f"TF-101: {problem}", of_job=True)
     if not refused:
         yield Finding(area, "ok", f"{job.job_name}: the policy accepts it")
+    yield from _unpinned(job, name, policy, area, scope)
     if not refused and job.training.loop is not None:
         text = f"training.loop {job.training.loop}: here that is {_where(job.training.loop)}"
         yield Finding(area, "note", text, of_job=True)
+
+
+def _unpinned(job: JobConfig, name: str | None, policy: Policy, area: str, scope: Scope) -> Iterator[Finding]:
+    """Check that the policy has a pin of each other silo if it refuses those without."""
+    if not policy.pinned_only or job.summation != "secure":
+        return
+    without = [site for site in job.roster if site != name and site not in policy.pins]
+    if len(without) > (name is None):  # one of them may be this site
+        how = "" if scope.real else "; a simulation makes new keys each time: try it with `pinned_only` false"
+        text = f"TF-602: pinned_only: no pin for {', '.join(without)}, whose keys this site refuses"
+        yield Finding(area, "problem", f"{text}: ask for it, and write it into `pins`{how}")
+
+
+def check_roster(job: JobConfig, entries: Mapping[str, SiteEntry]) -> Iterator[Finding]:
+    """Check that a simulation's file has an entry for each site of the job, if it has any."""
+    if entries and (missing := [site for site in job.roster if site not in entries]):
+        text = f"TF-201: the file has no entry for {', '.join(missing)}: add it, or export the job for others"
+        yield Finding("job", "problem", f"{text} (--sites)")
+
+
+def check_start(job: JobConfig, path: str | None) -> Iterator[Finding]:
+    """Check that a simulation's server has the model that the job starts from or evaluates.
+
+    Args:
+        path: of the file that the configuration names for the server.
+    """
+    try:
+        run_state.check_start(prepare(job), path)
+    except JobError as error:
+        yield from (Finding("job", "problem", f"TF-101: {problem}") for problem in error.problems)
+    except TightframeError as error:
+        yield Finding("job", "problem", str(error))
 
 
 def _where(loop: str) -> str:
@@ -155,14 +200,12 @@ def check_history(
     if name not in job.sites:
         return
     try:
-        setup = prepare(job, entry.policy.resolve(production=scope.production).ceilings)
+        setup = prepare(job, entry.policy.resolve(production=scope.real).ceilings)
     except JobError:
         return  # reported by ``check_policy``
     area = area_of("job", name)
-    # A file beside a startup kit is one of production, though its engine's files may not be finished yet.
-    production = scope.production or scope.startup is not None
     with tempfile.TemporaryDirectory() as folder:
-        context = SiloContext(name, job, entry, Path(folder), job_id=UNKNOWN, production=production)
+        context = SiloContext(name, job, entry, Path(folder), job_id=UNKNOWN, production=scope.real)
         if job.summation == "secure":
             yield from _cohort(context, setup, area, scope)
             yield from _evaluations(context, setup, area, scope)
@@ -175,7 +218,7 @@ def check_history(
 def check_own_records(job: JobConfig, name: str, entry: SiteEntry, scope: Scope) -> Iterator[Finding]:
     """Check a job against a simulated site's records: sites of a simulation have no memory of other jobs."""
     try:
-        setup = prepare(job, entry.policy.resolve(production=scope.production).ceilings)
+        setup = prepare(job, entry.policy.resolve(production=scope.real).ceilings)
     except JobError:
         return  # reported by ``check_policy``
     with tempfile.TemporaryDirectory() as folder:
@@ -325,6 +368,8 @@ def _cohort(context: SiloContext, setup: JobSetup, area: str, scope: Scope) -> I
         kept = _journal(context, scope)
         check_sums(context, setup, kept)
     except SecureSumError as error:
+        if error.code == "TF-601" and context.policy.sum_refusals(job):
+            return  # reported by ``check_policy``
         hint = ACCEPT.get(error.code, "")
         if error.code == "TF-617" and scope.folder is not None:
             hint = f" To decide: {_accept(scope)}"

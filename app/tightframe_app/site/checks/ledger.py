@@ -74,7 +74,7 @@ def _whole(places: LedgerPaths, entry: SiteEntry, name: str, scope: Scope) -> Le
     check, path = None, places.ledger
     try:
         if scope.startup is not None:
-            central = entry.policy.resolve(production=scope.production).central_provisioning
+            central = entry.policy.resolve(production=scope.real).central_provisioning
             _, anchor = site_identity(scope.startup, name, production=scope.production, missing_role=central)
             check = signature_check(trusted_roots(entry, anchor), name=name)
         ledger = read_contents(places, check=check)
@@ -96,7 +96,7 @@ def _whole(places: LedgerPaths, entry: SiteEntry, name: str, scope: Scope) -> Le
 
 def left(entries: Sequence[Entry], entry: SiteEntry, scope: Scope) -> str:
     """Return what is left of the policy's cap for the site's records; empty if there is no cap."""
-    policy = entry.policy.resolve(production=scope.production)
+    policy = entry.policy.resolve(production=scope.real)
     cap, delta = policy.epsilon_cap, policy.delta_cap or DELTA
     if cap is None:
         return ""

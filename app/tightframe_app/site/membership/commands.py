@@ -136,7 +136,7 @@ def _finish(answer: Answer, output: Path | None, fingerprint: str | None, said: 
         from tightframe_app.site.commands import check
 
         _say(f"pin    {who.name}={opened.pin()}, for the other hospitals")
-        check(written, None, True, None, None, None, True, None, False)
+        check([written], None, True, None, None, None, True, None, False)
     _say(f"start it:  tightframe site start {quoted(place)}")
 
 

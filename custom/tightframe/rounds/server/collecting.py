@@ -27,7 +27,6 @@ from tightframe.rounds.sums.common import (
     TooFewError,
     Transport,
     describe_codes,
-    minimum,
 )
 
 
@@ -375,7 +374,7 @@ def enroll(
         record.not_enrolled(recording.lost)
         absent = {site: code for site, code in recording.lost.items() if site not in error.refused}
         job, left = record.job, len(roster) - len(recording.lost)
-        spare = left >= (minimum(job, left) if job.summation == "secure" else job.min_sites)
+        spare = left >= (job.smallest_sum(left) if job.summation == "secure" else job.min_sites)
         raise RefusedError(error.refused, absent, record.refused_rules, spare=spare) from None
     except TooFewError:
         record.not_enrolled(recording.lost)

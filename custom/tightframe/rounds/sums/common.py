@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
-from tightframe.config.job import JobConfig
 from tightframe.errors import LATE, REASONS, RunError, SecureSumError
 from tightframe.learning.products import Sizes
 from tightframe.phases import Schema
@@ -16,7 +15,6 @@ from tightframe.results.words import sentence
 from tightframe.rounds.codec import IntegerTotals, Term
 from tightframe.rounds.context import Message
 from tightframe.rounds.sums.declaration import Declaration
-from tightframe.securesum import rules
 from tightframe.securesum.errors import ProtocolError
 from tightframe.securesum.messages import FieldSpec, SumId
 
@@ -313,17 +311,3 @@ def package_errors() -> Iterator[None]:
         blame = f" To blame: {error.blamed}." if error.blamed else ""
         advice = ADVICE.get(error.code, "")
         raise SecureSumError(f"{error}{blame}{advice}", code=error.code, blamed=error.blamed) from None
-
-
-def minimum(job: JobConfig, sites: int) -> int:
-    """Return the smallest number of silos in a sum, by the threshold, c, and the job's own minimum.
-
-    Where sums open whole only (``whole_sums``) it is the roster that enrolled. For fewer silos than any
-    secure sum can have it is the least number of a secure sum.
-    """
-    if sites < rules.MIN_SITES:
-        return rules.MIN_SITES
-    colluders = job.assumed_colluders(sites)
-    needed = rules.threshold(sites, colluders, job.server_trust)
-    least = rules.smallest_set(needed, colluders, job.min_sites)
-    return max(least, sites) if job.whole_sums else least

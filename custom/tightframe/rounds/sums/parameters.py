@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from tightframe import __version__
 from tightframe.rounds import codec
 from tightframe.rounds.setup import JobSetup
-from tightframe.rounds.sums.common import SEAL, SEALS, minimum
+from tightframe.rounds.sums.common import SEAL, SEALS
 from tightframe.securesum import messages, rules
 from tightframe.securesum.primitives import digest
 
@@ -46,7 +46,7 @@ def epoch_params(
         schemas=schemas,
         weights=job.weights,
         trust=job.server_trust,
-        min_sites=minimum(job, sites),
+        min_sites=job.smallest_sum(sites),
         static_open=static_open,
         config_sha256=bytes.fromhex(job.sha256()),
         version=__version__,

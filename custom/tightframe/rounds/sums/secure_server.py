@@ -22,7 +22,6 @@ from tightframe.rounds.sums.common import (
     Collected,
     Enrolled,
     Transport,
-    minimum,
     package_errors,
     split_refusals,
     sum_title,
@@ -329,7 +328,7 @@ class SecureSums:
         absent: dict[str, str] = {}
         roster = sorted(sites)
         while True:
-            least = minimum(self._setup.job, len(roster))
+            least = self._setup.job.smallest_sum(len(roster))
             if len(roster) < least:
                 raise too_few("enrolment", least, roster, absent)
             session, lost = self._try(transport, roster)

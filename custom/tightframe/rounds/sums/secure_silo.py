@@ -21,7 +21,6 @@ from tightframe.rounds.sums.common import (
     Encoded,
     Formed,
     Peers,
-    minimum,
     package_errors,
 )
 from tightframe.rounds.sums.declaration import Declaration, applied_weights, tellers
@@ -402,7 +401,7 @@ class SecureSite:
             colluders=colluders,
             trust=job.server_trust,
             threshold=rules.threshold(sites, colluders, job.server_trust),
-            min_sites=minimum(job, sites),
+            min_sites=job.smallest_sum(sites),
             weights=job.weights,
             config_sha256=bytes.fromhex(job.sha256()),
             version=__version__,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import pwd
@@ -9,7 +10,7 @@ import re
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -18,12 +19,17 @@ import pytest
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from nvflare.security.security import FLAuthorizer
 from tests.support import ROOT
+from tests.support.jobs import SMALL
 from tests.support.ledgers import SiteKeys, open_ledger
 from tests.support.made_isic import write_centre
 from tests.support.outputs import checked
 from tests.support.securesum.certificates import issue, make_root
 from typer.testing import CliRunner
 
+from tightframe.config.job import parse_job
+from tightframe.learning import model_update
+from tightframe.rounds.checkpoint import tensor_bytes
+from tightframe.rounds.setup import prepare
 from tightframe.securesum.identity import public_key_hash
 from tightframe_app.cli import app
 from tightframe_app.federation.kits import LAUNCHER
@@ -397,6 +403,31 @@ def test_a_file_of_many_sites_is_a_line_a_site_and_what_is_wrong(hospital: Path,
     assert {("ok", "policy", "of", "site-1")} <= {tuple(row[:4]) for row in whole}
 
 
+def test_a_simulation_is_told_which_sites_and_which_start_it_lacks(tmp_path: Path) -> None:
+    start = model_update.initial_model(prepare(parse_job(SMALL)).setting, 0)
+    (tmp_path / "start.safetensors").write_bytes(tensor_bytes(start))
+    given = hashlib.sha256((tmp_path / "start.safetensors").read_bytes()).hexdigest()
+    job, path = {**SMALL, "initial_model_sha256": given}, tmp_path / "simulator.json"
+
+    def problems(sites: Sequence[str], **server: str) -> list[str]:
+        entries = {site: {"device": "cpu", "policy": {"profile": "research"}} for site in sites}
+        path.write_text(json.dumps({"sites": entries, "server": server}))
+        path.chmod(0o600)
+        return _problems(path, production=False, job=job)
+
+    right = {"initial_model": str(tmp_path / "start.safetensors")}
+    assert problems(SMALL["sites"], **right) == []
+    (absent,) = problems(SMALL["sites"])
+    assert absent.startswith("job: TF-505: ") and '{"server": {"initial_model": ' in absent
+    (nowhere,) = problems(SMALL["sites"], initial_model=str(tmp_path / "none.safetensors"))
+    assert "none.safetensors" in nowhere
+    (fewer,) = problems(SMALL["sites"][:2], **right)
+    assert fewer.startswith("job: TF-201: the file has no entry for site-3")
+    more = [*SMALL["sites"], "site-4"]
+    assert problems(more, **right) == [], "one that the job does not name has no part in it"
+    assert problems([], initial_model=right["initial_model"]) == [], "the server's entry alone: twins train"
+
+
 def test_a_file_that_is_no_json_is_named_with_one_code(tmp_path: Path) -> None:
     path = tmp_path / "tightframe.json"
     path.write_text('{"data": {')
@@ -408,6 +439,21 @@ def test_a_file_that_is_no_json_is_named_with_one_code(tmp_path: Path) -> None:
 def test_no_file_is_no_check(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["site", "check", "-c", str(tmp_path / "none.json")])
     assert isinstance(done.exception, FileNotFoundError)
+
+
+def test_one_site_is_checked_by_its_file_or_its_kit(hospital: Path, tmp_path: Path) -> None:
+    both = [tuple(_lines("-c", str(place))) for place in (hospital, tmp_path)]
+    assert both[0] == both[1] and ("ok", "configuration") in both[0]
+    for several in (["-c", str(hospital), "-c", str(tmp_path)], ["-c", str(hospital), str(tmp_path)]):
+        done = CliRunner().invoke(app, ["site", "check", *several], env={"COLUMNS": "300"})
+        assert done.exit_code == 2
+        assert f"got 2: call this once for each of {hospital}, {tmp_path}" in " ".join(done.output.split())
+
+
+def _lines(*line: str) -> list[tuple[str, ...]]:
+    """State and area of each finding."""
+    done = CliRunner().invoke(app, ["site", "check", "--no-records", *line])
+    return [tuple(row.split()[:2]) for row in done.output.splitlines()]
 
 
 def test_the_guard_is_called_by_its_right_name() -> None:

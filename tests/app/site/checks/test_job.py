@@ -24,6 +24,8 @@ from tests.support.ledgers import SiteKeys, charge, open_ledger
 from typer.testing import CliRunner
 
 from tightframe.config.job import JobConfig, parse_job
+from tightframe.config.policy import PolicyBlock
+from tightframe.config.profiles import Rules
 from tightframe.config.refusals import BelowPolicyError
 from tightframe.config.site import SiteEntry, parse_single, read_object
 from tightframe.privacy.accounting import BudgetError
@@ -51,6 +53,7 @@ from tightframe_app.cli import app
 from tightframe_app.jobs import folders
 from tightframe_app.site.checks.all_checks import check_site
 from tightframe_app.site.checks.findings import Finding, Scope
+from tightframe_app.site.checks.job import check_policy
 from tightframe_app.site.memory import memory_of
 
 hospital = test_site_check.hospital
@@ -273,8 +276,11 @@ def test_a_site_whose_name_is_not_known_is_told_what_was_not_looked_at(
     folder, config = job_folder(), hospital.parents[1] / "copied.json"
     config.write_text(hospital.read_text())
     _, said = _check(config, folder)
-    assert "not compared with cohort: name its site with --site" in said
-    assert "not compared with cohort" not in _check(hospital, folder)[1]
+    told = (
+        "not compared with earlier jobs (cohort, sums, exact evaluations); nor with this site's records: name"
+    )
+    assert f"{told} its site with --site" in said
+    assert "not compared with" not in _check(hospital, folder)[1]
 
 
 def test_a_job_is_held_against_the_cohort_that_counts_are_open_for(
@@ -341,7 +347,16 @@ def test_a_given_model_is_refused_until_a_person_accepts_it(
     given = job_folder(initial_model_sha256="a" * 64)
     (text,) = _refused(hospital, given)
     assert text.startswith(f"TF-626: given_models: the job asks for the given model {'a' * 64}")
-    assert "tightframe site model accept" in text
+    command = text.partition("a person here accepts it: ")[2].split()
+    assert command == (
+        f"tightframe site model accept -c {hospital} --source WHO-MADE-IT --sha256 {'a' * 64}".split()
+    )
+    _change(hospital, policy__given_models="none")
+    (text,) = _refused(hospital, given)
+    assert text.startswith("TF-626: given_models: ") and "model accept" not in text, "which would not help"
+    _change(hospital, policy__given_models="accepted")
+    assert CliRunner().invoke(app, [*command[1:], "--yes"]).exit_code == 0
+    assert _refused(hospital, given) == []
     _change(hospital, accepted_models={"a" * 64: "its makers; accepted by M."})
     assert _refused(hospital, given) == []
 
@@ -414,15 +429,93 @@ def test_a_journal_that_cannot_be_read_is_the_sites_to_mend(
     assert "TF-604" in problems[-1] and _refused(hospital, job_folder()) == []
 
 
-def test_rules_that_only_the_protocol_knows_are_held_against_too(
+NOISE = {"epsilon": 2.0, "delta": 1e-5, "releases": 1, "evaluation": "noisy"}
+PRIVACY = {"method": "fedncm", "weights": "uniform", "privacy": NOISE}
+RUN = dict.fromkeys(("lineage", "previous"), "first")
+HASHES = dict.fromkeys(("checkpoint_sha256", "state_sha256"), "0" * 64)
+REFUSED: dict[str, tuple[Any, dict[str, Any]]] = {
+    "require_secure_sum": (True, {"summation": "plain"}),
+    "minimum_cohort": (4, {}),
+    "colluders": (2, {}),
+    "semi_honest_server": (False, {"server_trust": "semi_honest"}),
+    "weights": (["power_of_two"], {"weights": "exact"}),
+    "max_weight_share": (0.5, {"max_weight_share": 0.6}),
+    "max_update_norm": (10.0, {"update_norm": 100.0}),
+    "class_rules_off": (False, {"class_rules": "off"}),
+    "allow_sign_split": (False, {"method": "fedilc", "method_options": {"variant": "geometric"}}),
+    "pinned_only": (True, {}),
+    "required_privacy": (True, {}),
+    "epsilon_cap": (1.0, PRIVACY),
+    "delta_cap": (1e-6, PRIVACY),
+    "max_releases": (1, PRIVACY),
+    "neighbours": ("patient", PRIVACY),
+    "private_noise": ("own", {**PRIVACY, "method": "fedsgd", "privacy": {**NOISE, "noise": "shared"}}),
+    "clear_metrics": ([], {"summation": "plain"}),
+    "max_evaluations": (1, {"rounds": 3}),
+    "max_score_bins": (2, {}),
+    "min_answer_grid": (1.0, {"answer_grid": 0.5}),
+    "allowed_methods": (["fedmr"], {}),
+    "allowed_submitters": (["lead"], {}),
+    "min_withdrawn": (9, {"method": "fedncm", "withdraw": {**RUN, **HASHES, "min_withdrawn": 8}}),
+    "records_per_feature": (1, {"method": "fed3r", "weights": "uniform"}),
+    "given_models": ("none", {"initial_model_sha256": "0" * 64}),
+    "max_parameters": (10, {}),
+    "max_message_bytes": (100, {}),
+    "max_sites": (2, {}),
+    "max_rounds": (1, {"rounds": 2}),
+    "max_epochs": (1, {"training": {**SMALL["training"], "epochs": 2}}),
+    "max_batch_values": (100, {}),
+}
+"""Rules that the check finds without ledger or records: each with a value, and what of a job violates it."""
+ELSEWHERE = {
+    "records": ("min_class_count", "evaluated_share", "min_test_count", "min_row_bits"),
+    "what other silos declare": ("max_records", "static_cohort"),
+    "certificates and the folder's signature": ("pins", "central_provisioning", "signed_jobs"),
+    "the engine's files": ("egress_guard", "log_streaming"),
+    "the ledger": ("charged_retries",),
+    "nothing: they refuse no job": ("full_batches", "epsilon_shown", "tell_refusals"),
+}
+"""All other rules, by what they are compared with."""
+
+
+def test_each_rule_of_a_policy_is_compared_or_needs_more_than_the_job() -> None:
+    """A rule that is added to the policy must be decided on here."""
+    rules = [*REFUSED, *(name for names in ELSEWHERE.values() for name in names)]
+    assert sorted(rules) == sorted(set(Rules.model_fields) - {"profile"})
+
+
+@pytest.mark.parametrize("rule", REFUSED)
+def test_a_job_below_a_rule_is_found_without_ledger_and_records(rule: str) -> None:
+    value, changes = REFUSED[rule]
+    job, scope = parse_job({**SMALL, **changes}), Scope(Path("tightframe.json"), submitter="mallory")
+
+    def told(**rules: Any) -> list[str]:
+        policy = PolicyBlock.model_validate({"profile": "research", **rules}).resolve(production=False)
+        found = check_policy(job, "site-1", SiteEntry(), policy, scope)
+        return [item.text for item in found if item.state == "problem"]
+
+    (problem,) = told(**{rule: value})
+    assert problem.split(": ")[1] == rule
+    assert told() == []
+
+
+def test_a_cohort_below_the_policy_is_named_once_with_what_to_do(
     hospital: Path, job_folder: Callable[..., Path]
 ) -> None:
     _change(hospital, policy__minimum_cohort=5)
-    (problem,) = _problems(hospital, job=folders.read_job(job_folder()), records=False)
-    assert "TF-601" in problem and "from 5 to" in problem
-    foreign = {**folders.read_job(job_folder()), "sites": ["x", "y", "z"]}
-    (problem,) = _problems(hospital, job=foreign, records=False)
-    assert "x, y, z, not for hospital-a" in problem
+    wanted = "TF-614: minimum_cohort: the job asks for 3 silos, at least 5 is required: more silos must"
+    for production in (True, False):  # with a ledger, and as its lead checks it
+        job = folders.read_job(job_folder())
+        (problem,) = _problems(hospital, job=job, records=False, production=production)
+        assert problem.startswith(f"job of hospital-a: {wanted}")
+    five = {"sites": [f"hospital-{letter}" for letter in "abcde"], "min_sites": 4}
+    (text,) = _refused(hospital, job_folder(**five))
+    assert text.startswith("TF-614: minimum_cohort: the job asks for min_sites 4, at least 5 is required")
+    assert _refused(hospital, job_folder(**five, whole_sums=True)) == []
+    _change(hospital, policy={})
+    job = folders.read_job(job_folder(class_rules="off"))
+    (problem,) = _problems(hospital, job=job, records=False, production=False)
+    assert "TF-614: class_rules_off" in problem, "beside a kit the profile is production's"
 
 
 def test_an_upper_bound_is_allowed_and_a_policy_is_no_fault(
