@@ -185,7 +185,7 @@ def test_without_any_one_patient_a_release_changes_by_its_sensitivity_at_most(
         private_view.class_sums, "noise_for", lambda shape, *_: torch.zeros(shape, dtype=torch.int64)
     )
     monkeypatch.setattr(
-        private_view.class_counts,
+        private_view.class_sums,
         "count_noise",
         lambda count, *_, **__: torch.zeros(count, dtype=torch.int64),
     )
