@@ -160,7 +160,7 @@ def _levels(rows: NDArray[np.float32], of: NDArray[np.int64]) -> tuple[float, fl
 
     def in_bits(chosen: NDArray[np.bool_]) -> float:
         each = np.log2(values[chosen])
-        return float(each @ _left(each, list(compress(codes, chosen.tolist()))))
+        return float(each @ _left(each, list(compress(codes, chosen.tolist())), POSSIBLE_BITS))
 
     if (bits := in_bits(few)) >= POSSIBLE_BITS:
         return len(found), 0.0, []
@@ -318,7 +318,9 @@ def _follow(rows: NDArray[np.float64], of: NDArray[np.int64], order: NDArray[np.
     return found
 
 
-def _left(bits: NDArray[np.float64], codes: Sequence[NDArray[np.int64]]) -> NDArray[np.float64]:
+def _left(
+    bits: NDArray[np.float64], codes: Sequence[NDArray[np.int64]], enough: float = math.inf
+) -> NDArray[np.float64]:
     """Return the part of each column that is left given the one, of those with more bits, that tells most.
 
     Nothing is left of one that three of these determine. Numbers are compared by quarters of the records.
@@ -327,10 +329,13 @@ def _left(bits: NDArray[np.float64], codes: Sequence[NDArray[np.int64]]) -> NDAr
     Args:
         bits: of each column.
         codes: of each column, (n,).
+        enough: with so many bits left no further columns are looked at: all is left of these.
 
     >>> one, other = np.array([0, 1, 2, 3] * 9), np.array([0, 1] * 18)
     >>> [part.round(2).tolist() for part in (_left(np.array([2, 1]), [one, other]), _left(np.ones(1), [one]))]
     [[1.0, 0.0], [1.0]]
+    >>> _left(np.array([2, 1]), [one, other], enough=2).tolist()
+    [1.0, 1.0]
     """
     made, order = np.ones(len(bits)), [place for place in np.argsort(-bits, kind="stable") if bits[place] > 0]
     if len(order) < 2:
@@ -343,10 +348,12 @@ def _left(bits: NDArray[np.float64], codes: Sequence[NDArray[np.int64]]) -> NDAr
     for start, code in zip(starts, short, strict=True):
         marked[np.arange(records), start + code[:records]] = 1
     each, chance = marked.sum(0, dtype=np.float64), 4 * math.log(len(order))
-    kept = np.ones(len(order), dtype=np.bool_)
+    kept, found = np.ones(len(order), dtype=np.bool_), float(bits[order[0]])
     for place, (start, values) in enumerate(zip(starts, levels, strict=True)):
         if not place:
             continue
+        if found >= enough:
+            break
         own = slice(start, start + values)
         both = (marked[:, own].T @ marked[:, :start]).astype(np.float64)
         expected = np.outer(each[own], each[:start]) / records
@@ -362,6 +369,7 @@ def _left(bits: NDArray[np.float64], codes: Sequence[NDArray[np.int64]]) -> NDAr
             if _determined(*(short[each][:records] for each in (place, *likely))):
                 made[order[place]] = 0.0
         kept[place] = made[order[place]] > LITTLE
+        found += float(bits[order[place]] * made[order[place]])
     return made
 
 
