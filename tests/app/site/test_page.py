@@ -27,6 +27,8 @@ from tightframe_app.federation import kits
 from tightframe_app.site import page
 
 JOB, OTHER = "7c41e0d2-53aa-4a0f-9d8e-2f0d1b6a9e10", "8c41e0d2-53aa-4a0f-9d8e-2f0d1b6a9e11"
+INTERRUPTED = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+"""What a shell starts in the background ignores an interrupt, and so do its children."""
 MAIN = "from tightframe_app.cli import main\nmain()\n"
 THREE, FOUR = ["a", "b", "hospital-1"], ["a", "b", "c", "hospital-1"]
 
@@ -197,7 +199,7 @@ def test_files_are_read_again_only_when_they_have_changed(
 def test_the_command_serves_it_until_ctrl_c_and_changes_nothing(kit: kits.Kit, tmp_path: Path) -> None:
     before = {path: path.read_bytes() for path in sorted(tmp_path.rglob("*")) if path.is_file()}
     with subprocess.Popen(
-        [sys.executable, "-c", MAIN, "site", "page", str(kit.folder)],
+        [sys.executable, "-c", INTERRUPTED + MAIN, "site", "page", str(kit.folder)],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
