@@ -412,9 +412,7 @@ class Rounds:
             BelowPolicyError: TF-625.
         """
         wanted, factor = self.entry(dataset, job, place), policy.records_per_feature
-        key = (wanted.job, wanted.round, wanted.phase)
-        # Of all tries of a sum one is opened.
-        others = [each for each in history.trained(dataset) if (each.job, each.round, each.phase) != key]
+        others = [each for each in history.trained(dataset) if each.sum != wanted.sum]
         parts, before = self.parts(factor, [place]), self._without(others, job, factor)
         self._check(policy, parts, before, wanted, history)
         return wanted

@@ -226,16 +226,35 @@ class ProfileAccepted(JournalEntry, kind="profile_accepted"):
 
 
 @dataclass(frozen=True)
-class Evaluated(JournalEntry, kind="evaluated"):
-    """This site masked a term that tells of evaluated records: of how many models, ``PARTS`` of each fold.
-
-    ``config`` is the job's hash.
-    """
+class _OfSum(JournalEntry):
+    """An entry of what a sum in a job tells of a data set."""
 
     dataset: _Text
     job: _Text
     round: _Count
     phase: _Text
+
+    @property
+    def sum(self) -> tuple[str, int, str]:
+        """Which sum it is, in whatever try: of all tries one is opened."""
+        return self.job, self.round, self.phase
+
+
+@dataclass(frozen=True)
+class _RunAccepted(JournalEntry):
+    """An entry of a person who accepted one more run of a job, by the job's hash."""
+
+    dataset: _Text
+    config: _Digits
+
+
+@dataclass(frozen=True)
+class Evaluated(_OfSum, kind="evaluated"):
+    """This site masked a term that tells of evaluated records: of how many models, ``PARTS`` of each fold.
+
+    ``config`` is the job's hash.
+    """
+
     config: _Digits
     models: _Count
     validation: _Count
@@ -243,25 +262,18 @@ class Evaluated(JournalEntry, kind="evaluated"):
 
 
 @dataclass(frozen=True)
-class EvaluationsAccepted(JournalEntry, kind="evaluations_accepted"):
+class EvaluationsAccepted(_RunAccepted, kind="evaluations_accepted"):
     """A person at this site accepted all exact evaluations of one more run of a job, by the job's hash."""
-
-    dataset: _Text
-    config: _Digits
 
 
 @dataclass(frozen=True)
-class Trained(JournalEntry, kind="trained"):
+class Trained(_OfSum, kind="trained"):
     """This site masked a term of trained layers without noise: of which layers, and records surely behind it.
 
     ``widest`` has the most units; ``units`` and ``inputs`` are of the layer on what does not change of a
     record, ``numbers`` of all layers.
     """
 
-    dataset: _Text
-    job: _Text
-    round: _Count
-    phase: _Text
     lineage: _Text
     config: _Digits
     widest: _Count
@@ -272,13 +284,9 @@ class Trained(JournalEntry, kind="trained"):
 
 
 @dataclass(frozen=True)
-class Multiplied(JournalEntry, kind="multiplied"):
+class Multiplied(_OfSum, kind="multiplied"):
     """This site masked a term of products of trained features: how many, of how many values of records."""
 
-    dataset: _Text
-    job: _Text
-    round: _Count
-    phase: _Text
     lineage: _Text
     config: _Digits
     numbers: _Count
@@ -286,11 +294,8 @@ class Multiplied(JournalEntry, kind="multiplied"):
 
 
 @dataclass(frozen=True)
-class RoundsAccepted(JournalEntry, kind="rounds_accepted"):
+class RoundsAccepted(_RunAccepted, kind="rounds_accepted"):
     """A person at this site accepted all rounds without noise of one more run of a job, by the job's hash."""
-
-    dataset: _Text
-    config: _Digits
 
 
 @dataclass(frozen=True)
@@ -446,14 +451,12 @@ class History:
                     known.append(entry.profile)
             case Evaluated():
                 self._evaluations.begin(entry)
-                told = self._evaluated.setdefault(entry.dataset, {})
-                told[entry.job, entry.round, entry.phase] = entry
+                self._evaluated.setdefault(entry.dataset, {})[entry.sum] = entry
             case EvaluationsAccepted():
                 self._evaluations.accept(entry)
             case Trained() | Multiplied():
                 self._training.begin(entry)
-                trained = self._trained.setdefault(entry.dataset, {})
-                trained[entry.job, entry.round, entry.phase] = entry
+                self._trained.setdefault(entry.dataset, {})[entry.sum] = entry
             case RoundsAccepted():
                 self._training.accept(entry)
             case TotalVerified():
@@ -683,9 +686,8 @@ class History:
         Raises:
             EvaluationsError: TF-627.
         """
-        known = self._evaluated.get(wanted.dataset, {})
-        if (wanted.job, wanted.round, wanted.phase) in known:
-            return  # tried again: of all tries one is opened
+        if wanted.sum in self._evaluated.get(wanted.dataset, {}):
+            return  # tried again
         if self._evaluations.accepts(wanted):
             return
         left, before = self.left(wanted.dataset, most), self.evaluated(wanted.dataset)
