@@ -345,8 +345,10 @@ def _spread(items: list[pytest.Item]) -> list[pytest.Item]:
         key=lambda path: (path not in LONG, -sum(map(_is_whole, files[path])), -len(files[path])),
     )
     ordered, waiting = waiting[:2], waiting[2:]
-    # All of them are begun in the first half.
-    every = max(1, len(working) // (2 * len(waiting) + 1)) if waiting else 1
+    # All of them are begun while files with tests that are `whole` are left, with which they share the cores:
+    # those take most of the time and are less than a third of all files.
+    long = sum(any(map(_is_whole, files[path])) for path in working) or len(working) // 2
+    every = max(1, 2 * long // (3 * len(waiting))) if waiting else 1
     for place, path in enumerate(working, 1):
         ordered.append(path)
         if place % every == 0 and waiting:

@@ -54,6 +54,7 @@ def command(*words: Any) -> Any:
 
 
 @pytest.mark.whole
+@pytest.mark.usefixtures("operators_once")
 def test_onnx_runs_elsewhere_and_says_what_it_is(ran: Path, tmp_path: Path) -> None:
     made = command(ran, "--format", "onnx", "-o", tmp_path / "model.onnx")
     assert made.exit_code == 0, made.output
@@ -102,6 +103,7 @@ def test_torchscript_has_the_card_inside(ran: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.whole
+@pytest.mark.usefixtures("operators_once")
 @pytest.mark.parametrize(
     ("method", "changes"),
     [

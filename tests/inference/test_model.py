@@ -155,6 +155,7 @@ def test_bundles_of_each_head_and_encoder(method: str, trained: Trained, tmp_pat
 
 
 @pytest.mark.whole
+@pytest.mark.usefixtures("operators_once")
 @pytest.mark.parametrize("method", HEADS)
 def test_onnx_of_each_head_and_encoder(method: str, trained: Trained, tmp_path: Path) -> None:
     """Of test records, run by onnxruntime."""
