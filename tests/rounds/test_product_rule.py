@@ -143,14 +143,14 @@ def test_rounds_of_jobs_add_up_as_parts_of_what_their_records_allow() -> None:
     found = layer_rounds(25)
     names, places = ("hearts", "job-b"), [("train", number, 0) for number in (1, 2, 3, 4)]
     assert found.places == set(places)
-    first = [found.entry("hearts", "job-a", place) for place in places[:3]]
+    first = [found.entries("hearts", "job-a", place)[0] for place in places[:3]]
     assert product_rule.taken(first, 2) == Parts(Fraction(18, 25), Fraction(9, 625))
-    many = [layer_rounds(250).entry("hearts", "job-0", place) for place in places[:3]]
+    many = [layer_rounds(250).entries("hearts", "job-0", place)[0] for place in places[:3]]
     assert product_rule.taken([*first, *many], 2).rounds == Fraction(18, 25), "columns fewer than a half"
     one = layer_rounds(25, rounds=1)
     one.check(policy(), *names, History(first))
-    told = found.check_next(policy(), *names, places[0], History(first))
-    assert told == found.entry(*names, places[0]) != first[0]
+    (told,) = found.check_next(policy(), *names, places[0], History(first))
+    assert (told,) == found.entries(*names, places[0]) != (first[0],)
     history = History([*first, told])
     found.check_next(policy(), *names, places[0], history)  # of its tries one is opened
     one.check(policy(), *names, history)
@@ -171,7 +171,7 @@ def test_layers_of_jobs_add_up_by_their_squares_and_once_in_a_chain() -> None:
     resume = {"lineage": "job-a", "previous": "job-a", "after_round": 1, "checkpoint_sha256": "0" * 64}
     first = layer_rounds(20, rounds=1)
     seven = replace(first, units=Units(7, 1, 13, 300, 1))
-    entries = [seven.entry("hearts", job, ("train", 1, 0)) for job in JOBS]
+    entries = [seven.entries("hearts", job, ("train", 1, 0))[0] for job in JOBS]
     assert product_rule.taken(entries, 2).units == Fraction(98, 100)
     seven.check(policy(), "hearts", "job-c", History(entries[:7]))
     for check in (seven.check, partial(seven.check_next, place=("train", 1, 0))):
@@ -179,7 +179,7 @@ def test_layers_of_jobs_add_up_by_their_squares_and_once_in_a_chain() -> None:
             check(policy(), dataset="hearts", job="job-c", history=History(entries))
     resumed = replace(seven, lineage="job-a")
     resumed.check(policy(), "hearts", "job-c", History(entries))
-    told = resumed.check_next(policy(), "hearts", "job-c", ("train", 1, 0), History(entries))
+    (told,) = resumed.check_next(policy(), "hearts", "job-c", ("train", 1, 0), History(entries))
     assert product_rule.taken([*entries, told], 2).units == Fraction(98, 100)
     assert layer_rounds(20, rounds=2, resume=resume).lineage == "job-a" and first.lineage is None
     assert product_rule.rounds_left(Parts(), Parts(Fraction(1))) is None
@@ -195,10 +195,10 @@ def test_products_of_trained_features_add_up_and_frozen_ones_do_not() -> None:
     assert found is not None
     (place,) = found.multiplied
     assert place[0] == "after" and found.places == {("train", 1, 0), place}
-    told = [found.entry("hearts", job, place) for job in ("job-a", "job-b")]
+    told = [found.entries("hearts", job, place)[0] for job in ("job-a", "job-b")]
     assert product_rule.taken(told, 2) == Parts(products=Fraction(104, 120))
     of = ("hearts", "job-c", place)
-    assert found.check_next(policy(), *of, History(told[:1])) == found.entry(*of)
+    assert found.check_next(policy(), *of, History(told[:1])) == found.entries(*of)
     with pytest.raises(BelowPolicyError, match=r"1 more sum of layers .* and 1 more sum of products of 8"):
         found.check_next(policy(), *of, History(told))
     alone = replace(found, units=None, layers=frozenset())

@@ -52,13 +52,17 @@ jobs of 50 rounds each, which 4 allows, 311 of 339 records were read. So of all 
    of 2,000 such searches one came near a record. A test of 2,000 rows by all jobs (AUC 0.71 to 0.86 in one of
    n/2, 0.89 to 0.98 in four, 0.71 to 0.83 in four of n/4) no rule here prevents.
 
-Class sums of features in training have no such rule, as no exchange counts a class's records before them.
-CReFF's class gradients are of the model received, which all know: 60 rounds of 96 units at rate 1 told a
-colluding hospital 4 of the 10 records of a class at two others (all 13 columns to 0.1 deviations; the best of
-nine starts by the residual), 30 rounds at 0.3 two. The others' are of each silo's trained model: at a small
-rate (3e-4) 40 rounds of 200 units fix ten records to 0.006 deviations (median, by the slopes at the records),
-though least squares from random starts found none; at usual rates to 0.04 (0.003) and 0.2 (0.03). One sum of
-more units than values at a still smaller rate is a frozen layer's.
+Class sums in training are other numbers of a class's few records in each round. CReFF's class gradients are of
+the model received, which all know: 60 rounds of 96 units at rate 1 told a colluding hospital 4 of the 10
+records of a class at two others (all 13 columns to 0.1 deviations), 12 of 64 all of 4. What counts is numbers
+against values: of two records (26 values) 33 numbers told both, of four (52) 65 told one and 129 all, 33 none.
+The others' sums are of each silo's trained model: at a small rate (3e-4) 40 rounds of 200 units fix ten records
+to 0.006 deviations (by the slopes at the records), though least squares from random starts found none; at
+usual rates to 0.04 (0.003) and 0.2 (0.03). No exchange counts a class's records before them. So each silo holds
+a class only if its own records of it have
+
+7. ``m / 2`` values for each number that a whole run tells of a class, and one run takes all of it: with
+   another honest holder there are twice as many, and a liar's flags leave one, whose records are not fewer.
 
 No colluders' share comes off in 3: a rare class would never pass. Of a rare class a small hospital's few
 records hardly vary. So a class passes too if a silo alone has ``ALONE`` times as many values of it as

@@ -21,7 +21,7 @@ from tightframe.config.policy import Policy
 from tightframe.config.profiles import PROFILES
 from tightframe.config.refusals import BelowPolicyError, Refusal
 from tightframe.errors import RunError
-from tightframe.learning.model_update import shared_template
+from tightframe.learning.model_update import shared_template, shared_width
 from tightframe.learning.one_sum.feature_sums import PREFIX
 from tightframe.learning.products import (
     ALONE,
@@ -41,7 +41,7 @@ from tightframe.phases import Field, OwnRows, Schema, ServerState
 from tightframe.results.words import plural
 from tightframe.rounds.order import Place
 from tightframe.rounds.phases.statistics import SQUARES, SUMS
-from tightframe.rounds.riders.class_rules import holders_in, offered
+from tightframe.rounds.riders.class_rules import MIN_HOLDERS, holders_in, offered, sums_by_class
 from tightframe.rounds.setup import JobSetup
 from tightframe.securesum.site.journal import History, Multiplied, Trained
 
@@ -77,6 +77,45 @@ def class_sums_in(setup: JobSetup, schema: Schema) -> ClassSums | None:
     """Return the sums of frozen features by class in a sum; None if it has none without noise."""
     width = max((item.features for item in schema.fields), default=0)
     return ClassSums(width, setup.most_values) if width else None
+
+
+def class_numbers(setup: JobSetup) -> int:
+    """Return how many numbers of each class's records a whole run's exact sums in training tell; 0 for none.
+
+    Behind convolutions, which no training was inverted through, they are not counted. Of a frozen encoder's
+    features each round tells the same numbers.
+    """
+    if setup.privacy is not None or not setup.trains or setup.method.one_sum is not None:
+        return 0
+    template, width = shared_template(setup.setting), shared_width(setup.setting)
+    frozen = is_frozen(template)
+    if not frozen and any(item.dim() > 2 for item in template.parameters()):
+        return 0
+    found, once = 0, 0
+    for number in range(1, setup.job.rounds + 1):
+        for phase in setup.training_phases(number):
+            for item in filter(sums_in_training, phase.schema.fields):
+                each = item.size // item.shape[0] if item.independent is None else item.independent
+                if frozen and item.shape[1] == width:
+                    once = max(once, each)
+                else:
+                    found += each
+    return found + once
+
+
+def sums_in_training(item: Field) -> bool:
+    """Return True for sums by class that have no rule of their own."""
+    return sums_by_class(item) and not item.features and not item.products
+
+
+def least_class_values(policy: Policy, setup: JobSetup) -> int:
+    """Return how many values a silo's own records of a class must have for a job's class sums in training.
+
+    Half of ``records_per_feature`` for each number, as two of a class's three holders are honest: and whoever
+    sends flags for others leaves one, whose records then have no fewer values than numbers are told. 0 where
+    any number will do.
+    """
+    return math.ceil(policy.records_per_feature * class_numbers(setup) / 2)
 
 
 def _widest(setup: JobSetup, found_in: Callable[[JobSetup, Schema], _Sum | None]) -> _Sum | None:
@@ -129,7 +168,16 @@ def check_job(policy: Policy, setup: JobSetup) -> None:
     Raises:
         BelowPolicyError: TF-625.
     """
-    if not policy.records_per_feature or (found := planned(setup)) is None:
+    if not policy.records_per_feature:
+        return
+    if setup.job.class_rules == "off" and least_class_values(policy, setup):
+        _refuse(
+            policy,
+            "class sums in training without class rules",
+            "class_rules on, or privacy",
+            "no silo could leave out a class of which it has so few records that these are computed",
+        )
+    if (found := planned(setup)) is None:
         return
     if setup.job.weights == "uniform":
         _refuse(
@@ -166,6 +214,17 @@ def check_declared(policy: Policy, setup: JobSetup, sizes: Sizes) -> None:
         check_units(policy, layers, sizes.sure(), "declared records")
     if setup.job.weights != "uniform" and (sums := class_sums_planned(setup)) is not None:
         _check_class(policy, sums, sizes.declared * sums.values, "all declared records")
+    if setup.job.weights != "uniform" and (least := least_class_values(policy, setup)):
+        held = sizes.declared * setup.most_values
+        if MIN_HOLDERS * least > held:
+            _refuse(
+                policy,
+                f"{class_numbers(setup)} numbers of each class from sums in training",
+                f"at most {int(class_numbers(setup) * held / (MIN_HOLDERS * least))}, or privacy",
+                f"a class's records are computed from more numbers than they have values, and all "
+                f"{sizes.declared:.0f} declared records have no more than {held:.0f}: make rounds or features "
+                "(model_options.widths) fewer, or give the job `privacy`",
+            )
 
 
 def check_sum(policy: Policy, setup: JobSetup, schema: Schema, state: ServerState, sizes: Sizes) -> None:
@@ -337,7 +396,7 @@ def check_units(policy: Policy, found: Units, records: float, of: str) -> None:
 
 @dataclass(frozen=True)
 class Rounds:
-    """The sums of dense layers, and of products of features that training moves, that a job plans at a site.
+    """The sums of layers, of products of features that training moves, and by class, that a job plans at a site.
 
     Two jobs over the same records, which differ in the seed, have other equations on the same rows. So a site
     notes in its ledger each such sum as it masks its term: from then on others can open it.
@@ -345,6 +404,8 @@ class Rounds:
     Attributes:
         layers: places of sums of layers.
         multiplied: places of sums of products.
+        classed: places of sums by class in training.
+        whole: how many of these the whole chain of jobs has.
         units: the layers; None if there are none.
         products: of features; None if there are none.
         records: surely behind them, as public as the policy's ``weights`` have it.
@@ -359,30 +420,41 @@ class Rounds:
     records: float
     config: bytes
     lineage: str | None = None
+    classed: frozenset[Place] = frozenset()
+    whole: int = 0
 
     @property
     def places(self) -> frozenset[Place]:
         """Places of all these sums."""
-        return self.layers | self.multiplied
+        return self.layers | self.multiplied | self.classed
 
     @property
     def _first(self) -> Place:
-        return min(self.layers or self.multiplied)
+        return min(self.layers or self.multiplied or self.classed)
 
-    def entry(self, dataset: str, job: str, place: Place) -> Trained | Multiplied:
-        """Return the journal entry of one sum."""
+    def entries(self, dataset: str, job: str, place: Place) -> tuple[Trained | Multiplied, ...]:
+        """Return the journal entries of one sum; of its part by class one of its own.
+
+        A class in it has, for all a silo tells, just as many values as one run tells numbers.
+        """
         kind, number, index = place
-        named = (dataset, job, number, f"{kind}-{index}", self.lineage or job, self.config)
+        named, told = (dataset, job, number), list[Trained | Multiplied]()
+        run = (self.lineage or job, self.config)
+        phase = f"{kind}-{index}"
         if place in self.multiplied and self.products is not None:
-            return Multiplied(*named, self.products.numbers, int(self.records) * self.products.values)
-        assert self.units is not None  # noqa: S101  (where there are layers)
-        of = self.units
-        return Trained(*named, of.most, of.first, of.inputs, of.numbers, int(self.records))
+            held = int(self.records) * self.products.values
+            told.append(Multiplied(*named, phase, *run, self.products.numbers, held))
+        if place in self.layers and (of := self.units) is not None:
+            numbers = (of.most, of.first, of.inputs, of.numbers)
+            told.append(Trained(*named, phase, *run, *numbers, int(self.records)))
+        if place in self.classed:
+            told.append(Multiplied(*named, f"{phase}-classes", *run, 1, self.whole))
+        return tuple(told)
 
     def parts(self, factor: int, places: Iterable[Place] | None = None) -> Parts:
         """Return what sums take of what the records allow; of all places, or of these."""
         some = self.places if places is None else places
-        return taken((self.entry("", "", place) for place in some), factor)
+        return taken((entry for place in some for entry in self.entries("", "", place)), factor)
 
     def before(self, dataset: str, job: str, history: History, factor: int) -> Parts:
         """Return what all other jobs' sums took, and layers of other chains of jobs."""
@@ -401,20 +473,22 @@ class Rounds:
         """
         factor = policy.records_per_feature
         before = self.before(dataset, job, history, factor)
-        self._check(policy, self.parts(factor), before, self.entry(dataset, job, self._first), history)
+        wanted = self.entries(dataset, job, self._first)[0]
+        self._check(policy, self.parts(factor), before, wanted, history)
 
     def check_next(
         self, policy: Policy, dataset: str, job: str, place: Place, history: History
-    ) -> Trained | Multiplied:
-        """Return the journal entry of the next sum; refuse it if jobs beside this one took what was left.
+    ) -> tuple[Trained | Multiplied, ...]:
+        """Return the journal entries of the next sum; refuse it if jobs beside this one took what was left.
 
         Raises:
             BelowPolicyError: TF-625.
         """
-        wanted, factor = self.entry(dataset, job, place), policy.records_per_feature
-        others = [each for each in history.trained(dataset) if each.sum != wanted.sum]
+        wanted, factor = self.entries(dataset, job, place), policy.records_per_feature
+        now = {each.sum for each in wanted}
+        others = [each for each in history.trained(dataset) if each.sum not in now]
         parts, before = self.parts(factor, [place]), self._without(others, job, factor)
-        self._check(policy, parts, before, wanted, history)
+        self._check(policy, parts, before, wanted[0], history)
         return wanted
 
     def _check(
@@ -430,6 +504,8 @@ class Rounds:
             )
         if self.products is not None:
             asked.append(f"{plural(len(self.multiplied), 'more sum')} of {self.products.name}")
+        if self.classed:
+            asked.append(f"{plural(len(self.classed), 'more sum')} by class, of {self.whole} in a run")
         fit = rounds_left(self.parts(factor, [self._first]), before)
         _refuse(
             policy,
@@ -448,13 +524,30 @@ def rounds_planned(setup: JobSetup, records: float) -> Rounds | None:
     Products of features that no training moves do not: they are the same in each job, or another profile's.
     """
     units, moved = units_planned(setup), _moved(setup)
-    if units is None and not moved:
+    classed = _by_class(setup)
+    if units is None and not moved and not classed:
         return None
     layers = frozenset(() if units is None else _layers(setup))
     products = max(moved.values(), key=lambda item: item.width, default=None)
     config = bytes.fromhex(setup.job.sha256())
     lineage = None if setup.job.resume is None else setup.job.resume.lineage
-    return Rounds(layers, frozenset(moved), units, products, records, config, lineage)
+    whole = sum(
+        any(map(sums_in_training, phase.schema.fields))
+        for number in range(1, setup.job.rounds + 1)
+        for phase in setup.training_phases(number)
+    )
+    return Rounds(layers, frozenset(moved), units, products, records, config, lineage, classed, whole)
+
+
+def _by_class(setup: JobSetup) -> frozenset[Place]:
+    """Return the sums by class in training of which a run tells more than the class before."""
+    if not class_numbers(setup):
+        return frozenset()
+    return frozenset(
+        exchange.place
+        for exchange in setup.plan
+        if exchange.training and any(map(sums_in_training, exchange.phase.schema.fields))
+    )
 
 
 def _moved(setup: JobSetup) -> dict[Place, Products]:

@@ -156,7 +156,7 @@ class SecureSite:
             history.check_evaluations(wanted, found.most)
             told.append(wanted)
         if (rounds := self._rounds(sizes)) is not None and place in rounds.places:
-            told.append(rounds.check_next(policy, *named, place, history))
+            told += rounds.check_next(policy, *named, place, history)
         return tuple(told)
 
     @property
