@@ -108,7 +108,9 @@ def read(opened: list[tuple[Any, np.ndarray]], data: dict[str, Few], own: str) -
     standardise = opened[0][0].standardise
     mean, deviation = (getattr(standardise, name).detach().double() for name in ("mean", "std"))
     mine, true = (
-        torch.cat([(data[name].of_rare_class() - mean) / deviation for name in data if (name == own) is given])
+        torch.cat(
+            [(data[name].of_rare_class() - mean) / deviation for name in data if (name == own) is given]
+        )
         for given in (True, False)
     )
     states = [model.state_dict() for model, _ in opened]
@@ -124,8 +126,11 @@ def read(opened: list[tuple[Any, np.ndarray]], data: dict[str, Few], own: str) -
 
     means = torch.stack([torch.as_tensor(sums[1]).view(2, -1)[1] for _, sums in opened])
     others = (means * RARE - torch.func.vmap(phi)(mine).sum(0)).flatten()
-    starts = torch.randn(3, *true.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    _, points = min((search(phi, others, start, 50) for start in starts), key=lambda item: item[0])
+    starts = torch.randn(12, *true.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    found = (search(phi, others, start, 50) for start in starts)
+    points = next(
+        (points for cost, points in found if cost < 1e-6), starts[0]
+    )  # half of the starts end there
     nearest = points[torch.cdist(true, points).argmin(1)]
     return int(((nearest - true).abs() < 0.1).all(1).sum())
 
@@ -142,7 +147,7 @@ def test_a_rare_class_is_read_from_the_rounds_of_one_job_and_left_out_under_the_
 def test_a_job_that_no_class_could_take_part_in_is_refused_before_anything_runs(
     hospitals: dict[str, Few], tmp_path: Path
 ) -> None:
-    with pytest.raises(TightframeError, match=r"^TF-625: [\s\S]*3900 numbers of each class"):
+    with pytest.raises(TightframeError, match=r"^TF-625: [\s\S]*3835 numbers of each class"):
         federation(hospitals, tmp_path, RULED, rounds=60).enroll()
 
 
@@ -150,7 +155,7 @@ def test_a_second_run_adds_to_the_first_ones_numbers(hospitals: dict[str, Few], 
     short: dict[str, Any] = {"rounds": 2, "model_options": {"widths": [4], "standardise": True}}
     ((_, sums),) = told(federation(hospitals, tmp_path, RULED, **short))
     assert sums[0].any() and not sums[1].any(), "a class with records enough is told"
-    with pytest.raises(TightframeError, match=r"^TF-625: [\s\S]*2 more sums by class, of 2 in a run"):
+    with pytest.raises(TightframeError, match=r"^TF-625: [\s\S]*1 more sum by class, of 1 in a run"):
         federation(hospitals, tmp_path, RULED, job_id="job-b", **short).enroll()
     with pytest.raises(TightframeError, match=r"^TF-617: [\s\S]*own class_values"):
         federation(hospitals, tmp_path, RULED, job_id="job-c", **{**short, "rounds": 3}).enroll()

@@ -92,15 +92,30 @@ def class_numbers(setup: JobSetup) -> int:
     if not frozen and any(item.dim() > 2 for item in template.parameters()):
         return 0
     found, once = 0, 0
-    for number in range(1, setup.job.rounds + 1):
-        for phase in setup.training_phases(number):
-            for item in filter(sums_in_training, phase.schema.fields):
-                each = item.size // item.shape[0] if item.independent is None else item.independent
-                if frozen and item.shape[1] == width:
-                    once = max(once, each)
-                else:
-                    found += each
+    for schema in _telling(setup).values():
+        for item in filter(sums_in_training, schema.fields):
+            each = item.size // item.shape[0] if item.independent is None else item.independent
+            if frozen and item.shape[1] == width:
+                once = max(once, each)
+            else:
+                found += each
     return found + once
+
+
+def _telling(setup: JobSetup) -> dict[tuple[int, int], Schema]:
+    """Return the sums of a whole run that tell class sums in training, by round and place in it.
+
+    The first sum by class of a run carries flags only, under the class rules (``riders.class_rules``).
+    """
+    earlier = (*setup.statistics_phases(), *setup.before_phases())
+    known = setup.job.class_rules == "off" or any(item.per_class for p in earlier for item in p.schema.fields)
+    found = {}
+    for number in range(1, setup.job.rounds + 1):
+        for index, phase in enumerate(setup.training_phases(number)):
+            if known and any(map(sums_in_training, phase.schema.fields)):
+                found[number, index] = phase.schema
+            known = known or any(item.per_class for item in phase.schema.fields)
+    return found
 
 
 def sums_in_training(item: Field) -> bool:
@@ -531,22 +546,20 @@ def rounds_planned(setup: JobSetup, records: float) -> Rounds | None:
     products = max(moved.values(), key=lambda item: item.width, default=None)
     config = bytes.fromhex(setup.job.sha256())
     lineage = None if setup.job.resume is None else setup.job.resume.lineage
-    whole = sum(
-        any(map(sums_in_training, phase.schema.fields))
-        for number in range(1, setup.job.rounds + 1)
-        for phase in setup.training_phases(number)
+    return Rounds(
+        layers, frozenset(moved), units, products, records, config, lineage, classed, len(_telling(setup))
     )
-    return Rounds(layers, frozenset(moved), units, products, records, config, lineage, classed, whole)
 
 
 def _by_class(setup: JobSetup) -> frozenset[Place]:
     """Return the sums by class in training of which a run tells more than the class before."""
     if not class_numbers(setup):
         return frozenset()
+    telling = _telling(setup)
     return frozenset(
         exchange.place
         for exchange in setup.plan
-        if exchange.training and any(map(sums_in_training, exchange.phase.schema.fields))
+        if exchange.training and (exchange.round, exchange.index) in telling
     )
 
 
