@@ -503,13 +503,13 @@ def release_accept(
         out.print(_leak(known[-1], roster))
     if evaluations:
         decided.append(EvaluationsAccepted(dataset, bytes.fromhex(setup.job.sha256())))
-        after = _planned(memory, setup, entries, _with_evaluations)
-        out.print(EVALUATED.format(dataset=dataset, before=_told(history, dataset), after=after))
+        total = _planned(memory, setup, entries, _with_evaluations)
+        out.print(EVALUATED.format(dataset=dataset, before=_told(history, dataset), after=total))
     if rounds:
         decided.append(RoundsAccepted(dataset, bytes.fromhex(setup.job.sha256())))
         factor = memory.entry.policy.resolve(production=True).records_per_feature
-        after = _planned(memory, setup, entries, _with_rounds)
-        out.print(TRAINED.format(dataset=dataset, before=_rounds(history, dataset, factor), after=after))
+        total = _planned(memory, setup, entries, _with_rounds)
+        out.print(TRAINED.format(dataset=dataset, before=_rounds(history, dataset, factor), after=total))
     if not decided:
         out.print(f"{dataset}: this site's sums may already be formed as in this job")
         out.print(f"Refused all the same? {OTHERS}")

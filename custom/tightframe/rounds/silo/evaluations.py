@@ -91,8 +91,8 @@ def _smaller(setup: JobSetup, planned: Callable[[JobSetup], Evaluations], left: 
         smallest = (1, BINS[-1])
         if smallest == (own.models, own.score_bins):
             return none
-        told = ", ".join(each for each in opened(at(*smallest).wanted)[1:] if each is not None)
-        return f"{none}; {words(*smallest)} would tell least, {told}"
+        least = ", ".join(each for each in opened(at(*smallest).wanted)[1:] if each is not None)
+        return f"{none}; {words(*smallest)} would tell least, {least}"
     both = fits[:1] + [each for each in fits[-1:] if each[0] > fits[0][0]]
     told = [words(*each) for each in both]
     if len(both) > 1:
