@@ -58,7 +58,11 @@ def test_sizes_are_those_of_the_job_exported_with_an_own_contract(tmp_path: Path
     assert found.upload_once < method_table.describe("fed3r").upload_once
     done = CliRunner().invoke(app, ["methods", "fed3r", "--contract", str(path)])
     assert f"of {path}, its default" in " ".join(done.output.split()) and "6 of G," in done.output
-    path.write_text(json.dumps({"title": "t", "columns": columns, "label": {"findings": [{"column": "y"}]}}))
+    path.write_text(
+        json.dumps(
+            {"title": "t", "columns": columns, "label": {"findings": [{"column": "y"}, {"column": "z"}]}}
+        )
+    )
     with pytest.raises(JobError):
         method_table.describe("fednh", contract=path)
     listed = [item.name for item in method_table.computed(None, method_table.LIKE, path)]
