@@ -117,6 +117,8 @@ def test_one_column_of_numbers_that_nobody_else_has_is_enough() -> None:
     numbers = np.random.default_rng(5).integers(10**8, size=(2, 300)).astype(str)
     one, same = ([[number, str(row % k)] for row, number in enumerate(numbers[0])] for k in (2, 3))
     assert alike(noted(one), noted(same)) == 64
+    among_words = [["?", "?"], *([f" {number}.0", flag] for number, flag in same)]
+    assert alike(noted(one), noted(among_words)) >= 60
     assert alike(noted(one), noted([[number, "1"] for number in numbers[1]])) < 12
 
 
