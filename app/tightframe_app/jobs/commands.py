@@ -12,13 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from tightframe.files import quoted
 from tightframe.results.words import plural
 from tightframe_app import formats
-from tightframe_app.screens import lines, shown
+from tightframe_app.screens import Terminal, lines, shown
 
 if TYPE_CHECKING:
     from tightframe.config.job import JobConfig
@@ -47,7 +46,7 @@ def list_jobs(form: formats.Form = "text") -> None:
     table = Table("job", "what it trains", "presets", "default sites")
     for recipe in recipes.RECIPES:
         table.add_row(recipe.name, recipe.title, ", ".join(recipe.presets), ", ".join(recipe.sites))
-    Console(highlight=False, markup=False, emoji=False).print(table)
+    Terminal().print(table)
 
 
 def _complete(incomplete: str) -> list[str]:
