@@ -169,9 +169,7 @@ def test_a_job_with_other_values_passes_for_no_part_of_a_chain(
     resume = {"lineage": "job-a", "previous": previous, "after_round": 1, "checkpoint_sha256": "0" * 64}
     for changes, code in ((dict[str, Any](), None), ({"seed": 1}, "TF-521")):
         job_id = f"job-{previous}-{code}"
-        found = federation(
-            hospitals, tmp_path, job_id, rounds=2, resume=resume, previous=previous, **changes
-        )
+        found = federation(hospitals, tmp_path, job_id, rounds=2, resume=resume, previous=previous, **changes)
         if code is None:
             found.enroll()
             continue
