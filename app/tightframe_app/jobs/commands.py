@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from tightframe_app.jobs.recipes import Recipe
     from tightframe_app.watch.monitoring import Server
 
+_PAGES = {".htm", ".html", ".mht", ".mhtml", ".shtml", ".svg", ".xht", ".xhtml", ".xml"}
+"""Endings of files that a browser carries out."""
+
 app = typer.Typer(no_args_is_help=True)
 out = lines()
 err = lines(stderr=True)
@@ -686,7 +689,21 @@ def _fetched(server: Server, job_id: str, into: Path) -> Path:
             f"`tightframe jobs fetch {job_id} -o {quoted(into)}`."
         ) from None
     out.print(f"results: {place}", soft_wrap=True)
+    _own_page(place)
     return place
+
+
+def _own_page(place: Path) -> None:
+    """Put a page made here in the place of all that the server made for a browser: it could be a program."""
+    from tightframe.report import writing
+
+    for path in place.parent.rglob("*"):
+        if path.suffix.lower() in _PAGES and not path.is_dir():
+            path.unlink()
+    try:
+        out.print(f"page: {writing.write(place)}", soft_wrap=True)
+    except Exception as error:  # whatever the server has put into the files
+        err.print(f"no page of these results: {error or type(error).__name__}")
 
 
 def _check_committed(root: Path, *, say: bool = True) -> list[str]:
