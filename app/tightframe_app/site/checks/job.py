@@ -281,12 +281,14 @@ def _records_of(context: SiloContext) -> float:
 def _too_few(context: SiloContext, setup: JobSetup, declared: Mapping[str, float]) -> list[str]:
     """Return this site's refusals of a job over so many declared records; none where they tell nothing."""
     job = context.job
-    exempt = job.privacy is not None or job.withdraw is not None or job.weights == "uniform"
-    if exempt or not context.policy.records_per_feature:
+    if job.privacy is not None or job.withdraw is not None or not context.policy.records_per_feature:
         return []
     try:
-        sizes = Sizes.of(declared, job.assumed_colluders(len(declared)))
-        product_rule.check_declared(context.policy, setup, sizes)
+        if job.weights != "uniform":
+            sizes = Sizes.of(declared, job.assumed_colluders(len(declared)))
+            product_rule.check_declared(context.policy, setup, sizes)
+        if not context.data.synthetic:
+            product_rule.check_behind(context.policy, setup, len(own_labels(context.data)))
     except BelowPolicyError as error:
         return [f"{error.code}: {refusal}" for refusal in error.refusals]
     return []
