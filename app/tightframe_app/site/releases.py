@@ -70,6 +70,9 @@ WITH_ROUNDS = (
 FITS = "So this job fits as it is: it needs no such consent now."
 LESS_EVALUATED = "Less would be told by another job: {smaller}."
 LESS_TRAINED = "Less would be told by a job of fewer rounds: {fit} of these sums fit without consent."
+TOO_MUCH_ALONE = (
+    "This job alone takes more than records allow: it stays refused (TF-625), whatever is accepted."
+)
 UNREAD = "What this job adds is not counted here, because that needs this site's records."
 OTHERS = (
     "TF-627 takes `--evaluations`, TF-625 behind earlier jobs `--rounds`, "
@@ -569,6 +572,8 @@ def _with_rounds(context: SiloContext, setup: JobSetup, entries: Sequence[Entry]
     said = WITH_ROUNDS.format(more=len(found.places), total=float(total))
     if parts.fit(before):
         return f"{said}\n{FITS}"
+    if parts.largest > 1:
+        return f"{said}\n{TOO_MUCH_ALONE}"
     fit = rounds_left(found.parts(factor, [min(found.places)]), before)
     return f"{said}\n{LESS_TRAINED.format(fit=fit or 'none')}"
 
