@@ -33,7 +33,8 @@ from tightframe.flare.identity import site_identity
 from tightframe.learning.one_sum.withdrawal import too_few
 from tightframe.learning.own_loop import ENTRY_POINTS
 from tightframe.learning.products import Sizes
-from tightframe.privacy.ledger.entries import Entry, LedgerError, TamperError
+from tightframe.privacy.ledger.entries import DatasetError, Entry, LedgerError, TamperError
+from tightframe.privacy.ledger.store import read_secret
 from tightframe.results.words import SUMS, described, plural
 from tightframe.rounds import product_rule, run_state
 from tightframe.rounds.context import STATE, SiloContext
@@ -48,6 +49,7 @@ from tightframe.rounds.silo.enrolment_check import (
     check_sums,
     refused_at_first,
 )
+from tightframe.rounds.silo.known_records import check_records
 from tightframe.rounds.site_ledger import LedgerPaths, journal_folder
 from tightframe.rounds.sums.common import package_errors
 from tightframe.rounds.sums.declaration import public_weight
@@ -212,6 +214,8 @@ def check_history(
             yield from _rounds(context, setup, area, scope)
         if job.privacy is not None:
             yield _budget(context, setup, entries, area)
+        if entries and context.production and entry.data:
+            yield from _known(context, entries, area, scope)
         yield from _records(context, setup, area, several=False)
 
 
@@ -277,12 +281,14 @@ def _records_of(context: SiloContext) -> float:
 def _too_few(context: SiloContext, setup: JobSetup, declared: Mapping[str, float]) -> list[str]:
     """Return this site's refusals of a job over so many declared records; none where they tell nothing."""
     job = context.job
-    exempt = job.privacy is not None or job.withdraw is not None or job.weights == "uniform"
-    if exempt or not context.policy.records_per_feature:
+    if job.privacy is not None or job.withdraw is not None or not context.policy.records_per_feature:
         return []
     try:
-        sizes = Sizes.of(declared, job.assumed_colluders(len(declared)))
-        product_rule.check_declared(context.policy, setup, sizes)
+        if job.weights != "uniform":
+            sizes = Sizes.of(declared, job.assumed_colluders(len(declared)))
+            product_rule.check_declared(context.policy, setup, sizes)
+        if not context.data.synthetic:
+            product_rule.check_behind(context.policy, setup, len(own_labels(context.data)))
     except BelowPolicyError as error:
         return [f"{error.code}: {refusal}" for refusal in error.refusals]
     return []
@@ -484,6 +490,22 @@ def _journal(context: SiloContext, scope: Scope) -> list[JournalEntry]:
     places = LedgerPaths.of_site(Path(context.site.state_dir), context.name, scope.kit_root)
     with package_errors():
         return read_journal(places, check=None)
+
+
+def _known(context: SiloContext, entries: Sequence[Entry], area: str, scope: Scope) -> Iterator[Finding]:
+    """Check that the ledger knows these records by no other name."""
+    try:
+        if context.data.synthetic:
+            return
+        places = LedgerPaths.of_site(Path(str(context.site.state_dir)), context.name, scope.kit_root)
+        said = check_records(context, entries, read_secret(places.ledger))
+    except (DatasetError, LedgerError) as error:
+        yield Finding(area, "problem", str(error))
+    except TightframeError:
+        return  # of the records, which have findings of their own
+    else:
+        if said:
+            yield Finding(area, "note", said)
 
 
 def _accept(scope: Scope) -> str:

@@ -95,9 +95,8 @@ def check_rounds(
     from tightframe.rounds.product_rule import rounds_planned
     from tightframe.rounds.silo.view import LocalSilo
 
-    uniform = context.job.weights == "uniform"
     silo = LocalSilo(context, setup, torch.device("cpu"), 0)
-    found = rounds_planned(setup, records_alike(context, silo) if uniform else sizes.sure())
+    found = rounds_planned(setup, alike(context, silo) if context.job.weights == "uniform" else sizes)
     if not context.limits_rounds or found is None:
         return None
     dataset, history = context.site.records_id(context.job.dataset), journal.History(entries)
@@ -148,30 +147,32 @@ def check_rows(context: SiloContext, setup: JobSetup) -> None:
     """
     import torch
 
-    from tightframe.rounds.product_rule import check_units, units_planned
+    from tightframe.rounds.product_rule import behind, check_units, units_planned
     from tightframe.rounds.silo.view import LocalSilo
 
     if not setup.trains or context.job.privacy or context.data.synthetic:
         return
     silo = LocalSilo(context, setup, torch.device("cpu"), 0)
     if context.job.weights == "uniform" and (layers := units_planned(setup)) is not None:
-        honest = _honest(context)
+        sizes = alike(context, silo)
+        honest = len(sizes.each) - sizes.colluders
         of = f"records, were {honest} silos as this one (uniform weights tell no others' numbers)"
-        check_units(context.policy, layers, records_alike(context, silo), of)
+        check_units(context.policy, layers, sizes.behind(behind(setup)), of)
     check_possible_rows(silo)
 
 
-def records_alike(context: SiloContext, silo: LocalSilo) -> float:
-    """Return the records of honest silos if all have as many as this one: uniform weights tell no others'.
+def alike(context: SiloContext, silo: LocalSilo) -> Sizes:
+    """Return the sizes of a job's silos if all have as many records as this one: uniform weights tell none.
 
     Where all silos accept by their own numbers, the smallest has accepted by the smallest number.
     """
-    return _honest(context) * float(silo.class_counts("train").sum())
+    sites = context.job.sites
+    return Sizes.of(dict.fromkeys(sites, records_of(silo)), context.job.assumed_colluders(len(sites)))
 
 
-def _honest(context: SiloContext) -> int:
-    parties = len(context.job.sites)
-    return parties - context.job.assumed_colluders(parties)
+def records_of(silo: LocalSilo) -> float:
+    """Return the number of training records of a silo."""
+    return float(silo.class_counts("train").sum())
 
 
 def check_possible_rows(silo: LocalSilo) -> None:

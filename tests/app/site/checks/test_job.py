@@ -30,7 +30,7 @@ from tightframe.config.refusals import BelowPolicyError
 from tightframe.config.site import SiteEntry, parse_single, read_object
 from tightframe.privacy.accounting import BudgetError
 from tightframe.privacy.events import Gaussian
-from tightframe.privacy.ledger.entries import Cap, Remembered
+from tightframe.privacy.ledger.entries import Cap, DatasetError, Remembered
 from tightframe.privacy.ledger.ledger import ledger_path
 from tightframe.rounds.context import SiloContext
 from tightframe.rounds.setup import prepare
@@ -255,6 +255,25 @@ def test_what_jobs_with_privacy_need_of_the_site_is_the_sites_to_mend(
     ledger.with_name(ledger.name + ".head").touch()
     code, said = _check(hospital, folder)
     assert code == 1 and "TF-620: " in said and "privacy budget not checked" in said
+
+
+def test_records_under_another_name_are_found_before_a_run(
+    hospital: Path, ledger: Path, job_folder: Callable[..., Path], tmp_path: Path
+) -> None:
+    """In the words of the run, with privacy or without."""
+    private = {"weights": "uniform", "privacy": {"epsilon": 0.5, "delta": DELTA}}
+    assert _enrolment(hospital, job_folder(**private), tmp_path / "enrolment") is None
+    for changes in (private, {}):
+        folder = job_folder(**changes)
+        _change(hospital, dataset_id="skin")
+        assert "TF-703" not in _check(hospital, folder)[1]
+        _change(hospital, dataset_id="another")
+        before = _state(hospital)
+        code, said = _check(hospital, folder)
+        assert code == 1 and "TF-703: Expected these records to go by `dataset_id` 'skin'" in said
+        assert _state(hospital) == before
+    with pytest.raises(DatasetError, match="TF-703: Expected these records to go by `dataset_id` 'skin'"):
+        _enrolment(hospital, job_folder(**private), tmp_path / "again")
 
 
 def test_a_job_that_goes_on_is_not_said_to_fit(
