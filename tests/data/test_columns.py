@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tightframe.data.columns import MOST_COLUMNS, Cell, marked
+from tightframe.data.columns import MOST_COLUMNS, marked
 from tightframe.data.content import Content
 from tightframe.data.table.sources.rows import row_content
 from tightframe.privacy.ledger.entries import ALIKE, DataNoted
@@ -78,14 +78,22 @@ def replaced(rows: Table, share: float, more: int = 0) -> Table:
 CHANGES: dict[str, Callable[[Table], Table]] = {
     "another order of the rows": lambda rows: rows[::-1],
     "a column more": lambda rows: [[str((37 * place) % 1009 / 7), *row] for place, row in enumerate(rows)],
-    "columns in another order": lambda rows: [row[4:] + row[3::-1] for row in rows],
+    "columns in another order": lambda rows: [row[::-1] for row in rows],
     "other patient numbers": lambda rows: [[f"Q{7 * place}", *row[1:]] for place, row in enumerate(rows)],
     "numbers written otherwise": lambda rows: [
-        [row[0], *(cell and f"{float(cell):.3f}" for cell in row[1:])] for row in rows
+        [*(cell and f"{float(cell):.3f}" for cell in row[:0:-1]), row[0]] for row in [*rows[9:], *rows[:9]]
+    ],
+    "words among numbers, written otherwise": lambda rows: [
+        ["?"] * len(rows[0]),
+        *([row[0], *(cell and f"{float(cell):.3f}" for cell in row[1:])][::-1] for row in rows[1:]),
     ],
     "two columns less, one more": lambda rows: [[*row[:3], *row[5:], "x"] for row in rows],
     "all units changed": scaled,
     "all units changed, and rows shuffled": lambda rows: scaled(rows)[::-1],
+    "all units changed, to three digits": lambda rows: [
+        [row[0], *(cell and f"{float(cell) / 18.02:.3g}" for cell in row[1:])] for row in rows
+    ],
+    "all units changed, columns in another order": lambda rows: [row[::-1] for row in scaled(rows)],
     "all units changed, a row less": lambda rows: scaled(rows[1:]),
     "all units changed, a column less": lambda rows: without(scaled(rows), 4),
     "a fifth of the rows replaced, a column more": lambda rows: replaced(rows, 0.2, 1),
@@ -104,6 +112,33 @@ def test_the_same_records_with_other_columns_are_recognised(
     assert alike(noted(rows), noted(change(rows))) > ALIKE + 5
 
 
+def test_one_column_of_numbers_that_nobody_else_has_is_enough() -> None:
+    """As of patients at a large hospital: such numbers repeat as seldom as chance would have it."""
+    numbers = np.random.default_rng(5).integers(10**8, size=(2, 300)).astype(str)
+    one, same = ([[number, str(row % k)] for row, number in enumerate(numbers[0])] for k in (2, 3))
+    assert alike(noted(one), noted(same)) == 64
+    among_words = [["?", "?"], *([f" {number}.0", flag] for number, flag in same)]
+    assert alike(noted(one), noted(among_words)) >= 60
+    assert alike(noted(one), noted([[number, "1"] for number in numbers[1]])) < 12
+
+
+def test_which_combinations_are_kept_is_the_tables_own() -> None:
+    """Those of the least hash are kept: some stay without the columns that tell most."""
+    generator = np.random.default_rng(6)
+    labs = [np.round(generator.normal(0, 1000 - 60 * place, 900)).astype(int) for place in range(12)]
+    rows = [list(map(str, row)) for row in zip(*labs, strict=True)]
+    fewer = [row[:2:-1] for row in scaled([["", *row] for row in rows])]
+    by_value = [row[:2:-1] for row in rows]
+    assert len(Content.of(map(row_content, rows)).combinations) == 48
+    assert alike(noted(rows), noted(by_value)) == 64
+    assert alike(noted(rows), noted(fewer)) > ALIKE
+
+
+def test_no_column_is_added_to_those_that_suffice() -> None:
+    rows = [[f"{row * row / 7:.6f}", str(row % 3), str(row % 5)] for row in range(200)]
+    assert len(Content.of(map(row_content, rows)).combinations) == 1
+
+
 @pytest.mark.parametrize(("share", "least", "most"), [(0.3, ALIKE, 64), (0.65, 0, ALIKE - 1), (0.9, 0, 15)])
 def test_from_about_half_of_the_records_in_common(share: float, least: int, most: int) -> None:
     rows = clinic(1000, 2)
@@ -120,7 +155,7 @@ def designs(count: int, seed: int) -> Iterator[tuple[str, Table]]:
         "row numbers twice": [numbers + 1, numbers + 1001, *few],
         "row numbers and laboratory values": [numbers, *(np.round(30 * lab).astype(int) for lab in labs)],
         "hours": [hours, *few],
-        "a grid of patients and hours": [numbers // 24, numbers % 24, few[0], np.round(5 * labs[0])],
+        "a grid of patients and hours": [numbers // 24, numbers % 24 + 1000, few[0], np.round(5 * labs[0])],
         "yes or no": list((generator.random((40, count)) < generator.random((40, 1))).astype(int)),
         "columns that tell of each other": [np.round(20 * common + 3 * lab).astype(int) for lab in labs],
         "dates": [generator.integers(0, 365, count), generator.integers(18, 95, count), *few],
@@ -195,6 +230,7 @@ def test_rows_of_another_length_are_left_out_and_wide_tables_have_none() -> None
     assert (
         Content.of(map(row_content, ragged)).combinations == Content.of(map(row_content, rows)).combinations
     )
-    wide: list[list[Cell]] = [[str(n)] * (MOST_COLUMNS + 1) for n in range(3)]
-    assert Content.of(map(row_content, wide)).combinations == ()  # type: ignore[arg-type]
+    wide = [[*row, *["0"] * (MOST_COLUMNS - 9)] for row in rows]
+    assert Content.of(map(row_content, wide)).combinations != ()
+    assert Content.of(row_content([*row, "0"]) for row in wide).combinations == ()
     assert Content.of(iter(())).combinations == ()

@@ -88,12 +88,12 @@ class Columns:
         same = [_coincidence(column) for column in values]
         order = sorted(range(len(values)), key=same.__getitem__)
         by_value = [
-            _Column(place, _mixed(values[place]), same[place])
+            _Column(_mixed(values[place]), same[place])
             for place in order
             if not _is_numbered(numbers[place], same[place])
         ]
         with_ranks = [place for place in order if np.isnan(numbers[place]).mean() < _MOST_MISSING]
-        by_rank = [_Column.ranked(place, numbers[place]) for place in with_ranks[: _WIDEST[2]]]
+        by_rank = [_Column.ranked(numbers[place]) for place in with_ranks[: _WIDEST[2]]]
         return tuple(
             sketch.astype("<u8").tobytes()
             for columns, joined in ((by_value, _as_set), (by_rank, _in_order))
@@ -155,23 +155,20 @@ class _Column:
     """A column.
 
     Attributes:
-        place: in the table.
         hashes: of its cells, (n,).
         same: share of pairs of rows with equal cells.
     """
 
-    place: int
     hashes: Hashes
     same: float
 
     @classmethod
-    def ranked(cls, place: int, numbers: NDArray[np.float64]) -> _Column:
-        """Return each number's place among all, from 0 to ``BINS`` - 1; ``BINS`` for a missing one."""
-        ordered = np.sort(numbers[~np.isnan(numbers)])
-        twice = np.searchsorted(ordered, numbers, "left") + np.searchsorted(ordered, numbers, "right")
-        bins = np.minimum(BINS * twice // max(1, 2 * len(ordered)), BINS - 1)
-        codes = np.where(np.isnan(numbers), BINS, bins).astype(np.uint64)
-        return cls(place, codes, _coincidence(codes))
+    def ranked(cls, numbers: NDArray[np.float64]) -> _Column:
+        """Return each number's place among all, from 0 to ``BINS`` - 1, a missing one's behind the others."""
+        ordered = np.sort(numbers)
+        middle = np.searchsorted(ordered, numbers, "left") + np.searchsorted(ordered, numbers, "right")
+        codes = np.minimum(BINS * middle // (2 * len(numbers)), BINS - 1).astype(np.uint64)
+        return cls(codes, _coincidence(codes))
 
 
 def _combinations(columns: Sequence[_Column], joined: Callable[[Sequence[_Column]], Hashes]) -> list[Hashes]:
@@ -186,8 +183,7 @@ def _combinations(columns: Sequence[_Column], joined: Callable[[Sequence[_Column
     for size, widest in _WIDEST.items():
         if len(found) >= KEPT:
             break
-        alone = [place for place in range(len(columns)) if {place} not in smallest]
-        for chosen in itertools.combinations(alone[:widest], size):
+        for chosen in itertools.combinations(range(min(widest, len(columns))), size):
             if any(smaller <= set(chosen) for smaller in smallest):
                 continue
             hashes = _telling([columns[place] for place in chosen], joined)
@@ -219,11 +215,11 @@ def _as_set(columns: Sequence[_Column]) -> Hashes:
 
 
 def _in_order(columns: Sequence[_Column]) -> Hashes:
-    """Join ranks, of which all columns have the same, in the order of the table."""
-    total = np.zeros(len(columns[0].hashes), np.uint64)
-    for column in sorted(columns, key=lambda column: column.place):
-        total = total * np.uint64(BINS + 1) + column.hashes
-    return _mixed(total + np.uint64(len(columns) << 32))
+    """Join ranks, of which all columns have the same ones, in the order in which columns tell rows apart."""
+    total = np.full(len(columns[0].hashes), len(columns), np.uint64)
+    for column in columns:
+        total = total * np.uint64(BINS) + column.hashes
+    return _mixed(total)
 
 
 def _coincidence(codes: Hashes) -> float:

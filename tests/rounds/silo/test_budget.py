@@ -187,6 +187,11 @@ def test_what_an_older_ledger_knows_by_whole_rows_is_said(
     new.check([SMALL])
     with pytest.raises(DatasetError, match="ward-7"):
         budget(tmp_path / "new", SiteEntry(dataset_id="study-2"), records=wider).check([SMALL])
+    caplog.clear()
+    rows = [[f"z{n}", str(20 + 37 * n % 70), *row[2:]] for n, row in enumerate(ward_rows(130)[60:])]
+    others = open_table(tables.site(write(tmp_path / "others.csv", rows)), options())
+    budget(tmp_path / "new", SiteEntry(dataset_id="study-3"), records=others).check([SMALL])
+    assert not [item.message for item in caplog.records if "by whole rows" in item.message]
 
 
 def test_each_signature_is_verified_once_in_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

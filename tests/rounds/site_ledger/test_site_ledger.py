@@ -119,7 +119,7 @@ def test_the_secret_that_columns_are_known_by_is_missed(tmp_path: Path) -> None:
     of = ledger_of(tmp_path)
 
     def noting() -> bytes:
-        with of.open() as ledger:
+        with ledger_of(tmp_path).open() as ledger:
             ledger.note_data("ward-7", "ab" * 32, columns=marked([bytes(512)], ledger.secret()))
             return ledger.secret()
 
