@@ -9,8 +9,9 @@ import importlib
 import os
 import sys
 import tempfile
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import nullcontext
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -204,6 +205,32 @@ def _priced_once() -> Iterator[None]:
         if rdp is not None:
             patch.setattr(rdp, "_compute_rdp", functools.lru_cache(maxsize=65536)(rdp._compute_rdp))
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _counted_once() -> Iterator[None]:
+    """What a class's columns tell of each other is counted once in a process of tests for the same records.
+
+    It is a pure function of two arrays, and most runs of tests have the records of others.
+    """
+    from tightframe.learning import record_values
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("_levels", "_independent"):
+            patch.setattr(record_values, name, _by_arrays(getattr(record_values, name)))
+        yield
+
+
+def _by_arrays(function: Callable[..., Any]) -> Callable[..., Any]:
+    known: dict[tuple[Any, ...], Any] = {}
+
+    def once(*arrays: NDArray[Any]) -> Any:
+        key = *((item.shape, item.dtype) for item in arrays), sha256(b"".join(map(bytes, arrays))).digest()
+        if key not in known:
+            known[key] = function(*arrays)
+        return known[key]
+
+    return once
 
 
 def _real_data() -> Path:
