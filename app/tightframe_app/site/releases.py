@@ -270,16 +270,17 @@ def release_show(config: Config, site: Site = None, kit: Kit = None, form: forma
         history = History(entries)
         for line in evaluations_told(history, dataset, limits):
             out.print(line)
-        _uncounted(users, {entry.job for entry in entries if isinstance(entry, Evaluated)})
+        _uncounted(memory, users, {entry.job for entry in entries if isinstance(entry, Evaluated)})
         out.print(rounds_told(history, dataset, factor))
-        _uncounted(users, {entry.job for entry in entries if isinstance(entry, Trained | Multiplied)})
+        _uncounted(memory, users, {entry.job for entry in entries if isinstance(entry, Trained | Multiplied)})
         for before, after in pairwise(dict.fromkeys(_cohorts(entries, dataset, all_of_them=True))):
             out.print(_leak(before, after))
 
 
-def _uncounted(users: Sequence[ProfileUsed], counted: set[str]) -> None:
+def _uncounted(memory: Memory, users: Sequence[ProfileUsed], counted: set[str]) -> None:
     """Say of which jobs nothing of a kind is on record."""
-    if jobs := ", ".join(dict.fromkeys(entry.lineage for entry in users if entry.lineage not in counted)):
+    ids = dict.fromkeys(entry.lineage for entry in users if entry.lineage not in counted)
+    if jobs := ", ".join(_job(memory, each) for each in ids):
         out.print(f"Of {jobs} none are counted: it had none, or an earlier version did not count them.")
 
 

@@ -146,6 +146,7 @@ def test_each_consent_is_shown_with_its_time_and_the_job_that_used_it_first(
     (folder / "config_fed_client.json").write_text(json.dumps(job))
     said = CliRunner().invoke(app, command).output
     assert "UTC: weights other; first used in job masses (job-3)\n" in said
+    assert "Of job-1, masses (job-3), job-4 none are counted" in " ".join(said.split())
     runs = [EvaluationsAccepted(DATASET, b"c" * 32), RoundsAccepted(DATASET, b"d" * 32)]
     write(journal, [*runs, Evaluated(DATASET, "job-5", 1, "train-0", b"c" * 32, 1, 0, 70_000)])
     said = CliRunner().invoke(app, command).output
