@@ -127,7 +127,7 @@ def test_a_person_accepts_the_rounds_of_one_run(hospitals: dict[str, Records], t
     for name in hospitals:
         done = accept_release(again, name, tmp_path, identity, "--rounds")
         assert done.exit_code == 0, done.output
-        assert "3 in 1 jobs" in done.output and "as many equations as records" in done.output
+        assert "3 in 1 job," in done.output and "as many equations as records" in done.output
     run(again)
     refused(federation(hospitals, tmp_path, "job-c", rounds=3))
     assert len(journal(again)) == 6

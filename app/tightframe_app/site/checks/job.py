@@ -446,7 +446,12 @@ def _evaluations(context: SiloContext, setup: JobSetup, area: str, scope: Scope)
         limit is not None and known + 2 * number > limit
         for number, limit, known in zip(numbers, most, before, strict=True)
     )
+    over = any(
+        limit is not None and known + number > limit
+        for number, limit, known in zip(numbers, most, before, strict=True)
+    )
     last = "; after it another job of this form is refused (TF-627)" if again else ""
+    last = "; that is more than allowed: a person at this site accepted one run of it" if over else last
     yield Finding(area, "ok", f"{name}: its exact evaluations open {'; '.join(told)}{last}")
 
 
@@ -454,15 +459,12 @@ def _rounds(context: SiloContext, setup: JobSetup, area: str, scope: Scope) -> I
     """Check the job's exact rounds with those of earlier jobs, if other sites have as many records."""
     from tightframe.config.refusals import BelowPolicyError
     from tightframe.errors import TightframeError
-    from tightframe.learning.products import Sizes
-    from tightframe.rounds.silo.enrolment_check import check_rounds
+    from tightframe.rounds.silo.enrolment_check import check_rounds, sizes_alike
 
     if not context.limits_rounds or not context.site.data:
         return
     try:
-        declared = dict.fromkeys(context.job.roster, _records_of(context))
-        sizes = Sizes.of(declared, context.job.assumed_colluders(len(declared)))
-        checked = check_rounds(context, setup, _journal(context, scope), sizes)
+        checked = check_rounds(context, setup, _journal(context, scope), sizes_alike(context))
     except BelowPolicyError as error:
         own = context.job.weights == "uniform"
         unless = "" if own else "refused unless other sites have more records than this one: "
@@ -478,8 +480,9 @@ def _rounds(context: SiloContext, setup: JobSetup, area: str, scope: Scope) -> I
     found, before = checked
     parts = found.parts(context.policy.records_per_feature)
     if parts.largest <= 1:
+        more = "" if parts.fit(before) else "; that is more: a person at this site accepted one run of it"
         told = f"{float(parts.largest):.1%} of what records allow, {float(before.largest):.1%}"
-        takes = f"take {told} taken by earlier jobs"
+        takes = f"take {told} taken by earlier jobs{more}"
         yield Finding(area, "ok", f"{context.job.job_name}: its exact sums of what is trained {takes}")
 
 
