@@ -180,7 +180,8 @@ def root() -> Path:
 
 @pytest.fixture(scope="session", autouse=True)
 def _rendered_once() -> Iterator[None]:
-    """Each record of the twin is drawn once in a process of tests: more than half of a small run is that."""
+    """Each record of the twins is drawn once in a process of tests: more than half of a small run is that."""
+    from tightframe.data.heart import twin as heart
     from tightframe.data.isic import twin
 
     with pytest.MonkeyPatch.context() as patch:
@@ -190,6 +191,7 @@ def _rendered_once() -> Iterator[None]:
             return drawn(key, side).copy()
 
         patch.setattr(twin, "image", image)
+        patch.setattr(heart, "record", functools.lru_cache(maxsize=8192)(heart.record))  # is stacked
         yield
 
 
@@ -209,25 +211,31 @@ def _priced_once() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _counted_once() -> Iterator[None]:
-    """What a class's columns tell of each other is counted once in a process of tests for the same records.
+    """What columns tell of each other or of few is counted once in a process of tests for the same records.
 
-    It is a pure function of two arrays, and most runs of tests have the records of others.
+    These are pure functions of arrays, and most runs of tests have the records of others.
     """
+    from tightframe.data.table import common_values
     from tightframe.learning import record_values
 
     with pytest.MonkeyPatch.context() as patch:
         for name in ("_levels", "_independent"):
             patch.setattr(record_values, name, _by_arrays(getattr(record_values, name)))
+        patch.setattr(common_values, "common_values", _by_arrays(common_values.common_values))
         yield
 
 
 def _by_arrays(function: Callable[..., Any]) -> Callable[..., Any]:
     known: dict[tuple[Any, ...], Any] = {}
 
-    def once(*arrays: NDArray[Any]) -> Any:
-        key = *((item.shape, item.dtype) for item in arrays), sha256(b"".join(map(bytes, arrays))).digest()
+    def once(*given: Any) -> Any:
+        arrays = [np.asarray(item) for item in given]
+        key = (
+            *((item.shape, item.dtype) for item in arrays),
+            sha256(b"".join(item.tobytes() for item in arrays)).digest(),
+        )
         if key not in known:
-            known[key] = function(*arrays)
+            known[key] = function(*given)
         return known[key]
 
     return once
