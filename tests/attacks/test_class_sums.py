@@ -104,7 +104,7 @@ def search(phi: Any, sums: torch.Tensor, start: torch.Tensor, steps: int) -> tup
 
 
 def read(opened: list[tuple[Any, np.ndarray]], data: dict[str, Few], own: str) -> int:
-    """Return how many others' records of class 1 a colluding hospital reads, each column to 0.1 deviations."""
+    """Return how many of others' records of class 1 a hospital reads, each column to 0.1 deviations."""
     standardise = opened[0][0].standardise
     mean, deviation = (getattr(standardise, name).detach().double() for name in ("mean", "std"))
     mine, true = (

@@ -30,6 +30,7 @@ from tightframe.learning.products import (
     LEAVING,
     LOSING,
     ROWS,
+    Behind,
     ClassSums,
     Parts,
     Products,
@@ -130,11 +131,73 @@ def test_dense_layers_on_inputs_have_two_records_a_unit() -> None:
     assert widest(weights="uniform", privacy=private) is None
 
 
+STEP = {"learning_rate": 1e-3, "batch_size": 16, "momentum": 0.5, "weight_decay": 0.0}
+PICTURES = {"dataset": "digits", "dataset_options": {}, "model": "small_cnn", "model_options": {}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"training": STEP}, Behind()),
+        ({"method": "fedsgd", "method_options": {"sampling_rate": 0.25}}, Behind(0.25)),
+        ({"model": "mlp", "model_options": {"dropout": 0.875}, "training": STEP}, Behind(0.125)),
+        ({"model": "random_features", "model_options": {"dropout": 0.25}, "training": STEP}, Behind(0.75)),
+        ({**PICTURES, "model": "vgg11", "training": STEP, "dataset": "fed_isic2019"}, Behind(0.5)),
+        ({"training": {**STEP, "weight_decay": 0.5}}, Behind(most=16_000)),
+        ({"training": {**STEP, "weight_decay": 0.5, "optimizer": "adam"}}, Behind(most=32_000)),
+        ({"method": "fedprox", "method_options": {"mu": 500.0}, "training": STEP}, Behind(most=16)),
+        ({"method": "feddyn", "method_options": {"alpha": 500.0}, "training": STEP}, Behind(most=16)),
+        ({"method": "fedcurv", "method_options": {"weight": 250.0}, "training": STEP}, Behind(most=16)),
+        ({"method": "fedmmd", "method_options": {"weight": 500.0}, "training": STEP}, Behind(most=16)),
+        (
+            {
+                "method": "feddc",
+                "method_options": {"alpha": 500.0, "momentum": "ignore"},
+                "training": STEP,
+            },
+            Behind(most=16),
+        ),
+        (
+            {
+                "method": "combine",
+                "method_options": {"local": "fedprox", "fedprox_mu": 500.0},
+                "training": STEP,
+            },
+            Behind(most=16),
+        ),
+    ],
+)
+def test_what_a_job_keeps_out_of_an_update_is_not_behind_it(
+    changes: dict[str, Any], expected: Behind
+) -> None:
+    job = {**setup("fedavg").job.model_dump(), "model": "mlp", "model_options": {}, **changes}
+    found = product_rule.behind(prepare(parse_job(job)))
+    assert (found.share, found.most) == pytest.approx((expected.share, expected.most))
+
+
+def test_an_update_is_of_enough_records_of_each_silo_whatever_the_model() -> None:
+    options = {"method": "fedsgd", "method_options": {"sampling_rate": 0.05}}
+    few = prepare(parse_job({**setup("fedavg").job.model_dump(), **PICTURES, **options}))
+    assert policy().class_count(synthetic=False) == 5
+    product_rule.check_behind(policy(), few, 100)
+    product_rule.check_behind(policy(0), few, 99)
+    product_rule.check_behind(policy(), setup("fedavg"), 1)
+    for records in (99, 9):
+        with pytest.raises(BelowPolicyError, match=r"^TF-625: [\s\S]*at least 5 \(min_class_count\)"):
+            product_rule.check_behind(policy(), few, records)
+
+
+def test_a_round_whose_sum_has_an_update_in_two_forms_counts_twice() -> None:
+    found = layer_rounds(25, method="scaffold", rounds=2, training={**STEP, "momentum": 0.0})
+    assert found.units is not None and found.units.times == 4
+    assert found.parts(2).rounds == layer_rounds(24, rounds=4).parts(2).rounds
+
+
 def layer_rounds(records: float, **changes: Any) -> product_rule.Rounds:
     """Of 3 units on 13 columns; under a rule of 2 each round takes 6 of so many records."""
     model = {"model": "mlp", "model_options": {"widths": [3]}, "rounds": 4}
     job = parse_job({**setup("fedavg").job.model_dump(), **model, **changes})
-    found = product_rule.rounds_planned(prepare(job), records)
+    found = product_rule.rounds_planned(prepare(job), Sizes(records, 0))
     assert found is not None
     return found
 
@@ -191,7 +254,7 @@ def test_products_of_trained_features_add_up_and_frozen_ones_do_not() -> None:
     """36 products and 16 sums of 8 features, of 12 records' 120 values: two of three jobs fit."""
     values = {"method_options": {"covariance": "shared"}, "model": "mlp", "model_options": {"widths": [8]}}
     job = {**setup("ccvr").job.model_dump(), **values, "rounds": 1}
-    found = product_rule.rounds_planned(prepare(parse_job(job)), 12)
+    found = product_rule.rounds_planned(prepare(parse_job(job)), Sizes(12, 0))
     assert found is not None
     (place,) = found.multiplied
     assert place[0] == "after" and found.places == {("train", 1, 0), place}
@@ -207,7 +270,7 @@ def test_products_of_trained_features_add_up_and_frozen_ones_do_not() -> None:
         alone.check(policy(), "hearts", "job-c", History(told))
     assert product_rule.rounds_left(Parts(products=Fraction(2, 5)), Parts()) == 2
     for method in ("fed3r", "fedcgs"):
-        assert product_rule.rounds_planned(setup(method), 10) is None
+        assert product_rule.rounds_planned(setup(method), Sizes(10, 0)) is None
     assert product_rule.taken(told, 0) == Parts()
 
 

@@ -16,6 +16,7 @@ from fractions import Fraction
 from typing import TypeVar
 
 import torch
+from torch import nn
 
 from tightframe.config.policy import Policy
 from tightframe.config.profiles import PROFILES
@@ -30,6 +31,7 @@ from tightframe.learning.products import (
     LEAVING,
     LOSING,
     ROWS,
+    Behind,
     ClassSums,
     Parts,
     Products,
@@ -37,6 +39,7 @@ from tightframe.learning.products import (
     Units,
 )
 from tightframe.models.frozen import is_frozen
+from tightframe.models.heads import DropoutLinear
 from tightframe.phases import Field, OwnRows, Schema, ServerState
 from tightframe.results.words import plural
 from tightframe.rounds.order import Place
@@ -151,7 +154,8 @@ def units_planned(setup: JobSetup) -> Units | None:
     if not dense:
         return None
     shape, numbers = setup.setting.input_shape, sum(map(math.prod, summed.values()))
-    times, most = len(rounds), max(units for units, _ in dense)
+    most = max(units for units, _ in dense)
+    times = len(rounds) * equations(setup)
     if is_frozen(shared_template(setup.setting)):
         return Units(most, most, max(inputs for _, inputs in dense), numbers, times)
     # Behind convolutions, dense layers are on features of a picture that change.
@@ -159,6 +163,58 @@ def units_planned(setup: JobSetup) -> Units | None:
         return None
     first = [units for units, inputs in dense if inputs >= math.prod(shape)]
     return Units(most, max(first, default=most), math.prod(shape), numbers, times)
+
+
+def equations(setup: JobSetup) -> int:
+    """Return in how many forms a sum has a silo's update: each is another combination of its records."""
+    return int(getattr(setup.setting.config, "equations", 1))
+
+
+def behind(setup: JobSetup) -> Behind:
+    """Return which of a silo's records are behind each number of a sum in training.
+
+    A step draws weights back by its rate times decay and pull; a momentum adds up as many.
+    """
+    training, config, rate = setup.job.training, setup.setting.config, setup.method.gradient_rate
+    if setup.privacy is not None:
+        return Behind()
+    share = _kept(shared_template(setup.setting)) * (1.0 if rate is None else rate(config))
+    if rate is not None:
+        return Behind(share)
+    step = training.learning_rate / (1 - training.momentum * (training.optimizer == "sgd"))
+    forgotten = step * (training.weight_decay + float(getattr(config, "pull", 0.0)))
+    return Behind(share, training.batch_size / forgotten if forgotten else math.inf)
+
+
+def _kept(model: nn.Module) -> float:
+    """Return the part of records that dropout leaves to a unit: its own, and any after it that keeps few."""
+    kept = [1 - module.dropout for module in model.modules() if isinstance(module, DropoutLinear)]
+    if not is_frozen(model):
+        kept += [1 - module.p for module in model.modules() if isinstance(module, nn.Dropout)]
+    least, *others = sorted([*kept, 1.0])
+    return least * math.prod(other for other in others if other < 1 / 2)
+
+
+def check_behind(policy: Policy, setup: JobSetup, records: float) -> None:
+    """Refuse a job of which hardly any of this silo's records would be behind a sum in training.
+
+    Args:
+        records: of this silo; if it has fewer than ``min_class_count``, all of them must be.
+
+    Raises:
+        BelowPolicyError: TF-625.
+    """
+    found, least = behind(setup), policy.class_count(synthetic=False)
+    trains = setup.trains and setup.method.one_sum is None
+    if not policy.records_per_feature or not trains or found.of(records) >= min(least, records):
+        return
+    _refuse(
+        policy,
+        f"updates of {found.of(records):.1f} records of a silo",
+        f"at least {least} (min_class_count), or privacy",
+        "few records are read from their update. So few are drawn (sampling_rate), not dropped out "
+        "(model_options.dropout), or in the last steps that a strong term or weight decay does not undo",
+    )
 
 
 def _layers(setup: JobSetup) -> dict[Place, dict[str, Field]]:
@@ -226,7 +282,7 @@ def check_declared(policy: Policy, setup: JobSetup, sizes: Sizes) -> None:
         records = sizes.sure()
         _check(policy, found, records, records * found.values, "declared")
     if setup.job.weights != "uniform" and (layers := units_planned(setup)) is not None:
-        check_units(policy, layers, sizes.sure(), "declared records")
+        check_units(policy, layers, sizes.behind(behind(setup)), "declared records")
     if setup.job.weights != "uniform" and (sums := class_sums_planned(setup)) is not None:
         _check_class(policy, sums, sizes.declared * sums.values, "all declared records")
     if setup.job.weights != "uniform" and (least := least_class_values(policy, setup)):
@@ -237,8 +293,8 @@ def check_declared(policy: Policy, setup: JobSetup, sizes: Sizes) -> None:
                 f"{class_numbers(setup)} numbers of each class from sums in training",
                 f"at most {int(class_numbers(setup) * held / (MIN_HOLDERS * least))}, or privacy",
                 f"a class's records are computed from more numbers than they have values, and all "
-                f"{sizes.declared:.0f} declared records have no more than {held:.0f}: make rounds or features "
-                "(model_options.widths) fewer, or give the job `privacy`",
+                f"{sizes.declared:.0f} declared records have no more than {held:.0f}: make rounds or "
+                "features (model_options.widths) fewer, or give the job `privacy`",
             )
 
 
@@ -411,7 +467,7 @@ def check_units(policy: Policy, found: Units, records: float, of: str) -> None:
 
 @dataclass(frozen=True)
 class Rounds:
-    """The sums of layers, of products of features that training moves, and by class, that a job plans at a site.
+    """The sums of layers, of products of features that training moves, and by class, that a job plans.
 
     Two jobs over the same records, which differ in the seed, have other equations on the same rows. So a site
     notes in its ledger each such sum as it masks its term: from then on others can open it.
@@ -423,7 +479,8 @@ class Rounds:
         whole: how many of these the whole chain of jobs has.
         units: the layers; None if there are none.
         products: of features; None if there are none.
-        records: surely behind them, as public as the policy's ``weights`` have it.
+        records: surely in them, as public as the policy's ``weights`` have it.
+        behind: of these, behind each number of layers.
         config: SHA-256 of the job.
         lineage: id of the first job in its chain of resumed ones; None if it is that.
     """
@@ -433,6 +490,7 @@ class Rounds:
     units: Units | None
     products: Products | None
     records: float
+    behind: float
     config: bytes
     lineage: str | None = None
     classed: frozenset[Place] = frozenset()
@@ -461,7 +519,9 @@ class Rounds:
             told.append(Multiplied(*named, phase, *run, self.products.numbers, held))
         if place in self.layers and (of := self.units) is not None:
             numbers = (of.most, of.first, of.inputs, of.numbers)
-            told.append(Trained(*named, phase, *run, *numbers, int(self.records)))
+            # In several forms a round is as many.
+            records = int(self.behind * len(self.layers) / of.times)
+            told.append(Trained(*named, phase, *run, *numbers, records))
         if place in self.classed:
             told.append(Multiplied(*named, f"{phase}-classes", *run, 1, self.whole))
         return tuple(told)
@@ -512,6 +572,7 @@ class Rounds:
         if parts.fit(before) or history.accepts_rounds(wanted):
             return
         factor, asked = policy.records_per_feature, list[str]()
+        records = self.records if self.units is None else self.behind
         if self.units is not None:
             asked.append(
                 f"{plural(len(self.layers), 'more sum')} of layers of up to {self.units.most} units, "
@@ -528,12 +589,12 @@ class Rounds:
             "fewer rounds, units or features, privacy, or a person's consent",
             "from these and those of earlier jobs records are computed. They took "
             f"{float(before.largest):.1%} of what {RULE} {factor} allows, {fit} such sums over "
-            f"{self.records:.0f} records would fit. Or a person at this site accepts one run of the job: "
+            f"{records:.0f} records would fit. Or a person at this site accepts one run of the job: "
             "`tightframe site release accept --rounds`",
         )
 
 
-def rounds_planned(setup: JobSetup, records: float) -> Rounds | None:
+def rounds_planned(setup: JobSetup, sizes: Sizes) -> Rounds | None:
     """Return the sums that add up with other jobs' over so many records; None if a job plans none.
 
     Products of features that no training moves do not: they are the same in each job, or another profile's.
@@ -546,9 +607,9 @@ def rounds_planned(setup: JobSetup, records: float) -> Rounds | None:
     products = max(moved.values(), key=lambda item: item.width, default=None)
     config = bytes.fromhex(setup.job.sha256())
     lineage = None if setup.job.resume is None else setup.job.resume.lineage
-    return Rounds(
-        layers, frozenset(moved), units, products, records, config, lineage, classed, len(_telling(setup))
-    )
+    counted = sizes.sure(), sizes.behind(behind(setup))
+    sums = (layers, frozenset(moved), units, products)
+    return Rounds(*sums, *counted, config, lineage, classed, len(_telling(setup)))
 
 
 def _by_class(setup: JobSetup) -> frozenset[Place]:
