@@ -65,8 +65,8 @@ records of a class at two others (all 13 columns to 0.1 deviations), 12 of 64 al
 against values: of two records (26 values) 33 numbers told both, of four (52) 65 one and 129 all, 33 none.
 The others' sums are of each silo's trained model: at a small rate (3e-4) 40 rounds of 200 units fix ten
 records to 0.006 deviations (by the slopes at the records), though least squares from random starts found
-none; at usual rates to 0.04 (0.003) and 0.2 (0.03). No exchange counts a class's records before them. So each silo
-holds a class only if its own records of it have
+none; at usual rates to 0.04 (0.003) and 0.2 (0.03). No exchange counts a class's records before them. So each
+silo holds a class only if its own records of it have
 
 7. ``m / 2`` values for each number that a whole run tells of a class, and one run takes all of it: with
    another honest holder there are twice as many, and a liar's flags leave one, whose records are not fewer.
