@@ -9,8 +9,9 @@ import importlib
 import os
 import sys
 import tempfile
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import nullcontext
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -179,7 +180,8 @@ def root() -> Path:
 
 @pytest.fixture(scope="session", autouse=True)
 def _rendered_once() -> Iterator[None]:
-    """Each record of the twin is drawn once in a process of tests: more than half of a small run is that."""
+    """Each record of the twins is drawn once in a process of tests: more than half of a small run is that."""
+    from tightframe.data.heart import twin as heart
     from tightframe.data.isic import twin
 
     with pytest.MonkeyPatch.context() as patch:
@@ -189,6 +191,7 @@ def _rendered_once() -> Iterator[None]:
             return drawn(key, side).copy()
 
         patch.setattr(twin, "image", image)
+        patch.setattr(heart, "record", functools.lru_cache(maxsize=8192)(heart.record))  # is stacked
         yield
 
 
@@ -204,6 +207,38 @@ def _priced_once() -> Iterator[None]:
         if rdp is not None:
             patch.setattr(rdp, "_compute_rdp", functools.lru_cache(maxsize=65536)(rdp._compute_rdp))
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _counted_once() -> Iterator[None]:
+    """What columns tell of each other or of few is counted once in a process of tests for the same records.
+
+    These are pure functions of arrays, and most runs of tests have the records of others.
+    """
+    from tightframe.data.table import common_values
+    from tightframe.learning import record_values
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("_levels", "_independent"):
+            patch.setattr(record_values, name, _by_arrays(getattr(record_values, name)))
+        patch.setattr(common_values, "common_values", _by_arrays(common_values.common_values))
+        yield
+
+
+def _by_arrays(function: Callable[..., Any]) -> Callable[..., Any]:
+    known: dict[tuple[Any, ...], Any] = {}
+
+    def once(*given: Any) -> Any:
+        arrays = [np.asarray(item) for item in given]
+        key = (
+            *((item.shape, item.dtype) for item in arrays),
+            sha256(b"".join(item.tobytes() for item in arrays)).digest(),
+        )
+        if key not in known:
+            known[key] = function(*given)
+        return known[key]
+
+    return once
 
 
 def _real_data() -> Path:

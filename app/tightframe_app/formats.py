@@ -17,8 +17,11 @@ Form = Annotated[
 
 
 def show(output: Output, *, line: bool = False) -> None:
-    """Print an output as JSON, in one line if more follow."""
-    typer.echo(output.model_dump_json(by_alias=True, indent=None if line else 2))
+    """Print an output as JSON, in one line if more follow; what could control a terminal is escaped."""
+    text = output.model_dump_json(by_alias=True, indent=None if line else 2)
+    if not text.replace("\n", "").isprintable():  # within strings alone
+        text = "".join(one if one.isprintable() or one == "\n" else json.dumps(one)[1:-1] for one in text)
+    typer.echo(text)
 
 
 def schema(

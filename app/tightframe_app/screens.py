@@ -3,26 +3,44 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.padding import Padding
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
+
+
+class Terminal(Console):
+    """A terminal that nothing printed can control: words of servers, peers and files stand in every message.
+
+    Markup is off, because users' paths and values may contain "[x]" and ":x:".
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{"highlight": False, "markup": False, "emoji": False, **options})
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """Render with what would control the terminal shown as such; what rich itself sends passes."""
+        for part in super().render(renderable, options):
+            text = part.text
+            if part.control or text.isprintable() or text == "\n":
+                yield part
+            else:
+                yield Segment("\n".join(map(shown, text.split("\n"))), part.style)
 
 
 def console(most: int, *, stderr: bool = False) -> Console:
     """Return a console as wide as the terminal, but at most ``most`` columns."""
     width = min(most, shutil.get_terminal_size((most, 24)).columns)
-    return Console(highlight=False, markup=False, emoji=False, width=width, stderr=stderr)
+    return Terminal(width=width, stderr=stderr)
 
 
 def lines(*, stderr: bool = False) -> Console:
-    """Return a console that does not wrap lines, so that paths and commands can be copied whole.
-
-    Markup is off, because users' paths and values may contain "[x]" and ":x:".
-    """
-    return Console(highlight=False, markup=False, emoji=False, soft_wrap=True, stderr=stderr)
+    """Return a console that does not wrap lines, so that paths and commands can be copied whole."""
+    return Terminal(soft_wrap=True, stderr=stderr)
 
 
 def shown(text: str) -> str:

@@ -63,6 +63,7 @@ def predict(
     The form of all inputs is checked first. Inputs that cannot be read are listed at the end, with codes,
     and then the exit code is 1; all others are in the output. No medical device: for research only.
     """
+    from tightframe.files import new_file
     from tightframe.inference import inputs as files
     from tightframe.inference.model import load_model
     from tightframe.inference.predictions import OperatingPoint, class_codes, header, line, predictions
@@ -104,7 +105,7 @@ def predict(
 
     partial, count, names = output.with_name(f".{output.name}.{os.getpid()}"), 0, Counter[str]()
     try:
-        with partial.open("w", encoding="utf-8", newline="") as stream:
+        with new_file(partial) as stream:  # answers about patients
             stream.write(header(model, point))
             for made in predictions(model, found, point, progress):
                 stream.write(line(model, made, point))

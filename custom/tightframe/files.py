@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 
 def quoted(path: Path) -> str:
@@ -50,6 +50,16 @@ def write_json(path: Path, values: Any, *, mode: int = 0o644) -> None:
     """Plain values as indented JSON, atomically."""
     text = json.dumps(values, indent=2, sort_keys=False, allow_nan=False)
     write_atomically(path, (text + "\n").encode(), mode=mode)
+
+
+def new_file(path: Path) -> TextIO:
+    """Open a new text file that its owner alone can read, for what is made of records; UTF-8, lines as given.
+
+    Raises:
+        FileExistsError: if there is one of this name, or a link.
+    """
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    return os.fdopen(descriptor, "w", encoding="utf-8", newline="")
 
 
 def append_durably(path: Path, lines: bytes, *, mode: int = 0o600) -> None:

@@ -81,6 +81,7 @@ class Field:
             privacy is refused.
         products: the width d of features whose products it sums over records, exactly; 0 for any other field.
         features: the same of frozen features that it sums by class.
+        independent: of each class, how many of its numbers do not follow from others; None for all.
     """
 
     name: str
@@ -96,6 +97,7 @@ class Field:
     bits: int | None = None
     products: int = 0
     features: int = 0
+    independent: int | None = None
 
     @property
     def group(self) -> Group:

@@ -75,7 +75,7 @@ main()
         (["jobs", "--help"], 0, "export", "numpy pydantic tightframe_app.site.commands"),
         (["site", "--help"], 0, "check", "numpy cryptography pydantic tightframe_app.jobs.commands"),
         (["provisioning", "show"], 0, "local/privacy.json", "numpy cryptography tightframe.config.job"),
-        (["explain"], 0, "TF-612", "numpy cryptography tightframe.options"),
+        (["explain"], 0, "TF-600 to TF-620", "numpy cryptography tightframe.options"),
         (["explain", "policy"], 0, "policy.require_secure_sum", "numpy cryptography tightframe.options"),
     ],
 )

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
+from typer.testing import CliRunner
+
 from tightframe import data, methods, models
 from tightframe.data.contract import Contract
-from tightframe_app.explain import options, topics
+from tightframe_app.cli import app
+from tightframe_app.explain import errors, options, topics
 from tightframe_app.kept import ANEW
 
 
@@ -28,3 +33,14 @@ def test_contracts_and_files_of_a_run_say_what_each_key_is() -> None:
         "counts",
         "training",
     }
+
+
+def test_without_words_topics_and_codes_are_listed_by_kind_and_subject() -> None:
+    said = CliRunner().invoke(app, ["explain"]).output
+    topics_said, codes_said = said.split("\nCodes\n")
+    assert {*topics.ours()} <= {*re.findall(r"[\w.]+", topics_said)}
+    told = set[int]()
+    for first, last in re.findall(r"TF-(\d+)(?: to TF-(\d+))?", codes_said):
+        told |= {*range(int(first), int(last or first) + 1)}
+    assert told == {int(code[3:]) for code in errors.ENTRIES}, "a range has no code that does not exist"
+    assert "  The egress guard: TF-730\n" in re.sub(" +\n", "\n", codes_said)

@@ -32,8 +32,9 @@ def hospitals() -> dict[str, Records]:
 
 
 def federation(data: Mapping[str, Records], state: Path, job_id: str, **changes: Any) -> Federation:
-    policy, values = changes.pop("policy", POLICY), {"model_options": {"widths": [2]}, **changes}
-    return Federation(values, data, state=state, job_id=job_id, policy=policy)
+    policy, previous = changes.pop("policy", POLICY), changes.pop("previous", None)
+    values = {"model_options": {"widths": [2]}, **changes}
+    return Federation(values, data, state=state, job_id=job_id, policy=policy, previous=previous)
 
 
 def run(found: Federation) -> None:
@@ -126,7 +127,7 @@ def test_a_person_accepts_the_rounds_of_one_run(hospitals: dict[str, Records], t
     for name in hospitals:
         done = accept_release(again, name, tmp_path, identity, "--rounds")
         assert done.exit_code == 0, done.output
-        assert "3 in 1 jobs" in done.output and "as many equations as records" in done.output
+        assert "3 in 1 job," in done.output and "as many equations as records" in done.output
     run(again)
     refused(federation(hospitals, tmp_path, "job-c", rounds=3))
     assert len(journal(again)) == 6
@@ -157,6 +158,24 @@ def test_a_resumed_job_takes_its_own_rounds_and_what_it_repeats(
     )
     assert "3 more sums" in refused(repeats)
     goes_on.enroll()
+
+
+@pytest.mark.parametrize("previous", ["job-a", "no-job"])
+def test_a_job_with_other_values_passes_for_no_part_of_a_chain(
+    hospitals: dict[str, Records], tmp_path: Path, previous: str
+) -> None:
+    """A chain's layers count once. Its state was looked for by the job's own word for the one before."""
+    federation(hospitals, tmp_path, "job-a", rounds=2).enroll().sum("train", 1)
+    resume = {"lineage": "job-a", "previous": previous, "after_round": 1, "checkpoint_sha256": "0" * 64}
+    for changes, code in ((dict[str, Any](), None), ({"seed": 1}, "TF-521")):
+        job_id = f"job-{previous}-{code}"
+        found = federation(hospitals, tmp_path, job_id, rounds=2, resume=resume, previous=previous, **changes)
+        if code is None:
+            found.enroll()
+            continue
+        with pytest.raises(TightframeError) as caught:
+            found.enroll()
+        assert caught.value.code == code
 
 
 def test_a_round_is_on_record_before_its_term_leaves(

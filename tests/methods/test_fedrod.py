@@ -286,7 +286,7 @@ def _stirred(model: Any) -> dict[str, torch.Tensor]:
 def _made_by_hand(model: Any, shares: list[float]) -> tuple[np.ndarray, np.ndarray]:
     """H(a), layer by layer, in float64."""
     value = {name[11:]: item.double().numpy() for name, item in model.items() if "hyper" in name}
-    hidden = np.maximum(value["0.weight"] @ np.array(shares) + value["0.bias"], 0)
+    hidden = np.logaddexp(0, value["0.weight"] @ np.array(shares) + value["0.bias"])
     rows = (value["2.weight"] @ hidden + value["2.bias"]).reshape(len(shares), -1)
     return rows[:, :-1], rows[:, -1]
 
@@ -389,6 +389,22 @@ def test_a_total_over_two_silos_would_tell_each_ones_class_counts(make_setting: 
         of_so_many = points * sum(own)
         nearest = abs(of_so_many - of_so_many.round()).max(1).argmin()
         assert of_so_many[nearest].round().tolist() == own
+
+
+def test_no_unit_of_the_hyper_network_is_moved_by_one_of_many_silos_alone() -> None:
+    """The quotient of its row and bias in the total would be that silo's class shares."""
+    draw, silos, told = np.random.default_rng(0), 17, 0
+    for seed in range(20):
+        torch.manual_seed(seed)
+        head = fedrod.HyperHead(4, 8, 16)
+        nn.init.normal_(head.hyper[2].weight)
+        shares = torch.as_tensor(draw.dirichlet([0.3] * 8, silos), dtype=torch.float32)
+        for own in shares:
+            weight, bias = head.made(own)
+            (weight.sum() + bias.sum()).backward()
+        rows = head.hyper[0].weight.grad / head.hyper[0].bias.grad[:, None]
+        told += int(((rows[:, None] - shares).abs().amax(2) < 1e-3).any())
+    assert told == 0
 
 
 def test_the_hyper_network_needs_secure_sums() -> None:

@@ -270,19 +270,23 @@ def test_an_order_that_opacus_cannot_compute_is_left_out(monkeypatch: pytest.Mon
             raise OverflowError
         return float(real(q=q, noise_multiplier=noise_multiplier, steps=steps, orders=orders))
 
+    def forget() -> None:
+        accounting._step_rdp.cache_clear()
+        accounting._rdp.cache_clear()
+
     monkeypatch.setattr(accounting, "_pld", lambda *_: None)  # which does not ask Opacus
     whole = guaranteed([TRAINING], DELTA)
     monkeypatch.setattr(rdp, "compute_rdp", broken)
-    accounting._step_rdp.cache_clear()
+    forget()
     try:
         assert whole <= guaranteed([TRAINING], DELTA) < math.inf
         monkeypatch.setattr(rdp, "compute_rdp", lambda **_: math.nan)
-        accounting._step_rdp.cache_clear()
+        forget()
         assert guaranteed([TRAINING], DELTA) == math.inf
         with pytest.raises(PrivacyValueError, match="inf"):
             epsilons([TRAINING], DELTA, prv=False)
     finally:
-        accounting._step_rdp.cache_clear()
+        forget()
 
 
 def test_prv_is_none_where_it_fails() -> None:

@@ -199,13 +199,33 @@ def test_bins_other_than_earlier_jobs_had_are_said_to_need_consent(most: int) ->
     class Planned:
         def __init__(self, at: JobSetup) -> None:
             self.bins = at.job.evaluation.score_bins
+            self.wanted = (at.job.evaluation.models, 10_000 * self.bins, 20_000 * self.bins)
 
         def fits(self, left: Most) -> bool:
             return self.bins <= most
 
     said = _smaller(setup(), Planned, Most(None, None, None))  # type: ignore[arg-type]
     if not most:
-        assert said == "no smaller `evaluation` would fit, and no job can leave it out"
+        assert said == (
+            "no smaller `evaluation` would fit, and no job can leave it out; "
+            '{"models": 1, "score_bins": 2} would tell least, 2.0% of what the validation records hold, '
+            "4.0% of what the test records hold"
+        )
         assert "xport" not in ADVICE["TF-627"], "there is nothing to export so"
         return
-    assert f'"score_bins": {most}}} would fit: export' in said and ("TF-617" in said) == (most < 32)
+    assert f'"score_bins": {most}}} would fit: export' in said and "tells less" not in said
+    assert ("TF-617" in said) == (most < 32)
+
+
+def test_of_two_smaller_evaluations_the_one_that_tells_less_is_named() -> None:
+    class Planned:
+        def __init__(self, at: JobSetup) -> None:
+            models, bins = at.job.evaluation.models, at.job.evaluation.score_bins
+            self.wanted = (models, models * bins * 1000, models * bins * 1000)
+
+        def fits(self, left: Most) -> bool:
+            return self.wanted[1] <= 64_000
+
+    said = _smaller(setup(models=3), Planned, Most(None, None, None))  # type: ignore[arg-type]
+    two, three = '{"models": 2, "score_bins": 32}', '{"models": 3, "score_bins": 2}'
+    assert said.startswith(f'"evaluation": {two} or {three} ({three} tells less) would fit: export')

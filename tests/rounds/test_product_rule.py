@@ -30,6 +30,7 @@ from tightframe.learning.products import (
     LEAVING,
     LOSING,
     ROWS,
+    Behind,
     ClassSums,
     Parts,
     Products,
@@ -130,11 +131,73 @@ def test_dense_layers_on_inputs_have_two_records_a_unit() -> None:
     assert widest(weights="uniform", privacy=private) is None
 
 
+STEP = {"learning_rate": 1e-3, "batch_size": 16, "momentum": 0.5, "weight_decay": 0.0}
+PICTURES = {"dataset": "digits", "dataset_options": {}, "model": "small_cnn", "model_options": {}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"training": STEP}, Behind()),
+        ({"method": "fedsgd", "method_options": {"sampling_rate": 0.25}}, Behind(0.25)),
+        ({"model": "mlp", "model_options": {"dropout": 0.875}, "training": STEP}, Behind(0.125)),
+        ({"model": "random_features", "model_options": {"dropout": 0.25}, "training": STEP}, Behind(0.75)),
+        ({**PICTURES, "model": "vgg11", "training": STEP, "dataset": "fed_isic2019"}, Behind(0.5)),
+        ({"training": {**STEP, "weight_decay": 0.5}}, Behind(most=16_000)),
+        ({"training": {**STEP, "weight_decay": 0.5, "optimizer": "adam"}}, Behind(most=32_000)),
+        ({"method": "fedprox", "method_options": {"mu": 500.0}, "training": STEP}, Behind(most=16)),
+        ({"method": "feddyn", "method_options": {"alpha": 500.0}, "training": STEP}, Behind(most=16)),
+        ({"method": "fedcurv", "method_options": {"weight": 250.0}, "training": STEP}, Behind(most=16)),
+        ({"method": "fedmmd", "method_options": {"weight": 500.0}, "training": STEP}, Behind(most=16)),
+        (
+            {
+                "method": "feddc",
+                "method_options": {"alpha": 500.0, "momentum": "ignore"},
+                "training": STEP,
+            },
+            Behind(most=16),
+        ),
+        (
+            {
+                "method": "combine",
+                "method_options": {"local": "fedprox", "fedprox_mu": 500.0},
+                "training": STEP,
+            },
+            Behind(most=16),
+        ),
+    ],
+)
+def test_what_a_job_keeps_out_of_an_update_is_not_behind_it(
+    changes: dict[str, Any], expected: Behind
+) -> None:
+    job = {**setup("fedavg").job.model_dump(), "model": "mlp", "model_options": {}, **changes}
+    found = product_rule.behind(prepare(parse_job(job)))
+    assert (found.share, found.most) == pytest.approx((expected.share, expected.most))
+
+
+def test_an_update_is_of_enough_records_of_each_silo_whatever_the_model() -> None:
+    options = {"method": "fedsgd", "method_options": {"sampling_rate": 0.05}}
+    few = prepare(parse_job({**setup("fedavg").job.model_dump(), **PICTURES, **options}))
+    assert policy().class_count(synthetic=False) == 5
+    product_rule.check_behind(policy(), few, 100)
+    product_rule.check_behind(policy(0), few, 99)
+    product_rule.check_behind(policy(), setup("fedavg"), 1)
+    for records in (99, 9):
+        with pytest.raises(BelowPolicyError, match=r"^TF-625: [\s\S]*at least 5 \(min_class_count\)"):
+            product_rule.check_behind(policy(), few, records)
+
+
+def test_a_round_whose_sum_has_an_update_in_two_forms_counts_twice() -> None:
+    found = layer_rounds(25, method="scaffold", rounds=2, training={**STEP, "momentum": 0.0})
+    assert found.units is not None and found.units.times == 4
+    assert found.parts(2).rounds == layer_rounds(24, rounds=4).parts(2).rounds
+
+
 def layer_rounds(records: float, **changes: Any) -> product_rule.Rounds:
     """Of 3 units on 13 columns; under a rule of 2 each round takes 6 of so many records."""
     model = {"model": "mlp", "model_options": {"widths": [3]}, "rounds": 4}
     job = parse_job({**setup("fedavg").job.model_dump(), **model, **changes})
-    found = product_rule.rounds_planned(prepare(job), records)
+    found = product_rule.rounds_planned(prepare(job), Sizes(records, 0))
     assert found is not None
     return found
 
@@ -143,14 +206,14 @@ def test_rounds_of_jobs_add_up_as_parts_of_what_their_records_allow() -> None:
     found = layer_rounds(25)
     names, places = ("hearts", "job-b"), [("train", number, 0) for number in (1, 2, 3, 4)]
     assert found.places == set(places)
-    first = [found.entry("hearts", "job-a", place) for place in places[:3]]
+    first = [found.entries("hearts", "job-a", place)[0] for place in places[:3]]
     assert product_rule.taken(first, 2) == Parts(Fraction(18, 25), Fraction(9, 625))
-    many = [layer_rounds(250).entry("hearts", "job-0", place) for place in places[:3]]
+    many = [layer_rounds(250).entries("hearts", "job-0", place)[0] for place in places[:3]]
     assert product_rule.taken([*first, *many], 2).rounds == Fraction(18, 25), "columns fewer than a half"
     one = layer_rounds(25, rounds=1)
     one.check(policy(), *names, History(first))
-    told = found.check_next(policy(), *names, places[0], History(first))
-    assert told == found.entry(*names, places[0]) != first[0]
+    (told,) = found.check_next(policy(), *names, places[0], History(first))
+    assert (told,) == found.entries(*names, places[0]) != (first[0],)
     history = History([*first, told])
     found.check_next(policy(), *names, places[0], history)  # of its tries one is opened
     one.check(policy(), *names, history)
@@ -171,7 +234,7 @@ def test_layers_of_jobs_add_up_by_their_squares_and_once_in_a_chain() -> None:
     resume = {"lineage": "job-a", "previous": "job-a", "after_round": 1, "checkpoint_sha256": "0" * 64}
     first = layer_rounds(20, rounds=1)
     seven = replace(first, units=Units(7, 1, 13, 300, 1))
-    entries = [seven.entry("hearts", job, ("train", 1, 0)) for job in JOBS]
+    entries = [seven.entries("hearts", job, ("train", 1, 0))[0] for job in JOBS]
     assert product_rule.taken(entries, 2).units == Fraction(98, 100)
     seven.check(policy(), "hearts", "job-c", History(entries[:7]))
     for check in (seven.check, partial(seven.check_next, place=("train", 1, 0))):
@@ -179,7 +242,7 @@ def test_layers_of_jobs_add_up_by_their_squares_and_once_in_a_chain() -> None:
             check(policy(), dataset="hearts", job="job-c", history=History(entries))
     resumed = replace(seven, lineage="job-a")
     resumed.check(policy(), "hearts", "job-c", History(entries))
-    told = resumed.check_next(policy(), "hearts", "job-c", ("train", 1, 0), History(entries))
+    (told,) = resumed.check_next(policy(), "hearts", "job-c", ("train", 1, 0), History(entries))
     assert product_rule.taken([*entries, told], 2).units == Fraction(98, 100)
     assert layer_rounds(20, rounds=2, resume=resume).lineage == "job-a" and first.lineage is None
     assert product_rule.rounds_left(Parts(), Parts(Fraction(1))) is None
@@ -191,14 +254,14 @@ def test_products_of_trained_features_add_up_and_frozen_ones_do_not() -> None:
     """36 products and 16 sums of 8 features, of 12 records' 120 values: two of three jobs fit."""
     values = {"method_options": {"covariance": "shared"}, "model": "mlp", "model_options": {"widths": [8]}}
     job = {**setup("ccvr").job.model_dump(), **values, "rounds": 1}
-    found = product_rule.rounds_planned(prepare(parse_job(job)), 12)
+    found = product_rule.rounds_planned(prepare(parse_job(job)), Sizes(12, 0))
     assert found is not None
     (place,) = found.multiplied
     assert place[0] == "after" and found.places == {("train", 1, 0), place}
-    told = [found.entry("hearts", job, place) for job in ("job-a", "job-b")]
+    told = [found.entries("hearts", job, place)[0] for job in ("job-a", "job-b")]
     assert product_rule.taken(told, 2) == Parts(products=Fraction(104, 120))
     of = ("hearts", "job-c", place)
-    assert found.check_next(policy(), *of, History(told[:1])) == found.entry(*of)
+    assert found.check_next(policy(), *of, History(told[:1])) == found.entries(*of)
     with pytest.raises(BelowPolicyError, match=r"1 more sum of layers .* and 1 more sum of products of 8"):
         found.check_next(policy(), *of, History(told))
     alone = replace(found, units=None, layers=frozenset())
@@ -207,7 +270,7 @@ def test_products_of_trained_features_add_up_and_frozen_ones_do_not() -> None:
         alone.check(policy(), "hearts", "job-c", History(told))
     assert product_rule.rounds_left(Parts(products=Fraction(2, 5)), Parts()) == 2
     for method in ("fed3r", "fedcgs"):
-        assert product_rule.rounds_planned(setup(method), 10) is None
+        assert product_rule.rounds_planned(setup(method), Sizes(10, 0)) is None
     assert product_rule.taken(told, 0) == Parts()
 
 

@@ -12,11 +12,13 @@ from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
+import numpy as np
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 from tests.support.securesum import protocol
 from tests.support.securesum.certificates import AT, issue, make_root
 from tests.support.securesum.replay import VECTORS
@@ -38,7 +40,8 @@ from tests.support.securesum.transcripts import (
 from tightframe.securesum import checks, identity, transcript
 from tightframe.securesum.errors import IdentityError, MessageError, ParametersError, SignatureError
 from tightframe.securesum.identity import public_key_hash
-from tightframe.securesum.messages import GROUPS, Agreement, SumId, Told
+from tightframe.securesum.messages import GROUPS, Agreement, SumId, Told, challenge
+from tightframe.securesum.proofs import combinations
 from tightframe.securesum.transcript import SERVER, Chain, SumRecord, TranscriptError, verify
 from tightframe.securesum.transcript import lines as transcript_lines
 
@@ -902,6 +905,37 @@ def test_a_total_whose_integers_are_there_is_checked_anew() -> None:
     # With a term that the server showed the file has not all combinations.
     partly = chained_sums(missing=["site-2"])
     assert not partly.verify(totals=lambda epoch, told: given(epoch, told)).totals[0].recomputed
+
+
+def solved(bits: NDArray[np.uint8], combined: NDArray[np.uint64], size: int) -> list[int] | None:
+    """Solve for the integers of a ring by their combinations; None if several have these."""
+    ring = 8 * combined.itemsize
+    rows = [
+        [*map(int, bits[place : place + size]), int(value)] for place, value in enumerate(combined.tolist())
+    ]
+    for column in range(size):
+        pivot = next((row for row in rows[column:] if row[column] % 2), None)
+        if pivot is None:
+            return None
+        rows.remove(pivot)
+        rows.insert(column, [value * pow(pivot[column], -1, 2**ring) % 2**ring for value in pivot])
+        for row in rows:
+            if row is not rows[column] and (factor := row[column]):
+                row[:] = [(a - factor * b) % 2**ring for a, b in zip(row, rows[column], strict=True)]
+    return [row[-1] for row in rows[:size]]
+
+
+def test_whoever_has_a_transcript_computes_totals_of_few_numbers() -> None:
+    """What silos sign of their terms adds up to 128 equations on the integers of a total."""
+    run = chained_sums()
+    (checked,), line = run.verify().totals, json.loads(run.lines[3])
+    for group, ring, size in (("update", 32, 6), ("static", 64, 8)):
+        parts = [base64.b64decode(item["combinations"][group]) for item in line["receipts"]]
+        combined = sum(np.frombuffer(part, f"<u{ring // 8}") for part in parts)
+        made = challenge(run.sessions[0], checked.told)  # of what the file has, too
+        found = solved(combinations.random_bits(made, group, ring, size), combined, size)
+        true = run.totals[checked.told.digest()][group]  # type: ignore[index]
+        assert found == np.frombuffer(true, f"<u{ring // 8}").tolist()
 
 
 @pytest.mark.parametrize("view", [SERVER, "site-1"])

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, cast
 
 import typer
-from rich.console import Console
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -26,7 +25,7 @@ from rich.text import Text
 from tightframe.files import quoted
 from tightframe_app.data import contracts as tables
 from tightframe_app.data import described
-from tightframe_app.screens import lines, shown
+from tightframe_app.screens import Terminal, lines, shown
 
 if TYPE_CHECKING:
     from tightframe.data.isic.prepare import Report
@@ -157,7 +156,7 @@ def _summary(report: Report) -> None:
             counts, wanted = report.prepared[fold, center], expected[fold, center]
             cells = [_cell(*pair) for pair in zip(counts, wanted, strict=True)]
             table.add_row(str(center), name, *cells, f"{counts.sum()}/{wanted.sum()}")
-    Console(highlight=False, markup=False, emoji=False).print(table)
+    Terminal().print(table)
     if (report.prepared != expected).any():
         out.print("* differs from FLamby's number")
     done = int(report.prepared.sum())

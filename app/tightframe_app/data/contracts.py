@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tightframe.errors import DataError, SiteConfigError
-from tightframe.files import quoted
+from tightframe.files import new_file, quoted
 from tightframe_app import formats
 from tightframe_app.screens import console, lines, print_list, shown
 
@@ -115,8 +115,10 @@ def init(
         made = of_pictures.propose(file, roles, picture, size=size, root=root, title=title)
     else:
         made = proposal.propose(file, roles, title=title, missing=missing or (), ignored=ignore or ())
-    output.write_text(json.dumps(made.contract, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    notes.write_text(proposal.notes_text(made, file), encoding="utf-8")
+    proposed = json.dumps(made.contract, indent=2, ensure_ascii=False) + "\n"
+    for path, text in ((output, proposed), (notes, proposal.notes_text(made, file))):
+        with new_file(path) as stream:  # until a person has decided, it tells of the site's own records
+            stream.write(text)
     if "picture" in made.contract:
         found, key = made.contract["picture"], "images"
         what = f"{found['colour']} pictures of {' x '.join(map(str, found['size']))} pixels (height first)"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Annotated
 
@@ -26,7 +27,7 @@ def explain(
 ) -> None:
     """Explain an error code, a value of a job or site, or the options of a method, model or data set.
 
-    Without words it lists what it knows. A value stands with its (default).
+    Without words it lists what it knows, by subject. A value stands with its (default).
     """
     codes: list[str] = []
     found: list[Topic] = []
@@ -46,11 +47,35 @@ def explain(
         formats.show(Explained(codes=tuple(told), topics=tuple(blocks), known=known))
         return
     if known:
-        console(WIDTH).print(", ".join(known))
+        _print_known()
     for code in codes:
         _print_code(code)
     for topic in found:
         _print_topic(topic)
+
+
+def _print_known() -> None:
+    """List all topics by kind, and all codes by subject."""
+    out, added = console(WIDTH), topics.offered()
+    out.print("tightframe explain WORD ...: a topic, any value in one (min_sites), or a code")
+    for kind, title in topics.KINDS.items():
+        names = [*topics.of(kind), *(name for name, other in added.items() if other == kind)]
+        out.print(title)
+        out.print(Padding(", ".join(names), (0, 0, 0, 2)))
+    out.print("Codes")
+    for section in errors.SECTIONS:
+        out.print(Padding(f"{section.title}: {', '.join(_runs(section.codes))}", (0, 0, 0, 2)))
+
+
+def _runs(codes: Iterable[str]) -> list[str]:
+    """Return codes with those that follow each other as one."""
+    runs: list[list[str]] = []
+    for code in codes:
+        if runs and int(code[3:]) == int(runs[-1][-1][3:]) + 1:
+            runs[-1].append(code)
+        else:
+            runs.append([code])
+    return [run[0] if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in runs]
 
 
 def _code(word: str) -> str:

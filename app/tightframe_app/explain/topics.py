@@ -17,6 +17,16 @@ from tightframe_app import kept
 KEPT = Path(__file__).with_name("topics.json")
 BLOCKS, STATUS, METHODS, MODELS, DATA = "blocks", "status", "methods", "models", "data"
 CONTRACTS, RESULTS = "contracts", "results"
+KINDS = {
+    BLOCKS: "A job, a site, its policy",
+    CONTRACTS: "Contracts of own records",
+    STATUS: "A running job",
+    RESULTS: "Files of a run",
+    METHODS: "Methods",
+    MODELS: "Models",
+    DATA: "Data sets",
+}
+"""Kind -> title, in the order of the list."""
 
 
 @dataclass(frozen=True)
@@ -67,11 +77,7 @@ def of(kind: str) -> Mapping[str, Topic]:
 
 def ours() -> dict[str, Topic]:
     """Return all topics of ours, by name."""
-    return {
-        name: topic
-        for kind in (BLOCKS, CONTRACTS, STATUS, RESULTS, METHODS, MODELS, DATA)
-        for name, topic in of(kind).items()
-    }
+    return {name: topic for kind in KINDS for name, topic in of(kind).items()}
 
 
 def offered() -> dict[str, str]:

@@ -16,6 +16,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from rich.text import Text
 
 from tightframe.flare.simulation.workspace import AT_WORK
+from tightframe_app.screens import Terminal
 
 POLL_SECONDS = 0.25
 PLAIN_SECONDS = 60.0
@@ -36,7 +37,7 @@ def shown(out: Console) -> Iterator[Callable[[str], None] | None]:
     ended = threading.Event()
     with tempfile.TemporaryDirectory(prefix="tightframe-") as folder:
         os.environ[AT_WORK] = folder
-        bars = _Bars(Console(highlight=False, markup=False, emoji=False)) if out.is_terminal else None
+        bars = _Bars(Terminal()) if out.is_terminal else None
         watching = threading.Thread(target=_watch, args=(Path(folder), bars, out, ended), daemon=True)
         watching.start()
         try:

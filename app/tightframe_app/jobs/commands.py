@@ -12,18 +12,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from tightframe.files import quoted
 from tightframe.results.words import plural
 from tightframe_app import formats
-from tightframe_app.screens import lines, shown
+from tightframe_app.screens import Terminal, lines, shown
 
 if TYPE_CHECKING:
     from tightframe.config.job import JobConfig
     from tightframe_app.jobs.recipes import Recipe
     from tightframe_app.watch.monitoring import Server
+
+_PAGES = {".htm", ".html", ".mht", ".mhtml", ".shtml", ".svg", ".xht", ".xhtml", ".xml"}
+"""Endings of files that a browser carries out."""
 
 app = typer.Typer(no_args_is_help=True)
 out = lines()
@@ -47,7 +49,7 @@ def list_jobs(form: formats.Form = "text") -> None:
     table = Table("job", "what it trains", "presets", "default sites")
     for recipe in recipes.RECIPES:
         table.add_row(recipe.name, recipe.title, ", ".join(recipe.presets), ", ".join(recipe.sites))
-    Console(highlight=False, markup=False, emoji=False).print(table)
+    Terminal().print(table)
 
 
 def _complete(incomplete: str) -> list[str]:
@@ -687,7 +689,21 @@ def _fetched(server: Server, job_id: str, into: Path) -> Path:
             f"`tightframe jobs fetch {job_id} -o {quoted(into)}`."
         ) from None
     out.print(f"results: {place}", soft_wrap=True)
+    _own_page(place)
     return place
+
+
+def _own_page(place: Path) -> None:
+    """Put a page made here in the place of all that the server made for a browser: it could be a program."""
+    from tightframe.report import writing
+
+    for path in place.parent.rglob("*"):
+        if path.suffix.lower() in _PAGES and not path.is_dir():
+            path.unlink()
+    try:
+        out.print(f"page: {writing.write(place)}", soft_wrap=True)
+    except Exception as error:  # whatever the server has put into the files
+        err.print(f"no page of these results: {error or type(error).__name__}")
 
 
 def _check_committed(root: Path, *, say: bool = True) -> list[str]:

@@ -75,6 +75,10 @@ def methods(
     like: Annotated[
         str, typer.Option(help="Job whose data and model the numbers are for; see `tightframe jobs list`.")
     ] = LIKE,
+    contract: Annotated[
+        Path | None,
+        typer.Option(exists=True, dir_okay=False, help="Or a contract: of the job exported with it."),
+    ] = None,
     form: formats.Form = "text",
 ) -> None:
     """List the methods: the fields that a silo contributes to their sums, and the number of bytes.
@@ -83,8 +87,9 @@ def methods(
     an evaluation. With secure sums, the silos verify every total and compute each model from it
     themselves.
     """
-    sums = kept(name) if like == LIKE else []
-    sums = sums or computed(name, like)
+    sums = kept(name) if like == LIKE and contract is None else []
+    sums = sums or computed(name, like, contract)
+    like = like if contract is None else str(contract)
     if form == "json":
         from tightframe_app.jobs import presets
         from tightframe_app.outputs import Methods, MethodSums
@@ -99,12 +104,21 @@ def methods(
         console(100).print(shown(line), soft_wrap=True)
 
 
-def computed(name: str | None, like: str) -> list[Sums]:
-    """Return the sums of a method, or of all."""
+def computed(name: str | None, like: str, contract: Path | None = None) -> list[Sums]:
+    """Return the sums of a method, or of all that have a job with the contract."""
+    from tightframe.errors import JobError
     from tightframe.methods import METHODS, get
 
-    chosen = METHODS if name is None else [get(name)]
-    return [describe(method.name, like) for method in chosen]
+    if name is not None:
+        return [describe(get(name).name, like, contract)]
+    found = []
+    for method in METHODS:
+        try:
+            found.append(describe(method.name, like, contract))
+        except JobError:
+            if contract is None:
+                raise
+    return found
 
 
 def kept(name: str | None = None) -> list[Sums]:
@@ -119,13 +133,13 @@ def kept(name: str | None = None) -> list[Sums]:
         raise ValueError(f"Expected {KEPT} to be of this code, but it is stale: {files.ANEW}.") from error
 
 
-def describe(name: str, like: str = LIKE) -> Sums:
-    """Return the sums of a method with its default options in a recipe's setting.
+def describe(name: str, like: str = LIKE, contract: Path | None = None) -> Sums:
+    """Return the sums of a method with its default options in a recipe's setting, or on a contract's records.
 
     Raises:
         JobError: if there is no such method or recipe, or the two cannot be combined.
     """
-    setup = setup_of(name, like)
+    setup = setup_of(name, like, contract)
     numbers = range(1, setup.job.rounds + 1)
     largest = max(numbers, key=lambda number: _bytes_of(setup.plan.round(number)))
     outside = (*setup.statistics_phases(), *setup.before_phases(), *setup.after_phases())
@@ -152,12 +166,17 @@ def describe(name: str, like: str = LIKE) -> Sums:
     )
 
 
-def setup_of(name: str, like: str) -> JobSetup:
-    """Return the setup of a recipe's rehearsal with another method and its default options."""
+def setup_of(name: str, like: str, contract: Path | None = None) -> JobSetup:
+    """Return the setup of a recipe's rehearsal with another method and its default options.
+
+    With a contract it is that of the job which ``tightframe jobs export --method --contract`` writes.
+    """
     from tightframe.methods import get
     from tightframe.rounds.setup import prepare
-    from tightframe_app.jobs import presets, recipes
+    from tightframe_app.jobs import pairs, presets, recipes
 
+    if contract is not None:
+        return prepare(pairs.pair_with_contract(name, contract).job())
     needs = {f"training.{key}": value for key, value in presets.of(name).training.items()}
     changes: dict[str, Any] = {"method": name, "rounds": get(name).rounds or ROUNDS, **needs}
     return prepare(recipes.get(like).job(changes=changes))

@@ -35,7 +35,7 @@ from tightframe_app.ledger.query import (
 )
 from tightframe_app.ledger.told import shown_as_json, verified_as_json
 from tightframe_app.screens import console, print_list, shown
-from tightframe_app.site.checks.findings import Scope
+from tightframe_app.site.checks.findings import CONFIG_HELP, Scope, file_of
 from tightframe_app.site.memory import memory_of, with_id
 
 if TYPE_CHECKING:
@@ -217,9 +217,7 @@ def _print_whole(out: Console, path: Path, whole: Verified, remembered: int, hea
 
 @app.command("begin")
 def ledger_begin(
-    config: Annotated[
-        Path, typer.Option("--config", "-c", exists=True, dir_okay=False, help="The site's own file.")
-    ],
+    config: Annotated[Path, typer.Option("--config", "-c", exists=True, help=CONFIG_HELP, callback=file_of)],
     site: Annotated[str, typer.Option("--site", "-s", help="This site's provisioned name.")],
     kit: Annotated[
         Path | None,

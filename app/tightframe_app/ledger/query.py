@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from tightframe_app.screens import console, shown
+from tightframe_app.site.checks.findings import CONFIG_HELP, file_of
 from tightframe_app.site.memory import own_entry, state_dir_of
 
 WIDTH = 110
@@ -39,9 +40,9 @@ Config = Annotated[
         "--config",
         "-c",
         exists=True,
-        dir_okay=False,
-        help="The site's own local/tightframe.json: gives the state folder, the data sets, the policy's cap "
-        "and, with the kit beside it, the root unless other options do.",
+        callback=file_of,
+        help=f"{CONFIG_HELP} It gives the state folder, the data sets, the policy's cap and, with the kit, "
+        "the root unless other options do.",
     ),
 ]
 ROOT_HELP = (

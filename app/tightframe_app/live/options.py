@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from tightframe_app.screens import Terminal
+
 if TYPE_CHECKING:
     from tightframe_app.live.server import Live
 
@@ -35,7 +37,7 @@ def lines_of(out: Console) -> Console:
     """
     if out.is_terminal:
         return out
-    return Console(file=sys.stderr, highlight=False, markup=False, emoji=False, soft_wrap=True)
+    return Terminal(file=sys.stderr, soft_wrap=True)
 
 
 def announce(live: Live, out: Console) -> None:

@@ -12,10 +12,10 @@ from rich.text import Text
 
 from tightframe.errors import SiteConfigError
 from tightframe_app import formats
-from tightframe_app.federation.commands import CONFIG, TRAINING_SOCKET
+from tightframe_app.federation.commands import TRAINING_SOCKET
 from tightframe_app.screens import console, lines
 from tightframe_app.site import models, releases
-from tightframe_app.site.checks.findings import Finding, Scope, State
+from tightframe_app.site.checks.findings import CONFIG_HELP, Finding, Scope, State, file_of
 from tightframe_app.site.membership import commands as membership
 
 app = typer.Typer(no_args_is_help=True)
@@ -53,7 +53,7 @@ STYLES = {"ok": "green", "note": "yellow", "problem": "bold red"}
 def check(
     config: Annotated[
         list[Path],
-        typer.Option("--config", "-c", help="The site's own local/tightframe.json, or its kit's folder."),
+        typer.Option("--config", "-c", help=CONFIG_HELP),
     ],
     job: Annotated[
         Path | None, typer.Option("--job", "-j", help="A job folder, to check what this site would refuse.")
@@ -214,7 +214,7 @@ def _only(configs: Sequence[Path]) -> Path:
         text = f"expected one site's, got {len(configs)}: call this once for each of"
         raise typer.BadParameter(f"{text} {', '.join(map(str, configs))}", param_hint="--config")
     (config,) = configs
-    return config / "local" / CONFIG if config.is_dir() else config
+    return file_of(config) or config
 
 
 def in_blocks(findings: Sequence[Finding]) -> list[Finding]:
@@ -277,7 +277,7 @@ def _shown(text: str) -> str:
 def features(
     config: Annotated[
         Path,
-        typer.Option("--config", "-c", help="The site's own local/tightframe.json (with its `state_dir`)."),
+        typer.Option("--config", "-c", help=CONFIG_HELP, callback=file_of),
     ],
     delete: Annotated[
         bool, typer.Option("--delete", help="Delete them; the next job computes them again.")

@@ -16,6 +16,7 @@ from tightframe.errors import SiteConfigError
 from tightframe.files import write_json
 from tightframe_app import formats
 from tightframe_app.screens import lines
+from tightframe_app.site.checks.findings import CONFIG_HELP, file_of
 
 app = typer.Typer(
     help="Given models (`initial_model_sha256`) that jobs may start from or evaluate at this site.",
@@ -35,7 +36,7 @@ COMPUTED = "It was computed here from {path}."
 TYPED = "Nobody computed it here: with --file it is, from the file itself."
 KEY = "accepted_models"
 
-Config = Annotated[Path, typer.Option("--config", "-c", help="The site's own local/tightframe.json.")]
+Config = Annotated[Path, typer.Option("--config", "-c", help=CONFIG_HELP, callback=file_of)]
 Site = Annotated[
     str | None, typer.Option("--site", "-s", help="The site's name, in a simulation's file for several.")
 ]

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from tightframe.config.site import SiteEntry
     from tightframe.privacy.ledger.entries import Entry
     from tightframe.privacy.ledger.summary import Spending
+    from tightframe_app.site.memory import Memory
 
 KIND = "Tightframe: a hospital's own page, for this machine only"
 DELTA = 1e-5
@@ -118,6 +119,8 @@ class Known:
         cohorts: data set -> for which silos its counts may be known.
         spendings: on each data set.
         exact: ids of the jobs that released exact totals.
+        told: data set -> what exact totals have told of what the policy's limits allow, and what a person
+            accepted, in words.
         names: job id -> what people call it, where that is known.
         refusals: newest first.
         findings: of the last check.
@@ -134,6 +137,7 @@ class Known:
     cohorts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     spendings: tuple[Spending, ...] = ()
     exact: tuple[str, ...] = ()
+    told: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     names: Mapping[str, str] = field(default_factory=dict)
     refusals: tuple[Refusal, ...] = ()
     findings: tuple[Finding, ...] = ()
@@ -213,9 +217,11 @@ class Looker:
                 cohorts=cohorts(entries),
                 spendings=spent,
                 exact=tuple(exact_jobs(entries)),
+                told=told_exactly(memory, policy),
             )
         except (TightframeError, OSError) as error:
-            return replace(known, released=(), cohorts={}, spendings=(), exact=(), problems=(str(error),))
+            nothing = replace(known, released=(), cohorts={}, spendings=(), exact=(), told={})
+            return replace(nothing, problems=(str(error),))
 
     def _check(self) -> tuple[Finding, ...]:
         from tightframe_app.site.checks.all_checks import check_site
@@ -277,6 +283,24 @@ def cohorts(entries: Sequence[Entry]) -> dict[str, tuple[str, ...]]:
         for entry in entries
         for fact in getattr(entry.content, "facts", ())
         if fact.get("entry") in kinds
+    }
+
+
+def told_exactly(memory: Memory, policy: Policy) -> dict[str, tuple[str, ...]]:
+    """Return what exact totals over each data set have told, what is left, and what a person accepted."""
+    from tightframe.rounds.evaluation_bits import most
+    from tightframe.securesum.site.journal import Evaluated, History, Multiplied, ProfileUsed, Trained
+    from tightframe_app.site.releases import consents, evaluations_told, rounds_told
+
+    entries = memory.read()
+    history, kinds = History(entries), Evaluated | Multiplied | ProfileUsed | Trained
+    return {
+        name: (
+            *evaluations_told(history, name, most(policy)),
+            rounds_told(history, name, policy.records_per_feature),
+            *consents(memory, name),
+        )
+        for name in sorted({entry.dataset for entry in entries if isinstance(entry, kinds)})
     }
 
 
@@ -390,6 +414,8 @@ def _spent(known: Known) -> Markup:
         from tightframe.privacy.ledger.summary import exact_text
 
         parts.append(tag("p", f"{exact_text([_named(known, job) for job in known.exact])}."))
+        for name, lines in known.told.items():
+            parts += [tag("h3", f"{name}: what exact totals told"), listed(lines)]
     if not known.spendings:
         parts.append(
             tag("p", "No job with differential privacy has charged this site's ledger yet.", class_="missing")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import astuple
 from fractions import Fraction
 from itertools import pairwise
 from pathlib import Path
@@ -12,14 +14,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tightframe.errors import TightframeError
+from tightframe.results.words import plural
 from tightframe.securesum.errors import ProtocolError
 from tightframe.securesum.rules import MAX_SITES, MIN_SITES
 from tightframe_app import formats
 from tightframe_app.screens import lines
+from tightframe_app.site.checks.findings import CONFIG_HELP, file_of
 from tightframe_app.site.memory import Memory, memory_of, with_id
 
 if TYPE_CHECKING:
-    from tightframe.securesum.site.journal import Entry, History, Profile, ProfileUsed
+    from tightframe.rounds.context import SiloContext
+    from tightframe.rounds.setup import JobSetup
+    from tightframe.securesum.site.journal import Entry, History, Most, Profile, ProfileUsed
 
 cohort = typer.Typer(
     help="Silos for which this site's counts may be opened (class counts, class sums, evaluation).",
@@ -48,11 +55,25 @@ This job forms them with
 What totals of both kinds reveal to whoever has them:"""
 EVALUATED = """\
 Earlier jobs opened exact evaluations over {dataset}: {before}.
-With those of this job single validation and test records, with their classes, can be computed: of few short
-columns by whoever reads the totals, of many by a hospital that steers the model."""
+{after}
+From more than is allowed single validation and test records, with their classes, can be computed: of few
+short columns by whoever reads the totals, of many by a hospital that steers the model."""
 TRAINED = """\
 Earlier jobs opened exact sums of what they trained on {dataset}: {before}.
-With those of this job there can be as many equations as records: whoever reads the totals computes these."""
+{after}
+From more than records allow there can be as many equations as records: whoever reads the totals computes
+these."""
+WITH_EVALUATIONS = "With those of this job: {total}; allowed: {allowed}."
+WITH_ROUNDS = (
+    "With the {more} of this job {total:.1%}, if the other sites have as many records each as this one."
+)
+FITS = "So this job fits as it is: it needs no such consent now."
+LESS_EVALUATED = "Less would be told by another job: {smaller}."
+LESS_TRAINED = "Less would be told by a job of fewer rounds: {fit} of these sums fit without consent."
+TOO_MUCH_ALONE = (
+    "This job alone takes more than records allow: it stays refused (TF-625), whatever is accepted."
+)
+UNREAD = "What this job adds is not counted here, because that needs this site's records."
 OTHERS = (
     "TF-627 takes `--evaluations`, TF-625 behind earlier jobs `--rounds`, "
     "TF-626 `tightframe site model accept`."
@@ -74,9 +95,7 @@ RESUMED = "Job {job!r} went on with job {first!r}."
 UNUSED = "None was formed yet."
 NO_NOISE = "Secure sums do not prevent it; only noise (differential privacy) would."
 
-Config = Annotated[
-    Path, typer.Option("--config", "-c", help="The site's own local/tightframe.json (with its `state_dir`).")
-]
+Config = Annotated[Path, typer.Option("--config", "-c", help=CONFIG_HELP, callback=file_of)]
 Site = Annotated[
     str | None,
     typer.Option("--site", "-s", help="This site's name; by default the one in its certificate."),
@@ -235,7 +254,7 @@ def release_show(config: Config, site: Site = None, kit: Kit = None, form: forma
             and entry.dataset == dataset
         )
         out.print(f"Exact totals over {dataset} ({', '.join(hows)})")
-        for line in _consents(memory, dataset):
+        for line in consents(memory, dataset):
             out.print(line)
         chains = {entry.lineage for entry in of_records if isinstance(entry, ProfileUsed)}
         for job in dict.fromkeys(item.job for item in entries if isinstance(item, StateSummed)):
@@ -249,24 +268,23 @@ def release_show(config: Config, site: Site = None, kit: Kit = None, form: forma
         one_job = len(hows.keys() - {"accepted by hand"}) == 1
         out.print(_together([profile for name, profile in used if name == dataset], one_job=one_job))
         history = History(entries)
-        out.print(f"Exact evaluations so far: {_told(history, dataset)}.")
-        if allowed := _words(limits):
-            out.print(f"Allowed over all jobs: {allowed}.")
-            out.print(f"Left: {_words(history.left(dataset, limits))}.")
-        _uncounted(users, {entry.job for entry in entries if isinstance(entry, Evaluated)})
-        out.print(f"Exact sums of trained layers and features so far: {_rounds(history, dataset, factor)}.")
-        _uncounted(users, {entry.job for entry in entries if isinstance(entry, Trained | Multiplied)})
+        for line in evaluations_told(history, dataset, limits):
+            out.print(line)
+        _uncounted(memory, users, {entry.job for entry in entries if isinstance(entry, Evaluated)})
+        out.print(rounds_told(history, dataset, factor))
+        _uncounted(memory, users, {entry.job for entry in entries if isinstance(entry, Trained | Multiplied)})
         for before, after in pairwise(dict.fromkeys(_cohorts(entries, dataset, all_of_them=True))):
             out.print(_leak(before, after))
 
 
-def _uncounted(users: Sequence[ProfileUsed], counted: set[str]) -> None:
+def _uncounted(memory: Memory, users: Sequence[ProfileUsed], counted: set[str]) -> None:
     """Say of which jobs nothing of a kind is on record."""
-    if jobs := ", ".join(dict.fromkeys(entry.lineage for entry in users if entry.lineage not in counted)):
+    ids = dict.fromkeys(entry.lineage for entry in users if entry.lineage not in counted)
+    if jobs := ", ".join(_job(memory, each) for each in ids):
         out.print(f"Of {jobs} none are counted: it had none, or an earlier version did not count them.")
 
 
-def _consents(memory: Memory, dataset: str) -> list[str]:
+def consents(memory: Memory, dataset: str) -> list[str]:
     """Say when a person accepted what for a data set, and in which job it was first used."""
     from tightframe.rounds.site_ledger import read_contents
     from tightframe.securesum.site.journal import (
@@ -489,11 +507,13 @@ def release_accept(
         out.print(_leak(known[-1], roster))
     if evaluations:
         decided.append(EvaluationsAccepted(dataset, bytes.fromhex(setup.job.sha256())))
-        out.print(EVALUATED.format(dataset=dataset, before=_told(history, dataset)))
+        total = _planned(memory, setup, entries, _with_evaluations)
+        out.print(EVALUATED.format(dataset=dataset, before=_told(history, dataset), after=total))
     if rounds:
         decided.append(RoundsAccepted(dataset, bytes.fromhex(setup.job.sha256())))
         factor = memory.entry.policy.resolve(production=True).records_per_feature
-        out.print(TRAINED.format(dataset=dataset, before=_rounds(history, dataset, factor)))
+        total = _planned(memory, setup, entries, _with_rounds)
+        out.print(TRAINED.format(dataset=dataset, before=_rounds(history, dataset, factor), after=total))
     if not decided:
         out.print(f"{dataset}: this site's sums may already be formed as in this job")
         out.print(f"Refused all the same? {OTHERS}")
@@ -502,6 +522,75 @@ def release_accept(
         out.print(NO_NOISE)
     _decide(memory, decided, yes)
     out.print(f"{dataset}: this site's sums may now be formed as in this job, over {', '.join(roster)}")
+
+
+def _planned(
+    memory: Memory,
+    setup: JobSetup,
+    entries: Sequence[Entry],
+    told: Callable[[SiloContext, JobSetup, Sequence[Entry]], str],
+) -> str:
+    """Say what a job adds to what earlier ones told, by this site's records."""
+    from tightframe.rounds.context import SiloContext
+    from tightframe.rounds.silo.enrolment_check import UNKNOWN
+
+    if not memory.entry.data:
+        return UNREAD
+    with tempfile.TemporaryDirectory() as folder:
+        site = (memory.site, setup.job, memory.entry)
+        try:
+            return told(SiloContext(*site, Path(folder), job_id=UNKNOWN, production=True), setup, entries)
+        except (TightframeError, OSError) as error:
+            return f"{UNREAD} They cannot be read: {error}"
+
+
+def _with_evaluations(context: SiloContext, setup: JobSetup, entries: Sequence[Entry]) -> str:
+    """Say what all jobs' exact evaluations tell with a job's, and what would tell less."""
+    from tightframe.rounds.silo.enrolment_check import evaluations_planned
+    from tightframe.securesum.site.journal import History
+
+    if (found := evaluations_planned(context, setup, entries)) is None:
+        return "This site's policy has no limit on them."
+    history, dataset = History(entries), context.site.records_id(context.job.dataset)
+    total = [sum(both) for both in zip(history.evaluated(dataset), found.wanted, strict=True)]
+    said = WITH_EVALUATIONS.format(total=_words(total), allowed=_words(found.most))
+    left = history.left(dataset, found.most)
+    if found.fits(left):
+        return f"{said}\n{FITS}"
+    return f"{said}\n{LESS_EVALUATED.format(smaller=found.smaller(left))}"
+
+
+def _with_rounds(context: SiloContext, setup: JobSetup, entries: Sequence[Entry]) -> str:
+    """Say what all jobs' exact sums in training take with a job's, and how many of them would fit."""
+    from tightframe.rounds.product_rule import rounds_left
+    from tightframe.rounds.silo.enrolment_check import rounds_planned, sizes_alike
+
+    if (planned := rounds_planned(context, setup, entries, sizes_alike(context))) is None:
+        return "This job has none, or this site's policy has no limit on them."
+    (found, before), factor = planned, context.policy.records_per_feature
+    parts = found.parts(factor)
+    total = max(now + earlier for now, earlier in zip(astuple(parts), astuple(before), strict=True))
+    said = WITH_ROUNDS.format(more=len(found.places), total=float(total))
+    if parts.fit(before):
+        return f"{said}\n{FITS}"
+    if parts.largest > 1:
+        return f"{said}\n{TOO_MUCH_ALONE}"
+    fit = rounds_left(found.parts(factor, [min(found.places)]), before)
+    return f"{said}\n{LESS_TRAINED.format(fit=fit or 'none')}"
+
+
+def evaluations_told(history: History, dataset: str, limits: Most) -> list[str]:
+    """Say what the exact evaluations of all jobs so far have told, and what a site's limits leave."""
+    lines = [f"Exact evaluations so far: {_told(history, dataset)}."]
+    if allowed := _words(limits):
+        lines.append(f"Allowed over all jobs: {allowed}.")
+        lines.append(f"Left: {_words(history.left(dataset, limits))}.")
+    return lines
+
+
+def rounds_told(history: History, dataset: str, factor: int) -> str:
+    """Say how many exact sums in training all jobs have opened, and what a site's rule leaves."""
+    return f"Exact sums of trained layers and features so far: {_rounds(history, dataset, factor)}."
 
 
 def _told(history: History, dataset: str) -> str:
@@ -535,11 +624,11 @@ def _rounds(history: History, dataset: str, factor: int) -> str:
     if not (sums := history.trained(dataset)):
         return "none"
     took, fit = _trained(history, dataset, factor)
-    told = f"{len(sums)} in {len({each.job for each in sums})} jobs"
+    told = f"{len(sums)} in {plural(len({each.job for each in sums}), 'job')}"
     if took is None:
         return f"{told}; this site's policy has no limit (`records_per_feature` 0)"
     more = "any number" if fit is None else str(fit)
-    left = f"{float(max(Fraction(0), 1 - took)):.1%} is left, for {more} more as the last in another job"
+    left = f"{float(max(Fraction(0), 1 - took)):.1%} is left, for {more} more in another job like the last"
     return f"{told}, {float(took):.1%} of what the records allow (`records_per_feature` {factor}); {left}"
 
 

@@ -22,7 +22,7 @@ from tightframe.results.outcome import Outcome
 from tightframe.results.parts.dropouts import NOT_MEASURED
 from tightframe.results.status import Status
 from tightframe_app import formats
-from tightframe_app.screens import shown
+from tightframe_app.screens import Terminal, shown
 from tightframe_app.watch import silos
 from tightframe_app.watch.status import (
     NEVER_BEGAN,
@@ -316,7 +316,7 @@ def until_over(
         WatchError: if it cannot be watched, or not any more.
     """
     width = None if sys.stdout.isatty() else UNBROKEN
-    out = Console(file=sys.stdout, highlight=False, markup=False, emoji=False, width=width)
+    out = Terminal(file=sys.stdout, width=width)
     try:
         with _page(job_id, port, out) if web else nullcontext(None) as page:
             with _shower(out) as show:

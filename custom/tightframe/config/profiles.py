@@ -93,7 +93,8 @@ class Rules(StrictModel):
             (``withdraw`` in a job), because the total tells their sum.
         records_per_feature: the least number of records, surely of honest silos, for each feature whose
             products are summed without noise (TF-625): records are computed from a sum over fewer. And of
-            values in a class's records, for each frozen feature summed by class. And of records for each
+            values in a class's records, for each frozen feature summed by class; of a silo's own, by half,
+            for each number that a run's class sums in training tell. And of records for each
             unit of a layer trained on them that is dense on their inputs or on frozen features, and for each
             of these or, if fewer, of units by rounds, and for each round, those of all jobs together. With 0
             there is no rule.

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tightframe.data.base import FOLDS, Progress
+from tightframe.data.columns import Row
 from tightframe.data.unpacked import check_zip
 from tightframe.errors import DataError
 from tightframe.phases import UNKNOWN, Fold
@@ -109,7 +110,9 @@ class ArrayData:
         """Yield the values and label of each record."""
         for values, labels in self._folds.values():
             for value, label in zip(values, labels, strict=False):
-                yield value.astype("<f4").tobytes() + label.astype("<i8").tobytes()
+                content = value.astype("<f4").tobytes() + label.astype("<i8").tobytes()
+                rows = values.ndim == 2  # else pictures, of which no column is one
+                yield Row.of(content, [*value.tolist(), *label.ravel().tolist()]) if rows else content
 
     def check(self, progress: Progress | None = None) -> None:
         """Check every value and label.

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tightframe.data.base import SiloData
+from tightframe.data.columns import Columns, Row
 
 PLACES = 64  # as ledgers keep them
 MOST_REPEATED = 0.1
@@ -31,19 +32,26 @@ class Content:
         digest: SHA-256 of the records' own, in whatever order they come.
         sketch: a byte for each of ``PLACES``, hexadecimal; empty where more than ``MOST_REPEATED`` of the
             records repeat another: rows of few possible values are alike in different sets, too.
+        combinations: sketches of a table's combinations of columns (``data.columns``).
     """
 
     digest: str
     sketch: str
+    combinations: tuple[bytes, ...] = ()
 
     @classmethod
     def of(cls, records: Iterable[bytes]) -> Content:
         """Read all records, one at a time."""
-        hashes = sorted(hashlib.sha256(record).digest() for record in records)
+        hashes, columns = list[bytes](), Columns()
+        for record in records:
+            hashes.append(hashlib.sha256(record).digest())
+            if isinstance(record, Row):
+                columns.add(record.cells)
+        hashes.sort()
         distinct = sorted(set(hashes))
         repeated = len(hashes) - len(distinct) > MOST_REPEATED * len(hashes)
         sketch = "" if repeated or not distinct else _sketch(distinct)
-        return cls(hashlib.sha256(b"".join(hashes)).hexdigest(), sketch)
+        return cls(hashlib.sha256(b"".join(hashes)).hexdigest(), sketch, columns.sketches())
 
 
 def content_of(data: SiloData) -> Content | None:

@@ -129,12 +129,14 @@ def sha256(data: bytes) -> str:
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Replace a file atomically: a reader sees the old or the new content, whole.
+    """Replace a file of records, its owner's alone, atomically: a reader sees the old or the new content.
 
     It does not wait for the disk: a file damaged by a loss of power is detected by its hash in the manifest.
     """
     temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_bytes(data)
+    temporary.unlink(missing_ok=True)  # what a kill has left, or somebody's link
+    with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as stream:
+        stream.write(data)
     os.replace(temporary, path)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import resource
 import threading
 from functools import partial
 from pathlib import Path
@@ -112,6 +113,8 @@ class SiloExecutor(Executor):
         job = parse_job(self._values)
         local, startup = Path(workspace.get_site_config_dir()), Path(workspace.get_startup_kit_dir())
         entry = site_entry(local, name, production=production, alone=len(job.sites) == 1)
+        if production:  # memory has records, keys and what masks terms: none of it on a disk if this dies
+            resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
         if production and entry is not None:
             guard.require(fl_ctx, entry.policy.resolve(production=True))
             permissions.require(startup.parent, entry)

@@ -134,6 +134,8 @@ def export(model: TrainedModel, form: Format, out: Path, *, tolerance: float = T
                 code="TF-826",
             )
         out.parent.mkdir(parents=True, exist_ok=True)
+        if not model.path.stat().st_mode & 0o077:  # a silo's own
+            made.chmod(0o700 if made.is_dir() else 0o600)
         shutil.move(made, out)
     return Exported(out, difference)
 

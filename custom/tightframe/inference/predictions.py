@@ -16,6 +16,9 @@ from tightframe.inference.model import TrainedModel
 from tightframe.learning import outputs
 from tightframe.results.words import in_their_case
 
+_FORMULA = frozenset("=+-@\t\r")
+"""What a cell begins with that a spreadsheet carries out."""
+
 
 @dataclass(frozen=True)
 class OperatingPoint:
@@ -180,5 +183,22 @@ def _other_codes(model: TrainedModel) -> dict[str, str]:
 
 def _line(cells: list[str]) -> str:
     stream = io.StringIO()
-    csv.writer(stream, lineterminator="\n").writerow(cells)
+    csv.writer(stream, lineterminator="\n").writerow(map(_inert, cells))
     return stream.getvalue()
+
+
+def _inert(cell: str) -> str:
+    """Return a cell with an apostrophe before it if a spreadsheet would carry it out as a formula.
+
+    Names of classes are the job's writer's, and those of files and rows come with the records.
+
+    >>> [_inert(cell) for cell in ("=1+1", "@SUM(1)", "-2.5e-07", "-", "NV")]
+    ["'=1+1", "'@SUM(1)", '-2.5e-07', '-', 'NV']
+    """
+    if cell[:1] not in _FORMULA or len(cell) < 2:
+        return cell
+    try:
+        float(cell)
+    except ValueError:
+        return f"'{cell}"
+    return cell

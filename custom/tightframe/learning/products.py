@@ -52,13 +52,24 @@ jobs of 50 rounds each, which 4 allows, 311 of 339 records were read. So of all 
    of 2,000 such searches one came near a record. A test of 2,000 rows by all jobs (AUC 0.71 to 0.86 in one of
    n/2, 0.89 to 0.98 in four, 0.71 to 0.83 in four of n/4) no rule here prevents.
 
-Class sums of features in training have no such rule, as no exchange counts a class's records before them.
-CReFF's class gradients are of the model received, which all know: 60 rounds of 96 units at rate 1 told a
-colluding hospital 4 of the 10 records of a class at two others (all 13 columns to 0.1 deviations; the best of
-nine starts by the residual), 30 rounds at 0.3 two. The others' are of each silo's trained model: at a small
-rate (3e-4) 40 rounds of 200 units fix ten records to 0.006 deviations (median, by the slopes at the records),
-though least squares from random starts found none; at usual rates to 0.04 (0.003) and 0.2 (0.03). One sum of
-more units than values at a still smaller rate is a frozen layer's.
+All that is of the records *behind each number of one sum*. A job can have these be few: by a `sampling_rate`,
+by dropout, which keeps most records from a unit, or by a term that pulls weights back so strongly (FedProx's
+mu, a weight decay, of about 1 / rate) that an update is that of its last batches. Of 216 records and 72
+units, in five rounds, 95 were in clear at a dropout of 0.99, and all that were drawn (a rate of 1e-6 is one
+record a silo) or in the last batch of one. So n is that part (``Behind``), of each silo `min_class_count` at
+least. After a drop-out it is the survivors'. Of methods that sum an update in two forms a round counts twice.
+
+Class sums in training are other numbers of a class's few records in each round. CReFF's class gradients are
+of the model received, which all know: 60 rounds of 96 units at rate 1 told a colluding hospital 4 of the 10
+records of a class at two others (all 13 columns to 0.1 deviations), 12 of 64 all of 4. What counts is numbers
+against values: of two records (26 values) 33 numbers told both, of four (52) 65 one and 129 all, 33 none.
+The others' sums are of each silo's trained model: at a small rate (3e-4) 40 rounds of 200 units fix ten
+records to 0.006 deviations (by the slopes at the records), though least squares from random starts found
+none; at usual rates to 0.04 (0.003) and 0.2 (0.03). No exchange counts a class's records before them. So each
+silo holds a class only if its own records of it have
+
+7. ``m / 2`` values for each number that a whole run tells of a class, and one run takes all of it: with
+   another honest holder there are twice as many, and a liar's flags leave one, whose records are not fewer.
 
 No colluders' share comes off in 3: a rare class would never pass. Of a rare class a small hospital's few
 records hardly vary. So a class passes too if a silo alone has ``ALONE`` times as many values of it as
@@ -67,8 +78,9 @@ features: a flag says so.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple, dataclass, field, replace
 from fractions import Fraction
 
 COUNTED, ROWS = "products/counts", "products/rows"
@@ -83,16 +95,41 @@ LEAVING, LOSING = "products/leaving", "products/losing"
 
 
 @dataclass(frozen=True)
+class Behind:
+    """Which of a silo's records are behind each number of a sum in training.
+
+    Attributes:
+        share: the part that is drawn, and that dropout does not keep from a unit.
+        most: records of the steps that its update does not forget.
+    """
+
+    share: float = 1.0
+    most: float = math.inf
+
+    def of(self, records: float) -> float:
+        """Return how many of so many.
+
+        >>> Behind(0.5, 150).of(200), Behind().of(200)
+        (75.0, 200.0)
+        """
+        return self.share * min(records, self.most)
+
+
+@dataclass(frozen=True)
 class Sizes:
     """Public numbers of records behind a sum.
 
     Attributes:
         declared: of all silos enrolled, as they declare them.
         colluding: the most that silos who may lie can have in it: the c largest declared numbers.
+        each: silo's declared number, falling; empty of one silo.
+        colluders: c.
     """
 
     declared: float
     colluding: float
+    each: tuple[float, ...] = field(default=(), compare=False)
+    colluders: int = field(default=0, compare=False)
 
     @classmethod
     def of(cls, declared: Mapping[str, float], colluders: int) -> Sizes:
@@ -102,7 +139,23 @@ class Sizes:
         500.0
         """
         falling = sorted(declared.values(), reverse=True)
-        return cls(sum(falling), sum(falling[:colluders]))
+        return cls(sum(falling), sum(falling[:colluders]), tuple(falling), colluders)
+
+    def behind(self, part: Behind) -> float:
+        """Return how many records of honest silos are surely behind each number of a sum in training.
+
+        >>> Sizes.of({"a": 300.0, "b": 200.0, "c": 100.0}, 1).behind(Behind(0.5, 150))
+        125.0
+        """
+        if not self.each:
+            return part.of(self.declared - self.colluding)
+        counted = [min(number, part.most) for number in self.each]
+        return part.share * max(0.0, sum(counted) - sum(counted[: self.colluders]))
+
+    def times(self, records: float) -> Sizes:
+        """Return the sizes of silos of so many records each, from weights of 1."""
+        each = tuple(number * records for number in self.each)
+        return Sizes(self.declared * records, self.colluding * records, each, self.colluders)
 
     def sure(self, counted: float | None = None) -> float:
         """Return how many records of honest silos are surely in a sum.

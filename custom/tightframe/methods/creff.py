@@ -231,7 +231,13 @@ def gradient_fields(setting: Setting) -> tuple[phases.Field, ...]:
     shared = partial(phases.Field, static=True, per_class=True)
     classes, width = setting.num_classes, model_update.shared_width(setting)
     return (
-        shared(GRADIENTS, (classes, classes * (width + 1)), bound=GRADIENT_BOUND),
+        # A record's rows add up to zero.
+        shared(
+            GRADIENTS,
+            (classes, classes * (width + 1)),
+            bound=GRADIENT_BOUND,
+            independent=(classes - 1) * (width + 1),
+        ),
         shared(HOLDERS, (classes,), bound=1.0),
     )
 

@@ -68,6 +68,11 @@ class FedCurvConfig(StrictModel):
 
     weight: float = Field(default=0.01, ge=0)
 
+    @property
+    def pull(self) -> float:
+        """Factor by which a step at rate 1 draws weights back to where training began."""
+        return 2 * self.weight  # times what others tell of a weight's curvature, here 1
+
 
 def curvature_penalty(model: nn.Module, anchors: Tensors, bends: Tensors, slopes: Tensors) -> torch.Tensor:
     """Return ``v^T diag(U) v - 2 v^T V`` less its value at w: a scalar attached to the parameters.

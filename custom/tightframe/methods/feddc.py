@@ -77,6 +77,11 @@ class FedDCConfig(StrictModel):
     alpha: float = Field(default=0.01, ge=0)
     momentum: Momentum = "refuse"
 
+    @property
+    def pull(self) -> float:
+        """Factor by which a step at rate 1 draws weights back to where training began."""
+        return self.alpha
+
 
 def half_squared_distance(model: nn.Module, anchors: Tensors) -> torch.Tensor:
     """Return ``|v - (w - h_k)|^2 / 2``: a scalar attached to the parameters.

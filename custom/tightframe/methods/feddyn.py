@@ -56,6 +56,11 @@ class FedDynConfig(StrictModel):
 
     alpha: float = Field(default=0.01, gt=0)
 
+    @property
+    def pull(self) -> float:
+        """Factor by which a step at rate 1 draws weights back to where training began."""
+        return self.alpha
+
 
 def regulariser(model: nn.Module, anchors: Tensors, drifts: Tensors) -> torch.Tensor:
     """Return ``(-<h_k, v - w> + (a / 2) |v - w|^2) / a``: a scalar attached to the parameters.

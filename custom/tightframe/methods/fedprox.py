@@ -37,6 +37,11 @@ class FedProxConfig(StrictModel):
 
     mu: float = Field(default=0.01, ge=0)
 
+    @property
+    def pull(self) -> float:
+        """Factor by which a step at rate 1 draws weights back to where training began."""
+        return self.mu
+
 
 def local_rule(config: FedProxConfig) -> LocalRule:
     """Return the cross-entropy and the proximal term."""

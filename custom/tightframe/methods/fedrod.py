@@ -21,7 +21,9 @@ Of records that are repeated n counts one, and it is 0 below the silo's ``min_cl
 decay the update of H's first layer is, unit by unit, a multiple of a, and that of its last one of its hidden
 units at a. So a plain sum would show a and is refused, and the rows of a total over K silos lie in the span
 of K such vectors: of two honest hospitals it tells each one's numbers of records of each class, exactly. More
-honest silos than H has hidden units, and no fewer than classes, span all that there is.
+honest silos than H has hidden units, and no fewer than classes, span all that there is. Of a unit after a
+ReLU that one silo alone moves, the total would still be that silo's a: of 17 silos and 16 units there was one
+for 28 to 65 % of starts with eight classes. So the hidden layer has a softplus, whose slope is nowhere 0.
 
 H trains on l_personal and is averaged with the model, so that a silo that never trained has a personal head,
 too. Its last layer starts from zeros, as P does.
@@ -108,7 +110,7 @@ class HyperHead(nn.Module):
         last = nn.Linear(hidden, num_classes * (feature_width + 1))
         nn.init.zeros_(last.weight)
         nn.init.zeros_(last.bias)
-        self.hyper = nn.Sequential(nn.Linear(num_classes, hidden), nn.ReLU(), last)
+        self.hyper = nn.Sequential(nn.Linear(num_classes, hidden), nn.Softplus(), last)
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
         """Return G's logits (B, C) of features (B, d): those of the global model."""

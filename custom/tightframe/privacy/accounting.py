@@ -22,7 +22,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 from tightframe.errors import TightframeError
 from tightframe.privacy.events import (
@@ -338,7 +338,7 @@ class _Composition:
     plain: tuple[tuple[float, int], ...]
     sampled: tuple[tuple[float, float, int], ...]
 
-    @property
+    @cached_property
     def mu(self) -> float:
         """The one Gaussian that all plain ones are; rounded up."""
         total = math.fsum(count / noise**2 for noise, count in self.plain)
@@ -377,7 +377,7 @@ def _compose(events: Iterable[Event]) -> _Composition:
 
 
 def _guaranteed(
-    composition: _Composition, delta: float, orders: Sequence[float] = ORDERS, tolerance: float = FINE
+    composition: _Composition, delta: float, orders: tuple[float, ...] = ORDERS, tolerance: float = FINE
 ) -> float:
     """Return the smallest proved bound. Where PLD gives one, RDP is above it, and Opacus is not started."""
     if not composition.sampled:
@@ -391,6 +391,7 @@ def _pld(kinds: tuple[tuple[float, float, int], ...], delta: float, tolerance: f
     return upper_bound(kinds, delta, tolerance)
 
 
+@lru_cache(maxsize=4096)
 def _exact(mu: float, delta: float) -> float:
     """Return the smallest epsilon with delta(epsilon) <= delta for one Gaussian of noise 1/mu, rounded up."""
     if mu == 0.0 or _gaussian_delta(mu, 0.0) <= delta:
@@ -421,7 +422,8 @@ def _gaussian_delta(mu: float, epsilon: float) -> float:
     return first - second + first * 1e-13 * (1 + below**2) * (1 + mu)
 
 
-def _rdp(composition: _Composition, delta: float, orders: Sequence[float] = ORDERS) -> float:
+@lru_cache(maxsize=4096)
+def _rdp(composition: _Composition, delta: float, orders: tuple[float, ...] = ORDERS) -> float:
     """Return the smallest bound over the orders (Balle et al. 2020, theorem 21), rounded up."""
     if not composition.plain and not composition.sampled:
         return 0.0
@@ -459,6 +461,7 @@ def _step_rdp(noise: float, rate: float, order: float) -> float:
     return max(value, 0.0) * (1 + 1e-9) + slack
 
 
+@lru_cache(maxsize=1024)
 def _prv(composition: _Composition, delta: float) -> float | None:
     """Compose numerically by Opacus; None where its grid would be too large or its numbers fail."""
     if not composition.plain and not composition.sampled:

@@ -16,12 +16,13 @@ from fractions import Fraction
 from typing import TypeVar
 
 import torch
+from torch import nn
 
 from tightframe.config.policy import Policy
 from tightframe.config.profiles import PROFILES
 from tightframe.config.refusals import BelowPolicyError, Refusal
 from tightframe.errors import RunError
-from tightframe.learning.model_update import shared_template
+from tightframe.learning.model_update import shared_template, shared_width
 from tightframe.learning.one_sum.feature_sums import PREFIX
 from tightframe.learning.products import (
     ALONE,
@@ -30,6 +31,7 @@ from tightframe.learning.products import (
     LEAVING,
     LOSING,
     ROWS,
+    Behind,
     ClassSums,
     Parts,
     Products,
@@ -37,11 +39,12 @@ from tightframe.learning.products import (
     Units,
 )
 from tightframe.models.frozen import is_frozen
+from tightframe.models.heads import DropoutLinear
 from tightframe.phases import Field, OwnRows, Schema, ServerState
 from tightframe.results.words import plural
 from tightframe.rounds.order import Place
 from tightframe.rounds.phases.statistics import SQUARES, SUMS
-from tightframe.rounds.riders.class_rules import holders_in, offered
+from tightframe.rounds.riders.class_rules import MIN_HOLDERS, holders_in, offered, sums_by_class
 from tightframe.rounds.setup import JobSetup
 from tightframe.securesum.site.journal import History, Multiplied, Trained
 
@@ -79,6 +82,60 @@ def class_sums_in(setup: JobSetup, schema: Schema) -> ClassSums | None:
     return ClassSums(width, setup.most_values) if width else None
 
 
+def class_numbers(setup: JobSetup) -> int:
+    """Return how many numbers of each class's records a whole run's exact sums in training tell; 0 for none.
+
+    Behind convolutions, which no training was inverted through, they are not counted. Of a frozen encoder's
+    features each round tells the same numbers.
+    """
+    if setup.privacy is not None or not setup.trains or setup.method.one_sum is not None:
+        return 0
+    template, width = shared_template(setup.setting), shared_width(setup.setting)
+    frozen = is_frozen(template)
+    if not frozen and any(item.dim() > 2 for item in template.parameters()):
+        return 0
+    found, once = 0, 0
+    for schema in _telling(setup).values():
+        for item in filter(sums_in_training, schema.fields):
+            each = item.size // item.shape[0] if item.independent is None else item.independent
+            if frozen and item.shape[1] == width:
+                once = max(once, each)
+            else:
+                found += each
+    return found + once
+
+
+def _telling(setup: JobSetup) -> dict[tuple[int, int], Schema]:
+    """Return the sums of a whole run that tell class sums in training, by round and place in it.
+
+    The first sum by class of a run carries flags only, under the class rules (``riders.class_rules``).
+    """
+    earlier = (*setup.statistics_phases(), *setup.before_phases())
+    known = setup.job.class_rules == "off" or any(item.per_class for p in earlier for item in p.schema.fields)
+    found = {}
+    for number in range(1, setup.job.rounds + 1):
+        for index, phase in enumerate(setup.training_phases(number)):
+            if known and any(map(sums_in_training, phase.schema.fields)):
+                found[number, index] = phase.schema
+            known = known or any(item.per_class for item in phase.schema.fields)
+    return found
+
+
+def sums_in_training(item: Field) -> bool:
+    """Return True for sums by class that have no rule of their own."""
+    return sums_by_class(item) and not item.features and not item.products
+
+
+def least_class_values(policy: Policy, setup: JobSetup) -> int:
+    """Return how many values a silo's own records of a class must have for a job's class sums in training.
+
+    Half of ``records_per_feature`` for each number, as two of a class's three holders are honest: and whoever
+    sends flags for others leaves one, whose records then have no fewer values than numbers are told. 0 where
+    any number will do.
+    """
+    return math.ceil(policy.records_per_feature * class_numbers(setup) / 2)
+
+
 def _widest(setup: JobSetup, found_in: Callable[[JobSetup, Schema], _Sum | None]) -> _Sum | None:
     found = (found_in(setup, phase.schema) for exchange in setup.plan for phase in exchange.phases)
     return max((item for item in found if item is not None), key=lambda item: item.width, default=None)
@@ -97,7 +154,8 @@ def units_planned(setup: JobSetup) -> Units | None:
     if not dense:
         return None
     shape, numbers = setup.setting.input_shape, sum(map(math.prod, summed.values()))
-    times, most = len(rounds), max(units for units, _ in dense)
+    most = max(units for units, _ in dense)
+    times = len(rounds) * equations(setup)
     if is_frozen(shared_template(setup.setting)):
         return Units(most, most, max(inputs for _, inputs in dense), numbers, times)
     # Behind convolutions, dense layers are on features of a picture that change.
@@ -105,6 +163,58 @@ def units_planned(setup: JobSetup) -> Units | None:
         return None
     first = [units for units, inputs in dense if inputs >= math.prod(shape)]
     return Units(most, max(first, default=most), math.prod(shape), numbers, times)
+
+
+def equations(setup: JobSetup) -> int:
+    """Return in how many forms a sum has a silo's update: each is another combination of its records."""
+    return int(getattr(setup.setting.config, "equations", 1))
+
+
+def behind(setup: JobSetup) -> Behind:
+    """Return which of a silo's records are behind each number of a sum in training.
+
+    A step draws weights back by its rate times decay and pull; a momentum adds up as many.
+    """
+    training, config, rate = setup.job.training, setup.setting.config, setup.method.gradient_rate
+    if setup.privacy is not None:
+        return Behind()
+    share = _kept(shared_template(setup.setting)) * (1.0 if rate is None else rate(config))
+    if rate is not None:
+        return Behind(share)
+    step = training.learning_rate / (1 - training.momentum * (training.optimizer == "sgd"))
+    forgotten = step * (training.weight_decay + float(getattr(config, "pull", 0.0)))
+    return Behind(share, training.batch_size / forgotten if forgotten else math.inf)
+
+
+def _kept(model: nn.Module) -> float:
+    """Return the part of records that dropout leaves to a unit: its own, and any after it that keeps few."""
+    kept = [1 - module.dropout for module in model.modules() if isinstance(module, DropoutLinear)]
+    if not is_frozen(model):
+        kept += [1 - module.p for module in model.modules() if isinstance(module, nn.Dropout)]
+    least, *others = sorted([*kept, 1.0])
+    return least * math.prod(other for other in others if other < 1 / 2)
+
+
+def check_behind(policy: Policy, setup: JobSetup, records: float) -> None:
+    """Refuse a job of which hardly any of this silo's records would be behind a sum in training.
+
+    Args:
+        records: of this silo; if it has fewer than ``min_class_count``, all of them must be.
+
+    Raises:
+        BelowPolicyError: TF-625.
+    """
+    found, least = behind(setup), policy.class_count(synthetic=False)
+    trains = setup.trains and setup.method.one_sum is None
+    if not policy.records_per_feature or not trains or found.of(records) >= min(least, records):
+        return
+    _refuse(
+        policy,
+        f"updates of {found.of(records):.1f} records of a silo",
+        f"at least {least} (min_class_count), or privacy",
+        "few records are read from their update. So few are drawn (sampling_rate), not dropped out "
+        "(model_options.dropout), or in the last steps that a strong term or weight decay does not undo",
+    )
 
 
 def _layers(setup: JobSetup) -> dict[Place, dict[str, Field]]:
@@ -129,7 +239,16 @@ def check_job(policy: Policy, setup: JobSetup) -> None:
     Raises:
         BelowPolicyError: TF-625.
     """
-    if not policy.records_per_feature or (found := planned(setup)) is None:
+    if not policy.records_per_feature:
+        return
+    if setup.job.class_rules == "off" and least_class_values(policy, setup):
+        _refuse(
+            policy,
+            "class sums in training without class rules",
+            "class_rules on, or privacy",
+            "no silo could leave out a class of which it has so few records that these are computed",
+        )
+    if (found := planned(setup)) is None:
         return
     if setup.job.weights == "uniform":
         _refuse(
@@ -163,9 +282,20 @@ def check_declared(policy: Policy, setup: JobSetup, sizes: Sizes) -> None:
         records = sizes.sure()
         _check(policy, found, records, records * found.values, "declared")
     if setup.job.weights != "uniform" and (layers := units_planned(setup)) is not None:
-        check_units(policy, layers, sizes.sure(), "declared records")
+        check_units(policy, layers, sizes.behind(behind(setup)), "declared records")
     if setup.job.weights != "uniform" and (sums := class_sums_planned(setup)) is not None:
         _check_class(policy, sums, sizes.declared * sums.values, "all declared records")
+    if setup.job.weights != "uniform" and (least := least_class_values(policy, setup)):
+        held = sizes.declared * setup.most_values
+        if MIN_HOLDERS * least > held:
+            _refuse(
+                policy,
+                f"{class_numbers(setup)} numbers of each class from sums in training",
+                f"at most {int(class_numbers(setup) * held / (MIN_HOLDERS * least))}, or privacy",
+                f"a class's records are computed from more numbers than they have values, and all "
+                f"{sizes.declared:.0f} declared records have no more than {held:.0f}: make rounds or "
+                "features (model_options.widths) fewer, or give the job `privacy`",
+            )
 
 
 def check_sum(policy: Policy, setup: JobSetup, schema: Schema, state: ServerState, sizes: Sizes) -> None:
@@ -337,7 +467,7 @@ def check_units(policy: Policy, found: Units, records: float, of: str) -> None:
 
 @dataclass(frozen=True)
 class Rounds:
-    """The sums of dense layers, and of products of features that training moves, that a job plans at a site.
+    """The sums of layers, of products of features that training moves, and by class, that a job plans.
 
     Two jobs over the same records, which differ in the seed, have other equations on the same rows. So a site
     notes in its ledger each such sum as it masks its term: from then on others can open it.
@@ -345,9 +475,12 @@ class Rounds:
     Attributes:
         layers: places of sums of layers.
         multiplied: places of sums of products.
+        classed: places of sums by class in training.
+        whole: how many of these the whole chain of jobs has.
         units: the layers; None if there are none.
         products: of features; None if there are none.
-        records: surely behind them, as public as the policy's ``weights`` have it.
+        records: surely in them, as public as the policy's ``weights`` have it.
+        behind: of these, behind each number of layers.
         config: SHA-256 of the job.
         lineage: id of the first job in its chain of resumed ones; None if it is that.
     """
@@ -357,32 +490,46 @@ class Rounds:
     units: Units | None
     products: Products | None
     records: float
+    behind: float
     config: bytes
     lineage: str | None = None
+    classed: frozenset[Place] = frozenset()
+    whole: int = 0
 
     @property
     def places(self) -> frozenset[Place]:
         """Places of all these sums."""
-        return self.layers | self.multiplied
+        return self.layers | self.multiplied | self.classed
 
     @property
     def _first(self) -> Place:
-        return min(self.layers or self.multiplied)
+        return min(self.layers or self.multiplied or self.classed)
 
-    def entry(self, dataset: str, job: str, place: Place) -> Trained | Multiplied:
-        """Return the journal entry of one sum."""
+    def entries(self, dataset: str, job: str, place: Place) -> tuple[Trained | Multiplied, ...]:
+        """Return the journal entries of one sum; of its part by class one of its own.
+
+        A class in it has, for all a silo tells, just as many values as one run tells numbers.
+        """
         kind, number, index = place
-        named = (dataset, job, number, f"{kind}-{index}", self.lineage or job, self.config)
+        named, told = (dataset, job, number), list[Trained | Multiplied]()
+        run = (self.lineage or job, self.config)
+        phase = f"{kind}-{index}"
         if place in self.multiplied and self.products is not None:
-            return Multiplied(*named, self.products.numbers, int(self.records) * self.products.values)
-        assert self.units is not None  # noqa: S101  (where there are layers)
-        of = self.units
-        return Trained(*named, of.most, of.first, of.inputs, of.numbers, int(self.records))
+            held = int(self.records) * self.products.values
+            told.append(Multiplied(*named, phase, *run, self.products.numbers, held))
+        if place in self.layers and (of := self.units) is not None:
+            numbers = (of.most, of.first, of.inputs, of.numbers)
+            # In several forms a round is as many.
+            records = int(self.behind * len(self.layers) / of.times)
+            told.append(Trained(*named, phase, *run, *numbers, records))
+        if place in self.classed:
+            told.append(Multiplied(*named, f"{phase}-classes", *run, 1, self.whole))
+        return tuple(told)
 
     def parts(self, factor: int, places: Iterable[Place] | None = None) -> Parts:
         """Return what sums take of what the records allow; of all places, or of these."""
         some = self.places if places is None else places
-        return taken((self.entry("", "", place) for place in some), factor)
+        return taken((entry for place in some for entry in self.entries("", "", place)), factor)
 
     def before(self, dataset: str, job: str, history: History, factor: int) -> Parts:
         """Return what all other jobs' sums took, and layers of other chains of jobs."""
@@ -401,20 +548,22 @@ class Rounds:
         """
         factor = policy.records_per_feature
         before = self.before(dataset, job, history, factor)
-        self._check(policy, self.parts(factor), before, self.entry(dataset, job, self._first), history)
+        wanted = self.entries(dataset, job, self._first)[0]
+        self._check(policy, self.parts(factor), before, wanted, history)
 
     def check_next(
         self, policy: Policy, dataset: str, job: str, place: Place, history: History
-    ) -> Trained | Multiplied:
-        """Return the journal entry of the next sum; refuse it if jobs beside this one took what was left.
+    ) -> tuple[Trained | Multiplied, ...]:
+        """Return the journal entries of the next sum; refuse it if jobs beside this one took what was left.
 
         Raises:
             BelowPolicyError: TF-625.
         """
-        wanted, factor = self.entry(dataset, job, place), policy.records_per_feature
-        others = [each for each in history.trained(dataset) if each.sum != wanted.sum]
+        wanted, factor = self.entries(dataset, job, place), policy.records_per_feature
+        now = {each.sum for each in wanted}
+        others = [each for each in history.trained(dataset) if each.sum not in now]
         parts, before = self.parts(factor, [place]), self._without(others, job, factor)
-        self._check(policy, parts, before, wanted, history)
+        self._check(policy, parts, before, wanted[0], history)
         return wanted
 
     def _check(
@@ -423,6 +572,7 @@ class Rounds:
         if parts.fit(before) or history.accepts_rounds(wanted):
             return
         factor, asked = policy.records_per_feature, list[str]()
+        records = self.records if self.units is None else self.behind
         if self.units is not None:
             asked.append(
                 f"{plural(len(self.layers), 'more sum')} of layers of up to {self.units.most} units, "
@@ -430,6 +580,8 @@ class Rounds:
             )
         if self.products is not None:
             asked.append(f"{plural(len(self.multiplied), 'more sum')} of {self.products.name}")
+        if self.classed:
+            asked.append(f"{plural(len(self.classed), 'more sum')} by class, of {self.whole} in a run")
         fit = rounds_left(self.parts(factor, [self._first]), before)
         _refuse(
             policy,
@@ -437,24 +589,39 @@ class Rounds:
             "fewer rounds, units or features, privacy, or a person's consent",
             "from these and those of earlier jobs records are computed. They took "
             f"{float(before.largest):.1%} of what {RULE} {factor} allows, {fit} such sums over "
-            f"{self.records:.0f} records would fit. Or a person at this site accepts one run of the job: "
+            f"{records:.0f} records would fit. Or a person at this site accepts one run of the job: "
             "`tightframe site release accept --rounds`",
         )
 
 
-def rounds_planned(setup: JobSetup, records: float) -> Rounds | None:
+def rounds_planned(setup: JobSetup, sizes: Sizes) -> Rounds | None:
     """Return the sums that add up with other jobs' over so many records; None if a job plans none.
 
     Products of features that no training moves do not: they are the same in each job, or another profile's.
     """
     units, moved = units_planned(setup), _moved(setup)
-    if units is None and not moved:
+    classed = _by_class(setup)
+    if units is None and not moved and not classed:
         return None
     layers = frozenset(() if units is None else _layers(setup))
     products = max(moved.values(), key=lambda item: item.width, default=None)
     config = bytes.fromhex(setup.job.sha256())
     lineage = None if setup.job.resume is None else setup.job.resume.lineage
-    return Rounds(layers, frozenset(moved), units, products, records, config, lineage)
+    counted = sizes.sure(), sizes.behind(behind(setup))
+    sums = (layers, frozenset(moved), units, products)
+    return Rounds(*sums, *counted, config, lineage, classed, len(_telling(setup)))
+
+
+def _by_class(setup: JobSetup) -> frozenset[Place]:
+    """Return the sums by class in training of which a run tells more than the class before."""
+    if not class_numbers(setup):
+        return frozenset()
+    telling = _telling(setup)
+    return frozenset(
+        exchange.place
+        for exchange in setup.plan
+        if exchange.training and (exchange.round, exchange.index) in telling
+    )
 
 
 def _moved(setup: JobSetup) -> dict[Place, Products]:

@@ -265,6 +265,10 @@ def test_init_without_a_label_lists_what_could_be_one_and_overwrites_nothing(tmp
     refused = typed("data", "init", file, "--label", "outcome", "-o", output)
     assert refused.exit_code != 0 and "exists already" in told(refused)
     assert output.read_text() == "mine"
+    output.unlink()
+    assert typed("data", "init", file, "--label", "outcome", "-o", output).exit_code == 0
+    made = (output, tmp_path / "c.notes.md")
+    assert {path.stat().st_mode & 0o777 for path in made} == {0o600}, "until a person has decided"
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 import torch
 from typer.testing import CliRunner
 
+from tightframe.errors import JobError
 from tightframe.methods import METHODS
 from tightframe.rounds import codec
 from tightframe_app.cli import app
@@ -44,6 +46,27 @@ def test_the_bytes_are_those_of_encoded_terms(method: object) -> None:
     assert found.upload == max(sizes) > 0
     assert bool(found.upload_once) == bool(found.once)
     assert found.sums == max(len(setup.plan.round(number)) for number in range(1, setup.job.rounds + 1))
+
+
+def test_sizes_are_those_of_the_job_exported_with_an_own_contract(tmp_path: Path) -> None:
+    columns = [{"column": name, "kind": "number", "low": 0, "high": 1} for name in "abc"]
+    label = {"column": "y", "classes": [{"code": "0"}, {"code": "1"}]}
+    path = tmp_path / "contract.json"
+    path.write_text(json.dumps({"title": "t", "columns": columns, "label": label}))
+    found = method_table.describe("fed3r", contract=path)
+    assert found.opened["G, products of features, d (d + 1) / 2"] == 6, "of three columns"
+    assert found.upload_once < method_table.describe("fed3r").upload_once
+    done = CliRunner().invoke(app, ["methods", "fed3r", "--contract", str(path)])
+    assert f"of {path}, its default" in " ".join(done.output.split()) and "6 of G," in done.output
+    path.write_text(
+        json.dumps(
+            {"title": "t", "columns": columns, "label": {"findings": [{"column": "y"}, {"column": "z"}]}}
+        )
+    )
+    with pytest.raises(JobError):
+        method_table.describe("fednh", contract=path)
+    listed = [item.name for item in method_table.computed(None, method_table.LIKE, path)]
+    assert "fedavg" in listed and "fednh" not in listed
 
 
 def test_what_is_told_of_some_methods() -> None:

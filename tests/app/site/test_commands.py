@@ -146,6 +146,7 @@ def test_each_consent_is_shown_with_its_time_and_the_job_that_used_it_first(
     (folder / "config_fed_client.json").write_text(json.dumps(job))
     said = CliRunner().invoke(app, command).output
     assert "UTC: weights other; first used in job masses (job-3)\n" in said
+    assert "Of job-1, masses (job-3), job-4 none are counted" in " ".join(said.split())
     runs = [EvaluationsAccepted(DATASET, b"c" * 32), RoundsAccepted(DATASET, b"d" * 32)]
     write(journal, [*runs, Evaluated(DATASET, "job-5", 1, "train-0", b"c" * 32, 1, 0, 70_000)])
     said = CliRunner().invoke(app, command).output
@@ -168,7 +169,7 @@ def test_what_all_releases_give_together_is_said_and_the_site_is_the_certificate
     write(journal, [Evaluated(DATASET, "job-1", 1, "train-0", b"c" * 32, 1, 0, 70_000)])
     assert "7.0% of what the test records hold." in show() and show().count("none are counted") == 1
     write(journal, [Trained(DATASET, "job-1", 1, "train-0", "job-1", bytes(32), 2, 2, 13, 40, 25)])
-    told = "1 in 1 jobs, 16.0% of what the records allow (`records_per_feature` 2); 84.0% is left, for 5 more"
+    told = "1 in 1 job, 16.0% of what the records allow (`records_per_feature` 2); 84.0% is left, for 5 more"
     assert told in show() and "none are counted" not in show()
     assert "Allowed over all jobs: 11 models, 50.0% of what the validation" in show()
     assert "Left: 10 models, 50.0% of" in show() and "hold, 43.0% of what the test records hold." in show()

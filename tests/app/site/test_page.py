@@ -23,6 +23,8 @@ from tests.support.live_pages import check_in_a_browser
 from tightframe.config.policy import PROFILES, Policy
 from tightframe.privacy.ledger.entries import Remembered
 from tightframe.privacy.ledger.ledger import ledger_path
+from tightframe.rounds.sums.vault import remember
+from tightframe.securesum.site.journal import Evaluated, EvaluationsAccepted
 from tightframe_app.federation import kits
 from tightframe_app.site import page
 
@@ -66,6 +68,8 @@ def kit(tmp_path: Path) -> kits.Kit:
         profile = {"features": "mlp", "own weight": "as declared"}
         used = {"entry": "profile_used", "dataset": "skin", "profile": profile, "lineage": OTHER}
         opened.remember(Remembered((used, revealed(OTHER, 1, FOUR, "update"))))
+        told = Evaluated("skin", OTHER, 1, "train-0", b"c" * 32, 2, 0, 416_000)
+        remember(opened, [EvaluationsAccepted("skin", b"c" * 32), told])
         opened.charge(charge("round 1", dataset_id="skin", job_id=JOB), cap=CAP)
     return kits.Kit.open(made)
 
@@ -152,10 +156,21 @@ def test_one_clock_jobs_by_name_and_no_backticks(kit: kits.Kit, monkeypatch: pyt
     assert "2026-11-24 01:00 UTC" in shown and "10:00" not in shown
     assert "flat_&lt;b&gt;, a withdrawal (8c41e0d2)" in shown and "add <code>pins</code> here" in shown
     assert found.exact == (OTHER,), "the other one was charged"
-    assert "1 job without differential privacy released exact totals; no epsilon counts these" in shown
-    assert "only their evaluations have a limit (TF-627): flat_" in shown
+    assert "1 job without differential privacy released exact totals, which no epsilon counts" in shown
+    assert "(tightframe site release show): flat_" in shown
     states = [one.state for one in found.findings]
     assert f"{states.count('note')} note" in shown and "finding" not in shown
+
+
+def test_what_exact_totals_told_and_who_accepted_what_stands_beside_what_was_spent(
+    kit: kits.Kit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spent = str(page.content(known(kit, monkeypatch)).parts)
+    spent = spent[spent.index("What was spent") : spent.index("What was refused")]
+    assert "2 models, 0.0% of what the validation records hold, 41.6% of what the test records hold" in spent
+    assert "Left: 9 models, 50.0% of" in spent and "hold, 8.4% of what the test records hold" in spent
+    assert "layers and features so far: none." in spent
+    assert "all exact evaluations of one run of a job; first used in job" in spent
 
 
 def test_what_cannot_be_read_is_said_on_the_page(kit: kits.Kit, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,6 +50,7 @@ class Session:
         self.api = self
         self.closed = 0
         self.submitted, self.transcript = JOB, b""
+        self.others: dict[str, str] = {}  # files in its result -> what is in them
 
     def submit_job(self, folder: str) -> str:
         return self.submitted
@@ -82,6 +83,8 @@ class Session:
         (folder / "workspace").mkdir(parents=True)
         if self.result is not None:
             (folder / "workspace" / "outcome.json").write_text(json.dumps(self.result))
+        for name, text in self.others.items():
+            (folder / name).write_text(text)
         if self.transcript:
             (folder / "workspace" / "transcript.jsonl").write_bytes(self.transcript)
         return str(folder)
@@ -503,6 +506,22 @@ def test_a_result_is_fetched_and_its_transcript_asked_for(connect: Connect, tmp_
     result = CliRunner().invoke(cli.app, ["jobs", "fetch", JOB, "-o", "results"])
     assert result.exit_code == 1 and "no transcript" in result.stderr
     assert (tmp_path / "results" / JOB / "workspace" / "outcome.json").is_file()
+
+
+@pytest.mark.parametrize("outcome", ["whole", "broken"])
+def test_no_page_of_a_servers_own_is_left_for_a_browser(
+    connect: Connect, outcome: str, tmp_path: Path
+) -> None:
+    """A page that a run writes has no scripts. A server's own could have, and runs at whoever looks."""
+    session = connect(Session(OVER, result=OUTCOME if outcome == "whole" else {"rounds": "x"}))
+    evil = "<script>alert(1)</script>"
+    session.others = {"workspace/report.html": evil, "index.HTM": evil, "workspace/picture.svg": evil}
+    done = CliRunner().invoke(cli.app, ["jobs", "fetch", JOB, "-o", "results"])
+    left = [path for path in (tmp_path / "results").rglob("*") if path.is_file()]
+    assert not [path for path in left if evil in path.read_text()]
+    assert ("no page of these results: TF-802" in done.stderr) == (outcome == "broken")
+    pages = [path.name for path in left if path.name != "outcome.json"]
+    assert pages == (["report.html"] if outcome == "whole" else [])
 
 
 def test_a_second_fetch_into_the_same_folder_is_refused(connect: Connect, tmp_path: Path) -> None:

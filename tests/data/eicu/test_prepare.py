@@ -79,6 +79,7 @@ def test_one_window_first_then_the_other(tables: Path, tmp_path: Path) -> None:
         ("stay", False),
     ]
     prepare(tables, tmp_path / "both")
+    assert {path.stat().st_mode & 0o777 for path in (tmp_path / "both").iterdir()} == {0o600}
     assert digests(tmp_path / "both") == digests(tmp_path / "out")
 
 

@@ -209,6 +209,8 @@ def test_counts_are_told_by_fold_centre_and_class(again: Callable[..., Report], 
     assert any("TF-204" in text and "8 images instead of 23247" in text for text in report.problems)
     written = json.loads((output / REPORT).read_text())
     assert written["ignored"] == ["ISIC_9999999_downsampled"] and written["problems"] == report.problems
+    made = [path for path in output.rglob("*") if path.is_file()]
+    assert len(made) > 8 and {path.stat().st_mode & 0o777 for path in made} == {0o600}, "they are records"
 
 
 def test_one_centre_alone(again: Callable[..., Report], output: Path) -> None:

@@ -20,6 +20,7 @@ from opacus.accountants import RDPAccountant
 from tests.support.ledgers import CAP, DATA, DELTA, SiteKeys, charge, open_ledger, ticking
 from tests.support.securesum.certificates import AT, issue, make_root
 
+from tightframe.data.columns import marked
 from tightframe.privacy.accounting import BudgetError, guaranteed
 from tightframe.privacy.events import Event, Gaussian, PrivacyValueError, SubsampledGaussian
 from tightframe.privacy.ledger import rules
@@ -36,7 +37,7 @@ from tightframe.privacy.ledger.entries import (
 )
 from tightframe.privacy.ledger.ledger import Ledger, ledger_expected, ledger_path
 from tightframe.privacy.ledger.rows import ENTRY, HEAD
-from tightframe.privacy.ledger.store import head_file, read_head_file
+from tightframe.privacy.ledger.store import head_file, read_head_file, read_secret, secret_file
 from tightframe.privacy.ledger.summary import spendings
 from tightframe.securesum import primitives
 from tightframe.securesum.primitives import encode_fields
@@ -292,6 +293,35 @@ def test_records_of_which_most_are_known_have_no_second_budget(ledger: Ledger) -
     assert ledger.note_data(DATA, "cd" * 32, near.hex()) is not None, "records came, under their name"
     assert ledger.note_data("another", "ef" * 32, far.hex()) is not None
     assert ledger.note_data("without", "01" * 32) is not None
+
+
+def test_records_of_which_columns_are_known_have_no_second_budget(ledger: Ledger) -> None:
+    """One combination with 25 equal places is enough; what is under another secret does not count."""
+    one, far, secret = bytes(range(64)), bytes([*range(24), *[98] * 40]), "12" * 8
+    near = bytes([*range(25), *[99] * 39])
+    columns = secret + (one + bytes([200] * 64)).hex()
+    ledger.note_data(DATA, "ab" * 32)  # as a version wrote it that had no columns
+    assert ledger.note_data("other", "cd" * 32, columns=secret + near.hex()) is not None, "nothing to compare"
+    assert ledger.note_data(DATA, "ef" * 32, columns="34" * 8 + one.hex()) is not None, "another secret"
+    with pytest.raises(DatasetError, match=r"'other'.* because columns hold the same values"):
+        ledger.note_data(DATA, "ab" * 32, columns=columns)
+    assert ledger.note_data("third", "01" * 32, columns=secret + far.hex()) is not None
+    assert ledger.note_data("third", "01" * 32, columns=secret + far.hex()) is None
+    assert ledger.note_data("fourth", "02" * 32, columns="") is not None, "a table that has none"
+    for wrong in ("0", "zz" * 8, secret + "00", secret[:-2]):
+        with pytest.raises(PrivacyValueError, match="`columns`"):
+            ledger.note_data(DATA, "ab" * 32, columns=wrong)
+
+
+def test_the_secret_is_drawn_once_and_beside_the_ledger(ledger: Ledger, path: Path, keys: SiteKeys) -> None:
+    assert read_secret(path) is None
+    secret = ledger.secret()
+    assert len(secret) == 32 and ledger.secret() == secret == read_secret(path)
+    assert secret_file(path).stat().st_mode & 0o777 == 0o600
+    with open_ledger(path, keys) as again:
+        assert again.secret() == secret
+    ledger.note_data(DATA, "ab" * 32, columns=marked([bytes(512)], secret))
+    assert secret not in path.read_bytes() and secret.hex().encode() not in path.read_bytes()
 
 
 @pytest.mark.parametrize(

@@ -147,7 +147,9 @@ def test_the_server_learns_no_metric_and_says_what_protects(finished: tuple[fede
     rules = "\n".join(outcome["rules"])
     assert "each silo at most epsilon 6 at delta 1e-05" in rules and "no differential privacy" not in rules
     assert "local_report.json" in result.outcome.screen()
-    assert "under differential privacy they stay at the silos" in (folder / "server/report.html").read_text()
+    page = (folder / "server/report.html").read_text()
+    assert "under differential privacy they stay at the silos" in page
+    assert "cannot say what privacy cost in accuracy" in page and "export --evaluate FOLDER --set" in page
     own = json.loads((folder / "site-1" / "local_report.json").read_text())["privacy"]["epsilon"]
     told = f"epsilon {math.ceil(own * 1000) / 1000:.3f} of the 6 that it promised"
     assert told in (folder / "site-1/report.html").read_text()

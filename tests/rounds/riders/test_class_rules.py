@@ -97,6 +97,7 @@ def test_a_failed_silos_counts_are_under_the_rules_only_where_the_job_has_them()
     silo: Any = SimpleNamespace(
         class_counts=lambda fold, distinct=False: counts,
         held_counts=lambda: counts,
+        enough_of_class=lambda schema: torch.ones(4, dtype=torch.bool),
         min_class_count=5,
         offers_prototypes=True,
         setting=SimpleNamespace(findings=False),
@@ -113,6 +114,7 @@ def test_a_failed_silos_counts_of_findings_are_those_of_both_kinds_of_records() 
         class_counts=lambda fold, distinct=False: counts[:, 0],
         finding_counts=lambda: counts,
         held_counts=lambda: counts.amin(1),
+        enough_of_class=lambda schema: torch.ones(2, dtype=torch.bool),
         min_class_count=5,
         offers_prototypes=True,
         setting=SimpleNamespace(findings=True),

@@ -133,7 +133,17 @@ def test_nor_has_the_same_table_under_another_contract_path_or_order(tmp_path: P
     changed = [[*row[:-1], f"n{row[-1]}"] if place % 3 else row for place, row in enumerate(turned)]
     write(tmp_path / "copy.csv", changed, [*HEADER[:0:-1], "name"], ";")
     most = open_table(copy, options(other))
-    budget(tmp_path, SiteEntry(dataset_id="study-2"), records=most).check([SMALL])  # what is left
+    with pytest.raises(DatasetError, match=r"'ward-7'.* columns hold the same values"):
+        budget(tmp_path, SiteEntry(dataset_id="study-2"), records=most).check([SMALL])
+    others = [
+        [f"q{n}", str(20 + 37 * n % 70), *row[2:5], f"{50 + 13 * n % 40}.5", row[6]]
+        for n, row in enumerate(rows)
+    ]
+    write(
+        tmp_path / "copy.csv", [row[::-1] for row in rows[45:] + others[:45]], [*HEADER[:0:-1], "name"], ";"
+    )
+    few = open_table(copy, options(other))
+    budget(tmp_path, SiteEntry(dataset_id="study-2"), records=few).check([SMALL])  # most records are others
     # Once a version.
     budget(tmp_path, SiteEntry(dataset_id="ward-7"), records=first).charge("training", [SMALL])
     noted = [entry.content for entry in read_ledger(budget(tmp_path).path, check=None).entries]
@@ -153,6 +163,35 @@ def test_an_older_ledger_knows_records_by_their_source_and_labels(tmp_path: Path
         fingerprint(PRIVATE.dataset, records),
         site._context.content.digest,
     ]
+
+
+def test_what_an_older_ledger_knows_by_whole_rows_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Under another name with a column more the records pass, until the first has been used again."""
+    first, more = ward_rows(), [[*row, str(place % 7)] for place, row in enumerate(ward_rows())]
+    records = open_table(tables.site(write(tmp_path / "ward.csv", first)), options())
+    wider = open_table(tables.site(write(tmp_path / "more.csv", more, [*HEADER, "more"])), options())
+    known = budget(tmp_path, SiteEntry(dataset_id="ward-7"), records=records)
+    with known._open() as ledger:
+        ledger.note_data("ward-7", known._context.content.digest, known._context.content.sketch)
+    other = budget(tmp_path, SiteEntry(dataset_id="study-2"), records=wider)
+    with caplog.at_level("WARNING"):
+        other.check([SMALL])
+        other.check([SMALL])
+    (said,) = [item.message for item in caplog.records if "by whole rows" in item.message]
+    assert "records of ward-7" in said
+    with pytest.raises(DatasetError, match="study-2"):
+        known.check([SMALL])
+    new = budget(tmp_path / "new", SiteEntry(dataset_id="ward-7"), records=records)
+    new.check([SMALL])
+    with pytest.raises(DatasetError, match="ward-7"):
+        budget(tmp_path / "new", SiteEntry(dataset_id="study-2"), records=wider).check([SMALL])
+    caplog.clear()
+    rows = [[f"z{n}", str(20 + 37 * n % 70), *row[2:]] for n, row in enumerate(ward_rows(130)[60:])]
+    others = open_table(tables.site(write(tmp_path / "others.csv", rows)), options())
+    budget(tmp_path / "new", SiteEntry(dataset_id="study-3"), records=others).check([SMALL])
+    assert not [item.message for item in caplog.records if "by whole rows" in item.message]
 
 
 def test_each_signature_is_verified_once_in_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,11 +13,12 @@ from typing import Any, NoReturn
 import pytest
 
 from tightframe.config.site import SiteEntry
+from tightframe.data.columns import marked
 from tightframe.errors import TightframeError
 from tightframe.privacy.ledger.chain import read_ledger
 from tightframe.privacy.ledger.entries import Begun, LedgerError, LostError, Remembered, TamperError
 from tightframe.privacy.ledger.ledger import Ledger
-from tightframe.privacy.ledger.store import head_file
+from tightframe.privacy.ledger.store import head_file, secret_file
 from tightframe.results.files import TRANSCRIPT
 from tightframe.rounds import site_ledger as module
 from tightframe.rounds.site_ledger import (
@@ -111,6 +112,30 @@ def test_what_shows_a_loss(
         leave(paths.journal / module.OLD_JOURNAL)
     found = describe_loss(paths, entries)
     assert found is None if lost is None else found is not None and lost in found
+
+
+def test_the_secret_that_columns_are_known_by_is_missed(tmp_path: Path) -> None:
+    """By the check as by a job; a person who begins again begins with another one."""
+    of = ledger_of(tmp_path)
+
+    def noting() -> bytes:
+        with ledger_of(tmp_path).open() as ledger:
+            ledger.note_data("ward-7", "ab" * 32, columns=marked([bytes(512)], ledger.secret()))
+            return ledger.secret()
+
+    first, beside = noting(), secret_file(of.paths.ledger)
+    assert read_contents(of.paths, check=None) is not None and noting() == first
+    for other in (None, b"x" * 32, first[:-1]):
+        beside.unlink(missing_ok=True)
+        if other is not None:
+            beside.write_bytes(other)
+        with pytest.raises(LostError, match="by which it knows tables again, is missing or another"):
+            read_contents(of.paths, check=None)
+        with pytest.raises(LostError, match="tightframe ledger begin"):
+            ledger_of(tmp_path).open()
+    beside.unlink()
+    ledger_of(tmp_path).begin_anew("TF-620")
+    assert noting() != first and noting() == noting()
 
 
 def test_the_kits_copy_of_the_head_is_held_against_the_ledger(tmp_path: Path) -> None:

@@ -456,6 +456,7 @@ class SmallSilo(SiloSession):
     ) -> None:
         name, folder = self.name, self._folder / job_id
         context: Any = SimpleNamespace(
+            ledger_dir=None,
             name=name,
             job=job_of(self._names, after, self._line),
             job_id=job_id,

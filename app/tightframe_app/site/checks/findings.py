@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 State = Literal["ok", "note", "problem"]
+FILE = "tightframe.json"
+CONFIG_HELP = "The site's own local/tightframe.json, or its kit's folder."
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,11 @@ class Scope:
     def kit_root(self) -> Path | None:
         """Folder that contains the kit's ``startup``, in which the site's client works."""
         return None if self.startup is None else self.startup.resolve().parent
+
+
+def file_of(config: Path | None) -> Path | None:
+    """Return a site's own file, which may be named by its kit's folder, as the option ``--config`` has it."""
+    return config / "local" / FILE if config is not None and config.is_dir() else config
 
 
 def area_of(name: str, label: str) -> str:

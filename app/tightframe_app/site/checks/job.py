@@ -33,7 +33,8 @@ from tightframe.flare.identity import site_identity
 from tightframe.learning.one_sum.withdrawal import too_few
 from tightframe.learning.own_loop import ENTRY_POINTS
 from tightframe.learning.products import Sizes
-from tightframe.privacy.ledger.entries import Entry, LedgerError, TamperError
+from tightframe.privacy.ledger.entries import DatasetError, Entry, LedgerError, TamperError
+from tightframe.privacy.ledger.store import read_secret
 from tightframe.results.words import SUMS, described, plural
 from tightframe.rounds import product_rule, run_state
 from tightframe.rounds.context import STATE, SiloContext
@@ -48,6 +49,7 @@ from tightframe.rounds.silo.enrolment_check import (
     check_sums,
     refused_at_first,
 )
+from tightframe.rounds.silo.known_records import check_records
 from tightframe.rounds.site_ledger import LedgerPaths, journal_folder
 from tightframe.rounds.sums.common import package_errors
 from tightframe.rounds.sums.declaration import public_weight
@@ -212,6 +214,8 @@ def check_history(
             yield from _rounds(context, setup, area, scope)
         if job.privacy is not None:
             yield _budget(context, setup, entries, area)
+        if entries and context.production and entry.data:
+            yield from _known(context, entries, area, scope)
         yield from _records(context, setup, area, several=False)
 
 
@@ -277,12 +281,14 @@ def _records_of(context: SiloContext) -> float:
 def _too_few(context: SiloContext, setup: JobSetup, declared: Mapping[str, float]) -> list[str]:
     """Return this site's refusals of a job over so many declared records; none where they tell nothing."""
     job = context.job
-    exempt = job.privacy is not None or job.withdraw is not None or job.weights == "uniform"
-    if exempt or not context.policy.records_per_feature:
+    if job.privacy is not None or job.withdraw is not None or not context.policy.records_per_feature:
         return []
     try:
-        sizes = Sizes.of(declared, job.assumed_colluders(len(declared)))
-        product_rule.check_declared(context.policy, setup, sizes)
+        if job.weights != "uniform":
+            sizes = Sizes.of(declared, job.assumed_colluders(len(declared)))
+            product_rule.check_declared(context.policy, setup, sizes)
+        if not context.data.synthetic:
+            product_rule.check_behind(context.policy, setup, len(own_labels(context.data)))
     except BelowPolicyError as error:
         return [f"{error.code}: {refusal}" for refusal in error.refusals]
     return []
@@ -440,7 +446,12 @@ def _evaluations(context: SiloContext, setup: JobSetup, area: str, scope: Scope)
         limit is not None and known + 2 * number > limit
         for number, limit, known in zip(numbers, most, before, strict=True)
     )
+    over = any(
+        limit is not None and known + number > limit
+        for number, limit, known in zip(numbers, most, before, strict=True)
+    )
     last = "; after it another job of this form is refused (TF-627)" if again else ""
+    last = "; that is more than allowed: a person at this site accepted one run of it" if over else last
     yield Finding(area, "ok", f"{name}: its exact evaluations open {'; '.join(told)}{last}")
 
 
@@ -448,15 +459,12 @@ def _rounds(context: SiloContext, setup: JobSetup, area: str, scope: Scope) -> I
     """Check the job's exact rounds with those of earlier jobs, if other sites have as many records."""
     from tightframe.config.refusals import BelowPolicyError
     from tightframe.errors import TightframeError
-    from tightframe.learning.products import Sizes
-    from tightframe.rounds.silo.enrolment_check import check_rounds
+    from tightframe.rounds.silo.enrolment_check import check_rounds, sizes_alike
 
     if not context.limits_rounds or not context.site.data:
         return
     try:
-        declared = dict.fromkeys(context.job.roster, _records_of(context))
-        sizes = Sizes.of(declared, context.job.assumed_colluders(len(declared)))
-        checked = check_rounds(context, setup, _journal(context, scope), sizes)
+        checked = check_rounds(context, setup, _journal(context, scope), sizes_alike(context))
     except BelowPolicyError as error:
         own = context.job.weights == "uniform"
         unless = "" if own else "refused unless other sites have more records than this one: "
@@ -472,8 +480,9 @@ def _rounds(context: SiloContext, setup: JobSetup, area: str, scope: Scope) -> I
     found, before = checked
     parts = found.parts(context.policy.records_per_feature)
     if parts.largest <= 1:
+        more = "" if parts.fit(before) else "; that is more: a person at this site accepted one run of it"
         told = f"{float(parts.largest):.1%} of what records allow, {float(before.largest):.1%}"
-        takes = f"take {told} taken by earlier jobs"
+        takes = f"take {told} taken by earlier jobs{more}"
         yield Finding(area, "ok", f"{context.job.job_name}: its exact sums of what is trained {takes}")
 
 
@@ -484,6 +493,22 @@ def _journal(context: SiloContext, scope: Scope) -> list[JournalEntry]:
     places = LedgerPaths.of_site(Path(context.site.state_dir), context.name, scope.kit_root)
     with package_errors():
         return read_journal(places, check=None)
+
+
+def _known(context: SiloContext, entries: Sequence[Entry], area: str, scope: Scope) -> Iterator[Finding]:
+    """Check that the ledger knows these records by no other name."""
+    try:
+        if context.data.synthetic:
+            return
+        places = LedgerPaths.of_site(Path(str(context.site.state_dir)), context.name, scope.kit_root)
+        said = check_records(context, entries, read_secret(places.ledger))
+    except (DatasetError, LedgerError) as error:
+        yield Finding(area, "problem", str(error))
+    except TightframeError:
+        return  # of the records, which have findings of their own
+    else:
+        if said:
+            yield Finding(area, "note", said)
 
 
 def _accept(scope: Scope) -> str:

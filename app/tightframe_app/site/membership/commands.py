@@ -16,7 +16,7 @@ from tightframe.errors import JoinError
 from tightframe.files import quoted
 from tightframe_app.federation import commands as federations
 from tightframe_app.live import options as live
-from tightframe_app.screens import lines, print_list, shown
+from tightframe_app.screens import Terminal, lines, print_list, shown
 
 if TYPE_CHECKING:
     from tightframe_app.site.membership.joining import Answer, Settings
@@ -172,14 +172,12 @@ def page(kit: Kit, port: live.Port = None) -> None:
     has the policy with every rule, too, and the findings of `tightframe site check`. Start it with the
     account that trains: no other one may read the ledger.
     """
-    from rich.console import Console
-
     from tightframe_app.live.server import Live
     from tightframe_app.site import page as pages
     from tightframe_app.site import stop
 
     looker = pages.Looker(stop.site_kit(kit))
-    console = live.lines_of(Console(file=sys.stdout, highlight=False, markup=False, emoji=False))
+    console = live.lines_of(Terminal(file=sys.stdout))
     known = looker.look()
     first = pages.content(known)
     try:

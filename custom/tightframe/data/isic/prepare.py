@@ -158,7 +158,7 @@ def prepare(
     try:
         with Manifest.open(output / MANIFEST, RECIPE, folder=target) as manifest:
             _copy_split(split, output / SPLIT)
-            target.mkdir(exist_ok=True)
+            target.mkdir(exist_ok=True, mode=0o700)
             tasks = [
                 _Task(folder / f"{name}.jpg", target / f"{name}.jpg", manifest.entries.get(name))
                 for name in (row.image for row in requested)

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import ClassVar, TypeAlias
 
+import numpy as np
+
 from tightframe.errors import TightframeError
 from tightframe.phases import Neighbours
 from tightframe.privacy.accounting import checked_epsilon
@@ -147,6 +149,7 @@ class DataNoted:
     Attributes:
         sketch: a byte for each place, hexadecimal; the more records two sets have in common, the more places
             are equal (``data.content``). Empty if there is none.
+        columns: the same for combinations of columns, as ``data.columns.marked``; None in older entries.
 
     Raises:
         PrivacyValueError: TF-700.
@@ -157,29 +160,48 @@ class DataNoted:
     dataset_id: str
     fingerprint: str
     sketch: str = ""
+    columns: str | None = None
 
     def __post_init__(self) -> None:
         _text("dataset_id", self.dataset_id)
         for digits, lengths in (
             (self.fingerprint, range(32, 129)),
             (self.sketch, (0, 2 * SKETCH_PLACES)),
+            (self.columns or "", (0, *range(16, 2**15, 2 * SKETCH_PLACES))),
         ):
             if isinstance(digits, str) and len(digits) in lengths and set(digits) <= set(_HEX):
                 continue
             raise PrivacyValueError(
-                "Expected `fingerprint` to be 32 to 128 lower-case hexadecimal digits, and `sketch` none or "
-                f"{2 * SKETCH_PLACES}, but got another text. Give a hash of the records."
+                "Expected `fingerprint` to be 32 to 128 lower-case hexadecimal digits, `sketch` none or "
+                f"{2 * SKETCH_PLACES}, and `columns` none or 16 and as many for each combination, but got "
+                "another text. Give a hash of the records."
             )
 
     def as_value(self) -> dict[str, object]:
         """Return plain values."""
         values: dict[str, object] = {"dataset_id": self.dataset_id, "fingerprint": self.fingerprint}
-        return values | {"sketch": self.sketch} if self.sketch else values  # older entries have none
+        values |= {"sketch": self.sketch} if self.sketch else {}  # older entries have none
+        return values if self.columns is None else values | {"columns": self.columns}
 
     def is_like(self, other: DataNoted) -> bool:
         """Check whether two sets have about half of all their records, or more, in common."""
         ours, theirs = bytes.fromhex(self.sketch), bytes.fromhex(other.sketch)
         return sum(a == b for a, b in zip(ours, theirs, strict=False)) >= ALIKE  # an empty one is like none
+
+    @property
+    def secret_id(self) -> str:
+        """Name of the ledger's secret that marks the columns; empty without."""
+        return (self.columns or "")[:16]
+
+    def has_columns_of(self, other: DataNoted) -> bool:
+        """Check whether a combination of columns has the same cells in about half of all records, or more."""
+        if self.secret_id != other.secret_id:
+            return False
+        ours, theirs = (
+            np.frombuffer(bytes.fromhex((noted.columns or "")[16:]), np.uint8).reshape(-1, 1, SKETCH_PLACES)
+            for noted in (self, other)
+        )
+        return bool(np.any((ours == theirs.swapaxes(0, 1)).sum(axis=2) >= ALIKE))
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,6 @@ from tightframe.privacy.ledger.entries import (
     Charge,
     Content,
     DataNoted,
-    DatasetError,
     Entry,
     Remembered,
     RepeatError,
@@ -45,6 +44,7 @@ from tightframe.privacy.ledger.entries import (
 from tightframe.privacy.ledger.rows import Check, Row, Signer, make_row, read_row
 from tightframe.privacy.ledger.rules import (
     charges_of,
+    check_name,
     check_neighbours,
     check_rules,
     describe,
@@ -180,14 +180,20 @@ class Ledger:
         return written
 
     def note_data(
-        self, dataset_id: str, fingerprint: str, sketch: str = "", *, also: Sequence[str] = ()
+        self,
+        dataset_id: str,
+        fingerprint: str,
+        sketch: str = "",
+        columns: str | None = None,
+        *,
+        also: Sequence[str] = (),
     ) -> Entry | None:
         """Remember that these records go by this name; a new fingerprint never resets a budget.
 
         Args:
             dataset_id: the site's name of its records.
             fingerprint: a hash of them, hexadecimal digits.
-            sketch: see ``DataNoted``.
+            sketch, columns: see ``DataNoted``.
             also: other hashes of them, which are compared and not remembered.
 
         Returns:
@@ -197,27 +203,23 @@ class Ledger:
             DatasetError: TF-703, if the same records, or most of them, are known by another name.
             PrivacyValueError: TF-700.
         """
-        noted = DataNoted(dataset_id, fingerprint, sketch)
+        noted = DataNoted(dataset_id, fingerprint, sketch, columns)
         with self._store.writing():
-            whole, new = self._verified(), True
-            for entry in whole.entries:
-                known = entry.content
-                if not isinstance(known, DataNoted):
-                    continue
-                if known.dataset_id == dataset_id:
-                    new = new and known != noted
-                elif known.fingerprint in (fingerprint, *also) or known.is_like(noted):
-                    raise DatasetError(
-                        f"Expected these records to go by `dataset_id` {known.dataset_id!r}, as entry "
-                        f"{entry.sequence} of the ledger says, but got {dataset_id!r}. The same records, or "
-                        "most of them, under another name would have a second budget and history: write the "
-                        "first name into the site's entry."
-                    )
-            if not new:
+            whole = self._verified()
+            check_name(whole.entries, noted, also)
+            if any(entry.content == noted for entry in whole.entries):
                 return None
             (entry,) = self._append(whole, [noted])
         self._store.publish_head()
         return entry
+
+    def secret(self) -> bytes:
+        """Return the secret that marks what the ledger knows of columns: beside it, so that it tells nothing.
+
+        Raises:
+            LedgerError: TF-704, if it cannot be read or written.
+        """
+        return self._store.secret()
 
     def remember(self, content: Remembered | Begun) -> None:
         """Write down what must never be forgotten, and return when it is on the disk.

@@ -14,7 +14,16 @@ from tightframe.privacy.accounting import (
     solve,
 )
 from tightframe.privacy.events import Event, Gaussian, with_noise
-from tightframe.privacy.ledger.entries import Cap, Charge, Entry, NeighboursError, RepeatError
+from tightframe.privacy.ledger.entries import (
+    Begun,
+    Cap,
+    Charge,
+    DataNoted,
+    DatasetError,
+    Entry,
+    NeighboursError,
+    RepeatError,
+)
 from tightframe.results.words import rounded_down, rounded_up
 
 
@@ -38,6 +47,50 @@ def events_of(
         for charge in charges_of(entries)
         if charge.dataset_id == dataset_id and job_id in (None, charge.job_id)
     ]
+
+
+def check_name(entries: Iterable[Entry], noted: DataNoted, also: Sequence[str] = ()) -> None:
+    """Refuse records that are known by another name.
+
+    Args:
+        also: other hashes of them.
+
+    Raises:
+        DatasetError: TF-703.
+    """
+    for entry in entries:
+        known = entry.content
+        if not isinstance(known, DataNoted) or known.dataset_id == noted.dataset_id:
+            continue
+        if known.fingerprint in (noted.fingerprint, *also) or known.is_like(noted):
+            how = ""
+        elif known.has_columns_of(noted):
+            how = ", because columns hold the same values (or in the same order) for most records"
+        else:
+            continue
+        raise DatasetError(
+            f"Expected these records to go by `dataset_id` {known.dataset_id!r}, as entry {entry.sequence} "
+            f"of the ledger says, but got {noted.dataset_id!r}{how}. The same records, or most of them, "
+            "under another name would have a second budget and history: write the first name into the "
+            "site's entry."
+        )
+
+
+def known_by_rows(entries: Iterable[Entry], noted: DataNoted) -> list[str]:
+    """Return other names of records of which an older entry has no columns to compare."""
+    last = {item.content.dataset_id: item.content for item in entries if isinstance(item.content, DataNoted)}
+    return [name for name, known in last.items() if known.columns is None and name != noted.dataset_id]
+
+
+def secret_ids(entries: Sequence[Entry]) -> set[str]:
+    """Return the names of the secrets that mark columns, since a person last began the ledger."""
+    ids = set[str]()
+    for entry in entries:
+        if isinstance(entry.content, Begun):
+            ids.clear()
+        elif isinstance(entry.content, DataNoted) and entry.content.secret_id:
+            ids.add(entry.content.secret_id)
+    return ids
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ from tightframe.securesum.primitives import encode_fields
 VERSION = 1
 _APPLICATION = 0x54464C47  # "TFLG", in the file's header
 _BUSY_SECONDS = 60.0
+_SECRET_BYTES = 32
 _SCHEMA = {
     "signers": "CREATE TABLE signers (id TEXT PRIMARY KEY NOT NULL, certificate BLOB NOT NULL)",
     "entries": (
@@ -92,6 +93,27 @@ def make_head(ledger: str, count: int, hashed: str, time: datetime, signer: Sign
 def head_file(path: Path) -> Path:
     """Return the path of the head's copy, beside the ledger."""
     return path.with_name(path.name + ".head")
+
+
+def secret_file(path: Path) -> Path:
+    """Return the path of the secret beside the ledger, which marks what it knows of tables' columns."""
+    return path.with_name(path.name + ".secret")
+
+
+def read_secret(path: Path) -> bytes | None:
+    """Read a ledger's secret; None if there is none yet.
+
+    Args:
+        path: of the ledger.
+
+    Raises:
+        LedgerError: TF-704, if it cannot be read.
+    """
+    with _named(path):
+        try:
+            return secret_file(path).read_bytes()[:_SECRET_BYTES] or None
+        except FileNotFoundError:
+            return None
 
 
 def expected(path: Path) -> bool:
@@ -269,6 +291,19 @@ class Store:
             text = head_text(self.read_head())
             if not self._says(path, text):
                 write_atomically(path, text, mode=0o600, locked=True)
+
+    def secret(self) -> bytes:
+        """Return the ledger's secret, drawn the first time.
+
+        Raises:
+            LedgerError: TF-704, if it cannot be read or written.
+        """
+        known = read_secret(self.path)
+        if known is None:
+            with self.writing():
+                known = read_secret(self.path) or secrets.token_bytes(_SECRET_BYTES)
+                write_atomically(secret_file(self.path), known, mode=0o600, locked=True)
+        return known
 
     @staticmethod
     def _says(path: Path, text: bytes) -> bool:

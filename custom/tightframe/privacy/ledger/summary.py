@@ -143,8 +143,9 @@ def exact_jobs(entries: Sequence[Entry]) -> list[str]:
 def exact_text(jobs: Sequence[str]) -> str:
     """List the jobs that released exact totals, which no epsilon counts."""
     return (
-        f"{plural(len(jobs), 'job')} without differential privacy released exact totals; no epsilon counts "
-        f"these, and only their evaluations have a limit (TF-627): {', '.join(jobs)}"
+        f"{plural(len(jobs), 'job')} without differential privacy released exact totals, which no epsilon "
+        "counts; evaluations (TF-627) and rounds (TF-625) have limits of their own (tightframe site release "
+        f"show): {', '.join(jobs)}"
     )
 
 

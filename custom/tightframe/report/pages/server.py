@@ -217,9 +217,11 @@ def _notices(found: ServerResults) -> list[Part]:
         notices.append(
             layout.notice(
                 "warn",
-                "Differential privacy with local evaluation: losses and test results "
-                "stay at the silos, so this "
-                "page has none. Each silo's own report has its own.",
+                "Differential privacy with local evaluation: losses and test results stay at the silos, so "
+                "this page has none, and cannot say what privacy cost in accuracy. Each silo's own report "
+                "has its own results. Noisy ones of this model, which are charged: ",
+                tag("code", "tightframe jobs export --evaluate FOLDER --set privacy.epsilon=EPSILON"),
+                ", with the folder of this page.",
             )
         )
     return notices

@@ -252,6 +252,8 @@ def _privacy(report: SiloReport) -> Markup:
         text = "The job had no differential privacy: no epsilon was spent."
         if report.disclosed is not None and report.disclosed.evaluated:
             text += f" Its exact evaluations told {'; '.join(report.disclosed.evaluated)}."
+            text += " Rounds over all jobs, and what is left: tightframe site release show"
+            text += " -c local/tightframe.json."
         return section("Privacy spent", tag("p", text))
     whole = spent.epsilon > 0.995 * spent.promised
     rest = "" if whole else " The rest was for spare rounds and releases, or for some that this silo missed."

@@ -65,7 +65,8 @@ def attach(phase: Phase, num_classes: int) -> Phase:
     def contribute(silo: SiloView, received: Tensors, state: Tensors) -> Contribution:
         offer = received_offer(received, num_classes)
         view = rider_view(silo)
-        counts, active, least = view.held_counts(), silo.offers_prototypes, view.min_class_count
+        counts = view.held_counts() * view.enough_of_class(phase.schema)
+        active, least = silo.offers_prototypes, view.min_class_count
         for_method = {name: item for name, item in received.items() if name != OFFERED}
         for_method[ADMITTED] = held_classes(counts, least, active) & offer
         made = phase.contribute(silo, for_method, state)
@@ -115,6 +116,8 @@ def own_classes(silo: RiderView, schema: Schema, received: Tensors) -> dict[str,
 
     told = {item.name: value(item) for item in mine.fields}
     ruled = OFFERED in received  # else the job is without class rules, and a term has all classes
+    if ruled:
+        counts = counts * silo.enough_of_class(schema)
     offer = received_offer(received, len(counts)) if ruled else torch.ones_like(counts).bool()
     own = withhold(
         mine,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 import torch
 
-from tightframe.phases import SiloView, Tensors
+from tightframe.phases import Schema, SiloView, Tensors
 
 if TYPE_CHECKING:
     from tightframe.privacy.events import Event
@@ -53,6 +53,9 @@ class RiderView(SiloView, Protocol):
 
     def held_counts(self) -> torch.Tensor:
         """Count distinct training records of each class, by which the class rules go: int64 (C,)."""
+
+    def enough_of_class(self, schema: Schema) -> torch.Tensor:
+        """Return of which classes this silo's records have values enough for a job's sums, bool (C,)."""
 
     def charge(self, purpose: str, events: Sequence[Event], *, alone: Event | None = None) -> None:
         """Charge a release to the site's ledger, before its noise is drawn."""

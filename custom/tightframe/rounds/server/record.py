@@ -79,7 +79,7 @@ class RunRecord:
         self.declared: dict[str, Declaration] = {}
         self.privacy = setup.privacy
         self._products = None if job.privacy is not None else product_rule.planned(setup)
-        self._units = product_rule.units_planned(setup)
+        self._units, self._behind = product_rule.units_planned(setup), product_rule.behind(setup)
         self._class_sums = None if job.privacy is not None else product_rule.class_sums_planned(setup)
         self.statistics: TableStatistics | None = None  # of a job that sums them
         self.personal: Personal | None = None  # means over silos of their personal models
@@ -252,9 +252,9 @@ class RunRecord:
         records = {site: item.weight for site, item in self.declared.items()}
         untold = self.job.weights == "uniform"
         sizes = Sizes.of(records, self.job.assumed_colluders(len(records)))
-        for found in (self._products, self._units):
+        for found, sure in ((self._products, sizes.sure()), (self._units, sizes.behind(self._behind))):
             if found is not None and records:
-                lines += product_rule.warned(found, None if untold else sizes.sure())
+                lines += product_rule.warned(found, None if untold else sure)
         if self._class_sums is not None and records:
             declared = None if untold else sizes.declared
             lines += product_rule.warned(self._class_sums, declared, classes=len(self._dataset.class_names))

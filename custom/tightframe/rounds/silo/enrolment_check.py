@@ -9,18 +9,21 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from tightframe.config.refusals import BelowPolicyError, Refusal
+from tightframe.data.base import own_labels
 from tightframe.data.table import TableOptions
 from tightframe.errors import SecureSumError
 from tightframe.learning.products import Parts, Sizes
 from tightframe.rounds.context import SiloContext
 from tightframe.rounds.setup import JobSetup
 from tightframe.rounds.sums.common import package_errors
+from tightframe.rounds.sums.declaration import public_weight
 from tightframe.rounds.sums.parameters import epoch_params
 from tightframe.rounds.sums.secure_silo import SecureSite
 from tightframe.securesum.site import journal
 
 if TYPE_CHECKING:
     from tightframe.privacy.ledger.entries import Entry
+    from tightframe.rounds.evaluation_bits import Evaluations
     from tightframe.rounds.product_rule import Rounds
     from tightframe.rounds.silo.budget import Costs
     from tightframe.rounds.silo.view import LocalSilo
@@ -65,15 +68,23 @@ def check_evaluations(
     Raises:
         SecureSumError: TF-627, in a simulation also.
     """
-    from tightframe.rounds.silo import evaluations
-
-    if not context.would_limit_evaluations:
+    if (found := evaluations_planned(context, setup, entries)) is None:
         return None
-    found = evaluations.of_silo(context, setup, entries=entries)
     dataset, history = context.site.records_id(context.job.dataset), journal.History(entries)
     with package_errors():
         found.check(dataset, context.job_id, history)
     return found.entry(dataset, context.job_id), history.evaluated(dataset), found.most
+
+
+def evaluations_planned(
+    context: SiloContext, setup: JobSetup, entries: Sequence[journal.Entry]
+) -> Evaluations | None:
+    """Return what a job evaluates exactly at this site, by its records; None if nothing is limited."""
+    from tightframe.rounds.silo import evaluations
+
+    if not context.would_limit_evaluations:
+        return None
+    return evaluations.of_silo(context, setup, entries=entries)
 
 
 def check_rounds(
@@ -90,19 +101,36 @@ def check_rounds(
     Raises:
         BelowPolicyError: TF-625.
     """
+    if (planned := rounds_planned(context, setup, entries, sizes)) is None:
+        return None
+    dataset, history = context.site.records_id(context.job.dataset), journal.History(entries)
+    planned[0].check(context.policy, dataset, context.job_id, history)
+    return planned
+
+
+def rounds_planned(
+    context: SiloContext, setup: JobSetup, entries: Sequence[journal.Entry], sizes: Sizes
+) -> tuple[Rounds, Parts] | None:
+    """Return the same as ``check_rounds``, without refusing anything."""
     import torch
 
-    from tightframe.rounds.product_rule import rounds_planned
+    from tightframe.rounds import product_rule
     from tightframe.rounds.silo.view import LocalSilo
 
-    uniform = context.job.weights == "uniform"
     silo = LocalSilo(context, setup, torch.device("cpu"), 0)
-    found = rounds_planned(setup, records_alike(context, silo) if uniform else sizes.sure())
+    behind = alike(context, silo) if context.job.weights == "uniform" else sizes
+    found = product_rule.rounds_planned(setup, behind)
     if not context.limits_rounds or found is None:
         return None
     dataset, history = context.site.records_id(context.job.dataset), journal.History(entries)
-    found.check(context.policy, dataset, context.job_id, history)
     return found, found.before(dataset, context.job_id, history, context.policy.records_per_feature)
+
+
+def sizes_alike(context: SiloContext) -> Sizes:
+    """Return the numbers of records that silos declare, had all as many as this one."""
+    own = public_weight(len(own_labels(context.data)), context.job.weights)
+    declared = dict.fromkeys(context.job.roster, own)
+    return Sizes.of(declared, context.job.assumed_colluders(len(declared)))
 
 
 def refused_at_first(context: SiloContext, setup: JobSetup) -> str:
@@ -148,30 +176,32 @@ def check_rows(context: SiloContext, setup: JobSetup) -> None:
     """
     import torch
 
-    from tightframe.rounds.product_rule import check_units, units_planned
+    from tightframe.rounds.product_rule import behind, check_units, units_planned
     from tightframe.rounds.silo.view import LocalSilo
 
     if not setup.trains or context.job.privacy or context.data.synthetic:
         return
     silo = LocalSilo(context, setup, torch.device("cpu"), 0)
     if context.job.weights == "uniform" and (layers := units_planned(setup)) is not None:
-        honest = _honest(context)
+        sizes = alike(context, silo)
+        honest = len(sizes.each) - sizes.colluders
         of = f"records, were {honest} silos as this one (uniform weights tell no others' numbers)"
-        check_units(context.policy, layers, records_alike(context, silo), of)
+        check_units(context.policy, layers, sizes.behind(behind(setup)), of)
     check_possible_rows(silo)
 
 
-def records_alike(context: SiloContext, silo: LocalSilo) -> float:
-    """Return the records of honest silos if all have as many as this one: uniform weights tell no others'.
+def alike(context: SiloContext, silo: LocalSilo) -> Sizes:
+    """Return the sizes of a job's silos if all have as many records as this one: uniform weights tell none.
 
     Where all silos accept by their own numbers, the smallest has accepted by the smallest number.
     """
-    return _honest(context) * float(silo.class_counts("train").sum())
+    sites = context.job.sites
+    return Sizes.of(dict.fromkeys(sites, records_of(silo)), context.job.assumed_colluders(len(sites)))
 
 
-def _honest(context: SiloContext) -> int:
-    parties = len(context.job.sites)
-    return parties - context.job.assumed_colluders(parties)
+def records_of(silo: LocalSilo) -> float:
+    """Return the number of training records of a silo."""
+    return float(silo.class_counts("train").sum())
 
 
 def check_possible_rows(silo: LocalSilo) -> None:

@@ -17,7 +17,7 @@ from tightframe.rounds.setup import JobSetup
 from tightframe.rounds.silo.view import LocalSilo
 from tightframe.rounds.sums.vault import read_journal
 from tightframe.securesum.errors import EvaluationsError
-from tightframe.securesum.site.journal import Entry, Evaluated, History, Most
+from tightframe.securesum.site.journal import Entry, Evaluated, History, Most, opened
 
 BINS = (32, 16, 8, 4, 2)
 """Score bins that are tried for a job that does not fit."""
@@ -73,17 +73,30 @@ def _allowed(found: Evaluations, dataset: str, job: str, history: History) -> bo
 def _smaller(setup: JobSetup, planned: Callable[[JobSetup], Evaluations], left: Most) -> str:
     """Say with which `evaluation` a job would fit into what is left: with most bins, and of most models."""
     own, fits = setup.job.evaluation, list[tuple[int, int]]()
+
+    def at(models: int, bins: int) -> Evaluations:
+        changed = own.model_copy(update={"models": models, "score_bins": bins})
+        return planned(replace(setup, job=setup.job.model_copy(update={"evaluation": changed})))
+
+    def words(models: int, bins: int) -> str:
+        return f'{{"models": {models}, "score_bins": {bins}}}'
+
     for bins in dict.fromkeys((own.score_bins, *(each for each in BINS if each < own.score_bins))):
         for models in (own.models, 6, 3, 2, 1):
-            at = own.model_copy(update={"models": models, "score_bins": bins})
-            job = setup.job.model_copy(update={"evaluation": at})
-            if models <= own.models and planned(replace(setup, job=job)).fits(left):
+            if models <= own.models and at(models, bins).fits(left):
                 fits.append((models, bins))
                 break
     if not fits:
-        return "no smaller `evaluation` would fit, and no job can leave it out"
+        none = "no smaller `evaluation` would fit, and no job can leave it out"
+        smallest = (1, BINS[-1])
+        if smallest == (own.models, own.score_bins):
+            return none
+        least = ", ".join(each for each in opened(at(*smallest).wanted)[1:] if each is not None)
+        return f"{none}; {words(*smallest)} would tell least, {least}"
     both = fits[:1] + [each for each in fits[-1:] if each[0] > fits[0][0]]
-    told = [f'{{"models": {models}, "score_bins": {bins}}}' for models, bins in both]
+    told = [words(*each) for each in both]
+    if len(both) > 1:
+        told[-1] += f" ({words(*min(both, key=lambda each: at(*each).wanted[1:]))} tells less)"
     other = any(bins != own.score_bins for _, bins in both)
     consent = " (other `score_bins` than in earlier jobs need consent too, TF-617)" if other else ""
     return f'"evaluation": {" or ".join(told)} would fit: export the job with it{consent}'

@@ -8,29 +8,67 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from tightframe.data.base import FOLDS, SiloData
+from tightframe.data.columns import marked
+from tightframe.privacy.ledger.entries import DataNoted, Entry
+from tightframe.privacy.ledger.rules import check_name, known_by_rows
 
 if TYPE_CHECKING:
     from tightframe.privacy.ledger.ledger import Ledger
     from tightframe.rounds.context import SiloContext
 
+BY_ROWS = (
+    "an earlier version noted the records of {names} by whole rows: under another name, with a column more, "
+    "less or changed, they are not recognised until a job has used {names} once more"
+)
+
 
 def note_records(context: SiloContext, ledger: Ledger) -> None:
     """Record what a silo's records are, by which the ledger recognises them.
 
-    Older ledgers have ``fingerprint`` alone, so that it is compared beside the content's hash.
-
     Raises:
         DatasetError: TF-703, if the same records, or most of them, are known by another name.
     """
+    noted, also = _noted(context, ledger.secret)
+    new = ledger.note_data(noted.dataset_id, noted.fingerprint, noted.sketch, noted.columns, also=also)
+    if new is not None and (text := not_compared(ledger.entries(), noted)):
+        context.log.warning("%s: %s", context.name, text)
+
+
+def check_records(context: SiloContext, entries: Sequence[Entry], secret: bytes | None) -> str:
+    """Refuse what ``note_records`` would refuse, given the ledger's entries; nothing is written.
+
+    Args:
+        secret: the ledger's; None if it has none yet.
+
+    Returns:
+        What cannot be compared, in words; empty for nothing.
+
+    Raises:
+        DatasetError: TF-703.
+    """
+    noted, also = _noted(context, lambda: secret or b"none yet")
+    check_name(entries, noted, also)
+    return not_compared(entries, noted)
+
+
+def not_compared(entries: Sequence[Entry], noted: DataNoted) -> str:
+    """Say of which records older entries have no columns that these could be compared with."""
+    names = known_by_rows(entries, noted) if len(noted.columns or "") > len(noted.secret_id) else []
+    return BY_ROWS.format(names=", ".join(names)) if names else ""
+
+
+def _noted(context: SiloContext, secret: Callable[[], bytes]) -> tuple[DataNoted, list[str]]:
+    """Return what is noted of a silo's records, and other hashes by which older entries know them."""
     name, content = context.site.records_id(context.job.dataset), context.content
     described = fingerprint(context.job.dataset, context.data)
     if content is None:
-        ledger.note_data(name, described)
-    else:
-        ledger.note_data(name, content.digest, content.sketch, also=[described])
+        return DataNoted(name, described, columns=""), []
+    columns = marked(content.combinations, secret()) if content.combinations else ""
+    return DataNoted(name, content.digest, content.sketch, columns), [described]
 
 
 def fingerprint(dataset: str, data: SiloData) -> str:

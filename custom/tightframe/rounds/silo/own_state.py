@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
@@ -28,6 +29,7 @@ from tightframe.rounds.context import (
     REHEARSAL,
     SALT,
     START,
+    STATE,
     TOLD,
     SiloContext,
 )
@@ -70,6 +72,8 @@ def begin(context: SiloContext) -> None:
     partial.mkdir(parents=True, mode=0o700)
     if (continued := job.continues) is not None:
         previous = context.previous_state
+        for earlier in _of_chain(context):  # whatever job is named as the one before
+            _check(context, earlier)
         if previous is not None and (previous / RUN).is_file():
             _check(context, previous)
             # The salt is not copied, so that no two jobs repeat a silo's updates bit for bit.
@@ -99,6 +103,16 @@ def begin(context: SiloContext) -> None:
     if folder.exists():
         shutil.rmtree(folder)
     os.replace(partial, folder)
+
+
+def _of_chain(context: SiloContext) -> Iterator[Path]:
+    """Yield the state folders at this site of all jobs of a job's chain; outside of production none."""
+    lineage = context.job.lineage(context.job_id)
+    every = () if context.ledger_dir is None else context.ledger_dir.glob(f"*/{context.name}/{STATE}/{RUN}")
+    for path in sorted(every):
+        with suppress(OSError, ValueError, RecursionError, AttributeError):
+            if json.loads(path.read_bytes()).get("lineage") == lineage:
+                yield path.parent
 
 
 def _begin_without(context: SiloContext, folder: Path, previous: str, after_round: int) -> None:

@@ -55,7 +55,7 @@ class SiloSession:
         self._contributor: Contributor | None = None
         secure = context.job.summation == "secure"
         confirm = partial(own_state.confirm_told, context.state_folder)
-        own = (self._check_sizes, self._evaluations, self._rounds)
+        own = (self._check_sizes, self._evaluations, self._rounds, self._check_survivors)
         self._secure = SecureSite(context, confirm, *own) if secure else None
         unproven.publish(context)  # an earlier process of the job can have been killed before it did
 
@@ -258,6 +258,9 @@ class SiloSession:
         """Check the silos' declared records against this site's rule on products, see ``product_rule``."""
         if self.context.policy.records_per_feature:
             self._training().check_sizes(sizes)
+
+    def _check_survivors(self, sizes: Sizes) -> None:
+        self._training().check_layers(sizes, "records of silos that are left")
 
     def _evaluations(self) -> Evaluations | None:
         """Return what the job evaluates exactly here; only where that is limited this imports torch."""

@@ -24,13 +24,14 @@ from tightframe.learning.model_update import build_template, shared_template
 from tightframe.learning.record_values import column_bits, count_values
 from tightframe.learning.stages import FitReport, Stage, Term
 from tightframe.models.frozen import FrozenEncoder
-from tightframe.phases import Fold, OwnRows, Setting, Tensors, stream_seed
+from tightframe.phases import Fold, OwnRows, Schema, Setting, Tensors, stream_seed
 from tightframe.results.local_report import SiloPersonal
 from tightframe.results.parts.dropouts import Lost
 from tightframe.rounds.context import SiloContext
 from tightframe.rounds.encoded import LoadedEncoder
 from tightframe.rounds.job_checks import STANDARDISE_STD
 from tightframe.rounds.phases.statistics import UNIFORM, WEIGHED, mean_and_deviation, times_in_moments
+from tightframe.rounds.product_rule import least_class_values, sums_in_training
 from tightframe.rounds.sums.declaration import EVALUATED
 from tightframe.rounds.unproven import NO_NEEDS, Needs
 
@@ -145,6 +146,19 @@ class LocalSilo:
         if self.setting.findings:
             return self.finding_counts().amin(1)
         return self.class_counts("train", distinct=True)
+
+    def enough_of_class(self, schema: Schema) -> torch.Tensor:
+        """Return of which classes this silo's records have values enough for a job's sums, bool (C,).
+
+        Args:
+            schema: of the sum; of one without sums by class in training all have.
+        """
+        classes, context = self.setting.num_classes, self.context
+        least = least_class_values(context.policy, self.setup)
+        if not least or context.data.synthetic or not any(map(sums_in_training, schema.fields)):
+            return torch.ones(classes, dtype=torch.bool)
+        own = self.own_rows()
+        return own.by_class * own.values >= least
 
     def charge(self, purpose: str, events: Sequence[Event], *, alone: Event | None = None) -> None:
         """Charge a release to the site's ledger, before its noise is drawn.

@@ -16,13 +16,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tightframe.config.site import SiteEntry
+from tightframe.data.columns import marked
 from tightframe.errors import SecureSumError
 from tightframe.files import write_atomically
 from tightframe.privacy.ledger.chain import Chain, Verified, read_ledger
 from tightframe.privacy.ledger.entries import Begun, Entry, LedgerError, LostError, Remembered, TamperError
 from tightframe.privacy.ledger.ledger import Ledger, ledger_expected, ledger_path
 from tightframe.privacy.ledger.rows import Check
-from tightframe.privacy.ledger.store import head_file, read_head_file
+from tightframe.privacy.ledger.rules import secret_ids
+from tightframe.privacy.ledger.store import head_file, read_head_file, read_secret, secret_file
 from tightframe.results.files import TRANSCRIPT
 from tightframe.rounds.site_ledger.keys import signature_check, trusted_roots
 from tightframe.securesum.identity import Anchor, Signer
@@ -94,6 +96,10 @@ def describe_loss(paths: LedgerPaths, entries: tuple[Entry, ...] | None) -> str 
     """
     if entries is None and (traces := paths.traces()):
         return f"no ledger at {paths.ledger}, but there was one: {traces[0]} is still there"
+    if entries and (ids := secret_ids(entries)):
+        secret = read_secret(paths.ledger)
+        if secret is None or ids != {marked((), secret)}:
+            return f"{secret_file(paths.ledger)}, by which it knows tables again, is missing or another"
     known = any(isinstance(entry.content, Remembered | Begun) for entry in entries or ())
     if not known and (left := [*paths.journal.glob(OLD_JOURNAL), *paths.transcripts()]):
         by = " (an earlier build's, which this one does not read)" if left[0].name == OLD_JOURNAL else ""

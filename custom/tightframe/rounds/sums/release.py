@@ -39,6 +39,7 @@ from tightframe.models.frozen import HEAD, encoder_sha256, is_frozen, tensors_sh
 from tightframe.phases import Field, Phase, Schema, Tensors
 from tightframe.rounds.job_checks import HEAD_OPTIONS, STANDARDISE_MEAN, STANDARDISE_STD, own_tensors
 from tightframe.rounds.phases.statistics import PREFIX as STATISTICS
+from tightframe.rounds.product_rule import least_class_values
 from tightframe.rounds.riders.class_rules import summed_classes, sums_by_class
 from tightframe.rounds.setup import JobSetup
 from tightframe.rounds.sums.common import Formed
@@ -106,6 +107,8 @@ def release_profile(setup: JobSetup, entry: SiteEntry) -> Profile | None:
         values["class_sums"] = sums
         if start := _features_trained(setup, phases):
             values[FEATURES_TRAINED] = start
+        if least := least_class_values(policy, setup):
+            values["own class_values"] = str(least)
         values["site_models"] = _canonical(
             {site: model.model_dump(mode="json") for site, model in sorted(job.site_models.items())}
         )

@@ -107,6 +107,7 @@ REVEALED: Mapping[str, str] = {
         "others' draws."
     ),
     "own min_class_count": _CLASS_APART,
+    "own class_values": _CLASS_APART,
     "own offer_prototypes": _CLASS_APART,
     "own min_test_count": (
         "This site's evaluation is in one total and not in the other: the difference is its own."

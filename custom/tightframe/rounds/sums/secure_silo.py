@@ -64,6 +64,7 @@ class SecureSite:
         check_sizes: called with the numbers of records that silos declare, before anything is masked.
         evaluations: returns what the job evaluates exactly here; None if nothing, or without a limit.
         rounds: the same of sums in training that add up with those of other jobs.
+        check_survivors: as ``check_sizes``, of the silos left in such a sum.
     """
 
     def __init__(
@@ -73,9 +74,10 @@ class SecureSite:
         check_sizes: Callable[[Sizes], None] = lambda _: None,
         evaluations: Callable[[], Evaluations | None] = lambda: None,
         rounds: Callable[[Sizes], Rounds | None] = lambda _: None,
+        check_survivors: Callable[[Sizes], None] = lambda _: None,
     ) -> None:
         self._context, self._confirm, self._check_sizes = context, confirm, check_sizes
-        self._evaluations, self._rounds = evaluations, rounds
+        self._evaluations, self._rounds, self._check_survivors = evaluations, rounds, check_survivors
         self._vault = Vault(context.secure_folder, context.site_ledger, on_disk=not context.memory_only)
         self._record = SiteRecord(context)
         self._cached_profile: tuple[journal.Profile | None] | None = None
@@ -156,8 +158,27 @@ class SecureSite:
             history.check_evaluations(wanted, found.most)
             told.append(wanted)
         if (rounds := self._rounds(sizes)) is not None and place in rounds.places:
-            told.append(rounds.check_next(policy, *named, place, history))
+            told += rounds.check_next(policy, *named, place, history)
         return tuple(told)
+
+    def _told_of(
+        self, state: Established, slot: int, left: Sequence[str], history: journal.History
+    ) -> tuple[journal.Entry, ...]:
+        """Return the entry of a sum of fewer silos than were asked; refuse it if these have too few records.
+
+        A server chooses who drops out.
+
+        Raises:
+            PolicyError: TF-625.
+        """
+        masked = state.slots[slot]
+        assert isinstance(masked, Masked | Agreed)  # noqa: S101 - nothing else is agreed on
+        declared = {name: item for name, item in _declared(state).items() if name in left}
+        sizes, place = _sizes(declared, state.epoch.params.colluders), place_of(masked.receipt.sum_id)
+        if (rounds := self._rounds(sizes)) is None or place not in rounds.layers:
+            return ()
+        self._check_survivors(sizes)
+        return rounds.check_next(self._context.policy, self._dataset, self._context.job_id, place, history)
 
     @property
     def _dataset(self) -> str:
@@ -307,8 +328,11 @@ class SecureSite:
         def make(key: bytes) -> bytes:
             request = messages.AgreementRequest.from_bytes(raw)
             with self._vault.locked() as history:
-                step = site.agree(self._established(), request, history=history)
-                return self._commit("agree", key, step)
+                state = self._established()
+                step = site.agree(state, request, history=history)
+                left = [receipt.name for receipt in request.receipts]
+                told = self._told_of(state, request.slot, left, history)
+                return self._commit("agree", key, replace(step, entries=(*step.entries, *told)))
 
         return self._once("agree", raw, b"", make)
 

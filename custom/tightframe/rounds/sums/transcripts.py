@@ -63,7 +63,8 @@ class _File:
     def write(self, line: bytes) -> None:
         """Append a line durably; a part of an earlier line that did not fit on the disk is removed first."""
         self._chain = None
-        append_durably(self._path, line, mode=0o644)
+        # A site's own is beside its state; it tells totals of few numbers.
+        append_durably(self._path, line, mode=0o644 if self._view == transcript.SERVER else 0o600)
         self._chain = transcript.Chain.resume(line)
 
 

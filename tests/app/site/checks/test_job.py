@@ -30,7 +30,7 @@ from tightframe.config.refusals import BelowPolicyError
 from tightframe.config.site import SiteEntry, parse_single, read_object
 from tightframe.privacy.accounting import BudgetError
 from tightframe.privacy.events import Gaussian
-from tightframe.privacy.ledger.entries import Cap, Remembered
+from tightframe.privacy.ledger.entries import Cap, DatasetError, Remembered
 from tightframe.privacy.ledger.ledger import ledger_path
 from tightframe.rounds.context import SiloContext
 from tightframe.rounds.setup import prepare
@@ -43,9 +43,7 @@ from tightframe.securesum.site.journal import (
     CohortAccepted,
     Entry,
     Evaluated,
-    EvaluationsAccepted,
     ProfileUsed,
-    RoundsAccepted,
     StaticOpened,
     Trained,
 )
@@ -257,6 +255,25 @@ def test_what_jobs_with_privacy_need_of_the_site_is_the_sites_to_mend(
     assert code == 1 and "TF-620: " in said and "privacy budget not checked" in said
 
 
+def test_records_under_another_name_are_found_before_a_run(
+    hospital: Path, ledger: Path, job_folder: Callable[..., Path], tmp_path: Path
+) -> None:
+    """In the words of the run, with privacy or without."""
+    private = {"weights": "uniform", "privacy": {"epsilon": 0.5, "delta": DELTA}}
+    assert _enrolment(hospital, job_folder(**private), tmp_path / "enrolment") is None
+    for changes in (private, {}):
+        folder = job_folder(**changes)
+        _change(hospital, dataset_id="skin")
+        assert "TF-703" not in _check(hospital, folder)[1]
+        _change(hospital, dataset_id="another")
+        before = _state(hospital)
+        code, said = _check(hospital, folder)
+        assert code == 1 and "TF-703: Expected these records to go by `dataset_id` 'skin'" in said
+        assert _state(hospital) == before
+    with pytest.raises(DatasetError, match="TF-703: Expected these records to go by `dataset_id` 'skin'"):
+        _enrolment(hospital, job_folder(**private), tmp_path / "again")
+
+
 def test_a_job_that_goes_on_is_not_said_to_fit(
     hospital: Path, ledger: Path, job_folder: Callable[..., Path]
 ) -> None:
@@ -361,6 +378,14 @@ def test_a_given_model_is_refused_until_a_person_accepts_it(
     assert _refused(hospital, given) == []
 
 
+def _accepted(hospital: Path, folder: Path, *more: str) -> str:
+    """What ``site release accept`` says, called with the kit's folder."""
+    command = ["site", "release", "accept", "-c", str(hospital.parents[1]), "--job", str(folder), "--yes"]
+    done = CliRunner().invoke(app, [*command, *more])
+    assert done.exit_code == 0, done.output
+    return " ".join(done.output.split())
+
+
 def test_a_job_is_held_against_what_earlier_exact_evaluations_have_told(
     hospital: Path, job_folder: Callable[..., Path]
 ) -> None:
@@ -388,9 +413,16 @@ def test_a_job_is_held_against_what_earlier_exact_evaluations_have_told(
     (problem,) = _problems(hospital, job=folders.read_job(folder), folder=folder, records=False)
     accept = f"tightframe site release accept -c {hospital} --job {folder} --evaluations"
     assert problem.endswith(f"To decide: {accept}")
-    _write(hospital, EvaluationsAccepted("skin", bytes.fromhex(parse_job(folders.read_job(folder)).sha256())))
+    said = _accepted(hospital, folder, "--evaluations")
+    assert "With those of this job: 12 models, " in said and "; allowed: 11 models, 50.0% of" in said
+    assert 'Less would be told by another job: "evaluation": {"models": 2, ' in said
     (text,) = told()
     assert "open 3 of 11 models, 9 opened by earlier jobs; " in text
+    assert text.endswith("; that is more than allowed: a person at this site accepted one run of it")
+    said = _accepted(hospital, job_folder(rounds=2, evaluation={"models": 1}), "--evaluations")
+    assert "So this job fits as it is: it needs no such consent now." in said
+    _change(hospital, data={})
+    assert "this site's records" in _accepted(hospital, folder, "--evaluations")
 
 
 def test_a_job_is_held_against_exact_rounds_of_earlier_jobs(
@@ -414,10 +446,11 @@ def test_a_job_is_held_against_exact_rounds_of_earlier_jobs(
     assert found.text.endswith("`tightframe site release accept --rounds`")
     (found,) = told(weights="uniform")
     assert found.state == "problem" and found.of_job and "They took 100.0% of" in found.text
-    config = parse_job(folders.read_job(hospital.parents[1] / "job")).sha256()
-    _write(hospital, RoundsAccepted("skin", bytes.fromhex(config)))
+    said = _accepted(hospital, hospital.parents[1] / "job", "--rounds")
+    assert "With the 2 of this job 119.0%, if the other sites" in said
+    assert "Less would be told by a job of fewer rounds: none of these sums fit without" in said
     (found,) = told(weights="uniform")
-    assert found.state == "ok" and "100.0% taken by earlier jobs" in found.text
+    assert found.state == "ok" and "100.0% taken by earlier jobs; that is more: a person" in found.text
 
 
 def test_a_journal_that_cannot_be_read_is_the_sites_to_mend(

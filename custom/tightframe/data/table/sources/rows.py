@@ -10,10 +10,11 @@ import difflib
 import io
 import json
 import zlib
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tightframe.data.columns import Row
 from tightframe.data.contract import Contract
 from tightframe.data.table import TableSite
 from tightframe.data.unpacked import UnpackedError, lines_of, open_gzip
@@ -148,7 +149,7 @@ def opened(site: TableSite, wanted: Collection[str] | None) -> tuple[list[str], 
     return first[1], ((number, [cell.strip() for cell in cells]) for number, cells in lines)
 
 
-def row_contents(site: TableSite) -> Iterator[bytes]:
+def row_contents(site: TableSite) -> Iterator[Row]:
     """Yield all rows of a site's table, whatever a contract or the site's entry makes of them.
 
     Raises:
@@ -158,9 +159,9 @@ def row_contents(site: TableSite) -> Iterator[bytes]:
     return (row_content(cells) for _, cells in lines)
 
 
-def row_content(cells: Iterable[str | None]) -> bytes:
+def row_content(cells: Sequence[str | None]) -> Row:
     """Return a row's cells in whatever order its columns have, without their names."""
-    return json.dumps(sorted(cell or "" for cell in cells)).encode()
+    return Row.of(json.dumps(sorted(cell or "" for cell in cells)).encode(), cells)
 
 
 def read_all(site: TableSite, most: int) -> tuple[list[str], dict[str, Cells], list[int]]:

@@ -1,0 +1,96 @@
+"""Jobs whose updates are of few of the records that the rule on dense layers counts.
+
+A row of a dense layer's update is the sum of its inputs over the records that the unit is active for, and of
+the bias the sum of the same factors. So of a unit that sees one record their quotient is that record.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.attacks.test_job_rounds import journal
+from tests.attacks.test_products import small
+from tests.support.attacks.malicious_server import ANY_WIDTH, STANDARD, Federation, hearts
+
+from tightframe.errors import TightframeError
+
+JOB: dict[str, Any] = {
+    "weights": "exact",
+    "training": {"learning_rate": 1e-3, "batch_size": 16},
+    "model_options": {"widths": [72], "standardise": True},
+}
+"""Of 72 units, which three hospitals' 216 surely honest records allow."""
+STEP = {"batch_size": 1, "momentum": 0.0}
+FEW: dict[str, dict[str, Any]] = {
+    "drawn": {"method": "fedsgd", "method_options": {"sampling_rate": 1e-6}},
+    "dropped out": {"model_options": {**JOB["model_options"], "dropout": 0.99}},
+    "pulled back": {
+        "method": "fedprox",
+        "method_options": {"mu": 1e4},
+        "training": {**STEP, "learning_rate": 1e-4, "weight_decay": 0.0},
+    },
+}
+
+
+def in_clear(federation: Federation) -> int:
+    """Return how many training records are quotients of a total's rows."""
+    found = set[int]()
+    for exchange in federation.setup.plan:
+        total = federation.sum(*exchange.place)
+        if exchange.training:
+            rows, bias = (
+                next(total[name] for name in total if name.endswith(f"/backbone.1.{kind}"))
+                for kind in ("weight", "bias")
+            )
+            moves = np.abs(bias) > 1e-6 * np.abs(bias).max()
+            read = rows[moves] / bias[moves, None]
+            model = federation.shared.state.model
+            mean, deviation = (model[f"standardise.{name}"].double().numpy() for name in ("mean", "std"))
+            true = np.concatenate([item.raw("train") for item in federation.data.values()])
+            away = np.abs(read[:, None] - (true - mean) / deviation).max(2)
+            found |= set(away.argmin(1)[away.min(1) < 0.01].tolist())
+    return len(found)
+
+
+@pytest.mark.parametrize(
+    ("how", "least"),
+    [(None, 0), ("drawn", 3), ("dropped out", 15), pytest.param("pulled back", 3, marks=pytest.mark.whole)],
+)
+def test_without_the_rule_updates_of_few_records_tell_these(
+    how: str | None, least: int, tmp_path: Path
+) -> None:
+    job = {**JOB, **({} if how is None else FEW[how])}
+    found = in_clear(Federation(job, small(), state=tmp_path, policy=ANY_WIDTH).enroll())
+    assert found >= least and bool(found) is bool(least)
+
+
+@pytest.mark.parametrize("how", FEW)
+def test_what_is_not_behind_an_update_does_not_count(how: str, tmp_path: Path) -> None:
+    Federation(JOB, small(), state=tmp_path / "whole").enroll()
+    with pytest.raises(TightframeError, match=r"^TF-625: [\s\S]*72 units, .* trained on [0-3] declared"):
+        Federation({**JOB, **FEW[how]}, small(), state=tmp_path).enroll()
+
+
+def test_records_of_a_hospital_that_a_server_declares_dead_do_not_count(tmp_path: Path) -> None:
+    """The largest of the others may lie."""
+    every = hearts(12)
+    data = {f"hospital-{place}": every[f"hospital-{place}"] for place in (1, 4, 5, 8, 12)}
+    sizes = {name: len(records.labels("train")) for name, records in data.items()}
+    least = sum(sorted(sizes.values())[:3])
+    policy = STANDARD.model_copy(update={"max_evaluations": None})
+
+    def run(units: int) -> Federation:
+        job = {**JOB, "model_options": {"widths": [units]}}
+        found = Federation(job, data, state=tmp_path / str(units), job_id=f"job-{units}", policy=policy)
+        found.enroll().sum("train", 1, dead={"hospital-1"})
+        return found
+
+    assert sizes["hospital-1"] == max(sizes.values()) and least // 2 + 1 <= (least + 100) // 2
+    with pytest.raises(
+        TightframeError, match=rf"^TF-625: [\s\S]*trained on {least} records of silos .* left"
+    ):
+        run(least // 2 + 1)
+    assert [each.records for each in journal(run(least // 2), "hospital-5")] == [least]
