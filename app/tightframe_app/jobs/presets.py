@@ -14,10 +14,10 @@ from importlib.resources import files
 from typing import Any
 
 FILE = "effects.json"
-ELSEWHERE = {name: f"with three seeds: docs/methods/{name}.md, Measured here" for name in ("fedilc",)} | {
-    name: "with five seeds: docs/benchmarks.md, Models of one sum" for name in ("fed3r", "fedcgs", "fedncm")
-}
-"""Where comparisons of other data, networks or numbers of seeds stand."""
+ELSEWHERE = dict.fromkeys(
+    ("fed3r", "fedcgs", "fedncm"), "with five seeds: docs/benchmarks.md, Models of one sum"
+)
+"""Where comparisons on other data stand."""
 _SGD = "SGD with momentum 0.9"
 
 
