@@ -47,6 +47,7 @@ from tightframe.rounds.silo.enrolment_check import (
     check_evaluations,
     check_rows,
     check_sums,
+    classes_left_out,
     refused_at_first,
 )
 from tightframe.rounds.silo.known_records import check_records
@@ -402,14 +403,23 @@ def _cohort(context: SiloContext, setup: JobSetup, area: str, scope: Scope) -> I
 
 
 def _rows(context: SiloContext, setup: JobSetup, area: str) -> Iterator[Finding]:
-    """Check that exact totals of a table do not tell its records, because so few rows are possible."""
+    """Check that exact totals do not tell its records, because so few rows are possible, or of a class."""
     try:
         check_rows(context, setup)
+        few, least = classes_left_out(context, setup)
     except BelowPolicyError as error:
         for refusal in error.refusals:
             yield Finding(area, "problem", f"{error.code}: {refusal}", of_job=True)
     except TightframeError:
         return  # of the records, which have findings of their own
+    else:
+        if few:
+            text = (
+                f"{context.job.job_name}: this site leaves {', '.join(few)} out of the class sums: of each "
+                f"its records have fewer than the {least} values that its rounds and features ask for "
+                "(`records_per_feature`); with fewer rounds or features it would take part"
+            )
+            yield Finding(area, "note", text)
 
 
 def _evaluations(context: SiloContext, setup: JobSetup, area: str, scope: Scope) -> Iterator[Finding]:

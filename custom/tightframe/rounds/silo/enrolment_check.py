@@ -126,6 +126,25 @@ def rounds_planned(
     return found, found.before(dataset, context.job_id, history, context.policy.records_per_feature)
 
 
+def classes_left_out(context: SiloContext, setup: JobSetup) -> tuple[list[str], int]:
+    """Return of which classes this site leaves class sums in training out, and values that one must have.
+
+    Only classes of which it has records enough by ``min_class_count`` are named.
+    """
+    import torch
+
+    from tightframe.rounds.product_rule import least_class_values
+    from tightframe.rounds.silo.view import LocalSilo
+
+    least = least_class_values(context.policy, setup)
+    if not least or context.data.synthetic:
+        return [], least
+    silo = LocalSilo(context, setup, torch.device("cpu"), 0)
+    own = silo.own_rows()
+    few = (own.by_class * own.values < least) & (silo.held_counts() >= silo.min_class_count)
+    return [setup.dataset.class_names[place] for place in few.nonzero().flatten().tolist()], least
+
+
 def sizes_alike(context: SiloContext) -> Sizes:
     """Return the numbers of records that silos declare, had all as many as this one."""
     own = public_weight(len(own_labels(context.data)), context.job.weights)

@@ -453,6 +453,19 @@ def test_a_job_is_held_against_exact_rounds_of_earlier_jobs(
     assert found.state == "ok" and "100.0% taken by earlier jobs; that is more: a person" in found.text
 
 
+def test_a_site_is_told_which_classes_it_leaves_out_of_class_sums(
+    hospital: Path, job_folder: Callable[..., Path]
+) -> None:
+    def told(**changes: Any) -> list[str]:
+        folder = job_folder(method="fedmr", model="mlp", **changes)
+        return [item.text for item in _looked(hospital, folder) if "out of the class sums" in item.text]
+
+    assert told(rounds=2, model_options={"widths": [1]}) == []
+    (text,) = told(rounds=40, model_options={"widths": [8]})
+    assert "leaves MEL, NV, BCC out" in text
+    assert f"than the {8 * (40 - 1)} values" in text, "the first round's sum has flags only"
+
+
 def test_a_journal_that_cannot_be_read_is_the_sites_to_mend(
     hospital: Path, job_folder: Callable[..., Path]
 ) -> None:
