@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.support.attacks.malicious_server import STANDARD, Federation, Records, hearts
-from torch.utils.data import Subset
+from tests.support.attacks.malicious_server import STANDARD, Chosen, Federation, hearts
 
 from tightframe.config.policy import PolicyBlock
 from tightframe.errors import TightframeError
@@ -36,26 +35,13 @@ JOB: dict[str, Any] = {
 }
 
 
-class Few(Records):
+class Few(Chosen):
     """A hospital with so many training records of class 1."""
 
     def __init__(self, data: Any, rare: int) -> None:
-        super().__init__(data)
         labels = np.asarray(data.labels("train"))
         of = np.flatnonzero(labels == 1)[:rare]
-        self._kept = np.sort(np.concatenate([np.flatnonzero(labels == 0), of]))
-
-    def labels(self, fold: str) -> Any:
-        found = np.asarray(self._data.labels(fold))
-        return found[self._kept] if fold == "train" else found
-
-    def records(self, fold: str, *, augment_seed: int | None = None) -> Any:
-        found = self._data.records(fold, augment_seed=augment_seed)
-        return Subset(found, self._kept.tolist()) if fold == "train" else found
-
-    def raw(self, fold: str) -> np.ndarray:
-        items = self.records(fold)
-        return np.stack([np.asarray(items[place][0]) for place in range(len(items))])
+        super().__init__(data, np.sort(np.concatenate([np.flatnonzero(labels == 0), of])))
 
     def of_rare_class(self) -> torch.Tensor:
         return torch.as_tensor(self.raw("train")[self.labels("train") == 1]).double()

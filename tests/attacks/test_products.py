@@ -18,7 +18,7 @@ import torch
 from sklearn.metrics import roc_auc_score
 from tests.attacks import test_withdrawals
 from tests.support.attacks.liar import lies
-from tests.support.attacks.malicious_server import ANY_WIDTH, Federation, Records, hearts
+from tests.support.attacks.malicious_server import ANY_WIDTH, Chosen, Federation, Records, hearts
 from torch.utils.data import Subset
 
 from tightframe.config.policy import PolicyBlock
@@ -486,26 +486,6 @@ def few_of_a_class(*others: str) -> dict[str, Records]:
         few = np.flatnonzero(labels == 1)[: 0 if name in others else 5]
         kept[name] = Chosen(every[name], np.sort(np.r_[np.flatnonzero(labels == 0), few]))
     return kept
-
-
-class Chosen(Records):
-    """Some of a hospital's training records."""
-
-    def __init__(self, data: Records, places: np.ndarray) -> None:
-        super().__init__(data)
-        self._places = places
-
-    def labels(self, fold: str) -> Any:
-        labels = self._data.labels(fold)
-        return labels[self._places] if fold == "train" else labels
-
-    def records(self, fold: str, *, augment_seed: int | None = None) -> Any:
-        found = self._data.records(fold, augment_seed=augment_seed)
-        return Subset(found, self._places.tolist()) if fold == "train" else found
-
-    def raw(self, fold: str) -> np.ndarray:
-        items = self.records(fold)
-        return np.stack([np.asarray(items[place][0]) for place in range(len(items))])
 
 
 def test_nor_does_ccvr_sum_a_rare_class_over_fewer_values_than_features(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 from tests.support.securesum import certificates
+from torch.utils.data import Subset
 
 from tightframe import __version__
 from tightframe.config.job import JobConfig, parse_job
@@ -76,6 +77,26 @@ class Records:
     def raw(self, fold: str) -> np.ndarray:
         """The records of a fold as one matrix: what an attack must not get."""
         items = self._data.records(fold)
+        return np.stack([np.asarray(items[index][0]) for index in range(len(items))])
+
+
+class Chosen(Records):
+    """Some of a hospital's training records."""
+
+    def __init__(self, data: Any, places: np.ndarray) -> None:
+        super().__init__(data)
+        self._places = places
+
+    def labels(self, fold: str) -> Any:
+        labels = np.asarray(self._data.labels(fold))
+        return labels[self._places] if fold == "train" else labels
+
+    def records(self, fold: str, *, augment_seed: int | None = None) -> Any:
+        found = self._data.records(fold, augment_seed=augment_seed)
+        return Subset(found, self._places.tolist()) if fold == "train" else found
+
+    def raw(self, fold: str) -> np.ndarray:
+        items = self.records(fold)
         return np.stack([np.asarray(items[index][0]) for index in range(len(items))])
 
 

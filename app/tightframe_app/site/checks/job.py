@@ -45,10 +45,12 @@ from tightframe.rounds.silo.enrolment_check import (
     UNKNOWN,
     check_budget,
     check_evaluations,
+    check_rounds,
     check_rows,
     check_sums,
     classes_left_out,
     refused_at_first,
+    sizes_alike,
 )
 from tightframe.rounds.silo.known_records import check_records
 from tightframe.rounds.site_ledger import LedgerPaths, journal_folder
@@ -452,25 +454,21 @@ def _evaluations(context: SiloContext, setup: JobSetup, area: str, scope: Scope)
         for number, limit, known in zip(now, limits, earlier, strict=True)
         if limit is not None
     ]
-    again = any(
-        limit is not None and known + 2 * number > limit
-        for number, limit, known in zip(numbers, most, before, strict=True)
-    )
-    over = any(
-        limit is not None and known + number > limit
-        for number, limit, known in zip(numbers, most, before, strict=True)
-    )
-    last = "; after it another job of this form is refused (TF-627)" if again else ""
-    last = "; that is more than allowed: a person at this site accepted one run of it" if over else last
+
+    def exceeded(runs: int) -> bool:
+        return any(
+            limit is not None and known + runs * number > limit
+            for number, limit, known in zip(numbers, most, before, strict=True)
+        )
+
+    last = "; after it another job of this form is refused (TF-627)" if exceeded(2) else ""
+    if exceeded(1):
+        last = "; that is more than allowed: a person at this site accepted one run of it"
     yield Finding(area, "ok", f"{name}: its exact evaluations open {'; '.join(told)}{last}")
 
 
 def _rounds(context: SiloContext, setup: JobSetup, area: str, scope: Scope) -> Iterator[Finding]:
     """Check the job's exact rounds with those of earlier jobs, if other sites have as many records."""
-    from tightframe.config.refusals import BelowPolicyError
-    from tightframe.errors import TightframeError
-    from tightframe.rounds.silo.enrolment_check import check_rounds, sizes_alike
-
     if not context.limits_rounds or not context.site.data:
         return
     try:

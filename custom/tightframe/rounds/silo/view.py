@@ -153,10 +153,10 @@ class LocalSilo:
         Args:
             schema: of the sum; of one without sums by class in training all have.
         """
-        classes, context = self.setting.num_classes, self.context
-        least = least_class_values(context.policy, self.setup)
-        if not least or context.data.synthetic or not any(map(sums_in_training, schema.fields)):
-            return torch.ones(classes, dtype=torch.bool)
+        counted = any(map(sums_in_training, schema.fields)) and not self.context.data.synthetic
+        least = least_class_values(self.context.policy, self.setup) if counted else 0
+        if not least:
+            return torch.ones(self.setting.num_classes, dtype=torch.bool)
         own = self.own_rows()
         return own.by_class * own.values >= least
 
