@@ -143,6 +143,8 @@ def read_contract(path: Path) -> dict[str, Any]:
         values = json.loads(path.read_text(encoding="utf-8"))
         form = form_of(values if isinstance(values, dict) else {})
         form.model_validate(values)
+    except FileNotFoundError:
+        raise JobError([f"contract: Expected one at {path}, but there is no such file"]) from None
     except (OSError, ValueError, RecursionError) as error:
         if isinstance(error, ValidationError):
             raise JobError(listed(error, "contract.", form)) from None
