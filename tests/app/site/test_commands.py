@@ -166,7 +166,10 @@ def test_what_all_releases_give_together_is_said_and_the_site_is_the_certificate
 
     write(journal, [ProfileUsed(DATASET, (("steps", "batches of 32"), ("weights", "exact")), "job-1")])
     assert "All were formed alike" in show() and "batches of 32" not in show()
-    assert "sums of trained layers and features so far: none. Of job-1 of" in show() and "none are counted" in show()
+    assert (
+        "sums of trained layers and features so far: none. Of job-1 of" in show()
+        and "none are counted" in show()
+    )
     write(journal, [Evaluated(DATASET, "job-1", 1, "train-0", b"c" * 32, 1, 0, 70_000)])
     assert "7.0% of what the test records hold." in show() and show().count("none are counted") == 1
     write(journal, [Trained(DATASET, "job-1", 1, "train-0", "job-1", bytes(32), 2, 2, 13, 40, 25)])

@@ -191,8 +191,8 @@ def _classes(label: str, cells: Cells) -> tuple[dict[str, Any], list[str]]:
     classes = label_classes(label, cells)
     second = f"; {classes[1]} is the positive one" if len(classes) == 2 else ""
     note = (
-        f"{label}: the classes are {', '.join(classes)}, in this order{second}. Give them titles, and see that "
-        "no column tells the label or comes after it in time."
+        f"{label}: the classes are {', '.join(classes)}, in this order{second}. Give them titles, and see "
+        "that no column tells the label or comes after it in time."
     )
     return {"column": label, "classes": [{"code": code, "title": code} for code in classes]}, [note]
 

@@ -26,7 +26,7 @@ _HEADS = (
     "differ a little such totals tell all features of one validation record."
 )
 _NONE_SENT = "own as it is"
-"""Value of ``updates`` of a job in whose sums a constant stands in place of trained values (``own/trained``)."""
+"""Value of ``updates`` of a job in whose sums a constant is in place of trained values (``own/trained``)."""
 REVEALED: Mapping[str, str] = {
     "weights": _EQUATIONS,
     "max_weight_share": _EQUATIONS,
