@@ -39,11 +39,6 @@ class FedMMDConfig(StrictModel):
 
     weight: float = Field(default=0.1, ge=0)
 
-    @property
-    def pull(self) -> float:
-        """Factor by which a step at rate 1 draws weights back to where training began."""
-        return self.weight
-
 
 def squared_discrepancy(features: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
     """Return MMD^2 of two sets of features with five bandwidths, a scalar of at least about zero.
@@ -82,7 +77,7 @@ def local_rule(config: FedMMDConfig) -> LocalRule:
         term = Term("discrepancy", config.weight, discrepancy, per_record=False)
         return Objective((cross_entropy(), term))
 
-    return LocalRule(("cross_entropy", "discrepancy"), objective)
+    return LocalRule(("cross_entropy", "discrepancy"), objective, pull=config.weight)
 
 
 def parts(setting: Setting) -> tuple[LocalRule, ServerRule]:

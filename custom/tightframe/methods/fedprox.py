@@ -37,11 +37,6 @@ class FedProxConfig(StrictModel):
 
     mu: float = Field(default=0.01, ge=0)
 
-    @property
-    def pull(self) -> float:
-        """Factor by which a step at rate 1 draws weights back to where training began."""
-        return self.mu
-
 
 def local_rule(config: FedProxConfig) -> LocalRule:
     """Return the cross-entropy and the proximal term."""
@@ -53,7 +48,7 @@ def local_rule(config: FedProxConfig) -> LocalRule:
         proximal = ParameterTerm("proximal", config.mu, lambda model: half_squared_distance(model, anchors))
         return Objective((cross_entropy(),), (proximal,))
 
-    return LocalRule(("cross_entropy", "proximal"), objective)
+    return LocalRule(("cross_entropy", "proximal"), objective, pull=config.mu)
 
 
 def parts(setting: Setting) -> tuple[LocalRule, ServerRule]:

@@ -182,7 +182,7 @@ def behind(setup: JobSetup) -> Behind:
     if rate is not None:
         return Behind(share)
     step = training.learning_rate / (1 - training.momentum * (training.optimizer == "sgd"))
-    forgotten = step * (training.weight_decay + float(getattr(config, "pull", 0.0)))
+    forgotten = step * (training.weight_decay + setup.method.pull(setup.setting))
     return Behind(share, training.batch_size / forgotten if forgotten else math.inf)
 
 
