@@ -39,10 +39,10 @@ from tightframe.rounds.encoded import LoadedEncoder, used_parts
 from tightframe.rounds.evaluation_bits import Evaluations
 from tightframe.rounds.notes import Notes
 from tightframe.rounds.order import place_of
-from tightframe.rounds.phases.statistics import POOLED
+from tightframe.rounds.phases.statistics import POOLED, settle_moments
 from tightframe.rounds.plan import BEFORE, STATISTICS, Exchange
 from tightframe.rounds.privacy_plan import is_frozen_sum
-from tightframe.rounds.riders import evaluation, failures, moments
+from tightframe.rounds.riders import evaluation, failures
 from tightframe.rounds.riders.class_rules import HOLDERS
 from tightframe.rounds.riders.evaluation import told_by_few
 from tightframe.rounds.setup import prepare, set_threads
@@ -125,7 +125,7 @@ class Contributor:
         note_request(context, (exchange.kind, exchange.index), asked=CLEARED in state.extra, proven=proven)
         self._settle(message, total)
         needs = Needs.of(context, message["state"], total)
-        moments.settle(context, total)
+        settle_moments(context, total)
         silo = self._silo(exchange, message, peers, state, needs)
         if job.local_baseline_epochs and job.withdraw is None and self._setup.plan.starts(exchange):
             own = NO_NEEDS if total is None and follows else needs  # the job's own start is known
