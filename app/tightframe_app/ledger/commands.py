@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -33,7 +32,7 @@ from tightframe_app.ledger.query import (
     run_of,
     taking_options,
 )
-from tightframe_app.screens import console, print_list, shown
+from tightframe_app.screens import console, facts_of, print_list, shown, table_of
 from tightframe_app.site.checks.findings import CONFIG_HELP, Scope, file_of
 from tightframe_app.site.memory import memory_of, with_id
 
@@ -105,7 +104,7 @@ def ledger_show(options: Options, form: formats.Form = "text") -> None:
         ]
         if query.epsilon is not None:
             facts.append(("left", left_text(spending, query.epsilon)))
-        _print_facts(out, facts)
+        out.print(Padding(facts_of(facts), (0, 0, 0, 2)))
         out.print()
     _print_checked(out, verified, query, options)
 
@@ -241,7 +240,7 @@ def _print_verified(out: Console, told: LedgerVerified) -> None:
         many = "1 entry" if one.entries == 1 else f"{one.entries} entries"
         facts.append(("signed by", f"{shown(one.name)}, certificate {one.certificate[:16]}: {many}"))
     facts.append(("head", str(told.head)))
-    _print_facts(out, facts)
+    out.print(Padding(facts_of(facts), (0, 0, 0, 2)))
     print_list(out, "What this proves", told.proves)
     print_list(out, "What this does not prove", told.does_not_prove)
 
@@ -475,9 +474,7 @@ def _charges(spending: Spending) -> Table:
     from tightframe.privacy.ledger.entries import Charge
     from tightframe.privacy.ledger.summary import event_text
 
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for name in ("entry", "time (UTC)", "job", "purpose", "retry", "event", "epsilon"):
-        table.add_column(name, overflow="fold")
+    table = table_of("entry", "time (UTC)", "job", "purpose", "retry", "event", "epsilon")
     for entry, total in spending.entries:
         charge = entry.content
         assert isinstance(charge, Charge)  # noqa: S101 - for the type checker
@@ -528,15 +525,6 @@ def _print_checked(out: Console, whole: Verified, query: Query, options: Options
             out.print(f"nothing has been charged on {shown(name)} yet", markup=False)
         if others := sorted(names - set(query.datasets)):
             out.print(f"also in this ledger, and not shown: {shown(', '.join(others))}", markup=False)
-
-
-def _print_facts(out: Console, rows: Sequence[tuple[str, str]]) -> None:
-    facts = Table.grid(padding=(0, 2))
-    facts.add_column(no_wrap=True)
-    facts.add_column(overflow="fold")
-    for name, value in rows:
-        facts.add_row(name, value)
-    out.print(Padding(facts, (0, 0, 0, 2)))
 
 
 def _time(time: datetime) -> str:

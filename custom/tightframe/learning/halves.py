@@ -175,6 +175,11 @@ def averaging() -> ServerRule:
     return ServerRule(fields=model_update.model_fields, update=update)
 
 
+def averaged(local: Callable[[Any], LocalRule]) -> Parts:
+    """Return the halves of training by ``local``, of the method's options, and FedAvg's mean."""
+    return lambda setting: (local(setting.config), averaging())
+
+
 KEPT = "server/"
 """Start of the names under which a server that steps by itself keeps its state."""
 

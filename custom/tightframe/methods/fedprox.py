@@ -16,8 +16,7 @@ from pydantic import Field
 from tightframe.learning.halves import (
     LocalRule,
     Objective,
-    ServerRule,
-    averaging,
+    averaged,
     composed_method,
     trained_parameters,
 )
@@ -25,7 +24,7 @@ from tightframe.learning.losses import half_squared_distance
 from tightframe.learning.model_update import BROADCAST
 from tightframe.learning.stages import ParameterTerm, cross_entropy
 from tightframe.options import StrictModel
-from tightframe.phases import Setting, SiloView, Tensors
+from tightframe.phases import SiloView, Tensors
 
 
 class FedProxConfig(StrictModel):
@@ -51,18 +50,13 @@ def local_rule(config: FedProxConfig) -> LocalRule:
     return LocalRule(("cross_entropy", "proximal"), objective, pull=config.mu)
 
 
-def parts(setting: Setting) -> tuple[LocalRule, ServerRule]:
-    """Return FedProx's training, FedAvg's mean."""
-    return local_rule(setting.config), averaging()
-
-
 METHOD = composed_method(
     name="fedprox",
     title="FedProx",
     paper="Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020",
     config=FedProxConfig,
     findings=lambda config: None,
-    parts=parts,
+    parts=averaged(local_rule),
     private=lambda config: None,
     network="logits",
 )
