@@ -50,7 +50,7 @@ from tightframe.rounds.silo import checks, evaluations, own_report, subnormals
 from tightframe.rounds.silo.enrolment_check import check_layers, check_possible_rows, counted
 from tightframe.rounds.silo.followed_state import FollowedState
 from tightframe.rounds.silo.own_state import SiloStateStore
-from tightframe.rounds.silo.rehearsal import part_of, rehearse
+from tightframe.rounds.silo.rehearsal import rehearse
 from tightframe.rounds.silo.view import LocalSilo, RequestedSum
 from tightframe.rounds.sums.common import SEAL, Check, Encoded, Peers
 from tightframe.rounds.sums.release import formed_by
@@ -133,7 +133,7 @@ class Contributor:
         # A server could have chosen the state: it is neither the job's own nor verified.
         begins = (exchange.kind, exchange.index) == (BEFORE, 0) and job.withdraw is not None
         chosen = (total is not None or not follows) and not begins  # ``check_withdrawal`` has compared it
-        part = part_of(exchange) if job.withdraw is None else WITHDRAWAL if exchange.before else None
+        part = exchange.measure if job.withdraw is None else WITHDRAWAL if exchange.before else None
 
         def work() -> tuple[Contribution, dict[Group, bytes], bool]:
             own = functools.partial(self._check_own, silo, exchange, phase, state, peers.sizes)
