@@ -1,22 +1,22 @@
 """Looks of pictures and volumes, by which records are found again in files that were written anew.
 
 Any other encoding changes a file. Where a picture is dark, the lowest coefficients of a discrete cosine
-transform tell: quality, size, brightness and colour hardly move them, a narrow crop a little. Each is compared
-with the set's middle, so that what moves all pictures alike counts for nothing.
+transform tell: quality, size, brightness and colour hardly move them, a narrow crop a little. Each is
+compared with the set's middle, so that what moves all pictures alike counts for nothing.
 
-Each place of a sketch weighs some coefficients in its own way and takes the picture with the highest sum, which
-stays the highest where all sums move a little; it notes which other coefficients of that picture are above the
-middle. Two sets agree in a place if the same picture is in both, or by chance, about once in 256. Where pictures
-are so alike that halves of one set agree, other patients' would, too: then there is no sketch. Pictures turned
-to a common side are sketched beside those as they are, so that mirrored ones, and ones turned by a right angle,
-are found. Torch-free.
+Each place of a sketch weighs some coefficients in its own way and takes the picture with the highest sum,
+which stays the highest where all sums move a little; it notes which other coefficients of that picture are
+above the middle. Two sets agree in a place if the same picture is in both, or by chance, once in 256 or more
+often. Where pictures are so alike that halves of one set agree, other patients' would, too: then there is no
+sketch. Pictures turned to a common side are sketched beside those as they are, so that mirrored ones, and
+ones turned by a right angle, are found. Torch-free.
 """
 
 from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TypeAlias
@@ -30,8 +30,8 @@ SKETCHES = 4
 """Of the pictures as they are, and as many of turned ones: of several a crop leaves more in one of them."""
 FEWEST = 16
 """Pictures of which a middle says something."""
-MOST_OWN = 0.2
-"""Share of places in which a set's own halves may agree: 25 of 64 in another set are four deviations more."""
+MOST_OWN = 0.16
+"""Share of places in which a set's own halves may agree: 25 of 64 in another set are five deviations more."""
 _HIGHEST = {2: 5, 3: 3}
 """Axes -> half waves of a coefficient, of all axes together."""
 _SHORTEST = 8
@@ -91,7 +91,7 @@ def channels_last(values: NDArray[np.generic]) -> NDArray[np.generic]:
 
 @dataclass
 class Looks:
-    """Looks of a set's pictures, read one at a time; one with more or fewer axes than the first is left out."""
+    """Looks of a set's pictures, one at a time; one with more or fewer axes than the first is left out."""
 
     _waves: list[Waves] = field(default_factory=list)
 
@@ -107,7 +107,8 @@ class Looks:
         waves = np.stack(self._waves).astype(np.float64)
         axes = waves.ndim - 1
         of_all = waves.reshape(len(waves), -1)
-        of_all = np.unique(of_all[np.isfinite(of_all).all(axis=1)], axis=0)
+        of_all = of_all[np.isfinite(of_all).all(axis=1)]
+        of_all = of_all[np.sort(np.unique(of_all, axis=0, return_index=True)[1])]  # once each, in their order
         contrast = np.linalg.norm(of_all[:, 1:], axis=1)
         some = contrast > 1e-5 * np.abs(of_all[:, 0])  # less is rounding
         some[some] = contrast[some] >= _FLAT * np.median(contrast[some])
@@ -116,8 +117,9 @@ class Looks:
         kept = (of_all[some] / contrast[some, None]).reshape(-1, *waves.shape[1:])
         sketches: list[bytes] = []
         for turned, shown in enumerate((kept, _turned(kept))):
-            chosen = np.stack([shown[(slice(None), *which)] for which in _coefficients(axes)], axis=1)
-            if np.mean(np.equal(*map(_places, _halves(chosen)))) > MOST_OWN:
+            chosen = np.stack([_along(shown, which) for which in _coefficients(axes)], axis=1)
+            by_likeness = chosen[np.argsort(chosen[:, 0], kind="stable")]
+            if min(_own_agreement(chosen), _own_agreement(by_likeness)) > MOST_OWN:
                 continue
             own = 2 * axes + turned
             places = _places(chosen).reshape(SKETCHES, PLACES)
@@ -154,6 +156,12 @@ def _coefficients(axes: int) -> list[tuple[int, ...]]:
     )
 
 
+def _along(waves: Numbers, which: tuple[int, ...]) -> Numbers:
+    """Return a coefficient of each picture, (n,), as a view."""
+    index: tuple[int | slice, ...] = (slice(None), *which)
+    return waves[index]
+
+
 def _turned(waves: Numbers) -> Numbers:
     """Return pictures mirrored so that one half wave is positive along each axis, the strongest first."""
     made = waves.copy()
@@ -161,7 +169,7 @@ def _turned(waves: Numbers) -> Numbers:
     signs = 1.0 - 2.0 * (np.arange(made.shape[1]) % 2)
     strengths = []
     for axis in range(axes):
-        first = made[(slice(None), *(int(place == axis) for place in range(axes)))]
+        first = _along(made, tuple(int(place == axis) for place in range(axes)))
         strengths.append(np.abs(first))
         along = signs.reshape(tuple(-1 if place == axis else 1 for place in range(axes)))
         made[first < 0] *= along
@@ -172,14 +180,16 @@ def _turned(waves: Numbers) -> Numbers:
     return made
 
 
-def _halves(chosen: Numbers) -> Iterator[Numbers]:
-    """Yield two halves of a set, in blocks of pictures with a like first coefficient.
+def _own_agreement(ordered: Numbers) -> float:
+    """Return the share of places in which two halves of a set agree.
 
-    Pictures of one patient that are nearly the same stay together, in whatever order they come.
+    Args:
+        ordered: coefficients, (n, K). Halves are of blocks, so that a patient's pictures, which follow each
+            other, or are like each other, hardly ever are in both.
     """
-    order = np.argsort(chosen[:, 0], kind="stable")
-    half = np.arange(len(order)) * _BLOCKS // len(order) % 2
-    return (chosen[order[half == which]] for which in (0, 1))
+    half = np.arange(len(ordered)) * _BLOCKS // len(ordered) % 2
+    one, other = (_places(ordered[half == which]) for which in (0, 1))
+    return float(np.mean(one == other))
 
 
 def _places(chosen: Numbers) -> NDArray[np.int64]:

@@ -110,7 +110,7 @@ def file_contents(paths: Cells, root: Path, waves: EachWaves) -> Iterator[Pictur
 
 
 def encoded_records(contract: PictureContract, site: ImagesSite) -> tuple[Rows, Encoded, EachWaves]:
-    """Return the rows of the manifest, all records with their pixels as features, uint8, and each one's waves.
+    """Return the rows of the manifest, all records with their pixels as features, uint8, and their waves.
 
     Raises:
         DataError: TF-203 if ``root`` is no folder, TF-218 if folders cannot give what the contract wants; as
