@@ -110,8 +110,10 @@ class Looks:
         of_all = of_all[np.isfinite(of_all).all(axis=1)]
         of_all = of_all[np.sort(np.unique(of_all, axis=0, return_index=True)[1])]  # once each, in their order
         contrast = np.linalg.norm(of_all[:, 1:], axis=1)
-        some = contrast > 1e-5 * np.abs(of_all[:, 0])  # less is rounding
-        some[some] = contrast[some] >= _FLAT * np.median(contrast[some])
+        least = 1e-5 * np.abs(of_all[:, 0])  # less is rounding
+        if (contrast > least).any():
+            least = np.maximum(least, _FLAT * np.median(contrast[contrast > least]))
+        some = contrast > least
         if np.count_nonzero(some) < FEWEST:
             return ()
         kept = (of_all[some] / contrast[some, None]).reshape(-1, *waves.shape[1:])
