@@ -116,7 +116,7 @@ class FakeSilo:
         return torch.zeros(0, dtype=torch.int64), False
 
     def unit_records(self, model: torch.nn.Module) -> UnitRecords:
-        return UnitRecords(model, len(self.labels), least=0)
+        return UnitRecords(model, len(self.labels), least=self.least)
 
     def fit(self, model: torch.nn.Module, stages: Sequence[Stage]) -> FitReport:
         local = self.setting.local
