@@ -65,6 +65,13 @@ def test_what_few_move_is_put_back_and_in_gradients_zero_and_a_units_column_in_t
         assert (gradients[name] == 0).tolist() == kept[name]
 
 
+def test_what_is_of_no_records_own_values_is_not_looked_at() -> None:
+    layer = nn.Linear(2, 1)
+    with UnitRecords(layer, 4, least=2) as units:
+        layer(torch.ones(2)).sum().backward()
+    assert not units.few()["weight"].any()
+
+
 def test_what_does_not_train_and_what_follows_is_not_looked_at() -> None:
     model = nn.Sequential(nn.Linear(1, 1).requires_grad_(False), nn.Linear(1, 1))
     with UnitRecords(model, 1, least=2) as units:

@@ -79,7 +79,7 @@ class UnitRecords:
         counted = self._counted[place] = _Counted(rows, columns)
 
         def seen(_layer: nn.Module, given: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
-            if not output.requires_grad:
+            if not output.requires_grad or output.dim() < 2:  # of no record's own values
                 return
             inputs = given[0].detach() if given[0].requires_grad else None
 
@@ -126,7 +126,7 @@ class UnitRecords:
 def _by_record(values: torch.Tensor) -> torch.Tensor:
     """Return the size of each record's values, (B, width), over all that lies between; 0 of what overflows."""
     sizes = values.detach().abs().double().nan_to_num(posinf=0.0)
-    return sizes[None] if sizes.dim() == 1 else sizes.flatten(1, -2).sum(1) if sizes.dim() > 2 else sizes
+    return sizes.flatten(1, -2).sum(1) if sizes.dim() > 2 else sizes
 
 
 def _sums(sizes: torch.Tensor) -> torch.Tensor:
