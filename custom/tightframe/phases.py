@@ -474,7 +474,7 @@ class SiloView(Protocol):
         """Let the job's own training loop (``training.loop``) train a model, and return ``FitReport``."""
 
     def unit_records(self, model: torch.nn.Module) -> Any:
-        """Return ``learning.unit_records.UnitRecords``, for gradients of the training fold; ``fit`` has it."""
+        """Return a ``learning.unit_records.UnitRecords``, for gradients of training records."""
 
     def generator(self, purpose: str) -> torch.Generator:
         """Return a random stream keyed by (seed, silo, round, purpose)."""

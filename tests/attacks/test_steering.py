@@ -1,8 +1,8 @@
 """One hospital alone, whose terms keep to norm and bound, makes the model on which the next round trains.
 
 Each unit is a direction with a threshold that about one record of hundreds passes, so that in the next total
-the quotient of the updates of the unit's weights and bias is that record: unless each silo leaves units that few
-of its records move as they were.
+the quotient of the updates of the unit's weights and bias is that record: unless each silo leaves units that
+few of its records move as they were.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Rows and columns of dense layers that few records move, in training, in a single gradient and in Fisher terms."""
+"""Rows and columns of dense layers that few records move, in training and in gradients."""
 
 from __future__ import annotations
 
@@ -59,7 +59,12 @@ def test_what_few_move_is_put_back_and_in_gradients_zero_and_a_units_column_in_t
             item -= 0.1 * item.grad  # type: ignore[operator]
     units.put_back()
     units.clear(gradients)
-    kept = {"0.weight": [[True], [False]], "0.bias": [True, False], "2.weight": [[True, False]], "2.bias": [False]}
+    kept = {
+        "0.weight": [[True], [False]],
+        "0.bias": [True, False],
+        "2.weight": [[True, False]],
+        "2.bias": [False],
+    }
     for name, item in model.named_parameters():
         assert (item == before[name]).tolist() == kept[name]
         assert (gradients[name] == 0).tolist() == kept[name]
@@ -76,7 +81,10 @@ def test_what_does_not_train_and_what_follows_is_not_looked_at() -> None:
     model = nn.Sequential(nn.Linear(1, 1).requires_grad_(False), nn.Linear(1, 1))
     with UnitRecords(model, 1, least=2) as units:
         model(torch.ones(1, 1)).sum().backward()
-    assert {name: item.all().item() for name, item in units.few().items()} == {"1.weight": True, "1.bias": True}
+    assert {name: item.all().item() for name, item in units.few().items()} == {
+        "1.weight": True,
+        "1.bias": True,
+    }
     model(torch.ones(9, 1)).sum().backward()
     assert units.few()["1.bias"].item(), "after the block nothing is counted"
 

@@ -1,11 +1,11 @@
 """How many records move each unit of a dense layer; units that few move stay as they were.
 
-A unit's row of an update is the sum of the layer's inputs over the records that the unit fires for, each times
-the slope of its loss, and its bias's the sum of these slopes. So of a unit that one record alone moves their
-quotient is that record, or its features; and its column in the next layer says which units there the record
-fires. No rule on a job's values sees that: of 216 records 17 were read from one honest job whose inputs were
-not standardised (raw columns are far from 0, so that some units fire for few), and 40 from one at a rate of 10
-(most units die, and few records still have a loss).
+A unit's row of an update is the sum of the layer's inputs over the records that the unit fires for, each
+times the slope of its loss, and its bias's the sum of these slopes. So of a unit that one record alone moves
+their quotient is that record, or its features; and its column in the next layer says which units there the
+record fires. No rule on a job's values sees that: of 216 records 17 were read from one honest job whose
+inputs were not standardised (raw columns are far from 0, so that some units fire for few), and 40 from one at
+a rate of 10 (most units die, and few records still have a loss).
 
 So a silo looks at its own slopes. With ``a`` the size of what each record adds to a row or column, as many
 records as ``(sum of a)^2 / sum of a^2`` move it. Those that fewer than ``min_class_count`` move stay as they
@@ -45,7 +45,7 @@ class UnitRecords:
     >>> rows, slopes = torch.eye(2).repeat(2, 1), torch.tensor([[1.0, 1, 0], [0, 1, 0]]).repeat(2, 1)
     >>> with UnitRecords(layer, 4, least=3) as units:
     ...     _ = torch.autograd.grad((layer(rows) * slopes).sum(), layer.weight)
-    >>> units.few()["weight"].int().tolist()  # two records move the first unit, four the second, none the last
+    >>> units.few()["weight"].int().tolist()  # two records move the first unit, four the second, none a third
     [[1, 1], [0, 0], [0, 0]]
     """
 
@@ -124,7 +124,7 @@ class UnitRecords:
 
 
 def _by_record(values: torch.Tensor) -> torch.Tensor:
-    """Return the size of each record's values, (B, width), over all that lies between; 0 of what overflows."""
+    """Return the size of each record's values, (B, width), over all axes between; 0 of what overflows."""
     sizes = values.detach().abs().double().nan_to_num(posinf=0.0)
     return sizes.flatten(1, -2).sum(1) if sizes.dim() > 2 else sizes
 
