@@ -20,6 +20,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 from nvflare.fuel.flare_api.api_spec import (
@@ -354,13 +355,17 @@ class TestARunningJob:
             ours = cases("server", ("server", site, f"server.{job}"), read)
             ours += cases("server", ("",), read, rights=(Sender.SITE, Sender.SITE_JOB, Sender.CONSOLE))
             ours += cases(f"server.{job}", ("server", half, f"server.{job}"), read)
-            assert empty(by(federation, federation.engine_process("hospital-2").pid, theirs + ours, secrets))
-            # The others a third each, at once; all for each kind of sender: `tests/flare/test_doors.py`.
-            thirds = [theirs[place::3] + ours[place::3] for place in range(3)]
-            half_2 = process_of(federation, "hospital-2", job)
+            # A quarter each, at once; all for each kind of sender: `tests/flare/test_doors.py`.
+            others = theirs + ours
+            order = np.random.default_rng(4).permutation(len(others))
+            quarters = [[others[index] for index in order[place::4]] for place in range(4)]
+            processes = federation.engine_process("hospital-2"), process_of(federation, "hospital-2", job)
             with ThreadPoolExecutor() as pool:
-                asked = [pool.submit(by, federation, half_2.pid, thirds[0], secrets)]
-                for one, some in zip((session, member), thirds[1:], strict=True):
+                asked = [
+                    pool.submit(by, federation, process.pid, some, secrets)
+                    for process, some in zip(processes, quarters[:2], strict=True)
+                ]
+                for one, some in zip((session, member), quarters[2:], strict=True):
                     console = one.api.cell.core_cell
                     console.in_filter_reg.reg.clear()  # a person's own client refuses nothing
                     asked.append(pool.submit(by_console, console, some, secrets))

@@ -352,7 +352,7 @@ def _found(contract: Contract, entry: TableSite, counts: list[int]) -> Iterator[
         yield "problem", str(error)
     if isinstance(contract, PictureContract):
         assert isinstance(entry, ImagesSite)  # noqa: S101 - `entries` took the contract's kind
-        rows, encoded = encoded_records(contract, entry)
+        rows, encoded, _ = encoded_records(contract, entry)
     else:
         rows = read(contract, entry)
         encoded = encode(rows, contract, entry)

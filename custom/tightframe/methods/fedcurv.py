@@ -68,11 +68,6 @@ class FedCurvConfig(StrictModel):
 
     weight: float = Field(default=0.01, ge=0)
 
-    @property
-    def pull(self) -> float:
-        """Factor by which a step at rate 1 draws weights back to where training began."""
-        return 2 * self.weight  # times what others tell of a weight's curvature, here 1
-
 
 def curvature_penalty(model: nn.Module, anchors: Tensors, bends: Tensors, slopes: Tensors) -> torch.Tensor:
     """Return ``v^T diag(U) v - 2 v^T V`` less its value at w: a scalar attached to the parameters.
@@ -179,7 +174,8 @@ def local_rule(config: FedCurvConfig) -> LocalRule:
         # The number that this sum will have, if it is opened.
         return Contribution(sent, {**kept, **sent, SUMS: trained.broadcast[SUMS].cpu() + 1})
 
-    return LocalRule(("cross_entropy", "curvature"), objective, fields=curvature_fields, finish=finish)
+    pull = 2 * config.weight  # times what others tell of a weight's curvature, here 1
+    return LocalRule(("cross_entropy", "curvature"), objective, curvature_fields, finish, pull=pull)
 
 
 def curvature_fields(setting: Setting) -> tuple[phases.Field, ...]:
