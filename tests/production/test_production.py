@@ -67,6 +67,7 @@ from tightframe.flare.doors import rules
 from tightframe.flare.doors.rules import Role, Sender, shown
 from tightframe.flare.identity import person_identity
 from tightframe.flare.monitoring.consoles import COMMAND, GROUP
+from tightframe.results.words import sentence
 from tightframe_app.federation.kits import Kit
 from tightframe_app.jobs import folders
 from tightframe_app.site.page import Looker
@@ -454,7 +455,7 @@ def test_the_engine_s_own_job_commands_and_studies(federation: Federation, done:
         _ended(session, clone)
         outcome = Path(session.download_job_result(clone)) / "workspace" / "outcome.json"
         reason = json.loads(outcome.read_text())["reason"]
-        assert all(f"{name} refused: TF-637" in reason for name in SITES), "its signature was used before"
+        assert f"{sentence(SITES)} refused: TF-637" in reason, "its signature was used before"
         listed = {one["job_id"]: one for one in session.list_jobs()}
         assert {done.name, clone} <= listed.keys()
         assert {one["study"] for one in listed.values()} == {"default"}
@@ -469,7 +470,7 @@ def test_the_engine_s_own_job_commands_and_studies(federation: Federation, done:
     refused = [
         line for line in federation.said(SERVER).splitlines() if f"run={clone}" in line and "TF-637" in line
     ]
-    assert all(f"{name} refused: TF-637" in refused[0] for name in SITES)
+    assert f"{sentence(SITES)} refused: TF-637" in refused[0]
     with pytest.raises(Exception, match="study 'trial' is not configured on the server"):
         new_secure_session(LEAD, str(federation.kit(LEAD)), study="trial")
 
@@ -550,7 +551,7 @@ def test_a_site_that_the_job_is_not_for_deploys_nothing_and_says_so(
         result = Path(session.download_job_result(job_id))
     outcome = json.loads((result / "workspace" / "outcome.json").read_text())
     assert outcome["roster"] == list(SITES) and NEWCOMER not in outcome["reason"]
-    assert all(f"{name} refused: TF-612" in outcome["reason"] for name in SITES)
+    assert f"{sentence(SITES)} refused: TF-612" in outcome["reason"]
     assert not (federation.kit(NEWCOMER) / job_id).exists(), "no process of the job was started there"
     log = (federation.kit(NEWCOMER) / "log.txt").read_text()
     assert "TF-635: Expected the sites to be" in log and f"with {NEWCOMER}, but got" in log

@@ -49,6 +49,7 @@ from tightframe.rounds.silo.enrolment_check import (
     check_rows,
     check_sums,
     classes_left_out,
+    classes_too_small,
     refused_at_first,
     sizes_alike,
 )
@@ -404,12 +405,19 @@ def _rows(context: SiloContext, setup: JobSetup, area: str) -> Iterator[Finding]
     try:
         check_rows(context, setup)
         few, least = classes_left_out(context, setup)
+        small, count = classes_too_small(context, setup)
     except BelowPolicyError as error:
         for refusal in error.refusals:
             yield Finding(area, "problem", f"{error.code}: {refusal}", of_job=True)
     except TightframeError:
         return  # of the records, which have findings of their own
     else:
+        if small:
+            text = (
+                f"{context.job.job_name}: this site leaves {', '.join(small)} out of the class sums: it has "
+                f"fewer than {count} training records of each (`min_class_count`)"
+            )
+            yield Finding(area, "note", text)
         if few:
             text = (
                 f"{context.job.job_name}: this site leaves {', '.join(few)} out of the class sums: of each "

@@ -140,6 +140,25 @@ def classes_left_out(context: SiloContext, setup: JobSetup) -> tuple[list[str], 
     return [setup.dataset.class_names[place] for place in few.nonzero().flatten().tolist()], least
 
 
+def classes_too_small(context: SiloContext, setup: JobSetup) -> tuple[list[str], int]:
+    """Return the classes of which this site has fewer records than `min_class_count`, and that number.
+
+    Classes of which it has none are not named, nor any where a job has no class sums or no class rules.
+    """
+    import torch
+
+    from tightframe.rounds.riders.class_rules import sums_by_class
+    from tightframe.rounds.silo.view import LocalSilo
+
+    fields = (item for exchange in setup.plan for phase in exchange.phases for item in phase.schema.fields)
+    if context.data.synthetic or setup.job.class_rules == "off" or not any(map(sums_by_class, fields)):
+        return [], 0
+    silo = LocalSilo(context, setup, torch.device("cpu"), 0)
+    held, least = silo.held_counts(), silo.min_class_count
+    few = ((held > 0) & (held < least)).nonzero().flatten().tolist()
+    return [setup.dataset.class_names[place] for place in few], least
+
+
 def sizes_alike(context: SiloContext) -> Sizes:
     """Return the numbers of records that silos declare, had all as many as this one."""
     own = public_weight(len(own_labels(context.data)), context.job.weights)

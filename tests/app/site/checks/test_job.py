@@ -471,6 +471,13 @@ def test_a_site_is_told_which_classes_it_leaves_out_of_class_sums(
     (text,) = told(rounds=40, model_options={"widths": [8]})
     assert "leaves MEL, NV, BCC out" in text
     assert f"than the {8 * (40 - 1)} values" in text, "the first round's sum has flags only"
+    values = json.loads(hospital.read_text())
+    hospital.write_text(
+        json.dumps({**values, "policy": {**values.get("policy", {}), "min_class_count": 100}})
+    )
+    (text,) = told(rounds=2, model_options={"widths": [1]})
+    assert "leaves MEL" in text and "than 100 training records of each (`min_class_count`)" in text
+    assert told(rounds=2, model_options={"widths": [1]}, class_rules="off") == []
 
 
 def test_a_journal_that_cannot_be_read_is_the_sites_to_mend(
