@@ -101,14 +101,16 @@ def diagonal_fisher(silo: SiloView, model: nn.Module) -> dict[str, torch.Tensor]
     trained = model_update.trained_parameters(model)
     sums = {name: torch.zeros_like(item, dtype=torch.float64) for name, item in trained.items()}
     records = 0
-    for inputs, labels in silo.batches("train", augment=False, shuffle=False):
-        for row in range(len(labels)):
-            logits = at_least_float32(model(inputs[row : row + 1]))
-            loss = outputs.loss(logits, labels[row : row + 1])
-            slopes = torch.autograd.grad(loss, list(trained.values()), materialize_grads=True)
-            for total, slope in zip(sums.values(), slopes, strict=True):
-                total.add_(slope.double().square())
-        records += len(labels)
+    with silo.unit_records(model) as units:
+        for inputs, labels in silo.batches("train", augment=False, shuffle=False):
+            for row in range(len(labels)):
+                logits = at_least_float32(model(inputs[row : row + 1]))
+                loss = outputs.loss(logits, labels[row : row + 1])
+                slopes = torch.autograd.grad(loss, list(trained.values()), materialize_grads=True)
+                for total, slope in zip(sums.values(), slopes, strict=True):
+                    total.add_(slope.double().square())
+            records += len(labels)
+    units.clear(sums)
     fisher = {name: total.cpu() / max(records, 1) for name, total in sums.items()}
     if bad := [name for name, item in fisher.items() if not bool(item.isfinite().all())]:
         raise TrainingError(
