@@ -78,9 +78,10 @@ def job_of(case: Case, method: str, options: Mapping[str, Any], names: Sequence[
 
 def run(job: JobConfig, records: Mapping[str, SiloData], measure: str) -> dict[str, Any]:
     """Train; return ``all``, ``own`` and ``others``, or the code of a failure."""
-    setup, begun = prepare(job), time.monotonic()
+    begun = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="tightframe-") as place:
         try:
+            setup = prepare(job)  # refuses some: without a hidden layer FedPer, FedRep, FedBABU have no body
             result = federation.run_job(job, data=records, folder=Path(place))
         except TightframeError as error:
             return {"error": error.code, "reason": str(error)}
