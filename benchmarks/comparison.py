@@ -1,16 +1,18 @@
-"""Statistics of the runs of ``methods.py``, with their table, grid and curves."""
+"""Statistics of the runs of ``methods.py``, with their table, grid and curves; how a benchmark ends."""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+from tightframe.errors import TightframeError
 from tightframe.methods import get as method_named
 
 BASELINE = "FedAvg"
@@ -252,3 +254,13 @@ def _rounds(row: Mapping[str, Any]) -> str:
 
 def _number(value: float | None, form: str) -> str:
     return "" if value is None else form.format(value)
+
+
+def end(main: Callable[[], int]) -> None:
+    """Run a benchmark, and end its process: with code 2 and the reason, if it cannot be run."""
+    try:
+        code = main()
+    except TightframeError as error:
+        print(error, file=sys.stderr)
+        code = 2
+    sys.exit(code)

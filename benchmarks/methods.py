@@ -409,9 +409,4 @@ def main(given: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    try:
-        code = main()
-    except TightframeError as error:
-        print(error, file=sys.stderr)
-        code = 2
-    sys.exit(code)
+    comparison.end(main)

@@ -24,7 +24,6 @@ import argparse
 import json
 import os
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -335,9 +334,4 @@ def main(given: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    try:
-        code = main()
-    except TightframeError as error:
-        print(error, file=sys.stderr)
-        code = 2
-    sys.exit(code)
+    comparison.end(main)

@@ -23,7 +23,6 @@ import math
 import os
 import shlex
 import statistics
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -41,7 +40,6 @@ from rich.table import Table as Shown
 
 from methods import FIRST_GRID_SEED, RESULTS, ROOTS, parse_method
 from tightframe.data.image_sets import DERIVED
-from tightframe.errors import TightframeError
 from tightframe.files import write_json
 
 TABLES = {**PRINTED, **EFFECTS}
@@ -376,9 +374,4 @@ def main(given: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    try:
-        code = main()
-    except TightframeError as error:
-        print(error, file=sys.stderr)
-        code = 2
-    sys.exit(code)
+    comparison.end(main)

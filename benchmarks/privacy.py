@@ -27,6 +27,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import comparison
 import privacy_attacks
 import privacy_cost
 import privacy_tables
@@ -35,7 +36,6 @@ import torch
 from privacy_utility import EPSILONS, FIRST_GRID_SEED, METHODS
 from rich.console import Console
 
-from tightframe.errors import TightframeError
 from tightframe.privacy.training import portions
 from tightframe.rounds.setup import set_threads
 
@@ -259,9 +259,4 @@ def main(given: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    try:
-        code = main()
-    except TightframeError as error:
-        print(error, file=sys.stderr)
-        code = 2
-    sys.exit(code)
+    comparison.end(main)

@@ -225,6 +225,35 @@ def _counted_once() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _verified_once() -> Iterator[None]:
+    """A signature that holds is checked once in a process of tests: each silo opens its ledger at each step.
+
+    These are pure functions of bytes; one that does not hold is checked each time.
+    """
+    from tightframe.rounds.site_ledger import keys
+    from tightframe.securesum import checks, identity
+
+    with pytest.MonkeyPatch.context() as patch:
+        for module, name in (
+            (checks, "ed25519_verify"),
+            (identity, "verify_signature"),
+            (keys, "verify_signature"),
+        ):
+            patch.setattr(module, name, functools.lru_cache(maxsize=8192)(getattr(module, name)))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _commands_once() -> Iterator[None]:
+    """Typer makes an app's commands of their functions' signatures once in a process, as in a user's."""
+    from typer import testing
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(testing, "_get_command", functools.cache(testing._get_command))
+        yield
+
+
 def _by_arrays(function: Callable[..., Any]) -> Callable[..., Any]:
     known: dict[tuple[Any, ...], Any] = {}
 

@@ -51,6 +51,7 @@ def test_same_seed_same_model_other_seed_other_model(finished: tuple[federation.
     assert not _models_equal(first, federation.run("fedmr", SILOS, 2, **(PLAIN | {"seed": 4})).state.model)
 
 
+@pytest.mark.whole
 def test_files_of_the_server(finished: tuple[federation.Result, Path]) -> None:
     result, folder = finished
     server = folder / "server"
@@ -78,6 +79,7 @@ def test_files_of_the_server(finished: tuple[federation.Result, Path]) -> None:
         assert not _models_equal(best, dict(sorted(result.state.model.items())))
 
 
+@pytest.mark.whole
 def test_files_of_a_silo(finished: tuple[federation.Result, Path]) -> None:
     result, folder = finished
     report = json.loads((folder / "site-2" / "local_report.json").read_text())
@@ -89,6 +91,7 @@ def test_files_of_a_silo(finished: tuple[federation.Result, Path]) -> None:
     assert (folder / "site-2" / "local_report.json").stat().st_mode & 0o077 == 0
 
 
+@pytest.mark.whole
 def test_pooled_test_metrics_are_the_sum_of_the_silos(finished: tuple[federation.Result, Path]) -> None:
     """The evaluation through sums equals the evaluation of the final model on all test records."""
     from sklearn.metrics import accuracy_score, balanced_accuracy_score

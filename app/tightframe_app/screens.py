@@ -56,3 +56,21 @@ def print_list(out: Console, title: str, sentences: Sequence[str]) -> None:
     for text in sentences:
         points.add_row("-", text)
     out.print(Padding(points, (0, 0, 0, 2)))
+
+
+def facts_of(rows: Iterable[tuple[str, str]]) -> Table:
+    """Return names with their values, of which long ones are folded."""
+    facts = Table.grid(padding=(0, 2))
+    facts.add_column(no_wrap=True)
+    facts.add_column(overflow="fold")
+    for name, value in rows:
+        facts.add_row(name, shown(value))
+    return facts
+
+
+def table_of(*columns: str) -> Table:
+    """Return a table without lines, whose cells are folded."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for name in columns:
+        table.add_column(name, overflow="fold")
+    return table

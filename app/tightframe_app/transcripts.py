@@ -16,7 +16,7 @@ from rich.text import Text
 from tightframe.securesum.errors import MessageError
 from tightframe.securesum.rules import minimum_survivors
 from tightframe_app import formats
-from tightframe_app.screens import console, print_list, shown
+from tightframe_app.screens import console, facts_of, print_list, shown, table_of
 
 if TYPE_CHECKING:
     from tightframe.securesum.identity import Anchor
@@ -312,9 +312,6 @@ def _unverified(report: Report) -> list[str]:
 
 
 def _print_summary(out: Console, report: Report) -> None:
-    facts = Table.grid(padding=(0, 2))
-    facts.add_column(no_wrap=True)
-    facts.add_column(overflow="fold")
     writer = "the server" if report.view == "server" else f"site {report.view}"
     missing = [item for item in report.sums if item.missing]
     rows = [
@@ -337,9 +334,7 @@ def _print_summary(out: Console, report: Report) -> None:
     if report.skipped:
         places = ", ".join(f"{epoch}/{slot}" for epoch, slot in report.skipped)
         rows.append(("no line for", f"epoch/slot {places}: not used, or omitted"))
-    for name, value in rows:
-        facts.add_row(name, shown(value))
-    out.print(facts)
+    out.print(facts_of(rows))
     if report.epochs:
         _print_epochs(out, report)
     if any(item.missing or item.failure or item.blamed for item in report.sums):
@@ -360,7 +355,7 @@ def _completeness(report: Report) -> str:
 
 def _print_epochs(out: Console, report: Report) -> None:
 
-    table = _table(
+    table = table_of(
         "epoch", "sites", "threshold", "smallest", "colluders", "server assumed", "weights", "static", "slots"
     )
     for epoch in report.epochs:
@@ -379,7 +374,7 @@ def _print_epochs(out: Console, report: Report) -> None:
     _print_table(
         out, "Rules that every site signed (with the assumptions on colluders and the server)", table
     )
-    keys = _table("site", "SHA-256 of its public key (its pin)", "epochs")
+    keys = table_of("site", "SHA-256 of its public key (its pin)", "epochs")
     epochs_of: dict[tuple[str, str], list[str]] = {}
     for epoch in report.epochs:
         for site, key in epoch.keys.items():
@@ -390,7 +385,7 @@ def _print_epochs(out: Console, report: Report) -> None:
 
 
 def _print_troubled(out: Console, report: Report) -> None:
-    table = _table("sum (round/phase/try)", "epoch", "missing", "result", "blamed")
+    table = table_of("sum (round/phase/try)", "epoch", "missing", "result", "blamed")
     for item in report.sums:
         if item.missing or item.failure or item.blamed:
             table.add_row(
@@ -408,13 +403,6 @@ def _static(params: Params) -> str:
     if params.may_open_static:
         return "may open"
     return "none" if params.static_open else "shut"
-
-
-def _table(*columns: str) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for name in columns:
-        table.add_column(name, overflow="fold")
-    return table
 
 
 def _print_table(out: Console, title: str, table: Table) -> None:

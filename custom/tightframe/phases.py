@@ -473,6 +473,9 @@ class SiloView(Protocol):
     def fit_by_own_loop(self, model: torch.nn.Module) -> Any:
         """Let the job's own training loop (``training.loop``) train a model, and return ``FitReport``."""
 
+    def unit_records(self, model: torch.nn.Module) -> Any:
+        """Return a ``learning.unit_records.UnitRecords``, for gradients of training records."""
+
     def generator(self, purpose: str) -> torch.Generator:
         """Return a random stream keyed by (seed, silo, round, purpose)."""
 
@@ -601,6 +604,7 @@ class Method:
         gradient_rate: where a round is one sum of records' gradients, the probability with which a record
             takes part in it; under privacy that sum is bounded by record, so that silos can share its noise.
             None where silos train.
+        pull: see ``learning.halves.LocalRule``.
         private_prior: whether its loss uses the silo's own class counts, which are then made noisy, once.
         before, after: phases outside the training rounds.
         start: phases before round 1 that set the linear head of any method's model (``start`` in a job), from
@@ -635,6 +639,7 @@ class Method:
     statistics: Callable[[Setting], tuple[Statistic, ...]] | None = None
     private: Callable[[Any], str | None] | None = None
     gradient_rate: Callable[[Any], float] | None = None
+    pull: Callable[[Setting], float] = lambda setting: 0.0
     private_prior: Callable[[Any], bool] | None = None
     before: Callable[[Setting], tuple[Phase, ...]] | None = None
     after: Callable[[Setting], tuple[Phase, ...]] | None = None

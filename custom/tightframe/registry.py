@@ -6,6 +6,7 @@ process may bring objects of its own (``offering``), which only that run can nam
 
 from __future__ import annotations
 
+import difflib
 import re
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -93,8 +94,9 @@ def find(own: Sequence[Item | Listed[Item]], name: str, *, group: str, kind: typ
             raise JobError([f"Expected {named[0].value!r} to be a {kind.__name__}, but got {loaded!r}"])
         return loaded
     known = sorted({item.name for item in own} | {entry.name for entry in offered})
-    meant = next((item for item in known if item.lower() == name.lower()), None)
-    hint = "" if meant is None else f"; did you mean {meant!r}?"
+    names = {item.lower(): item for item in known}
+    near = difflib.get_close_matches(name.lower(), names, n=1)
+    hint = f"; did you mean {names[near[0]]!r}?" if near else ""
     raise JobError([f"Expected {what} of {known}, but got {name!r}{hint}"])
 
 

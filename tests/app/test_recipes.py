@@ -76,6 +76,7 @@ def test_other_clients_are_refused_before_anything_runs(tmp_path: Path) -> None:
     assert not (tmp_path / "root").exists()
 
 
+@pytest.mark.whole
 def test_the_script_of_a_committed_folder_exports_what_the_command_does(tmp_path: Path) -> None:
     script = [sys.executable, str(ROOT / "jobs/fedncm_heart/job.py"), "--export", "--export-dir", "scripts"]
     subprocess.run(script, cwd=tmp_path, check=True)

@@ -28,7 +28,7 @@ JOB: dict[str, Any] = {
     "method": "creff",
     "method_options": {"epochs": 3, "match_steps": 5},
     "weights": "exact",
-    "rounds": 12,
+    "rounds": 6,
     "evaluation": {"models": 1},
     "training": {"learning_rate": 1.0, "batch_size": 16, "momentum": 0.5, "epochs": 3},
     "model_options": {"widths": [UNITS], "standardise": True},

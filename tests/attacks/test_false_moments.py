@@ -18,8 +18,15 @@ from tests.support.attacks.malicious_server import Federation, hearts
 
 from tightframe.config.policy import PolicyBlock
 from tightframe.errors import RunError
-from tightframe.rounds.phases.statistics import POOLED, SQUARES, SUMS, UNIFORM, VALUES, times_in_moments
-from tightframe.rounds.riders.moments import FILE
+from tightframe.rounds.phases.statistics import (
+    OWN_MOMENTS,
+    POOLED,
+    SQUARES,
+    SUMS,
+    UNIFORM,
+    VALUES,
+    times_in_moments,
+)
 
 LIAR, COLUMN = "hospital-4", 3
 JOB: dict[str, Any] = {"model_options": {"widths": [32], "standardise": True}}
@@ -103,7 +110,7 @@ def test_a_hospital_that_the_pooled_moments_are_without_accuses_nobody(
     policy = PolicyBlock(profile="standard", static_cohort="any")
     federation = Federation(JOB, data, state=tmp_path, policy=policy).enroll()
     federation.sum("statistics", 0, dead={LIAR})
-    note = federation.sessions[LIAR].context.state_folder / FILE
+    note = federation.sessions[LIAR].context.state_folder / OWN_MOMENTS
     assert note.is_file() and federation.shared.state.extra[POOLED][0] < sum(
         len(item.labels("train")) for item in data.values()
     )

@@ -48,9 +48,13 @@ def in_clear(federation: Federation) -> int:
             moves = np.abs(bias) > 1e-6 * np.abs(bias).max()
             read = rows[moves] / bias[moves, None]
             model = federation.shared.state.model
-            mean, deviation = (model[f"standardise.{name}"].double().numpy() for name in ("mean", "std"))
-            true = np.concatenate([item.raw("train") for item in federation.data.values()])
-            away = np.abs(read[:, None] - (true - mean) / deviation).max(2)
+            true = np.concatenate([item.raw("train") for item in federation.data.values()]).astype(float)
+            if "standardise.mean" in model:
+                mean, deviation = (model[f"standardise.{name}"].double().numpy() for name in ("mean", "std"))
+                true = (true - mean) / deviation
+            away = np.abs((read[:, None] - true) / true.std(0)).max(2)
+            if not len(read):
+                continue
             found |= set(away.argmin(1)[away.min(1) < 0.01].tolist())
     return len(found)
 
@@ -94,3 +98,26 @@ def test_records_of_a_hospital_that_a_server_declares_dead_do_not_count(tmp_path
     ):
         run(least // 2 + 1)
     assert [each.records for each in journal(run(least // 2), "hospital-5")] == [least]
+
+
+HONEST: dict[str, dict[str, Any]] = {
+    "one step on raw columns": {
+        "method": "fedsgd",
+        "method_options": {"learning_rate": 1e-5},
+        "model_options": {"widths": [72]},
+    },
+    "a high rate": {"training": {"learning_rate": 10.0, "momentum": 0.0}},
+}
+"""Of which units fire for few of all records; no value says so."""
+
+
+@pytest.mark.parametrize(
+    "how", [pytest.param("one step on raw columns", marks=pytest.mark.whole), "a high rate"]
+)
+def test_units_that_few_of_a_silos_records_move_stay_as_they_were(how: str, tmp_path: Path) -> None:
+    job = {**JOB, "rounds": 4, "seed": 1, "evaluation": {"models": 1}, **HONEST[how]}
+    without, found = (
+        in_clear(Federation(job, small(), state=tmp_path / str(place), policy=policy).enroll())
+        for place, policy in enumerate((ANY_WIDTH, STANDARD))
+    )
+    assert without and not found

@@ -6,7 +6,6 @@ many such differences. And whoever may move a state a little, as often as it lik
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -31,6 +30,12 @@ from tightframe.securesum.messages import Masked, SumId, TermRequest
 from tightframe.securesum.site.journal import History
 
 VALUES = {"rounds": 5, "answer_grid": 0.0, "weights": "uniform", "model_options": {"widths": [16]}}
+
+
+def asked(kind: str, number: int, named: SharedState, secure: bytes) -> dict[str, Any]:
+    """A request that comes with the state that it rests on."""
+    sent = {**named.named(), "state_bytes": state_bytes(named.state), "secure": secure}
+    return {"kind": kind, "round": number, "phase": 0, "attempt": 0, "opened": {}, **sent}
 
 
 def leave_totals_out(federation: Federation) -> None:
@@ -136,18 +141,7 @@ def test_a_start_is_not_moved_step_by_step(
     for step in (1, 2, 3):
         model = {**start.model, "head.weight": start.model["head.weight"] + step * shift}
         moved = start.evolve(model=model)
-        data = state_bytes(moved)
-        message = {
-            "kind": SEAL,
-            "round": 0,
-            "phase": 0,
-            "attempt": 0,
-            "opened": {},
-            "state": hashlib.sha256(data).hexdigest(),
-            "before": "",
-            "state_bytes": data,
-            "secure": request,
-        }
+        message = asked(SEAL, 0, SharedState(moved, before=""), request)
         for session in federation.sessions.values():
             with pytest.raises(TightframeError) as caught:
                 session.handle("contribute", message)
@@ -167,16 +161,8 @@ def test_one_hospital_is_not_asked_about_its_records_by_how_long_it_trains(feder
     )
     named = SharedState(crafted, before="0" * 64)
     told, seeds = federation.evidence.total.to_bytes(), federation.evidence.seeds_of_survivors()
-    message = {
-        "kind": "train",
-        "round": 2,
-        "phase": 0,
-        "attempt": 0,
-        "opened": {},
-        **named.named(),
-        "state_bytes": state_bytes(crafted),
-        "secure": TermRequest(1, SumId.of("train", 2, 0, 0), "train", b"", told, seeds).to_bytes(),
-    }
+    request = TermRequest(1, SumId.of("train", 2, 0, 0), "train", b"", told, seeds).to_bytes()
+    message = asked("train", 2, named, request)
     with pytest.raises(TightframeError, match=r"^TF-518: "):
         federation.sessions["hospital-2"].handle("contribute", message)
 
@@ -197,16 +183,8 @@ def test_nor_in_a_resumed_job_before_its_first_total(
     named = state.evolve(model={name: value + float(crafted) for name, value in state.model.items()})
     schema = next(name for name in federation.proposed.schemas if name.startswith("train-0/"))
     setup = federation.session.setup_for(late).to_bytes()
-    message = {
-        "kind": "train",
-        "round": 2,
-        "phase": 0,
-        "attempt": 0,
-        "opened": {},
-        **SharedState(named).named(),
-        "state_bytes": state_bytes(named),
-        "secure": TermRequest(0, SumId.of("train", 2, 0, 0), schema, setup).to_bytes(),
-    }
+    request = TermRequest(0, SumId.of("train", 2, 0, 0), schema, setup).to_bytes()
+    message = asked("train", 2, SharedState(named), request)
     with pytest.raises(TightframeError, match=r"^TF-519: "):
         federation.sessions[late].handle("contribute", message)
     federation.sum("train", 2, unasked={late})
@@ -253,16 +231,8 @@ def ask_by_time(federation: Federation, name: str, state: ServerState, number: i
     told, seeds = federation.evidence.total.to_bytes(), federation.evidence.seeds_of_survivors()
     schema = federation.evidence.total.schema
     setup = federation.session.setup_for(name).to_bytes()
-    message = {
-        "kind": "train",
-        "round": number,
-        "phase": 0,
-        "attempt": 0,
-        "opened": {},
-        **SharedState(state, before="0" * 64).named(),
-        "state_bytes": state_bytes(state),
-        "secure": TermRequest(slot, SumId.of("train", number, 0, 0), schema, setup, told, seeds).to_bytes(),
-    }
+    request = TermRequest(slot, SumId.of("train", number, 0, 0), schema, setup, told, seeds).to_bytes()
+    message = asked("train", number, SharedState(state, before="0" * 64), request)
     started = time.monotonic()
     federation.sessions[name].handle("contribute", message)
     return time.monotonic() - started

@@ -97,8 +97,8 @@ def read(federation: Federation, opened: dict[str, np.ndarray]) -> tuple[int, in
     def phi(points: torch.Tensor) -> torch.Tensor:
         return math.sqrt(2 / len(weight)) * (points @ weight.T + offset).cos()
 
-    start = torch.randn(60, weight.shape[1], generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    points = least_squares(phi, null, start, 80)
+    start = torch.randn(30, weight.shape[1], generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    points = least_squares(phi, null, start, 40)
     records = np.concatenate([item.raw("train") for item in federation.data.values()])
     true = (torch.as_tensor(records).double() - mean) / deviation
     distance, which = torch.cdist(points, true).min(1) if len(points) else (torch.zeros(0), torch.zeros(0))

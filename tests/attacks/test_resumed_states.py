@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from tests.support.attacks.malicious_server import Federation, hearts
+from tests.support.jobs import HEART
 
 from tightframe import federation
 from tightframe.config.job import JobConfig, parse_job
@@ -25,19 +26,8 @@ from tightframe.rounds.server import resume
 from tightframe.rounds.sums.vault import read_journal
 from tightframe.securesum.site.journal import MAX_JOBS_OF_STATE, StateMasked
 
-SITES = ["site-1", "site-2", "site-3"]
-JOB: dict[str, Any] = {
-    "job_name": "stopped",
-    "method": "fedavg",
-    "dataset": "fed_heart_disease",
-    "model": "mlp",
-    "model_options": {"widths": [4], "standardise": False},
-    "sites": SITES,
-    "min_sites": 3,
-    "rounds": 6,
-    "seed": 3,
-    "training": {"epochs": 1, "batch_size": 64, "learning_rate": 0.05, "momentum": 0.0},
-}
+OWN_SCALE = {"widths": [4], "standardise": False}
+JOB = {**HEART, "job_name": "stopped", "method": "fedavg", "model_options": OWN_SCALE, "rounds": 6}
 
 
 class PulledPlugError(Exception):

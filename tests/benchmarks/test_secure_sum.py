@@ -117,43 +117,6 @@ def test_without_the_masks_of_most_sites_sums_are_right_and_verified(benchmark: 
     assert all(one.error <= 2.0**-federation.bits / 2 for one in rounds)
 
 
-def test_a_round_against_an_earlier_version(benchmark: ModuleType) -> None:
-    import secure_sum_before
-    import secure_sum_ours
-
-    found = secure_sum_before.measure(secure_sum_ours, 3, 1000, 1)
-    assert found["exchanges"] == 2 and found["checks_s"] > 0
-    assert found["up_bytes"] > 4000 < found["down_bytes"], "a term up, a total down"
-    weighed = secure_sum_before.weigh(secure_sum_ours, 3, 1_000_000)
-    assert 2 < weighed["masking_vectors"] < 2.2 < weighed["site_vectors"]  # the combinations' part is fixed
-    assert set(found | weighed) == set(secure_sum_before.PARTS)
-
-
-def test_ratios_are_those_of_each_turn(benchmark: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    import secure_sum_before
-
-    values = iter([1.0, 1.2, 2.0, 2.8, 1.0, 1.3, 7.0, 7.0])  # before and after, three turns and the weighing
-    names = secure_sum_before.PARTS
-
-    def worker(folder: Path, sites: int, size: int, sums: int) -> dict[str, float]:
-        one = next(values)
-        return {name: one for name in names if name.endswith("vectors") != bool(sums)} | (
-            {"checks_s": 0.4 if folder.name != "before" else 0.0} if sums else {}
-        )
-
-    monkeypatch.setattr(secure_sum_before, "_worker", worker)
-    found = secure_sum_before.versus(Path("before"), 6, 4_000_000, 3)
-    assert found["parts"]["site_s"]["ratio"] == pytest.approx([1.2, 1.3, 1.4])
-    assert found["parts"]["site_s"]["before"] == 1 and found["parts"]["site_s"]["after"] == 1.3
-    assert found["parts"]["checks_s"]["ratio"] is None
-    verdicts = secure_sum_before.verdicts(found)
-    assert [line.split()[:2] for line in verdicts] == [
-        ["passed", "site_s"],
-        ["passed", "server_s"],
-        ["passed", "checks_s"],
-    ]
-
-
 def test_what_was_not_measured_is_said_so(benchmark: ModuleType) -> None:
     assert [gate.passed for gate in benchmark.gates([])] == [None] * 5
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
@@ -32,11 +31,7 @@ def test_every_test_that_is_named_for_an_attack_exists() -> None:
     named = re.findall(r"`([\w/]+\.py)::(\w+)`", NAMED.read_text(encoding="utf-8"))
     assert len(named) > 230
     defined = {
-        file: {
-            node.name
-            for node in ast.walk(ast.parse((TESTS / file).read_text(encoding="utf-8")))
-            if isinstance(node, ast.FunctionDef)
-        }
+        file: set(re.findall(r"^ *def (\w+)\(", (TESTS / file).read_text(encoding="utf-8"), re.MULTILINE))
         for file in {file for file, _ in named}
         if (TESTS / file).is_file()
     }

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from safetensors.torch import save
 from tests.fuzz.mutations import WRONG, as_json, changed, damaged
+from tests.support import jobs
 from tests.support.attacks.malicious_server import Federation, hearts
 from tests.support.ledgers import CAP, SiteKeys, charge, open_ledger
 from typer.testing import CliRunner
@@ -58,18 +59,7 @@ QUIET = logging.getLogger("tests.fuzz.quiet")
 QUIET.setLevel(logging.CRITICAL + 1)
 QUIET.propagate = False
 
-HEART: dict[str, Any] = {
-    "job_name": "fuzzed",
-    "method": "fedmr",
-    "dataset": "fed_heart_disease",
-    "model": "mlp",
-    "model_options": {"widths": [4], "standardise": True},
-    "sites": ["site-1", "site-2", "site-3"],
-    "min_sites": 3,
-    "rounds": 3,
-    "seed": 3,
-    "training": {"epochs": 1, "batch_size": 64, "learning_rate": 0.05, "momentum": 0.0},
-}
+HEART = {**jobs.HEART, "job_name": "fuzzed"}
 
 
 class _PlugPulledError(Exception):

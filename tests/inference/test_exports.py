@@ -135,7 +135,12 @@ def test_every_backbone_can_be_traced(name: str) -> None:
         np.testing.assert_allclose(torch.jit.trace(network, x, check_trace=False)(y), before, atol=1e-5)
 
 
-def test_of_a_silos_own_model_no_result_is_inside(ran: Path, tmp_path: Path) -> None:
+def test_of_a_silos_own_model_no_result_is_inside(
+    ran: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its bundle is run by MONAI in ``test_model``, whose import takes seconds."""
+    run = exports._run_script
+    monkeypatch.setattr(exports, "_run_bundle", lambda path, given: run(path / exports.SCRIPT, given))
     model = tightframe.load_model(ran / "silo-0" / PERSONAL)
     told = exports.description(model)
     assert told["job"]["method"] == "fedetf" and "card" not in told

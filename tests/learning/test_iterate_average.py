@@ -10,7 +10,7 @@ import pytest
 import safetensors.torch
 import torch
 from tests.rounds.server import test_resume
-from tests.support import runs
+from tests.support import jobs, runs
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
@@ -28,19 +28,8 @@ from tightframe.rounds.server import resume
 from tightframe.rounds.setup import prepare
 
 SITES = ["site-1", "site-2", "site-3", "site-4"]
-HEART: dict[str, Any] = {
-    "job_name": "averaged",
-    "method": "fedavg",
-    "dataset": "fed_heart_disease",
-    "model": "mlp",
-    "model_options": {"widths": [4], "standardise": True},
-    "sites": SITES[:3],
-    "min_sites": 3,
-    "rounds": 3,
-    "seed": 5,
-    "summation": "plain",
-    "training": {"epochs": 1, "batch_size": 64, "learning_rate": 0.02, "momentum": 0.0},
-}
+HEART = {**jobs.HEART, "job_name": "averaged", "method": "fedavg", "seed": 5, "summation": "plain"}
+HEART["training"] = {**HEART["training"], "learning_rate": 0.02}
 
 
 def job(**changes: Any) -> JobConfig:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 import torch
+from tests.support.processes import printed
 
 from tightframe.learning.optimizers import OptimizerSettings
 
@@ -81,5 +80,4 @@ def test_a_step_does_not_load_the_compiler() -> None:
         "    optimizer.zero_grad(); value.sum().backward(); optimizer.step()\n"
         "print('torch._dynamo' in sys.modules)\n"
     )
-    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert found.stdout.strip() == "False"
+    assert printed(script) == ["False"]

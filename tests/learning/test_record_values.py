@@ -58,7 +58,7 @@ def with_share(share: float) -> torch.Tensor:
         (torch.from_numpy(DRAW.normal(size=(40, 60))).float(), (), 39),
         (torch.from_numpy(DRAW.normal(size=(700, 600))).float(), (), MOST),
         (torch.from_numpy(DRAW.normal(size=(700, 20)) @ DRAW.normal(size=(20, 600))).float(), (), 20),
-        (levels(600, 6000), (600,), 1),
+        (levels(600, 3000), (600,), 1),
         (torch.cat([levels(256, 1300)] * 2, 1), (256, 256), 1),  # as long as is counted: not added up
     ],
     ids=[

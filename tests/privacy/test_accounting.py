@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
 import warnings
 from collections.abc import Sequence
 
@@ -16,6 +14,7 @@ from opacus.accountants import PRVAccountant, RDPAccountant
 from opacus.accountants.utils import get_noise_multiplier
 from scipy.optimize import brentq
 from scipy.special import ndtr
+from tests.support.processes import printed
 
 from tightframe.privacy import accounting
 from tightframe.privacy.accounting import (
@@ -331,17 +330,19 @@ def test_fitting_counts_releases_and_steps() -> None:
     assert fitting(Gaussian(1e9), epsilon=8.0, delta=DELTA) == 10**9
 
 
-def test_importing_needs_neither_torch_nor_opacus() -> None:
-    """Light processes start without them, and plain releases are priced without them."""
+def test_pricing_and_solving_need_neither_torch_nor_opacus() -> None:
+    """Light processes start without them; releases and sampled steps are priced and solved without them."""
     program = (
         "import sys\n"
         "from tightframe.privacy import accounting, events\n"
+        "from tightframe.privacy.events import SubsampledGaussian as S\n"
         "from tightframe.privacy.ledger import ledger\n"
         "assert accounting.guaranteed([events.Gaussian(6.0)] * 100, 1e-5) < 8.005\n"
+        "assert accounting.guaranteed([S(1.0, 0.05, 200)], 1e-5) < 4.77\n"
+        "assert accounting.solve(lambda z: [S(z, 0.05, 200)], epsilon=8.0, delta=1e-5) < 0.79\n"
         "print(sorted({'torch', 'opacus'} & set(sys.modules)))"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    assert printed(program) == ["[]"]
 
 
 @pytest.mark.parametrize(

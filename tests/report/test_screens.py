@@ -10,7 +10,7 @@ from pathlib import Path
 from tests.support.browser import DESK, PHONE, Browser
 from tests.support.screens import chart_problems
 
-from tightframe.report.drawing import curves, forest, layout, matrix, plots
+from tightframe.report.drawing import curves, layout, matrix, plots
 from tightframe.report.drawing.markup import Drawing, figure, section
 from tightframe.report.drawing.plots import Series
 
@@ -48,7 +48,7 @@ def crowded() -> Iterator[Drawing]:
     benefit = [Series(name, [0.3 - at / 2 for at in thresholds], i) for i, name in enumerate(kinds)]
     yield partial(curves.decision, "decision", thresholds, benefit)
     settings = [("fedmr / fedavg_etf, a setting's long name", 0.02, (-0.3, 0.5), [0.01, -0.03])] * 2
-    yield partial(forest.forest, "forest", settings, "difference in balanced accuracy")
+    yield partial(plots.forest, "forest", settings, "difference in balanced accuracy")
 
 
 def test_no_chart_is_cut_scrolls_or_is_too_small_to_read(browser: Browser, tmp_path: Path) -> None:

@@ -207,7 +207,7 @@ def chosen(forms: dict[str, Any], quick: set[str]) -> list[Any]:
     return [name if name in quick else pytest.param(name, marks=pytest.mark.whole) for name in forms]
 
 
-QUICK = {"fedmr, noisy evaluation", "fedetf", "fedsgd, drawn", "fed3r", "fedavg, start"}
+QUICK = {"fedmr, noisy evaluation", "fedsgd, drawn", "fed3r"}
 DRAWN = [gone["train"] for gone in CHANGES.values() if "train" in gone]
 
 

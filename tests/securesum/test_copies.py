@@ -45,24 +45,30 @@ def test_a_message_is_one_copy_of_its_term() -> None:
     assert vectors_at_peak(lambda: reading.pack(value), SIZE) < 1.1
 
 
-@pytest.fixture(scope="module")
-def masked() -> tuple[float, Masked, KeptTerm, bytes]:
-    """Peak of masking one large term; its message, what its site keeps, and the request."""
+def masking(slots: int) -> tuple[float, Any, bytes]:
+    """Peak of masking one large term in the last slot; the step, and the term."""
     fields = (FieldSpec("weight", (SIZE,), 32, 8, 1.0, "update"),)
-    world = World(3, schemas={"train": fields, "seal": ()}, slots=1)
+    world = World(3, schemas={"train": fields, "seal": ()}, slots=slots)
     world.set_up()
-    site, request = world.sites[names(3)[0]], world.request(names(3)[0], world.start(0))
-    parsed, term = TermRequest.from_bytes(request), world.term(site.name)
-    steps: list[Any] = []
+    for slot in range(slots - 1):
+        world.run(slot)
+    site = world.sites[names(3)[0]]
+    parsed = TermRequest.from_bytes(world.request(site.name, world.start(slots - 1)))
+    term, steps = world.term(site.name), list[Any]()
 
     def work() -> None:
         state, history = site.state, site.history
         values: dict[str, Any] = {"basis": BASIS, "follows": True, "term": term, "kept": site.kept.get}
         steps.append(mask(state, parsed, fields=fields, history=history, **values))
 
-    peak = vectors_at_peak(work, SIZE)
-    kept = KeptTerm.from_bytes(steps[0].kept["term-0"])
-    return peak, steps[0].reply, kept, term["update"]
+    return vectors_at_peak(work, SIZE), steps[0], term["update"]
+
+
+@pytest.fixture(scope="module")
+def masked() -> tuple[float, Masked, KeptTerm, bytes]:
+    """Peak of masking one large term; its message, what its site keeps, and the term."""
+    peak, step, term = masking(1)
+    return peak, step.reply, KeptTerm.from_bytes(step.kept["term-0"]), term
 
 
 def test_masking_takes_two_vectors(masked: tuple[float, Masked, KeptTerm, bytes]) -> None:
@@ -73,21 +79,9 @@ def test_masking_takes_two_vectors(masked: tuple[float, Masked, KeptTerm, bytes]
 
 def test_a_term_is_combined_before_the_next_is_masked() -> None:
     """The total and the term in it are gone when the masked term and what the site keeps are made."""
-    fields = (FieldSpec("weight", (SIZE,), 32, 8, 1.0, "update"),)
-    world = World(3, schemas={"train": fields, "seal": ()}, slots=2)
-    world.set_up()
-    world.run(0)
-    site = world.sites[names(3)[0]]
-    parsed, term = TermRequest.from_bytes(world.request(site.name, world.start(1))), world.term(site.name)
-    steps: list[Any] = []
-
-    def work() -> None:
-        state, history = site.state, site.history
-        values: dict[str, Any] = {"basis": BASIS, "follows": True, "term": term, "kept": site.kept.get}
-        steps.append(mask(state, parsed, fields=fields, history=history, **values))
-
-    assert 2 <= vectors_at_peak(work, SIZE) < 2.1
-    assert steps[0].reply.receipt.combinations
+    peak, step, _ = masking(2)
+    assert 2 <= peak < 2.1
+    assert step.reply.receipt.combinations
 
 
 def test_what_a_site_keeps_are_the_masked_integers_and_all_their_keys(

@@ -41,6 +41,7 @@ import tempfile
 import threading
 import time
 import types
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -237,6 +238,9 @@ def _import_before() -> None:
         package, _, own = name.rpartition(".")
         vars(sys.modules[package]).pop(own, None)
         del sys.modules[name]
+    # A child would end with them, and copy the memory in which torch's are.
+    for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
+        finalizer.atexit = False
     assert len(os.listdir("/proc/self/task")) == 1, "a process with threads cannot be forked"
 
 

@@ -1,4 +1,4 @@
-"""A small valid job."""
+"""Small valid jobs."""
 
 from __future__ import annotations
 
@@ -18,3 +18,16 @@ SMALL: dict[str, Any] = {
     "training": {"epochs": 1, "batch_size": 32, "learning_rate": 0.05},
 }
 """Values of a job that trains in a fraction of a second."""
+
+HEART: dict[str, Any] = {
+    **SMALL,
+    "method": "fedmr",
+    "dataset": "fed_heart_disease",
+    "dataset_options": {},
+    "model": "mlp",
+    "model_options": {"widths": [4], "standardise": True},
+    "min_sites": 3,
+    "rounds": 3,
+    "training": {"epochs": 1, "batch_size": 64, "learning_rate": 0.05, "momentum": 0.0},
+}
+"""The same on a table, whose inputs are scaled by pooled moments."""

@@ -163,7 +163,7 @@ def check(contract: _Contract, site_config: _Config, site: _Site = None, form: f
         raise wrong
     if bad:
         of = f"{bad} of {len(tables)} sites" if len(tables) > 1 else "the data"
-        out.print(f"{of} cannot take part so")
+        out.print(f"{of} cannot take part like this")
         raise typer.Exit(1)
     if len(tables) > 1 and (text := _left_out(agreed, site_config, held)):
         out.print(shown(text))
@@ -352,7 +352,7 @@ def _found(contract: Contract, entry: TableSite, counts: list[int]) -> Iterator[
         yield "problem", str(error)
     if isinstance(contract, PictureContract):
         assert isinstance(entry, ImagesSite)  # noqa: S101 - `entries` took the contract's kind
-        rows, encoded = encoded_records(contract, entry)
+        rows, encoded, _ = encoded_records(contract, entry)
     else:
         rows = read(contract, entry)
         encoded = encode(rows, contract, entry)
@@ -378,7 +378,11 @@ def _found(contract: Contract, entry: TableSite, counts: list[int]) -> Iterator[
             some = ", ".join(map(repr, so[:5])) + (", ..." if len(so) > 5 else "")
             yield "note", f"{column}: no number: {some}; {do}"
     for column, codes in unknown_codes(rows, contract, entry).items():
-        some = ", ".join(repr(code) for code in codes[:20]) + (", ..." if len(codes) > 20 else "")
+        if "" in codes:
+            yield "note", f"{column}: no text at all: have '' in `missing`, too, if that means no value"
+        if not (others := [code for code in codes if code]):
+            continue
+        some = ", ".join(map(repr, others[:20])) + (", ..." if len(others) > 20 else "")
         yield "note", f"{column}: not in the contract: {some}; map them in `codes`, if they mean what it has"
     if encoded.findings and not aside:
         yield "note", 'correct these rows, or leave them out: "invalid": "set_aside" in the site\'s entry'

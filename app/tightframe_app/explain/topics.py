@@ -109,6 +109,8 @@ def find(word: str) -> list[Topic]:
         from tightframe_app.explain import options
 
         return [options.of_package(packages[word], word)]
+    if elsewhere := [item for item in (_single(item, word) for item in known.values()) if item.values]:
+        return elsewhere
     from tightframe.options import did_you_mean
 
     values = [value.name for item in blocks.values() for value in item.values]
@@ -118,5 +120,5 @@ def find(word: str) -> list[Topic]:
 
 def _single(item: Topic, word: str) -> Topic:
     """Return a topic with the values of a name alone, which is given with its block or without."""
-    chosen = [value for value in item.values if word in (value.name, value.name.rpartition(".")[2])]
+    chosen = [value for value in item.values if f".{value.name}".endswith(f".{word}")]
     return replace(item, values=tuple(chosen))

@@ -405,6 +405,13 @@ def _print_export(recipe: Recipe, job: JobConfig, preset: str, changes: dict[str
             "on the moments of all; --set model_options.standardise=false leaves that open, for a model that "
             "can be worse: wide limits then leave a column little weight"
         )
+    if job.privacy is None and job.dataset == "table":
+        bins, models = job.evaluation.score_bins, min(job.evaluation.models, job.rounds + 1)
+        err.print(
+            f"exact evaluations: {plural(models, 'model')}, {bins} score bins; a site with few validation or "
+            "test records refuses so many numbers and says what fits (TF-627): let each run `tightframe site "
+            "check --job`, or --set evaluation.models=1"
+        )
     noisy = job.privacy is not None and job.privacy.evaluation == "noisy"
     if noisy and (plan := prepare(job).privacy) is not None and plan.evaluation is not None:
         cell, floor = noise_of_scores(job, plan)

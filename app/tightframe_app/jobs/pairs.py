@@ -33,6 +33,10 @@ BASES: Mapping[str, str] = {
 """Data set -> the recipe whose data, model and training a pair uses."""
 
 
+TABLE_BINS = 8
+"""Score bins of a job on the sites' own tables."""
+
+
 def pair(method: str, dataset: str) -> Recipe:
     """Return the recipe of a pair.
 
@@ -82,7 +86,12 @@ def pair_with_contract(method: str, path: Path) -> Recipe:
     if "picture" in contract:
         return _on(_of_pictures(contract, one_sum=chosen.start is not None), method, str(contract["title"]))
     base = recipes.get(BASES["fed_heart_disease"])
-    alone: dict[str, Any] = {"dataset": "table", "dataset_options": {"contract": contract}}
+    alone: dict[str, Any] = {
+        "dataset": "table",
+        "dataset_options": {"contract": contract},
+        # Histograms that a hospital of some hundred records may open (``evaluated_share``, TF-627).
+        "evaluation": {**base.values["evaluation"], "score_bins": TABLE_BINS},
+    }
     if chosen.start is not None:
         alone |= {"model": "identity", "model_options": {"standardise": True}}
     presets = {name: {**base.presets[name], "rounds": rounds} for name, rounds in _TABLE_ROUNDS.items()}
@@ -143,6 +152,8 @@ def read_contract(path: Path) -> dict[str, Any]:
         values = json.loads(path.read_text(encoding="utf-8"))
         form = form_of(values if isinstance(values, dict) else {})
         form.model_validate(values)
+    except FileNotFoundError:
+        raise JobError([f"contract: Expected one at {path}, but there is no such file"]) from None
     except (OSError, ValueError, RecursionError) as error:
         if isinstance(error, ValidationError):
             raise JobError(listed(error, "contract.", form)) from None
@@ -161,7 +172,7 @@ def _on(base: Recipe, method: str, dataset: str) -> Recipe:
     values: dict[str, Any] = {key: value for key, value in base.values.items() if key != "method_options"}
     values |= {"method": method, "personalise": chosen.personalise is not None}
     if chosen.rounds == 1:
-        values["evaluation"] = {"models": 1}
+        values["evaluation"] = {**values.get("evaluation", {}), "models": 1}
     presets = {name: dict(layer) for name, layer in base.presets.items()}
     # With FedROD's default options the backbone keeps its own head.
     brings_head = chosen.head is not None and method != "fedrod"

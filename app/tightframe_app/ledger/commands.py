@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -33,8 +32,7 @@ from tightframe_app.ledger.query import (
     run_of,
     taking_options,
 )
-from tightframe_app.ledger.told import shown_as_json, verified_as_json
-from tightframe_app.screens import console, print_list, shown
+from tightframe_app.screens import console, facts_of, print_list, shown, table_of
 from tightframe_app.site.checks.findings import CONFIG_HELP, Scope, file_of
 from tightframe_app.site.memory import memory_of, with_id
 
@@ -45,6 +43,7 @@ if TYPE_CHECKING:
     from tightframe.privacy.ledger.rows import Check
     from tightframe.privacy.ledger.summary import Spending
     from tightframe.securesum.identity import Anchor
+    from tightframe_app.outputs import LedgerShown, LedgerVerified
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -91,7 +90,7 @@ def ledger_show(options: Options, form: formats.Form = "text") -> None:
     query = options.query(needed=form == "json")
     verified, spent = _read(query, options)
     if form == "json":
-        formats.show(shown_as_json(query, verified, spent))
+        formats.show(_shown(query, verified, spent))
         return
     for spending in spent:
         protects = f"(protects a {spending.neighbours})" if spending.neighbours else "(nothing was charged)"
@@ -105,7 +104,7 @@ def ledger_show(options: Options, form: formats.Form = "text") -> None:
         ]
         if query.epsilon is not None:
             facts.append(("left", left_text(spending, query.epsilon)))
-        _print_facts(out, facts)
+        out.print(Padding(facts_of(facts), (0, 0, 0, 2)))
         out.print()
     _print_checked(out, verified, query, options)
 
@@ -189,30 +188,61 @@ def ledger_verify(
         reason = f" {shown(str(path))}: {shown(str(error))}"
         console(WIDTH, stderr=True).print(Text.assemble(("invalid:", "bold red"), reason))
         raise typer.Exit(1) from None
+    told = _verified(path, whole, len(remembered), len(heads))
     if form == "json":
-        formats.show(verified_as_json(path, whole, len(remembered), len(heads)))
-        return
-    _print_whole(out, path, whole, len(remembered), len(heads))
+        formats.show(told)
+    else:
+        _print_verified(out, told)
 
 
-def _print_whole(out: Console, path: Path, whole: Verified, remembered: int, heads: int) -> None:
-    """Print a ledger that is whole: what is in it, who signed it, and what that proves."""
+def _verified(path: Path, whole: Verified, secure_sums: int, known: int) -> LedgerVerified:
+    """Return what is known of a whole ledger.
+
+    Args:
+        secure_sums: number of its entries that are about secure sums.
+        known: number of heads that it continues.
+    """
     from tightframe.rounds.site_ledger.keys import signer_name
+    from tightframe_app.outputs import LedgerVerified, Signer
 
-    out.print(Text.assemble(("whole:", "bold green"), f" {shown(str(path))}"))
-    facts = [("entries", str(len(whole.entries))), ("ledger", whole.head.ledger)]
+    signers = [
+        Signer(
+            name=signer_name(certificate),
+            certificate=name,
+            entries=sum(entry.signer == name for entry in whole.entries),
+        )
+        for name, certificate in sorted(whole.certificates.items())
+    ]
+    return LedgerVerified(
+        valid=True,
+        ledger=str(path),
+        id=whole.head.ledger,
+        entries=len(whole.entries),
+        secure_sum_entries=secure_sums,
+        first=whole.entries[0].time if whole.entries else None,
+        last=whole.entries[-1].time if whole.entries else None,
+        signers=tuple(signers),
+        head=f"{whole.head.count}:{whole.head.hash}",
+        proves=tuple(proves(known)),
+        does_not_prove=tuple(does_not_prove(known)),
+    )
+
+
+def _print_verified(out: Console, told: LedgerVerified) -> None:
+    """Print a ledger that is whole: what is in it, who signed it, and what that proves."""
+    out.print(Text.assemble(("whole:", "bold green"), f" {shown(told.ledger)}"))
+    facts = [("entries", str(told.entries)), ("ledger", str(told.id))]
     # One entry may have several steps of a sum.
-    facts.append(("secure sums", f"{plural(remembered, 'step')} in these entries"))
-    if whole.entries:
-        facts.append(("from, to", f"{_time(whole.entries[0].time)}, {_time(whole.entries[-1].time)}"))
-    for name, certificate in sorted(whole.certificates.items()):
-        signed = sum(entry.signer == name for entry in whole.entries)
-        many = "1 entry" if signed == 1 else f"{signed} entries"
-        facts.append(("signed by", f"{shown(signer_name(certificate))}, certificate {name[:16]}: {many}"))
-    facts.append(("head", f"{whole.head.count}:{whole.head.hash}"))
-    _print_facts(out, facts)
-    print_list(out, "What this proves", proves(heads))
-    print_list(out, "What this does not prove", does_not_prove(heads))
+    facts.append(("secure sums", f"{plural(told.secure_sum_entries or 0, 'step')} in these entries"))
+    if told.first is not None and told.last is not None:
+        facts.append(("from, to", f"{_time(told.first)}, {_time(told.last)}"))
+    for one in told.signers:
+        many = "1 entry" if one.entries == 1 else f"{one.entries} entries"
+        facts.append(("signed by", f"{shown(one.name)}, certificate {one.certificate[:16]}: {many}"))
+    facts.append(("head", str(told.head)))
+    out.print(Padding(facts_of(facts), (0, 0, 0, 2)))
+    print_list(out, "What this proves", told.proves)
+    print_list(out, "What this does not prove", told.does_not_prove)
 
 
 @app.command("begin")
@@ -398,13 +428,53 @@ def _known(text: str) -> tuple[int, str]:
     return int(count), hashed
 
 
+def _shown(query: Query, whole: Verified, spent: list[Spending]) -> LedgerShown:
+    """Return what was spent, by data set."""
+    from tightframe.privacy.ledger.entries import Charge
+    from tightframe.privacy.ledger.summary import event_text
+    from tightframe_app.outputs import ChargeLine, DatasetSpending, LedgerShown, Spent
+
+    data_sets = []
+    for spending in spent:
+        charges = [
+            ChargeLine(
+                entry=entry.sequence,
+                time=entry.time,
+                job=charge.job_name,
+                job_id=charge.job_id,
+                purpose=charge.purpose,
+                retry=entry.retry,
+                event=event_text(charge.event),
+                epsilon=total,
+            )
+            for entry, total in spending.entries
+            if isinstance(charge := entry.content, Charge)
+        ]
+        told = DatasetSpending(
+            dataset=spending.dataset_id,
+            neighbours=spending.neighbours,
+            charges=tuple(charges),
+            spent=Spent.model_validate(spending.spent),
+            alone=spending.alone,
+            fingerprints=spending.fingerprints,
+            left=None if query.epsilon is None else query.epsilon - spending.spent.guaranteed,
+        )
+        data_sets.append(told)
+    return LedgerShown(
+        ledger=str(query.path),
+        entries=len(whole.entries),
+        signatures_checked=whole.signatures,
+        delta=query.delta,
+        epsilon_cap=query.epsilon,
+        data_sets=tuple(data_sets),
+    )
+
+
 def _charges(spending: Spending) -> Table:
     from tightframe.privacy.ledger.entries import Charge
     from tightframe.privacy.ledger.summary import event_text
 
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for name in ("entry", "time (UTC)", "job", "purpose", "retry", "event", "epsilon"):
-        table.add_column(name, overflow="fold")
+    table = table_of("entry", "time (UTC)", "job", "purpose", "retry", "event", "epsilon")
     for entry, total in spending.entries:
         charge = entry.content
         assert isinstance(charge, Charge)  # noqa: S101 - for the type checker
@@ -455,15 +525,6 @@ def _print_checked(out: Console, whole: Verified, query: Query, options: Options
             out.print(f"nothing has been charged on {shown(name)} yet", markup=False)
         if others := sorted(names - set(query.datasets)):
             out.print(f"also in this ledger, and not shown: {shown(', '.join(others))}", markup=False)
-
-
-def _print_facts(out: Console, rows: Sequence[tuple[str, str]]) -> None:
-    facts = Table.grid(padding=(0, 2))
-    facts.add_column(no_wrap=True)
-    facts.add_column(overflow="fold")
-    for name, value in rows:
-        facts.add_row(name, value)
-    out.print(Padding(facts, (0, 0, 0, 2)))
 
 
 def _time(time: datetime) -> str:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import date, datetime
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tightframe.errors import SiteConfigError
 from tightframe_app.site.checks.findings import Scope
@@ -45,6 +48,24 @@ class Memory:
 
         with package_errors():
             return read_journal(self.places, check=self.check())
+
+    @cached_property
+    def facts(self) -> list[tuple[datetime, Mapping[str, Any]]]:
+        """Facts about the site's secure sums with their times, oldest first, as plain values; read once."""
+        from tightframe.rounds.site_ledger import read_contents
+
+        whole = read_contents(self.places, check=self.check())
+        entries = () if whole is None else whole.entries
+        return [(entry.time, fact) for entry in entries for fact in getattr(entry.content, "facts", ())]
+
+    @cached_property
+    def first_days(self) -> dict[str, date]:
+        """Day of each job's first fact, by the job's id, in UTC."""
+        days: dict[str, date] = {}
+        for time, fact in self.facts:
+            for job in {str(fact.get("job", "")), str(fact.get("lineage", ""))}:
+                days.setdefault(job, time.date())
+        return days
 
     def check(self) -> Check | None:
         """Return the check of signatures by this site's certificate; None without a kit.
@@ -153,13 +174,19 @@ LONGEST_NAME = 300
 
 
 def job_name(folder: Path, site: str) -> str | None:
-    """Return the name in a job's folder at a site, and whether it is a withdrawal; None if there is none."""
+    """Return name and method in a job's folder at a site, or that it is a withdrawal; None if there is none.
+
+    A method that the name has in it is not said again.
+    """
     try:
         path = folder / f"app_{site}" / "config" / "config_fed_client.json"
         (executor,) = json.loads(path.read_bytes())["executors"]
         values = executor["executor"]["args"]
         name = str(values["job_name"])[:LONGEST_NAME]
-        return f"{name}, a withdrawal" if values.get("withdraw") else name
+        if values.get("withdraw"):
+            return f"{name}, a withdrawal"
+        method = str(values.get("method", ""))[:LONGEST_NAME]
+        return name if method in name else f"{name}, {method}"
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
 

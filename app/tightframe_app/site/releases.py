@@ -88,10 +88,10 @@ NONE_DIFFERS = "No setting that several jobs have differs, but some have setting
 ONE_JOB = "All are of one job, whose sums are of several kinds: no setting that two of them have differs."
 CHANGED = "Where few records changed between two jobs, their totals together tell of these."
 WITHDREW = (
-    "Job {job!r} withdrew records from the chain of job {first!r}: if it was opened, the total before less "
+    "Job {job} withdrew records from the chain of job {first}: if it was opened, the total before less "
     "the total after is the sum of those records, by class."
 )
-RESUMED = "Job {job!r} went on with job {first!r}."
+RESUMED = "Job {job} went on with job {first}."
 UNUSED = "None was formed yet."
 NO_NOISE = "Secure sums do not prevent it; only noise (differential privacy) would."
 
@@ -248,7 +248,7 @@ def release_show(config: Config, site: Site = None, kit: Kit = None, form: forma
         hows = dict.fromkeys(
             "accepted by hand"
             if isinstance(entry, ProfileAccepted)
-            else f"used in job {(entry.lineage if isinstance(entry, ProfileUsed) else entry.job)!r}"
+            else f"used in job {_job(memory, entry.lineage if isinstance(entry, ProfileUsed) else entry.job)}"
             for entry in entries
             if isinstance(entry, ProfileUsed | ProfileAccepted | Evaluated | Trained | Multiplied)
             and entry.dataset == dataset
@@ -263,7 +263,7 @@ def release_show(config: Config, site: Site = None, kit: Kit = None, form: forma
             )
             if chain in chains and job != chain:
                 kind = WITHDREW if _withdrew(memory, job) else RESUMED
-                out.print(kind.format(job=job, first=chain))
+                out.print(kind.format(job=_job(memory, job), first=_job(memory, chain)))
         users = [entry for entry in of_records if isinstance(entry, ProfileUsed) and entry.dataset == dataset]
         one_job = len(hows.keys() - {"accepted by hand"}) == 1
         out.print(_together([profile for name, profile in used if name == dataset], one_job=one_job))
@@ -286,7 +286,6 @@ def _uncounted(memory: Memory, users: Sequence[ProfileUsed], counted: set[str]) 
 
 def consents(memory: Memory, dataset: str) -> list[str]:
     """Say when a person accepted what for a data set, and in which job it was first used."""
-    from tightframe.rounds.site_ledger import read_contents
     from tightframe.securesum.site.journal import (
         CohortAccepted,
         Evaluated,
@@ -305,13 +304,7 @@ def consents(memory: Memory, dataset: str) -> list[str]:
         EvaluationsAccepted.KIND: ("all exact evaluations of one run of a job", (Evaluated.KIND,)),
         RoundsAccepted.KIND: ("all exact rounds of one run of a job", (Trained.KIND, Multiplied.KIND)),
     }
-    whole = read_contents(memory.places, check=memory.check())
-    facts = [
-        (entry.time, fact)
-        for entry in (() if whole is None else whole.entries)
-        for fact in getattr(entry.content, "facts", ())
-        if fact.get("dataset") == dataset
-    ]
+    facts = [(time, fact) for time, fact in memory.facts if fact.get("dataset") == dataset]
     told, known = [], list[Any]()
     for place, (time, fact) in enumerate(facts):
         later = [item for _, item in facts[place + 1 :]]
@@ -341,9 +334,10 @@ def consents(memory: Memory, dataset: str) -> list[str]:
 
 
 def _job(memory: Memory, job: str) -> str:
-    """Return a job's name with its id, where the kit has its folder."""
+    """Return a job's name, method and day with its id, as far as kit and ledger have them."""
     kit = None if memory.startup is None else memory.startup.resolve().parent
-    return with_id(job, None if kit is None else kit / job, memory.site)
+    day = memory.first_days.get(job)
+    return with_id(job, None if kit is None else kit / job, memory.site) + (f" of {day}" if day else "")
 
 
 def _withdrew(memory: Memory, job: str) -> bool:
@@ -376,7 +370,7 @@ def _together(profiles: Sequence[Profile], *, one_job: bool) -> str:
     told = {name: in_words(known[:-1], known[-1]) for name, known in differing.items()}
     settings = "\n  ".join(f"{name}: {' or '.join((*some, last))}" for name, (some, last) in told.items())
     said = [TOGETHER.format(ways=len(profiles), settings=settings)]
-    said += [f"- {text}" for text in dict.fromkeys(what_both_reveal(name) for name in differing)]
+    said += [f"- {text}" for text in dict.fromkeys(what_both_reveal(*each) for each in differing.items())]
     return "\n".join([*said, NO_NOISE])
 
 
@@ -499,7 +493,9 @@ def release_accept(
         after = [f"{name}: {value}" for name, _, value in told]
         shown = FORMED.format(dataset=dataset, before="\n  ".join(before), after="\n  ".join(after))
         out.print(shown)
-        for text in dict.fromkeys(what_both_reveal(name) for name, _, _ in differing):
+        for text in dict.fromkeys(
+            what_both_reveal(name, [*values, value]) for name, values, value in differing
+        ):
             out.print(f"- {text}")
     known = _cohorts(entries, dataset)
     if known and set(known) != {roster}:

@@ -12,7 +12,6 @@ from functools import partial
 from rich.console import Console
 
 from tightframe.report.drawing import layout, plots
-from tightframe.report.drawing.epsilons import epsilons
 from tightframe.report.drawing.markup import (
     Markup,
     Part,
@@ -249,7 +248,7 @@ def _privacy(status: Status) -> Markup:
     ranged = [(item.round, item.epsilon) for item in status.course if item.epsilon is not None]
     parts: list[Part] = [tag("p", f"{privacy_words(status)[:1].upper()}{privacy_words(status)[1:]}.")]
     if ranged:
-        parts.append(epsilons(dict(ranged), {x: status.epsilon_promised for x, _ in ranged}))
+        parts.append(plots.epsilons(dict(ranged), {x: status.epsilon_promised for x, _ in ranged}))
         rows: list[list[Part]] = [[str(x), f"{low:g} to {high:g}"] for x, (low, high) in ranged]
         parts.append(folded("All rounds in numbers", table(["round", "epsilon of the silos"], rows)))
     return section(title, *parts)

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from tightframe.data.base import FOLDS, Progress
 from tightframe.data.columns import Row
+from tightframe.data.looks import Pictured, channels_last, waves_of
 from tightframe.data.unpacked import check_zip
 from tightframe.errors import DataError
 from tightframe.phases import UNKNOWN, Fold
@@ -111,8 +112,11 @@ class ArrayData:
         for values, labels in self._folds.values():
             for value, label in zip(values, labels, strict=False):
                 content = value.astype("<f4").tobytes() + label.astype("<i8").tobytes()
-                rows = values.ndim == 2  # else pictures, of which no column is one
-                yield Row.of(content, [*value.tolist(), *label.ravel().tolist()]) if rows else content
+                rows = values.ndim == 2
+                if rows:
+                    yield Row.of(content, [*value.tolist(), *label.ravel().tolist()])
+                else:
+                    yield Pictured.of(content, waves_of(channels_last(value)))
 
     def check(self, progress: Progress | None = None) -> None:
         """Check every value and label.

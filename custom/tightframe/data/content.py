@@ -18,6 +18,7 @@ import numpy as np
 
 from tightframe.data.base import SiloData
 from tightframe.data.columns import Columns, Row
+from tightframe.data.looks import Looks, Pictured
 
 PLACES = 64  # as ledgers keep them
 MOST_REPEATED = 0.1
@@ -32,7 +33,8 @@ class Content:
         digest: SHA-256 of the records' own, in whatever order they come.
         sketch: a byte for each of ``PLACES``, hexadecimal; empty where more than ``MOST_REPEATED`` of the
             records repeat another: rows of few possible values are alike in different sets, too.
-        combinations: sketches of a table's combinations of columns (``data.columns``).
+        combinations: sketches of a table's combinations of columns (``data.columns``), or of how pictures
+            look (``data.looks``).
     """
 
     digest: str
@@ -42,16 +44,19 @@ class Content:
     @classmethod
     def of(cls, records: Iterable[bytes]) -> Content:
         """Read all records, one at a time."""
-        hashes, columns = list[bytes](), Columns()
+        hashes, columns, looks = list[bytes](), Columns(), Looks()
         for record in records:
             hashes.append(hashlib.sha256(record).digest())
             if isinstance(record, Row):
                 columns.add(record.cells)
+            elif isinstance(record, Pictured) and record.waves is not None:
+                looks.add(record.waves)
         hashes.sort()
         distinct = sorted(set(hashes))
         repeated = len(hashes) - len(distinct) > MOST_REPEATED * len(hashes)
         sketch = "" if repeated or not distinct else _sketch(distinct)
-        return cls(hashlib.sha256(b"".join(hashes)).hexdigest(), sketch, columns.sketches())
+        combinations = columns.sketches() + looks.sketches()
+        return cls(hashlib.sha256(b"".join(hashes)).hexdigest(), sketch, combinations)
 
 
 def content_of(data: SiloData) -> Content | None:

@@ -253,13 +253,13 @@ class TableRows:
         if self.name_column is not None and header.count(self.name_column) != 1:
             wrong = [*wrong, f"Expected one column {self.name_column!r} that names a row"]
         if wrong:
-            wrong.append(f"the model takes {self.form.said}")
-            wrong += [
+            divided = [
                 f"the header has {mark!r} {header[0].count(mark)} times: commas divide columns, and numbers "
-                "have a decimal point"
+                "have a decimal point, unless --site-config names a site's own form"
                 for mark in ";\t|"
                 if len(header) == 1 and mark in header[0]
             ]
+            wrong = [*(divided or wrong), f"the model takes {self.form.said}"]
         _refuse(wrong)
         self._places = [header.index(name) for name in self._columns]
 

@@ -126,6 +126,7 @@ class LocalRule:
         fields: what is sent beside the update and the report.
         finish: tensors for these fields, and the silo's proposed state.
         start: (the model received, silo state) -> the model that training starts from.
+        pull: factor by which a step at rate 1 draws weights back to where training began.
     """
 
     names: tuple[str, ...]
@@ -133,6 +134,7 @@ class LocalRule:
     fields: Callable[[Setting], tuple[Field, ...]] = _no_fields
     finish: Callable[[Trained], Contribution] = _nothing_to_add
     start: Callable[[Tensors, Tensors], Tensors] = _as_received
+    pull: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -171,6 +173,11 @@ def averaging() -> ServerRule:
         return state.evolve(model=model_update.apply_mean(state.model, totals, cohort))
 
     return ServerRule(fields=model_update.model_fields, update=update)
+
+
+def averaged(local: Callable[[Any], LocalRule]) -> Parts:
+    """Return the halves of training by ``local``, of the method's options, and FedAvg's mean."""
+    return lambda setting: (local(setting.config), averaging())
 
 
 KEPT = "server/"
@@ -215,7 +222,10 @@ def scheduled_method(*, parts: ScheduledParts, **attributes: Any) -> Method:
     def plan(setting: Setting, round: int, rounds: int) -> tuple[Phase, ...]:
         return (train_phase(setting, *parts(setting, round, rounds)),)
 
-    return Method(**{"init_server": init_server, "plan": plan, **attributes})
+    def pull(setting: Setting) -> float:
+        return parts(setting, 1, 1)[0].pull
+
+    return Method(**{"init_server": init_server, "plan": plan, "pull": pull, **attributes})
 
 
 def composed_method(*, parts: Parts, **attributes: Any) -> Method:

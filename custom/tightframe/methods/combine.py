@@ -171,11 +171,6 @@ class Choices(StrictModel):
         several: int = getattr(OPTIONS.get(self.local), "equations", 1)
         return several
 
-    @property
-    def pull(self) -> float:
-        """Factor by which a step at rate 1 draws weights back to where training began."""
-        return float(getattr(options_of(self, self.local), "pull", 0.0)) if self.local in OPTIONS else 0.0
-
 
 def _owner(option: str) -> str | None:
     """Return the part that an option belongs to; None for the choices themselves."""

@@ -68,11 +68,6 @@ class FedCurvConfig(StrictModel):
 
     weight: float = Field(default=0.01, ge=0)
 
-    @property
-    def pull(self) -> float:
-        """Factor by which a step at rate 1 draws weights back to where training began."""
-        return 2 * self.weight  # times what others tell of a weight's curvature, here 1
-
 
 def curvature_penalty(model: nn.Module, anchors: Tensors, bends: Tensors, slopes: Tensors) -> torch.Tensor:
     """Return ``v^T diag(U) v - 2 v^T V`` less its value at w: a scalar attached to the parameters.
@@ -106,14 +101,16 @@ def diagonal_fisher(silo: SiloView, model: nn.Module) -> dict[str, torch.Tensor]
     trained = model_update.trained_parameters(model)
     sums = {name: torch.zeros_like(item, dtype=torch.float64) for name, item in trained.items()}
     records = 0
-    for inputs, labels in silo.batches("train", augment=False, shuffle=False):
-        for row in range(len(labels)):
-            logits = at_least_float32(model(inputs[row : row + 1]))
-            loss = outputs.loss(logits, labels[row : row + 1])
-            slopes = torch.autograd.grad(loss, list(trained.values()), materialize_grads=True)
-            for total, slope in zip(sums.values(), slopes, strict=True):
-                total.add_(slope.double().square())
-        records += len(labels)
+    with silo.unit_records(model) as units:
+        for inputs, labels in silo.batches("train", augment=False, shuffle=False):
+            for row in range(len(labels)):
+                logits = at_least_float32(model(inputs[row : row + 1]))
+                loss = outputs.loss(logits, labels[row : row + 1])
+                slopes = torch.autograd.grad(loss, list(trained.values()), materialize_grads=True)
+                for total, slope in zip(sums.values(), slopes, strict=True):
+                    total.add_(slope.double().square())
+            records += len(labels)
+    units.clear(sums)
     fisher = {name: total.cpu() / max(records, 1) for name, total in sums.items()}
     if bad := [name for name, item in fisher.items() if not bool(item.isfinite().all())]:
         raise TrainingError(
@@ -177,7 +174,8 @@ def local_rule(config: FedCurvConfig) -> LocalRule:
         # The number that this sum will have, if it is opened.
         return Contribution(sent, {**kept, **sent, SUMS: trained.broadcast[SUMS].cpu() + 1})
 
-    return LocalRule(("cross_entropy", "curvature"), objective, fields=curvature_fields, finish=finish)
+    pull = 2 * config.weight  # times what others tell of a weight's curvature, here 1
+    return LocalRule(("cross_entropy", "curvature"), objective, curvature_fields, finish, pull=pull)
 
 
 def curvature_fields(setting: Setting) -> tuple[phases.Field, ...]:

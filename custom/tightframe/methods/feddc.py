@@ -77,11 +77,6 @@ class FedDCConfig(StrictModel):
     alpha: float = Field(default=0.01, ge=0)
     momentum: Momentum = "refuse"
 
-    @property
-    def pull(self) -> float:
-        """Factor by which a step at rate 1 draws weights back to where training began."""
-        return self.alpha
-
 
 def half_squared_distance(model: nn.Module, anchors: Tensors) -> torch.Tensor:
     """Return ``|v - (w - h_k)|^2 / 2``: a scalar attached to the parameters.
@@ -149,6 +144,7 @@ def local_rule(config: FedDCConfig, setting: Setting) -> LocalRule:
         objective,
         fields=lambda setting: change_fields(setting, GRADIENT, GRADIENT_BOUND),
         finish=finish,
+        pull=config.alpha,
     )
 
 

@@ -56,11 +56,6 @@ class FedDynConfig(StrictModel):
 
     alpha: float = Field(default=0.01, gt=0)
 
-    @property
-    def pull(self) -> float:
-        """Factor by which a step at rate 1 draws weights back to where training began."""
-        return self.alpha
-
 
 def regulariser(model: nn.Module, anchors: Tensors, drifts: Tensors) -> torch.Tensor:
     """Return ``(-<h_k, v - w> + (a / 2) |v - w|^2) / a``: a scalar attached to the parameters.
@@ -98,7 +93,7 @@ def local_rule(config: FedDynConfig) -> LocalRule:
         kept = {key: earlier.get(key, torch.zeros_like(item)) + item for key, item in summed.items()}
         return Contribution({}, kept)
 
-    return LocalRule(("cross_entropy", "dynamic"), objective, finish=finish)
+    return LocalRule(("cross_entropy", "dynamic"), objective, finish=finish, pull=config.alpha)
 
 
 def server_rule() -> ServerRule:

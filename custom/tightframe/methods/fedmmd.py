@@ -20,11 +20,11 @@ from __future__ import annotations
 import torch
 from pydantic import Field
 
-from tightframe.learning.halves import LocalRule, Objective, ServerRule, averaging, composed_method
+from tightframe.learning.halves import LocalRule, Objective, averaged, composed_method
 from tightframe.learning.model_update import received_model
 from tightframe.learning.stages import BatchView, Term, at_least_float32, cross_entropy
 from tightframe.options import StrictModel
-from tightframe.phases import Setting, SiloView, Tensors
+from tightframe.phases import SiloView, Tensors
 
 SCALES = (0.25, 0.5, 1.0, 2.0, 4.0)
 LEAST_DISTANCE = 1e-12
@@ -38,11 +38,6 @@ class FedMMDConfig(StrictModel):
     """
 
     weight: float = Field(default=0.1, ge=0)
-
-    @property
-    def pull(self) -> float:
-        """Factor by which a step at rate 1 draws weights back to where training began."""
-        return self.weight
 
 
 def squared_discrepancy(features: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
@@ -82,12 +77,7 @@ def local_rule(config: FedMMDConfig) -> LocalRule:
         term = Term("discrepancy", config.weight, discrepancy, per_record=False)
         return Objective((cross_entropy(), term))
 
-    return LocalRule(("cross_entropy", "discrepancy"), objective)
-
-
-def parts(setting: Setting) -> tuple[LocalRule, ServerRule]:
-    """Return FedMMD's training, FedAvg's mean."""
-    return local_rule(setting.config), averaging()
+    return LocalRule(("cross_entropy", "discrepancy"), objective, pull=config.weight)
 
 
 METHOD = composed_method(
@@ -96,5 +86,5 @@ METHOD = composed_method(
     paper="Yao et al., Two-Stream Federated Learning: Reduce the Communication Costs, VCIP 2018",
     config=FedMMDConfig,
     findings=lambda config: None,
-    parts=parts,
+    parts=averaged(local_rule),
 )

@@ -16,8 +16,7 @@ from pydantic import Field
 from tightframe.learning.halves import (
     LocalRule,
     Objective,
-    ServerRule,
-    averaging,
+    averaged,
     composed_method,
     trained_parameters,
 )
@@ -25,7 +24,7 @@ from tightframe.learning.losses import half_squared_distance
 from tightframe.learning.model_update import BROADCAST
 from tightframe.learning.stages import ParameterTerm, cross_entropy
 from tightframe.options import StrictModel
-from tightframe.phases import Setting, SiloView, Tensors
+from tightframe.phases import SiloView, Tensors
 
 
 class FedProxConfig(StrictModel):
@@ -36,11 +35,6 @@ class FedProxConfig(StrictModel):
     """
 
     mu: float = Field(default=0.01, ge=0)
-
-    @property
-    def pull(self) -> float:
-        """Factor by which a step at rate 1 draws weights back to where training began."""
-        return self.mu
 
 
 def local_rule(config: FedProxConfig) -> LocalRule:
@@ -53,12 +47,7 @@ def local_rule(config: FedProxConfig) -> LocalRule:
         proximal = ParameterTerm("proximal", config.mu, lambda model: half_squared_distance(model, anchors))
         return Objective((cross_entropy(),), (proximal,))
 
-    return LocalRule(("cross_entropy", "proximal"), objective)
-
-
-def parts(setting: Setting) -> tuple[LocalRule, ServerRule]:
-    """Return FedProx's training, FedAvg's mean."""
-    return local_rule(setting.config), averaging()
+    return LocalRule(("cross_entropy", "proximal"), objective, pull=config.mu)
 
 
 METHOD = composed_method(
@@ -67,7 +56,7 @@ METHOD = composed_method(
     paper="Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020",
     config=FedProxConfig,
     findings=lambda config: None,
-    parts=parts,
+    parts=averaged(local_rule),
     private=lambda config: None,
     network="logits",
 )

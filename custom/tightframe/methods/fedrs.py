@@ -27,10 +27,10 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from tightframe.learning.halves import LocalRule, Objective, ServerRule, averaging, composed_method
+from tightframe.learning.halves import LocalRule, Objective, averaged, composed_method
 from tightframe.learning.stages import BatchView, Term
 from tightframe.options import StrictModel
-from tightframe.phases import Setting, SiloView, Tensors
+from tightframe.phases import SiloView, Tensors
 
 Form = Literal["binary", "soft"]
 
@@ -104,11 +104,6 @@ def private(config: FedRSConfig) -> str | None:
     return None
 
 
-def parts(setting: Setting) -> tuple[LocalRule, ServerRule]:
-    """Return FedRS's training, FedAvg's mean."""
-    return local_rule(setting.config), averaging()
-
-
 METHOD = composed_method(
     name="fedrs",
     title="FedRS",
@@ -118,7 +113,7 @@ METHOD = composed_method(
     ),
     config=FedRSConfig,
     findings=lambda config: "it restricts the softmax to a silo's classes",
-    parts=parts,
+    parts=averaged(local_rule),
     private=private,
     private_prior=lambda config: config.form == "soft",
     network="logits",

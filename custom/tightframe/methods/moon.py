@@ -26,16 +26,15 @@ from torch import nn
 from tightframe.learning.halves import (
     LocalRule,
     Objective,
-    ServerRule,
     Trained,
-    averaging,
+    averaged,
     composed_method,
 )
 from tightframe.learning.model_update import copied, named, received_model
 from tightframe.learning.stages import BatchView, Term, at_least_float32, cross_entropy
 from tightframe.models.geometry_heads import unit_features
 from tightframe.options import StrictModel
-from tightframe.phases import Contribution, Setting, SiloView, Tensors
+from tightframe.phases import Contribution, SiloView, Tensors
 
 PREVIOUS = "previous/"
 
@@ -107,16 +106,11 @@ def _frozen(silo: SiloView, tensors: Tensors) -> nn.Module:
     return silo.load(tensors).eval().requires_grad_(False)
 
 
-def parts(setting: Setting) -> tuple[LocalRule, ServerRule]:
-    """Return MOON's training, FedAvg's mean."""
-    return local_rule(setting.config), averaging()
-
-
 METHOD = composed_method(
     name="moon",
     title="MOON",
     paper="Li et al., Model-Contrastive Federated Learning, CVPR 2021",
     config=MoonConfig,
     findings=lambda config: None,
-    parts=parts,
+    parts=averaged(local_rule),
 )

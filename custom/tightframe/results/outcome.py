@@ -29,7 +29,15 @@ from tightframe.results.parts.ranges import Spent
 from tightframe.results.parts.withdrawal import WithdrawnRecords
 from tightframe.results.rows import EVALUATED_MODELS, Row, evaluated_rounds, final_row, noise_words
 from tightframe.results.statistics import STATISTICS, TableStatistics
-from tightframe.results.words import count_in_words, metric, one_answer, plural, shown, with_interval
+from tightframe.results.words import (
+    count_in_words,
+    metric,
+    one_answer,
+    plural,
+    shown,
+    untested,
+    with_interval,
+)
 
 _FILES = (MODEL, BEST, CARD, STATISTICS, METRICS, OUTCOME, PAGE, TRANSCRIPT, CHECKPOINT, EVENTS)
 FEW = 3
@@ -329,6 +337,8 @@ class Ended(Outcome):
         ]
         if (answer := one_answer(test.one_answer)) is not None:
             lines.append(f"   NOTE: {answer}")
+        if test.findings is None and (missing := untested(test.recall)) is not None:
+            lines.append(f"   NOTE: {missing}")
         if self.own_models:
             lines[0] += "; each silo's records by its own model"
             lines.append(" There is no global model: each silo keeps its own")

@@ -109,6 +109,20 @@ def one_answer(answer: OneAnswer | None) -> str | None:
     )
 
 
+def untested(recall: Mapping[str, float | None]) -> str | None:
+    """Say which classes no exactly counted record is of; None if there is one of each.
+
+    >>> untested({"a": 0.5, "b": 1.0, "c": None})
+    'no counted test record is of c: balanced accuracy is the mean over 2 of 3 classes'
+    >>> untested({"a": 0.5, "b": 1.0})
+    """
+    missing = [name for name, value in recall.items() if value is None]
+    if not missing:
+        return None
+    over = f"{len(recall) - len(missing)} of {len(recall)} classes"
+    return f"no counted test record is of {sentence(missing)}: balanced accuracy is the mean over {over}"
+
+
 def without_others(epsilon: float) -> str:
     """Say what an epsilon would be without the noise of others on which it counts."""
     return (

@@ -110,6 +110,13 @@ class Exchange:
         return self.kind in (STATISTICS, BEFORE)
 
     @property
+    def measure(self) -> str | None:
+        """Part of the run that work for it is a measure of; None if it is a measure of none."""
+        if self.training:
+            return str(self.index)
+        return f"{self.kind}-{self.index}" if self.before else None
+
+    @property
     def training(self) -> bool:
         """Check whether it belongs to a training round."""
         return self.kind == TRAIN

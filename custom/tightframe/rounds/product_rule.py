@@ -8,6 +8,7 @@ cannot contribute, so that the sum is of nobody and its number is all that is to
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -50,6 +51,8 @@ from tightframe.securesum.site.journal import History, Multiplied, Trained
 
 RULE, CODE = "records_per_feature", "TF-625"
 _Sum = TypeVar("_Sum", Products, ClassSums)
+_once = functools.lru_cache(maxsize=16)
+"""Plans once for each job in a process: a long run has many sums, and each is checked before its term."""
 
 
 def planned(setup: JobSetup) -> Products | None:
@@ -82,6 +85,7 @@ def class_sums_in(setup: JobSetup, schema: Schema) -> ClassSums | None:
     return ClassSums(width, setup.most_values) if width else None
 
 
+@_once
 def class_numbers(setup: JobSetup) -> int:
     """Return how many numbers of each class's records a whole run's exact sums in training tell; 0 for none.
 
@@ -105,6 +109,7 @@ def class_numbers(setup: JobSetup) -> int:
     return found + once
 
 
+@_once
 def _telling(setup: JobSetup) -> dict[tuple[int, int], Schema]:
     """Return the sums of a whole run that tell class sums in training, by round and place in it.
 
@@ -141,6 +146,7 @@ def _widest(setup: JobSetup, found_in: Callable[[JobSetup, Schema], _Sum | None]
     return max((item for item in found if item is not None), key=lambda item: item.width, default=None)
 
 
+@_once
 def units_planned(setup: JobSetup) -> Units | None:
     """Return the dense layers that a job trains without noise on records' inputs, or on frozen features.
 
@@ -155,7 +161,8 @@ def units_planned(setup: JobSetup) -> Units | None:
         return None
     shape, numbers = setup.setting.input_shape, sum(map(math.prod, summed.values()))
     most = max(units for units, _ in dense)
-    times = len(rounds) * equations(setup)
+    # In several forms of a silo's update each is another combination of its records.
+    times = len(rounds) * int(getattr(setup.setting.config, "equations", 1))
     if is_frozen(shared_template(setup.setting)):
         return Units(most, most, max(inputs for _, inputs in dense), numbers, times)
     # Behind convolutions, dense layers are on features of a picture that change.
@@ -165,11 +172,7 @@ def units_planned(setup: JobSetup) -> Units | None:
     return Units(most, max(first, default=most), math.prod(shape), numbers, times)
 
 
-def equations(setup: JobSetup) -> int:
-    """Return in how many forms a sum has a silo's update: each is another combination of its records."""
-    return int(getattr(setup.setting.config, "equations", 1))
-
-
+@_once
 def behind(setup: JobSetup) -> Behind:
     """Return which of a silo's records are behind each number of a sum in training.
 
@@ -182,7 +185,7 @@ def behind(setup: JobSetup) -> Behind:
     if rate is not None:
         return Behind(share)
     step = training.learning_rate / (1 - training.momentum * (training.optimizer == "sgd"))
-    forgotten = step * (training.weight_decay + float(getattr(config, "pull", 0.0)))
+    forgotten = step * (training.weight_decay + setup.method.pull(setup.setting))
     return Behind(share, training.batch_size / forgotten if forgotten else math.inf)
 
 
@@ -217,6 +220,7 @@ def check_behind(policy: Policy, setup: JobSetup, records: float) -> None:
     )
 
 
+@_once
 def _layers(setup: JobSetup) -> dict[Place, dict[str, Field]]:
     """Return the layers in each sum of a training round that has any, by name."""
     found = {
@@ -612,6 +616,7 @@ def rounds_planned(setup: JobSetup, sizes: Sizes) -> Rounds | None:
     return Rounds(*sums, *counted, config, lineage, classed, len(_telling(setup)))
 
 
+@_once
 def _by_class(setup: JobSetup) -> frozenset[Place]:
     """Return the sums by class in training of which a run tells more than the class before."""
     if not class_numbers(setup):
@@ -624,6 +629,7 @@ def _by_class(setup: JobSetup) -> frozenset[Place]:
     )
 
 
+@_once
 def _moved(setup: JobSetup) -> dict[Place, Products]:
     """Return the sums of products of features that training moves."""
     if setup.privacy is not None:

@@ -51,7 +51,7 @@ from tightframe.rounds.privacy_plan import PrivacyPlan
 CEILINGS = Ceilings()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class JobSetup:
     """Everything that server and silos derive from a job alone.
 

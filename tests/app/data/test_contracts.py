@@ -363,7 +363,7 @@ def test_check_lists_a_wrong_mapping_line_by_line_and_asks_for_the_decimal_mark(
     good = {"file": str(write(tmp_path / "b.csv", ward_rows()))}
     wrong = {**entry, "codes": {"colour": {"a": "b"}}}
     done = typed("data", "check", "--contract", agreed, "-s", sites(tmp_path, a=wrong, b=good))
-    assert done.exit_code == 1 and "1 of 2 sites cannot take part so" in told(done)
+    assert done.exit_code == 1 and "1 of 2 sites cannot take part like this" in told(done)
     assert "\\n" not in done.output and "`codes`: the contract has no codes" in told(done)
     assert "most values of age, weight are numbers with ',': is that the `decimal`?" in told(done)
     done = typed("data", "check", "--contract", agreed, "-s", sites(tmp_path, a={**entry, "decimal": ","}))

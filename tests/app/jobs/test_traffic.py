@@ -17,7 +17,7 @@ from nvflare.fuel.f3.streaming.stream_types import StreamFuture
 from tightframe import federation
 from tightframe.rounds.setup import prepare
 from tightframe_app.jobs import recipes
-from tightframe_app.jobs.traffic import LINE, UNSEEN, Traffic
+from tightframe_app.jobs.folders import LINE, UNSEEN, Traffic
 
 
 @pytest.mark.parametrize("name", ["fedetf_heart", "fedilc_eicu"])

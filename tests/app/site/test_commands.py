@@ -142,17 +142,18 @@ def test_each_consent_is_shown_with_its_time_and_the_job_that_used_it_first(
     write(journal, [ProfileUsed(DATASET, other, "job-3"), ProfileUsed(DATASET, other, "job-4")])
     folder = config.parents[1] / "job-3" / f"app_{SITE}" / "config"
     folder.mkdir(parents=True)
-    job = {"executors": [{"executor": {"args": {"job_name": "masses"}}}]}
+    job = {"executors": [{"executor": {"args": {"job_name": "masses", "method": "fedavg"}}}]}
     (folder / "config_fed_client.json").write_text(json.dumps(job))
-    said = CliRunner().invoke(app, command).output
-    assert "UTC: weights other; first used in job masses (job-3)\n" in said
-    assert "Of job-1, masses (job-3), job-4 none are counted" in " ".join(said.split())
+    said, day = CliRunner().invoke(app, command).output, when.partition(" ")[0]
+    assert f"UTC: weights other; first used in job masses, fedavg (job-3) of {day}\n" in said
+    three = f"job-1 of {day}, masses, fedavg (job-3) of {day}, job-4 of {day}"
+    assert f"Of {three} none are counted" in " ".join(said.split())
     runs = [EvaluationsAccepted(DATASET, b"c" * 32), RoundsAccepted(DATASET, b"d" * 32)]
     write(journal, [*runs, Evaluated(DATASET, "job-5", 1, "train-0", b"c" * 32, 1, 0, 70_000)])
     said = CliRunner().invoke(app, command).output
-    assert "UTC: all exact evaluations of one run of a job; first used in job job-5\n" in said
+    assert "UTC: all exact evaluations of one run of a job; first used in job job-5 of" in said
     assert "UTC: all exact rounds of one run of a job; not used yet\n" in said
-    assert "used in job 'job-5')" in said, "whose sums are formed as those before"
+    assert f"used in job job-5 of {day})" in said, "whose sums are formed as those before"
 
 
 def test_what_all_releases_give_together_is_said_and_the_site_is_the_certificates(
@@ -165,7 +166,10 @@ def test_what_all_releases_give_together_is_said_and_the_site_is_the_certificate
 
     write(journal, [ProfileUsed(DATASET, (("steps", "batches of 32"), ("weights", "exact")), "job-1")])
     assert "All were formed alike" in show() and "batches of 32" not in show()
-    assert "sums of trained layers and features so far: none. Of job-1 none are counted" in show()
+    assert (
+        "sums of trained layers and features so far: none. Of job-1 of" in show()
+        and "none are counted" in show()
+    )
     write(journal, [Evaluated(DATASET, "job-1", 1, "train-0", b"c" * 32, 1, 0, 70_000)])
     assert "7.0% of what the test records hold." in show() and show().count("none are counted") == 1
     write(journal, [Trained(DATASET, "job-1", 1, "train-0", "job-1", bytes(32), 2, 2, 13, 40, 25)])
@@ -185,13 +189,15 @@ def test_what_all_releases_give_together_is_said_and_the_site_is_the_certificate
         folder.mkdir(parents=True)
         (folder / NAMES).write_text("{}")
         (folder / VERIFIED).write_text(noted)
-    assert "(used in job 'job-1', accepted by hand, used in job 'job-1b')" in show()
-    assert "Job 'job-1c' withdrew records from the chain of job 'job-1b'" in show()
-    assert "Job 'job-1d' went on with job 'job-1b'." in show()
+    (day,) = {str(each) for each in memory_of(config, None, None).first_days.values()}
+    first, again = f"job-1 of {day}", f"job-1b of {day}"
+    assert f"(used in job {first}, accepted by hand, used in job {again})" in show()
+    assert f"Job job-1c of {day} withdrew records from the chain of job {again}" in show()
+    assert f"Job job-1d of {day} went on with job {again}." in show()
     write(journal, [ProfileUsed(DATASET, (("steps", "batches of 32"),), "job-2")])
     assert "No setting that several jobs have differs" in show() and "alike" not in show()
     write(journal, [ProfileUsed(DATASET, (("steps", "batches of 32"), ("weights", "uniform")), "job-3")])
-    assert "used in job 'job-3'" in (said := show())
+    assert "used in job job-3 of" in (said := show())
     assert "weights: exact or uniform" in said and REVEALED["weights"] in said
     assert REVEALED["steps"] not in said and "learns exactly" not in said
     write(journal, [ProfileUsed(DATASET, (("training from seed 1", "one way"),), "job-4")])

@@ -460,24 +460,21 @@ def test_a_file_that_is_no_ledger(path: Path, keys: SiteKeys, what: str) -> None
 
 @pytest.mark.parametrize(
     ("pragma", "said"),
-    [("application_id=7", "but found another file"), ("journal_mode=DELETE", "in WAL mode")],
+    [
+        ("application_id=7", "but found another file"),
+        ("journal_mode=DELETE", "in WAL mode"),
+        ("user_version=2", "to be of version 1, but found 2"),
+    ],
 )
-def test_a_ledger_of_other_settings_is_refused(path: Path, keys: SiteKeys, pragma: str, said: str) -> None:
+def test_a_ledger_of_other_settings_or_an_unknown_version_is_refused(
+    path: Path, keys: SiteKeys, pragma: str, said: str
+) -> None:
     with open_ledger(path, keys, create=True):
         pass
     with sqlite3.connect(path) as sql:
         sql.execute(f"PRAGMA {pragma}")
     sql.close()
     with pytest.raises(LedgerError, match=said):
-        open_ledger(path, keys)
-
-
-def test_an_unknown_version_is_refused(path: Path, keys: SiteKeys) -> None:
-    open_ledger(path, keys, create=True).close()
-    with sqlite3.connect(path) as raw:
-        raw.execute("PRAGMA user_version=2")
-    raw.close()
-    with pytest.raises(LedgerError, match="to be of version 1, but found 2"):
         open_ledger(path, keys)
 
 

@@ -10,9 +10,14 @@ import torch
 
 from tightframe.learning.class_sums import ratio_of_sums
 from tightframe.privacy.events import PrivacyValueError
-from tightframe.privacy.releases.class_sums import class_sums, clip_features, noise_for
+from tightframe.privacy.releases.class_sums import (
+    ClassReading,
+    ReleaseAverage,
+    class_sums,
+    clip_features,
+    noise_for,
+)
 from tightframe.privacy.releases.class_sums_plan import ClassSumsConfig
-from tightframe.privacy.releases.class_sums_reading import ClassReading, ReleaseAverage
 
 CONFIG = ClassSumsConfig(noise_multiplier=2.0)
 CLASSES, WIDTH = 4, 8

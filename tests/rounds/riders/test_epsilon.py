@@ -141,6 +141,7 @@ def test_the_lead_finds_it_in_metrics_outcome_card_and_last_screen(
     assert f"site-4 shows {last['shown']['site-4']:.3f}" in str(spent)
 
 
+@pytest.mark.whole
 def test_a_silo_writes_what_its_policy_lets_out_and_into_its_own_place_only(
     finished: tuple[federation.Result, Path, list[Any]],
 ) -> None:

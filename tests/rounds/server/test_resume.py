@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from cryptography import x509
+from tests.support.jobs import HEART
 from tests.support.ledgers import charges_of
 
 from tightframe import federation
@@ -35,18 +36,7 @@ from tightframe.securesum.identity import Anchor
 from tightframe.securesum.messages import SumId
 
 SITES = ["site-1", "site-2", "site-3", "site-4"]
-JOB: dict[str, Any] = {
-    "job_name": "stopped",
-    "method": "fedmr",
-    "dataset": "fed_heart_disease",
-    "model": "mlp",
-    "model_options": {"widths": [4], "standardise": True},
-    "sites": SITES[:3],
-    "min_sites": 3,
-    "rounds": 4,
-    "seed": 3,
-    "training": {"epochs": 1, "batch_size": 64, "learning_rate": 0.05, "momentum": 0.0},
-}
+JOB = {**HEART, "job_name": "stopped", "rounds": 4}
 
 
 @pytest.fixture(autouse=True)

@@ -25,7 +25,7 @@ from tightframe.privacy.accounting import BudgetError
 from tightframe.rounds import codec
 from tightframe.rounds.context import SiloContext
 from tightframe.rounds.plan import advance
-from tightframe.rounds.riders import class_rules, epsilon, evaluation, failures, moments
+from tightframe.rounds.riders import class_rules, epsilon, evaluation, failures
 from tightframe.rounds.run_state import state_sha256
 from tightframe.rounds.setup import prepare
 from tightframe.rounds.silo.contribute import Contributor
@@ -463,8 +463,8 @@ def test_which_errors_can_depend_on_records() -> None:
 
 
 def test_what_stops_a_silo_is_told_although_the_rest_could_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("check", "note"):
-        monkeypatch.setattr(moments, name, lambda *_: None)
+    for name in ("check_moments", "note_moments"):
+        monkeypatch.setattr(failures, name, lambda *_: None)
     calls = []
 
     def contribute(*_: Any) -> Contribution:

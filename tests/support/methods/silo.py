@@ -13,6 +13,7 @@ from tightframe.learning import loop, record_values
 from tightframe.learning.batches import merge_single_tail
 from tightframe.learning.distinct_rows import DistinctRows, own_rows, row_digests
 from tightframe.learning.stages import FitReport, Stage
+from tightframe.learning.unit_records import UnitRecords
 from tightframe.phases import Fold, OwnRows, Setting, SiloView, Tensors, stream_seed
 
 
@@ -113,6 +114,9 @@ class FakeSilo:
     def withdrawn_from(self, fold: Fold) -> tuple[torch.Tensor, bool]:
         """None is withdrawn."""
         return torch.zeros(0, dtype=torch.int64), False
+
+    def unit_records(self, model: torch.nn.Module) -> UnitRecords:
+        return UnitRecords(model, len(self.labels), least=self.least)
 
     def fit(self, model: torch.nn.Module, stages: Sequence[Stage]) -> FitReport:
         local = self.setting.local

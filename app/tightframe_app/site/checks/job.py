@@ -49,6 +49,7 @@ from tightframe.rounds.silo.enrolment_check import (
     check_rows,
     check_sums,
     classes_left_out,
+    classes_too_small,
     refused_at_first,
     sizes_alike,
 )
@@ -246,9 +247,10 @@ def check_sizes(job: JobConfig, entries: Mapping[str, SiteEntry], scope: Scope) 
             contexts = [
                 SiloContext(site, job, entries[site], Path(folder), job_id=UNKNOWN) for site in job.roster
             ]
-            declared = {context.name: _records_of(context) for context in contexts}
+            own = {each.name: public_weight(len(own_labels(each.data)), job.weights) for each in contexts}
+            sizes = Sizes.of(own, job.assumed_colluders(len(own)))
             for context in contexts:
-                for text in _too_few(context, setup, declared):
+                for text in _too_few(context, setup, sizes):
                     told.setdefault(text, []).append(context.name)
             hidden = _hidden_scores(
                 setup, np.sum([_tested(context, setup) for context in contexts], axis=0), ""
@@ -276,19 +278,13 @@ def _hidden_scores(setup: JobSetup, tested: NDArray[np.int64], guessed: str) -> 
     return "" if tested.max(initial=0) >= floor else HIDDEN.format(cell=cell, of=fold, floor=floor)
 
 
-def _records_of(context: SiloContext) -> float:
-    """Return the number of records that a site declares."""
-    return public_weight(len(own_labels(context.data)), context.job.weights)
-
-
-def _too_few(context: SiloContext, setup: JobSetup, declared: Mapping[str, float]) -> list[str]:
+def _too_few(context: SiloContext, setup: JobSetup, sizes: Sizes) -> list[str]:
     """Return this site's refusals of a job over so many declared records; none where they tell nothing."""
     job = context.job
     if job.privacy is not None or job.withdraw is not None or not context.policy.records_per_feature:
         return []
     try:
         if job.weights != "uniform":
-            sizes = Sizes.of(declared, job.assumed_colluders(len(declared)))
             product_rule.check_declared(context.policy, setup, sizes)
         if not context.data.synthetic:
             product_rule.check_behind(context.policy, setup, len(own_labels(context.data)))
@@ -312,13 +308,13 @@ def _records(context: SiloContext, setup: JobSetup, area: str, *, several: bool)
 def _alone(context: SiloContext, setup: JobSetup, area: str) -> Iterator[Finding]:
     """Note what this site would refuse if the others had as many records as it has."""
     try:
-        declared = dict.fromkeys(context.job.roster, _records_of(context))
+        sizes = sizes_alike(context)
         alike = len(context.job.sites) * _tested(context, setup)
     except TightframeError:
         return  # of the records, which have findings of their own
     if hidden := _hidden_scores(setup, alike, " (were all sites as this one)"):
         yield Finding(area, "note", f"{context.job.job_name}: {hidden}")
-    for text in _too_few(context, setup, declared):
+    for text in _too_few(context, setup, sizes):
         yield Finding(area, "note", f"refused unless other sites have more records than this one: {text}")
 
 
@@ -409,12 +405,19 @@ def _rows(context: SiloContext, setup: JobSetup, area: str) -> Iterator[Finding]
     try:
         check_rows(context, setup)
         few, least = classes_left_out(context, setup)
+        small, count = classes_too_small(context, setup)
     except BelowPolicyError as error:
         for refusal in error.refusals:
             yield Finding(area, "problem", f"{error.code}: {refusal}", of_job=True)
     except TightframeError:
         return  # of the records, which have findings of their own
     else:
+        if small:
+            text = (
+                f"{context.job.job_name}: this site leaves {', '.join(small)} out of the class sums: it has "
+                f"fewer than {count} training records of each (`min_class_count`)"
+            )
+            yield Finding(area, "note", text)
         if few:
             text = (
                 f"{context.job.job_name}: this site leaves {', '.join(few)} out of the class sums: of each "

@@ -28,6 +28,7 @@ from tightframe.data.image_sets import (
 )
 from tightframe.data.image_sets.derived import Share, color_mnist, rotated_cifar10
 from tightframe.data.image_sets.readers import PARTS, READERS, ImageSet, Part
+from tightframe.data.looks import Pictured, channels_last, waves_of
 from tightframe.data.validation import validation_mask
 from tightframe.errors import DataError, JobError
 from tightframe.options import listed
@@ -248,7 +249,8 @@ class BenchmarkSilo:
         for part in self._parts:
             images = Files(self._spec, self._root).part(part)
             for pixels, label in zip(images.images, images.labels, strict=True):
-                yield pixels.tobytes() + label.astype("<i8").tobytes()
+                content = pixels.tobytes() + label.astype("<i8").tobytes()
+                yield Pictured.of(content, waves_of(channels_last(pixels)))
 
     def check(self, progress: Progress | None = None) -> None:
         """Read all files, which detects missing, truncated and wrong ones.

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,7 @@ from tightframe.data.contract import MultiLabel
 from tightframe.data.images import ImagesOptions, ImagesSite
 from tightframe.data.images.contract import Picture, PictureContract
 from tightframe.data.images.files import Pixels, UnfitError, fitted, read
+from tightframe.data.looks import Pictured, Waves, waves_of
 from tightframe.data.table.encoding import Encoded, Faults, Finding, check_mapping, encode
 from tightframe.data.table.silo import TableData, divided, refuse_broken
 from tightframe.data.table.sources.rows import Cells, Rows
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 READERS = 4
 """Threads that decode; more wait for the disk."""
+EachWaves: TypeAlias = list[Waves | None]
 _OUT = "a path that leads out of the folder of the pictures"
 
 
@@ -76,9 +78,9 @@ def open_site(site: ImagesSite, options: ImagesOptions) -> TableData:
     """
     contract = options.contract
     check_mapping(contract, site)
-    rows, encoded = encoded_records(contract, site)
+    rows, encoded, waves = encoded_records(contract, site)
     refuse_broken(encoded, site)
-    contents = partial(file_contents, rows.cells[contract.picture.column], site.root)
+    contents = partial(file_contents, rows.cells[contract.picture.column], site.root, waves)
     return divided_pictures(encoded, contract, contents)
 
 
@@ -89,27 +91,26 @@ def divided_pictures(
     return divided(encoded, contract, partial(ImageData, picture=contract.picture, contents=contents))
 
 
-def file_contents(paths: Cells, root: Path) -> Iterator[bytes]:
-    """Yield the bytes of pictures' files; their names do not count.
+def file_contents(paths: Cells, root: Path, waves: EachWaves) -> Iterator[Pictured]:
+    """Yield the bytes of pictures' files, and how these look; their names do not count.
 
     Args:
         paths: below ``root``; what names no file there counts as none.
+        waves: of the picture of each path (``data.looks``).
     """
-    return (path.read_bytes() for path in set(_files(paths, root.resolve())))
-
-
-def _files(paths: Cells, root: Path) -> Iterator[Path]:
-    for text in paths:
+    found: dict[Path, Waves | None] = {}
+    for text, own in zip(paths, waves, strict=True):
         try:
-            path = place_of(text or "", root)
+            path = place_of(text or "", root.resolve())
         except UnfitError:
             continue  # which the contract's check has reported
         if path.is_file():
-            yield path
+            found.setdefault(path, own)
+    return (Pictured.of(path.read_bytes(), own) for path, own in found.items())
 
 
-def encoded_records(contract: PictureContract, site: ImagesSite) -> tuple[Rows, Encoded]:
-    """Return the rows of the manifest, and all records with their pixels as features, uint8.
+def encoded_records(contract: PictureContract, site: ImagesSite) -> tuple[Rows, Encoded, EachWaves]:
+    """Return the rows of the manifest, all records with their pixels as features, uint8, and their waves.
 
     Raises:
         DataError: TF-203 if ``root`` is no folder, TF-218 if folders cannot give what the contract wants; as
@@ -123,14 +124,14 @@ def encoded_records(contract: PictureContract, site: ImagesSite) -> tuple[Rows, 
         )
     rows = folder_rows(contract, site.root) if site.layout == "folders" else read_manifest(contract, site)
     encoded = encode(rows, contract, site)
-    pixels, faults = _all_pixels(rows.cells[contract.picture.column], contract.picture, site.root)
+    pixels, waves, faults = _all_pixels(rows.cells[contract.picture.column], contract.picture, site.root)
     broken = encoded.broken.copy()
     found = list(encoded.findings)
     for rule, places in sorted(faults.items(), key=lambda item: item[1]):
         broken[places] = True
         found.append(Finding(contract.picture.column, rule, tuple(encoded.numbers[places].tolist())))
     features: Any = pixels
-    return rows, replace(encoded, features=features, broken=broken, findings=tuple(found))
+    return rows, replace(encoded, features=features, broken=broken, findings=tuple(found)), waves
 
 
 def folder_rows(contract: PictureContract, root: Path) -> Rows:
@@ -198,10 +199,11 @@ def quiet() -> Iterator[None]:
         yield
 
 
-def _all_pixels(paths: Cells, picture: Picture, root: Path) -> tuple[NDArray[np.uint8], Faults]:
-    """Return the pixels of all rows, (n, channels, *size), and the faults."""
+def _all_pixels(paths: Cells, picture: Picture, root: Path) -> tuple[NDArray[np.uint8], EachWaves, Faults]:
+    """Return the pixels of all rows, (n, channels, *size), the waves of the files' own, and the faults."""
     folder = root.resolve()
     pixels = np.zeros((len(paths), *picture.shape), np.uint8)
+    waves: EachWaves = [None] * len(paths)
     faults: Faults = {}
     seen: set[Path] = set()
     wanted: list[tuple[int, Path]] = []
@@ -220,7 +222,9 @@ def _all_pixels(paths: Cells, picture: Picture, root: Path) -> tuple[NDArray[np.
     def one(item: tuple[int, Path]) -> str | None:
         row, place = item
         try:
-            pixels[row] = fitted(read(place, picture), picture)
+            found = read(place, picture)
+            waves[row] = waves_of(found)  # whatever size the contract has
+            pixels[row] = fitted(found, picture)
         except UnfitError as error:
             return error.rule
         return None
@@ -229,7 +233,7 @@ def _all_pixels(paths: Cells, picture: Picture, root: Path) -> tuple[NDArray[np.
         for (row, _), rule in zip(wanted, pool.map(one, wanted), strict=True):
             if rule is not None:
                 faults.setdefault(rule, []).append(row)
-    return pixels, {rule: sorted(rows) for rule, rows in faults.items()}
+    return pixels, waves, {rule: sorted(rows) for rule, rows in faults.items()}
 
 
 def read_one(path: Path, picture: Picture) -> Pixels:

@@ -26,7 +26,7 @@ def describe(contract: PictureContract, site: ImagesSite) -> Description:
         DataError: as ``encoded_records`` and ``check_mapping``.
     """
     check_mapping(contract, site)
-    rows, encoded = encoded_records(contract, site)
+    rows, encoded, _ = encoded_records(contract, site)
     kept = np.flatnonzero(~encoded.broken)
     labels, titles, of_findings = grouped(contract, encoded.labels[kept])
     picture = contract.picture

@@ -10,6 +10,7 @@ import csv
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -21,6 +22,7 @@ from numpy.typing import NDArray
 from tightframe.data.base import Progress, with_progress
 from tightframe.data.images.files import open_picture
 from tightframe.data.isic import CLASS_NAMES, HAM_CENTERS, NUM_CENTERS, IsicOptions, IsicSite
+from tightframe.data.looks import Pictured, Waves, waves_of
 from tightframe.data.validation import validation_mask
 from tightframe.errors import DataError
 from tightframe.phases import Fold
@@ -174,6 +176,7 @@ class FolderData:
         self.site = site
         self.options = options
         self._cache: Any = None
+        self._waves: dict[str, Waves | None] = {}
         self._images = site.root / IMAGES
         if not os.path.isdir(self._images):  # also False if this process may not read the parent folder
             raise DataError(
@@ -229,9 +232,13 @@ class FolderData:
         return self.names(fold)
 
     def contents(self) -> Iterator[bytes]:
-        """Yield the bytes of each of the centre's pictures that is there, as of pictures by contract."""
-        paths = map(self._path, self._everything)
-        return (path.read_bytes() for path in paths if path.is_file())
+        """Yield each of the centre's pictures that is there, as of pictures by contract."""
+        for name in self._everything:
+            if (path := self._path(name)).is_file():
+                if name not in self._waves:  # without ``check``, or not in any fold
+                    with suppress(DataError):
+                        self._waves[name] = waves_of(decode(path))
+                yield Pictured.of(path.read_bytes(), self._waves.get(name))
 
     def labels(self, fold: Fold) -> NDArray[np.int64]:
         """Return the labels of a fold in record order, (n,)."""
@@ -255,7 +262,7 @@ class FolderData:
         unreadable: list[str] = []
         for name in with_progress(names, progress, "read {done} of {total} images"):
             try:
-                decode(self._path(name))
+                self._waves[name] = waves_of(decode(self._path(name)))
             except DataError:
                 unreadable.append(name)
         if unreadable:

@@ -96,7 +96,7 @@ class TableSite(StrictModel):
         units: the contract's column -> conversion from the site's unit: value * ``factor`` + ``offset`` is in
             the contract's.
         delimiter, encoding, decimal: of a text file.
-        missing: texts that mean that there is no value.
+        missing: texts that mean that there is no value; by default the empty one, which a list names again.
         invalid: ``refuse`` records that break the contract, and with them the job, or ``set_aside``: leave
             them out, counted and listed in the site's own log.
     """

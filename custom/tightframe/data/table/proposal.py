@@ -189,9 +189,10 @@ def label_of(labels: Sequence[str], cells: Mapping[str, Cells]) -> tuple[dict[st
 def _classes(label: str, cells: Cells) -> tuple[dict[str, Any], list[str]]:
     """Return a label of classes, and what is to be decided."""
     classes = label_classes(label, cells)
+    second = f"; {classes[1]} is the positive one" if len(classes) == 2 else ""
     note = (
-        f"{label}: the classes are {', '.join(classes)}, in this order; of two the second is the positive "
-        "one. Give them titles, and see that no column tells the label or comes after it in time."
+        f"{label}: the classes are {', '.join(classes)}, in this order{second}. Give them titles, and see "
+        "that no column tells the label or comes after it in time."
     )
     return {"column": label, "classes": [{"code": code, "title": code} for code in classes]}, [note]
 

@@ -38,8 +38,8 @@ from tightframe.files import quoted
 from tightframe.flare import doors
 from tightframe.flare.accounts import permissions
 from tightframe.flare.accounts.request import KILL, META, SOCKET, AccountError, Start, peer, receive, send
-from tightframe.flare.deployed import verify_app
 from tightframe.flare.identity import SITE_FILE, site_identity
+from tightframe.flare.submitter import verify_app
 
 WORKER = "nvflare.private.fed.app.client.worker_process"
 REQUEST_SECONDS = 10.0

@@ -49,9 +49,9 @@ from nvflare.private.fed.utils.app_deployer import AppDeployer
 from tightframe.config.site import FILE_NAME, site_entry
 from tightframe.errors import SiteConfigError, TightframeError
 from tightframe.flare import reach
-from tightframe.flare.deployed import verify_app
 from tightframe.flare.doors import rules
 from tightframe.flare.doors.rules import Place, Role, Side, Topics, Verdict
+from tightframe.flare.submitter import verify_app
 
 PARENT = "TIGHTFRAME_DOORS"
 """Environment variable that tells a job's process which parent process has shut its doors."""

@@ -109,24 +109,28 @@ def fold_gradients(
     total, bend = torch.zeros(2, size, dtype=torch.float64, device=silo.device)
     loss = torch.zeros((), dtype=torch.float64, device=silo.device)
     records = batches = 0
-    for inputs, labels in same_batches(silo, model, share=share):
-        features = model.features(inputs)  # type: ignore[operator]
-        logits = at_least_float32(model.head(features))  # type: ignore[operator]
-        entropy = outputs.summed_loss(logits, labels)
-        own = entropy / len(labels) if mini_batches else entropy
-        slope = _slope(own, trained, keep_graph=penalty is not None)
-        if penalty is not None:
-            bend += _slope(penalty(features.double(), labels, model), trained)
-        if running is not None:
-            _check_finite(slope, trained)
-            running.add(slope)
-        else:
-            total += slope
-        loss += entropy.detach()
-        records, batches = records + len(labels), batches + 1
+    with silo.unit_records(model) as units:
+        for inputs, labels in same_batches(silo, model, share=share):
+            features = model.features(inputs)  # type: ignore[operator]
+            logits = at_least_float32(model.head(features))  # type: ignore[operator]
+            entropy = outputs.summed_loss(logits, labels)
+            own = entropy / len(labels) if mini_batches else entropy
+            slope = _slope(own, trained, keep_graph=penalty is not None)
+            if penalty is not None:
+                bend += _slope(penalty(features.double(), labels, model), trained)
+            if running is not None:
+                _check_finite(slope, trained)
+                running.add(slope)
+            else:
+                total += slope
+            loss += entropy.detach()
+            records, batches = records + len(labels), batches + 1
     if not batches:
         raise no_records()
     mean = total / (batches if mini_batches else records) if running is None else running.result()
+    shapes = {name: item.shape for name, item in trained.items()}
+    for vector in (mean, bend):
+        units.clear(by_name(shapes, "", vector))
     _check_finite(mean + bend, trained)
     return FoldGradients(mean.cpu(), bend.cpu(), float(loss) / records, batches, records)
 

@@ -69,9 +69,8 @@ from tightframe.learning.model_update import trained_parameters
 from tightframe.learning.optimizers import OptimizerSettings
 from tightframe.learning.server_optimizers import GradientDescent
 from tightframe.learning.stages import FitReport, Stage, cross_entropy
-from tightframe.methods.fedilc import geometric_mean, gradients
-from tightframe.methods.fedilc.fishr import GradientMoments, SiloPenalty
-from tightframe.methods.fedilc.gradients import last_layer
+from tightframe.methods.fedilc import geometric_mean
+from tightframe.methods.fedilc.fishr import GradientMoments, SiloPenalty, fold_moments, last_layer
 from tightframe.options import StrictModel
 from tightframe.phases import Cohort, Contribution, Phase, ServerState, Setting, SiloView, Tensors, Totals
 
@@ -265,7 +264,7 @@ def broadcast_gradient(state: ServerState) -> Tensors:
 def contribute_variance(silo: SiloView, broadcast: Tensors, state: Tensors) -> Contribution:
     """Return v_k of the whole training fold; nothing is kept."""
     model = silo.load(model_update.received_model(broadcast))
-    return Contribution(_variance_terms(gradients.fold_moments(silo, model)))
+    return Contribution(_variance_terms(fold_moments(silo, model)))
 
 
 def contribute_gradient(round: int, silo: SiloView, broadcast: Tensors, state: Tensors) -> Contribution:
@@ -279,7 +278,7 @@ def contribute_gradient(round: int, silo: SiloView, broadcast: Tensors, state: T
     received = model_update.received_model(broadcast)
     fishr, penalty, tensors = config.uses_variances(round), None, {}
     if fishr:
-        moments = gradients.fold_moments(silo, silo.load(received))
+        moments = fold_moments(silo, silo.load(received))
         if config.stale:
             tensors = _variance_terms(moments)
         if MEAN in broadcast:

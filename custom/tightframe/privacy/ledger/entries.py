@@ -149,7 +149,8 @@ class DataNoted:
     Attributes:
         sketch: a byte for each place, hexadecimal; the more records two sets have in common, the more places
             are equal (``data.content``). Empty if there is none.
-        columns: the same for combinations of columns, as ``data.columns.marked``; None in older entries.
+        columns: the same for combinations of columns, or for how pictures look, as ``data.columns.marked``;
+            None in older entries.
 
     Raises:
         PrivacyValueError: TF-700.
@@ -190,11 +191,11 @@ class DataNoted:
 
     @property
     def secret_id(self) -> str:
-        """Name of the ledger's secret that marks the columns; empty without."""
+        """Name of the ledger's secret that marks columns and looks; empty without."""
         return (self.columns or "")[:16]
 
     def has_columns_of(self, other: DataNoted) -> bool:
-        """Check whether a combination of columns has the same cells in about half of all records, or more."""
+        """Check whether columns have the same cells, or pictures the same look, in about half or more."""
         if self.secret_id != other.secret_id:
             return False
         ours, theirs = (

@@ -214,7 +214,7 @@ class Ledger:
         return entry
 
     def secret(self) -> bytes:
-        """Return the secret that marks what the ledger knows of columns: beside it, so that it tells nothing.
+        """Return the secret that marks what the ledger knows of records: beside it, so that it tells nothing.
 
         Raises:
             LedgerError: TF-704, if it cannot be read or written.

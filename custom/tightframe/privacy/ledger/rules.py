@@ -65,7 +65,10 @@ def check_name(entries: Iterable[Entry], noted: DataNoted, also: Sequence[str] =
         if known.fingerprint in (noted.fingerprint, *also) or known.is_like(noted):
             how = ""
         elif known.has_columns_of(noted):
-            how = ", because columns hold the same values (or in the same order) for most records"
+            how = (
+                ", because columns hold the same values (or in the same order), or pictures look the same, "
+                "for most records"
+            )
         else:
             continue
         raise DatasetError(
@@ -77,7 +80,7 @@ def check_name(entries: Iterable[Entry], noted: DataNoted, also: Sequence[str] =
 
 
 def known_by_rows(entries: Iterable[Entry], noted: DataNoted) -> list[str]:
-    """Return other names of records of which an older entry has no columns to compare."""
+    """Return other names of records of which an older entry has neither columns nor looks to compare."""
     last = {item.content.dataset_id: item.content for item in entries if isinstance(item.content, DataNoted)}
     return [name for name, known in last.items() if known.columns is None and name != noted.dataset_id]
 

@@ -96,7 +96,7 @@ def head_file(path: Path) -> Path:
 
 
 def secret_file(path: Path) -> Path:
-    """Return the path of the secret beside the ledger, which marks what it knows of tables' columns."""
+    """Return the path of the secret beside the ledger, which marks what it knows of columns and looks."""
     return path.with_name(path.name + ".secret")
 
 

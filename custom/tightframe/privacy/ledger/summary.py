@@ -19,7 +19,7 @@ from tightframe.privacy.events import Event, Gaussian, SubsampledGaussian
 from tightframe.privacy.ledger.entries import Charge, DataNoted, Entry, Remembered
 from tightframe.results.words import NOT_COUNTED, plural, rounded_down, rounded_up, without_others
 
-_PROTECTS = {"record": "single records (one image, one stay)", "patient": "patients, with all their records"}
+_PROTECTS = {"record": "single records (one picture, one row)", "patient": "patients, with all their records"}
 _SHOWN_FACTOR = 1e6
 
 

@@ -1,9 +1,10 @@
-"""Lines and bars of a report as SVG, by hand."""
+"""Lines, bars and a forest plot of a report as SVG, by hand."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from tightframe.report.drawing.frame import (
     CHARACTER,
@@ -22,7 +23,7 @@ from tightframe.report.drawing.frame import (
     widest,
     within,
 )
-from tightframe.report.drawing.markup import DESK, Markup, Part, tag
+from tightframe.report.drawing.markup import DESK, Markup, Part, figure, tag
 
 _MOST_MARKERS = 60
 Place = Callable[[float], float]
@@ -212,6 +213,68 @@ def spread(xs: Sequence[int], most: int = 14) -> list[int]:
     last = len(xs) - 1
     step = -(-last // (most - 1))
     return [*xs[0 : last - step + 1 : step], xs[last]]
+
+
+def epsilons(
+    ranges: Mapping[int, tuple[float, float]], promised: Mapping[int, float], note: str = ""
+) -> Markup:
+    """Draw both ends of what silos tell, and the promise.
+
+    Args:
+        ranges: round -> the lowest and the highest epsilon that silos tell.
+        promised: round -> the job's own.
+        note: what the caption adds.
+    """
+    xs = sorted({*ranges, *promised})
+    ends = [ranges.get(x, (None, None)) for x in xs]
+    chart = partial(
+        lines,
+        "Epsilon spent by round",
+        xs,
+        [
+            Series("told at most", [high for _, high in ends], 0),
+            Series("told at least", [low for low, _ in ends], 1),
+            Series("promised", [promised.get(x) for x in xs], 2),
+        ],
+        x_name="round",
+        low=0.0,
+    )
+    said = (
+        "Epsilon that the silos have spent on this job up to each round: ends of the ranges that they tell."
+    )
+    return figure(chart, f"{said} {note}".strip())
+
+
+Row = tuple[str, float, tuple[float, float], Sequence[float]]
+"""Name, mean, its limits, and the single values."""
+
+
+def forest(title: str, rows: Sequence[Row], x_name: str, *, width: float = DESK) -> Markup:
+    """Draw the rows; the line at zero is no difference, and where it is narrow, names stand above."""
+    above = 18.0 if width < NARROW else 0.0
+    each, top = 34.0 + above, 12.0
+    height = top + each * len(rows) + 48
+    ends = [end for _, _, limits, singles in rows for end in (*limits, *singles)]
+    marks = ticks(min([*ends, 0.0]), max([*ends, 0.0]), 6)
+    left, right = 20.0 if above else 20 + widest([name for name, *_ in rows], 24), 20.0
+    most = int((width - 12) / CHARACTER) if above else 24
+
+    def at(value: float) -> float:
+        return left + (width - left - right) * (value - marks[0]) / (marks[-1] - marks[0])
+
+    parts: list[Part] = []
+    for mark in marks:
+        parts.append(line(at(mark), top, at(mark), height - 44, "grid"))
+        parts.append(within(at(mark), height - 28, said(mark), width))
+    parts.append(line(at(0), top, at(0), height - 44, "grid ink"))
+    parts.append(within((left + width - right) / 2, height - 8, x_name, width))
+    for place, (name, mean, (low, high), singles) in enumerate(rows):
+        y = top + place * each + (each + above) / 2
+        parts.append(tag("g", tag("title", name), label(6, y - 14 if above else y + 4, short(name, most))))
+        parts.append(line(at(low), y, at(high), y, "l s0"))
+        parts += [marker(at(value), y, 2, f"{value:+.4f}", hollow=True) for value in singles]
+        parts.append(marker(at(mean), y, 1, f"{name}: {mean:+.4f} [{low:+.4f}, {high:+.4f}]"))
+    return svg(width, height, title, f"Mean differences of {len(rows)} settings; the table has them.", *parts)
 
 
 def _room(width: float, names: Sequence[str]) -> int:

@@ -15,7 +15,7 @@ from tightframe.report.comparing import (
     positives,
     settings,
 )
-from tightframe.report.drawing import forest, layout, plots
+from tightframe.report.drawing import layout, plots
 from tightframe.report.drawing.frame import SERIES
 from tightframe.report.drawing.markup import Markup, Part, figure, section, table, tag
 from tightframe.report.drawing.plots import Series
@@ -123,7 +123,7 @@ def _paired(runs: Sequence[Run]) -> Markup:
         title,
         figure(
             partial(
-                forest.forest, "Paired differences", rows, "difference in balanced accuracy, seed by seed"
+                plots.forest, "Paired differences", rows, "difference in balanced accuracy, seed by seed"
             ),
             "Each setting less that of the first run: hollow marks are single seeds, the filled one "
             "their mean with its 95 % interval (Student's t over seeds).",

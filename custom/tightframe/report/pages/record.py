@@ -7,7 +7,6 @@ from functools import partial
 from typing import Any
 
 from tightframe.report.drawing import plots
-from tightframe.report.drawing.epsilons import epsilons
 from tightframe.report.drawing.markup import Markup, Part, facts, figure, listed, section, table, tag
 from tightframe.report.pages.results import MISSING, kept
 from tightframe.report.reading import ServerResults
@@ -76,7 +75,7 @@ def _spent(told: list[tuple[int, Spent]]) -> list[Part]:
     if ranged:
         silent = any(item.untold for _, item in told)
         note = "Some silos tell nothing, and may have spent all of it." if silent else ""
-        parts.append(epsilons(ranged, promised, note))
+        parts.append(plots.epsilons(ranged, promised, note))
     body: list[list[Part]] = [
         [
             str(number),

@@ -11,7 +11,7 @@ from tightframe.report.pages import clinical, participation, record, results, st
 from tightframe.report.reading import ServerResults
 from tightframe.results.outcome import OpenedSum, Outcome
 from tightframe.results.parts.evaluation import Evaluation, FoldMetrics
-from tightframe.results.words import count_in_words, metric, one_answer, plural, sentence, shown
+from tightframe.results.words import count_in_words, metric, one_answer, plural, sentence, shown, untested
 
 
 def page(found: ServerResults, wanted: clinical.Wanted = clinical.DEFAULT) -> str:
@@ -118,6 +118,8 @@ def in_words(found: ServerResults) -> str:
         )
         if (answer := one_answer(test.one_answer)) is not None:
             said.append(f"On the test records {answer}.")
+        if not test.noisy and test.findings is None and (missing := untested(test.recall)) is not None:
+            said.append(f"{missing[0].upper()}{missing[1:]}.")
     else:
         said.append(f"Its test metrics are missing: {why_missing(found)}.")
     return " ".join(said)

@@ -87,8 +87,3 @@ class UpdateNorms(Values):
         """Describe them in one line."""
         ranges = ", ".join(f"{plural(item.silos, 'silo')} {item}" for item in self.histogram)
         return f"update norms (limit {self.limit:g}): {ranges}"
-
-    @property
-    def rescaled(self) -> int:
-        """Number of silos whose update was longer than the limit."""
-        return sum(item.silos for item in self.histogram if item.up_to is None)

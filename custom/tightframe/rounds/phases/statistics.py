@@ -9,19 +9,28 @@ would set mean and deviation, and so the model's front end. A silo takes ``WEIGH
 of weight (it is rounded down, and has no repeats), evenly over its own. With uniform weights all of a silo's
 count for one record, each in whole steps of 1 / ``UNIFORM``: the same at all silos, so that a total of zeros
 and ones does not tell how many stand behind each term.
+
+Each silo holds the pooled moments against its own: false ones stand in its log. Another's term is masked,
+but the total less this silo's own moments is of the others' values: at least none, and in each column with
+squares that their sum allows (Cauchy-Schwarz). With the others' number bounded by public weights, no silo can
+make the pooled deviation much smaller than this silo's own spread about the pooled mean unseen. The silo goes
+on: whoever could make its terms vanish by a false total would have them as the difference of two.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
+import safetensors.torch
 import torch
 
 from tightframe.data.base import record_patients
 from tightframe.data.table.disclosure import made_by_few
 from tightframe.errors import DataError, RunError
+from tightframe.files import write_atomically
 from tightframe.phases import (
     CLASS_COUNTS,
     FEATURE_MEAN,
@@ -39,7 +48,14 @@ from tightframe.phases import (
     Tensors,
     Totals,
 )
+from tightframe.rounds import codec
+from tightframe.rounds.checkpoint import tensor_bytes
+from tightframe.rounds.order import STATISTICS, place_of
 from tightframe.rounds.riders.view import RiderView, rider_view
+
+if TYPE_CHECKING:
+    from tightframe.rounds.context import SiloContext
+    from tightframe.securesum.messages import Total
 
 PREFIX = "statistics/"
 """Start of the names of pooled statistics, which are of the records alone, in sums and broadcasts."""
@@ -54,6 +70,9 @@ UNIFORM = 2**10
 """With uniform weights each record counts in steps of its inverse, a silo's records for one together."""
 WEIGHED = 2
 """Most records for which they count, for one of its weight as applied."""
+OWN_MOMENTS, OWN = "moments.safetensors", "own"
+ROUNDING = 1e-11
+"""Of the squares: more than float64 leaves, less than moves a deviation."""
 
 
 def phases(
@@ -238,3 +257,56 @@ _PARTS: Mapping[str, Callable[[Setting, bool], _ClassCounts | _FindingCounts | _
     "finding_counts": _FindingCounts,
     "feature_moments": _FeatureMoments,
 }
+
+
+def note_moments(silo: RiderView, made: Tensors) -> None:
+    """Keep what this silo adds to pooled moments, if this sum is of them."""
+    if VALUES in made:
+        own = packed(made[VALUES], made[SUMS], made[SQUARES])
+        write_atomically(silo.context.state_folder / OWN_MOMENTS, tensor_bytes({OWN: own}), mode=0o600)
+
+
+def settle_moments(context: SiloContext, total: Total | None) -> None:
+    """Drop the note if the total told is of moments, and has no term of this silo."""
+    if total is not None and place_of(total.sum_id)[0] == STATISTICS and context.name not in total.survivors:
+        (context.state_folder / OWN_MOMENTS).unlink(missing_ok=True)
+
+
+def check_moments(silo: RiderView) -> None:
+    """Warn in this silo's own log (TF-527) of pooled moments that contradict its own: once in a run."""
+    context, pooled = silo.context, silo.pooled
+    path = context.state_folder / OWN_MOMENTS  # a job that this one continues may have left it
+    if pooled is None or not path.is_file() or not path.stat().st_size:
+        return
+    own = safetensors.torch.load(path.read_bytes())[OWN]
+    parties = len(silo.cohort)
+    step = 2.0 ** -codec.bits_of(Field(SUMS, (), bound=MOMENT_BOUND), parties)
+    if columns := contradicted(pooled, own, parties * step):
+        context.log.warning(
+            f"{context.name}: TF-527: expected pooled moments of inputs that this silo's own records fit "
+            f"into, but in columns {columns[:5]} the other silos' would have a negative number or variance: "
+            "another silo sent false ones, to make the model show records. Stop the site (tightframe site "
+            "stop) and find out which."
+        )
+        write_atomically(path, b"", mode=0o600)  # said; a job that continues this one does not say it again
+
+
+def contradicted(pooled: torch.Tensor, own: torch.Tensor, error: float) -> list[int]:
+    """Return the columns in which no others' values can make these pooled moments of a silo's own.
+
+    Args:
+        pooled, own: number of values, sums and sums of squares, (1 + 2 D,) float64.
+        error: that the silos' fixed point leaves in a sum.
+
+    >>> own = torch.tensor([2.0, 4.0, 10.0])  # 1 and 3
+    >>> contradicted(torch.tensor([3.0, 6.0, 14.0]), own, 1e-6)  # another 2
+    []
+    >>> contradicted(torch.tensor([3.0, 9.0, 34.0]), own, 1e-6)  # 5, with a square of 24
+    [0]
+    """
+    others = pooled - own
+    number, (sums, squares) = others[0], others[1:].reshape(2, -1)
+    total, most = pooled[0].abs(), pooled[1:].reshape(2, -1).abs()
+    slack = ROUNDING * total * most[1] + 2 * error * (total + 2 * most[0] + error)
+    wrong = (number * squares - sums.square() < -slack) | (squares < -slack) | (number < -1e-6)
+    return torch.nonzero(wrong).flatten().tolist()

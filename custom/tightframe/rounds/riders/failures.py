@@ -47,7 +47,8 @@ from tightframe.results.words import plural
 from tightframe.rounds import codec
 from tightframe.rounds.codec import Term
 from tightframe.rounds.phases.statistics import PREFIX as STATISTICS
-from tightframe.rounds.riders import class_rules, epsilon, moments, update_norms
+from tightframe.rounds.phases.statistics import check_moments, note_moments
+from tightframe.rounds.riders import class_rules, epsilon, update_norms
 from tightframe.rounds.riders.view import RiderView, rider_view
 from tightframe.rounds.sums.common import TooFewError
 
@@ -81,9 +82,9 @@ def attach(phase: Phase, job: JobConfig, *, needed: bool = True) -> Phase:
     def contribute(silo: SiloView, received: Tensors, state: Tensors) -> Contribution:
         view = rider_view(silo)
         try:
-            moments.check(view)
+            check_moments(view)
             made = phase.contribute(silo, received, state)
-            moments.note(view, made.tensors)
+            note_moments(view, made.tensors)
         except Exception as error:
             if not hidden(error):
                 raise

@@ -25,7 +25,7 @@ from tightframe.learning.gradients.sharing import RECORDS
 from tightframe.learning.model_update import named
 from tightframe.learning.one_sum.noisy_sums import DEVIATIONS
 from tightframe.phases import Cohort, Field, Phase, Reading, ServerState, Totals
-from tightframe.privacy.releases.class_sums_reading import ReleaseAverage
+from tightframe.privacy.releases.class_sums import ReleaseAverage
 from tightframe.privacy.releases.gradient_sums import GradientSumConfig
 from tightframe.rounds.privacy_plan import (
     PrivacyPlan,

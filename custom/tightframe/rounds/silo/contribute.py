@@ -25,7 +25,7 @@ from tightframe.learning.model_update import UPDATE, shared_template
 from tightframe.learning.one_sum import withdrawal
 from tightframe.learning.one_sum.withdrawal import CLEARED, withheld
 from tightframe.learning.optimizers import OptimizerSettings
-from tightframe.learning.products import Behind, Sizes
+from tightframe.learning.products import Sizes
 from tightframe.learning.stages import Stage, cross_entropy
 from tightframe.models.frozen import FrozenEncoder, is_frozen
 from tightframe.phases import Contribution, Group, Phase, Schema, ServerState, Tensors
@@ -39,20 +39,20 @@ from tightframe.rounds.encoded import LoadedEncoder, used_parts
 from tightframe.rounds.evaluation_bits import Evaluations
 from tightframe.rounds.notes import Notes
 from tightframe.rounds.order import place_of
-from tightframe.rounds.phases.statistics import POOLED
+from tightframe.rounds.phases.statistics import POOLED, settle_moments
 from tightframe.rounds.plan import BEFORE, STATISTICS, Exchange
 from tightframe.rounds.privacy_plan import is_frozen_sum
-from tightframe.rounds.riders import evaluation, failures, moments
+from tightframe.rounds.riders import evaluation, failures
 from tightframe.rounds.riders.class_rules import HOLDERS
 from tightframe.rounds.riders.evaluation import told_by_few
 from tightframe.rounds.setup import prepare, set_threads
 from tightframe.rounds.silo import checks, evaluations, own_report, subnormals
-from tightframe.rounds.silo.enrolment_check import check_possible_rows, records_of
+from tightframe.rounds.silo.enrolment_check import check_layers, check_possible_rows, counted
 from tightframe.rounds.silo.followed_state import FollowedState
 from tightframe.rounds.silo.own_state import SiloStateStore
-from tightframe.rounds.silo.rehearsal import part_of, rehearse
+from tightframe.rounds.silo.rehearsal import rehearse
 from tightframe.rounds.silo.view import LocalSilo, RequestedSum
-from tightframe.rounds.sums.common import NO_RECORDS, SEAL, Check, Encoded, Peers
+from tightframe.rounds.sums.common import SEAL, Check, Encoded, Peers
 from tightframe.rounds.sums.release import formed_by
 from tightframe.rounds.unproven import NO_NEEDS, Needs
 from tightframe.rounds.withdrawn_list import note_request
@@ -125,7 +125,7 @@ class Contributor:
         note_request(context, (exchange.kind, exchange.index), asked=CLEARED in state.extra, proven=proven)
         self._settle(message, total)
         needs = Needs.of(context, message["state"], total)
-        moments.settle(context, total)
+        settle_moments(context, total)
         silo = self._silo(exchange, message, peers, state, needs)
         if job.local_baseline_epochs and job.withdraw is None and self._setup.plan.starts(exchange):
             own = NO_NEEDS if total is None and follows else needs  # the job's own start is known
@@ -133,7 +133,7 @@ class Contributor:
         # A server could have chosen the state: it is neither the job's own nor verified.
         begins = (exchange.kind, exchange.index) == (BEFORE, 0) and job.withdraw is not None
         chosen = (total is not None or not follows) and not begins  # ``check_withdrawal`` has compared it
-        part = part_of(exchange) if job.withdraw is None else WITHDRAWAL if exchange.before else None
+        part = exchange.measure if job.withdraw is None else WITHDRAWAL if exchange.before else None
 
         def work() -> tuple[Contribution, dict[Group, bytes], bool]:
             own = functools.partial(self._check_own, silo, exchange, phase, state, peers.sizes)
@@ -358,32 +358,13 @@ class Contributor:
         Raises:
             PolicyError: TF-625.
         """
-        if (found := self._rounds) is not None and found.units is not None:
-            records = self._counted(sizes).behind(self._behind)
-            product_rule.check_units(self._context.policy, found.units, records, of)
+        check_layers(self._context, self._setup, sizes, of)
 
     def rounds(self, sizes: Sizes) -> product_rule.Rounds | None:
         """Return the exact sums that the job adds to those of others; None if none, or without a limit."""
-        if not self._context.limits_rounds or (found := self._rounds) is None:
+        if not self._context.limits_rounds:
             return None
-        counted = self._counted(sizes)
-        return replace(found, records=counted.sure(), behind=counted.behind(self._behind))
-
-    @cached_property
-    def _rounds(self) -> product_rule.Rounds | None:
-        return product_rule.rounds_planned(self._setup, NO_RECORDS)
-
-    @cached_property
-    def _behind(self) -> Behind:
-        return product_rule.behind(self._setup)
-
-    def _counted(self, sizes: Sizes) -> Sizes:
-        """Return silos' numbers of records; where weights tell none, as if all were as this one."""
-        return sizes.times(self._records) if self._context.job.weights == "uniform" else sizes
-
-    @cached_property
-    def _records(self) -> float:
-        return records_of(LocalSilo(self._context, self._setup, self._device, 0))
+        return product_rule.rounds_planned(self._setup, counted(self._context, self._setup, sizes))
 
     @cached_property
     def evaluations(self) -> Evaluations | None:

@@ -112,14 +112,9 @@ def rounds_planned(
     context: SiloContext, setup: JobSetup, entries: Sequence[journal.Entry], sizes: Sizes
 ) -> tuple[Rounds, Parts] | None:
     """Return the same as ``check_rounds``, without refusing anything."""
-    import torch
-
     from tightframe.rounds import product_rule
-    from tightframe.rounds.silo.view import LocalSilo
 
-    silo = LocalSilo(context, setup, torch.device("cpu"), 0)
-    behind = alike(context, silo) if context.job.weights == "uniform" else sizes
-    found = product_rule.rounds_planned(setup, behind)
+    found = product_rule.rounds_planned(setup, counted(context, setup, sizes))
     if not context.limits_rounds or found is None:
         return None
     dataset, history = context.site.records_id(context.job.dataset), journal.History(entries)
@@ -143,6 +138,25 @@ def classes_left_out(context: SiloContext, setup: JobSetup) -> tuple[list[str], 
     own = silo.own_rows()
     few = (own.by_class * own.values < least) & (silo.held_counts() >= silo.min_class_count)
     return [setup.dataset.class_names[place] for place in few.nonzero().flatten().tolist()], least
+
+
+def classes_too_small(context: SiloContext, setup: JobSetup) -> tuple[list[str], int]:
+    """Return the classes of which this site has fewer records than `min_class_count`, and that number.
+
+    Classes of which it has none are not named, nor any where a job has no class sums or no class rules.
+    """
+    import torch
+
+    from tightframe.rounds.riders.class_rules import sums_by_class
+    from tightframe.rounds.silo.view import LocalSilo
+
+    fields = (item for exchange in setup.plan for phase in exchange.phases for item in phase.schema.fields)
+    if context.data.synthetic or setup.job.class_rules == "off" or not any(map(sums_by_class, fields)):
+        return [], 0
+    silo = LocalSilo(context, setup, torch.device("cpu"), 0)
+    held, least = silo.held_counts(), silo.min_class_count
+    few = ((held > 0) & (held < least)).nonzero().flatten().tolist()
+    return [setup.dataset.class_names[place] for place in few], least
 
 
 def sizes_alike(context: SiloContext) -> Sizes:
@@ -195,32 +209,45 @@ def check_rows(context: SiloContext, setup: JobSetup) -> None:
     """
     import torch
 
-    from tightframe.rounds.product_rule import behind, check_units, units_planned
     from tightframe.rounds.silo.view import LocalSilo
 
     if not setup.trains or context.job.privacy or context.data.synthetic:
         return
-    silo = LocalSilo(context, setup, torch.device("cpu"), 0)
-    if context.job.weights == "uniform" and (layers := units_planned(setup)) is not None:
-        sizes = alike(context, silo)
+    if context.job.weights == "uniform":
+        sizes = sizes_alike(context)
         honest = len(sizes.each) - sizes.colluders
         of = f"records, were {honest} silos as this one (uniform weights tell no others' numbers)"
-        check_units(context.policy, layers, sizes.behind(behind(setup)), of)
-    check_possible_rows(silo)
+        check_layers(context, setup, sizes, of)
+    check_possible_rows(LocalSilo(context, setup, torch.device("cpu"), 0))
 
 
-def alike(context: SiloContext, silo: LocalSilo) -> Sizes:
-    """Return the sizes of a job's silos if all have as many records as this one: uniform weights tell none.
+def check_layers(context: SiloContext, setup: JobSetup, sizes: Sizes, of: str) -> None:
+    """Check that layers have no more units than silos' records allow.
+
+    Args:
+        of: names the records in the refusal.
+
+    Raises:
+        PolicyError: TF-625.
+    """
+    from tightframe.rounds.product_rule import behind, check_units, units_planned
+
+    if (layers := units_planned(setup)) is not None:
+        check_units(context.policy, layers, counted(context, setup, sizes).behind(behind(setup)), of)
+
+
+def counted(context: SiloContext, setup: JobSetup, sizes: Sizes) -> Sizes:
+    """Return silos' numbers of training records; where weights tell none, as if all were as this one.
 
     Where all silos accept by their own numbers, the smallest has accepted by the smallest number.
     """
-    sites = context.job.sites
-    return Sizes.of(dict.fromkeys(sites, records_of(silo)), context.job.assumed_colluders(len(sites)))
+    import torch
 
+    from tightframe.rounds.silo.view import LocalSilo
 
-def records_of(silo: LocalSilo) -> float:
-    """Return the number of training records of a silo."""
-    return float(silo.class_counts("train").sum())
+    if context.job.weights != "uniform":
+        return sizes
+    return sizes.times(float(LocalSilo(context, setup, torch.device("cpu"), 0).class_counts("train").sum()))
 
 
 def check_possible_rows(silo: LocalSilo) -> None:

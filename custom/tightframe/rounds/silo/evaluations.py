@@ -99,4 +99,8 @@ def _smaller(setup: JobSetup, planned: Callable[[JobSetup], Evaluations], left: 
         told[-1] += f" ({words(*min(both, key=lambda each: at(*each).wanted[1:]))} tells less)"
     other = any(bins != own.score_bins for _, bins in both)
     consent = " (other `score_bins` than in earlier jobs need consent too, TF-617)" if other else ""
-    return f'"evaluation": {" or ".join(told)} would fit: export the job with it{consent}'
+    models, bins = both[0]
+    how = f"--set evaluation.models={models}" + (
+        f" --set evaluation.score_bins={bins}" if bins != own.score_bins else ""
+    )
+    return f'"evaluation": {" or ".join(told)} would fit: export the job with it ({how}){consent}'

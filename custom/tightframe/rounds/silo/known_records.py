@@ -21,8 +21,9 @@ if TYPE_CHECKING:
     from tightframe.rounds.context import SiloContext
 
 BY_ROWS = (
-    "an earlier version noted the records of {names} by whole rows: under another name, with a column more, "
-    "less or changed, they are not recognised until a job has used {names} once more"
+    "an earlier version noted the records of {names} by whole rows or files: under another name, with a "
+    "column more, less or changed, or pictures encoded anew, they are not recognised until a job has used "
+    "{names} once more"
 )
 
 

@@ -46,13 +46,6 @@ class _RehearsingSilo(PrivateSilo):
         """Charge nothing."""
 
 
-def part_of(exchange: Exchange) -> str | None:
-    """Return the part of a run that work for an exchange is a measure of; None if it is a measure of none."""
-    if exchange.training:
-        return str(exchange.index)
-    return f"{exchange.kind}-{exchange.index}" if exchange.before else None
-
-
 def rehearse(
     context: SiloContext,
     setup: JobSetup,
@@ -60,7 +53,7 @@ def rehearse(
     requested: RequestedSum,
     start: ServerState,
 ) -> Mapping[str, float]:
-    """Return the seconds that each exchange up to the first round's last takes this silo, by ``part_of``.
+    """Return the seconds that each exchange up to the first round's last takes here, by ``Exchange.measure``.
 
     Args:
         requested: the cohort, and ``RequestedSum.honest``.
@@ -124,7 +117,7 @@ class _Rehearsal:
         started, before = time.monotonic(), self._context.features.seconds
         made = phase.contribute(silo, received, self._store.committed())
         term = codec.encode(phase.schema, made.tensors, share=1.0, parties=len(cohort))
-        if (part := part_of(exchange)) is not None:
+        if (part := exchange.measure) is not None:
             extra = self._context.features.seconds - before
             self.seconds[part] = time.monotonic() - started - extra
         sum_id = exchange.sum_id()

@@ -23,6 +23,7 @@ from tightframe.learning.distinct_rows import DistinctRows, own_rows, row_digest
 from tightframe.learning.model_update import build_template, shared_template
 from tightframe.learning.record_values import column_bits, count_values
 from tightframe.learning.stages import FitReport, Stage, Term
+from tightframe.learning.unit_records import UnitRecords
 from tightframe.models.frozen import FrozenEncoder
 from tightframe.phases import Fold, OwnRows, Schema, Setting, Tensors, stream_seed
 from tightframe.results.local_report import SiloPersonal
@@ -468,14 +469,25 @@ class LocalSilo:
             records = range(len(self.context.data.labels("train")))
             passes = len(merge_single_tail(records, local.batch_size))
             return FitReport(sum((stage.epochs or 0) * passes + (stage.steps or 0) for stage in stages))
-        return loop.fit(
-            model,
-            lambda epoch: self.batches("train", augment=local.augment, shuffle=True, epoch=epoch),
-            stages,
-            device=self.device,
-            amp=local.amp,
-            progress=lambda text: self.context.log.info("%s, round %d: %s", self.name, self.round, text),
-        )
+        with self.unit_records(model) as units:
+            report = loop.fit(
+                model,
+                lambda epoch: self.batches("train", augment=local.augment, shuffle=True, epoch=epoch),
+                stages,
+                device=self.device,
+                amp=local.amp,
+                progress=lambda text: self.context.log.info("%s, round %d: %s", self.name, self.round, text),
+            )
+        units.put_back()
+        return report
+
+    def unit_records(self, model: torch.nn.Module) -> UnitRecords:
+        """Return what counts the training records that move each unit of a model's dense layers."""
+        labels, own = self.context.data.labels("train"), own_labels(self.context.data)
+        counts = [class_counts(item, self.setting.num_classes) for item in (labels, own)]
+        repeats = math.ceil(max(counts[0] / np.maximum(counts[1], 1))) if len(labels) > len(own) else 1
+        least = self.min_class_count if self.records_per_feature and self.setup.privacy is None else 0
+        return UnitRecords(model, len(labels), repeats=repeats, least=least)
 
     def fit_by_own_loop(self, model: torch.nn.Module) -> FitReport:
         """Let the training loop that the job names train on the training fold.
@@ -496,7 +508,10 @@ class LocalSilo:
             device=self.device,
             log=self.context.log,
         )
-        return own_loop.run(own_loop.get(local.loop), training, self.context.stopped)
+        with self.unit_records(model) as units:
+            report = own_loop.run(own_loop.get(local.loop), training, self.context.stopped)
+        units.put_back()
+        return report
 
     @contextmanager
     def without_training(self) -> Iterator[None]:

@@ -179,17 +179,18 @@ class RefusedError(RunError):
         spare: bool = True,
     ) -> None:
         self.refused = dict(refused)
-        reasons = [
-            f"{site} {'did not answer' if code == LATE else 'cannot take part'}: {_describe_code(code)}"
-            for site, code in sorted((absent or {}).items())
-        ]
-        reasons += [
-            f"{site} refused: {_describe_code(code, (rules or {}).get(site, ()))}"
-            for site, code in sorted(refused.items())
-        ]
+        silos: dict[str, list[str]] = {}
+        for site, code in sorted((absent or {}).items()):
+            how = "did not answer" if code == LATE else "cannot take part"
+            silos.setdefault(f"{how}: {_describe_code(code)}", []).append(site)
+        for site, code in sorted(refused.items()):
+            silos.setdefault(f"refused: {_describe_code(code, (rules or {}).get(site, ()))}", []).append(site)
+        reasons = [f"{sentence(sites)} {reason}" for reason, sites in silos.items()]
+        fits = ", for TF-627 with the `evaluation` that would fit (take the smallest)"
+        also = fits if "TF-627" in refused.values() else ""
         without = ", or export the job without those silos" if spare else ""
         super().__init__(
-            f"before any training, {'; '.join(reasons)}. The details are in each silo's own log; "
+            f"before any training, {'; '.join(reasons)}. The details are in each silo's own log{also}; "
             f"mend them{without}."
         )
 

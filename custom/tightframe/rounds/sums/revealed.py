@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 _EQUATIONS = (
     "Each total is one equation in the silos' own updates. With as many such jobs as there are silos every "
     "silo's own update follows, exactly where nothing random is in it: with 3 silos, 3 jobs."
+)
+_NO_UPDATES = (
+    "One of the jobs sends no update of a model: its totals are no equations in the silos' own updates, and "
+    "the other's alone are one equation. `tightframe site check --job` says what it sends instead."
 )
 _KINKS = (
     "Each silo's update is cut or rescaled by itself before the sum, so that the total bends where one "
@@ -21,6 +25,8 @@ _HEADS = (
     "Validation records' losses are summed at another head, which all hospitals' totals make: by heads that "
     "differ a little such totals tell all features of one validation record."
 )
+_NONE_SENT = "own as it is"
+"""Value of ``updates`` of a job in whose sums a constant is in place of trained values (``own/trained``)."""
 REVEALED: Mapping[str, str] = {
     "weights": _EQUATIONS,
     "max_weight_share": _EQUATIONS,
@@ -116,12 +122,20 @@ REVEALED: Mapping[str, str] = {
 """Explanation, by setting, of what two totals reveal that differ in it, for the person who decides."""
 
 
-def what_both_reveal(name: str) -> str:
+def what_both_reveal(name: str, values: Collection[str] = ()) -> str:
     """Return the explanation of a setting by its name, of which a part after ``from`` is left out.
 
     Earlier builds had one entry for each seed that trained.
 
-    >>> what_both_reveal("training from seed 7") == REVEALED["training"]
+    Args:
+        name: of the setting.
+        values: the different ones that it has, if known: they tell whether both jobs send updates at all.
+
+    >>> what_both_reveal("training from seed 7", ["a", "b"]) == REVEALED["training"]
     True
+    >>> what_both_reveal("updates", ["own as it is", "update weighted"]) == REVEALED["updates"]
+    False
     """
+    if name == "updates" and _NONE_SENT in values and len(values) == 2:
+        return _NO_UPDATES
     return REVEALED[name.partition(" from ")[0]]

@@ -84,7 +84,7 @@ def opened(numbers: Sequence[int | None]) -> list[str | None]:
         None if parts is None else f"{parts / PARTS:.1%} of what the {fold} records hold"
         for fold, parts in zip(("validation", "test"), folds, strict=True)
     ]
-    return [None if models is None else f"{models} models", *shares]
+    return [None if models is None else "1 model" if models == 1 else f"{models} models", *shares]
 
 
 _Text = Annotated[str, _text]

@@ -14,6 +14,7 @@ from unittest.mock import ANY
 
 import pytest
 import torch
+from PIL import Image
 from scipy.optimize import brentq
 from scipy.special import ndtr
 from tests.app.site.checks import test_all_checks as test_site_check
@@ -28,6 +29,7 @@ from tightframe.config.policy import PolicyBlock
 from tightframe.config.profiles import Rules
 from tightframe.config.refusals import BelowPolicyError
 from tightframe.config.site import SiteEntry, parse_single, read_object
+from tightframe.data.isic.folder import IMAGES
 from tightframe.privacy.accounting import BudgetError
 from tightframe.privacy.events import Gaussian
 from tightframe.privacy.ledger.entries import Cap, DatasetError, Remembered
@@ -258,7 +260,7 @@ def test_what_jobs_with_privacy_need_of_the_site_is_the_sites_to_mend(
 def test_records_under_another_name_are_found_before_a_run(
     hospital: Path, ledger: Path, job_folder: Callable[..., Path], tmp_path: Path
 ) -> None:
-    """In the words of the run, with privacy or without."""
+    """In the words of the run, with privacy or without, and where the pictures were written anew."""
     private = {"weights": "uniform", "privacy": {"epsilon": 0.5, "delta": DELTA}}
     assert _enrolment(hospital, job_folder(**private), tmp_path / "enrolment") is None
     for changes in (private, {}):
@@ -270,7 +272,12 @@ def test_records_under_another_name_are_found_before_a_run(
         code, said = _check(hospital, folder)
         assert code == 1 and "TF-703: Expected these records to go by `dataset_id` 'skin'" in said
         assert _state(hospital) == before
-    with pytest.raises(DatasetError, match="TF-703: Expected these records to go by `dataset_id` 'skin'"):
+    for path in sorted((tmp_path / "records" / IMAGES).iterdir()):
+        with Image.open(path) as shown:
+            shown.convert("L").save(path, quality=60)
+    code, said = _check(hospital, job_folder(**private))
+    assert code == 1 and "or pictures look the same, for most records" in said
+    with pytest.raises(DatasetError, match=r"TF-703: .*'skin'.* pictures look the same"):
         _enrolment(hospital, job_folder(**private), tmp_path / "again")
 
 
@@ -464,6 +471,13 @@ def test_a_site_is_told_which_classes_it_leaves_out_of_class_sums(
     (text,) = told(rounds=40, model_options={"widths": [8]})
     assert "leaves MEL, NV, BCC out" in text
     assert f"than the {8 * (40 - 1)} values" in text, "the first round's sum has flags only"
+    values = json.loads(hospital.read_text())
+    hospital.write_text(
+        json.dumps({**values, "policy": {**values.get("policy", {}), "min_class_count": 100}})
+    )
+    (text,) = told(rounds=2, model_options={"widths": [1]})
+    assert "leaves MEL" in text and "than 100 training records of each (`min_class_count`)" in text
+    assert told(rounds=2, model_options={"widths": [1]}, class_rules="off") == []
 
 
 def test_a_journal_that_cannot_be_read_is_the_sites_to_mend(

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tomllib
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -52,10 +52,19 @@ def fails(code: str, *words: str, said: str | None = None) -> str:
     return str(error)
 
 
-def engine(*words: str) -> None:
+@pytest.fixture(scope="module", autouse=True)
+def _forked() -> Iterator[None]:
+    """Commands of the engine are forked from a process that has imported it, the program's own too."""
     values = forking.environment(os.environ)
-    command = [forking.executable(values), "-m", "nvflare.cli", *words]
-    subprocess.run(command, env=values, check=True, capture_output=True)
+    with pytest.MonkeyPatch.context() as patch:
+        for name in values.keys() & {"PATH", forking.SOCKET}:
+            patch.setenv(name, values[name])
+        patch.setattr(sys, "executable", forking.executable(values))
+        yield
+
+
+def engine(*words: str) -> None:
+    subprocess.run([sys.executable, "-m", "nvflare.cli", *words], check=True, capture_output=True)
 
 
 def code_of(folder: Path) -> str:

@@ -113,7 +113,7 @@ def obey(folder: Path) -> None:
             part = path.with_suffix(".part")
             part.write_text(json.dumps(told), encoding="utf-8")
             part.rename(path.with_suffix(".json"))
-        time.sleep(0.2)
+        time.sleep(0.5)
 
 
 if ORDERS in os.environ:

@@ -16,14 +16,18 @@ from tightframe.rounds import codec
 from tightframe.rounds.context import SiloContext
 from tightframe.rounds.phases.statistics import (
     MOMENT_BOUND,
+    OWN_MOMENTS,
     SQUARES,
     SUMS,
     UNIFORM,
     VALUES,
+    check_moments,
+    contradicted,
+    note_moments,
     packed,
+    settle_moments,
     times_in_moments,
 )
-from tightframe.rounds.riders.moments import FILE, check, contradicted, note, settle
 from tightframe.rounds.setup import prepare
 from tightframe.rounds.silo import own_state
 from tightframe.securesum.messages import SumId, Total
@@ -77,17 +81,17 @@ def test_a_silo_says_once_that_pooled_moments_contradict_its_own_also_in_a_job_t
 ) -> None:
     def warned(context: SiloContext, pooled: torch.Tensor | None) -> bool:
         caplog.clear()
-        check(silo_of(context, pooled))
+        check_moments(silo_of(context, pooled))
         return "TF-527" in caplog.text
 
     values = {**SMALL, "sites": ["a", "b", "c"], "rounds": 4}
     context = SiloContext("a", prepare(values).job, None, tmp_path, job_id="job-a")
     own_state.begin(context)
-    kept = context.state_folder / FILE
-    note(silo_of(context, None), {SUMS: torch.zeros(1)})
+    kept = context.state_folder / OWN_MOMENTS
+    note_moments(silo_of(context, None), {SUMS: torch.zeros(1)})
     assert not kept.exists(), "this sum is none of moments"
     assert not warned(context, FALSE), "it adds nothing to them"
-    note(silo_of(context, None), OWN)
+    note_moments(silo_of(context, None), OWN)
     assert not warned(context, None) and not warned(context, TRUE)
     where = {"lineage": "job-a", "previous": "job-a", "after_round": 2, "checkpoint_sha256": "0" * 64}
     job = prepare({**values, "resume": where}).job
@@ -100,8 +104,8 @@ def test_a_silo_says_once_that_pooled_moments_contradict_its_own_also_in_a_job_t
             assert warned(context, FALSE)
     statistics, train = SumId(0, "statistics-0"), SumId(1, "train-0")
     for sum_id, survivors in ((train, ("b", "c")), (statistics, ("a", "b", "c")), (None, ())):
-        settle(context, None if sum_id is None else Total(0, sum_id, "", survivors, {}, bytes(32)))
+        settle_moments(context, None if sum_id is None else Total(0, sum_id, "", survivors, {}, bytes(32)))
         assert kept.exists(), "its own are in the moments"
     for _ in range(2):
-        settle(context, Total(0, statistics, "", ("b", "c"), {}, bytes(32)))
+        settle_moments(context, Total(0, statistics, "", ("b", "c"), {}, bytes(32)))
         assert not kept.exists() and not warned(context, FALSE)

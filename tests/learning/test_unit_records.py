@@ -1,0 +1,97 @@
+"""Rows and columns of dense layers that few records move, in training and in gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tightframe.learning.unit_records import UnitRecords
+
+
+def moved(sizes: list[list[float]], *, records: int | None = None, least: int = 3, **more: Any) -> list[bool]:
+    """Return of which units few records move the rows, given each record's slope at each unit."""
+    slopes = torch.tensor(sizes)
+    layer = nn.Linear(2, slopes.shape[-1])
+    with UnitRecords(layer, len(slopes) if records is None else records, least=least, **more) as units:
+        torch.autograd.grad((layer(torch.ones(*slopes.shape[:-1], 2)) * slopes).sum(), layer.weight)
+    few = units.few()
+    assert bool((few["weight"] == few["bias"][:, None]).all())
+    return few["bias"].tolist()
+
+
+def test_units_that_one_record_alone_or_mostly_moves_are_few_and_those_that_none_moves_are_not() -> None:
+    all_alike, one, mostly_one, none = [1.0] * 8, [1.0, *[0.0] * 7], [1.0, *[0.05] * 7], [0.0] * 8
+    each = torch.tensor([all_alike, one, mostly_one, none]).T.tolist()
+    assert moved(each) == [False, True, True, False]
+
+
+def test_a_record_that_is_drawn_often_or_repeated_is_one() -> None:
+    alone = [[1.0, 1.0], [0.0, 1.0], [0.0, 1.0], [0.0, 1.0]]
+    assert moved(alone * 5) == [False, False]
+    assert moved(alone * 5, records=4) == [True, False], "five epochs"
+    assert moved(alone * 5, repeats=5) == [True, False]
+    assert moved(alone, records=40) == [True, False], "of few drawn each counts once"
+
+
+def test_slopes_that_are_no_number_count_as_none_and_tiny_ones_as_they_are() -> None:
+    assert moved([[torch.inf, 1e-38], [1.0, 1e-38], [0.0, 1e-38]]) == [True, False]
+
+
+def test_values_between_record_and_unit_are_one_records() -> None:
+    assert moved([[[1.0, 1.0]] * 4, [[0.0, 1.0]] * 4, [[0.0, 1.0]] * 4]) == [True, False]
+
+
+def test_what_few_move_is_put_back_and_in_gradients_zero_and_a_units_column_in_the_next_layer_too() -> None:
+    model = nn.Sequential(nn.Linear(1, 2), nn.ReLU(), nn.Linear(2, 1))
+    with torch.no_grad():
+        model[0].weight.copy_(torch.ones(2, 1))
+        model[0].bias.copy_(torch.tensor([-3.5, 0.0]))  # the first unit fires for the largest alone
+        model[2].weight.fill_(1.0)
+    before = {name: item.detach().clone() for name, item in model.named_parameters()}
+    with UnitRecords(model, 4, least=2) as units:
+        model(torch.tensor([[1.0], [2.0], [3.0], [4.0]])).sum().backward()
+    gradients = {name: item.grad.clone() for name, item in model.named_parameters() if item.grad is not None}
+    with torch.no_grad():
+        for item in model.parameters():
+            item -= 0.1 * item.grad  # type: ignore[operator]
+    units.put_back()
+    units.clear(gradients)
+    kept = {
+        "0.weight": [[True], [False]],
+        "0.bias": [True, False],
+        "2.weight": [[True, False]],
+        "2.bias": [False],
+    }
+    for name, item in model.named_parameters():
+        assert (item == before[name]).tolist() == kept[name]
+        assert (gradients[name] == 0).tolist() == kept[name]
+
+
+def test_what_is_of_no_records_own_values_is_not_looked_at() -> None:
+    layer = nn.Linear(2, 1)
+    with UnitRecords(layer, 4, least=2) as units:
+        layer(torch.ones(2)).sum().backward()
+    assert not units.few()["weight"].any()
+
+
+def test_what_does_not_train_and_what_follows_is_not_looked_at() -> None:
+    model = nn.Sequential(nn.Linear(1, 1).requires_grad_(False), nn.Linear(1, 1))
+    with UnitRecords(model, 1, least=2) as units:
+        model(torch.ones(1, 1)).sum().backward()
+    assert {name: item.all().item() for name, item in units.few().items()} == {
+        "1.weight": True,
+        "1.bias": True,
+    }
+    model(torch.ones(9, 1)).sum().backward()
+    assert units.few()["1.bias"].item(), "after the block nothing is counted"
+
+
+@pytest.mark.parametrize("least", [0, 1])
+def test_nothing_is_counted_where_one_record_is_enough(least: int) -> None:
+    layer = nn.Linear(1, 1)
+    with UnitRecords(layer, 1, least=least) as units:
+        layer(torch.ones(1, 1)).sum().backward()
+    assert units.few() == {}
