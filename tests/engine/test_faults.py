@@ -158,7 +158,7 @@ def test_missing_data_is_an_error_before_any_training(
     }
     run = simulate(export(sites=3), threads=3, site_config={"sites": sites}, engine_command=True)
     assert run.code != 0
-    assert "TF-203" in run.output and "site-1 refused" in run.output and "nowhere" in run.output
+    assert "site-1, site-2 and site-3 refused: TF-203" in run.output and "nowhere" in run.output
     assert not (run.server / "metrics.jsonl").exists()
 
 

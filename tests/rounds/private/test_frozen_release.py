@@ -254,7 +254,7 @@ def test_nor_by_a_server_that_opens_smaller_sums(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(
         SecureSums, "_params", lambda sums, roster: replace(params(sums, roster), min_sites=3)
     )
-    with pytest.raises(RefusedError, match=r"silo-0 refused: TF-601"):
+    with pytest.raises(RefusedError, match=r"silo-0, silo-1, silo-2 and silo-3 refused: TF-601"):
         private("fedncm", privacy={"epsilon": 4.0}, min_sites=3)
     assert not opened
 
