@@ -1,8 +1,11 @@
-"""Features of single records read from totals of ReLU units behind convolutions, and pictures from these.
+"""Features of single records read from totals of layers behind convolutions, and pictures from these.
 
 Features after a ReLU are not negative and much alike, so that most units are on for nearly every record or
 for hardly any. Of a unit that one record alone moves the quotient of weights and bias is the record's
 features, however many other records there are.
+
+Where fewer records than a layer's inputs and units are in a sum, its rows span no more than the records'
+features, and its columns no more than their slopes. A transformer's last layers get of a record one token.
 """
 
 from __future__ import annotations
@@ -18,7 +21,9 @@ from sklearn.datasets import load_digits
 from tests.support.attacks.malicious_server import ANY_WIDTH, Federation, Records
 from torch.nn import functional
 
+from tightframe.errors import TightframeError
 from tightframe.learning import model_update
+from tightframe.rounds import product_rule
 
 JOB: dict[str, Any] = {
     "method": "fedsgd",
@@ -32,13 +37,33 @@ LAYER, DENSE = "backbone.7", 7
 """The first dense layer, and its place in the network."""
 
 
+TRANSFORMER: dict[str, Any] = {
+    "method": "fedsgd",
+    "method_options": {"optimizer": "adam", "learning_rate": 1e-3},
+    "dataset": "fed_isic2019",
+    "dataset_options": {"image_size": 32},
+    "model": "monai",
+    "model_options": {
+        "network": "ViT",
+        "patch_size": 8,
+        "hidden_size": 96,
+        "mlp_dim": 384,
+        "num_layers": 1,
+        "num_heads": 4,
+    },
+    "weights": "exact",
+    "rounds": 20,
+}
+
+
 class Pictures:
-    """Some of scikit-learn's digits, as large as those of MNIST."""
+    """Some of scikit-learn's digits, by default as large as those of MNIST."""
 
     source = "pictures"
 
-    def __init__(self, first: int, number: int) -> None:
-        pixels, labels = _digits()
+    def __init__(self, first: int, number: int, *, side: int = 28, channels: int = 1) -> None:
+        pixels, labels = _digits(side)
+        pixels, labels = pixels.expand(-1, channels, -1, -1), labels % (10 if channels == 1 else 8)
         self._folds = {"train": slice(first, first + number), "test": slice(-20, None)}
         self._pixels, self._labels = pixels, labels
 
@@ -52,15 +77,15 @@ class Pictures:
 
 
 @functools.cache
-def _digits() -> tuple[torch.Tensor, np.ndarray]:
+def _digits(side: int) -> tuple[torch.Tensor, np.ndarray]:
     digits = load_digits()
     small = torch.as_tensor(digits.images[:, None], dtype=torch.float32) / 8 - 1
-    return functional.interpolate(small, 28, mode="bilinear"), np.asarray(digits.target, np.int64)
+    return functional.interpolate(small, side, mode="bilinear"), np.asarray(digits.target, np.int64)
 
 
-def hospitals(each: int) -> dict[str, Records]:
+def hospitals(each: int, **form: int) -> dict[str, Records]:
     """Four with so many records each."""
-    return {f"hospital-{place}": Records(Pictures(place * each, each)) for place in range(4)}
+    return {f"hospital-{place}": Records(Pictures(place * each, each, **form)) for place in range(4)}
 
 
 def convolutions(federation: Federation) -> torch.nn.Module:
@@ -114,6 +139,82 @@ def test_without_the_rule_pictures_are_read_from_one_total(tmp_path: Path) -> No
 
 
 def test_units_that_few_of_a_hospitals_records_move_tell_none(tmp_path: Path) -> None:
-    federation = Federation(JOB, hospitals(15), state=tmp_path).enroll()
+    """Of so many records as 384 units need."""
+    federation = Federation(JOB, hospitals(260), state=tmp_path).enroll()
     *_, read = in_clear(federation)
     assert not read
+
+
+def test_a_hospital_refuses_more_units_behind_convolutions_than_its_rule_allows(tmp_path: Path) -> None:
+    with pytest.raises(TightframeError, match=r"^TF-625: [\s\S]*384 units, behind .* on 45 declared"):
+        Federation(JOB, hospitals(15), state=tmp_path).enroll()
+
+
+def _slope(z: torch.Tensor) -> torch.Tensor:
+    """Return the derivative of a GELU."""
+    normal = torch.distributions.Normal(0.0, 1.0)
+    return normal.cdf(z) + z * normal.log_prob(z).exp()
+
+
+@pytest.mark.whole
+def test_without_the_rule_one_total_of_a_transformer_tells_records_features(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The units that few records move stay, and there are hardly any."""
+    monkeypatch.setattr(product_rule, "units_planned", lambda _setup: None)
+    federation = Federation(TRANSFORMER, hospitals(15, side=32, channels=3), state=tmp_path).enroll()
+    total: dict[str, np.ndarray] = {}
+    for number in range(1, 21):
+        known = dict(federation.shared.state.model)
+        total = federation.sum("train", number)
+    model: Any = model_update.build_template(federation.setup.setting)
+    model.load_state_dict(known)
+    layers, place = model.backbone.blocks[0].mlp.double(), "gradient/backbone.blocks.0.mlp.linear"
+    found = search(
+        layers,
+        *(torch.as_tensor(total[place + name]).double() for name in ("1.weight", "1.bias", "2.weight")),
+    )
+    seen: list[torch.Tensor] = []
+    layers.linear1.register_forward_hook(lambda _layer, given, _output: seen.append(given[0][:, 0].detach()))
+    model.double()(
+        torch.as_tensor(np.concatenate([item.raw("train") for item in federation.data.values()])).double()
+    )
+    labels = torch.as_tensor(np.concatenate([item.labels("train") for item in federation.data.values()]))
+    true = functional.normalize(seen[0] - seen[0].mean(0), dim=1)
+    best, which = (functional.normalize(found - seen[0].mean(0), dim=1) @ true.T).max(1)
+    read = which[best > 0.95].unique()
+    of_class = torch.stack(
+        [functional.cosine_similarity(true[labels == labels[r]].mean(0), true[r], dim=0) for r in read]
+    )
+    assert len(read) >= 2 and float(of_class.max()) < 0.95
+
+
+def search(
+    layers: Any, rows: torch.Tensor, bias: torch.Tensor, columns: torch.Tensor, records: int = 60
+) -> torch.Tensor:
+    """Return rows whose slopes, times some in the next layer's span, are in the span of a total's columns."""
+    slopes, _, span = torch.linalg.svd(rows, full_matrices=False)
+    slopes, span = slopes[:, :records], span[:records]
+    behind, sizes, _ = torch.linalg.svd(columns, full_matrices=False)
+    behind = layers.linear2.weight.detach().T @ behind[:, :records][:, sizes[:records] > 1e-6 * sizes[0]]
+    starts = (rows / bias[:, None])[bias.abs().argsort(descending=True)[:60]]
+    starts = functional.normalize(starts, dim=1) * starts.median(0).values.norm()
+    place = (starts @ span.T).requires_grad_(True)
+    optimizer = torch.optim.Adam([place], lr=0.1)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.05 ** (1 / 80))
+    for _ in range(80):
+        each = (
+            _slope(place @ span @ layers.linear1.weight.detach().T + layers.linear1.bias.detach())[..., None]
+            * behind
+        )
+        whole, inside = each.mT @ each, slopes.T @ each
+        jitter = 1e-10 * whole.diagonal(dim1=1, dim2=2).mean(1)[:, None, None] * torch.eye(whole.shape[1])
+        lower = torch.linalg.cholesky(whole + jitter)
+        half = torch.linalg.solve_triangular(lower, whole - inside.mT @ inside, upper=False)
+        left = torch.linalg.solve_triangular(lower, half.mT, upper=False)
+        cost = torch.linalg.eigvalsh((left + left.mT) / 2)[:, 0].clamp_min(1e-30).add(1e-20).log().sum()
+        optimizer.zero_grad()
+        cost.backward()
+        optimizer.step()
+        schedule.step()
+    return (place @ span).detach()

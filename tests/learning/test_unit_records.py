@@ -70,6 +70,21 @@ def test_what_few_move_is_put_back_and_in_gradients_zero_and_a_units_column_in_t
         assert (gradients[name] == 0).tolist() == kept[name]
 
 
+def test_a_convolutions_channels_are_units_and_one_in_groups_has_its_groups_columns() -> None:
+    pictures = torch.ones(4, 2, 3, 3, requires_grad=True)
+    pictures.data[1:, 1] = 0  # the first record alone has the second channel
+    slopes = torch.ones(4, 4, 2, 2)
+    slopes[1:, 0] = 0  # and it alone moves the first
+    for groups, columns in ((1, [[1, 1], [0, 1], [0, 1], [0, 1]]), (2, [[1], [0], [1], [1]])):
+        layer = nn.Conv2d(2, 4, 2, groups=groups)
+        with UnitRecords(layer, 4, least=2) as units:
+            torch.autograd.grad((layer(pictures) * slopes).sum(), layer.weight)
+        few = units.few()
+        assert few["weight"].shape == layer.weight.shape
+        assert few["weight"].flatten(2).all(2).int().tolist() == columns
+        assert few["bias"].tolist() == [True, False, False, False]
+
+
 def test_what_is_of_no_records_own_values_is_not_looked_at() -> None:
     layer = nn.Linear(2, 1)
     with UnitRecords(layer, 4, least=2) as units:

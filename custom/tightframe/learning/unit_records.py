@@ -1,4 +1,4 @@
-"""How many records move each unit of a dense layer; units that few move stay as they were.
+"""How many records move each unit of a layer, or channel; those that few move stay as they were.
 
 A unit's row of an update is the sum of the layer's inputs over the records that the unit fires for, each
 times the slope of its loss, and its bias's the sum of these slopes. So of a unit that one record alone moves
@@ -6,6 +6,9 @@ their quotient is that record, or its features; and its column in the next layer
 record fires. No rule on a job's values sees that: of 216 records 17 were read from one honest job whose
 inputs were not standardised (raw columns are far from 0, so that some units fire for few), and 40 from one at
 a rate of 10 (most units die, and few records still have a loss).
+
+Of a convolution's channel the quotient is a mean of what it saw of that record: without normalisation one
+record alone moves 3 to 17 channels in each of VGG11's later layers, of 40 pictures.
 
 So a silo looks at its own slopes. With ``a`` the size of what each record adds to a row or column, as many
 records as ``(sum of a)^2 / sum of a^2`` move it. Those that fewer than ``min_class_count`` move stay as they
@@ -22,21 +25,23 @@ from typing import Self
 import torch
 from torch import nn
 
+_Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
+LOOKED_AT = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+
 
 @dataclass
 class _Counted:
-    """Sums over records of sizes and their squares (2, ...), and how many were drawn, of one layer."""
+    """Sums over records of sizes and their squares (2, rows + columns), and how many were drawn."""
 
-    rows: torch.Tensor
-    columns: torch.Tensor
+    sums: torch.Tensor
     drawn: int = 0
 
 
 class UnitRecords:
-    """Counts, in a block, the records whose gradients go through each unit of a model's dense layers.
+    """Counts, in a block, the records whose gradients go through each unit of a model's layers.
 
     Args:
-        model: whose ``nn.Linear`` layers are looked at, as far as they train.
+        model: whose linear layers and convolutions are looked at, as far as they train.
         records: that an epoch draws.
         repeats: how often the most repeated record is among these.
         least: units that fewer records move are few; with up to 1 none are, and nothing is counted.
@@ -59,7 +64,7 @@ class UnitRecords:
         """Begin to count."""
         if self._least > 1:
             for place, layer in self._model.named_modules():
-                if isinstance(layer, nn.Linear) and layer.weight.requires_grad:
+                if isinstance(layer, LOOKED_AT) and layer.weight.requires_grad:
                     self._watch(f"{place}." if place else "", layer)
         return self
 
@@ -70,24 +75,25 @@ class UnitRecords:
         for handle in self._handles:
             handle.remove()
 
-    def _watch(self, place: str, layer: nn.Linear) -> None:
+    def _watch(self, place: str, layer: nn.Linear | _Convolution) -> None:
         self._before |= {place + name: item.detach().clone() for name, item in layer.named_parameters()}
-        rows, columns = (
-            torch.zeros(2, size, dtype=torch.float64, device=layer.weight.device)
-            for size in layer.weight.shape
-        )
-        counted = self._counted[place] = _Counted(rows, columns)
+        axis, groups = (1, layer.groups) if isinstance(layer, _Convolution) else (-1, 1)
+        weight = layer.weight
+        width = weight.shape[0] + groups * weight.shape[1]
+        counted = _Counted(torch.zeros(2, width, dtype=torch.float64, device=weight.device))
+        self._counted[place] = counted
 
         def seen(_layer: nn.Module, given: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
-            if not output.requires_grad or output.dim() < 2:  # of no record's own values
+            if not output.requires_grad or output.dim() < weight.dim():  # of no record's own values
                 return
             inputs = given[0].detach() if given[0].requires_grad else None
 
             def add(slopes: torch.Tensor) -> None:
-                sizes = _by_record(slopes)
-                counted.rows.add_(_sums(sizes))
+                sizes = _by_record(slopes, axis)
                 if inputs is not None:  # a record's own columns have a rule of their own
-                    counted.columns.add_(_sums(_by_record(inputs) * sizes.sum(1, keepdim=True)))
+                    columns = _by_record(inputs, axis) * sizes.sum(1, keepdim=True)
+                    sizes = torch.cat([sizes, columns], 1)
+                counted.sums[:, : sizes.shape[1]] += torch.stack([sizes.sum(0), sizes.square().sum(0)])
                 counted.drawn += len(sizes)
 
             output.register_hook(add)
@@ -99,11 +105,15 @@ class UnitRecords:
         found = {}
         for place, counted in self._counted.items():
             times = max(1.0, counted.drawn / self._records) * self._repeats
-            rows, columns = (
-                (squares > 0) & (sizes.square() < self._least * times * squares)
-                for sizes, squares in (counted.rows, counted.columns)
+            sizes, squares = counted.sums
+            few = (squares > 0) & (sizes.square() < self._least * times * squares)
+            # Of a convolution in groups each row has its own group's columns.
+            shape = self._before[f"{place}weight"].shape
+            rows, columns = few[: shape[0]], few[shape[0] :].view(-1, 1, shape[1])
+            own = columns.expand(-1, shape[0] // len(columns), -1).reshape(shape[:2])
+            found[f"{place}weight"] = (
+                (rows[:, None] | own).view(*own.shape, *[1] * (len(shape) - 2)).expand(shape)
             )
-            found[f"{place}weight"] = rows[:, None] | columns
             if f"{place}bias" in self._before:
                 found[f"{place}bias"] = rows
         return found
@@ -123,12 +133,17 @@ class UnitRecords:
                 gradients[name].masked_fill_(few.to(gradients[name].device), 0)
 
 
-def _by_record(values: torch.Tensor) -> torch.Tensor:
-    """Return the size of each record's values, (B, width), over all axes between; 0 of what overflows."""
-    sizes = values.detach().abs().double().nan_to_num(posinf=0.0)
-    return sizes.flatten(1, -2).sum(1) if sizes.dim() > 2 else sizes
+def _by_record(values: torch.Tensor, axis: int) -> torch.Tensor:
+    """Return the size of each record's values, (B, width), over all other axes; 0 of what overflows.
 
-
-def _sums(sizes: torch.Tensor) -> torch.Tensor:
-    """Return sums over records of sizes and of their squares, (2, width)."""
-    return torch.stack([sizes.sum(0), sizes.square().sum(0)])
+    It is their norm behind a convolution and their sum elsewhere, as one is faster here, the other there.
+    """
+    values = values.detach()
+    wide = torch.promote_types(values.dtype, torch.float32)
+    if values.dim() > 2 and axis == 1:
+        sizes = torch.linalg.vector_norm(values, dim=tuple(range(2, values.dim())), dtype=wide)
+    else:
+        sizes = values.abs()
+        if values.dim() > 2:
+            sizes = sizes.flatten(1, -2).sum(1, dtype=wide)
+    return sizes.double().nan_to_num(posinf=0.0)

@@ -148,10 +148,7 @@ def _widest(setup: JobSetup, found_in: Callable[[JobSetup, Schema], _Sum | None]
 
 @_once
 def units_planned(setup: JobSetup) -> Units | None:
-    """Return the dense layers that a job trains without noise on records' inputs, or on frozen features.
-
-    None if it has none.
-    """
+    """Return the dense layers that a job trains without noise; None if it has none."""
     if setup.privacy is not None:
         return None
     rounds = _layers(setup)
@@ -165,9 +162,9 @@ def units_planned(setup: JobSetup) -> Units | None:
     times = len(rounds) * int(getattr(setup.setting.config, "equations", 1))
     if is_frozen(shared_template(setup.setting)):
         return Units(most, most, max(inputs for _, inputs in dense), numbers, times)
-    # Behind convolutions, dense layers are on features of a picture that change.
+    # Behind convolutions, dense layers are on features of a picture that change: each sum counts by itself.
     if len(shape) > 1 and any(len(each) > 2 for each in summed.values()):
-        return None
+        return Units(max(map(min, dense)), 0, 0, 0, times)
     first = [units for units, inputs in dense if inputs >= math.prod(shape)]
     return Units(most, max(first, default=most), math.prod(shape), numbers, times)
 
@@ -459,8 +456,8 @@ def check_units(policy: Policy, found: Units, records: float, of: str) -> None:
         asked.append(plural(most, "round"))
     _refuse(
         policy,
-        f"layers of up to {found.most} units, the first on {found.inputs} numbers of a record in "
-        f"{found.times} sums, trained on {records:.0f} {of}",
+        f"layers of up to {found.most} units, {found.where} in {found.times} sums, trained on {records:.0f} "
+        f"{of}",
         f"at most {', and '.join(asked)}; or privacy" if most else "privacy",
         "records are computed from totals of layers with more units, or both more inputs and more units by "
         f"rounds, or more rounds, than 1/{factor} of the records, those of the largest silos not counted, as "
@@ -580,7 +577,7 @@ class Rounds:
         if self.units is not None:
             asked.append(
                 f"{plural(len(self.layers), 'more sum')} of layers of up to {self.units.most} units, "
-                f"the first on {self.units.inputs} numbers of a record"
+                f"{self.units.where}"
             )
         if self.products is not None:
             asked.append(f"{plural(len(self.multiplied), 'more sum')} of {self.products.name}")
