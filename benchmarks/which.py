@@ -11,7 +11,7 @@ units and on products, for which a width is taken that fits. With ``--free`` the
 plain sums without class rules.
 
     python benchmarks/which.py --data heart eicu ham --seeds 5 --out which.json
-    python benchmarks/which.py --data heart --show --out which.json
+    python benchmarks/which.py --data heart --show --out which.json --effects clinical_effects.json
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from tightframe.rounds.context import SiloContext
 from tightframe.rounds.riders import evaluation
 from tightframe.rounds.setup import prepare
 from tightframe.rounds.silo.view import LocalSilo
-from tightframe_app.jobs import recipes
+from tightframe_app.jobs import presets, recipes
 
 ENTRIES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "local-only": ("local_only", {}),
@@ -69,7 +69,18 @@ ENTRIES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "Fed3R, defaults": ("fed3r", {"priors": "observed"}),
     "FedCGS, defaults": ("fedcgs", {"priors": "observed"}),
 }
-"""Title -> method and options; one sum's without any are the case's."""
+"""Title -> method and options; without any those of its preset, with ``--free`` the case's."""
+OWN = (
+    "local-only",
+    "FedETF, step 1",
+    "FedETF, steps 1 to 3",
+    "FedROD",
+    "FedPer",
+    "FedRep",
+    "Ditto",
+    "FedBABU",
+)
+"""Those whose own models ``--effects`` compares with the best model for all."""
 ONE_SUM = ("fed3r", "fedcgs", "fedncm")
 HEADLESS = ("fedper", "fedrep", "local_only")
 """Methods without a global model that anybody would use."""
@@ -95,6 +106,7 @@ def job_of(
     """Return a method's job: the case's, with personal models where training makes them."""
     # The hyper-network needs secure sums.
     summation = "plain" if free and "personal_head" not in options else "secure"
+    options = options if free else options or presets.of(method).options
     values = case.job(method, options, names, "natural", seed, None, None, summation).model_dump()
     if method not in ONE_SUM:
         values["personalise"] = True
@@ -110,7 +122,7 @@ def job_of(
 
 
 def case_of(name: str, root: Path) -> Case:
-    """Return a case; ``eicu-100`` trains at the 100 largest hospitals of five regions, not at the 5 of ``eicu``."""
+    """Return a case; ``eicu-100`` trains at the 100 largest hospitals in place of the 20 of ``eicu``."""
     if name != "eicu-100":
         return CASES[name](root)
     options = {"drugs": 920, "train_hospitals": 100}
@@ -177,43 +189,91 @@ def run(job: JobConfig, records: Mapping[str, SiloData], measure: str, entry: Si
     return {"all": shared, "own": own, "others": others, "seconds": round(time.process_time() - begun, 2)}
 
 
-def shown(runs: Mapping[str, Mapping[str, Any]], name: str, seeds: Sequence[int]) -> list[str]:
-    """Return the lines of a data set's table in Markdown."""
-    lines = [
-        f"**{name}**: {MEASURE[name].replace('_', ' ')}, mean ± sd (seeds), paired differences [95 %]",
-        "",
-        "| method | all | less FedAvg's | own | less local-only's | less the best for all | own models on all "
-        "| less the best for all |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
+class Shown:
+    """The runs of a data set, their means and paired differences.
 
-    def values(title: str, what: str) -> dict[int, float]:
-        found = {seed: runs.get(f"{name} {title} {seed}", {}).get(what) for seed in seeds}
+    Args:
+        runs: of all sets, by ``set method seed``.
+        name: of the data set.
+        seeds: that are looked at.
+    """
+
+    def __init__(self, runs: Mapping[str, Mapping[str, Any]], name: str, seeds: Sequence[int]) -> None:
+        self.runs, self.name, self.seeds = runs, name, seeds
+        self.titles = [title for title in ENTRIES if any(f"{name} {title} {seed}" in runs for seed in seeds)]
+        means = {title: statistics.fmean(item) for title in self.titles if (item := self._each(title, "all"))}
+        self.best = max(means, key=lambda title: means[title], default="none")
+
+    def _values(self, title: str, what: str) -> dict[int, float]:
+        found = {seed: self.runs.get(f"{self.name} {title} {seed}", {}).get(what) for seed in self.seeds}
         return {seed: value for seed, value in found.items() if value is not None}
 
-    def mean(title: str, what: str) -> str:
-        each = list(values(title, what).values())
+    def _each(self, title: str, what: str) -> list[float]:
+        return list(self._values(title, what).values())
+
+    def less(self, title: str, what: str, base: str, of: str) -> list[float]:
+        """Return the differences of two numbers of the same seeds."""
+        known = self._values(base, of)
+        return [value - known[seed] for seed, value in self._values(title, what).items() if seed in known]
+
+    def _mean(self, title: str, what: str) -> str:
+        each = self._each(title, what)
         spread = f" ± {statistics.stdev(each):.3f}" if len(each) > 1 else ""
         return f"{statistics.fmean(each):.3f}{spread} ({len(each)})" if each else ""
 
-    def less(title: str, what: str, base: str, of: str) -> str:
-        known = values(base, of)
-        pairs = [value - known[seed] for seed, value in values(title, what).items() if seed in known]
+    def _less(self, title: str, what: str, base: str, of: str) -> str:
+        pairs = self.less(title, what, base, of)
         if (title, what) == (base, of) or not pairs:
             return ""
         middle, low, high = interval(pairs)
         return f"{middle:+.3f}" + (f" [{low:+.3f}, {high:+.3f}]" if len(pairs) > 1 else "")
 
-    known = [title for title in ENTRIES if any(f"{name} {title} {seed}" in runs for seed in seeds)]
-    means = {title: statistics.fmean(found) for title in known if (found := values(title, "all").values())}
-    best = max(means, key=lambda title: means[title], default="")
-    for title in known:
-        failed = sorted({runs.get(f"{name} {title} {seed}", {}).get("error", "") for seed in seeds} - {""})
-        cells = [mean(title, "all"), less(title, "all", "FedAvg", "all"), mean(title, "own")]
-        cells += [less(title, "own", "local-only", "own"), less(title, "own", best, "all")]
-        cells += [mean(title, "others"), less(title, "others", best, "all")]
-        lines.append(f"| {title} | {' | '.join(cells)} |" + (f" {', '.join(failed)}" if failed else ""))
-    return [*lines, "", f"The best for all: {best or 'none'}"]
+    def lines(self) -> list[str]:
+        """Return the lines of a table in Markdown."""
+        lines = [
+            f"**{self.name}**: {MEASURE[self.name].replace('_', ' ')}, mean ± sd (seeds), paired differences "
+            f"[95 %]; the best for all: {self.best}",
+            "",
+            "| method | all | less FedAvg's | own | less local-only's | less the best for all "
+            "| own models on all | less the best for all |",
+            "|---|---|---|---|---|---|---|---|",
+        ]
+        for title in self.titles:
+            each = (self.runs.get(f"{self.name} {title} {seed}", {}) for seed in self.seeds)
+            failed = sorted({item["error"] for item in each if "error" in item})
+            cells = [self._mean(title, "all"), self._less(title, "all", "FedAvg", "all")]
+            cells += [self._mean(title, "own"), self._less(title, "own", "local-only", "own")]
+            cells += [self._less(title, "own", self.best, "all")]
+            cells += [self._mean(title, "others"), self._less(title, "others", self.best, "all")]
+            lines.append(f"| {title} | {' | '.join(cells)} |" + (f" {', '.join(failed)}" if failed else ""))
+        return lines
+
+    def effects(self, free: bool) -> list[dict[str, Any]]:
+        """Return how silos' own models compare with the best model for all, as ``jobs.presets`` shows it."""
+        found = []
+        for title in OWN:
+            pairs = self.less(title, "own", self.best, "all")
+            if len(pairs) < 2:
+                continue
+            method, options = ENTRIES[title]
+            middle, low, high = interval(pairs)
+            where = f"{self.name}, own records" + (", without hospitals' rules" if free else "")
+            flags = " --free" if free else ""
+            found.append(
+                {
+                    "method": method,
+                    "options": ", ".join(f"{key}={value}" for key, value in options.items()),
+                    "setting": where,
+                    "measure": MEASURE[self.name].replace("_", " "),
+                    "baseline": f"the global {self.best}",
+                    "mean": round(middle, 4),
+                    "low": round(low, 4),
+                    "high": round(high, 4),
+                    "seeds": len(pairs),
+                    "command": f"python benchmarks/which.py --data {self.name}{flags} --out which.json",
+                }
+            )
+        return found
 
 
 def main(given: Sequence[str] | None = None) -> int:
@@ -227,6 +287,7 @@ def main(given: Sequence[str] | None = None) -> int:
     command.add_argument("--hours", type=float, default=math.inf, help="begin no run after that time")
     command.add_argument("--out", type=Path, required=True, help="JSON file, which a later call extends")
     command.add_argument("--show", action="store_true", help="run nothing")
+    command.add_argument("--effects", type=Path, help="JSON file that gets what own models gain")
     command.add_argument("--free", action="store_true", help="without the rules of hospitals; another file")
     command.add_argument(
         "--root", type=Path, default=Path(os.environ.get("TIGHTFRAME_TEST_DATA", DEFAULT_DATA))
@@ -243,9 +304,7 @@ def main(given: Sequence[str] | None = None) -> int:
             policy = POLICIES.get(name, PolicyBlock(profile="standard"))
             policy = PolicyBlock(profile="research") if arguments.free else policy
             accepted = {case.dataset: case.dataset_options("natural", 0)}
-            entry = SiteEntry(
-                policy=policy, accepted_options=accepted, feature_cache="kept", state_dir=kept
-            )
+            entry = SiteEntry(policy=policy, accepted_options=accepted, feature_cache="kept", state_dir=kept)
             plain = repeated = case.silos("natural", 0)
             if case.dataset == "eicu":
                 options = case.dataset_options("natural", 0)
@@ -261,7 +320,13 @@ def main(given: Sequence[str] | None = None) -> int:
                 write_json(arguments.out, runs)
                 print(key, runs[key], file=sys.stderr, flush=True)
     for name in arguments.data:
-        print("\n".join(shown(runs, name, range(arguments.seeds))), end="\n\n")
+        of = Shown(runs, name, range(arguments.seeds))
+        print("\n".join(of.lines()), end="\n\n")
+        if arguments.effects is not None:
+            made = of.effects(arguments.free)
+            known = json.loads(arguments.effects.read_text()) if arguments.effects.is_file() else []
+            same = {item["command"] for item in made}
+            write_json(arguments.effects, [item for item in known if item["command"] not in same] + made)
     return 0
 
 
