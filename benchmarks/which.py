@@ -36,7 +36,7 @@ from comparison import interval
 from one_sum_cases import CASES, Case, Encoder
 from safetensors.torch import load_file
 
-from tightframe import federation
+from tightframe import federation, methods
 from tightframe.config.job import Evaluation as Evaluating
 from tightframe.config.job import JobConfig, parse_job
 from tightframe.config.policy import PolicyBlock
@@ -118,7 +118,9 @@ def job_of(
     if method in ONE_SUM and case.name in FITTING and (method, case.name) != ("fedncm", "ham"):
         values |= FITTING[case.name].values(seed)
     values |= {"class_rules": "on", "evaluation": {"models": 1, "score_bins": 32}}
-    return recipes.with_norm(parse_job(values))
+    if methods.get(method).own_model is None:
+        values["update_norm"] = recipes.UPDATE_NORM
+    return parse_job(values)
 
 
 def case_of(name: str, root: Path) -> Case:
