@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tightframe import __version__
-from tightframe.errors import PolicyError, SecureSumError, TightframeError
+from tightframe.errors import DataError, PolicyError, SecureSumError, SiteConfigError, TightframeError
 from tightframe.learning.products import Sizes
 from tightframe.rounds import unsent
 from tightframe.rounds.context import SiloContext
@@ -199,6 +199,10 @@ class SecureSite:
         """
         from tightframe.rounds.sums.release import release_profile
 
+        try:
+            profile = _own_profile(self._context, setup)
+        except (DataError, SiteConfigError):  # which others report
+            profile = release_profile(setup, self._context.site)
         with package_errors():
             site.advertise(
                 params,
@@ -208,7 +212,7 @@ class SecureSite:
                 history=journal.History(entries),
                 dataset=self._context.site.records_id(self._context.job.dataset),
                 application=b"",
-                profile=release_profile(setup, self._context.site),
+                profile=profile,
             )
 
     def confirm(self, raw: Any, setup: Callable[[], JobSetup]) -> bytes:
@@ -444,9 +448,7 @@ class SecureSite:
         if setup is None or not self._context.production:
             return None
         if self._cached_profile is None:
-            from tightframe.rounds.sums.release import release_profile
-
-            self._cached_profile = (release_profile(setup(), self._context.site),)
+            self._cached_profile = (_own_profile(self._context, setup()),)
         if declared is None:
             return self._cached_profile[0]
         from tightframe.rounds.sums.release import with_weight
@@ -518,6 +520,21 @@ class _NullSigner:
 
     def sign(self, message: bytes) -> bytes:
         return b""
+
+
+def _own_profile(context: SiloContext, setup: JobSetup) -> journal.Profile | None:
+    """Return the release profile of a silo's terms, in production with what its records are if that counts.
+
+    Raises:
+        DataError, SiteConfigError: if these cannot be read.
+    """
+    from tightframe.rounds.silo.known_records import summed_sha256
+    from tightframe.rounds.sums.release import records_name, release_profile, with_formed
+
+    profile = release_profile(setup, context.site)
+    if not context.production or (name := records_name(setup)) is None or context.data.synthetic:
+        return profile
+    return with_formed(profile, {name: (summed_sha256(context, setup),)})
 
 
 def _with_formed(profile: journal.Profile | None, formed: Formed) -> journal.Profile | None:
