@@ -611,7 +611,7 @@ def test_options_are_named_in_whatever_order_a_job_has_them() -> None:
 
 def test_records_count_where_an_exact_sum_of_all_of_them_tells_those_that_changed() -> None:
     closed = {**SCALED, "method": "fed3r", "rounds": 1}
-    telling = (FEDAVG, FOCAL, closed, {**FOCAL, "method_options": {}, "start": "fed3r"})
+    telling = (FEDAVG, FOCAL, closed, {}, {**FOCAL, "method_options": {}, "start": "fed3r"})
     names = {records_name(prepare(job_with(changes))) for changes in telling}
     assert len(names) == 1, "in one form, whatever is summed"
     assert what_both_reveal(str(*names)) == REVEALED["summed records"]
@@ -620,7 +620,7 @@ def test_records_count_where_an_exact_sum_of_all_of_them_tells_those_that_change
     noisy = {"epsilon": 2.0, "delta": 1e-5}
     plain = {"model_options": {"widths": [4]}}
     none = (
-        {},
+        AVERAGED,
         {**closed, **plain, "withdraw": WITHDRAW},
         {**FEDAVG, **plain, "weights": "uniform", "privacy": noisy},
     )

@@ -204,8 +204,9 @@ def with_weight(profile: Profile | None, declared: float, applied: float) -> Pro
 def records_name(setup: JobSetup) -> str | None:
     """Return the name of the records whose exact sums tell them if another job's are of few more or fewer.
 
-    Those are pooled statistics, a table's, and sums by class or products of features that no training moves.
-    Head, moments and counts change with records, too, but are known only once such totals are opened.
+    Those are pooled statistics, a table's, and sums by class or products of features: of those in training,
+    too, which at a small rate are the start's. Head, moments and counts change with records as well, but are
+    known only once such totals are opened.
 
     Returns:
         A name for each form in which records enter: another one is another profile by itself. None if the
@@ -214,10 +215,10 @@ def records_name(setup: JobSetup) -> str | None:
     if setup.privacy is not None or setup.job.withdraw is not None:
         return None
     if setup.layout is None:
-        frozen = setup.trains and is_frozen(model_update.shared_template(setup.setting))
-        schemas = [phase.schema for phase in _phases(setup)] if setup.trains else []
-        pooled = any(item.name.startswith(STATISTICS) for schema in schemas for item in schema.fields)
-        if not pooled and not any(_of_unmoved_features(schema, frozen) for schema in schemas):
+        fields = (item for phase in _phases(setup) for item in phase.schema.fields) if setup.trains else ()
+        if not any(
+            item.products or sums_by_class(item) or item.name.startswith(STATISTICS) for item in fields
+        ):
             return None
     form = _canonical([setup.job.dataset, _record_options(setup), _form_options(setup)])
     return f"{SUMMED} from form {hashlib.sha256(form.encode()).hexdigest()[:16]}"
