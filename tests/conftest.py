@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Generator, Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -394,12 +394,24 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Draw by the test's name, in its fixtures, too, and write pages where somebody reads them."""
+    """Draw by the test's name, in its fixtures, too, write pages where somebody reads them, keep threads."""
     asked = "pages" in getattr(item, "fixturenames", ())
     told = written(asked or not _lies_in(item.path, PAGELESS))
     drawn = nullcontext() if item.config.getoption("--drawn-anew", False) else drawn_by_name(item.nodeid)
-    with told, drawn:
+    with told, drawn, _threads_kept():
         return (yield)
+
+
+@contextmanager
+def _threads_kept() -> Iterator[None]:
+    """Let no test leave torch more threads: on busy cores these wait for each other, ten times as long."""
+    torch = sys.modules.get("torch")
+    before = None if torch is None else torch.get_num_threads()
+    try:
+        yield
+    finally:
+        if torch is not None and torch.get_num_threads() != before:
+            torch.set_num_threads(before)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
