@@ -84,7 +84,8 @@ class UnitRecords:
             inputs = given[0].detach() if given[0].requires_grad else None
 
             def add(slopes: torch.Tensor) -> None:
-                sizes = _by_record(slopes)
+                # ``SingleLogit`` returns a zero in front of its one unit's value.
+                sizes = _by_record(slopes[..., -layer.out_features :])
                 counted.rows.add_(_sums(sizes))
                 if inputs is not None:  # a record's own columns have a rule of their own
                     counted.columns.add_(_sums(_by_record(inputs) * sizes.sum(1, keepdim=True)))
