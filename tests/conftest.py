@@ -9,8 +9,9 @@ import importlib
 import os
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Generator, Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -219,7 +220,7 @@ def _counted_once() -> Iterator[None]:
     from tightframe.learning import record_values
 
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("_levels", "_independent"):
+        for name in ("_levels", "_independent", "_bits_of"):
             patch.setattr(record_values, name, _by_arrays(getattr(record_values, name)))
         patch.setattr(common_values, "common_values", _by_arrays(common_values.common_values))
         yield
@@ -242,6 +243,31 @@ def _verified_once() -> Iterator[None]:
         ):
             patch.setattr(module, name, functools.lru_cache(maxsize=8192)(getattr(module, name)))
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _held_by_nobody() -> Iterator[Callable[..., None]]:
+    """Silos in a process of tests answer when their work is done: waiting was a tenth of the time of attacks.
+
+    A ``Pace`` with a clock of its own waits on that; a test that measures time asks for ``held``.
+    """
+    from tightframe.rounds.pace import Pace
+
+    hold = Pace._hold
+
+    def by_own_clock(pace: Pace, until: float) -> None:
+        if pace._clock is not time.monotonic:
+            hold(pace, until)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Pace, "_hold", by_own_clock)
+        yield hold
+
+
+@pytest.fixture
+def held(_held_by_nobody: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Silos of this test hold their answers back."""
+    monkeypatch.setattr("tightframe.rounds.pace.Pace._hold", _held_by_nobody)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -368,12 +394,24 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Draw by the test's name, in its fixtures, too, and write pages where somebody reads them."""
+    """Draw by the test's name, in its fixtures, too, write pages where somebody reads them, keep threads."""
     asked = "pages" in getattr(item, "fixturenames", ())
     told = written(asked or not _lies_in(item.path, PAGELESS))
     drawn = nullcontext() if item.config.getoption("--drawn-anew", False) else drawn_by_name(item.nodeid)
-    with told, drawn:
+    with told, drawn, _threads_kept():
         return (yield)
+
+
+@contextmanager
+def _threads_kept() -> Iterator[None]:
+    """Let no test leave torch more threads: on busy cores these wait for each other, ten times as long."""
+    torch = sys.modules.get("torch")
+    before = None if torch is None else torch.get_num_threads()
+    try:
+        yield
+    finally:
+        if torch is not None and torch.get_num_threads() != before:
+            torch.set_num_threads(before)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

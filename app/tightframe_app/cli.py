@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -87,17 +88,30 @@ app = typer.Typer(
 )
 out = lines()
 err = lines(stderr=True)
+STORAGE = frozenset(
+    (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG)
+)
+"""What a full, read-only or forbidden place makes of a call, which is no bug."""
 
 
 def main() -> None:
-    """Run the command line: a named error becomes one message and exit code 2, a bug shows its traceback."""
+    """Run the command line: an error of data or disk is one message and exit code 2, a bug a traceback."""
     try:
         app()
-    except (TightframeError, FileNotFoundError, FileExistsError) as error:
-        err.print(Text.assemble(("error:", "bold red"), " ", str(error)))
-        if isinstance(error, TightframeError):
-            err.print(f"more: tightframe explain {error.code}")
+    except TightframeError as error:
+        _fail(str(error))
+        err.print(f"more: tightframe explain {error.code}")
         sys.exit(2)
+    except OSError as error:
+        if not isinstance(error, (FileNotFoundError, FileExistsError)) and error.errno not in STORAGE:
+            raise
+        place = "" if error.filename is None else f": {error.filename}"
+        _fail(f"{error.strerror}{place}" if error.strerror else str(error))
+        sys.exit(2)
+
+
+def _fail(text: str) -> None:
+    err.print(Text.assemble(("error:", "bold red"), " ", text))
 
 
 @app.callback(invoke_without_command=True)

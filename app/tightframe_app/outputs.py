@@ -72,6 +72,8 @@ class MethodPreset(Part):
     source: str
     training: Mapping[str, Any]
     options: Mapping[str, Any]
+    own_models: bool
+    other: Mapping[str, str]
 
 
 class MethodEffect(Part):

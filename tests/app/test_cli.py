@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -404,6 +405,20 @@ def test_simulate_checks_the_site_file_before_anything_runs(tmp_path: Path, tigh
     done = tightframe("simulate", "job", "-s", "sites.json", cwd=tmp_path)
     assert done.returncode == 2 and "sites.site-1.dta" in done.stderr
     assert not (tmp_path / "simulator_workspace").exists()
+
+
+def test_a_full_disk_is_an_error_of_one_line_and_no_bug(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    def fill() -> None:
+        with open("/dev/full", "wb", buffering=0) as stream:
+            stream.write(b"0")
+
+    monkeypatch.setattr(cli, "app", fill)
+    with pytest.raises(SystemExit, match="2"):
+        cli.main()
+    assert capsys.readouterr().err == "error: No space left on device\n"
+    monkeypatch.setattr(cli, "app", lambda: os.kill(2**22 + 1, 0))
+    with pytest.raises(ProcessLookupError):
+        cli.main()
 
 
 def test_export_refuses_a_file_and_an_empty_list_of_sites(tmp_path: Path, tightframe: Command) -> None:

@@ -18,10 +18,10 @@ import numpy as np
 import pytest
 import torch
 from sklearn.datasets import load_digits
-from tests.support.attacks.malicious_server import ANY_WIDTH, Federation, Records
+from tests.support.attacks.malicious_server import ANY_WIDTH, Chosen, Federation, Records
 from torch.nn import functional
 
-from tightframe.errors import TightframeError
+from tightframe.errors import SecureSumError, TightframeError
 from tightframe.learning import model_update
 from tightframe.rounds import product_rule
 
@@ -143,6 +143,18 @@ def test_units_that_few_of_a_hospitals_records_move_tell_none(tmp_path: Path) ->
     federation = Federation(JOB, hospitals(260), state=tmp_path).enroll()
     *_, read = in_clear(federation)
     assert not read
+
+
+def test_of_two_jobs_that_one_picture_lies_between_the_second_is_refused(tmp_path: Path) -> None:
+    """At a rate of 1e-6 the difference of a class's sums was its features (``conv2cifar``: cosine 1.0000)."""
+    data, name = hospitals(60), "hospital-1"
+    job = {**JOB, "model": "small_cnn", "method": "fedmr", "rounds": 2}
+    job["training"] = {"learning_rate": 1e-6, "batch_size": 16}
+    Federation(job, data, state=tmp_path).enroll().sum("train", 1)
+    fewer = {**data, name: Chosen(data[name], np.arange(1, 60))}
+    other = Federation(job, fewer, state=tmp_path, job_id="job-b")
+    with pytest.raises(SecureSumError, match=r"^TF-617: .*summed records"):
+        other.ask_to_enroll(name, other.params())
 
 
 def test_a_hospital_refuses_more_units_behind_convolutions_than_its_rule_allows(tmp_path: Path) -> None:

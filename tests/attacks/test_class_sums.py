@@ -121,6 +121,7 @@ def read(opened: list[tuple[Any, np.ndarray]], data: dict[str, Few], own: str) -
     return int(((nearest - true).abs() < 0.1).all(1).sum())
 
 
+@pytest.mark.whole
 def test_a_rare_class_is_read_from_the_rounds_of_one_job_and_left_out_under_the_rule(
     hospitals: dict[str, Few], tmp_path: Path
 ) -> None:

@@ -239,6 +239,7 @@ def ask_by_time(federation: Federation, name: str, state: ServerState, number: i
 
 
 @pytest.mark.parametrize("left_out", [{2}, {1, 2}])
+@pytest.mark.usefixtures("held")
 def test_a_training_that_fails_at_once_takes_as_long_as_a_whole_one(
     hospitals: dict[str, Records], tmp_path: Path, left_out: set[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,16 +12,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from tests.attacks.test_false_flags import Some
 from tests.attacks.test_products import small, totals
 from tests.support.attacks.kits import accept_release
 from tests.support.attacks.liar import lies
-from tests.support.attacks.malicious_server import Federation, Records, hearts, identity
+from tests.support.attacks.malicious_server import Chosen, Federation, Records, hearts, identity
 
 from tightframe.config.policy import PolicyBlock
 from tightframe.errors import JobError, RunError, SecureSumError
 from tightframe.rounds.riders.class_rules import HOLDERS
 from tightframe.rounds.setup import prepare
+from tightframe.rounds.silo.enrolment_check import check_sums
+from tightframe.rounds.sums.vault import read_journal
 
 SLIM = {"model_options": {"widths": [8]}}
 """Of few units, as so few records allow where nobody tells their number."""
@@ -148,6 +151,55 @@ def test_nor_does_a_site_change_its_own_rules_between_two_jobs_unawares(
     train(Federation({}, hospitals, state=tmp_path).enroll())
     said = enrolment_refused(Federation({}, hospitals, state=tmp_path, job_id="job-b", **changes))
     assert f"own {next(iter(changes)).replace('policy', 'min_class_count')}" in said
+
+
+def test_of_two_jobs_that_one_record_lies_between_the_second_is_refused_before_anything_is_summed(
+    tmp_path: Path,
+) -> None:
+    """Pooled moments told it in clear, before other means and deviations were refused (TF-617)."""
+    job: dict[str, Any] = {"model_options": {"widths": [8], "standardise": True}, "weights": "exact"}
+    name, place = "hospital-4", ("statistics", 0, 0)
+    before, summed = small(), "statistics/sums"
+    places = np.arange(len(before[name].labels("train")))
+    after = {**before, name: Chosen(before[name], places[1:])}
+    first = Federation(job, before, state=tmp_path).enroll().sum(*place)[summed]
+    shuffled = {**before, name: Chosen(before[name], places[::-1])}
+    Federation(job, shuffled, state=tmp_path, job_id="job-b").enroll()  # the same records in another order
+    other = Federation(job, after, state=tmp_path, job_id="job-c")
+    refused = enrolment_refused(other, name)
+    session = other.sessions[name]
+    with pytest.raises(SecureSumError, match="summed records"):  # as `site check --job` does
+        check_sums(session.context, other.setup, read_journal(session.context.ledger_paths, check=None))
+    seen = re.findall(r'summed records .* \["([0-9a-f]{64})"\]', refused)[-1]
+    done = accept_release(other, name, tmp_path, identity, "--records", seen)
+    assert done.exit_code == 0 and "of one training record all its values" in done.output, done.output
+    second = other.enroll().sum(*place)[summed]
+    assert np.allclose(first - second, before[name].raw("train")[0]), "what a person was asked of"
+
+
+@pytest.mark.parametrize("job", [{"method": "fedncm"}, {"method": "fed3r"}, {"start": "fed3r"}], ids=str)
+def test_so_is_one_whose_sums_of_features_would_tell_it(tmp_path: Path, job: dict[str, Any]) -> None:
+    """Another head is refused as well, but only once these are opened."""
+    values = {"weights": "exact", "model": "random_features", "model_options": {"width": 16}, **job}
+    name, before = "hospital-4", small()
+    federation = Federation(values, before, state=tmp_path).enroll()
+    federation.sum(*next(iter(federation.setup.plan)).place)
+    corrected = Corrected(before[name])
+    said = enrolment_refused(
+        Federation(values, {**before, name: corrected}, state=tmp_path, job_id="job-b"), name
+    )
+    assert "summed records" in said
+
+
+class Corrected(Records):
+    """A hospital's records, one value of one of which is another."""
+
+    def records(self, fold: str, *, augment_seed: int | None = None) -> Any:
+        found = self._data.records(fold, augment_seed=augment_seed)
+        kept = [found[place] for place in range(len(found))]
+        inputs = torch.as_tensor(kept[0][0]).clone()
+        inputs[0] += 1
+        return [(inputs, kept[0][1]), *kept[1:]]
 
 
 def test_two_jobs_set_up_at_once_are_one_too_many(hospitals: dict[str, Records], tmp_path: Path) -> None:

@@ -237,8 +237,10 @@ def test_a_comparison_that_only_the_benchmarks_page_has_is_named_by_the_command(
     found = read(ROOT / "docs" / "benchmarks.md").partition("## Models of one sum")[2]
     for name in presets.ELSEWHERE:
         assert methods.get(name).title.partition(" ")[0] in found
-        told = "effect: measured here with five seeds: docs/benchmarks.md, Models of one sum"
+        told = "effect: measured here with five seeds: docs/which.txt; docs/benchmarks.md, Models of one sum"
         assert presets.lines(name)[-1] == told
+    shown = read(ROOT / "docs" / "which.txt")
+    assert all(methods.get(name).title.partition(" ")[0] in shown for name in presets.ELSEWHERE)
 
 
 def test_no_other_command_stands_on_the_pages() -> None:

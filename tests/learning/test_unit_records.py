@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from tightframe.learning.unit_records import UnitRecords
+from tightframe.models.heads import SingleLogit
 
 
 def moved(sizes: list[list[float]], *, records: int | None = None, least: int = 3, **more: Any) -> list[bool]:
@@ -83,6 +84,14 @@ def test_a_convolutions_channels_are_units_and_one_in_groups_has_its_groups_colu
         assert few["weight"].shape == layer.weight.shape
         assert few["weight"].flatten(2).all(2).int().tolist() == columns
         assert few["bias"].tolist() == [True, False, False, False]
+
+
+@pytest.mark.parametrize("moving", [1, 2])
+def test_of_two_logits_that_one_unit_makes_only_its_own_counts(moving: int) -> None:
+    head, slopes = SingleLogit(2), torch.tensor([[1.0, 1.0]] * moving + [[1.0, 0.0]] * (4 - moving))
+    with UnitRecords(head, 4, least=2) as units:
+        (head(torch.ones(4, 2)) * slopes).sum().backward()
+    assert units.few()["bias"].tolist() == [moving < 2]
 
 
 def test_what_is_of_no_records_own_values_is_not_looked_at() -> None:

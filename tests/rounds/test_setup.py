@@ -14,6 +14,7 @@ from tests.support.runs import FOUR, in_round, job, run
 
 from tightframe import data, federation
 from tightframe.errors import JobError
+from tightframe.learning.model_update import shared_template
 from tightframe.rounds.setup import prepare
 
 HEART: dict[str, Any] = {
@@ -31,6 +32,15 @@ def test_options_of_a_head_that_the_method_replaces_are_refused(option: str) -> 
     assert prepare({**values, "method": "fedavg"})
     with pytest.raises(JobError, match=f"model_options.{option}: fedetf has a head of its own"):
         prepare({**values, "method": "fedetf"})
+
+
+def test_equal_jobs_share_the_model_that_their_sums_are_planned_by_and_no_others() -> None:
+    other = {"model_options": {"widths": [5]}}
+    frozen = {"encoder": "random", "method": "fed3r", "rounds": 1}
+    changes = ({}, {"rounds": 3}, other, {"method": "fedetf"}, frozen)
+    setups = [prepare({**HEART, "method": "fedavg", **change}) for change in changes]
+    first, again, *others = [shared_template(setup.setting) for setup in setups]
+    assert first is again and len({id(first), *map(id, others)}) == 4
 
 
 @pytest.mark.whole

@@ -31,7 +31,12 @@ BASES: Mapping[str, str] = {
     "fed_heart_disease": "fedetf_heart",
 }
 """Data set -> the recipe whose data, model and training a pair uses."""
-
+ONE_SUM_BASES: Mapping[str, str] = {
+    "fed_isic2019": "fed3r_isic",
+    "eicu": "fed3r_eicu",
+    "fed_heart_disease": "fedncm_heart",
+}
+"""The same for methods of one sum, which need a frozen encoder."""
 
 TABLE_BINS = 8
 """Score bins of a job on the sites' own tables."""
@@ -49,7 +54,7 @@ def pair(method: str, dataset: str) -> Recipe:
     """
     from tightframe import methods
 
-    methods.get(method)  # an unknown method is named before the data set
+    chosen = methods.get(method)  # an unknown method is named before the data set
     if dataset not in BASES:
         raise JobError(
             [
@@ -61,7 +66,8 @@ def pair(method: str, dataset: str) -> Recipe:
         own = recipe.values
         if (own["method"], own["dataset"]) == (method, dataset) and "privacy" not in own:
             return recipe
-    return _on(recipes.get(BASES[dataset]), method, dataset)
+    bases = BASES if chosen.one_sum is None else ONE_SUM_BASES
+    return _on(recipes.get(bases[dataset]), method, dataset)
 
 
 def pair_with_contract(method: str, path: Path) -> Recipe:
@@ -170,7 +176,7 @@ def _on(base: Recipe, method: str, dataset: str) -> Recipe:
 
     chosen, preset = methods.get(method), of(method)
     values: dict[str, Any] = {key: value for key, value in base.values.items() if key != "method_options"}
-    values |= {"method": method, "personalise": chosen.personalise is not None}
+    values |= {"method": method, "personalise": preset.own_models}
     if chosen.rounds == 1:
         values["evaluation"] = {**values.get("evaluation", {}), "models": 1}
     presets = {name: dict(layer) for name, layer in base.presets.items()}

@@ -2,7 +2,8 @@
 
 ``tightframe jobs export --method`` applies it to a data set's setting. Rounds, epochs, batches and learning
 rate are the data set's, because the papers chose them for theirs. ``tightframe methods NAME`` shows it with
-the comparisons in ``effects.json``, which ``benchmarks/papers.py --effects`` writes from runs.
+the comparisons in ``effects.json`` and ``clinical_effects.json``, which ``--effects`` of
+``benchmarks/papers.py`` and ``benchmarks/which.py`` write from runs.
 """
 
 from __future__ import annotations
@@ -11,13 +12,15 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from importlib.resources import files
+from itertools import chain
 from typing import Any
 
-FILE = "effects.json"
+FILE, CLINICAL = "effects.json", "clinical_effects.json"
 ELSEWHERE = dict.fromkeys(
-    ("fed3r", "fedcgs", "fedncm"), "with five seeds: docs/benchmarks.md, Models of one sum"
+    ("fed3r", "fedcgs", "fedncm"), "with five seeds: docs/which.txt; docs/benchmarks.md, Models of one sum"
 )
 """Where comparisons on other data stand."""
+_FROZEN = {"model": "scattering (of volumes random_features, of tables identity)"}
 _SGD = "SGD with momentum 0.9"
 
 
@@ -29,27 +32,34 @@ class Preset:
         printed: the setting in print, as far as it is known to us.
         training: values of the job's ``training``.
         options: values of its ``method_options``.
+        own_models: whether each hospital gets a model of its own (``personalise``), in exported jobs too.
+        other: what else it sets, by key, in words.
     """
 
     printed: str
     source: str = "the paper"
     training: Mapping[str, Any] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
+    own_models: bool = True
+    other: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def sets(self) -> str:
         """Return ``training.momentum 0.0`` and the like; what stands for nothing."""
-        values = {f"training.{key}": value for key, value in self.training.items()}
+        values: dict[str, Any] = {"personalise": "true"} if self.own_models else {}
+        values |= self.other
+        values |= {f"training.{key}": value for key, value in self.training.items()}
         values |= {f"method_options.{key}": value for key, value in self.options.items()}
         return ", ".join(f"{key} {value}" for key, value in values.items()) or "nothing beyond its defaults"
 
 
 PRESETS: Mapping[str, Preset] = {
-    "fedavg": Preset("plain local training, mean weighted by records"),
+    "fedavg": Preset("plain local training, mean weighted by records", own_models=False),
     "fedmr": Preset(
         f"CIFAR-10: ResNet18, 100 rounds of 10 epochs, batch 128, {_SGD}, rate 0.01, weight decay 1e-5",
         "the paper; its weights stand in an appendix that we have not seen",
         {"weight_decay": 1e-5, "momentum": 0.9},
+        own_models=False,
     ),
     "fedetf": Preset(
         f"CIFAR-10: ResNet20, 20 silos, 200 rounds of 3 epochs, batch 128, {_SGD}, rate 0.04, decay 5e-4",
@@ -62,12 +72,14 @@ PRESETS: Mapping[str, Preset] = {
         "the paper and its published code",
         {"weight_decay": 1e-5, "momentum": 0.9},
         {"lr_decay": 0.99},
+        own_models=False,
     ),
     "fedavg_etf": Preset(
         "VGG11, 100 silos, a tenth a round, 1,000 rounds of 2 or 5 epochs, "
         f"batch 64, {_SGD}, rate 0.03, decay 5e-4",
         "the paper, tables 1 and 3",
         {"weight_decay": 5e-4, "momentum": 0.9},
+        own_models=False,
     ),
     "fedilc": Preset(
         "301 rounds; eICU: Adam 2e-4, decay 1e-3, lambda 0.1, batch 64",
@@ -102,15 +114,27 @@ PRESETS: Mapping[str, Preset] = {
     "fedrs": Preset("logits of missing classes times 0.5"),
     "feddyn": Preset("alpha of 0.001, 0.01 and 0.1 tried; 0.01 here"),
     "feddc": Preset("plain SGD, as for SCAFFOLD", "the paper, algorithm 1", {"momentum": 0.0}),
-    "fedproc": Preset("a projection of two layers, temperature 0.5, alpha falling from 1 to 0"),
+    "fedproc": Preset(
+        "a projection of two layers, temperature 0.5, alpha falling from 1 to 0", own_models=False
+    ),
     "fedmmd": Preset("a mixture of five Gaussian kernels; weight 0.1 here"),
     "fedaws": Preset(
         "silos of one class", "the paper; cross-entropy and distance as in FedAvg_ETF's published code"
     ),
     "fedcurv": Preset("a diagonal Fisher penalty; weight 0.01 here"),
-    "fed3r": Preset("ridge regression on frozen features, from one sum"),
-    "fedcgs": Preset("class-wise Gaussians of frozen features, from one sum"),
-    "fedncm": Preset("class means of frozen features, from one sum"),
+    "fed3r": Preset(
+        "ridge regression on frozen features, from one sum",
+        options={"priors": "balanced"},
+        own_models=False,
+        other=_FROZEN,
+    ),
+    "fedcgs": Preset(
+        "class-wise Gaussians of frozen features, from one sum",
+        options={"priors": "balanced", "shrinkage": 0.4},
+        own_models=False,
+        other=_FROZEN,
+    ),
+    "fedncm": Preset("class means of frozen features, from one sum", own_models=False, other=_FROZEN),
     "combine": Preset("its parts' own", "the papers of its parts"),
 }
 """By method."""
@@ -118,7 +142,7 @@ PRESETS: Mapping[str, Preset] = {
 
 def of(method: str) -> Preset:
     """Return a method's preset; one that sets nothing for a method of another package."""
-    return PRESETS.get(method, Preset("not known here", "its own package"))
+    return PRESETS.get(method, Preset("not known here", "its own package", own_models=False))
 
 
 @dataclass(frozen=True)
@@ -151,7 +175,7 @@ class Effect:
     @property
     def numbers(self) -> str:
         """Return the difference and its interval."""
-        digits = {"loss": 3, "accuracy": 3, "spread": 2}.get(self.measure, 1)
+        digits = {"accuracy, %": 1, "spread": 2}.get(self.measure, 3)
         return f"{self.mean:+.{digits}f} [{self.low:+.{digits}f}, {self.high:+.{digits}f}]"
 
     @property
@@ -165,8 +189,9 @@ class Effect:
 
 def effects(method: str) -> Iterator[Effect]:
     """Yield the comparisons of a method, those that show it first."""
-    known = json.loads((files("tightframe_app.jobs") / FILE).read_text(encoding="utf-8"))
-    mine = [Effect(**values) for values in known if values["method"] == method]
+    folder = files("tightframe_app.jobs")
+    known = [json.loads((folder / name).read_text(encoding="utf-8")) for name in (FILE, CLINICAL)]
+    mine = [Effect(**values) for values in chain(*known) if values["method"] == method]
     yield from sorted(mine, key=lambda effect: not effect.seen)
 
 

@@ -398,6 +398,10 @@ def release_accept(
     head: Annotated[
         str | None, typer.Option(help="SHA-256 of the head whose losses are summed, as a refusal names it.")
     ] = None,
+    records: Annotated[
+        str | None,
+        typer.Option(help="SHA-256 of this site's changed records, as a refusal names it."),
+    ] = None,
     evaluations: Annotated[
         bool, typer.Option("--evaluations", help="Also all exact evaluations of one run of the job (TF-627).")
     ] = False,
@@ -427,6 +431,7 @@ def release_accept(
         TRAINING,
         caps_weights,
         head_name,
+        records_name,
         release_profile,
         with_formed,
     )
@@ -481,6 +486,13 @@ def release_accept(
                     f"expected a job that {what}, but this one does not", param_hint=hint
                 )
             profile = with_formed(profile, {name: (_sha256(given, hint),)})
+    if records is not None:
+        if (summed := records_name(setup)) is None:
+            raise typer.BadParameter(
+                "expected a job whose exact sums tell records that have changed, but this one has none",
+                param_hint="--records",
+            )
+        profile = with_formed(profile, {summed: (_sha256(records, "--records"),)})
     assert profile is not None  # noqa: S101  (it was none above)
     differing = []
     try:

@@ -11,6 +11,7 @@ import os
 import stat
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,7 @@ def site_identity(
     key_path = startup / names[_KEY]
     key = _read(key_path, private=production)
     try:
-        signer = KeySigner.from_pem(key, certificate.public_bytes(Encoding.DER))
+        signer = _signer(key, certificate.public_bytes(Encoding.DER))
         verify_certificate(
             signer.certificate, name, anchor, pins=None, pinned_only=False, at=at or datetime.now(UTC)
         )
@@ -75,6 +76,12 @@ def site_identity(
             code="TF-615",
         ) from None
     return signer, anchor
+
+
+@lru_cache(maxsize=1)
+def _signer(key: bytes, certificate: bytes) -> KeySigner:
+    """Return a site's signer; a job asks for it at each of its steps, and a key of RSA takes long to read."""
+    return KeySigner.from_pem(key, certificate)
 
 
 def person_identity(startup: Path) -> tuple[KeySigner, Anchor]:

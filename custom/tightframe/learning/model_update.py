@@ -38,7 +38,7 @@ def build_template(setting: Setting) -> nn.Module:
 
 
 def shared_template(setting: Setting) -> nn.Module:
-    """Return an untrained model for names and shapes, built once and never to be trained or changed."""
+    """Return an untrained model for names and shapes, built once for equal jobs and never to be changed."""
     return _shared_template(setting.build_model)
 
 

@@ -212,12 +212,19 @@ def column_bits(
     read, _ = _first(batches)
     if not read:
         return ()
-    rows, bits, place = torch.cat(read).numpy().astype(np.float64), list[float](), 0
-    codes = list[NDArray[np.int64]]()
+    rows = torch.cat(read).numpy().astype(np.float64)
     deviation = rows.std(0)
     by = np.where(deviation > 0, deviation, 1.0) if scale is None else scale.numpy()
-    spread = deviation / by
-    for width in columns or (1,) * rows.shape[1]:
+    return _bits_of(rows, by, tuple(columns) or (1,) * rows.shape[1])
+
+
+def _bits_of(
+    rows: NDArray[np.float64], by: NDArray[np.float64], widths: tuple[int, ...]
+) -> tuple[float, ...]:
+    """Return the bits of columns with so many numbers each, of which the model divides each by another."""
+    bits, codes, place = list[float](), list[NDArray[np.int64]](), 0
+    spread = rows.std(0) / by
+    for width in widths:
         codes.append(_codes(rows[:, place : place + width]))
         likely = _entropy(codes[-1])
         if width > 1:
@@ -233,7 +240,7 @@ def column_bits(
             most = min(number - math.log2(len(values)) + likely, _spread_over(rows[:, place], step))
             bits.append(float(share * max(0.0, most)))
         place += width
-    of = np.repeat(np.arange(len(bits)), columns or 1)
+    of = np.repeat(np.arange(len(bits)), widths)
     found = np.where(_follow(rows / by, of, np.argsort(bits, kind="stable")), 0.0, bits)
     found *= _left(found, codes)
     few = np.array([bit > 0 and code.max() < LONG for bit, code in zip(found, codes, strict=True)])

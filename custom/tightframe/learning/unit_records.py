@@ -89,7 +89,8 @@ class UnitRecords:
             inputs = given[0].detach() if given[0].requires_grad else None
 
             def add(slopes: torch.Tensor) -> None:
-                sizes = _by_record(slopes, axis)
+                # ``SingleLogit`` returns a zero in front of its one unit's value.
+                sizes = _by_record(slopes[..., -weight.shape[0] :] if axis < 0 else slopes, axis)
                 if inputs is not None:  # a record's own columns have a rule of their own
                     columns = _by_record(inputs, axis) * sizes.sum(1, keepdim=True)
                     sizes = torch.cat([sizes, columns], 1)

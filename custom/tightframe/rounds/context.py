@@ -162,7 +162,7 @@ class SiloContext:
         """Configuration of the site; defaults where the simulator has none."""
         return self.entry or SiteEntry()
 
-    @property
+    @cached_property
     def policy(self) -> Policy:
         """Policy of the site, with its profile's values filled in."""
         return self.site.policy.resolve(production=self.production)

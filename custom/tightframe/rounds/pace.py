@@ -149,8 +149,12 @@ class Pace:
             try:
                 floor = self._note(sum_id, part if work.whole else None, seconds, known=known)
             finally:  # also if it cannot be noted, on a full disk
-                while (left := started + floor - self._clock()) > 0 and not self._stopped():
-                    self._sleep(min(left, POLL))
+                self._hold(started + floor)
+
+    def _hold(self, until: float) -> None:
+        """Wait for a time, unless the run is aborted."""
+        while (left := until - self._clock()) > 0 and not self._stopped():
+            self._sleep(min(left, POLL))
 
     def verified(self, sum_id: str) -> None:
         """Note that this silo has revealed its shares of a sum, so that the sum's state is the run's own.

@@ -6,9 +6,9 @@ that a job names.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -225,6 +225,41 @@ class JobSetup:
         return self.privacy.evaluation is not None and self.privacy.evaluation.in_round(number)
 
 
+@dataclass(frozen=True)
+class _Network:
+    """Makes the untrained model of a job; equal for equal jobs, so that parties in one process share one.
+
+    Attributes:
+        head: of the method, if it has one of its own (``Method.head``), with its options in ``config``.
+        most: largest number of values; None for no limit.
+    """
+
+    backbone: models.BackboneSpec
+    options: BaseModel
+    input_shape: tuple[int, ...]
+    classes: int
+    head: Callable[..., torch.nn.Module | None] | None
+    config: BaseModel | None
+    frozen: bool
+    normalisation: Any
+    most: int | None
+
+    def __hash__(self) -> int:
+        return hash((self.backbone.name, self.input_shape, self.classes))
+
+    def __call__(self) -> torch.nn.Module:
+        return build_within(self._of_any_size, self.most)
+
+    def _of_any_size(self) -> torch.nn.Module:
+        model = self.backbone.build(self.options, self.input_shape, self.classes)
+        head = self.head and self.head(self.config, models.feature_width(model), self.classes)
+        if head is not None:
+            model.head = head
+        if self.frozen:
+            models.freeze(model)
+        return model if self.normalisation is None else make_private(model, self.normalisation)
+
+
 def prepare(values: dict[str, Any] | JobConfig, ceilings: Ceilings = CEILINGS) -> JobSetup:
     """Validate a whole job: its values, the names that it uses, their options, its sums.
 
@@ -280,23 +315,24 @@ def assemble(values: dict[str, Any] | JobConfig, ceilings: Ceilings = CEILINGS) 
     dataset = dataset.of(dataset_options)
     input_shape = dataset.input_shape(dataset_options)
 
-    def build(backbone: models.BackboneSpec, options: BaseModel) -> torch.nn.Module:
-        return build_within(partial(build_any_size, backbone, options), ceilings.parameters)
-
-    def build_any_size(backbone: models.BackboneSpec, options: BaseModel) -> torch.nn.Module:
-        model = backbone.build(options, input_shape, dataset.num_classes)
-        head = method.head and method.head(config, models.feature_width(model), dataset.num_classes)
-        if head is not None:
-            model.head = head
-        if backbone.frozen or job.encoder != "trained":
-            models.freeze(model)
-        return model if job.normalisation is None else make_private(model, job.normalisation)
+    def network(backbone: models.BackboneSpec, options: BaseModel) -> _Network:
+        return _Network(
+            backbone,
+            options,
+            input_shape,
+            dataset.num_classes,
+            method.head,
+            config if method.head else None,
+            frozen=backbone.frozen or job.encoder != "trained",
+            normalisation=job.normalisation,
+            most=ceilings.parameters,
+        )
 
     setting = Setting(
         config=config,
         num_classes=dataset.num_classes,
         input_shape=input_shape,
-        build_model=partial(build, backbone, model_options),
+        build_model=network(backbone, model_options),
         local=job.training,
         update_norm=job.update_norm,
         update_bound=job.update_bound,
@@ -305,7 +341,7 @@ def assemble(values: dict[str, Any] | JobConfig, ceilings: Ceilings = CEILINGS) 
     )
     shared: dict[str, Setting] = {}  # one setting for all silos with the same model
     own = {
-        site: shared.setdefault(repr(other), replace(setting, build_model=partial(build, *other)))
+        site: shared.setdefault(repr(other), replace(setting, build_model=network(*other)))
         for site, other in others.items()
     }
     return JobSetup(job, method, dataset, setting, site_settings=own, start=start)

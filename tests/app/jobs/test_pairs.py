@@ -84,6 +84,34 @@ def test_a_pair_has_the_methods_preset_and_every_method_has_one() -> None:
     assert pairs.pair("scaffold", "eicu").job().training.momentum == 0.0
 
 
+@pytest.mark.parametrize(
+    ("dataset", "model", "options"),
+    [
+        ("fed_isic2019", "scattering", {"colours": "rgb", "width": 256, "J": 3}),
+        ("eicu", "identity", {}),
+        ("fed_heart_disease", "identity", {"standardise": True}),
+    ],
+)
+@pytest.mark.parametrize(
+    ("method", "method_options"),
+    [("fed3r", {"priors": "balanced"}), ("fedcgs", {"priors": "balanced", "shrinkage": 0.4}), ("fedncm", {})],
+)
+def test_a_method_of_one_sum_gets_the_frozen_encoder_and_the_options_that_were_measured(
+    method: str, method_options: dict[str, object], dataset: str, model: str, options: dict[str, object]
+) -> None:
+    job = pairs.pair(method, dataset).job()
+    assert (job.model, job.model_options, job.personalise) == (model, options, False)
+    assert job.method_options == method_options
+    assert "oversample_minority" not in job.dataset_options and not job.training.augment
+
+
+def test_a_preset_tells_truly_whether_each_hospital_gets_its_own_model() -> None:
+    for method in METHODS:
+        own = method.personalise is not None and method.one_sum is None
+        assert presets.of(method.name).own_models == own, method.name
+        assert ("personalise true" in presets.of(method.name).sets) == own
+
+
 def test_an_effect_is_seen_only_where_five_seeds_leave_zero_out() -> None:
     values = {"method": "fednh", "options": "", "setting": "s", "baseline": "FedAvg", "command": "c"}
     cases = [
@@ -99,7 +127,8 @@ def test_an_effect_is_seen_only_where_five_seeds_leave_zero_out() -> None:
 
 
 def test_the_command_shows_the_preset_and_what_was_measured() -> None:
-    measured = json.loads((Path(presets.__file__).parent / presets.FILE).read_text())
+    folder = Path(presets.__file__).parent
+    measured = json.loads((folder / presets.FILE).read_text())
     assert all(presets.Effect(**values).method in presets.PRESETS for values in measured)
     shown = CliRunner().invoke(app, ["methods", "fednh"]).output
     assert (
@@ -110,7 +139,9 @@ def test_the_command_shows_the_preset_and_what_was_measured() -> None:
         if values["method"] == "fednh":
             assert f"{values['mean']:+.1f} [{values['low']:+.1f}, {values['high']:+.1f}]" in shown
             assert values["command"] in shown
-    assert "not measured here" in CliRunner().invoke(app, ["methods", "fedper"]).output
+    assert "not measured here" in CliRunner().invoke(app, ["methods", "fedproto"]).output
+    own = CliRunner().invoke(app, ["methods", "fedper"]).output
+    assert "heart, own records: balanced accuracy -0.0" in own and "personalise true" in own
 
 
 def test_options_of_an_installed_package_are_explained_and_a_wrong_word_is_told_shortly(
@@ -145,15 +176,16 @@ def test_privacy_replaces_what_it_excludes_of_a_preset_but_no_value_that_is_set(
         recipe = pairs.pair_with_contract(method, tmp_path / "contract.json")
         job = recipe.job("full", changes={"privacy.epsilon": 2})
         assert (job.weights, job.personalise, job.local_baseline_epochs) == ("uniform", False, 0)
+        own = {"personalise": False} if method == "fedprox" else {}
         assert recipe.adapted("rehearsal", {"privacy.epsilon": 2}) == {
             "weights": "uniform",
-            "personalise": False,
+            **own,
             "model_options.standardise": False,
         }
         assert recipe.adapted("full", {}) == {} and recipe.job("full").weights == "exact"
-        own = {"privacy.epsilon": 2, "weights": "exact", "model_options.standardise": True}
+        wrong = {"privacy.epsilon": 2, "weights": "exact", "model_options.standardise": True}
         with pytest.raises(JobError, match=r"--set weights=uniform --set model_options\.standardise=false"):
-            recipe.job(changes=own)
+            recipe.job(changes=wrong)
     (tmp_path / "contract.json").write_text(json.dumps({**table, "label": labels[0][1]}))
     one_sum = pairs.pair_with_contract("fed3r", tmp_path / "contract.json")
     wide = {"model": "random_features", "model_options.width": 85}

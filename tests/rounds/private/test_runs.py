@@ -212,7 +212,7 @@ def test_a_silo_whose_budget_is_spent_stays_out_and_the_others_go_on(
         "tightframe.rounds.context.ledger_path", lambda folder, name: tmp_path / f"{name}.sqlite"
     )
     monkeypatch.setattr(site_ledger, "signature_check", lambda anchors, name=None: lambda *signed: None)
-    original = SiloContext.policy.fget  # type: ignore[attr-defined]
+    original = SiloContext.policy.func  # type: ignore[attr-defined]
     capped = property(lambda self: original(self).model_copy(update={"epsilon_cap": 6.1}))
     monkeypatch.setattr(SiloContext, "policy", capped)
     earlier = _budget(tmp_path, "site-2", "an earlier job", GIVEN)

@@ -31,6 +31,7 @@ from tightframe.rounds.sums.release import (
     _features,
     _phases,
     formed_by,
+    records_name,
     release_profile,
     with_formed,
     with_weight,
@@ -606,3 +607,21 @@ def test_options_are_named_in_whatever_order_a_job_has_them() -> None:
     formed = with_formed((("weights", "exact"),), {"counts": ("b", "a")})
     assert formed == (("counts", '["b","a"]'), ("weights", "exact"))
     assert with_formed(None, {"counts": ("a",)}) is None
+
+
+def test_records_count_where_an_exact_sum_of_all_of_them_tells_those_that_changed() -> None:
+    closed = {**SCALED, "method": "fed3r", "rounds": 1}
+    telling = (FEDAVG, FOCAL, closed, {}, {**FOCAL, "method_options": {}, "start": "fed3r"})
+    names = {records_name(prepare(job_with(changes))) for changes in telling}
+    assert len(names) == 1, "in one form, whatever is summed"
+    assert what_both_reveal(str(*names)) == REVEALED["summed records"]
+    contract = records_name(prepare(job_with(BASE["statistics"])))
+    assert contract is not None and contract not in names
+    noisy = {"epsilon": 2.0, "delta": 1e-5}
+    plain = {"model_options": {"widths": [4]}}
+    none = (
+        AVERAGED,
+        {**closed, **plain, "withdraw": WITHDRAW},
+        {**FEDAVG, **plain, "weights": "uniform", "privacy": noisy},
+    )
+    assert {records_name(prepare(job_with(changes))) for changes in none} == {None}

@@ -75,6 +75,11 @@ def join(
         raise typer.BadParameter(
             f"expected one of {list(federations.PROFILES)}, got {policy!r}", param_hint="--policy"
         )
+    if state_dir is not None and not (parent := state_dir.absolute().parent).is_dir():
+        raise typer.BadParameter(
+            f"expected a new folder in one that is there, but there is no {parent}: make it first",
+            param_hint="--state-dir",
+        )
     said = joining.Settings(
         data=None if not data else {} if data == [LATER] else federations.records(data),
         dataset_id=dataset_id,

@@ -284,12 +284,9 @@ class Store:
     def publish_head(self) -> None:
         """Write the head file, under the lock, so that it never goes back; not where it says so already."""
         path = head_file(self.path)
-        with _named(self.path):
-            if self._says(path, head_text(self.read_head())):
-                return
         with self.writing():
-            text = head_text(self.read_head())
-            if not self._says(path, text):
+            text = (json.dumps(asdict(self.read_head()), indent=1) + "\n").encode()
+            if not (path.is_file() and path.read_bytes() == text):
                 write_atomically(path, text, mode=0o600, locked=True)
 
     def secret(self) -> bytes:
@@ -304,10 +301,6 @@ class Store:
                 known = read_secret(self.path) or secrets.token_bytes(_SECRET_BYTES)
                 write_atomically(secret_file(self.path), known, mode=0o600, locked=True)
         return known
-
-    @staticmethod
-    def _says(path: Path, text: bytes) -> bool:
-        return path.is_file() and path.read_bytes() == text
 
     def read_head(self) -> Head:
         """Read the head record alone, as it is in the file.
@@ -332,11 +325,6 @@ class Store:
             TamperError: TF-702, if it is none.
         """
         return read_head_file(head_file(self.path))
-
-
-def head_text(head: Head) -> bytes:
-    """Return a head as a file of its own."""
-    return (json.dumps(asdict(head), indent=1) + "\n").encode()
 
 
 def read_head_file(path: Path) -> Head | None:

@@ -6,6 +6,7 @@ It runs the code of the enrolment itself. The caller reads ledger and journal; n
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from tightframe.config.refusals import BelowPolicyError, Refusal
@@ -15,6 +16,7 @@ from tightframe.errors import SecureSumError
 from tightframe.learning.products import Parts, Sizes
 from tightframe.rounds.context import SiloContext
 from tightframe.rounds.setup import JobSetup
+from tightframe.rounds.silo.known_records import summed_sha256
 from tightframe.rounds.sums.common import package_errors
 from tightframe.rounds.sums.declaration import public_weight
 from tightframe.rounds.sums.parameters import epoch_params
@@ -54,7 +56,7 @@ def check_sums(context: SiloContext, setup: JobSetup, entries: Sequence[journal.
         # A resumed job is not refused for counts opened for another cohort: they only stay closed.
         static_open=context.job.resume is None,
     )
-    SecureSite(context).check_proposal(params, setup, entries)
+    SecureSite(context, summed=partial(summed_sha256, context)).check_proposal(params, setup, entries)
 
 
 def check_evaluations(

@@ -23,7 +23,7 @@ from tightframe.learning.products import Sizes
 from tightframe.rounds import unproven
 from tightframe.rounds.context import DECLARATION, NEEDS_STATE, Message, SiloContext
 from tightframe.rounds.silo import own_state, requests
-from tightframe.rounds.silo.known_records import note_records
+from tightframe.rounds.silo.known_records import note_records, summed_sha256
 from tightframe.rounds.silo.own_state import NeedsStateError
 from tightframe.rounds.sums.common import SEAL, SECURE, Check, Encoded, Peers
 from tightframe.rounds.sums.declaration import Declaration, applied_weights, public_weight
@@ -55,7 +55,8 @@ class SiloSession:
         self._contributor: Contributor | None = None
         secure = context.job.summation == "secure"
         confirm = partial(own_state.confirm_told, context.state_folder)
-        own = (self._check_sizes, self._evaluations, self._rounds, self._check_survivors)
+        summed = partial(summed_sha256, context)
+        own = (self._check_sizes, self._evaluations, self._rounds, self._check_survivors, summed)
         self._secure = SecureSite(context, confirm, *own) if secure else None
         unproven.publish(context)  # an earlier process of the job can have been killed before it did
 

@@ -24,6 +24,7 @@ A new option of a job belongs here or does not: ``tests/rounds/sums/test_release
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterable
 from itertools import compress
@@ -55,6 +56,7 @@ FEATURES, ENCODER = "features", "encoder"
 FEATURES_TRAINED = "features in training"
 MOMENTS, COUNTS = "moments", "counts"
 LAST_LAYER, LEFT_LAYER = "head", "head that a withdrawal leaves"
+SUMMED = "summed records"
 TRAINING = "training"
 """Name of the entry of how models are trained; of earlier builds' for each seed, ``training from ...``."""
 _UPDATE = UPDATE.rstrip("/")
@@ -197,6 +199,29 @@ def with_weight(profile: Profile | None, declared: float, applied: float) -> Pro
     if profile is None or not caps_weights(profile):
         return profile
     return tuple(sorted([*profile, (OWN_WEIGHT, DECLARED if applied == declared else repr(applied))]))
+
+
+def records_name(setup: JobSetup) -> str | None:
+    """Return the name of the records whose exact sums tell them if another job's are of few more or fewer.
+
+    Those are pooled statistics, a table's, and sums by class or products of features: of those in training,
+    too, which at a small rate are the start's. Head, moments and counts change with records as well, but are
+    known only once such totals are opened.
+
+    Returns:
+        A name for each form in which records enter: another one is another profile by itself. None if the
+        job has no such sums; nor for a withdrawal, whose rules say how many records may leave.
+    """
+    if setup.privacy is not None or setup.job.withdraw is not None:
+        return None
+    if setup.layout is None:
+        fields = (item for phase in _phases(setup) for item in phase.schema.fields) if setup.trains else ()
+        if not any(
+            item.products or sums_by_class(item) or item.name.startswith(STATISTICS) for item in fields
+        ):
+            return None
+    form = _canonical([setup.job.dataset, _record_options(setup), _form_options(setup)])
+    return f"{SUMMED} from form {hashlib.sha256(form.encode()).hexdigest()[:16]}"
 
 
 def formed_by(setup: JobSetup, schema: Schema, received: Tensors, model: Tensors) -> Formed:

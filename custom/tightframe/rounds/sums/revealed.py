@@ -105,6 +105,10 @@ REVEALED: Mapping[str, str] = {
         "Classes weigh otherwise in the loss, by other pooled counts, as all hospitals' totals make them: a "
         "few such jobs reveal each class's part of the update, of a rare class one silo's."
     ),
+    "summed records": (
+        "This site's records have changed. The difference between both totals is the sum of those that came "
+        "or went, here and elsewhere: of one training record all its values, with its class."
+    ),
     "head": _HEADS,
     "head that a withdrawal leaves": _HEADS,
     "own full_batches": (

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tightframe import __version__
-from tightframe.errors import PolicyError, SecureSumError, TightframeError
+from tightframe.errors import DataError, PolicyError, SecureSumError, SiteConfigError, TightframeError
 from tightframe.learning.products import Sizes
 from tightframe.rounds import unsent
 from tightframe.rounds.context import SiloContext
@@ -65,6 +65,7 @@ class SecureSite:
         evaluations: returns what the job evaluates exactly here; None if nothing, or without a limit.
         rounds: the same of sums in training that add up with those of other jobs.
         check_survivors: as ``check_sizes``, of the silos left in such a sum.
+        summed: returns the hash of the records that a job's exact sums are of.
     """
 
     def __init__(
@@ -75,9 +76,11 @@ class SecureSite:
         evaluations: Callable[[], Evaluations | None] = lambda: None,
         rounds: Callable[[Sizes], Rounds | None] = lambda _: None,
         check_survivors: Callable[[Sizes], None] = lambda _: None,
+        summed: Callable[[JobSetup], str] | None = None,
     ) -> None:
         self._context, self._confirm, self._check_sizes = context, confirm, check_sizes
         self._evaluations, self._rounds, self._check_survivors = evaluations, rounds, check_survivors
+        self._summed = summed
         self._vault = Vault(context.secure_folder, context.site_ledger, on_disk=not context.memory_only)
         self._record = SiteRecord(context)
         self._cached_profile: tuple[journal.Profile | None] | None = None
@@ -113,7 +116,7 @@ class SecureSite:
                             found="another one: submit a new job",
                         ) from None
             application = declare(again=params.epoch > 0).to_bytes()
-            signer, _ = self._identity()
+            signer, profile = self._identity()[0], self._profile(setup)
             with self._vault.locked() as history:
                 step = site.advertise(
                     params,
@@ -123,7 +126,7 @@ class SecureSite:
                     history=history,
                     dataset=self._context.site.records_id(self._context.job.dataset),
                     application=application,
-                    profile=self._profile(setup),
+                    profile=profile,
                     previous=self._vault.established(),
                 )
                 return self._commit("enroll", key, step)
@@ -199,6 +202,10 @@ class SecureSite:
         """
         from tightframe.rounds.sums.release import release_profile
 
+        try:
+            profile = self._own_profile(setup)
+        except (DataError, SiteConfigError):  # which others report
+            profile = release_profile(setup, self._context.site)
         with package_errors():
             site.advertise(
                 params,
@@ -208,7 +215,7 @@ class SecureSite:
                 history=journal.History(entries),
                 dataset=self._context.site.records_id(self._context.job.dataset),
                 application=b"",
-                profile=release_profile(setup, self._context.site),
+                profile=profile,
             )
 
     def confirm(self, raw: Any, setup: Callable[[], JobSetup]) -> bytes:
@@ -444,9 +451,7 @@ class SecureSite:
         if setup is None or not self._context.production:
             return None
         if self._cached_profile is None:
-            from tightframe.rounds.sums.release import release_profile
-
-            self._cached_profile = (release_profile(setup(), self._context.site),)
+            self._cached_profile = (self._own_profile(setup()),)
         if declared is None:
             return self._cached_profile[0]
         from tightframe.rounds.sums.release import with_weight
@@ -454,6 +459,19 @@ class SecureSite:
         own = self._context.name
         applied = applied_weights(declared, self._context.job.max_weight_share)[own]
         return with_weight(self._cached_profile[0], declared[own].weight, applied)
+
+    def _own_profile(self, setup: JobSetup) -> journal.Profile | None:
+        """Return the release profile of a job, in production with what the records are if that counts.
+
+        Raises:
+            DataError, SiteConfigError: if these cannot be read.
+        """
+        from tightframe.rounds.sums.release import records_name, release_profile, with_formed
+
+        context, profile = self._context, release_profile(setup, self._context.site)
+        if self._summed is None or not context.production or (name := records_name(setup)) is None:
+            return profile
+        return profile if context.data.synthetic else with_formed(profile, {name: (self._summed(setup),)})
 
     def _check_profile(self, profile: journal.Profile | None) -> None:
         """Refuse terms of another profile than before, as `mask` does, but before the training."""

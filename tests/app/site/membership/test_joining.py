@@ -269,7 +269,7 @@ def test_a_second_request_and_a_lost_one(here: Path, told: str) -> None:
 
 def test_wrong_settings_make_no_key(here: Path) -> None:
     shutil.rmtree("hospital-1")
-    for more in (["--policy", "lax"], ["--data", "isic"], ["--device", "tpu"]):
+    for more in (["--policy", "lax"], ["--data", "isic"], ["--device", "tpu"], ["--state-dir", "no/state"]):
         done = CliRunner().invoke(app, ["site", "join", "hospital-1.yml", *["--data", "later"], *more])
         assert done.exit_code != 0, more
     assert not Path("hospital-1").exists()
