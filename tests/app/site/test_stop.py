@@ -39,13 +39,14 @@ if job := os.environ.get("JOB"):
     subprocess.Popen(
         [sys.executable, "-m", "nvflare.private.fed.app.client.worker_process", "-m", kit, "-n", job],
         start_new_session=True,
+        env=os.environ | {"PARENT": str(os.getpid())},
     )
 print("up", flush=True)
 time.sleep(600)
 """
 WORKER = """
 import os, time
-parent, until = os.getppid(), time.monotonic() + 600
+parent, until = int(os.environ["PARENT"]), time.monotonic() + 600
 while os.getppid() == parent and time.monotonic() < until and not os.path.exists(os.environ.get("DONE", "")):
     time.sleep(0.05)
 """
@@ -99,7 +100,9 @@ def start(tmp_path: Path) -> Iterator[Start]:
         assert process.stdout is not None
         if not command:
             assert process.stdout.readline() == "up\n"
-        return psutil.Process(process.pid)
+        made = psutil.Process(process.pid)
+        _until(lambda: bool(made.cmdline()))  # none for a moment of exec
+        return made
 
     yield run
     for process in started:
