@@ -52,6 +52,13 @@ def interval(differences: Sequence[float]) -> tuple[float, float, float]:
     return mean, mean - half, mean + half
 
 
+def effect(options: Mapping[str, Any], differences: Sequence[float]) -> dict[str, Any]:
+    """Return options and numbers of a comparison, as ``tightframe_app.jobs.presets.Effect`` has them."""
+    mean, low, high = (round(value, 4) for value in interval(differences))
+    told = described(options) if options else ""
+    return {"options": told, "mean": mean, "low": low, "high": high, "seeds": len(differences)}
+
+
 def rounds_to(course: Sequence[float | None], target: float) -> int | None:
     """Return the first round after which the measure is at least ``target``; None if that never happens.
 

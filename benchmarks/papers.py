@@ -307,15 +307,13 @@ def measured(store: Store, roots: Mapping[str, Path]) -> list[dict[str, Any]]:
                     continue
                 title = cells[0].row.title
                 method, options = parse_method(cells[0].row.methods[""])
-                mean, low, high = (round(value, 4) for value in comparison.interval(pairs))
                 found.append(
                     {
                         "method": method,
-                        "options": comparison.described(options) if options else "",
                         "setting": table.title,
                         "measure": column.title,
                         "baseline": table.baseline,
-                        **{"mean": mean, "low": low, "high": high, "seeds": len(pairs)},
+                        **comparison.effect(options, pairs),
                         "command": f"python benchmarks/papers.py --table {name}"
                         + (" --root mnist=FOLDER" if name == "fx_ilc" else "")
                         + f" --rows {shlex.join([table.baseline, title])}",

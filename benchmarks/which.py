@@ -32,7 +32,7 @@ from typing import Any
 
 import eicu
 import torch
-from comparison import interval
+from comparison import effect, interval
 from one_sum_cases import CASES, Case, Encoder
 from safetensors.torch import load_file
 
@@ -151,10 +151,11 @@ def run(job: JobConfig, records: Mapping[str, SiloData], measure: str, entry: Si
         except TightframeError as error:
             return {"error": error.code, "reason": str(error)}
         exact = job.model_copy(update={"evaluation": Evaluating(score_bins=1024)})
+        setup_exact = prepare(exact)
         views = {
             name: LocalSilo(
                 SiloContext(name, exact, entry, run_dir=Path(place) / name, records=silo),
-                prepare(exact),
+                setup_exact,
                 torch.device("cpu"),
                 0,
             )
@@ -258,20 +259,15 @@ class Shown:
             if len(pairs) < 2:
                 continue
             method, options = ENTRIES[title]
-            middle, low, high = interval(pairs)
             where = f"{self.name}, own records" + (", without hospitals' rules" if free else "")
             flags = " --free" if free else ""
             found.append(
                 {
                     "method": method,
-                    "options": ", ".join(f"{key}={value}" for key, value in options.items()),
                     "setting": where,
                     "measure": MEASURE[self.name].replace("_", " "),
                     "baseline": f"the global {self.best}",
-                    "mean": round(middle, 4),
-                    "low": round(low, 4),
-                    "high": round(high, 4),
-                    "seeds": len(pairs),
+                    **effect(options, pairs),
                     "command": f"python benchmarks/which.py --data {self.name}{flags} --out which.json",
                 }
             )
@@ -301,7 +297,7 @@ def main(given: Sequence[str] | None = None) -> int:
         runs = json.loads(arguments.out.read_text(encoding="utf-8"))
     until = time.monotonic() + 3600 * arguments.hours
     with tempfile.TemporaryDirectory(prefix="tightframe-") as kept:
-        for name, seed in product(() if arguments.show else arguments.data, range(arguments.seeds)):
+        for name in () if arguments.show else arguments.data:
             case = case_of(name, arguments.root)
             policy = POLICIES.get(name, PolicyBlock(profile="standard"))
             policy = PolicyBlock(profile="research") if arguments.free else policy
@@ -311,7 +307,7 @@ def main(given: Sequence[str] | None = None) -> int:
             if case.dataset == "eicu":
                 options = case.dataset_options("natural", 0)
                 repeated = eicu.silos(arguments.root, {**options, "oversample_minority": True})
-            for title in arguments.methods:
+            for seed, title in product(range(arguments.seeds), arguments.methods):
                 key = f"{name} {title} {seed}"
                 if key in runs or time.monotonic() > until:
                     continue
