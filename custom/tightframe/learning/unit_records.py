@@ -26,7 +26,7 @@ import torch
 from torch import nn
 
 _Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
-LOOKED_AT = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_Layer = nn.Linear | _Convolution
 
 
 @dataclass
@@ -64,7 +64,7 @@ class UnitRecords:
         """Begin to count."""
         if self._least > 1:
             for place, layer in self._model.named_modules():
-                if isinstance(layer, LOOKED_AT) and layer.weight.requires_grad:
+                if isinstance(layer, _Layer) and layer.weight.requires_grad:
                     self._watch(f"{place}." if place else "", layer)
         return self
 
@@ -75,7 +75,7 @@ class UnitRecords:
         for handle in self._handles:
             handle.remove()
 
-    def _watch(self, place: str, layer: nn.Linear | _Convolution) -> None:
+    def _watch(self, place: str, layer: _Layer) -> None:
         self._before |= {place + name: item.detach().clone() for name, item in layer.named_parameters()}
         axis, groups = (1, layer.groups) if isinstance(layer, _Convolution) else (-1, 1)
         weight = layer.weight
