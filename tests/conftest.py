@@ -43,6 +43,8 @@ WHOLE = tuple(
 """Where all tests are `whole`: the simulator, a production federation, runs of many rounds."""
 SELDOM = 50_000
 """New objects after which the garbage collector looks for cycles."""
+KEPT_MODELS = 16
+"""Models that a process of tests keeps as they begin."""
 FAST = "not whole"
 """The fast tier, as an expression of markers."""
 WAITING = [
@@ -224,6 +226,30 @@ def _counted_once() -> Iterator[None]:
             patch.setattr(record_values, name, _by_arrays(getattr(record_values, name)))
         patch.setattr(common_values, "common_values", _by_arrays(common_values.common_values))
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _begun_once() -> Iterator[Callable[..., Any]]:
+    """The model that a seed gives is drawn once in a process of tests, and a template built once.
+
+    The server and each silo of a run begin with it; most runs of tests have the job of others.
+    """
+    from tightframe.learning import model_update
+
+    whole, known = model_update.initial_model, dict[Any, Any]()
+
+    def initial_model(setting: Any, seed: int) -> dict[str, Any]:
+        if (setting.build_model, seed) not in known:
+            if len(known) == KEPT_MODELS:
+                known.clear()
+            known[setting.build_model, seed] = whole(setting, seed)
+        return {name: tensor.clone() for name, tensor in known[setting.build_model, seed].items()}
+
+    template = functools.lru_cache(maxsize=KEPT_MODELS)(model_update._shared_template.__wrapped__)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(model_update, "initial_model", initial_model)
+        patch.setattr(model_update, "_shared_template", template)
+        yield whole
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -59,7 +60,10 @@ def test_fields(setting: Setting) -> None:
     assert model_update.model_fields(setting, _network()) == tuple(fields.values())
 
 
-def test_building_leaves_the_random_streams_alone(setting: Setting) -> None:
+def test_building_leaves_the_random_streams_alone(
+    setting: Setting, _begun_once: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model_update, "initial_model", _begun_once)
     torch.manual_seed(5)
     state = torch.get_rng_state()
     model_update.model_fields(setting)

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import safetensors.numpy
+import safetensors.torch
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 
 from tightframe.errors import RunError
 from tightframe.files import write_atomically
@@ -24,11 +25,16 @@ from tightframe.results.files import CHECKPOINT
 
 DESCRIPTION = "tightframe"
 FORMAT = 3
+_OF_NUMPY = {torch.float32, torch.float64, torch.float16, torch.int64, torch.int32, torch.uint8, torch.bool}
 
 
 def tensor_bytes(tensors: Tensors, metadata: dict[str, str] | None = None) -> bytes:
     """Return canonical safetensors bytes: names sorted, contiguous, on the CPU."""
-    return save({name: tensors[name].detach().cpu().contiguous() for name in sorted(tensors)}, metadata)
+    plain = {name: tensors[name].detach().cpu().contiguous() for name in sorted(tensors)}
+    if any(item.dtype not in _OF_NUMPY for item in plain.values()):
+        return safetensors.torch.save(plain, metadata)
+    # The same bytes in a quarter of the time, most of which is by tensor and not by number.
+    return safetensors.numpy.save({name: item.numpy() for name, item in plain.items()}, metadata)
 
 
 def save_tensors(path: Path, tensors: Tensors, *, mode: int = 0o644) -> str:

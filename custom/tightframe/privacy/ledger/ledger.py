@@ -104,7 +104,9 @@ class Ledger:
             ledger_store.create_file(path, signer, clock())
         self._store = ledger_store.Store(path)
         try:
-            if self._store.published_head() != self.verify().head:  # which a crash may have left behind
+            published = self._store.published_head()  # first: it must not seem to run ahead
+            self.seen = self._chain.verify(self._store.read(), published)
+            if published != self.seen.head:  # which a crash may have left behind
                 self._store.publish_head()
         except BaseException:
             self._store.close()

@@ -7,6 +7,7 @@ signatures prove nothing; so production refuses it, and no provisioned root acce
 
 from __future__ import annotations
 
+import functools
 from datetime import UTC, datetime
 from typing import Final
 
@@ -59,8 +60,8 @@ def simulated_identity(job: str, name: str, *, production: bool) -> tuple[KeySig
 def simulated_anchor(job: str, *, production: bool) -> Anchor:
     """Return the trust anchor for certificates of a simulated job.
 
-    Its key is always the same; its bytes differ at each call, because the root's signature on itself, which
-    nothing checks, is random.
+    Its key is always the same; its bytes differ between processes, because the root's signature on itself,
+    which nothing checks, is random.
 
     Raises:
         SiteConfigError: TF-615 in production, always.
@@ -84,6 +85,7 @@ def is_simulated(root: x509.Certificate) -> bool:
     return any(item.value == MARK for item in root.subject.get_attributes_for_oid(NameOID.COMMON_NAME))
 
 
+@functools.lru_cache(maxsize=4)
 def _root(job: str) -> x509.Certificate:
     key = _root_key(job)
     return _certificate(_root_name(), key.public_key(), key, ca=True)
