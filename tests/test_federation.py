@@ -224,6 +224,7 @@ def test_a_round_goes_on_without_a_silo_and_it_comes_back(tmp_path: Path) -> Non
     assert "site-3 was left out of round 1: TF-301" in result.outcome.screen()
 
 
+@pytest.mark.whole
 def test_fewer_than_the_minimum_end_the_run_with_names(tmp_path: Path) -> None:
     job = _job()
     transport = _Failing(

@@ -73,6 +73,7 @@ def test_a_module_gives_the_bits_of_the_registered_network(
     assert mine_row["balanced_accuracy"] == theirs_row["balanced_accuracy"]
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("method", PLAIN)
 def test_methods_that_need_logits_only_train_a_plain_module_with_buffers(method: str) -> None:
     needs = {"momentum": 0.0} if method in ("scaffold", "feddyn", "feddc") else {}

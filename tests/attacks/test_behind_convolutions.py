@@ -138,6 +138,7 @@ def test_without_the_rule_pictures_are_read_from_one_total(tmp_path: Path) -> No
     assert alike.argmax(1).tolist() == places
 
 
+@pytest.mark.whole
 def test_units_that_few_of_a_hospitals_records_move_tell_none(tmp_path: Path) -> None:
     """Of so many records as 384 units need."""
     federation = Federation(JOB, hospitals(260), state=tmp_path).enroll()

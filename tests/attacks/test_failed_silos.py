@@ -152,6 +152,7 @@ def test_the_moments_of_its_inputs_do_not_follow(tmp_path: Path, monkeypatch: py
         assert np.array_equal(whole[f"statistics/{name}"], less[f"statistics/{name}"])
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("times", [1, 2])
 def test_its_products_of_features_do_not_follow(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: int
@@ -212,6 +213,7 @@ def of_nobody(less: np.ndarray, whole: np.ndarray) -> bool:
     return bool(np.median(np.abs(less)) > 1e3 * np.abs(whole).max())
 
 
+@pytest.mark.whole
 def test_its_losses_do_not_follow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By which a head gets its temperature; that keeps its scale, then."""
     failing = {"now": False}

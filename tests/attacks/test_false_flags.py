@@ -36,6 +36,7 @@ LIAR, VICTIM = "hospital-4", "hospital-2"
 TEST = {name["test"]: value for name, value in ((FOLD_NAMED, 10.0), (FOLD_SILOS, 3.0), (FOLD_SHORT, -1.0))}
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     ("others", "own", "lie", "match"),
     [

@@ -58,6 +58,7 @@ def told(values: float, weights: str) -> dict[str, dict[str, Any]]:
     }
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     ("weights", "values"), [("exact", 72.0), ("exact", 484.0), ("uniform", 1.0)], ids=str
 )

@@ -111,9 +111,8 @@ HONEST: dict[str, dict[str, Any]] = {
 """Of which units fire for few of all records; no value says so."""
 
 
-@pytest.mark.parametrize(
-    "how", [pytest.param("one step on raw columns", marks=pytest.mark.whole), "a high rate"]
-)
+@pytest.mark.whole
+@pytest.mark.parametrize("how", ["one step on raw columns", "a high rate"])
 def test_units_that_few_of_a_silos_records_move_stay_as_they_were(how: str, tmp_path: Path) -> None:
     job = {**JOB, "rounds": 4, "seed": 1, "evaluation": {"models": 1}, **HONEST[how]}
     without, found = (

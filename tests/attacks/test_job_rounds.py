@@ -120,6 +120,7 @@ def test_with_uniform_weights_a_hospital_counts_by_its_own_records(
     assert f"over {2 * sizes[least]} records" in refused(jobs[1])
 
 
+@pytest.mark.whole
 def test_a_person_accepts_the_rounds_of_one_run(hospitals: dict[str, Records], tmp_path: Path) -> None:
     run(federation(hospitals, tmp_path, "job-a", rounds=3))
     again = federation(hospitals, tmp_path, "job-b", rounds=3)

@@ -113,6 +113,7 @@ def altered(kept: LedgerPaths) -> None:
     database.close()
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     ("lose", "code"),
     [

@@ -167,6 +167,7 @@ def test_one_hospital_is_not_asked_about_its_records_by_how_long_it_trains(feder
         federation.sessions["hospital-2"].handle("contribute", message)
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("crafted", [True, False])
 def test_nor_in_a_resumed_job_before_its_first_total(
     hospitals: dict[str, Records], tmp_path: Path, crafted: bool
@@ -238,6 +239,7 @@ def ask_by_time(federation: Federation, name: str, state: ServerState, number: i
     return time.monotonic() - started
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("left_out", [{2}, {1, 2}])
 @pytest.mark.usefixtures("held")
 def test_a_training_that_fails_at_once_takes_as_long_as_a_whole_one(

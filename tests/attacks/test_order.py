@@ -75,6 +75,7 @@ def test_no_record_is_trained_on_before_the_statistics(hospitals: dict[str, Reco
     federation.sum("train", 1)
 
 
+@pytest.mark.whole
 def test_a_resumed_job_ends_on_the_state_of_its_round_alone(
     federation: Federation, hospitals: dict[str, Records], tmp_path: Path
 ) -> None:
@@ -126,6 +127,7 @@ def withdrawal(previous: str, state: str) -> dict[str, Any]:
     return {**ONE_SUM, "withdraw": {**where, "min_withdrawn": 10}}
 
 
+@pytest.mark.whole
 def test_a_withdrawal_begins_with_its_numbers(hospitals: dict[str, Records], tmp_path: Path) -> None:
     """The closing first: the difference to the first run's tells a single withdrawn record's class.
 
@@ -178,6 +180,7 @@ def few(data: Records, label: int) -> list[int]:
     return np.flatnonzero(np.asarray(data.labels("train")) == label)[:5].tolist()
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     "places",
     [

@@ -158,6 +158,7 @@ def test_what_it_trained_on_a_crafted_state_never_counts(
     assert not (federation.sessions[GONE].context.state_folder / TOLD).exists()
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("checked", [True, False])
 @pytest.mark.parametrize("verified", ["train", SEAL])
 @pytest.mark.parametrize("told", ["train", SEAL])
@@ -202,6 +203,7 @@ def test_nor_does_it_behind_another_total_of_the_same_sum(
     assert kept(federation)[GONE] == ("1/train-0/0" if checked else "3/train-0/0")
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("wrong", ["sum", "used before", "schema", "set-up"])
 def test_a_request_that_is_refused_drops_nothing(
     hospitals: dict[str, Records], tmp_path: Path, wrong: str

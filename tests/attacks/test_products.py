@@ -105,6 +105,7 @@ def read(federation: Federation, opened: dict[str, np.ndarray]) -> tuple[int, in
     return len(which[distance < 0.01].unique()), rank
 
 
+@pytest.mark.whole
 def test_without_the_rule_whoever_reads_the_total_has_records_in_clear(tmp_path: Path) -> None:
     federation = Federation(WIDE, small(), state=tmp_path, policy=OFF).enroll()
     found, _ = read(federation, totals(federation, "frozen/products"))
@@ -255,6 +256,7 @@ def test_no_total_tells_one_hospitals_own_number_of_records(tmp_path: Path) -> N
             assert told == []
 
 
+@pytest.mark.whole
 def test_a_hospital_whose_records_have_too_few_values_leaves_the_sum_of_nobody(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -274,6 +276,7 @@ def test_a_hospital_whose_records_have_too_few_values_leaves_the_sum_of_nobody(
     assert np.median(np.abs(less[SUMS])) > 1e3 * np.abs(whole[SUMS]).max(), "random"
 
 
+@pytest.mark.whole
 def test_a_small_hospital_does_not_keep_a_class_shut_of_which_another_has_enough(tmp_path: Path) -> None:
     """Where no column of a small one's records of a class varies."""
     data: dict[str, Records] = dict(hearts(4))
@@ -374,6 +377,7 @@ def test_within_the_rule_the_products_have_no_null_space(tmp_path: Path) -> None
     assert read(federation, totals(federation, "frozen/products")) == (0, 32)
 
 
+@pytest.mark.whole
 def test_a_withdrawal_of_fewer_records_than_features_takes_nothing_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -393,6 +397,7 @@ def of_class_sums(width: int, **values: Any) -> dict[str, Any]:
     return {**WIDE, "method": "fedncm", "model_options": {"width": width, "standardise": True}, **values}
 
 
+@pytest.mark.whole
 def test_class_sums_wider_than_a_class_has_values_are_not_made(tmp_path: Path) -> None:
     """Of 48 records of class 0 all are read from 1,400 sums; 123 sums are half as many as their values."""
     assert "1080 features" in refused(of_class_sums(1081), tmp_path / "declared")
@@ -413,6 +418,7 @@ def test_the_console_says_which_class_sums_a_standard_policy_refuses() -> None:
     assert warned(ClassSums(702, 13), 216, classes=2) == warned(ClassSums(703, 13), None, classes=2) == []
 
 
+@pytest.mark.whole
 def test_a_withdrawal_of_fewer_values_than_class_sums_takes_nothing_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -425,6 +431,7 @@ def test_a_withdrawal_of_fewer_values_than_class_sums_takes_nothing_out(
     assert "sums of 26 features by class do not tell them" in caplog.text
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     ("method", "width", "left"), [("fed3r", 36, 5), ("fedncm", 160, 5)], ids=["products", "class"]
 )
@@ -488,6 +495,7 @@ def few_of_a_class(*others: str) -> dict[str, Records]:
     return kept
 
 
+@pytest.mark.whole
 def test_nor_does_ccvr_sum_a_rare_class_over_fewer_values_than_features(tmp_path: Path) -> None:
     """All records together would do for the products, and its features are of a model that all know."""
     data = few_of_a_class("hospital-6", "hospital-9", "hospital-10")

@@ -77,6 +77,7 @@ def run(files: dict[str, Path], where: Path, what: JobConfig, **policy: Any) -> 
     return where
 
 
+@pytest.mark.whole
 def test_no_patient_stands_alone_in_a_row_of_the_products(tmp_path: Path) -> None:
     """Of the drug's row of X^T X, and of the difference of two drugs', only one patient is a term."""
     files = tables(tmp_path)

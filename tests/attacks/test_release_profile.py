@@ -53,6 +53,7 @@ def enrolment_refused(federation: Federation, name: str = "hospital-1") -> str:
     return str(caught.value)
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     ("first", "others"),
     [
@@ -352,6 +353,7 @@ WIDE = {"statistics/sums": {"statistics/squares": 2.0**20}}
 RARE = {"statistics/counts": {"statistics/counts": np.array([np.nan, 2.0**20])}}
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     ("job", "false", "named"),
     [

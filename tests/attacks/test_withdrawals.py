@@ -99,6 +99,7 @@ def ended(tmp_path: Path) -> Ended:
     return Ended(tmp_path)
 
 
+@pytest.mark.whole
 def test_of_two_withdrawals_that_were_enrolled_together_one_goes_on(ended: Ended) -> None:
     """A hospital adds a name to its file between the two: their difference would be this record."""
     names = ended.enough()
@@ -110,6 +111,7 @@ def test_of_two_withdrawals_that_were_enrolled_together_one_goes_on(ended: Ended
         take_out(one)
 
 
+@pytest.mark.whole
 def test_a_withdrawal_that_took_nothing_out_is_not_resumed(ended: Ended) -> None:
     """The server says that it stopped; its closing would count one test record fewer on the run's model.
 
@@ -132,6 +134,7 @@ def test_a_withdrawal_that_took_nothing_out_is_not_resumed(ended: Ended) -> None
     again.sum("closing", 1)
 
 
+@pytest.mark.whole
 def test_a_withdrawal_is_not_refused_for_what_evaluations_told_but_evaluates_no_more(tmp_path: Path) -> None:
     """Where a second job over the same records is: the duty to take records out waits for no consent."""
     ended = Ended(tmp_path, PolicyBlock(profile="standard", min_row_bits=0))

@@ -187,6 +187,7 @@ def lines(path: Path) -> Table:
     return list(csv.reader((gzip.decompress(raw) if path.suffix == ".gz" else raw).decode().splitlines()))
 
 
+@pytest.mark.whole
 def test_real_hospitals_are_different_and_so_are_halves_of_one(real_data: Path) -> None:
     """Heart's four, and regions of the eICU demo, without the numbers that tell patients apart."""
     hearts = [

@@ -135,6 +135,7 @@ def test_every_backbone_can_be_traced(name: str) -> None:
         np.testing.assert_allclose(torch.jit.trace(network, x, check_trace=False)(y), before, atol=1e-5)
 
 
+@pytest.mark.whole
 def test_of_a_silos_own_model_no_result_is_inside(
     ran: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

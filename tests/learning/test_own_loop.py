@@ -84,6 +84,7 @@ def _same(one: federation.Result, other: federation.Result) -> bool:
     return all(torch.equal(one.state.model[name], other.state.model[name]) for name in other.state.model)
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("method", ["fedavg", "fedopt"])
 def test_a_loop_that_does_what_ours_does_gives_the_same_bits(
     method: str, installed: Callable[[LocalTraining], float]

@@ -16,6 +16,7 @@ from tightframe.phases import stream_seed
 LABELS = {"site-1": [0] * 9, "site-2": [1], "site-3": [1] * 4 + [2] * 6 + [0] * 7}
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     ("name", "options"),
     [

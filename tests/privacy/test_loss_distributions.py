@@ -74,6 +74,7 @@ GOOGLE: list[tuple[list[Kind], float, float, float]] = [
 with h = 1e-6 for one kind of noise 10 or more, else 1e-4. The optimistic one rounds losses down."""
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(("kinds", "delta", "optimistic", "pessimistic"), GOOGLE)
 def test_between_google_s_estimates(
     kinds: list[Kind], delta: float, optimistic: float, pessimistic: float

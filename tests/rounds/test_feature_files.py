@@ -115,6 +115,7 @@ def test_another_record_makes_a_fold_anew_and_no_features_of_the_old_one_stay(
     assert [path.name.split("-")[0] for path in gone] == ["train"]
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     "changes",
     [{"model_options": {"width": 12, "seed": 1}}, {"evaluation": {"batch_size": 5}}, {"threads": 2}],

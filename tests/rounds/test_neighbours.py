@@ -202,12 +202,6 @@ def worst(
     return found
 
 
-def chosen(forms: dict[str, Any], quick: set[str]) -> list[Any]:
-    assert quick < set(forms)
-    return [name if name in quick else pytest.param(name, marks=pytest.mark.whole) for name in forms]
-
-
-QUICK = {"fedmr, noisy evaluation", "fedsgd, drawn", "fed3r"}
 DRAWN = [gone["train"] for gone in CHANGES.values() if "train" in gone]
 
 
@@ -216,7 +210,8 @@ def tight(found: dict[str, float]) -> bool:
     return bool(found) and all(0.5 < part <= 1 + 1e-9 for part in found.values())
 
 
-@pytest.mark.parametrize("name", chosen(FORMS, QUICK))
+@pytest.mark.whole
+@pytest.mark.parametrize("name", FORMS)
 def test_one_record_changes_what_noise_covers_by_its_sensitivity_and_nothing_else(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -226,7 +221,8 @@ def test_one_record_changes_what_noise_covers_by_its_sensitivity_and_nothing_els
     assert tight(found), found
 
 
-@pytest.mark.parametrize("name", chosen(PATIENTS, {"fedmr", "fed3r", "fedsgd"}))
+@pytest.mark.whole
+@pytest.mark.parametrize("name", PATIENTS)
 def test_one_patient_changes_what_noise_covers_by_its_sensitivity_and_nothing_else(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

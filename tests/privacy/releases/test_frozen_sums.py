@@ -227,6 +227,7 @@ def test_the_shares_of_the_least_silos_and_what_holds_alone() -> None:
     assert 1.5 < audit(*canary(), honest=4, shares=1).mu <= 2.0
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     ("silos", "lost", "honest"),
     # t - c by the secure sum's table, with c = 1; n - c where sums open whole only.

@@ -158,6 +158,7 @@ CASES = [
 ]
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(("confusion", "cell"), CASES)
 def test_intervals_have_the_exact_value_in_95_of_100_releases(
     confusion: list[list[float]], cell: float

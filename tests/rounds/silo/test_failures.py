@@ -207,6 +207,7 @@ def test_the_run_goes_on_without_it_and_ends_with_too_few(
         run(job(rounds=1), tmp_path / "two")
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("error", [*HIDDEN, *TOLD], ids=lambda error: type(error).__name__ + str(error)[:9])
 def test_a_baseline_that_fails_is_told_by_no_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception

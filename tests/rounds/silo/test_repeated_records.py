@@ -64,6 +64,7 @@ def test_class_counts_can_be_of_distinct_records(tmp_path: Path) -> None:
     assert repeated[0] == repeated[1] == once.max()
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("method", ["fednh", "fedmr"])
 def test_repeating_a_record_does_not_make_it_a_class_that_may_be_summed(tmp_path: Path, method: str) -> None:
     job = parse_job({**EICU, "method": method})
