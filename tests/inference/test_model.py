@@ -225,7 +225,9 @@ def test_what_a_lead_calls_a_class_is_text_to_monai(tmp_path: Path) -> None:
     ran = tmp_path / "ran"
     names = [f"$__import__('pathlib').Path({str(ran)!r}).touch()", "@version", "% of the vessel", "plain"]
     setup = SimpleNamespace(
-        job=SimpleNamespace(job_name="a"), method=SimpleNamespace(title="b"), dataset=SimpleNamespace(title="c")
+        job=SimpleNamespace(job_name="a"),
+        method=SimpleNamespace(title="b"),
+        dataset=SimpleNamespace(title="c"),
     )
     model: Any = SimpleNamespace(class_names=names, setup=setup, hash="0" * 64, input_shape=(3, 8, 8))
     parser = ConfigParser({"_meta_": exports._metadata(model)})

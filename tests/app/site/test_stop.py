@@ -246,9 +246,7 @@ def test_another_account_passes_no_program_off_as_this_kits(
     """Anybody can give one the engine's command line; it kept the hospital from stopping its own (TF-618)."""
     mine, forged, whose = start(kit), start(kit), psutil.Process.uids
     other = namedtuple("uids", "real effective saved")(*[os.geteuid() + 4711] * 3)
-    monkeypatch.setattr(
-        psutil.Process, "uids", lambda one: other if one.pid == forged.pid else whose(one)
-    )
+    monkeypatch.setattr(psutil.Process, "uids", lambda one: other if one.pid == forged.pid else whose(one))
     done = stop(kit)
     assert done.exit_code == 0, done.output
     assert not alive(mine) and alive(forged)

@@ -9,12 +9,16 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tightframe.data.base import FOLDS, SiloData
 from tightframe.data.columns import marked
+from tightframe.privacy.ledger.chain import read_ledger
 from tightframe.privacy.ledger.entries import DataNoted, Entry
+from tightframe.privacy.ledger.ledger import FILE, FOLDER
 from tightframe.privacy.ledger.rules import check_name, known_by_rows
+from tightframe.privacy.ledger.store import read_secret
 
 if TYPE_CHECKING:
     from tightframe.privacy.ledger.ledger import Ledger
@@ -33,7 +37,9 @@ def note_records(context: SiloContext, ledger: Ledger) -> None:
 
     Raises:
         DatasetError: TF-703, if the same records, or most of them, are known by another name.
+        LedgerError, TamperError: TF-704, TF-702, of another site's ledger in the same state folder.
     """
+    _check_other_sites(context)
     noted, also = _noted(context, ledger.secret)
     new = ledger.note_data(noted.dataset_id, noted.fingerprint, noted.sketch, noted.columns, also=also)
     if new is not None and (text := not_compared(ledger.entries(), noted)):
@@ -50,11 +56,27 @@ def check_records(context: SiloContext, entries: Sequence[Entry], secret: bytes 
         What cannot be compared, in words; empty for nothing.
 
     Raises:
-        DatasetError: TF-703.
+        DatasetError, LedgerError, TamperError: as ``note_records``.
     """
+    _check_other_sites(context)
     noted, also = _noted(context, lambda: secret or b"none yet")
     check_name(entries, noted, also)
     return not_compared(entries, noted)
+
+
+def _check_other_sites(context: SiloContext) -> None:
+    """Refuse records that another site's ledger in the same state folder knows.
+
+    Leads give sites their names: as another one, in another federation or the same, a site has a new ledger.
+    """
+    state = context.site.state_dir
+    if not context.production or state is None:
+        return
+    for path in sorted(Path(state).glob(f"{FOLDER}/*/{FILE}")):
+        if (site := path.parent.name) != context.name:
+            secret = read_secret(path) or b"none yet"
+            noted, also = _noted(context, lambda secret=secret: secret)
+            check_name(read_ledger(path, check=None).entries, noted, also, of=site)
 
 
 def not_compared(entries: Sequence[Entry], noted: DataNoted) -> str:
