@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tightframe.config.job import parse_job
-from tightframe.config.site import open_data, parse_site_file, server_entry, site_entry
+from tightframe.config.site import SiteEntry, open_data, parse_site_file, server_entry, site_entry
 from tightframe.errors import SiteConfigError
 
 
@@ -79,6 +79,14 @@ def test_a_configured_site_never_falls_back_to_the_twin(tmp_path: Path, small: d
     folder = _write(tmp_path, {"sites": {"site-1": {"device": "cpu"}}})
     entry = site_entry(folder, "site-1", production=False)
     with pytest.raises(SiteConfigError, match="TF-201"):
+        open_data(parse_job(small), "site-1", entry)
+
+
+def test_an_entry_made_in_python_is_checked_like_a_files(small: dict[str, Any]) -> None:
+    entry = SiteEntry(data={"fed_isic2019": {"root": "/data/fed_isic2019"}})
+    with pytest.raises(
+        SiteConfigError, match=r"TF-202.*the entry of site-1.*(?s:.)*data\.fed_isic2019\.center"
+    ):
         open_data(parse_job(small), "site-1", entry)
 
 

@@ -334,7 +334,8 @@ def open_data(job: JobConfig, site: str, entry: SiteEntry | None) -> SiloData:
         entry: the site's entry; None, or an entry that only ``rehearses`` a policy, opens the twin.
 
     Raises:
-        SiteConfigError: TF-201 if the site is configured, but not for this data set.
+        SiteConfigError: TF-201 if the site is configured, but not for this data set; TF-202 if what it
+            says of this one is not as expected.
         DataError: if the configured records are missing or damaged.
     """
     spec, options = dataset_of(job)
@@ -348,6 +349,9 @@ def open_data(job: JobConfig, site: str, entry: SiteEntry | None) -> SiloData:
             f"but the job asks for {spec.name}: add it to `data` in the site's {FILE_NAME}.",
             code="TF-201",
         )
+    # A file's entries were checked when it was read; one made in Python may be anything.
+    if problems := _data_problems({"data": {spec.name: entry.data[spec.name]}}, ""):
+        raise SiteConfigError(_problem_list(f"the entry of {site}", problems))
     return spec.open(spec.site.model_validate(entry.data[spec.name]), options)
 
 
