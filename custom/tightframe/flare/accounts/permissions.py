@@ -96,7 +96,7 @@ class Account:
 
 
 def _on_the_way(paths: Iterable[Path]) -> Iterator[Path]:
-    """Yield what absolute paths go through, themselves included: folders, links, and where each link leads."""
+    """Yield what absolute paths go through, themselves included: folders, links, and where links lead."""
     left, known = list(paths), set[Path]()
     while left:
         path = left.pop()
