@@ -73,10 +73,14 @@ def _check_other_sites(context: SiloContext) -> None:
     if not context.production or state is None:
         return
     for path in sorted(Path(state).glob(f"{FOLDER}/*/{FILE}")):
-        if (site := path.parent.name) != context.name:
-            secret = read_secret(path) or b"none yet"
-            noted, also = _noted(context, lambda secret=secret: secret)
-            check_name(read_ledger(path, check=None).entries, noted, also, of=site)
+        if path.parent.name != context.name:
+            _check_other_site(context, path)
+
+
+def _check_other_site(context: SiloContext, ledger: Path) -> None:
+    secret = read_secret(ledger) or b"none yet"
+    noted, also = _noted(context, lambda: secret)
+    check_name(read_ledger(ledger, check=None).entries, noted, also, of=ledger.parent.name)
 
 
 def not_compared(entries: Sequence[Entry], noted: DataNoted) -> str:
