@@ -64,10 +64,13 @@ class _Counted:
 
     def settle(self) -> None:
         """Count what was kept for later."""
-        if self.common is None and self.first:
+        if not self.first:
+            return
+        if self.common is None:
             self.common = torch.cat([values for values, _ in self.first]).median(0).values
         for values, sizes in self.first:
-            self.add((values != self.common) * sizes, self.sums.shape[1] - values.shape[1])
+            powers = torch.cat([sizes, sizes.square()], 1)
+            self.sums[:, -values.shape[1] :] += powers.T @ torch.ne(values, self.common).to(powers)
         self.first = []
 
 
