@@ -27,6 +27,8 @@ from tightframe.rounds.sums.declaration import EVALUATED
 from tightframe.securesum.identity import Anchor, Signer
 
 if TYPE_CHECKING:
+    import torch
+
     from tightframe.data.table.common_values import CommonValues
     from tightframe.rounds.encoded import FeatureCache
     from tightframe.rounds.withdrawn_list import Withdrawn
@@ -146,6 +148,11 @@ class SiloContext:
         from tightframe.data.table.common_values import common_in  # which imports torch
 
         return common_in(self.data, self.policy.class_count(synthetic=self.data.synthetic))
+
+    @cached_property
+    def few_columns(self) -> dict[int, torch.Tensor | None]:
+        """Columns by which fewer of this silo's patients than a number stand out."""
+        return {}
 
     @cached_property
     def own_rows(self) -> dict[tuple[bool, bytes | None], OwnRows]:

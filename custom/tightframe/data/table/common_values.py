@@ -18,7 +18,7 @@ not hold for values that depend on the other patients: under privacy all stay as
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -77,11 +77,34 @@ def common_in(data: SiloData, least: int) -> CommonValues | None:
         data: whose training records are read once.
         least: m.
     """
+    found = _rows(data) if least > 1 else None
+    return None if found is None else common_values(*found, least)
+
+
+def few_in(data: SiloData, common: CommonValues | None, least: int) -> NDArray[np.bool_] | None:
+    """Return ``few_columns`` of a hospital's training records; None of no records.
+
+    Args:
+        data: whose training records are read once.
+        common: what some of their values are taken for.
+        least: see ``few_columns``.
+    """
+    found = _rows(data)
+    if found is None:
+        return None
+    rows, owners = found
+    if common is not None:
+        rows[np.repeat(np.arange(len(rows)), np.diff(common.starts)), common.columns] = common.values
+    return few_columns(rows, owners, least)
+
+
+def _rows(data: SiloData) -> tuple[NDArray[np.float32], NDArray[np.int64]] | None:
+    """Return the training records, (n, p), and the number of each one's patient, (n,); None of no records."""
     import torch
     from torch.utils.data import DataLoader
 
     records: Any = data.records("train")
-    if least < 2 or not len(records):
+    if not len(records):
         return None
     loader: DataLoader[Any] = DataLoader(records, batch_size=_TOGETHER, generator=torch.Generator())
     rows = torch.cat([inputs for inputs, _ in loader]).numpy()
@@ -89,7 +112,49 @@ def common_in(data: SiloData, least: int) -> CommonValues | None:
         owners = record_patients(data, "train")
     except DataError:  # unknown: each record is a patient's
         owners = np.arange(len(rows))
-    return common_values(rows, owners, least)
+    return rows, owners
+
+
+def few_columns(rows: NDArray[np.float32], owners: NDArray[np.int64], least: int) -> NDArray[np.bool_]:
+    """Return the columns by which few patients differ from all others, or from an earlier one, bool (p,).
+
+    Args:
+        rows: of training records, (n, p).
+        owners: number of each record's patient, (n,).
+        least: so many are not few.
+
+    >>> rows = np.zeros((40, 4), np.float32)
+    >>> rows[:20, 0], rows[7, 1], rows[:21, 2], rows[::2, 3] = 1, 1, 1, 1
+    >>> few_columns(rows, np.arange(40), 5).tolist()  # one has the second, or the third alone
+    [False, True, True, False]
+    """
+    owners = np.unique(owners, return_inverse=True)[1]
+    few, other = np.zeros(rows.shape[1], dtype=np.bool_), np.zeros(rows.shape, dtype=np.bool_)
+    two = np.zeros(rows.shape[1], dtype=np.bool_)
+    for column in np.flatnonzero(rows.min(0) != rows.max(0)):
+        values, times = np.unique(rows[:, column], return_counts=True)
+        other[:, column], two[column] = rows[:, column] != values[times.argmax()], len(values) == 2
+        few[column] = len(np.unique(owners[other[:, column]])) < least
+    places = np.flatnonzero(two & ~few)
+    for earlier, later, unlike in _alike(other[:, places], owners, least):
+        few[places[later]] |= not few[places[earlier]] and len(np.unique(owners[unlike])) < least
+    return few
+
+
+def _alike(
+    upper: NDArray[np.bool_], owners: NDArray[np.int64], least: int
+) -> Iterator[tuple[int, int, NDArray[np.bool_]]]:
+    """Yield an earlier and a later column, (n, p), that few patients may tell apart, and which records do.
+
+    They may be alike or opposite. Which these are is looked at again for each pair.
+    """
+    numbers, each, count = upper.astype(np.float32), upper.sum(0), len(upper)
+    differ = each[:, None] + each[None, :] - 2 * np.rint(numbers.T @ numbers).astype(np.int64)
+    most = int(np.bincount(owners).max()) * (least - 1)
+    few = ((differ > 0) & (differ <= most)) | ((differ < count) & (count - differ <= most))
+    for place, earlier in zip(*np.nonzero(np.tril(few, -1)), strict=True):
+        unlike = upper[:, place] != upper[:, earlier]
+        yield earlier, place, ~unlike if 2 * unlike.sum() > count else unlike
 
 
 def common_values(rows: NDArray[np.float32], owners: NDArray[np.int64], least: int) -> CommonValues:
@@ -135,14 +200,7 @@ def _hide_who_differs(
     """Let columns of two values be as an earlier one, or its opposite, in the few patients that differ."""
     low, high = made.min(0), made.max(0)
     upper = made[:, two] == high[two]
-    numbers, each, count = upper.astype(np.float32), upper.sum(0), len(made)
-    differ = each[:, None] + each[None, :] - 2 * np.rint(numbers.T @ numbers).astype(np.int64)
-    most = int(np.bincount(owners).max()) * (least - 1)
-    few = ((differ > 0) & (differ <= most)) | ((differ < count) & (count - differ <= most))
-    for place, earlier in zip(*np.nonzero(np.tril(few, -1)), strict=True):
-        unlike = upper[:, place] != upper[:, earlier]
-        if 2 * unlike.sum() > count:
-            unlike = ~unlike
+    for _, place, unlike in _alike(upper, owners, least):
         if 0 < len(np.unique(owners[unlike])) < least:
             column = two[place]
             upper[unlike, place] ^= True

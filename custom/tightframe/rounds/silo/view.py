@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 
 from tightframe.data.base import class_counts, finding_counts, in_steps, own_labels
 from tightframe.data.table import TableOptions
+from tightframe.data.table.common_values import few_in
 from tightframe.data.withdrawn import record_ids
 from tightframe.errors import RunError, TrainingError
 from tightframe.learning import loop, own_loop
@@ -32,7 +33,7 @@ from tightframe.rounds.context import SiloContext
 from tightframe.rounds.encoded import LoadedEncoder
 from tightframe.rounds.job_checks import STANDARDISE_STD
 from tightframe.rounds.phases.statistics import UNIFORM, WEIGHED, mean_and_deviation, times_in_moments
-from tightframe.rounds.product_rule import least_class_values, sums_in_training
+from tightframe.rounds.product_rule import least_class_values, sums_in_training, units_on_records
 from tightframe.rounds.sums.declaration import EVALUATED
 from tightframe.rounds.unproven import NO_NEEDS, Needs
 
@@ -487,7 +488,28 @@ class LocalSilo:
         counts = [class_counts(item, self.setting.num_classes) for item in (labels, own)]
         repeats = math.ceil(max(counts[0] / np.maximum(counts[1], 1))) if len(labels) > len(own) else 1
         least = self.min_class_count if self.records_per_feature and self.setup.privacy is None else 0
-        return UnitRecords(model, len(labels), repeats=repeats, least=least)
+        return UnitRecords(
+            model,
+            len(labels),
+            repeats=repeats,
+            least=least,
+            per_unit=self.records_per_feature / 2,
+            still=self._few_columns() if least > 1 else None,
+        )
+
+    def _few_columns(self) -> torch.Tensor | None:
+        """Return the columns of a table that fewer records have than units train on them, bool (p,).
+
+        That is, if the policy's ``records_per_feature`` is 2, and found once in a run. None of no table.
+        """
+        context, units = self.context, units_on_records(self.setup)
+        least = max(self.min_class_count, math.ceil(self.records_per_feature * units / 2))
+        if not units or not context.has_rows:
+            return None
+        if least not in context.few_columns:
+            found = few_in(context.data, context.common, least)
+            context.few_columns[least] = None if found is None else torch.from_numpy(found)
+        return context.few_columns[least]
 
     def fit_by_own_loop(self, model: torch.nn.Module) -> FitReport:
         """Let the training loop that the job names train on the training fold.
