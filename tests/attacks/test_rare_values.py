@@ -13,7 +13,7 @@ from tests.support.tables import FOUR, write
 from tightframe import federation
 from tightframe.config.job import JobConfig, parse_job
 from tightframe.config.site import SiteEntry
-from tightframe.data.table.common_values import common_values
+from tightframe.data.table.common_values import common_values, few_columns
 from tightframe.errors import TightframeError
 from tightframe.learning.distinct_rows import BITS
 from tightframe.learning.one_sum.feature_sums import pooled
@@ -121,6 +121,18 @@ def test_no_patient_alone_breaks_a_relation_of_columns() -> None:
         alone = [int((np.abs(broken) > 1e-4).sum()) for broken in (either, heavier)]
         assert alone == ([1, 1] if relation is rows else [0, 0])
     assert len(found.values) == 2, "and nothing else is touched"
+
+
+def test_columns_that_few_patients_tell_from_others_are_found() -> None:
+    """By themselves, from an opposite, or where one follows from the others; a patient's stays are one."""
+    draw, owners = np.random.default_rng(4), np.concatenate([np.arange(120), np.zeros(40, dtype=int)])
+    rows = draw.normal(size=(160, 6))
+    rows[:, :2] = draw.random((160, 2)) < 0.5
+    rows[:, 2], rows[:, 3], rows[:, 5] = 0, 1 - rows[:, 0], rows[:, 1] - 2 * rows[:, 4]
+    rows[10:16, 2], rows[20:26, 3], rows[30:36, 5] = 1, rows[20:26, 0], 7
+    rows[120:, 2] = 1  # a seventh patient's
+    for least, found in ((6, []), (7, [3, 5]), (8, [2, 3, 5])):
+        assert np.flatnonzero(few_columns(rows.astype(np.float32), owners, least)).tolist() == found
 
 
 def test_a_table_of_few_possible_rows_takes_privacy(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ Of a column that few records have, a total's column is the sum of their slopes a
 for each unit: of up to seven records 32 quotients by the next layer's weights told which units each fires
 for, and its label, in one round, and in twelve rounds 56 of 67 such records whole, by integer programming. As
 many records as units have no such subset sums that a reader could take apart, so that a column on a record's
-own values, or on frozen features, needs as many. So does the difference of two columns of yes and no.
+own values, or on frozen features, needs as many, and so what tells it from others (``few_columns``).
 
 So a silo looks at its own slopes. With ``a`` the size of what each record adds to a row or column, as many
 records as ``(sum of a)^2 / sum of a^2`` move it. Those that fewer than ``min_class_count`` move stay as they

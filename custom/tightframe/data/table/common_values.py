@@ -36,6 +36,8 @@ _TOGETHER = 4096
 """Records read at a time."""
 NARROW = 64
 """Columns up to which all linear relations are looked at, not only those of two."""
+SAMPLE = 512
+"""Records by which a relation is found that most records keep."""
 FOLLOWS, STEPS = 1e-4, 24
 """Difference from a fit, in standard deviations, up to which a value follows; steps of the fit."""
 
@@ -116,7 +118,9 @@ def _rows(data: SiloData) -> tuple[NDArray[np.float32], NDArray[np.int64]] | Non
 
 
 def few_columns(rows: NDArray[np.float32], owners: NDArray[np.int64], least: int) -> NDArray[np.bool_]:
-    """Return the columns by which few patients differ from all others, or from an earlier one, bool (p,).
+    """Return the columns by which few patients differ from all others, bool (p,).
+
+    Or from an earlier column, or of up to 64 columns from what follows from the others.
 
     Args:
         rows: of training records, (n, p).
@@ -138,6 +142,21 @@ def few_columns(rows: NDArray[np.float32], owners: NDArray[np.int64], least: int
     places = np.flatnonzero(two & ~few)
     for earlier, later, unlike in _alike(other[:, places], owners, least):
         few[places[later]] |= not few[places[earlier]] and len(np.unique(owners[unlike])) < least
+    left = [place for place in np.flatnonzero(rows.min(0) != rows.max(0)) if not few[place]]
+    if len(left) > NARROW or len(rows) < 2 * len(left) + 2:
+        return few
+    scaled = rows - rows.mean(0, dtype=np.float64)
+    scaled /= np.maximum(scaled.std(0), 1e-30)
+    some = np.linspace(0, len(rows) - 1, min(len(rows), SAMPLE)).astype(np.int64)
+    for place in left[::-1]:
+        others = np.column_stack([scaled[:, [each for each in left if each != place]], np.ones(len(rows))])
+        own = scaled[:, place]
+        follows = np.abs(_least_absolute(others[some], own[some]) - own[some]) < FOLLOWS
+        if 2 * follows.sum() > len(some):
+            fit = np.linalg.lstsq(others[some][follows], own[some][follows], rcond=1e-10)[0]
+            if len(np.unique(owners[np.abs(others @ fit - own) > FOLLOWS])) < least:
+                few[place] = True
+                left.remove(place)
     return few
 
 
