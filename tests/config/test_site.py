@@ -76,10 +76,10 @@ def test_broken_json_is_named(tmp_path: Path) -> None:
 
 
 def test_no_rule_is_lost_to_a_second_block_of_the_same_name(tmp_path: Path) -> None:
-    """JSON's readers take the last: a block pasted below made a strict site a standard one, without a word."""
+    """Readers of JSON take the last: a block pasted below made a strict site a standard one, silently."""
     text = '{"state_dir": "/x", "policy": {"profile": "strict"}, "policy": {"max_weight_share": 0.5}}'
     (tmp_path / "tightframe.json").write_text(text)
-    with pytest.raises(SiteConfigError, match="TF-202: .*the key 'policy' stands twice"):
+    with pytest.raises(SiteConfigError, match=r"TF-202: .*the key 'policy' stands twice"):
         site_entry(tmp_path, "site-1", production=True)
 
 
