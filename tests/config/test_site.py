@@ -75,6 +75,14 @@ def test_broken_json_is_named(tmp_path: Path) -> None:
         site_entry(tmp_path, "site-1", production=False)
 
 
+def test_no_rule_is_lost_to_a_second_block_of_the_same_name(tmp_path: Path) -> None:
+    """Readers of JSON take the last: a block pasted below made a strict site a standard one, silently."""
+    text = '{"state_dir": "/x", "policy": {"profile": "strict"}, "policy": {"max_weight_share": 0.5}}'
+    (tmp_path / "tightframe.json").write_text(text)
+    with pytest.raises(SiteConfigError, match=r"TF-202: .*the key 'policy' stands twice"):
+        site_entry(tmp_path, "site-1", production=True)
+
+
 def test_a_configured_site_never_falls_back_to_the_twin(tmp_path: Path, small: dict[str, Any]) -> None:
     folder = _write(tmp_path, {"sites": {"site-1": {"device": "cpu"}}})
     entry = site_entry(folder, "site-1", production=False)

@@ -20,6 +20,7 @@ from tightframe.config.policy import Policy, PolicyBlock
 from tightframe.config.refusals import BelowPolicyError, Refusal
 from tightframe.data.base import DatasetSpec, SiloData, absolute
 from tightframe.errors import JobError, SiteConfigError
+from tightframe.files import each_once
 from tightframe.learning import own_loop
 from tightframe.options import StrictModel, listed
 from tightframe.registry import is_object
@@ -192,7 +193,8 @@ def read_object(path: Path) -> dict[str, Any]:
     """
     try:
         # Encoded again, so that a lone surrogate is refused here and not where it is printed.
-        json.dumps(values := json.loads(path.read_text(encoding="utf-8")), ensure_ascii=False).encode()
+        values = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=each_once)
+        json.dumps(values, ensure_ascii=False).encode()
     except (OSError, ValueError, RecursionError) as error:
         raise SiteConfigError(f"{path} is not readable JSON: {error}") from None
     if not isinstance(values, dict):

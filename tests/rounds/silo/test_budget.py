@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from tightframe.data.arrays import ArrayData
 from tightframe.data.base import FOLDS
 from tightframe.data.table.silo import open_site as open_table
 from tightframe.errors import SiteConfigError
+from tightframe.files import locked_folder
 from tightframe.privacy.accounting import BudgetError
 from tightframe.privacy.events import Gaussian
 from tightframe.privacy.ledger.chain import read_ledger
@@ -120,8 +122,18 @@ def test_nor_under_another_name_of_the_site(tmp_path: Path) -> None:
         )
         for name in ("site-1", "site-2")
     )
-    with known.site_ledger.open() as ledger:
-        note_records(known, ledger)
+
+    def note() -> None:
+        with known.site_ledger.open() as ledger:
+            note_records(known, ledger)
+
+    with ThreadPoolExecutor() as beside:
+        (state / "privacy").mkdir(parents=True, mode=0o700)
+        with locked_folder(state / "privacy"):  # as another name's job does, which would not see it yet
+            noting = beside.submit(note)
+            with pytest.raises(TimeoutError):
+                noting.result(0.3)
+        noting.result(20)
     for refused in (note_records, lambda context, _: check_records(context, (), None)):
         with other.site_ledger.open() as ledger:
             with pytest.raises(DatasetError, match=r"TF-703: .* those of site-1, .* join as site-1"):

@@ -6,9 +6,12 @@ is kept under ``dataset_id``.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,9 +42,10 @@ def note_records(context: SiloContext, ledger: Ledger) -> None:
         DatasetError: TF-703, if the same records, or most of them, are known by another name.
         LedgerError, TamperError: TF-704, TF-702, of another site's ledger in the same state folder.
     """
-    _check_other_sites(context)
     noted, also = _noted(context, ledger.secret)
-    new = ledger.note_data(noted.dataset_id, noted.fingerprint, noted.sketch, noted.columns, also=also)
+    with _one_site_at_a_time(context):
+        _check_other_sites(context)
+        new = ledger.note_data(noted.dataset_id, noted.fingerprint, noted.sketch, noted.columns, also=also)
     if new is not None and (text := not_compared(ledger.entries(), noted)):
         context.log.warning("%s: %s", context.name, text)
 
@@ -62,6 +66,20 @@ def check_records(context: SiloContext, entries: Sequence[Entry], secret: bytes 
     noted, also = _noted(context, lambda: secret or b"none yet")
     check_name(entries, noted, also)
     return not_compared(entries, noted)
+
+
+@contextmanager
+def _one_site_at_a_time(context: SiloContext) -> Iterator[None]:
+    """Have no two names of a site note the same records at once, each before it could see the other's."""
+    if not context.production:
+        yield
+        return
+    descriptor = os.open(context.site_ledger.paths.ledger.parents[1], os.O_RDONLY)  # of all names' ledgers
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _check_other_sites(context: SiloContext) -> None:
