@@ -13,7 +13,7 @@ from tests.support.tables import FOUR, write
 from tightframe import federation
 from tightframe.config.job import JobConfig, parse_job
 from tightframe.config.site import SiteEntry
-from tightframe.data.table.common_values import common_values, few_columns
+from tightframe.data.table.common_values import common_values
 from tightframe.errors import TightframeError
 from tightframe.learning.distinct_rows import BITS
 from tightframe.learning.one_sum.feature_sums import pooled
@@ -123,16 +123,15 @@ def test_no_patient_alone_breaks_a_relation_of_columns() -> None:
     assert len(found.values) == 2, "and nothing else is touched"
 
 
-def test_columns_that_few_patients_tell_from_others_are_found() -> None:
-    """By themselves, from an opposite, or where one follows from the others; a patient's stays are one."""
-    draw, owners = np.random.default_rng(4), np.concatenate([np.arange(120), np.zeros(40, dtype=int)])
-    rows = draw.normal(size=(160, 6))
-    rows[:, :2] = draw.random((160, 2)) < 0.5
-    rows[:, 2], rows[:, 3], rows[:, 5] = 0, 1 - rows[:, 0], rows[:, 1] - 2 * rows[:, 4]
-    rows[10:16, 2], rows[20:26, 3], rows[30:36, 5] = 1, rows[20:26, 0], 7
+def test_columns_that_few_patients_have_or_tell_apart_are_the_others_where_units_train_on_them() -> None:
+    """A patient's stays are one."""
+    draw, owners = np.random.default_rng(4), np.concatenate([np.arange(120), np.zeros(3, dtype=int)])
+    rows = (draw.random((123, 4)) < 0.5).astype(np.float32)
+    rows[:, 2], rows[:, 3] = 0, 1 - rows[:, 0]
+    rows[10:16, 2], rows[20:26, 3] = 1, rows[20:26, 0]
     rows[120:, 2] = 1  # a seventh patient's
-    for least, found in ((6, []), (7, [3, 5]), (8, [2, 3, 5])):
-        assert np.flatnonzero(few_columns(rows.astype(np.float32), owners, least)).tolist() == found
+    for wide, found in ((6, []), (7, [3]), (8, [2, 3])):
+        assert np.unique(common_values(rows, owners, 5, wide).columns).tolist() == found
 
 
 def test_a_table_of_few_possible_rows_takes_privacy(tmp_path: Path) -> None:

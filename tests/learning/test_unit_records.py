@@ -41,31 +41,6 @@ def test_slopes_that_are_no_number_count_as_none_and_tiny_ones_as_they_are() -> 
     assert moved([[torch.inf, 1e-38], [1.0, 1e-38], [0.0, 1e-38]]) == [True, False]
 
 
-def columns(rows: torch.Tensor, *, units: int = 1, records: int | None = None, **more: Any) -> list[bool]:
-    """Return which columns of rows few records move, of a layer on them, in two steps."""
-    layer, number = nn.Linear(rows.shape[1], units), len(rows) if records is None else records
-    with UnitRecords(layer, number, least=2, per_unit=1.0, **more) as seen:
-        for part in rows.chunk(2):
-            layer(part).sum().backward()
-    return seen.few()["weight"].all(0).tolist()
-
-
-def test_a_column_of_records_that_fewer_of_them_have_than_there_are_units_is_few() -> None:
-    for number in (12, 600):  # the commonest value is known behind the last step, or during them
-        rows = torch.ones(number, 4)
-        rows[:4, 0], rows[-4:, 1], rows[:, 2] = 0, 7.5, torch.arange(number)
-        assert columns(rows, units=4) == [False] * 4
-        assert columns(rows, units=5) == [True, True, False, False], "of the last all have one value"
-    assert columns(rows, units=4, repeats=2) == [True, True, False, False]
-    assert columns(rows, units=8, records=300) == [True, True, False, False], "two epochs"
-
-
-def test_columns_that_are_few_in_any_case_are_so_in_a_layer_on_records_alone() -> None:
-    rows = torch.arange(16.0).view(8, 2)
-    assert columns(rows, still=torch.tensor([False, True])) == [False, True]
-    assert columns(rows, still=torch.tensor([True, True, True])) == [False, False], "of other columns"
-
-
 def test_values_between_record_and_unit_are_one_records() -> None:
     assert moved([[[1.0, 1.0]] * 4, [[0.0, 1.0]] * 4, [[0.0, 1.0]] * 4]) == [True, False]
 

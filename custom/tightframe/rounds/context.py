@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import secrets
 import shutil
 from collections.abc import Callable
@@ -27,8 +28,6 @@ from tightframe.rounds.sums.declaration import EVALUATED
 from tightframe.securesum.identity import Anchor, Signer
 
 if TYPE_CHECKING:
-    import torch
-
     from tightframe.data.table.common_values import CommonValues
     from tightframe.rounds.encoded import FeatureCache
     from tightframe.rounds.withdrawn_list import Withdrawn
@@ -140,18 +139,24 @@ class SiloContext:
         spec, options = dataset_of(self.job)
         return len(spec.input_shape(options)) == 1
 
-    @cached_property
-    def common(self) -> CommonValues | None:
-        """Values of training records that exact sums take for others, so that no few patients stand out."""
+    def common(self, units: float = 0) -> CommonValues | None:
+        """Return values of training records that exact sums take for others, so that no few stand out.
+
+        Args:
+            units: as many records as these are few, too.
+        """
         if self.job.privacy is not None or not self.has_rows:
             return None
         from tightframe.data.table.common_values import common_in  # which imports torch
 
-        return common_in(self.data, self.policy.class_count(synthetic=self.data.synthetic))
+        least = self.policy.class_count(synthetic=self.data.synthetic)
+        wide = max(least, math.ceil(units)) if least > 1 else least
+        if wide not in self._common:
+            self._common[wide] = common_in(self.data, least, wide)
+        return self._common[wide]
 
     @cached_property
-    def few_columns(self) -> dict[int, torch.Tensor | None]:
-        """Columns by which fewer of this silo's patients than a number stand out."""
+    def _common(self) -> dict[int, CommonValues | None]:
         return {}
 
     @cached_property

@@ -12,13 +12,19 @@ in exact sums of training records a hospital takes
 - and of up to 64 columns the value of one that follows from the others but in fewer than m patients (one of
   two drugs; two weights that are the same) as what would follow.
 
-m is the hospital's ``min_class_count``. Noise covers single patients by itself, and its sensitivity would
-not hold for values that depend on the other patients: under privacy all stay as they are.
+m is the hospital's ``min_class_count``. Where a layer of d units is trained on the values it is, of one
+column and of two, at least d times half of ``records_per_feature``: of a column that few records have, a
+total is the sum of their slopes alone, each times zero or one for each unit. Of columns that up to seven
+have, 32 quotients by the next layer's weights told for which units most of them fire, and their outcome, in
+one round, and in twelve 56 of 67 such records whole, by integer programming. To leave the weights of such
+columns instead would tell others' sums of slopes, less this hospital's, where a column has one value. Noise
+covers single patients by itself, and its sensitivity would not hold for values that depend on the other
+patients: under privacy all stay as they are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -36,8 +42,6 @@ _TOGETHER = 4096
 """Records read at a time."""
 NARROW = 64
 """Columns up to which all linear relations are looked at, not only those of two."""
-SAMPLE = 512
-"""Records by which a relation is found that most records keep."""
 FOLLOWS, STEPS = 1e-4, 24
 """Difference from a fit, in standard deviations, up to which a value follows; steps of the fit."""
 
@@ -72,41 +76,18 @@ class CommonValues:
         return made
 
 
-def common_in(data: SiloData, least: int) -> CommonValues | None:
+def common_in(data: SiloData, least: int, wide: int | None = None) -> CommonValues | None:
     """Return what a hospital's values are taken for in exact sums of rows; None if all stay as they are.
 
     Args:
         data: whose training records are read once.
-        least: m.
+        least, wide: see ``common_values``.
     """
-    found = _rows(data) if least > 1 else None
-    return None if found is None else common_values(*found, least)
-
-
-def few_in(data: SiloData, common: CommonValues | None, least: int) -> NDArray[np.bool_] | None:
-    """Return ``few_columns`` of a hospital's training records; None of no records.
-
-    Args:
-        data: whose training records are read once.
-        common: what some of their values are taken for.
-        least: see ``few_columns``.
-    """
-    found = _rows(data)
-    if found is None:
-        return None
-    rows, owners = found
-    if common is not None:
-        rows[np.repeat(np.arange(len(rows)), np.diff(common.starts)), common.columns] = common.values
-    return few_columns(rows, owners, least)
-
-
-def _rows(data: SiloData) -> tuple[NDArray[np.float32], NDArray[np.int64]] | None:
-    """Return the training records, (n, p), and the number of each one's patient, (n,); None of no records."""
     import torch
     from torch.utils.data import DataLoader
 
     records: Any = data.records("train")
-    if not len(records):
+    if least < 2 or not len(records):
         return None
     loader: DataLoader[Any] = DataLoader(records, batch_size=_TOGETHER, generator=torch.Generator())
     rows = torch.cat([inputs for inputs, _ in loader]).numpy()
@@ -114,75 +95,19 @@ def _rows(data: SiloData) -> tuple[NDArray[np.float32], NDArray[np.int64]] | Non
         owners = record_patients(data, "train")
     except DataError:  # unknown: each record is a patient's
         owners = np.arange(len(rows))
-    return rows, owners
+    return common_values(rows, owners, least, wide)
 
 
-def few_columns(rows: NDArray[np.float32], owners: NDArray[np.int64], least: int) -> NDArray[np.bool_]:
-    """Return the columns by which few patients differ from all others, bool (p,).
-
-    Or from an earlier column, or of up to 64 columns from what follows from the others.
-
-    Args:
-        rows: of training records, (n, p).
-        owners: number of each record's patient, (n,).
-        least: so many are not few.
-
-    >>> rows = np.zeros((40, 4), np.float32)
-    >>> rows[:20, 0], rows[7, 1], rows[:21, 2], rows[::2, 3] = 1, 1, 1, 1
-    >>> few_columns(rows, np.arange(40), 5).tolist()  # one has the second, or the third alone
-    [False, True, True, False]
-    """
-    owners = np.unique(owners, return_inverse=True)[1]
-    few, other = np.zeros(rows.shape[1], dtype=np.bool_), np.zeros(rows.shape, dtype=np.bool_)
-    two = np.zeros(rows.shape[1], dtype=np.bool_)
-    for column in np.flatnonzero(rows.min(0) != rows.max(0)):
-        values, times = np.unique(rows[:, column], return_counts=True)
-        other[:, column], two[column] = rows[:, column] != values[times.argmax()], len(values) == 2
-        few[column] = len(np.unique(owners[other[:, column]])) < least
-    places = np.flatnonzero(two & ~few)
-    for earlier, later, unlike in _alike(other[:, places], owners, least):
-        few[places[later]] |= not few[places[earlier]] and len(np.unique(owners[unlike])) < least
-    left = [place for place in np.flatnonzero(rows.min(0) != rows.max(0)) if not few[place]]
-    if len(left) > NARROW or len(rows) < 2 * len(left) + 2:
-        return few
-    scaled = rows - rows.mean(0, dtype=np.float64)
-    scaled /= np.maximum(scaled.std(0), 1e-30)
-    some = np.linspace(0, len(rows) - 1, min(len(rows), SAMPLE)).astype(np.int64)
-    for place in left[::-1]:
-        others = np.column_stack([scaled[:, [each for each in left if each != place]], np.ones(len(rows))])
-        own = scaled[:, place]
-        follows = np.abs(_least_absolute(others[some], own[some]) - own[some]) < FOLLOWS
-        if 2 * follows.sum() > len(some):
-            fit = np.linalg.lstsq(others[some][follows], own[some][follows], rcond=1e-10)[0]
-            if len(np.unique(owners[np.abs(others @ fit - own) > FOLLOWS])) < least:
-                few[place] = True
-                left.remove(place)
-    return few
-
-
-def _alike(
-    upper: NDArray[np.bool_], owners: NDArray[np.int64], least: int
-) -> Iterator[tuple[int, int, NDArray[np.bool_]]]:
-    """Yield an earlier and a later column, (n, p), that few patients may tell apart, and which records do.
-
-    They may be alike or opposite. Which these are is looked at again for each pair.
-    """
-    numbers, each, count = upper.astype(np.float32), upper.sum(0), len(upper)
-    differ = each[:, None] + each[None, :] - 2 * np.rint(numbers.T @ numbers).astype(np.int64)
-    most = int(np.bincount(owners).max()) * (least - 1)
-    few = ((differ > 0) & (differ <= most)) | ((differ < count) & (count - differ <= most))
-    for place, earlier in zip(*np.nonzero(np.tril(few, -1)), strict=True):
-        unlike = upper[:, place] != upper[:, earlier]
-        yield earlier, place, ~unlike if 2 * unlike.sum() > count else unlike
-
-
-def common_values(rows: NDArray[np.float32], owners: NDArray[np.int64], least: int) -> CommonValues:
+def common_values(
+    rows: NDArray[np.float32], owners: NDArray[np.int64], least: int, wide: int | None = None
+) -> CommonValues:
     """Return what a hospital's values are taken for.
 
     Args:
         rows: of its training records, (n, p).
         owners: number of each record's patient, (n,).
         least: m.
+        wide: the same of one column, and of two; by default m.
 
     >>> import torch
     >>> rows = np.zeros((40, 4), np.float32)
@@ -191,12 +116,13 @@ def common_values(rows: NDArray[np.float32], owners: NDArray[np.int64], least: i
     >>> found.columns.tolist(), found.apply(torch.from_numpy(rows[[7, 20]]), [7, 20]).tolist()
     ([1, 2], [[1.0, 0.0, 1.0, 0.0], [0.0, 0.0, 0.0, 1.0]])
     """
+    wide = least if wide is None else wide
     made, owners = rows.copy(), np.unique(owners, return_inverse=True)[1]
     low, high = rows.min(0), rows.max(0)
     two = ((rows == low) | (rows == high)).all(0) & (low != high)
     for column in np.flatnonzero(low != high):
-        _hide_who_stands_out(made[:, column], owners, least)
-    _hide_who_differs(made, np.flatnonzero(two & (made.min(0) != made.max(0))), owners, least)
+        _hide_who_stands_out(made[:, column], owners, wide)
+    _hide_who_differs(made, np.flatnonzero(two & (made.min(0) != made.max(0))), owners, wide)
     _hide_who_breaks(made, owners, least)
     places = np.nonzero(made != rows)
     starts = np.searchsorted(places[0], np.arange(len(rows) + 1))
@@ -219,7 +145,14 @@ def _hide_who_differs(
     """Let columns of two values be as an earlier one, or its opposite, in the few patients that differ."""
     low, high = made.min(0), made.max(0)
     upper = made[:, two] == high[two]
-    for _, place, unlike in _alike(upper, owners, least):
+    numbers, each, count = upper.astype(np.float32), upper.sum(0), len(made)
+    differ = each[:, None] + each[None, :] - 2 * np.rint(numbers.T @ numbers).astype(np.int64)
+    most = int(np.bincount(owners).max()) * (least - 1)
+    few = ((differ > 0) & (differ <= most)) | ((differ < count) & (count - differ <= most))
+    for place, earlier in zip(*np.nonzero(np.tril(few, -1)), strict=True):
+        unlike = upper[:, place] != upper[:, earlier]
+        if 2 * unlike.sum() > count:
+            unlike = ~unlike
         if 0 < len(np.unique(owners[unlike])) < least:
             column = two[place]
             upper[unlike, place] ^= True

@@ -15,7 +15,6 @@ from torch.utils.data import DataLoader
 
 from tightframe.data.base import class_counts, finding_counts, in_steps, own_labels
 from tightframe.data.table import TableOptions
-from tightframe.data.table.common_values import few_in
 from tightframe.data.withdrawn import record_ids
 from tightframe.errors import RunError, TrainingError
 from tightframe.learning import loop, own_loop
@@ -33,11 +32,17 @@ from tightframe.rounds.context import SiloContext
 from tightframe.rounds.encoded import LoadedEncoder
 from tightframe.rounds.job_checks import STANDARDISE_STD
 from tightframe.rounds.phases.statistics import UNIFORM, WEIGHED, mean_and_deviation, times_in_moments
-from tightframe.rounds.product_rule import least_class_values, sums_in_training, units_on_records
+from tightframe.rounds.product_rule import (
+    behind,
+    least_class_values,
+    sums_in_training,
+    units_on_records,
+)
 from tightframe.rounds.sums.declaration import EVALUATED
 from tightframe.rounds.unproven import NO_NEEDS, Needs
 
 if TYPE_CHECKING:
+    from tightframe.data.table.common_values import CommonValues
     from tightframe.privacy.events import Event
     from tightframe.rounds.setup import JobSetup
     from tightframe.rounds.silo.budget import Budget
@@ -95,7 +100,7 @@ class LocalSilo:
         self._withhold = requested.withhold
         self.setup = setup
         self._encoder: LoadedEncoder | None = None
-        self._trains = True
+        self._trains, self._counts = True, False
         # Convolutions and pooling are faster with channels last: EfficientNet-b0 by a third on a CPU.
         self._images = len(self.setting.input_shape) == 3
 
@@ -233,7 +238,9 @@ class LocalSilo:
         known, scale = self.context.own_bits, self._scale()
         key = None if scale is None else scale.numpy().tobytes()
         if key not in known:
-            inputs = self.batches("train", augment=False, shuffle=False)
+            view = LocalSilo(self.context, self.setup, self.device, self.round)
+            view._counts = True
+            inputs = view.batches("train", augment=False, shuffle=False)
             known[key] = column_bits(inputs, self.setup.columns, scale)
         return known[key]
 
@@ -281,6 +288,7 @@ class LocalSilo:
         before = self.context.job.withdraw is not None and not staying
         context = self.context.before_withdrawal if before else self.context
         view = LocalSilo(context, self.setup, self.device, self.round)  # which has inputs, not features
+        view._counts = True
         return view.batches("train", augment=False, shuffle=False)
 
     def memory_named(self, key: str, size: int) -> AbstractContextManager[None]:
@@ -446,7 +454,8 @@ class LocalSilo:
                 yield batch
             return
         records = self.context.data.records(fold, augment_seed=augment_seed)
-        chosen, common = merge_single_tail(indices, size), self.context.common if fold == "train" else None
+        chosen = merge_single_tail(indices, size)
+        common = self._common() if fold == "train" else None
         loader: DataLoader[Any] = DataLoader(
             records,
             batch_sampler=chosen,
@@ -462,6 +471,10 @@ class LocalSilo:
             if self._images:  # laid out anew where it is fast: on a GPU, and from pinned memory
                 inputs = inputs.contiguous(memory_format=torch.channels_last)
             yield inputs, labels.to(self.device, non_blocking=True)
+
+    def _common(self) -> CommonValues | None:
+        units = 0 if self._counts else self.records_per_feature / 2 * units_on_records(self.setup)
+        return self.context.common(units / behind(self.setup).share if units else 0)
 
     def fit(self, model: torch.nn.Module, stages: Sequence[Stage]) -> FitReport:
         """Run the stages of local training on the training fold."""
@@ -488,28 +501,7 @@ class LocalSilo:
         counts = [class_counts(item, self.setting.num_classes) for item in (labels, own)]
         repeats = math.ceil(max(counts[0] / np.maximum(counts[1], 1))) if len(labels) > len(own) else 1
         least = self.min_class_count if self.records_per_feature and self.setup.privacy is None else 0
-        return UnitRecords(
-            model,
-            len(labels),
-            repeats=repeats,
-            least=least,
-            per_unit=self.records_per_feature / 2,
-            still=self._few_columns() if least > 1 else None,
-        )
-
-    def _few_columns(self) -> torch.Tensor | None:
-        """Return the columns of a table that fewer records have than units train on them, bool (p,).
-
-        That is, if the policy's ``records_per_feature`` is 2, and found once in a run. None of no table.
-        """
-        context, units = self.context, units_on_records(self.setup)
-        least = max(self.min_class_count, math.ceil(self.records_per_feature * units / 2))
-        if not units or not context.has_rows:
-            return None
-        if least not in context.few_columns:
-            found = few_in(context.data, context.common, least)
-            context.few_columns[least] = None if found is None else torch.from_numpy(found)
-        return context.few_columns[least]
+        return UnitRecords(model, len(labels), repeats=repeats, least=least)
 
     def fit_by_own_loop(self, model: torch.nn.Module) -> FitReport:
         """Let the training loop that the job names train on the training fold.
