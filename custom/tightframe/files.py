@@ -22,6 +22,20 @@ def quoted(path: Path) -> str:
     return shlex.quote(str(path))
 
 
+def each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return a JSON object's values, for ``object_pairs_hook``: of a repeated key a person may see the other.
+
+    Raises:
+        ValueError: if a key stands twice.
+    """
+    values = dict(pairs)
+    if len(values) != len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"the key {twice[:40]!r} stands twice")
+    return values
+
+
 def write_atomically(path: Path, data: bytes, *, mode: int = 0o644, locked: bool = False) -> None:
     """Replace ``path`` by ``data``: temporary file, fsync, rename.
 

@@ -20,7 +20,8 @@ from tests.support.securesum.certificates import Issued, issue, make_root
 from tightframe.config import job_manifest
 from tightframe.config.job import JobConfig, parse_job
 from tightframe.config.job_manifest import PLACE
-from tightframe.errors import ManifestError, TightframeError
+from tightframe.errors import JobError, ManifestError, TightframeError
+from tightframe.flare import submitter
 from tightframe.securesum.primitives import encode_fields
 from tightframe_app.jobs import folders
 
@@ -30,7 +31,7 @@ PAST = {"start": NOW - timedelta(days=9), "end": NOW - timedelta(days=1)}
 PROJECT, OTHER = make_root("project", **DATES), make_root("project", **DATES)
 LEAD = issue(PROJECT, "lead@example.org", role="lead", key="rsa", **DATES)
 SITES = ["hospital-1", "hospital-2", "hospital-3"]
-CLIENT = "config/config_fed_client.json"
+CLIENT, SERVER = "config/config_fed_client.json", "config/config_fed_server.json"
 
 
 def job(**changes: Any) -> JobConfig:
@@ -200,6 +201,12 @@ def test_a_key_twice_is_refused_although_json_would_take_the_last(tmp_path: Path
     text = (app / PLACE).read_text()
     (app / PLACE).write_text(text.replace("{", '{"format": 1,', 1))
     assert code_of(lambda: verify(app, job())) == "TF-634"
+    # Nor of the job's values, of which a hospital's person might read the first.
+    for name, read in ((SERVER, lambda: folders.read_job(app.parent)), (CLIENT, lambda: submitter._job(app))):
+        read()
+        (app / name).write_text((app / name).read_text().replace('"seed":', '"seed": 9, "seed":', 1))
+        with pytest.raises((JobError, ManifestError), match=r"(?s)TF-101.*'seed' stands twice|TF-635"):
+            read()
 
 
 @pytest.mark.parametrize(

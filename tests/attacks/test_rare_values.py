@@ -124,6 +124,17 @@ def test_no_patient_alone_breaks_a_relation_of_columns() -> None:
     assert len(found.values) == 2, "and nothing else is touched"
 
 
+def test_columns_that_few_patients_have_or_tell_apart_are_the_others_where_units_train_on_them() -> None:
+    """A patient's stays are one."""
+    draw, owners = np.random.default_rng(4), np.concatenate([np.arange(120), np.zeros(3, dtype=int)])
+    rows = (draw.random((123, 4)) < 0.5).astype(np.float32)
+    rows[:, 2], rows[:, 3] = 0, 1 - rows[:, 0]
+    rows[10:16, 2], rows[20:26, 3] = 1, rows[20:26, 0]
+    rows[120:, 2] = 1  # a seventh patient's
+    for wide, found in ((6, []), (7, [3]), (8, [2, 3])):
+        assert np.unique(common_values(rows, owners, 5, wide).columns).tolist() == found
+
+
 def test_a_table_of_few_possible_rows_takes_privacy(tmp_path: Path) -> None:
     """Of ten yes/no columns, 195 of 268 different records were found, with label, in one round's update."""
     files = tables(tmp_path, numbers=False)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tightframe.config.job import parse_job
-from tightframe.config.site import open_data, parse_site_file, server_entry, site_entry
+from tightframe.config.site import SiteEntry, open_data, parse_site_file, server_entry, site_entry
 from tightframe.errors import SiteConfigError
 
 
@@ -75,10 +75,26 @@ def test_broken_json_is_named(tmp_path: Path) -> None:
         site_entry(tmp_path, "site-1", production=False)
 
 
+def test_no_rule_is_lost_to_a_second_block_of_the_same_name(tmp_path: Path) -> None:
+    """Readers of JSON take the last: a block pasted below made a strict site a standard one, silently."""
+    text = '{"state_dir": "/x", "policy": {"profile": "strict"}, "policy": {"max_weight_share": 0.5}}'
+    (tmp_path / "tightframe.json").write_text(text)
+    with pytest.raises(SiteConfigError, match=r"TF-202: .*the key 'policy' stands twice"):
+        site_entry(tmp_path, "site-1", production=True)
+
+
 def test_a_configured_site_never_falls_back_to_the_twin(tmp_path: Path, small: dict[str, Any]) -> None:
     folder = _write(tmp_path, {"sites": {"site-1": {"device": "cpu"}}})
     entry = site_entry(folder, "site-1", production=False)
     with pytest.raises(SiteConfigError, match="TF-201"):
+        open_data(parse_job(small), "site-1", entry)
+
+
+def test_an_entry_made_in_python_is_checked_like_a_files(small: dict[str, Any]) -> None:
+    entry = SiteEntry(data={"fed_isic2019": {"root": "/data/fed_isic2019"}})
+    with pytest.raises(
+        SiteConfigError, match=r"TF-202.*the entry of site-1.*(?s:.)*data\.fed_isic2019\.center"
+    ):
         open_data(parse_job(small), "site-1", entry)
 
 

@@ -163,7 +163,7 @@ def test_a_sites_configuration_need_not_name_the_server(startup: Path, servers: 
 
 
 @pytest.mark.parametrize("file", ["client.crt", "rootCA.pem"])
-@pytest.mark.parametrize("content", [b"", b"certificate", SITE.certificate])
+@pytest.mark.parametrize("content", [b"", b"certificate", SITE.certificate], ids=["empty", "words", "DER"])
 def test_a_file_without_a_pem_certificate_is_named(startup: Path, file: str, content: bytes) -> None:
     (startup / file).write_bytes(content)
     message = refused(lambda: load(startup))

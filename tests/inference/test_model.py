@@ -8,6 +8,7 @@ import shutil
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -214,6 +215,26 @@ def check_written(model: TrainedModel, x: torch.Tensor, folder: Path) -> None:
     np.testing.assert_allclose(found, model.predict_proba(x), atol=1e-5)
     told = json.loads((folder / exports.DESCRIPTION).read_text())
     assert told["model_sha256"] == model.hash and ("card" in told or "job" in told)
+
+
+@pytest.mark.whole
+def test_what_a_lead_calls_a_class_is_text_to_monai(tmp_path: Path) -> None:
+    """Who resolves a bundle's metadata would run, look up or open what begins with a sign of MONAI's."""
+    from monai.bundle import ConfigParser
+
+    ran = tmp_path / "ran"
+    names = [f"$__import__('pathlib').Path({str(ran)!r}).touch()", "@version", "% of the vessel", "plain"]
+    setup = SimpleNamespace(
+        job=SimpleNamespace(job_name="a"),
+        method=SimpleNamespace(title="b"),
+        dataset=SimpleNamespace(title="c"),
+    )
+    model: Any = SimpleNamespace(class_names=names, setup=setup, hash="0" * 64, input_shape=(3, 8, 8))
+    parser = ConfigParser({"_meta_": exports._metadata(model)})
+    parser.parse()
+    told = parser.get_parsed_content("_meta_")["network_data_format"]["outputs"][exports.PROBABILITIES]
+    assert list(told["channel_def"].values()) == [*map(repr, names[:3]), "plain"]
+    assert not ran.exists()
 
 
 @pytest.mark.whole

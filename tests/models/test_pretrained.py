@@ -75,6 +75,10 @@ def test_half_precision_is_widened(tmp_path: Path) -> None:
         (lambda state: state.update({"head.bias": torch.zeros(6)}), r"shape \(5,\), but got \(6,\)"),
         (lambda state: state.update({"head.bias": torch.zeros(5, dtype=torch.int64)}), "torch.int64"),
         (lambda state: state.update({"head.bias": torch.full((5,), torch.nan)}), "to be finite"),
+        (
+            lambda state: state.update({"head.bias": torch.full((5,), 1e300, dtype=torch.float64)}),
+            "to be finite",
+        ),
     ],
 )
 def test_nothing_is_loaded_if_anything_differs(tmp_path: Path, change: Any, message: str) -> None:

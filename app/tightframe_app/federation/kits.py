@@ -25,13 +25,14 @@ LEFT = "left.json"
 PERSON_FILE = "fed_admin.json"
 """File in ``startup`` that only a person's kit has."""
 
-_NOBODY = {"shell_commands": "none", "byoc": "none", "server-predeployed-flwr": "none"}
+# `operate` is to shut down, restart, configure and lock out, the server's too for people of its organisation.
+_NOBODY = {name: "none" for name in ("operate", "shell_commands", "byoc", "server-predeployed-flwr")}
 # `app_command` is in none of the engine's categories: a role has it only if it names it.
 _ALL_JOBS = ("submit_job", "clone_job", "manage_job", "download_job", "app_command")
 AUTHORIZATION: Mapping[str, Any] = {
     "format_version": "1.0",
     "permissions": {
-        "project_admin": {**dict.fromkeys(_ALL_JOBS, "any"), "view": "any", "operate": "o:site", **_NOBODY},
+        "project_admin": {**dict.fromkeys(_ALL_JOBS, "any"), "view": "any", **_NOBODY},
         "org_admin": {
             "submit_job": "none",
             "clone_job": "none",
@@ -39,7 +40,6 @@ AUTHORIZATION: Mapping[str, Any] = {
             "download_job": "o:submitter",
             "app_command": "o:submitter",
             "view": "any",
-            "operate": "o:site",
             **_NOBODY,
         },
         "lead": {
@@ -49,10 +49,9 @@ AUTHORIZATION: Mapping[str, Any] = {
             "download_job": "n:submitter",
             "app_command": "n:submitter",
             "view": "any",
-            "operate": "o:site",
             **_NOBODY,
         },
-        "member": {**dict.fromkeys(_ALL_JOBS, "none"), "view": "any", "operate": "none", **_NOBODY},
+        "member": {**dict.fromkeys(_ALL_JOBS, "none"), "view": "any", **_NOBODY},
     },
 }
 CONFIG_FILE = "tightframe.json"

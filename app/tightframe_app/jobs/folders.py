@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from tightframe.config import job_manifest
 from tightframe.config.job import JobConfig
 from tightframe.errors import JobError, JobFolderError, ManifestError, RunError
+from tightframe.files import each_once
 from tightframe.results.files import CHECKPOINT
 from tightframe.results.words import dotted, megabytes
 from tightframe.securesum.identity import Signer
@@ -306,7 +307,7 @@ def _resources(path: Path) -> tuple[int, int]:
 
 def _read_object(path: Path) -> dict[str, Any]:
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=each_once)
     except (OSError, ValueError) as error:
         raise JobError([f"{path} is not readable JSON: {error}"]) from None
     if not isinstance(values, dict):

@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import astuple
 from fractions import Fraction
-from itertools import pairwise
+from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -168,7 +168,7 @@ def cohort_accept(
             f"expected {MIN_SITES} to {MAX_SITES} silos, including this one, {site}, but got {list(roster)}",
             param_hint="--silos",
         )
-    known = _cohorts(memory.read(), dataset)
+    known = _cohorts(entries := memory.read(), dataset)
     if not known:
         raise typer.BadParameter(
             f"{site} has opened no counts of {dataset!r}; see `tightframe site cohort show`",
@@ -177,7 +177,7 @@ def cohort_accept(
     if set(known) == {roster}:
         out.print(f"{dataset} is open for {', '.join(roster)} already")
         return
-    out.print(_leak(known[-1], roster))
+    _print_leaks(entries, dataset, roster)
     _decide(memory, [CohortAccepted(dataset, roster)], yes)
     out.print(f"{dataset}: this site's counts may now be opened for {', '.join(roster)}")
 
@@ -273,7 +273,7 @@ def release_show(config: Config, site: Site = None, kit: Kit = None, form: forma
         _uncounted(memory, users, {entry.job for entry in entries if isinstance(entry, Evaluated)})
         out.print(rounds_told(history, dataset, factor))
         _uncounted(memory, users, {entry.job for entry in entries if isinstance(entry, Trained | Multiplied)})
-        for before, after in pairwise(dict.fromkeys(_cohorts(entries, dataset, all_of_them=True))):
+        for before, after in combinations(dict.fromkeys(_cohorts(entries, dataset, all_of_them=True)), 2):
             out.print(_leak(before, after))
 
 
@@ -512,7 +512,7 @@ def release_accept(
     known = _cohorts(entries, dataset)
     if known and set(known) != {roster}:
         decided.append(CohortAccepted(dataset, roster))
-        out.print(_leak(known[-1], roster))
+        _print_leaks(entries, dataset, roster)
     if evaluations:
         decided.append(EvaluationsAccepted(dataset, bytes.fromhex(setup.job.sha256())))
         total = _planned(memory, setup, entries, _with_evaluations)
@@ -696,6 +696,13 @@ def _leak(before: tuple[str, ...], roster: tuple[str, ...]) -> str:
     parts = [f"the counts of {', '.join(names)} together" for names in (gone, new) if names]
     difference = "\n  minus ".join(parts)
     return LEAK.format(before=", ".join(before), after=", ".join(roster), difference=difference)
+
+
+def _print_leaks(entries: Sequence[Entry], dataset: str, roster: tuple[str, ...]) -> None:
+    """Say what the counts of a cohort reveal together with those of each other so far."""
+    for before in dict.fromkeys(_cohorts(entries, dataset, all_of_them=True)):
+        if before != roster:
+            out.print(_leak(before, roster))
 
 
 def _decide(memory: Memory, entries: Sequence[Entry], yes: bool) -> None:

@@ -1,9 +1,10 @@
 """``tightframe site stop``: end the engine's processes of one kit, a site's or the server's, and no others.
 
 Processes are identified by their command lines: the engine's own modules with this kit as their workspace,
-and the script in the kit's ``startup`` that restarts the client. If another account trains, its processes
-of this site's jobs are identified by that account and the site's name; the service that started them ends
-them when the client ends. A file with a process number proves nothing, because the number may belong to
+and the script in the kit's ``startup`` that restarts the client, as an owner of the kit's files or root:
+anybody can give a program such a command line. If another account trains, its processes of this site's jobs
+are identified by that account and the site's name; the service that started them ends them when the client
+ends. A file with a process number proves nothing, because the number may belong to
 another process by now, and with ``--once`` the engine writes none.
 """
 
@@ -283,7 +284,7 @@ def _known(process: psutil.Process, kit: Path, trainer: tuple[str, str] | None) 
     """
     try:
         command = process.cmdline()
-        if not command or not _lives(process):
+        if not command or not _lives(process) or not _may_run(process, kit, trainer):
             return None
         if Path(command[0]).name in SHELLS:
             given = (Path(text) for text in command[1:] if Path(text).name == SCRIPT)
@@ -307,6 +308,13 @@ def _known(process: psutil.Process, kit: Path, trainer: tuple[str, str] | None) 
     except (psutil.NoSuchProcess, psutil.AccessDenied):
         return None
     return None
+
+
+def _may_run(process: psutil.Process, kit: Path, trainer: tuple[str, str] | None) -> bool:
+    """Check whether a process runs in an account that can use the kit's key, or in the one that trains."""
+    owners = (path.lstat().st_uid for path in (kit, *(kit / "startup").glob("*")) if path.exists())
+    uid = process.uids().real
+    return uid == 0 or uid in owners or (trainer is not None and process.username() == trainer[0])
 
 
 def _trains(process: psutil.Process, arguments: Sequence[str], trainer: tuple[str, str]) -> bool:

@@ -16,7 +16,7 @@ import stat
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from cryptography import x509
 from cryptography.x509.oid import NameOID
@@ -24,7 +24,7 @@ from pydantic import Field, ValidationError
 
 from tightframe.config.job import JobConfig, SiteName
 from tightframe.errors import ManifestError
-from tightframe.files import append_durably, drop_torn_line, file_sha256, locked_file, write_json
+from tightframe.files import append_durably, drop_torn_line, each_once, file_sha256, locked_file, write_json
 from tightframe.options import StrictModel
 from tightframe.securesum.errors import ProtocolError
 from tightframe.securesum.identity import Anchor, Signer, verify_certificate, verify_signature
@@ -143,7 +143,7 @@ def read(app: Path) -> Manifest:
     if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_BYTES:
         raise _malformed(f"something that is not a regular file of at most {MAX_BYTES} bytes")
     try:
-        values = json.loads(path.read_bytes(), object_pairs_hook=_once)
+        values = json.loads(path.read_bytes(), object_pairs_hook=each_once)
         manifest = Manifest.model_validate(values)
         if manifest.der and _moment(manifest.created) < manifest.until:
             return manifest
@@ -309,12 +309,6 @@ def _signature(manifest: Manifest) -> bytes:
         return base64.b64decode(manifest.signature, validate=True)
     except binascii.Error:
         raise _malformed("no signature") from None
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    if len({name for name, _ in pairs}) != len(pairs):
-        raise ValueError("a key is repeated")
-    return dict(pairs)
 
 
 def _moment(text: str) -> datetime:

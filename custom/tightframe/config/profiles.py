@@ -96,8 +96,8 @@ class Rules(StrictModel):
             values in a class's records, for each frozen feature summed by class; of a silo's own, by half,
             for each number that a run's class sums in training tell. And of records for each
             unit of a layer trained on them that is dense on their inputs or on frozen features, and for each
-            of these or, if fewer, of units by rounds, and for each round, those of all jobs together. With 0
-            there is no rule.
+            of these or, if fewer, of units by rounds, and for each round, those of all jobs together. Of its
+            own, by half, for each unit trained on a column that some of them have. With 0 there is no rule.
         min_row_bits: refuse jobs without privacy over a table of fewer than 2 to this number possible
             rows, by the values of this site's training records (TF-628): from exact totals, of a round of
             training too, records are found among these, by least squares. With 0 there is no rule.

@@ -20,6 +20,7 @@ from tightframe.config.policy import Policy, PolicyBlock
 from tightframe.config.refusals import BelowPolicyError, Refusal
 from tightframe.data.base import DatasetSpec, SiloData, absolute
 from tightframe.errors import JobError, SiteConfigError
+from tightframe.files import each_once
 from tightframe.learning import own_loop
 from tightframe.options import StrictModel, listed
 from tightframe.registry import is_object
@@ -192,7 +193,8 @@ def read_object(path: Path) -> dict[str, Any]:
     """
     try:
         # Encoded again, so that a lone surrogate is refused here and not where it is printed.
-        json.dumps(values := json.loads(path.read_text(encoding="utf-8")), ensure_ascii=False).encode()
+        values = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=each_once)
+        json.dumps(values, ensure_ascii=False).encode()
     except (OSError, ValueError, RecursionError) as error:
         raise SiteConfigError(f"{path} is not readable JSON: {error}") from None
     if not isinstance(values, dict):
@@ -334,7 +336,8 @@ def open_data(job: JobConfig, site: str, entry: SiteEntry | None) -> SiloData:
         entry: the site's entry; None, or an entry that only ``rehearses`` a policy, opens the twin.
 
     Raises:
-        SiteConfigError: TF-201 if the site is configured, but not for this data set.
+        SiteConfigError: TF-201 if the site is configured, but not for this data set; TF-202 if what it
+            says of this one is not as expected.
         DataError: if the configured records are missing or damaged.
     """
     spec, options = dataset_of(job)
@@ -348,6 +351,9 @@ def open_data(job: JobConfig, site: str, entry: SiteEntry | None) -> SiloData:
             f"but the job asks for {spec.name}: add it to `data` in the site's {FILE_NAME}.",
             code="TF-201",
         )
+    # A file's entries were checked when it was read; one made in Python may be anything.
+    if problems := _data_problems({"data": {spec.name: entry.data[spec.name]}}, ""):
+        raise SiteConfigError(_problem_list(f"the entry of {site}", problems))
     return spec.open(spec.site.model_validate(entry.data[spec.name]), options)
 
 

@@ -22,6 +22,7 @@ from tightframe.config.job import JobConfig, parse_job
 from tightframe.config.policy import Policy
 from tightframe.config.site import SiteEntry
 from tightframe.errors import ManifestError
+from tightframe.files import each_once
 from tightframe.flare.identity import site_identity
 from tightframe.securesum.identity import Anchor
 
@@ -101,7 +102,7 @@ def _job(app: Path) -> JobConfig:
         JobError: if the job's values are not valid.
     """
     try:
-        values = json.loads((app / CLIENT_FILE).read_bytes())
+        values = json.loads((app / CLIENT_FILE).read_bytes(), object_pairs_hook=each_once)
         (executor,) = values["executors"]
         arguments: dict[str, Any] = dict(executor["executor"]["args"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError):

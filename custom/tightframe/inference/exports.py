@@ -408,11 +408,16 @@ def _metadata(model: TrainedModel) -> dict[str, Any]:
                     "type": "probabilities",
                     "num_channels": len(classes),
                     "dtype": "float32",
-                    "channel_def": {str(place): name for place, name in enumerate(classes)},
+                    "channel_def": {str(place): _text(name) for place, name in enumerate(classes)},
                 }
             },
         },
     }
+
+
+def _text(name: str) -> str:
+    """Return a name of a job's author as MONAI takes it for text: not a program, reference or file."""
+    return repr(name) if name.startswith(("$", "@", "%")) else name
 
 
 def _run_bundle(folder: Path, batches: Batches) -> list[NDArray[Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import secrets
 import shutil
 from collections.abc import Callable
@@ -138,14 +139,25 @@ class SiloContext:
         spec, options = dataset_of(self.job)
         return len(spec.input_shape(options)) == 1
 
-    @cached_property
-    def common(self) -> CommonValues | None:
-        """Values of training records that exact sums take for others, so that no few patients stand out."""
+    def common(self, units: float = 0) -> CommonValues | None:
+        """Return values of training records that exact sums take for others, so that no few stand out.
+
+        Args:
+            units: as many records as these are few, too.
+        """
         if self.job.privacy is not None or not self.has_rows:
             return None
         from tightframe.data.table.common_values import common_in  # which imports torch
 
-        return common_in(self.data, self.policy.class_count(synthetic=self.data.synthetic))
+        least = self.policy.class_count(synthetic=self.data.synthetic)
+        wide = max(least, math.ceil(units)) if least > 1 else least
+        if wide not in self._common:
+            self._common[wide] = common_in(self.data, least, wide)
+        return self._common[wide]
+
+    @cached_property
+    def _common(self) -> dict[int, CommonValues | None]:
+        return {}
 
     @cached_property
     def own_rows(self) -> dict[tuple[bool, bytes | None], OwnRows]:

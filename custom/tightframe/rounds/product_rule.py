@@ -169,6 +169,12 @@ def units_planned(setup: JobSetup) -> Units | None:
     return Units(most, max(first, default=most), math.prod(shape), numbers, times)
 
 
+def units_on_records(setup: JobSetup) -> int:
+    """Return how many units a layer has that is trained, without noise, on records' own values; 0 if none."""
+    found = units_planned(setup)
+    return 0 if found is None or is_frozen(shared_template(setup.setting)) else found.first
+
+
 @_once
 def behind(setup: JobSetup) -> Behind:
     """Return which of a silo's records are behind each number of a sum in training.

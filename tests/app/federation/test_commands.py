@@ -18,7 +18,9 @@ from cryptography.hazmat.primitives.serialization import (
     PrivateFormat,
     PublicFormat,
 )
+from nvflare.fuel.sec.authz import AuthzContext, Person
 from nvflare.lighter.entity import participant_from_dict
+from nvflare.security.security import COMMAND_CATEGORIES, FLAuthorizer
 from tests.support import ROOT
 from tests.support.outputs import checked
 from tests.support.securesum.certificates import issue, make_root
@@ -179,6 +181,24 @@ def test_names_that_provisioning_would_refuse_are_told_at_once(
     output = federation(*INIT, *wrong, "-o", str(tmp_path), code=2).output
     assert told in " ".join(output.replace("│", " ").split())
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("role", ["lead", "org_admin", "member"])
+def test_no_person_operates_the_engine_of_an_organisation_of_theirs(role: str) -> None:
+    """In the guide's example lead and server are the university's: a lead could lock a hospital out there."""
+    authorizer = FLAuthorizer("university", dict(kits.AUTHORIZATION))
+    person, other = Person("a@b.org", "university", role), Person("other@b.org", "hospital_1", "lead")
+
+    def may(right: str) -> bool:
+        told = authorizer.authorize(AuthzContext(user=person, submitter=other, right=right))
+        return bool(told[0])
+
+    rights = [*COMMAND_CATEGORIES, "submit_job", "clone_job", "app_command"]
+    viewed = {"check_status", "get_job_meta", "list_jobs", "reset_errors", "show_errors", "show_scopes"}
+    assert {right for right in rights if may(right)} == {
+        *(viewed | {"show_stats"}),
+        *(["submit_job"] if role == "lead" else []),
+    }
 
 
 def test_a_kit_is_made_ready(kit: Path, add_site: Callable[..., Result], tmp_path: Path) -> None:

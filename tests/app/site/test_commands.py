@@ -284,13 +284,19 @@ def test_what_holds_already_is_not_written_again(cohort: Callable[..., Result], 
     assert journal.read() == list(OPENED)
 
 
-def test_the_difference_is_told_from_what_was_accepted_last(
-    cohort: Callable[..., Result], journal: Memory
+def test_the_difference_is_told_from_every_cohort_so_far(
+    config: Path, cohort: Callable[..., Result], journal: Memory
 ) -> None:
-    assert accept(cohort, SMALLER, "--yes").exit_code == 0
-    done = accept(cohort, OTHER, "--yes")
-    assert f"The total over\n  {', '.join(SMALLER)}\nwas opened already" in done.output
-    assert "learns exactly\n  the counts of hospital-e together\n" in done.output
+    """A lead that goes by way of a larger one was shown to open hospital-f alone, and opened hospital-e."""
+    five = (*BEFORE, "hospital-e")
+    assert accept(cohort, (*five, "hospital-f"), "--yes").exit_code == 0
+    done = accept(cohort, five, "--yes")
+    for before in (BEFORE, (*five, "hospital-f")):
+        assert f"The total over\n  {', '.join(before)}\nwas opened already" in done.output
+    write(journal, [ProfileUsed(DATASET, (("weights", "exact"),), "job-1")])
+    for said in (done.output, CliRunner().invoke(app, ["site", "release", "show", "-c", str(config)]).output):
+        for name in ("hospital-e", "hospital-f"):
+            assert f"learns exactly the counts of {name} together" in " ".join(said.split())
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import namedtuple
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -209,7 +210,7 @@ def test_a_site_that_systemd_runs_is_said_to_be_its_service(
 
 def test_a_job_whose_client_is_gone_is_found(kit: Path, start: Start) -> None:
     module = [sys.executable, "-m", site_stop.JOB, "--workspace", str(kit), "-n", "job-3"]
-    process = start(kit, *module)
+    process = start(kit, *module, PARENT=str(os.getpid()))
     _until(lambda: roles(kit) == ["job"])
     assert stop(kit, "--yes", "--timeout", "1").exit_code == 0
     assert not alive(process)
@@ -237,6 +238,18 @@ def test_a_process_that_only_has_the_number_is_left_alone(kit: Path, start: Star
         (kit / name).write_text(f"{stranger.pid}\n")
     assert "no process of this kit runs" in stop(kit).output
     assert alive(stranger)
+
+
+def test_another_account_passes_no_program_off_as_this_kits(
+    kit: Path, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Anybody can give one the engine's command line; it kept the hospital from stopping its own (TF-618)."""
+    mine, forged, whose = start(kit), start(kit), psutil.Process.uids
+    other = namedtuple("uids", "real effective saved")(*[os.geteuid() + 4711] * 3)
+    monkeypatch.setattr(psutil.Process, "uids", lambda one: other if one.pid == forged.pid else whose(one))
+    done = stop(kit)
+    assert done.exit_code == 0, done.output
+    assert not alive(mine) and alive(forged)
 
 
 def test_processes_of_another_account_are_not_touched(

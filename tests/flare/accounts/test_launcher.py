@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pwd
+import re
 import shutil
 import socket
 import tempfile
@@ -26,6 +27,7 @@ from tests.support.flare.client import Site
 from tests.support.jobs import SMALL
 
 from tightframe.config.job_manifest import PLACE
+from tightframe.config.site import SiteEntry
 from tightframe.flare import CODE, doors
 from tightframe.flare.accounts import launcher, permissions
 from tightframe.flare.accounts.launcher import TrainingHandle, TrainingLauncher
@@ -306,3 +308,47 @@ class TestRights:
         if os.geteuid() == 0:
             shutil.chown(place, user=4711)
             assert stranger.may_change(file), "an owner gives itself every right"
+
+    def test_whoever_can_replace_a_link_on_the_way_leads_elsewhere(self, place: Path) -> None:
+        stranger = Account("x", 4711, frozenset())
+        middle = place / "middle"
+        middle.mkdir()
+        (middle / "there").symlink_to(place / "file")
+        (place / "link").symlink_to(middle / "there")
+        assert not stranger.may_change(place / "link")
+        middle.chmod(0o777)
+        assert stranger.may_change(place / "link"), "of the folder that only the second link is in"
+        middle.chmod(0o1777)
+        assert not stranger.may_change(place / "link")
+        if os.geteuid() == 0:
+            os.lchown(middle / "there", 4711, -1)
+            assert stranger.may_change(place / "link"), "a link belongs to whoever made it"
+
+    def test_each_file_that_the_configuration_names_counts(self, place: Path) -> None:
+        """The names of withdrawn patients, a database's own file, and who else may have signed the ledger."""
+        names = ("withdrawn.csv", "root.pem", "address", "table.db")
+        withdrawn, root, address, table = (place / name for name in names)
+        for path in (place.parent, place):
+            path.chmod(0o755)
+        address.write_text(f"sqlite:///{table}?mode=ro")
+        for path in (withdrawn, root, table):
+            path.touch()
+        entry = SiteEntry(
+            withdrawn={"table": str(withdrawn)},
+            ledger_roots=[str(root)],
+            data={"table": {"database": {"url_file": str(address), "query": "SELECT 1"}}},
+        )
+        for path in (withdrawn, root, address, table):
+            path.chmod(0o600)
+
+        def wrong() -> str:
+            found = permissions.separation(place, entry, Account("x", 4711, frozenset()))
+            return "\n".join(line for line in found if " can read the jobs' results" not in line)
+
+        assert not any(name in wrong() for name in names)
+        for path in (withdrawn, address, table):
+            path.chmod(0o604)
+            assert re.search(rf"x can read .* {path}$", wrong(), re.MULTILINE), path.name
+        for path in (withdrawn, root, address, table):
+            path.chmod(0o602)
+            assert f"x can change or replace {path}" in wrong(), path.name

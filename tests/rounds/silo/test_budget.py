@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from tightframe.data.arrays import ArrayData
 from tightframe.data.base import FOLDS
 from tightframe.data.table.silo import open_site as open_table
 from tightframe.errors import SiteConfigError
+from tightframe.files import locked_folder
 from tightframe.privacy.accounting import BudgetError
 from tightframe.privacy.events import Gaussian
 from tightframe.privacy.ledger.chain import read_ledger
@@ -27,7 +29,7 @@ from tightframe.rounds import site_ledger
 from tightframe.rounds.privacy_plan import PrivacyPlan
 from tightframe.rounds.setup import prepare
 from tightframe.rounds.silo.budget import Budget
-from tightframe.rounds.silo.known_records import fingerprint
+from tightframe.rounds.silo.known_records import check_records, fingerprint, note_records
 
 PRIVATE = job(weights="uniform", privacy={"epsilon": 8.0, "noise_multiplier": 3.0, "evaluation": "noisy"})
 SMALL, LARGE = Gaussian(6.0), Gaussian(0.6)
@@ -104,6 +106,45 @@ def test_the_same_records_have_no_second_budget(tmp_path: Path, task: str) -> No
     other = budget(tmp_path, SiteEntry(dataset_id="ward-8"))
     with pytest.raises(DatasetError, match="ward-7"):
         getattr(other, task)(*(["training"] if task == "charge" else []), [SMALL])
+
+
+def test_nor_under_another_name_of_the_site(tmp_path: Path) -> None:
+    """Whoever leads a federation calls a hospital as it likes, and so gave it an empty ledger."""
+    records = open_table(tables.site(write(tmp_path / "ward.csv", ward_rows())), options())
+    state = tmp_path / "state"
+    entry = SiteEntry(dataset_id="ward-7", state_dir=str(state))
+    known, other = (
+        replace(
+            contexts(PRIVATE, tmp_path / name, entries={name: entry})[name],
+            records=records,
+            production=True,
+            ledger_dir=state,
+        )
+        for name in ("site-1", "site-2")
+    )
+
+    def note() -> None:
+        with known.site_ledger.open() as ledger:
+            note_records(known, ledger)
+
+    with ThreadPoolExecutor() as beside:
+        (state / "privacy").mkdir(parents=True, mode=0o700)
+        with locked_folder(state / "privacy"):  # as another name's job does, which would not see it yet
+            noting = beside.submit(note)
+            with pytest.raises(TimeoutError):
+                noting.result(0.3)
+        noting.result(20)
+    for refused in (note_records, lambda context, _: check_records(context, (), None)):
+        with other.site_ledger.open() as ledger:
+            with pytest.raises(DatasetError, match=r"TF-703: .* those of site-1, .* join as site-1"):
+                refused(other, ledger)
+            assert not ledger.entries()
+    turned = [["q" + row[0], *row[1:]] for row in ward_rows()[::-1]]
+    again = open_table(tables.site(write(tmp_path / "copy.csv", turned)), options())
+    with other.site_ledger.open() as ledger, pytest.raises(DatasetError, match="columns hold the same"):
+        note_records(replace(other, records=again), ledger)
+    apart = replace(other, entry=SiteEntry(dataset_id="ward-7", state_dir=str(tmp_path / "another")))
+    assert check_records(apart, (), None) == "", "it cannot know of a folder of another site's"
 
 
 def test_nor_has_the_same_table_under_another_contract_path_or_order(tmp_path: Path) -> None:

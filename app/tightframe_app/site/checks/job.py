@@ -218,8 +218,8 @@ def check_history(
             yield from _rounds(context, setup, area, scope)
         if job.privacy is not None:
             yield _budget(context, setup, entries, area)
-        if entries and context.production and entry.data:
-            yield from _known(context, entries, area, scope)
+        if context.production and entry.data and entry.state_dir is not None:
+            yield from _known(context, entries or (), area, scope)
         yield from _records(context, setup, area, several=False)
 
 

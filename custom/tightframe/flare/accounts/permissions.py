@@ -16,6 +16,8 @@ import nvflare
 
 import tightframe
 from tightframe.config.site import SiteEntry
+from tightframe.data.table import Database
+from tightframe.data.table.sources.typed import sqlite_file
 from tightframe.flare.accounts.request import AccountError
 from tightframe.flare.identity import SITE_FILE
 
@@ -67,18 +69,18 @@ class Account:
     def may_change(self, path: Path) -> bool:
         """Check whether it can write to a path or replace it; an absent path counts if it can create it.
 
-        The owner of a file or folder can give itself every right to it.
+        The owner of a file or folder can give itself every right to it. Each link on the way counts: whoever
+        can replace it leads elsewhere.
         """
-        places = {path.absolute(), path.resolve()}
+        ends = {path.absolute(), path.resolve()}
         return any(
-            self._owns(one) or (self._has(one, WRITE) and not (one != place and _sticky(one)))
-            for place in places
-            for one in (place, *place.parents)
-            if one.exists()
+            self._owns(one)
+            or (not one.is_symlink() and self._has(one, WRITE) and not (one not in ends and _sticky(one)))
+            for one in _on_the_way(ends)
         )
 
     def _owns(self, path: Path) -> bool:
-        return self.uid == 0 or path.stat().st_uid == self.uid
+        return self.uid in (0, path.lstat().st_uid)
 
     def _has(self, path: Path, want: int) -> bool:
         status = path.stat()
@@ -91,6 +93,19 @@ class Account:
         else:
             rights = status.st_mode
         return bool(rights & want)
+
+
+def _on_the_way(paths: Iterable[Path]) -> Iterator[Path]:
+    """Yield what absolute paths go through, themselves included: folders, links, and where links lead."""
+    left, known = list(paths), set[Path]()
+    while left:
+        path = left.pop()
+        for one in {path, *path.parents} - known:
+            known.add(one)
+            if one.is_symlink():
+                left.append(one.parent / one.readlink())
+            if os.path.lexists(one):
+                yield one
 
 
 def _sticky(folder: Path) -> bool:
@@ -154,14 +169,26 @@ def _secret(kit: Path, entry: SiteEntry, engine: Account) -> Iterator[tuple[str,
     state = None if entry.state_dir is None else Path(entry.state_dir)
     secrets = [("the key", key), ("the ledger and journal in", state), ("the jobs' results in", kit)]
     secrets += [("records in", path) for path in records(entry)]
+    secrets += [("the names of withdrawn records in", path) for path in _withdrawn(entry)]
     for what, path in secrets:
         if path is not None and engine.may(path, READ | (ENTER if path.is_dir() else 0)):
             yield what, path
 
 
 def records(entry: SiteEntry) -> list[Path]:
-    """Return the files and folders of an entry's records."""
-    return [path for values in entry.data.values() for path in _paths(values.values())]
+    """Return the files and folders of an entry's records, a database's own file too."""
+    return [path for values in entry.data.values() for path in (*_paths(values.values()), *_database(values))]
+
+
+def _withdrawn(entry: SiteEntry) -> list[Path]:
+    return [Path(path) for path in entry.withdrawn.values()]
+
+
+def _database(values: Mapping[str, Any]) -> Iterator[Path]:
+    """Yield the file of a table's database, if it is one; its address has been checked with the entry."""
+    if isinstance(given := values.get("database"), Mapping):
+        file = sqlite_file(Database.model_validate(given))
+        yield from () if file is None else (file,)
 
 
 def _paths(values: Iterable[Any]) -> Iterator[Path]:
@@ -179,6 +206,8 @@ def _trusted(kit: Path, entry: SiteEntry) -> Iterator[tuple[str, Path]]:
     if entry.state_dir is not None:
         yield "ledger and journal", Path(entry.state_dir)
     yield from (("records", path) for path in records(entry))
+    yield from (("names of withdrawn records", path) for path in _withdrawn(entry))
+    yield from (("a root of the ledger", Path(path)) for path in entry.ledger_roots)
     for folder, what in (("local", "policy and allow list"), ("startup", "key and root")):
         yield what, kit / folder
         yield from ((what, path) for path in sorted(kit.glob(f"{folder}/**/*")))

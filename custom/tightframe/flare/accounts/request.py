@@ -21,6 +21,7 @@ from pydantic import AfterValidator, Field, ValidationError
 
 from tightframe.config.job_manifest import ENGINE_FILES, PLACE
 from tightframe.errors import TightframeError
+from tightframe.files import each_once
 from tightframe.options import StrictModel
 
 SOCKET = "/run/tightframe/training.sock"
@@ -117,7 +118,7 @@ class Start(StrictModel):
             AccountError: TF-743; the text names the fields that are wrong and shows no value.
         """
         try:
-            values = json.loads(message, object_pairs_hook=_object, parse_constant=_refuse_constant)
+            values = json.loads(message, object_pairs_hook=each_once, parse_constant=_refuse_constant)
             files = values["files"]
             values["files"] = {name: base64.b64decode(text, validate=True) for name, text in files.items()}
             made = cls.model_validate(values)
@@ -134,13 +135,6 @@ class Start(StrictModel):
                 "Expected a request from the engine's launcher, but got something else."
             ) from None
         return made
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    values = dict(pairs)
-    if len(values) != len(pairs):
-        raise ValueError("a key occurs twice")
-    return values
 
 
 def _refuse_constant(text: str) -> NoReturn:

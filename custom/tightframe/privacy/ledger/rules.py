@@ -49,18 +49,21 @@ def events_of(
     ]
 
 
-def check_name(entries: Iterable[Entry], noted: DataNoted, also: Sequence[str] = ()) -> None:
+def check_name(
+    entries: Iterable[Entry], noted: DataNoted, also: Sequence[str] = (), *, of: str | None = None
+) -> None:
     """Refuse records that are known by another name.
 
     Args:
         also: other hashes of them.
+        of: name of the site whose ledger it is, if it is another one's; then by whatever name.
 
     Raises:
         DatasetError: TF-703.
     """
     for entry in entries:
         known = entry.content
-        if not isinstance(known, DataNoted) or known.dataset_id == noted.dataset_id:
+        if not isinstance(known, DataNoted) or (of is None and known.dataset_id == noted.dataset_id):
             continue
         if known.fingerprint in (noted.fingerprint, *also) or known.is_like(noted):
             how = ""
@@ -71,6 +74,12 @@ def check_name(entries: Iterable[Entry], noted: DataNoted, also: Sequence[str] =
             )
         else:
             continue
+        if of is not None:
+            raise DatasetError(
+                f"Expected these records to be those of {of}, as entry {entry.sequence} of its ledger in the "
+                f"same state folder says ({known.dataset_id!r}), but got another site's{how}. Under another "
+                f"name of the site the same records would have a second budget and history: join as {of}."
+            )
         raise DatasetError(
             f"Expected these records to go by `dataset_id` {known.dataset_id!r}, as entry {entry.sequence} "
             f"of the ledger says, but got {noted.dataset_id!r}{how}. The same records, or most of them, "

@@ -229,7 +229,7 @@ class _Encoding:
             generator=torch.Generator().manual_seed(0),  # keeps the loader off the global stream
         )
         line = f"{context.name}: {short} of {fold} records, batch {{done}} of {{total}}"
-        common = context.common if fold == "train" else None
+        common = context.common() if fold == "train" else None
         for done, (inputs, labels) in enumerate(with_progress(loader, log.info, line)):
             if context.stopped():
                 raise RunError("the run was aborted while features were computed.", code="TF-504")

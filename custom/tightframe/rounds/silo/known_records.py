@@ -6,15 +6,22 @@ is kept under ``dataset_id``.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tightframe.data.base import FOLDS, SiloData
 from tightframe.data.columns import marked
+from tightframe.privacy.ledger.chain import read_ledger
 from tightframe.privacy.ledger.entries import DataNoted, Entry
+from tightframe.privacy.ledger.ledger import FILE, FOLDER
 from tightframe.privacy.ledger.rules import check_name, known_by_rows
+from tightframe.privacy.ledger.store import read_secret
 
 if TYPE_CHECKING:
     from tightframe.privacy.ledger.ledger import Ledger
@@ -33,9 +40,12 @@ def note_records(context: SiloContext, ledger: Ledger) -> None:
 
     Raises:
         DatasetError: TF-703, if the same records, or most of them, are known by another name.
+        LedgerError, TamperError: TF-704, TF-702, of another site's ledger in the same state folder.
     """
     noted, also = _noted(context, ledger.secret)
-    new = ledger.note_data(noted.dataset_id, noted.fingerprint, noted.sketch, noted.columns, also=also)
+    with _one_site_at_a_time(context):
+        _check_other_sites(context)
+        new = ledger.note_data(noted.dataset_id, noted.fingerprint, noted.sketch, noted.columns, also=also)
     if new is not None and (text := not_compared(ledger.entries(), noted)):
         context.log.warning("%s: %s", context.name, text)
 
@@ -50,11 +60,45 @@ def check_records(context: SiloContext, entries: Sequence[Entry], secret: bytes 
         What cannot be compared, in words; empty for nothing.
 
     Raises:
-        DatasetError: TF-703.
+        DatasetError, LedgerError, TamperError: as ``note_records``.
     """
+    _check_other_sites(context)
     noted, also = _noted(context, lambda: secret or b"none yet")
     check_name(entries, noted, also)
     return not_compared(entries, noted)
+
+
+@contextmanager
+def _one_site_at_a_time(context: SiloContext) -> Iterator[None]:
+    """Have no two names of a site note the same records at once, each before it could see the other's."""
+    if not context.production:
+        yield
+        return
+    descriptor = os.open(context.site_ledger.paths.ledger.parents[1], os.O_RDONLY)  # of all names' ledgers
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _check_other_sites(context: SiloContext) -> None:
+    """Refuse records that another site's ledger in the same state folder knows.
+
+    Leads give sites their names: as another one, in another federation or the same, a site has a new ledger.
+    """
+    state = context.site.state_dir
+    if not context.production or state is None:
+        return
+    for path in sorted(Path(state).glob(f"{FOLDER}/*/{FILE}")):
+        if path.parent.name != context.name:
+            _check_other_site(context, path)
+
+
+def _check_other_site(context: SiloContext, ledger: Path) -> None:
+    secret = read_secret(ledger) or b"none yet"
+    noted, also = _noted(context, lambda: secret)
+    check_name(read_ledger(ledger, check=None).entries, noted, also, of=ledger.parent.name)
 
 
 def not_compared(entries: Sequence[Entry], noted: DataNoted) -> str:

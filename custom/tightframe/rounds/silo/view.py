@@ -32,11 +32,17 @@ from tightframe.rounds.context import SiloContext
 from tightframe.rounds.encoded import LoadedEncoder
 from tightframe.rounds.job_checks import STANDARDISE_STD
 from tightframe.rounds.phases.statistics import UNIFORM, WEIGHED, mean_and_deviation, times_in_moments
-from tightframe.rounds.product_rule import least_class_values, sums_in_training
+from tightframe.rounds.product_rule import (
+    behind,
+    least_class_values,
+    sums_in_training,
+    units_on_records,
+)
 from tightframe.rounds.sums.declaration import EVALUATED
 from tightframe.rounds.unproven import NO_NEEDS, Needs
 
 if TYPE_CHECKING:
+    from tightframe.data.table.common_values import CommonValues
     from tightframe.privacy.events import Event
     from tightframe.rounds.setup import JobSetup
     from tightframe.rounds.silo.budget import Budget
@@ -94,7 +100,7 @@ class LocalSilo:
         self._withhold = requested.withhold
         self.setup = setup
         self._encoder: LoadedEncoder | None = None
-        self._trains = True
+        self._trains, self._counts = True, False
         # Convolutions and pooling are faster with channels last: EfficientNet-b0 by a third on a CPU.
         self._images = len(self.setting.input_shape) == 3
 
@@ -232,7 +238,9 @@ class LocalSilo:
         known, scale = self.context.own_bits, self._scale()
         key = None if scale is None else scale.numpy().tobytes()
         if key not in known:
-            inputs = self.batches("train", augment=False, shuffle=False)
+            view = LocalSilo(self.context, self.setup, self.device, self.round)
+            view._counts = True
+            inputs = view.batches("train", augment=False, shuffle=False)
             known[key] = column_bits(inputs, self.setup.columns, scale)
         return known[key]
 
@@ -280,6 +288,7 @@ class LocalSilo:
         before = self.context.job.withdraw is not None and not staying
         context = self.context.before_withdrawal if before else self.context
         view = LocalSilo(context, self.setup, self.device, self.round)  # which has inputs, not features
+        view._counts = True
         return view.batches("train", augment=False, shuffle=False)
 
     def memory_named(self, key: str, size: int) -> AbstractContextManager[None]:
@@ -445,7 +454,8 @@ class LocalSilo:
                 yield batch
             return
         records = self.context.data.records(fold, augment_seed=augment_seed)
-        chosen, common = merge_single_tail(indices, size), self.context.common if fold == "train" else None
+        chosen = merge_single_tail(indices, size)
+        common = self._common() if fold == "train" else None
         loader: DataLoader[Any] = DataLoader(
             records,
             batch_sampler=chosen,
@@ -461,6 +471,10 @@ class LocalSilo:
             if self._images:  # laid out anew where it is fast: on a GPU, and from pinned memory
                 inputs = inputs.contiguous(memory_format=torch.channels_last)
             yield inputs, labels.to(self.device, non_blocking=True)
+
+    def _common(self) -> CommonValues | None:
+        units = 0 if self._counts else self.records_per_feature / 2 * units_on_records(self.setup)
+        return self.context.common(units / behind(self.setup).share if units else 0)
 
     def fit(self, model: torch.nn.Module, stages: Sequence[Stage]) -> FitReport:
         """Run the stages of local training on the training fold."""

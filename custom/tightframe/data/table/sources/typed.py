@@ -203,6 +203,18 @@ def _address(database: Database) -> Any:
     return address
 
 
+def sqlite_file(database: Database) -> Path | None:
+    """Return the file that a site's address of a SQLite database names; None where it names none."""
+    try:
+        text = database.url_file.read_text(encoding="utf-8") if database.url_file is not None else ""
+    except (OSError, UnicodeError):
+        return None  # which the reading of records reports
+    text = text if database.url_env is None else os.environ.get(database.url_env, "")
+    kind, _, place = text.strip().partition(":///")
+    path = place.partition("?")[0]
+    return Path(path).absolute() if kind.partition("+")[0] == "sqlite" and path else None
+
+
 def _secret(path: Path) -> str:
     try:
         mode = path.stat().st_mode
