@@ -110,7 +110,7 @@ def _pattern(quotients: np.ndarray, errors: np.ndarray, error: float) -> np.ndar
 
 @pytest.mark.parametrize("together", [False, pytest.param(True, marks=pytest.mark.whole)])
 def test_columns_that_few_records_have_or_tell_apart_tell_none_of_them(
-    together: bool, tmp_path: Path
+    together: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     job = {
         "method": "fedsgd",
@@ -125,3 +125,9 @@ def test_columns_that_few_records_have_or_tell_apart_tell_none_of_them(
         for place, policy in enumerate((ANY_WIDTH, STANDARD))
     )
     assert without >= 15 and not found
+    # Each hospital reads how many columns teach nothing.
+    lost = {item.args[0]: item.args[1] for item in caplog.records if "say nothing in training" in item.msg}
+    counts = {site: item.raw("train").sum(0) for site, item in data.items()}
+    assert lost == {
+        site: int(((n > 0) & (np.minimum(n, PER - n) < UNITS)).sum()) for site, n in counts.items()
+    }

@@ -152,7 +152,11 @@ class SiloContext:
         least = self.policy.class_count(synthetic=self.data.synthetic)
         wide = max(least, math.ceil(units)) if least > 1 else least
         if wide not in self._common:
-            self._common[wide] = common_in(self.data, least, wide)
+            self._common[wide] = found = common_in(self.data, least, wide)
+            if found is not None and wide > least and found.lost:
+                text = "%s: %d of %d columns say nothing in training: in each fewer than %d patients stand "
+                text += "out, as many as the first layer's units ask for. A narrower one keeps more columns."
+                self.log.warning(text, self.name, found.lost, found.varied, wide)
         return self._common[wide]
 
     @cached_property
