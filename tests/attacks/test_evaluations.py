@@ -25,7 +25,7 @@ from tightframe.results.local_report import SiloReport
 from tightframe.rounds.sums.vault import read_journal
 from tightframe.securesum.site.journal import Evaluated, History
 
-FEW = PolicyBlock(profile="standard", max_evaluations=5, evaluated_share=None)
+FEW = PolicyBlock(profile="standard", max_evaluations=5, evaluated_share=None, min_row_bits=0)
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +114,7 @@ def test_two_jobs_set_up_at_once_tell_no_more_than_one_after_the_other(
 
 def test_bits_of_small_folds_run_out_before_models_do(hospitals: dict[str, Records], tmp_path: Path) -> None:
     """And noise tells nothing that counts here."""
-    tight = PolicyBlock(profile="standard", evaluated_share=0.01)
+    tight = PolicyBlock(profile="standard", evaluated_share=0.01, min_row_bits=0)
     said = refused(federation(hospitals, tmp_path, "job-a", policy=tight))
     assert (
         "of what the test records hold" in said and "models" not in said.partition(":")[2].partition('"')[0]

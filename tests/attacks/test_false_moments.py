@@ -108,7 +108,7 @@ def test_a_hospital_that_the_pooled_moments_are_without_accuses_nobody(
 ) -> None:
     """Where policies open counts for any cohort, a server may drop the hospital that differs."""
     data = hearts(4)
-    policy = PolicyBlock(profile="standard", static_cohort="any")
+    policy = PolicyBlock(profile="standard", static_cohort="any", min_row_bits=0)
     federation = Federation(JOB, data, state=tmp_path, policy=policy).enroll()
     federation.sum("statistics", 0, dead={LIAR})
     note = federation.sessions[LIAR].context.state_folder / OWN_MOMENTS
@@ -141,7 +141,7 @@ def test_nor_do_rows_stay_possible_that_they_make_one_to_the_model(
     """Of yes/no columns beside numbers that the model no longer sees, records are found by least squares."""
     numbers = [len(np.unique(column)) > 2 for column in hearts(1)["hospital-1"].raw("train").T]
     lies(monkeypatch, LIAR, {VALUES: {SQUARES: np.where(numbers, 1e10, np.nan)}})
-    policy = PolicyBlock(profile="standard", min_row_bits=24)
+    policy = PolicyBlock(profile="standard", min_row_bits=20)
     federation = Federation(JOB, hearts(6), state=tmp_path, policy=policy).enroll()
     federation.sum("statistics", 0)
     with pytest.raises(RunError, match="could not"):

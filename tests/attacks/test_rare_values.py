@@ -135,6 +135,14 @@ def test_columns_that_few_patients_have_or_tell_apart_are_the_others_where_units
         assert np.unique(common_values(rows, owners, 5, wide).columns).tolist() == found
 
 
+def test_few_of_few_patients_are_few_however_many_units_train() -> None:
+    """64 patients of two stays each: 6 have a drug, 58 do not, both fewer than 64 units."""
+    rows, owners = np.zeros((128, 2), np.float32), np.arange(128) % 64
+    rows[owners < 6, 0], rows[owners % 2 == 0, 1] = 1, 1
+    found = common_values(rows, owners, 5, 64)
+    assert np.unique(found.columns).tolist() == [0] and (found.varied, found.lost) == (2, 1)
+
+
 def test_a_table_of_few_possible_rows_takes_privacy(tmp_path: Path) -> None:
     """Of ten yes/no columns, 195 of 268 different records were found, with label, in one round's update."""
     files = tables(tmp_path, numbers=False)

@@ -169,7 +169,7 @@ class SiloContext:
         return {}
 
     @cached_property
-    def own_bits(self) -> dict[bytes | None, tuple[float, ...]]:
+    def own_bits(self) -> dict[tuple[bool, bytes | None], tuple[float, ...]]:
         """Bits of each column of a table, by how the model scales them."""
         return {}
 

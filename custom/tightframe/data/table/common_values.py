@@ -119,8 +119,9 @@ def common_values(
     >>> found.columns.tolist(), found.apply(torch.from_numpy(rows[[7, 20]]), [7, 20]).tolist()
     ([1, 2], [[1.0, 0.0, 1.0, 0.0], [0.0, 0.0, 0.0, 1.0]])
     """
-    wide = least if wide is None else wide
     made, owners = rows.copy(), np.unique(owners, return_inverse=True)[1]
+    # Of fewer patients than twice that many, some less than the others are few: else nobody would stand out.
+    wide = least if wide is None else max(least, min(wide, (int(owners.max()) + 1) // 2))
     low, high = rows.min(0), rows.max(0)
     two = ((rows == low) | (rows == high)).all(0) & (low != high)
     for column in np.flatnonzero(low != high):

@@ -43,7 +43,8 @@ def of_silo(
     values = None
     if context.has_rows:
         silo = LocalSilo(context, setup, device or torch.device("cpu"), 0)
-        values = silo.record_values().clamp(max=sum(silo.column_bits()) / NUMBER_BITS).numpy()
+        most = sum(silo.column_bits(evaluated=True)) / NUMBER_BITS
+        values = silo.record_values(evaluated=True).clamp(max=most).numpy()
     labels = {fold: context.data.labels(fold) for fold in evaluation.FOLDS}
 
     def planned(at: JobSetup, withheld: tuple[Fold, ...] = ()) -> Evaluations:

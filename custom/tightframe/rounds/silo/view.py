@@ -100,7 +100,7 @@ class LocalSilo:
         self._withhold = requested.withhold
         self.setup = setup
         self._encoder: LoadedEncoder | None = None
-        self._trains, self._counts = True, False
+        self._trains, self._evaluates = True, False
         # Convolutions and pooling are faster with channels last: EfficientNet-b0 by a third on a CPU.
         self._images = len(self.setting.input_shape) == 3
 
@@ -219,28 +219,31 @@ class LocalSilo:
         """Least number of records for each feature whose exact products leave this silo; 0 for no rule."""
         return self.context.policy.records_per_feature
 
-    def record_values(self, *, staying: bool = False) -> torch.Tensor:
+    def record_values(self, *, staying: bool = False, evaluated: bool = False) -> torch.Tensor:
         """Return how many unknown numbers a training record of each class has, float64 (C,).
 
         Args:
             staying: of the records that stay in a withdrawal; otherwise of those before it.
+            evaluated: of records as evaluations take them, not as the job trains on them (``common_values``).
         """
         return count_values(
-            self._inputs(staying=staying),
+            self._inputs(staying=staying, evaluated=evaluated),
             self.setting.num_classes,
             self.setup.columns,
             self.min_class_count,
             scale=self._scale(),
         )
 
-    def column_bits(self) -> tuple[float, ...]:
-        """Return the bits of each column of this silo's table (``learning.record_values``); kept in a run."""
+    def column_bits(self, *, evaluated: bool = False) -> tuple[float, ...]:
+        """Return the bits of each column of this silo's table (``learning.record_values``); kept in a run.
+
+        Args:
+            evaluated: see ``record_values``.
+        """
         known, scale = self.context.own_bits, self._scale()
-        key = None if scale is None else scale.numpy().tobytes()
+        key = evaluated, None if scale is None else scale.numpy().tobytes()
         if key not in known:
-            view = LocalSilo(self.context, self.setup, self.device, self.round)
-            view._counts = True
-            inputs = view.batches("train", augment=False, shuffle=False)
+            inputs = self._inputs(staying=True, evaluated=evaluated)
             known[key] = column_bits(inputs, self.setup.columns, scale)
         return known[key]
 
@@ -279,16 +282,18 @@ class LocalSilo:
             labels.append(classes.cpu())
         return rows, torch.cat(labels)
 
-    def _inputs(self, *, staying: bool = False) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    def _inputs(
+        self, *, staying: bool = False, evaluated: bool = False
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Yield inputs, whatever model was loaded, and labels of the training records in batches.
 
         Args:
-            staying: see ``record_values``.
+            staying, evaluated: see ``record_values``.
         """
         before = self.context.job.withdraw is not None and not staying
         context = self.context.before_withdrawal if before else self.context
         view = LocalSilo(context, self.setup, self.device, self.round)  # which has inputs, not features
-        view._counts = True
+        view._evaluates = evaluated
         return view.batches("train", augment=False, shuffle=False)
 
     def memory_named(self, key: str, size: int) -> AbstractContextManager[None]:
@@ -473,7 +478,7 @@ class LocalSilo:
             yield inputs, labels.to(self.device, non_blocking=True)
 
     def _common(self) -> CommonValues | None:
-        units = 0 if self._counts else self.records_per_feature / 2 * units_on_records(self.setup)
+        units = 0 if self._evaluates else self.records_per_feature / 2 * units_on_records(self.setup)
         return self.context.common(units / behind(self.setup).share if units else 0)
 
     def fit(self, model: torch.nn.Module, stages: Sequence[Stage]) -> FitReport:

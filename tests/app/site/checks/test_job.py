@@ -657,7 +657,8 @@ def test_an_evaluation_whose_noise_hides_all_scores_is_said_to_tell_nothing(
 
 def test_every_site_of_a_simulation_is_told_what_its_records_forbid(tmp_path: Path) -> None:
     """Possible rows, by column, and records to withdraw; how many they are stays at the site."""
-    few, file = rare.job(method="fedavg", model="mlp"), tmp_path / "withdrawn.csv"
+    few = rare.job(method="fedavg", model="mlp", model_options={"widths": []})
+    file = tmp_path / "withdrawn.csv"
     entries = {
         site: {
             "data": {"table": {"file": str(path)}},
@@ -675,6 +676,9 @@ def test_every_site_of_a_simulation_is_told_what_its_records_forbid(tmp_path: Pa
     told = problems(few)
     assert len(told) == 4 and all(text.startswith("TF-628: ") for text in told)
     assert "This table has 2 to the 1.9, by column: d0 1.0, d1 0.9. " in told[0], "d3 is as d1"
+    # 64 units train on none of the values that the 60 patients of a site have: see ``common_values``.
+    told = problems(rare.job(method="fedavg", model="mlp"))
+    assert len(told) == 4 and all("This table has 2 to the 0.0, by column: none. " in text for text in told)
     entry = SiteEntry.model_validate(entries["site-1"])
     with pytest.raises(BelowPolicyError) as caught:
         check_rows(SiloContext("site-1", few, entry, tmp_path, job_id=UNKNOWN), prepare(few))
