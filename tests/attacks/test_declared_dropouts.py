@@ -55,7 +55,7 @@ def test_the_difference_is_not_the_hospitals_own_update(
 ) -> None:
     """Whole batches, where a site's policy accepts them, are the control: there it is, exactly."""
     data = hearts(6)
-    policy = PolicyBlock(profile="standard", full_batches=full_batches)
+    policy = PolicyBlock(profile="standard", full_batches=full_batches, min_row_bits=0)
     values = {
         "rounds": 2,
         "weights": "uniform",

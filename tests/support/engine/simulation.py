@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -20,6 +21,9 @@ from tightframe_app.cli import app
 
 EXECUTORS = Path(__file__).resolve().parent
 """Executors and components that jobs of the tests name."""
+LOST_PORT = re.compile(r"Communication error with client (\S+):")
+"""What the engine's simulator logs if another program took the port that it had chosen for a site's process,
+which then says nothing; and if a process ends that has said something."""
 ASKING = 0.5
 """Seconds between two requests for work in runs with faults."""
 REDUCED: Mapping[str, Any] = {
@@ -98,7 +102,7 @@ def simulate_job(
     engine_command: bool = False,
     guarded: bool = False,
 ) -> Run:
-    """Run a job folder in ``folder``'s own workspace.
+    """Run a job folder in ``folder``'s own workspace; once more if a site's process lost its port.
 
     Args:
         job: the folder.
@@ -110,14 +114,6 @@ def simulate_job(
         guarded: the sites have our ``privacy.json``.
     """
     workspace = folder / "workspace"
-    local = workspace / "local"
-    local.mkdir(parents=True, exist_ok=True)
-    classes = [*ALLOW_LIST["class_allow_list"], "faulty.FaultyExecutor", "asking.Console"]
-    (local / "resources.json").write_text(json.dumps(ALLOW_LIST | {"class_allow_list": classes}))
-    if guarded:
-        shutil.copy(ROOT / "provisioning" / "local" / "privacy.json", local)
-    if site_config is not None:
-        (local / "tightframe.json").write_text(json.dumps(site_config))
     if threads is None or engine_command:
         command = ["nvflare", "simulator"]
     else:
@@ -130,10 +126,23 @@ def simulate_job(
     if (folder_of := forking.started()) is not None:
         environment, place = forking.environment(environment), folder_of / "bin"
     command[0] = str(place / command[0])
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=timeout, env=environment, cwd=folder, check=False
-    )
-    return Run(done.returncode, done.stdout + done.stderr, workspace)
+    for again in (True, False):
+        local = workspace / "local"
+        local.mkdir(parents=True, exist_ok=True)
+        classes = [*ALLOW_LIST["class_allow_list"], "faulty.FaultyExecutor", "asking.Console"]
+        (local / "resources.json").write_text(json.dumps(ALLOW_LIST | {"class_allow_list": classes}))
+        if guarded:
+            shutil.copy(ROOT / "provisioning" / "local" / "privacy.json", local)
+        if site_config is not None:
+            (local / "tightframe.json").write_text(json.dumps(site_config))
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=timeout, env=environment, cwd=folder, check=False
+        )
+        output = done.stdout + done.stderr
+        if not (again and any(f" - {site}: " not in output for site in LOST_PORT.findall(output))):
+            break
+        shutil.rmtree(workspace)
+    return Run(done.returncode, output, workspace)
 
 
 def run_alone(job: Path, folder: Path) -> Path:
