@@ -372,11 +372,12 @@ def small() -> dict[str, Any]:
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Processes of ``-n auto``: two a core, because tests of the engine mostly wait; the fast tier has none.
+    """Processes of ``-n auto``: two a core, because tests of the engine mostly wait; of the fast tier few do.
 
     Each needs nine seconds of a core to import and collect everything.
     """
-    return (os.cpu_count() or 1) * (1 if config.getoption("markexpr") == FAST else 2)
+    cores = os.cpu_count() or 1
+    return cores + 1 if config.getoption("markexpr") == FAST else 2 * cores
 
 
 @pytest.hookimpl(wrapper=True)
