@@ -210,12 +210,12 @@ def search(
     slopes, span = slopes[:, :records], span[:records]
     behind, sizes, _ = torch.linalg.svd(columns, full_matrices=False)
     behind = layers.linear2.weight.detach().T @ behind[:, :records][:, sizes[:records] > 1e-6 * sizes[0]]
-    starts = (rows / bias[:, None])[bias.abs().argsort(descending=True)[:60]]
+    starts = (rows / bias[:, None])[bias.abs().argsort(descending=True)[:30]]
     starts = functional.normalize(starts, dim=1) * starts.median(0).values.norm()
     place = (starts @ span.T).requires_grad_(True)
     optimizer = torch.optim.Adam([place], lr=0.1)
-    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.05 ** (1 / 80))
-    for _ in range(80):
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.05 ** (1 / 60))
+    for _ in range(60):
         each = (
             _slope(place @ span @ layers.linear1.weight.detach().T + layers.linear1.bias.detach())[..., None]
             * behind
