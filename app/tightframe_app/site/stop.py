@@ -283,30 +283,36 @@ def _known(process: psutil.Process, kit: Path, trainer: tuple[str, str] | None) 
         trainer: account that trains for it, and name of its site.
     """
     try:
-        command = process.cmdline()
-        if not command or not _lives(process) or not _may_run(process, kit, trainer):
-            return None
-        if Path(command[0]).name in SHELLS:
-            given = (Path(text) for text in command[1:] if Path(text).name == SCRIPT)
-            if any(_in_folder(process, path) == kit / "startup" / SCRIPT for path in given):
-                return KitProcess(process, "script")
-            return None
-        if any(list(pair) == SERVE for pair in pairwise(command)):
-            served = _values(command, "--kit")
-            return (
-                KitProcess(process, "service")
-                if any(_in_folder(process, Path(one)) == kit for one in served)
-                else None
-            )
-        for module, role in MODULES:
-            rest = list(_after(command, module))
-            if any(_in_folder(process, Path(text)) == kit for text in _values(rest, "-m", "--workspace")):
-                job = next(_values(rest, "-n", "--job_id"), "")
-                return KitProcess(process, role, job)
-            if role == "job" and trainer is not None and _trains(process, rest, trainer):
-                return KitProcess(process, "job", next(_values(rest, "-n", "--job_id"), ""), trainer[0])
+        found = _by_command(process, kit, trainer)
+        return found if found is not None and _may_run(process, kit, trainer) else None
     except (psutil.NoSuchProcess, psutil.AccessDenied):
         return None
+
+
+def _by_command(process: psutil.Process, kit: Path, trainer: tuple[str, str] | None) -> KitProcess | None:
+    """Return what a process is by its command line, whoever runs it."""
+    command = process.cmdline()
+    if not command or not _lives(process):
+        return None
+    if Path(command[0]).name in SHELLS:
+        given = (Path(text) for text in command[1:] if Path(text).name == SCRIPT)
+        if any(_in_folder(process, path) == kit / "startup" / SCRIPT for path in given):
+            return KitProcess(process, "script")
+        return None
+    if any(list(pair) == SERVE for pair in pairwise(command)):
+        served = _values(command, "--kit")
+        return (
+            KitProcess(process, "service")
+            if any(_in_folder(process, Path(one)) == kit for one in served)
+            else None
+        )
+    for module, role in MODULES:
+        rest = list(_after(command, module))
+        if any(_in_folder(process, Path(text)) == kit for text in _values(rest, "-m", "--workspace")):
+            job = next(_values(rest, "-n", "--job_id"), "")
+            return KitProcess(process, role, job)
+        if role == "job" and trainer is not None and _trains(process, rest, trainer):
+            return KitProcess(process, "job", next(_values(rest, "-n", "--job_id"), ""), trainer[0])
     return None
 
 
