@@ -123,14 +123,14 @@ def common_values(
     # Of fewer patients than twice that many, some less than the others are few: else nobody would stand out.
     wide = least if wide is None else max(least, min(wide, (int(owners.max()) + 1) // 2))
     low, high = rows.min(0), rows.max(0)
-    two = ((rows == low) | (rows == high)).all(0) & (low != high)
-    for column in np.flatnonzero(low != high):
+    varied = low != high
+    two = ((rows == low) | (rows == high)).all(0) & varied
+    for column in np.flatnonzero(varied):
         _hide_who_stands_out(made[:, column], owners, wide)
     _hide_who_differs(made, np.flatnonzero(two & (made.min(0) != made.max(0))), owners, wide)
     _hide_who_breaks(made, owners, least)
     places = np.nonzero(made != rows)
     starts = np.searchsorted(places[0], np.arange(len(rows) + 1))
-    varied = low != high
     lost = varied & (made.min(0) == made.max(0))
     return CommonValues(starts, places[1], made[places], int(varied.sum()), int(lost.sum()))
 
