@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import fcntl
-import functools
 import hashlib
 import json
+import math
 import os
 import shlex
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from json.encoder import encode_basestring_ascii
 from pathlib import Path
 from typing import Any, TextIO
-
-_NESTING = (dict, list, tuple)
 
 
 def quoted(path: Path) -> str:
@@ -68,13 +67,10 @@ def write_json(path: Path, values: Any, *, mode: int = 0o644) -> None:
     write_atomically(path, (indented(values) + "\n").encode(), mode=mode)
 
 
-def indented(values: Any, step: int = 2, depth: int = 0) -> str:
-    """Return what ``json.dumps(values, indent=step, allow_nan=False)`` does, in a fifth of its time.
+def indented(values: Any, step: int = 2) -> str:
+    """Return what ``json.dumps(values, indent=step, allow_nan=False)`` does, in half its time.
 
-    Python's encoder in C knows no indent, but its separators can hold one: what has no nested values is its.
-
-    Args:
-        depth: of the values within others.
+    Python's encoder in C knows no indent.
 
     >>> print(indented({"widths": [8]}, step=1))
     {
@@ -83,25 +79,35 @@ def indented(values: Any, step: int = 2, depth: int = 0) -> str:
      ]
     }
     """
-    inner, outer = "\n" + " " * step * (depth + 1), "\n" + " " * step * depth
-    encode = _encoder(f",{inner}").encode
-    if not isinstance(values, _NESTING) or not values:
-        return encode(values)
-    items = values.values() if isinstance(values, dict) else values
-    if not any(isinstance(item, _NESTING) for item in items):
-        text = encode(values)
-        return f"{text[0]}{inner}{text[1:-1]}{outer}{text[-1]}"
-    parts = [indented(item, step, depth + 1) for item in items]
-    if not isinstance(values, dict):
-        return f"[{inner}{f',{inner}'.join(parts)}{outer}]"
-    keys = [encode({key: 0})[1:-2] for key in values]  # with its colon; a number as a key becomes text
-    pairs = f",{inner}".join(map("".join, zip(keys, parts, strict=True)))
-    return f"{{{inner}{pairs}{outer}}}"
+    parts: list[str] = []
+    _indent(values, parts.append, "\n", " " * step)
+    return "".join(parts)
 
 
-@functools.lru_cache(maxsize=64)
-def _encoder(separator: str) -> json.JSONEncoder:
-    return json.JSONEncoder(separators=(separator, ": "), allow_nan=False)
+def _indent(value: Any, append: Callable[[str], None], outer: str, step: str) -> None:
+    kind = type(value)
+    if kind is str:
+        append(encode_basestring_ascii(value))
+    elif kind is int or (kind is float and math.isfinite(value)):
+        append(repr(value))
+    elif value is None:
+        append("null")
+    elif isinstance(value, dict | list | tuple) and value:
+        inner = outer + step
+        begin, end = "{}" if isinstance(value, dict) else "[]"
+        before = begin + inner
+        for item in value:
+            append(before)
+            if begin == "{":
+                # A key that is no text becomes one.
+                append(encode_basestring_ascii(item) if type(item) is str else json.dumps({item: 0})[1:-4])
+                append(": ")
+                item = value[item]
+            _indent(item, append, inner, step)
+            before = f",{inner}"
+        append(outer + end)
+    else:
+        append(json.dumps(value, allow_nan=False))
 
 
 def new_file(path: Path) -> TextIO:
