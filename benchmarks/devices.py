@@ -128,7 +128,7 @@ def main() -> None:
     """Run the cases that were asked for."""
     words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     words.add_argument(
-        "--cases", nargs="+", default=[*methods.METHODS, *PRIVATE], help="methods, by default all"
+        "--cases", nargs="+", default=[*(item.name for item in methods.METHODS), *PRIVATE], help="methods, by default all"
     )
     words.add_argument("--device", default="cuda")
     words.add_argument("--workers", type=int, default=4, help="processes")
