@@ -76,8 +76,7 @@ def crafted(folder: Path) -> tuple[JobConfig, Path]:
 
 def entries(tables: dict[str, Path], job: JobConfig, **values: Any) -> dict[str, SiteEntry]:
     return {
-        site: SiteEntry.model_validate({"data": taken(path, job), **values})
-        for site, path in tables.items()
+        site: SiteEntry.model_validate({"data": taken(path, job), **values}) for site, path in tables.items()
     }
 
 
