@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -110,9 +111,10 @@ def test_a_site_with_one_training_record_does_not_enrol(tmp_path: Path) -> None:
 def test_a_unit_that_one_record_moves_stays_however_often_batches_have_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: dict[str, int]
 ) -> None:
-    """Of 60 units each record moves one: of some, drawn five times in an epoch of single ones, more."""
+    """Each of 60 records moves its own unit, and those that come twice as often as others are not two."""
     monkeypatch.setattr(SiloContext, "common", lambda self, units=0: None)
-    of = context(tmp_path, records(60), 1, "standard")
+    pair = SiteEntry(policy=PolicyBlock(profile="standard", min_class_count=2))
+    of = replace(context(tmp_path, records(60), 1), entry=pair)
     of.state_folder.mkdir(parents=True)
     silo = LocalSilo(of, prepare(of.job), CPU, 1)
 
