@@ -171,9 +171,7 @@ def check(contract: _Contract, site_config: _Config, site: _Site = None, form: f
         out.print(shown(text))
     out.print("no problem was found")
     if "sites" not in read_object(site_config) and any(entry.contract is None for _, entry in tables):
-        out.print(
-            f'If this is the contract agreed on, production needs in the entry: "contract": "{agreed.sha256()}"'
-        )
+        out.print(f'Agreed on? Then production needs in the entry: "contract": "{agreed.sha256()}"')
 
 
 def _left_out(contract: Contract, config: Path, held: Mapping[str, Sequence[int]]) -> str:
