@@ -125,6 +125,8 @@ def _lies_in(path: Path, places: tuple[Path, ...]) -> bool:
 # Two cores are shared by everything that the tests start. Here and not in a hook, because the
 # `conftest` of a folder imports torch before hooks run.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Tests compare bits, of runs side by side and of proofs in float32. With CUDA_VISIBLE_DEVICES a GPU is used.
+os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 # A third of the time of small runs was waiting for the disk, which ledgers and journals flush at each step.
 MEMORY, NEEDED = Path("/dev/shm"), 6 * 2**30  # noqa: S108
 if "TMPDIR" not in os.environ and MEMORY.is_dir() and os.access(MEMORY, os.W_OK | os.X_OK):
