@@ -173,7 +173,7 @@ class SiloContext:
         """Bits of each column of a table, by how the model scales them."""
         return {}
 
-    @property
+    @cached_property
     def site(self) -> SiteEntry:
         """Configuration of the site; defaults where the simulator has none."""
         return self.entry or SiteEntry()
