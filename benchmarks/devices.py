@@ -127,9 +127,8 @@ def with_little_memory(name: str, values: dict[str, Any], device: str) -> dict[s
 def main() -> None:
     """Run the cases that were asked for."""
     words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    words.add_argument(
-        "--cases", nargs="+", default=[*methods.METHODS, *PRIVATE], help="methods, by default all"
-    )
+    names = [*(item.name for item in methods.METHODS), *PRIVATE]
+    words.add_argument("--cases", nargs="+", default=names, help="methods, by default all")
     words.add_argument("--device", default="cuda")
     words.add_argument("--workers", type=int, default=4, help="processes")
     words.add_argument("--out", type=Path, help="JSON file with all rows")

@@ -175,9 +175,9 @@ def test_without_the_rule_one_total_of_a_transformer_tells_records_features(
 ) -> None:
     """The units that few records move stay, and there are hardly any."""
     monkeypatch.setattr(product_rule, "units_planned", lambda _setup: None)
-    federation = Federation(TRANSFORMER, hospitals(15, side=32, channels=3), state=tmp_path).enroll()
+    federation = Federation(TRANSFORMER, hospitals(30, side=32, channels=3), state=tmp_path).enroll()
     total: dict[str, np.ndarray] = {}
-    for number in range(1, 21):
+    for number in range(1, 20):  # of the 19th total 4 are read: rounding differs between processors
         known = dict(federation.shared.state.model)
         total = federation.sum("train", number)
     model: Any = model_update.build_template(federation.setup.setting)

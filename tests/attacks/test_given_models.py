@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
-from tests.support.tables import FOUR, write
+from tests.support.tables import FOUR, taken, write
 
 from tightframe import federation
 from tightframe.config.job import JobConfig, parse_job
@@ -74,10 +74,9 @@ def crafted(folder: Path) -> tuple[JobConfig, Path]:
     return parse_job({**job, "initial_model_sha256": hashlib.sha256(path.read_bytes()).hexdigest()}), path
 
 
-def entries(tables: dict[str, Path], **values: Any) -> dict[str, SiteEntry]:
+def entries(tables: dict[str, Path], job: JobConfig, **values: Any) -> dict[str, SiteEntry]:
     return {
-        site: SiteEntry.model_validate({"data": {"table": {"file": str(path)}}, **values})
-        for site, path in tables.items()
+        site: SiteEntry.model_validate({"data": taken(path, job), **values}) for site, path in tables.items()
     }
 
 
@@ -97,7 +96,7 @@ def test_a_crafted_start_reads_records_from_a_class_sum_and_a_person_is_asked_fi
     job, start = crafted(tmp_path)
 
     def run(name: str, where: dict[str, Path], **values: Any) -> Path:
-        made = entries(where, **values)
+        made = entries(where, job, **values)
         federation.run_job(job, entries=made, folder=tmp_path / name, initial_model=str(start))
         return tmp_path / name
 

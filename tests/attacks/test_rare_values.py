@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.support.tables import FOUR, write
+from tests.support.tables import FOUR, taken, write
 
 from tightframe import federation
 from tightframe.config.job import JobConfig, parse_job
@@ -70,7 +70,7 @@ def job(**values: Any) -> JobConfig:
 def run(files: dict[str, Path], where: Path, what: JobConfig, **policy: Any) -> Path:
     rules = {"profile": "standard", **policy}
     made = {
-        site: SiteEntry.model_validate({"data": {"table": {"file": str(path)}}, "policy": rules})
+        site: SiteEntry.model_validate({"data": taken(path, what), "policy": rules})
         for site, path in files.items()
     }
     federation.run_job(what, entries=made, folder=where)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -119,3 +120,17 @@ def test_nothing_is_counted_where_one_record_is_enough(least: int) -> None:
     with UnitRecords(layer, 1, least=least) as units:
         layer(torch.ones(1, 1)).sum().backward()
     assert units.few() == {}
+
+
+def test_a_record_that_an_epochs_batches_have_five_times_is_one() -> None:
+    """Batches drawn anew have some records often and others never, and some layers train in some epochs."""
+    often = np.array([5, 2, 1, 1, 1])
+    slopes = torch.tensor([[1.0, 1], [0, 1], [0, 1], [0, 1], [0, 1]])
+    for epochs, told, few in ((1, False, [False, False]), (1, True, [True, False]), (2, True, [True, False])):
+        layer = nn.Linear(1, 2)
+        with UnitRecords(layer, 10, least=3) as units:
+            for place in [*np.repeat(np.arange(5), often).tolist()] * epochs:
+                if told:
+                    units.next_batch(often[[place]] * epochs, 10 * epochs)
+                (layer(torch.ones(1, 1)) * slopes[place]).sum().backward()
+        assert units.few()["bias"].tolist() == few

@@ -222,6 +222,19 @@ def test_one_record_changes_what_noise_covers_by_its_sensitivity_and_nothing_els
 
 
 @pytest.mark.whole
+@pytest.mark.parametrize("name", ["fedavg, findings", "fedsgd, drawn"])
+def test_a_batched_engine_moves_others_by_rounding_alone(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU, where a record's gradient is computed beside others'."""
+    monkeypatch.setattr(portions, "CHOSEN_ON_CPU", "hooks")
+    of = findings if name.endswith("findings") else records
+    others = [of({"train": gone}) for gone in (EXTREME, FIRST)]
+    found = worst(parse_job(FORMS[name]), of(), others, DRAWN, tmp_path, monkeypatch)
+    assert 0.5 < found["training"] < 1 + 1e-6
+
+
+@pytest.mark.whole
 @pytest.mark.parametrize("name", PATIENTS)
 def test_one_patient_changes_what_noise_covers_by_its_sensitivity_and_nothing_else(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tightframe.config.job import JobConfig
 from tightframe.data.contract import Contract
 from tightframe.data.table import TableOptions, TableSite
 
@@ -55,6 +56,12 @@ def statistics_job(**changes: Any) -> dict[str, Any]:
         "statistics": {},
     }
     return json.loads(json.dumps({**values, **changes}))
+
+
+def taken(path: Path, job: JobConfig) -> dict[str, Any]:
+    """A site's data: a table, and the job's contract as the one that it takes."""
+    given = Contract.model_validate(job.dataset_options["contract"])
+    return {"table": {"file": str(path), "contract": given.sha256()}}
 
 
 def ward_rows(count: int = 60) -> list[list[str]]:

@@ -17,7 +17,7 @@ MAX_TOLD = 120
 """Longest asked or required value that a site reports to the lead, in characters."""
 MAX_RULES = 64
 """Most rules of one site that the server records."""
-BESIDE_RULES = ("privacy", "accepted_options", "training_loops")
+BESIDE_RULES = ("privacy", "accepted_options", "contract", "training_loops")
 """Subjects of a refusal that are no rules of a policy: the job's privacy, values of the site's entry."""
 _RULE, _PLAIN = re.compile(r"[a-z_.]+"), re.compile(r"[\w.+\-\[\]' ]*")
 

@@ -372,6 +372,11 @@ def check_record_options(job: JobConfig, entry: SiteEntry, policy: Policy) -> No
     value: the default, or the one in the site's ``accepted_options``. With differential privacy no record
     may be used more than once, whatever the site accepts.
 
+    A contract selects records by its limits, codes and folds, and whether a site refuses it tells whether
+    all its records keep it: of one hospital six enrolments told the oldest patient's age, and two whether a
+    named patient is there, before anything was summed. So only the one that the site's entry names
+    is taken.
+
     Raises:
         PolicyError: TF-614, naming the options.
     """
@@ -387,6 +392,16 @@ def check_record_options(job: JobConfig, entry: SiteEntry, policy: Policy) -> No
         policy.refuse([refusal])
     if policy.class_rules_off:
         return
+    contract, own = getattr(options, "contract", None), entry.data.get(spec.name)
+    if contract is not None and own is not None and own.get("contract") != (given := contract.sha256()):
+        refusal = Refusal(
+            "contract",
+            given,
+            "the one that this site's entry names",
+            "how many records keep a contract, and whether all do, tells single ones; once "
+            f'`tightframe data check` has found nothing, add "contract": "{given}" to {spec.name!r}',
+        )
+        policy.refuse([refusal])
     accepted = entry.accepted_options.get(spec.name, {})
     refusals = [
         Refusal("accepted_options", f"{name} {value!r} of {spec.name}", repr(required))

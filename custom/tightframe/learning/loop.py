@@ -89,6 +89,30 @@ def fit(
     return loop.report()
 
 
+def passes(stages: Sequence[Stage], batches: int) -> list[range]:
+    """Return the epochs of each stage; of one that counts steps each epoch by itself.
+
+    Args:
+        batches: of an epoch.
+
+    >>> from tightframe.learning.optimizers import OptimizerSettings
+    >>> adam = OptimizerSettings("adam", 0.1)
+    >>> terms = [Term("loss of a batch", 1.0, lambda view: view.logits.sum(), per_record=True)]
+    >>> two, five = Stage(terms, adam, epochs=2), Stage(terms, adam, steps=5)
+    >>> passes([two, five, two], 4)
+    [range(0, 2), range(2, 3), range(3, 4), range(3, 5)]
+    """
+    found, first = list[range](), 0
+    for stage in stages:
+        if stage.epochs is not None:
+            found.append(range(first, first + stage.epochs))
+            first += stage.epochs
+        elif stage.steps is not None and batches:
+            found += (range(first + place, first + place + 1) for place in range(-(-stage.steps // batches)))
+            first += stage.steps // batches
+    return found
+
+
 class _Loop:
     """One call of ``fit``: what is counted over all stages."""
 

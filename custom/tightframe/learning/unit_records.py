@@ -11,8 +11,11 @@ Of a convolution's channel the quotient is a mean of what it saw of that record:
 record alone moves 3 to 17 channels in each of VGG11's later layers, of 40 pictures.
 
 So a silo looks at its own slopes. With ``a`` the size of what each record adds to a row or column, as many
-records as ``(sum of a)^2 / sum of a^2`` move it. Those that fewer than ``min_class_count`` move stay as they
-were before the training: the sum is of the others' records, and nobody sees which are missing.
+records as ``(sum of a)^2 / sum of a^2`` move it. A record that is drawn m times adds m parts, whose sum's
+square is at most m times the sum of their squares: where each batch is drawn anew some come five times in an
+epoch (in small batches 0.4 % of a silo's), and would count as five. Those that fewer than
+``min_class_count`` move stay as they were before the training: the sum is of the others' records, and nobody
+sees which are missing.
 """
 
 from __future__ import annotations
@@ -22,7 +25,9 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 _Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
@@ -31,10 +36,10 @@ _Layer = nn.Linear | _Convolution
 
 @dataclass
 class _Counted:
-    """Sums over records of sizes and their squares (2, rows + columns), and how many were drawn."""
+    """Sums over records of sizes and their squares (2, rows + columns), and of how many passes they are."""
 
     sums: torch.Tensor
-    drawn: int = 0
+    passes: float = 0.0
 
 
 class UnitRecords:
@@ -56,6 +61,8 @@ class UnitRecords:
 
     def __init__(self, model: nn.Module, records: int, *, repeats: int = 1, least: int) -> None:
         self._model, self._records, self._repeats, self._least = model, max(records, 1), repeats, least
+        self._often: torch.Tensor | None = None
+        self._drawn = self._records
         self._handles: list[torch.utils.hooks.RemovableHandle] = []
         self._before: dict[str, torch.Tensor] = {}
         self._counted: dict[str, _Counted] = {}
@@ -74,6 +81,10 @@ class UnitRecords:
         """Count no more."""
         for handle in self._handles:
             handle.remove()
+
+    def next_batch(self, often: NDArray[np.int64], drawn: int) -> None:
+        """Say how often each record of the next batch is drawn in a pass or some, (B,), and all together."""
+        self._often, self._drawn = torch.from_numpy(often).double(), drawn
 
     def _watch(self, place: str, layer: _Layer) -> None:
         self._before |= {place + name: item.detach().clone() for name, item in layer.named_parameters()}
@@ -94,8 +105,12 @@ class UnitRecords:
                 if inputs is not None:  # a record's own columns have a rule of their own
                     columns = _by_record(inputs, axis) * sizes.sum(1, keepdim=True)
                     sizes = torch.cat([sizes, columns], 1)
-                counted.sums[:, : sizes.shape[1]] += torch.stack([sizes.sum(0), sizes.square().sum(0)])
-                counted.drawn += len(sizes)
+                squares = sizes.square()
+                if (often := self._often) is not None:
+                    each = often if len(often) == len(sizes) else often.max().expand(len(sizes))
+                    squares *= each.to(squares.device)[:, None]
+                counted.sums[:, : sizes.shape[1]] += torch.stack([sizes.sum(0), squares.sum(0)])
+                counted.passes += len(sizes) / self._drawn
 
             output.register_hook(add)
 
@@ -105,7 +120,7 @@ class UnitRecords:
         """Return which entries of each parameter few records, but some, move, bool in its shape."""
         found = {}
         for place, counted in self._counted.items():
-            times = max(1.0, counted.drawn / self._records) * self._repeats
+            times = max(1.0, counted.passes) * self._repeats
             sizes, squares = counted.sums
             few = (squares > 0) & (sizes.square() < self._least * times * squares)
             # Of a convolution in groups each row has its own group's columns.

@@ -397,6 +397,8 @@ def test_a_contract_becomes_a_job_and_the_site_check_finds_what_breaks_it(
     entry = {"file": str(write(tmp_path / "a.csv", rows))}
     config = tmp_path / "site.json"
     config.write_text(json.dumps({"data": {"table": entry}}))
+    asked = typed("data", "check", "--contract", agreed, "-s", config)
+    assert asked.exit_code == 0 and f'"contract": "{Contract.model_validate(WARD).sha256()}"' in asked.output
     checked = typed("site", "check", "-c", config, "--job", job)
     assert "60 train" not in checked.output and "My ward" in told(checked), told(checked)
     assert checked.exit_code == 0

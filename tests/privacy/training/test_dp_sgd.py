@@ -428,18 +428,23 @@ def test_memory_halves_the_records_at_a_time_without_counting_any_twice(
         fit(build(), stage(), settings=settings(rate=1.0))
 
 
-def test_a_measured_engine_is_kept(silent: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a GPU: measured once, on the first batch that somebody is in."""
-    asked: list[int] = []
+def test_an_engine_is_chosen_once_and_on_nothing_of_the_records(
+    silent: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU. Chosen by records, of which one has huge values, another engine would change all parts."""
+    asked: list[Any] = []
 
-    def measured(loss: Any, trained: Any, inputs: torch.Tensor, labels: Any, tell: Any = None) -> str:
-        asked.append(len(inputs))
+    def measured(loss: Any, trained: Any, inputs: Any, labels: Any, tell: Any = None) -> str:
+        asked.append((inputs, labels))
         return "vmap"
 
     monkeypatch.setattr(portions, "choose_engine", measured)
     monkeypatch.setattr(portions, "CHOSEN_ON_CPU", None)
-    fit(build(), stage(), stage(), settings=settings(rate=0.9))
-    assert len(asked) == 1 and asked[0] > 0
+    for records in (items(), [(torch.full((WIDTH,), 3e38), 0)] * COUNT):
+        fit(build(), stage(), stage(), settings=settings(rate=0.9), records=records)
+    one, other = asked
+    assert len(one[0]) == round(settings(rate=0.9).expected_batch)
+    assert torch.equal(one[0], other[0]) and torch.equal(one[1], other[1])
 
 
 @pytest.mark.parametrize(

@@ -109,6 +109,8 @@ def test_engines_leave_nothing_behind() -> None:
     for name in ENGINES:
         with running(name, loss, trained) as engine:
             engine(inputs, labels)
+            assert not torch.backends.cudnn.allow_tf32
+        assert torch.backends.cudnn.allow_tf32
     assert all(item.grad is None and not hasattr(item, "grad_sample") for item in trained)
     modules = list(model.modules())
     assert not any(item._forward_hooks or item._backward_hooks or item._forward_pre_hooks for item in modules)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from tests.support.runs import asked, missed
+from torch import nn
 
 from tightframe.config.job import JobConfig, parse_job
 from tightframe.config.site import SiteEntry, open_data
@@ -19,7 +21,7 @@ from tightframe.rounds import codec
 from tightframe.rounds.context import SiloContext
 from tightframe.rounds.riders import class_rules
 from tightframe.rounds.setup import prepare
-from tightframe.rounds.silo.contribute import Contributor, choose_device, seeded
+from tightframe.rounds.silo.contribute import Contributor, choose_device, deterministic, repeatable
 from tightframe.rounds.silo.view import LocalSilo, guarded
 from tightframe.rounds.sums.common import Peers
 from tightframe.rounds.sums.plain import PlainServer
@@ -55,6 +57,8 @@ def _same(one: Batches, other: Batches) -> bool:
 
 
 def test_a_site_gets_the_device_that_it_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "of the test")
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
     assert choose_device("cpu") == CPU
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert choose_device("auto") == CPU
@@ -63,6 +67,33 @@ def test_a_site_gets_the_device_that_it_asks_for(monkeypatch: pytest.MonkeyPatch
     assert choose_device("auto") == torch.device("cuda")
     assert choose_device("cuda") == torch.device("cuda")
     assert choose_device("cuda:1") == torch.device("cuda:1")
+    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_block_on_a_gpu_is_deterministic_and_what_follows_it_as_before() -> None:
+    with pytest.raises(ZeroDivisionError), deterministic():
+        assert torch.are_deterministic_algorithms_enabled()
+        assert torch.is_deterministic_algorithms_warn_only_enabled()
+        raise ZeroDivisionError
+    assert torch.get_deterministic_debug_mode() == 0
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_gpu_trains_the_same_bits_twice() -> None:
+    """``benchmarks/devices.py`` shows it for every method."""
+    gpu, found = choose_device("cuda"), []
+    for _ in range(2):
+        with repeatable(3, gpu):
+            layers = nn.Conv2d(3, 64, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Dropout()
+            network = nn.Sequential(*layers, nn.Linear(64 * 15 * 15, 10)).to(gpu)
+            optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+            for _ in range(20):
+                optimizer.zero_grad()
+                network(torch.rand(64, 3, 32, 32, device=gpu)).square().mean().backward()
+                optimizer.step()
+            found.append(torch.cat([item.detach().flatten() for item in network.parameters()]))
+    assert torch.equal(*found)
 
 
 @pytest.mark.parametrize(
@@ -198,10 +229,10 @@ def test_streams_are_keyed_by_their_purpose(small: dict[str, Any], tmp_path: Pat
 def test_global_streams_are_left_as_they_were() -> None:
     torch.manual_seed(1)
     before = torch.get_rng_state()
-    with seeded(7, CPU):
+    with repeatable(7, CPU):
         inside = torch.rand(3)
     assert torch.equal(torch.get_rng_state(), before)
-    with seeded(7, CPU):
+    with repeatable(7, CPU):
         assert torch.equal(torch.rand(3), inside)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from tightframe.config.policy import PolicyBlock
 from tightframe.config.site import SiteEntry
 from tightframe.data.arrays import ArrayData
 from tightframe.errors import DataError
+from tightframe.learning.stages import OptimizerSettings, Stage, Term
 from tightframe.rounds.context import SiloContext
 from tightframe.rounds.setup import prepare
 from tightframe.rounds.silo.session import SiloSession
@@ -103,3 +105,29 @@ def test_a_site_with_one_training_record_does_not_enrol(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"^TF-208: .*at least 2 training records"):
         SiloSession(context(tmp_path, records(1), 4))._read_records()
     SiloSession(context(tmp_path, records(1), 4, "research"))._read_records()
+
+
+@pytest.mark.parametrize("how", [{"epochs": 3}, {"steps": 120}, {"epochs": 1}], ids=str)
+def test_a_unit_that_one_record_moves_stays_however_often_batches_have_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: dict[str, int]
+) -> None:
+    """Each of 60 records moves its own unit, and those that come twice as often as others are not two."""
+    monkeypatch.setattr(SiloContext, "common", lambda self, units=0: None)
+    pair = SiteEntry(policy=PolicyBlock(profile="standard", min_class_count=2))
+    of = replace(context(tmp_path, records(60), 1), entry=pair)
+    of.state_folder.mkdir(parents=True)
+    silo = LocalSilo(of, prepare(of.job), CPU, 1)
+
+    class Own(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(1, 60)
+
+        def forward(self, numbers: torch.Tensor) -> torch.Tensor:
+            return self.layer(torch.ones(len(numbers), 1)).gather(1, numbers[:, :1].long())
+
+    model = Own()
+    before = model.layer.weight.detach().clone()
+    moved = Term("moved", 1.0, lambda view: view.logits.sum(), per_record=True)
+    silo.fit(model, [Stage([moved], OptimizerSettings("sgd", 0.1), **how)])
+    assert torch.equal(model.layer.weight, before)

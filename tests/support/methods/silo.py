@@ -115,7 +115,7 @@ class FakeSilo:
         """None is withdrawn."""
         return torch.zeros(0, dtype=torch.int64), False
 
-    def unit_records(self, model: torch.nn.Module) -> UnitRecords:
+    def unit_records(self, model: torch.nn.Module, *, passes: Sequence[range] = ()) -> UnitRecords:
         return UnitRecords(model, len(self.labels), least=self.least)
 
     def fit(self, model: torch.nn.Module, stages: Sequence[Stage]) -> FitReport:

@@ -89,7 +89,8 @@ class TableSite(StrictModel):
         file: absolute path: ``.csv``, ``.tsv`` or ``.txt`` with a header, also ``.gz``; or ``.parquet``
             (``tightframe[parquet]``).
         database: a query in its place.
-        contract: SHA-256 of the one contract that this site takes part with; any by default.
+        contract: SHA-256 of the one contract that this site takes part with; without it none in production
+            (TF-614), but where `class_rules_off` is set, any.
         columns: the site's name of a column -> the contract's, where they differ.
         codes: the contract's column -> the site's code -> the contract's, where they differ; also of classes
             and folds.

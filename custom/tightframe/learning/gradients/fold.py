@@ -109,7 +109,7 @@ def fold_gradients(
     total, bend = torch.zeros(2, size, dtype=torch.float64, device=silo.device)
     loss = torch.zeros((), dtype=torch.float64, device=silo.device)
     records = batches = 0
-    with silo.unit_records(model) as units:
+    with silo.unit_records(model, passes=[range(1)]) as units:
         for inputs, labels in same_batches(silo, model, share=share):
             features = model.features(inputs)  # type: ignore[operator]
             logits = at_least_float32(model.head(features))  # type: ignore[operator]

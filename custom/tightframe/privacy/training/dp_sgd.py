@@ -19,8 +19,8 @@ post-processing and costs nothing. It must not be clipped with the records, whic
 depend on it; and nothing that reads records may be added there, which ``probe`` measures.
 
 Who takes part and the noise come from the operating system's generator, see ``os_randomness``; norms,
-clipping, sums and noise are float64 on every device. So a CPU and a GPU give the same guarantee; they differ
-in how per-sample gradients are found, see ``per_sample``. Reduced precision (AMP) is not used.
+clipping, sums and noise are float64 on every device. Gradients are float32: where a GPU computes a record's
+beside others', these move its last bits, see ``per_sample``. Reduced precision (AMP, TF32) is not used.
 """
 
 from __future__ import annotations
@@ -197,7 +197,8 @@ class _Loop:
         self.model = model
         self.device = device
         self.settings = settings
-        self.portions = Portions(device, engine, MaskSeeds(device, random_bytes), progress)
+        batch = max(1, round(settings.expected_batch))
+        self.portions = Portions(device, engine, batch, MaskSeeds(device, random_bytes), progress)
         self.random_bytes = random_bytes
         self.helper = helper
         self.progress = progress

@@ -93,7 +93,7 @@ def clipped_gradient_sum(
         chunks = [places[start : start + batch_size] for start in range(0, len(places), batch_size)]
         in_chunks = loaded(lambda step: records(step % views), 0, chunks, workers, device, views)
         batches = (batch for batch in in_chunks if batch)
-        portions = Portions(device, engine, masks, progress)
+        portions = Portions(device, engine, batch_size, masks, progress)
         model.train()
         try:
             running = _Running(stack, portions, RecordLoss(model, terms), trained, batches)

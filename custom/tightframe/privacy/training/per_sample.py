@@ -91,20 +91,21 @@ def gradients(
 
 @contextmanager
 def running(name: EngineName, loss: RecordLoss, trained: Sequence[nn.Parameter]) -> Iterator[Engine]:
-    """Hold an engine for as long as the context lasts.
+    """Hold an engine for as long as the context lasts, with exact convolutions.
 
     Args:
         trained: its trained parameters, all of them part of ``loss.model``.
     """
-    if name == "hooks":
-        with _hooked(loss, trained) as engine:
-            yield engine
-    elif name == "vmap":
-        yield _vmapped(loss, trained)
-    elif name == "loop":
-        yield _looped(loss, trained)
-    else:
-        raise ValueError(f"Expected one of the engines {', '.join(ENGINES)}, but got {name!r}.")
+    with exact_convolutions():
+        if name == "hooks":
+            with _hooked(loss, trained) as engine:
+                yield engine
+        elif name == "vmap":
+            yield _vmapped(loss, trained)
+        elif name == "loop":
+            yield _looped(loss, trained)
+        else:
+            raise ValueError(f"Expected one of the engines {', '.join(ENGINES)}, but got {name!r}.")
 
 
 def _looped(loss: RecordLoss, trained: Sequence[nn.Parameter]) -> Engine:
@@ -250,7 +251,7 @@ def _by_loop(
     loss: RecordLoss, trained: Sequence[nn.Parameter], inputs: torch.Tensor, labels: torch.Tensor
 ) -> list[torch.Tensor]:
     """Return the oracle's gradients of the first few records, each with the same dropout mask."""
-    with exact_convolutions(), running("loop", loss, trained) as oracle:
+    with running("loop", loss, trained) as oracle:
         rows = []
         for place in range(min(len(labels), COMPARED)):
             with same_masks():
@@ -261,13 +262,16 @@ def _by_loop(
 def _right(
     engine: Engine, inputs: torch.Tensor, labels: torch.Tensor, expected: Sequence[torch.Tensor]
 ) -> bool:
-    with exact_convolutions(), same_masks():
+    with same_masks():
         return _equal(engine(inputs[:COMPARED], labels[:COMPARED]), expected)
 
 
 @contextmanager
 def exact_convolutions() -> Iterator[None]:
-    """Run a GPU's convolutions in full float32: TensorFloat-32 has three digits, too few to compare."""
+    """Run a GPU's convolutions in full float32.
+
+    TensorFloat-32 has three digits: too few to compare, or for a record's gradient to depend on its batch.
+    """
     before = torch.backends.cudnn.allow_tf32
     torch.backends.cudnn.allow_tf32 = False
     try:

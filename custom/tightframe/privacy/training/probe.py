@@ -91,19 +91,19 @@ def check_per_record(
             _Probe(model, inputs, labels).check(stages)
 
 
-def made_up(like: Batch, classes: int) -> Batch:
+def made_up(like: Batch, classes: int = 2, rows: int = ROWS) -> Batch:
     """Make records of the shape of real ones, the same at every silo: noise, and labels from 0 on.
 
     Inputs that are no numbers with a fraction (indices) are zeros.
     """
     inputs, labels = like
-    shape = (ROWS, *inputs.shape[1:])
+    shape = (rows, *inputs.shape[1:])
     made = torch.zeros(shape, dtype=inputs.dtype)
     if inputs.is_floating_point():
         made = torch.randn(shape, generator=torch.Generator().manual_seed(SEED)).to(inputs.dtype)
     if labels.dim() == 2:
-        return made, ((torch.arange(ROWS)[:, None] + torch.arange(labels.shape[1])) % 2).to(labels.dtype)
-    return made, (torch.arange(ROWS) % classes).to(labels.dtype)
+        return made, ((torch.arange(rows)[:, None] + torch.arange(labels.shape[1])) % 2).to(labels.dtype)
+    return made, (torch.arange(rows) % classes).to(labels.dtype)
 
 
 def _rows(inputs: torch.Tensor, labels: torch.Tensor) -> Batch:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.utils.data import DataLoader
 
 from tightframe.data.base import class_counts, finding_counts, in_steps, own_labels
@@ -100,6 +101,8 @@ class LocalSilo:
         self._withhold = requested.withhold
         self.setup = setup
         self._encoder: LoadedEncoder | None = None
+        self._units: UnitRecords | None = None
+        self._often: dict[int, NDArray[np.int64]] = {}
         self._trains, self._evaluates = True, False
         # Convolutions and pooling are faster with channels last: EfficientNet-b0 by a third on a CPU.
         self._images = len(self.setting.input_shape) == 3
@@ -422,44 +425,50 @@ class LocalSilo:
             share: the part of the fold that is taken, in that order, and one record at least.
         """
         count = len(self.context.data.labels(fold))
-        if shuffle:
-            indices = self._order(count, torch.Generator().manual_seed(self.stream("order", epoch)))
-        else:
-            indices = list(range(count))
+        indices = self._order(count, epoch) if shuffle else list(range(count))
         if share < 1:
             indices = indices[: max(1, round(share * len(indices)))]
         activity = f"epoch {epoch + 1}" if shuffle else f"{fold} records"
         seed = self.stream("augment", epoch) if augment else None
-        yield from self._batches_in(indices, fold, seed, activity)
+        often = self._often.get(epoch) if shuffle and fold == "train" else None
+        yield from self._batches_in(indices, fold, seed, activity, often)
 
-    def _order(self, count: int, stream: torch.Generator) -> list[int]:
+    def _order(self, count: int, epoch: int) -> list[int]:
         """Return the records of an epoch of training: each once, or each batch drawn by itself."""
+        stream = torch.Generator().manual_seed(self.stream("order", epoch))
         if not self.context.draws_batches:
             return torch.randperm(count, generator=stream).tolist()
         sizes = [len(batch) for batch in merge_single_tail(range(count), self.setting.local.batch_size)]
         return torch.cat([torch.randperm(count, generator=stream)[:size] for size in sizes]).tolist()
 
     def _batches_in(
-        self, indices: list[int], fold: Fold, augment_seed: int | None, activity: str = "training"
+        self,
+        indices: list[int],
+        fold: Fold,
+        augment_seed: int | None,
+        activity: str = "training",
+        often: NDArray[np.int64] | None = None,
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Yield mini-batches of these records in this order.
 
         Args:
             augment_seed: of their augmentation; None for none.
             activity: shown with the progress, for monitoring.
+            often: how often each record is drawn, as ``UnitRecords`` is told; None tells it nothing.
         """
         job = self.setup.job
         size = self.setting.local.batch_size if fold == "train" else job.evaluation.batch_size
+        chosen = merge_single_tail(indices, size)
         if self._encoder is not None:
             kept = self.context.features.fold(self.context, self._encoder, fold, self.device)
             total = math.ceil(len(indices) / size)
             batches = guarded(kept.batches(indices, size, self.device), self.context.stopped)
             for done, batch in enumerate(batches):
                 self.context.at_work(f"round {self.round}, {activity}", done, total)
+                self._tell_units(chosen[done], often)
                 yield batch
             return
         records = self.context.data.records(fold, augment_seed=augment_seed)
-        chosen = merge_single_tail(indices, size)
         common = self._common() if fold == "train" else None
         loader: DataLoader[Any] = DataLoader(
             records,
@@ -470,12 +479,17 @@ class LocalSilo:
         )
         for done, (inputs, labels) in enumerate(guarded(iter(loader), self.context.stopped)):
             self.context.at_work(f"round {self.round}, {activity}", done, len(loader))
+            self._tell_units(chosen[done], often)
             if common is not None:
                 inputs = common.apply(inputs, chosen[done])
             inputs = inputs.to(self.device, non_blocking=True)
             if self._images:  # laid out anew where it is fast: on a GPU, and from pinned memory
                 inputs = inputs.contiguous(memory_format=torch.channels_last)
             yield inputs, labels.to(self.device, non_blocking=True)
+
+    def _tell_units(self, chosen: list[int], often: NDArray[np.int64] | None) -> None:
+        if self._units is not None and often is not None:
+            self._units.next_batch(often[chosen], int(often.sum()))
 
     def _common(self) -> CommonValues | None:
         units = 0 if self._evaluates else self.records_per_feature / 2 * units_on_records(self.setup)
@@ -488,7 +502,8 @@ class LocalSilo:
             records = range(len(self.context.data.labels("train")))
             passes = len(merge_single_tail(records, local.batch_size))
             return FitReport(sum((stage.epochs or 0) * passes + (stage.steps or 0) for stage in stages))
-        with self.unit_records(model) as units:
+        batches = len(merge_single_tail(range(len(self.context.data.labels("train"))), local.batch_size))
+        with self.unit_records(model, passes=loop.passes(stages, batches)) as units:
             report = loop.fit(
                 model,
                 lambda epoch: self.batches("train", augment=local.augment, shuffle=True, epoch=epoch),
@@ -500,13 +515,24 @@ class LocalSilo:
         units.put_back()
         return report
 
-    def unit_records(self, model: torch.nn.Module) -> UnitRecords:
-        """Return what counts the training records that move each unit of a model's dense layers."""
+    def unit_records(self, model: torch.nn.Module, *, passes: Sequence[range] = ()) -> UnitRecords:
+        """Return what counts the training records that move each unit of a model's dense layers.
+
+        Args:
+            passes: epochs of shuffled batches that train the same; none for records in their order.
+        """
         labels, own = self.context.data.labels("train"), own_labels(self.context.data)
         counts = [class_counts(item, self.setting.num_classes) for item in (labels, own)]
         repeats = math.ceil(max(counts[0] / np.maximum(counts[1], 1))) if len(labels) > len(own) else 1
         least = self.min_class_count if self.records_per_feature and self.setup.privacy is None else 0
-        return UnitRecords(model, len(labels), repeats=repeats, least=least)
+        self._often = {}
+        for epochs in passes if least > 1 and self.context.draws_batches else ():
+            often = np.zeros(len(labels), dtype=np.int64)
+            for epoch in epochs:
+                often += np.bincount(self._order(len(labels), epoch), minlength=len(labels))
+            self._often |= dict.fromkeys(epochs, often)
+        self._units = UnitRecords(model, len(labels), repeats=repeats, least=least)
+        return self._units
 
     def fit_by_own_loop(self, model: torch.nn.Module) -> FitReport:
         """Let the training loop that the job names train on the training fold.
@@ -527,7 +553,7 @@ class LocalSilo:
             device=self.device,
             log=self.context.log,
         )
-        with self.unit_records(model) as units:
+        with self.unit_records(model, passes=[range(local.epochs)]) as units:
             report = own_loop.run(own_loop.get(local.loop), training, self.context.stopped)
         units.put_back()
         return report

@@ -22,6 +22,7 @@ from tests.app.site.checks.test_all_checks import NOW, PROJECT, SITE, _change, _
 from tests.attacks import test_rare_values as rare
 from tests.support.jobs import SMALL
 from tests.support.ledgers import SiteKeys, charge, open_ledger
+from tests.support.tables import taken
 from typer.testing import CliRunner
 
 from tightframe.config.job import JobConfig, parse_job
@@ -620,9 +621,9 @@ def test_a_simulation_says_that_a_real_site_would_refuse_its_evaluations(
 ) -> None:
     """Eleven exact evaluations of rows of three yes/no columns, which a site in production refuses."""
     files, rules = rare.tables(tmp_path, numbers=False), {"profile": "standard", "min_row_bits": 0}
-    sites = {s: {"data": {"table": {"file": str(path)}}, "policy": rules} for s, path in files.items()}
-    (tmp_path / "sites.json").write_text(json.dumps({"sites": sites}))
     job = rare.job(method="fedavg", model="mlp")
+    sites = {s: {"data": taken(path, job), "policy": rules} for s, path in files.items()}
+    (tmp_path / "sites.json").write_text(json.dumps({"sites": sites}))
     needle = "in production a site with this policy refuses the job"
     found = check_site(Scope(tmp_path / "sites.json", job=job.model_dump(mode="json")))
     told = [item.text for item in found if item.state == "note" and "TF-627" in item.text]
@@ -661,7 +662,7 @@ def test_every_site_of_a_simulation_is_told_what_its_records_forbid(tmp_path: Pa
     file = tmp_path / "withdrawn.csv"
     entries = {
         site: {
-            "data": {"table": {"file": str(path)}},
+            "data": taken(path, few),
             "policy": {"profile": "standard"},
             "withdrawn": {"table": str(file)},
         }

@@ -1,0 +1,108 @@
+"""An author asks one hospital about its records by contracts, with jobs that never sum anything.
+
+A contract says which rows count: by limits, codes and folds. Whether all rows keep it shows in the code with
+which a site refuses the job, and how many are in its training fold in the weight that it declares.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.attacks.malicious_server import HEART, identity
+from tests.support.tables import FOUR, WARD, contract, ward_rows, write
+
+from tightframe import __version__
+from tightframe.config.job import parse_job
+from tightframe.config.policy import PolicyBlock
+from tightframe.config.site import SiteEntry
+from tightframe.data.contract import Contract
+from tightframe.errors import TightframeError
+from tightframe.rounds.context import SiloContext
+from tightframe.rounds.setup import prepare
+from tightframe.rounds.silo.session import SiloSession
+from tightframe.rounds.site_ledger import journal_folder
+from tightframe.rounds.sums.declaration import Declaration
+from tightframe.rounds.sums.parameters import epoch_params
+from tightframe.securesum.messages import Advertisement
+
+SITE = FOUR[0]
+PLAIN = contract()
+ANY = PolicyBlock(profile="standard", class_rules_off=True, min_row_bits=0, evaluated_share=None)
+ONE = PolicyBlock(profile="standard", min_row_bits=0, evaluated_share=None)
+
+
+class Hospital:
+    """A hospital with a table, which each job asks to enrol, and never for a term."""
+
+    def __init__(self, folder: Path, policy: PolicyBlock, file: Path) -> None:
+        self._folder, self._policy, self.asked = folder, policy, 0
+        self._table = {"file": str(file), "contract": Contract.model_validate(PLAIN).sha256()}
+        if policy.class_rules_off:
+            del self._table["contract"]
+
+    def enrol(self, given: dict[str, Any]) -> float | str:
+        """Return the declared weight, or the code, which a server sees."""
+        self.asked += 1
+        values = {"dataset": "table", "dataset_options": {"contract": given}, "sites": FOUR, "min_sites": 3}
+        options = {"widths": [2], "standardise": True}
+        job = parse_job({**HEART, **values, "model_options": options})
+        setup, name, own = prepare(job), f"job-{self.asked}", self._folder
+        entry = SiteEntry(state_dir=str(own), data={"table": self._table}, policy=self._policy)
+        session = SiloSession(
+            SiloContext(
+                SITE,
+                job,
+                entry,
+                run_dir=own / "run" / name,
+                state_dir=own / name,
+                job_id=name,
+                production=True,
+                journal_dir=journal_folder(own, SITE),
+                ledger_dir=own,
+                identity=lambda: identity(SITE),
+            )
+        )
+        params = epoch_params(setup, name, FOUR, epoch=0, static_open=True)
+        message = {"job_sha256": job.sha256(), "version": __version__, "roster": FOUR}
+        try:
+            answer = session.handle("enroll", {**message, "secure": params.to_bytes()})["secure"]
+        except TightframeError as error:
+            return error.code
+        told = Advertisement.from_bytes(answer, slots=params.slots).application
+        return Declaration.from_bytes(told, SITE).weight
+
+
+def up_to(age: float) -> dict[str, Any]:
+    columns = [{**item, "high": age} if item["column"] == "age" else item for item in WARD["columns"]]
+    return contract(columns=columns)
+
+
+def split_at(name: str) -> list[dict[str, Any]]:
+    """Two contracts, by which a record of this name is in the test fold, or trained on."""
+    digest = hashlib.sha256(f"tightframe-fold-v1/{name}".encode()).digest()
+    place = int.from_bytes(digest[:8], "big") / 2**64
+    return [contract(shares=[at, 1e-6, 1 - 1e-6 - at]) for at in (place - 1e-9, place + 1e-9)]
+
+
+def test_contracts_of_an_authors_choice_tell_single_records(tmp_path: Path) -> None:
+    rows = ward_rows()
+    hospital = Hospital(tmp_path, ANY, write(tmp_path / "ward.csv", rows))
+    least, most = 20, 100
+    while most - least > 1:
+        middle = (least + most) // 2
+        told = hospital.enrol(up_to(middle))
+        least, most = (middle, most) if told == "TF-215" else (least, middle)
+    assert (most, hospital.asked) == (max(int(row[1]) for row in rows), 7)
+    for name, there in [("r3", 1), ("r7", 1), ("nobody", 0), ("r60", 0)]:
+        before, after = (hospital.enrol(given) for given in split_at(name))
+        assert isinstance(before, float) and isinstance(after, float) and after - before == there
+
+
+@pytest.mark.parametrize("other", [up_to(60), *split_at("r3")], ids=["limits", "without", "with"])
+def test_a_site_takes_the_contract_alone_that_its_entry_names(tmp_path: Path, other: dict[str, Any]) -> None:
+    assert Hospital(tmp_path / "unread", ONE, tmp_path / "no.csv").enrol(other) == "TF-614"
+    hospital = Hospital(tmp_path, ONE, write(tmp_path / "ward.csv", ward_rows()))
+    assert [hospital.enrol(given) for given in (other, PLAIN)] == ["TF-614", 40.0]
