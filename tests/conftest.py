@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from _pytest.doctest import DoctestModule
 from hypothesis import settings
 from numpy.typing import NDArray
 from tests.support import ROOT
@@ -65,9 +66,11 @@ WAITING = [
         "engine/test_real_data.py",
         "engine/test_parity.py",
         "engine/test_allow_list.py",
+        "app/site/test_stop.py",
+        "app/site/membership/test_joining.py",
     )
 ]
-"""Files that run the engine, the longest first."""
+"""Files that run the engine or a site's client, the longest first."""
 LONG = tuple(
     ROOT / "tests" / name
     for name in (
@@ -77,8 +80,6 @@ LONG = tuple(
         "inference/test_exports.py",
         "app/test_recipes.py",
         "benchmarks/test_eicu.py",
-        "app/site/test_stop.py",
-        "app/site/membership/test_joining.py",
         "docs/test_notebook.py",
         "attacks/test_any_server.py",
         "fuzz/test_fuzz.py",
@@ -220,10 +221,20 @@ def _counted_once() -> Iterator[None]:
 
     These are pure functions of arrays, and most runs of tests have the records of others.
     """
+    from tightframe.data import columns
     from tightframe.data.table import common_values
     from tightframe.learning import record_values
 
+    combinations, found = columns._combinations, dict[tuple[Any, ...], Any]()
+
+    def once(given: Any, joined: Any) -> Any:
+        key = (joined, *(column.hashes.tobytes() for column in given))
+        if key not in found:
+            found[key] = combinations(given, joined)
+        return list(found[key])
+
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(columns, "_combinations", once)
         for name in ("_levels", "_independent", "_bits_of"):
             patch.setattr(record_values, name, _by_arrays(getattr(record_values, name)))
         patch.setattr(common_values, "common_values", _by_arrays(common_values.common_values))
@@ -258,18 +269,31 @@ def _begun_once() -> Iterator[Callable[..., Any]]:
 def _verified_once() -> Iterator[None]:
     """A signature that holds is checked once in a process of tests: each silo opens its ledger at each step.
 
-    These are pure functions of bytes; one that does not hold is checked each time.
+    These are pure functions of bytes; one that does not hold is checked each time. Of a certificate's
+    signatures that were made here the first is checked: the others hold by the same code.
     """
     from tightframe.rounds.site_ledger import keys
     from tightframe.securesum import checks, identity
 
+    sign, verify = identity.KeySigner.sign, identity.verify_signature
+    made, proven = dict[tuple[bytes, bytes, bytes], bool](), set[bytes]()
+
+    def signed(signer: Any, message: bytes) -> bytes:
+        signature = sign(signer, message)
+        made[signer.certificate, message, signature] = True
+        return signature
+
+    @functools.lru_cache(maxsize=8192)
+    def verified(certificate: bytes, message: bytes, signature: bytes, **words: str) -> None:
+        if not made.pop((certificate, message, signature), False) or certificate not in proven:
+            verify(certificate, message, signature, **words)
+            proven.add(certificate)
+
     with pytest.MonkeyPatch.context() as patch:
-        for module, name in (
-            (checks, "ed25519_verify"),
-            (identity, "verify_signature"),
-            (keys, "verify_signature"),
-        ):
-            patch.setattr(module, name, functools.lru_cache(maxsize=8192)(getattr(module, name)))
+        patch.setattr(checks, "ed25519_verify", functools.lru_cache(maxsize=8192)(checks.ed25519_verify))
+        patch.setattr(identity.KeySigner, "sign", signed)
+        for module in (identity, keys):
+            patch.setattr(module, "verify_signature", verified)
         yield
 
 
@@ -383,6 +407,15 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
 
 @pytest.hookimpl(wrapper=True)
+def pytest_collect_file(file_path: Path) -> Generator[None, list[Any], list[Any]]:
+    """Search a file of tests for examples only where it has some: a second of a core in each process."""
+    found = yield
+    if file_path.suffix == ".py" and b">>>" not in file_path.read_bytes():
+        return [one for one in found if not isinstance(one, DoctestModule)]
+    return found
+
+
+@pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
     """What is imported for the tests stays, so the garbage collector need not search it, then or later.
 
@@ -460,10 +493,11 @@ def _is_whole(item: pytest.Item) -> bool:
 
 
 def _spread(items: list[pytest.Item]) -> list[pytest.Item]:
-    """Files that run the engine among the others, the two longest at the start.
+    """Files that run the engine among the others, the longest at the start.
 
     Each is handed to one process as a whole, in this order; they take minutes and mostly wait. At the end,
-    or all at once, they would leave the cores idle. Short files are last, so that all processes end together.
+    or several at once, they would leave the cores idle. Short files are last, so that all processes end
+    together.
     """
     files: dict[Path, list[pytest.Item]] = {}
     for item in items:
@@ -475,7 +509,7 @@ def _spread(items: list[pytest.Item]) -> list[pytest.Item]:
         (path for path in files if places[path] == last),
         key=lambda path: (path not in LONG, -sum(map(_is_whole, files[path])), -len(files[path])),
     )
-    ordered, waiting = waiting[:2], waiting[2:]
+    ordered, waiting = waiting[:1], waiting[1:]
     # All of them are begun while files with tests that are `whole` are left, with which they share the cores:
     # those take most of the time and are less than a third of all files.
     long = sum(any(map(_is_whole, files[path])) for path in working) or len(working) // 2

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import math
 from pathlib import Path
+from typing import Any
 
-from tightframe.files import write_atomically
+import pytest
+
+from tightframe.files import indented, write_atomically
 
 
 def test_a_temporary_file_that_was_left_lends_the_new_one_nothing(tmp_path: Path) -> None:
@@ -23,3 +28,22 @@ def test_a_link_in_its_place_is_not_written_through(tmp_path: Path) -> None:
     write_atomically(tmp_path / "key", b"secret", mode=0o600, locked=True)
     assert elsewhere.read_bytes() == b"of somebody else"
     assert (tmp_path / "key").read_bytes() == b"secret" and not (tmp_path / "key").is_symlink()
+
+
+@pytest.mark.parametrize("step", [1, 2, 4])
+@pytest.mark.parametrize(
+    "values",
+    [
+        *([], {}, "text", 3, {"a": []}, [{}, []], {"a": [1, 2.5, None, True, -0.0, 1e300], "b": 1e-7}),
+        *([[1, [2]], 3], {5: {"x": [[1], ()]}, None: [0], True: {}, 1.5: 2}, {5: 1}),
+        {"é": {'"\n': "\u2028 / \\"}, "more": ["é", {"a": {"b": {}}}]},
+    ],
+)
+def test_indented_text_is_that_of_pythons_own_encoder(values: Any, step: int) -> None:
+    assert indented(values, step) == json.dumps(values, indent=step, allow_nan=False)
+
+
+@pytest.mark.parametrize("values", [math.nan, [math.inf], {"a": [-math.inf]}, {"a": {"b": math.nan}}])
+def test_what_json_has_no_word_for_is_refused(values: Any) -> None:
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        indented(values)

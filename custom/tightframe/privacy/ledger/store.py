@@ -13,13 +13,13 @@ import secrets
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import NoReturn
 from urllib.parse import quote
 
-from tightframe.files import sync_folder, write_atomically
+from tightframe.files import indented, sync_folder, write_atomically
 from tightframe.privacy.ledger.entries import LedgerError, TamperError
 from tightframe.privacy.ledger.rows import HEAD, Row, Signer, digest
 from tightframe.securesum.primitives import encode_fields
@@ -87,7 +87,7 @@ def make_head(ledger: str, count: int, hashed: str, time: datetime, signer: Sign
     """Make a signed head."""
     text = time.astimezone(UTC).isoformat(timespec="microseconds")
     bare = Head(ledger, count, hashed, text, digest(signer.certificate), "")
-    return Head(**{**asdict(bare), "signature": signer.sign(bare.message).hex()})
+    return replace(bare, signature=signer.sign(bare.message).hex())
 
 
 def head_file(path: Path) -> Path:
@@ -162,7 +162,7 @@ def _fill(made: sqlite3.Connection, head: Head, signer: Signer) -> None:
     for statement in _SCHEMA.values():
         made.execute(statement)
     made.execute("INSERT INTO signers VALUES (?, ?)", (head.signer, signer.certificate))
-    made.execute("INSERT INTO head VALUES (1, ?, ?, ?, ?, ?, ?)", tuple(asdict(head).values()))
+    made.execute("INSERT INTO head VALUES (1, ?, ?, ?, ?, ?, ?)", tuple(vars(head).values()))
     made.execute("COMMIT")
 
 
@@ -179,7 +179,7 @@ class Store:
     """
 
     def __init__(self, path: Path, *, read_only: bool = False) -> None:
-        self.path = path
+        self.path, self._head = path, head_file(path)
         if not path.is_file():
             raise LedgerError(
                 f"Expected the ledger at {path}, but there is none. Restore it from a backup; only a site "
@@ -278,16 +278,15 @@ class Store:
             run("INSERT INTO entries VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
         run(
             "UPDATE head SET ledger = ?, count = ?, hash = ?, time = ?, signer = ?, signature = ?",
-            tuple(asdict(head).values()),
+            tuple(vars(head).values()),
         )
 
     def publish_head(self) -> None:
         """Write the head file, under the lock, so that it never goes back; not where it says so already."""
-        path = head_file(self.path)
         with self.writing():
-            text = (json.dumps(asdict(self.read_head()), indent=1) + "\n").encode()
-            if not (path.is_file() and path.read_bytes() == text):
-                write_atomically(path, text, mode=0o600, locked=True)
+            text = (indented(vars(self.read_head()), step=1) + "\n").encode()
+            if not (self._head.is_file() and self._head.read_bytes() == text):
+                write_atomically(self._head, text, mode=0o600, locked=True)
 
     def secret(self) -> bytes:
         """Return the ledger's secret, drawn the first time.
@@ -324,7 +323,7 @@ class Store:
             LedgerError: TF-704, if it cannot be read.
             TamperError: TF-702, if it is none.
         """
-        return read_head_file(head_file(self.path))
+        return read_head_file(self._head)
 
 
 def read_head_file(path: Path) -> Head | None:

@@ -234,8 +234,9 @@ class SiteLedger:
     def _open_or_create(self) -> Ledger:
         self._signing_keys()  # first: without an identity nothing may be created
         path = self.paths.ledger
-        if not path.exists():
-            check_not_lost(self.paths, None)
+        if path.exists():
+            return self._ledger()
+        check_not_lost(self.paths, None)
         if not ledger_expected(path):
             _make_folder(path.parent)
             if self.paths.jobs is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 from tightframe import __version__
@@ -53,7 +54,8 @@ def epoch_params(
     )
 
 
-def schema_name(phase: str, fields: Sequence[messages.FieldSpec]) -> str:
+@functools.lru_cache(maxsize=1024)
+def schema_name(phase: str, fields: tuple[messages.FieldSpec, ...]) -> str:
     """Return a schema's name in the parameters: its phase and the start of its hash."""
     sha256 = digest("schema", [item.as_value() for item in fields])
     return f"{phase}/{sha256.hex()[:16]}"
