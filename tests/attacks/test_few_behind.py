@@ -11,11 +11,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from tests.attacks.test_job_rounds import journal
 from tests.attacks.test_products import small
 from tests.support.attacks.malicious_server import ANY_WIDTH, STANDARD, Federation, hearts
 
 from tightframe.errors import TightframeError
+from tightframe.learning import model_update
 
 JOB: dict[str, Any] = {
     "weights": "exact",
@@ -120,3 +122,20 @@ def test_units_that_few_of_a_silos_records_move_stay_as_they_were(how: str, tmp_
         for place, policy in enumerate((ANY_WIDTH, STANDARD))
     )
     assert without and not found
+
+
+def test_variances_of_units_that_few_of_a_silos_records_move_are_not_told(tmp_path: Path) -> None:
+    """Of the one record that fires a unit, it is the slope times the feature, squared."""
+    variant = {"method": "fedilc", "method_options": {"variant": "fishr_arith_fullbatch"}}
+    job = {**JOB, **variant, "model_options": {"widths": [72]}}
+    told = []
+    for place, policy in enumerate((ANY_WIDTH, STANDARD)):
+        federation = Federation(job, small(), state=tmp_path / str(place), policy=policy).enroll()
+        model: Any = model_update.build_template(federation.setup.setting)
+        model.load_state_dict(dict(federation.shared.state.model))
+        variances = federation.sum("train", 1)["fishr/variance"][:, :-1].max(0)
+        rows = (torch.as_tensor(item.raw("train")) for item in federation.data.values())
+        fire = sum((model.features(item) > 0).sum(0) for item in rows).numpy()
+        told.append(set(np.flatnonzero((variances > 0) & (fire == 1)).tolist()))
+        assert (variances[fire > 60] > 0).any()
+    assert told[0] and not told[1]

@@ -78,6 +78,9 @@ def test_exporters_say_errors_alone_and_only_for_so_long(
     """Of packages that torch's exporter misses, which need not be there."""
     chatty = logging.getLogger("torch.onnx._internal.exporter._registration")
     chatty.setLevel(logging.WARNING)
+    # Some packages make torch keep its log to itself.
+    monkeypatch.setattr(chatty, "handlers", [caplog.handler])
+    monkeypatch.setattr(chatty, "propagate", False)
     script = exports._script
 
     def warns(*given: Any) -> None:

@@ -167,8 +167,10 @@ def contexts(
     }
 
 
-def coordinator(of: JobConfig, folder: Path) -> Coordinator:
-    identity = ServerIdentity(JOB_ID, simulated_anchor(JOB_ID, production=False), simulated=True)
+def coordinator(of: JobConfig, folder: Path, *, job_id: str = JOB_ID) -> Coordinator:
+    """The server's half; all silos have certificates under the root of ``JOB_ID``."""
+    anchor = simulated_anchor(JOB_ID, production=False)
+    identity = ServerIdentity(job_id, anchor, simulated=True, root_of=JOB_ID)
     return Coordinator(prepare(of), folder / "server", identity=identity, write_page=writing.leave)
 
 

@@ -93,6 +93,7 @@ def undo(folder: Path, masked: Container[SumId], request: bytes = b"") -> None:
                 again.unlink(missing_ok=True)
                 os.link(kept / name, again)
                 os.replace(again, folder / name)
+                again.unlink(missing_ok=True)  # it stays if both are names of one file already
             else:
                 (folder / name).unlink(missing_ok=True)
     sent(folder)

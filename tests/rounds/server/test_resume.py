@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ from tightframe.privacy.ledger.entries import Charge
 from tightframe.results.files import CHECKPOINT
 from tightframe.results.rows import Row
 from tightframe.rounds.context import PACE, REHEARSAL, SiloContext
-from tightframe.rounds.notes import RESUMED, VERIFIED, note_verified
+from tightframe.rounds.notes import RESUMED, VERIFIED, Notes, note_verified
 from tightframe.rounds.server import resume
 from tightframe.rounds.server.record import RunRecord
 from tightframe.rounds.silo import own_state as state
@@ -305,6 +306,13 @@ def _commit(store: SiloStateStore, *sums: SumId) -> None:
         store.settle({str(sum_id): ["a"]})
 
 
+def _later(folder: Path, first: SiloContext, after: int) -> SiloContext:
+    """The silo in the job that goes on behind a round."""
+    values = {"lineage": "first", "previous": "first", "after_round": after, "checkpoint_sha256": "0" * 64}
+    going_on = parse_job({**JOB, "resume": values})
+    return SiloContext("a", going_on, None, folder, previous_state=first.state_folder, job_id="second")
+
+
 @pytest.mark.parametrize(
     ("after", "expected"), [(3, 3.5), (2, 2.0), (1, None)], ids=["as far", "a round ahead", "two ahead"]
 )
@@ -315,11 +323,7 @@ def test_a_silo_goes_back_to_where_the_checkpoint_is(
     first, store = _state(tmp_path / "first", job())
     _commit(store, SumId(2, "train-0"), SumId(3, "train-0"), SumId(3, "train-1"))
     store.propose(SumId(4, "train-0"), {"c": torch.tensor([4.0])})
-    values = {"lineage": "first", "previous": "first", "after_round": after, "checkpoint_sha256": "0" * 64}
-    next_job = parse_job({**JOB, "resume": values})
-    later = SiloContext(
-        "a", next_job, None, tmp_path / "next", previous_state=first.state_folder, job_id="second"
-    )
+    later = _later(tmp_path / "next", first, after)
     if expected is None:
         with pytest.raises(RunError, match="TF-522"):
             state.begin(later)
@@ -330,6 +334,43 @@ def test_a_silo_goes_back_to_where_the_checkpoint_is(
     resumed.settle({"4/train-0/0": ["a"]})
     assert resumed.committed()["c"].item() == expected
     assert store.committed()["c"].item() == 3.5, "the stopped job's own state is as it was"
+
+
+@pytest.mark.parametrize("step", [1, 2])
+def test_a_silo_that_is_killed_while_it_commits_keeps_its_state(
+    step: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, store = _state(tmp_path / "first", job())
+    _commit(store, SumId(2, "train-0"))
+    store.propose(SumId(3, "train-0"), {"c": torch.tensor([3.0])})
+    renamed = []
+
+    def die(*names: Path) -> None:
+        renamed.append(names)
+        if len(renamed) == step:
+            raise PulledPlugError
+        os.rename(*names)
+
+    with monkeypatch.context() as patched, pytest.raises(PulledPlugError):
+        patched.setattr(os, "replace", die)
+        store.settle({"3/train-0/0": ["a"]})
+    later = _later(tmp_path / "next", first, after=2)
+    state.begin(later)
+    assert SiloStateStore(later.state_folder, "a").committed()["c"].item() == 2.0
+    store.settle({"3/train-0/0": ["a"]})
+    assert store.committed()["c"].item() == 3.0, "told once more"
+    assert not list(first.state_folder.glob(".*"))
+
+
+def test_a_note_that_a_crash_left_torn_does_not_hide_where_a_resumed_job_begins(tmp_path: Path) -> None:
+    first, _ = _state(tmp_path / "first", job())
+    note_verified(first.state_folder, bytes(32), SumId(1, "train-0"))
+    noted = Notes.read(first.state_folder)
+    with (first.state_folder / VERIFIED).open("a") as stream:
+        stream.write("total:00")
+    later = _later(tmp_path / "next", first, after=1)
+    state.begin(later)
+    assert Notes.read(later.state_folder).jobs == (noted, Notes())
 
 
 def test_a_silos_state_is_for_the_same_job_alone_and_the_salt_for_none(tmp_path: Path) -> None:

@@ -264,7 +264,7 @@ def broadcast_gradient(state: ServerState) -> Tensors:
 def contribute_variance(silo: SiloView, broadcast: Tensors, state: Tensors) -> Contribution:
     """Return v_k of the whole training fold; nothing is kept."""
     model = silo.load(model_update.received_model(broadcast))
-    return Contribution(_variance_terms(fold_moments(silo, model)))
+    return Contribution(_variance_terms(*fold_moments(silo, model)))
 
 
 def contribute_gradient(round: int, silo: SiloView, broadcast: Tensors, state: Tensors) -> Contribution:
@@ -278,9 +278,9 @@ def contribute_gradient(round: int, silo: SiloView, broadcast: Tensors, state: T
     received = model_update.received_model(broadcast)
     fishr, penalty, tensors = config.uses_variances(round), None, {}
     if fishr:
-        moments = fold_moments(silo, silo.load(received))
+        moments, few = fold_moments(silo, silo.load(received))
         if config.stale:
-            tensors = _variance_terms(moments)
+            tensors = _variance_terms(moments, few)
         if MEAN in broadcast:
             mean = broadcast[MEAN].to(silo.device)
             penalty = SiloPenalty.of(moments, mean[:, :-1], mean[:, -1])
@@ -346,9 +346,9 @@ def _penalty_factor(config: FedILCConfig, round: int, model: nn.Module, silos: i
     return weight / sum(part.numel() for part in last_layer(model) if part is not None)
 
 
-def _variance_terms(moments: GradientMoments) -> dict[str, torch.Tensor]:
+def _variance_terms(moments: GradientMoments, few: torch.Tensor) -> dict[str, torch.Tensor]:
     weight, bias = moments.variance()
-    return {VARIANCE: SCALE * torch.cat([weight, bias[:, None]], 1).cpu()}
+    return {VARIANCE: SCALE * torch.cat([weight, bias[:, None]], 1).cpu().masked_fill(few, 0)}
 
 
 # ---------------------------------------------------------------- at the server

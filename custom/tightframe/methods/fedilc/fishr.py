@@ -24,7 +24,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from tightframe.learning import outputs
 from tightframe.learning.gradients.fold import no_records, same_batches
+from tightframe.learning.stages import at_least_float32
 from tightframe.phases import SiloView
 
 
@@ -224,20 +226,34 @@ def last_layer(model: nn.Module) -> tuple[torch.Tensor, torch.Tensor | None]:
 
 
 @torch.no_grad()
-def fold_moments(silo: SiloView, model: nn.Module) -> GradientMoments:
+def fold_moments(silo: SiloView, model: nn.Module) -> tuple[GradientMoments, torch.Tensor]:
     """Return the moments of the last layer's gradients over the training fold, in float64.
 
     The layer is taken without dropout of its input. The model's running statistics change.
+
+    Returns:
+        The moments, and where few of the silo's records move the layer, bool (C, d + 1), the bias last: there
+        a variance is one record's slope times its feature.
 
     Raises:
         TrainingError: TF-208 if there is no record.
     """
     weight, bias = last_layer(model)
     total = None
-    for inputs, labels in same_batches(silo, model):
-        features = model.features(inputs).double()  # type: ignore[operator]
-        moments = gradient_moments(features, labels, weight, bias)
-        total = moments if total is None else total + moments
+    with silo.unit_records(model, passes=[range(1)]) as units:
+        for inputs, labels in same_batches(silo, model):
+            features = model.features(inputs)  # type: ignore[operator]
+            with torch.enable_grad():
+                seen = features.detach().requires_grad_()
+                logits = at_least_float32(model.head(seen))  # type: ignore[operator]
+                torch.autograd.grad(outputs.summed_loss(logits, labels), seen)
+            moments = gradient_moments(features.double(), labels, weight, bias)
+            total = moments if total is None else total + moments
     if total is None:
         raise no_records()
-    return total
+    few = units.few()
+    place = torch.zeros(len(weight), weight.shape[1] + 1, dtype=torch.bool)
+    if "head.weight" in few:
+        place[:, :-1] = few["head.weight"]
+        place[:, -1] = few.get("head.bias", place[:, -1])
+    return total, place

@@ -17,7 +17,7 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 
 from tightframe.errors import RunError
-from tightframe.files import write_atomically
+from tightframe.files import drop_torn_line, write_atomically
 from tightframe.phases import Tensors
 from tightframe.rounds.context import (
     BEFORE_REQUEST,
@@ -85,6 +85,7 @@ def begin(context: SiloContext) -> None:
             )
             shutil.copytree(previous, partial, ignore=left_out, dirs_exist_ok=True)
             if (partial / VERIFIED).is_file():
+                drop_torn_line(partial / VERIFIED)
                 note(partial, [RESUMED] if job.resume is not None else [WITHDRAWS, RESUMED])
             _rewind(partial, job.rounds if job.resume is None else job.resume.after_round)
             context.log.info(
@@ -255,10 +256,18 @@ def _noted(path: Path, key: str) -> str | None:
 
 
 def _commit(folder: Path, path: Path) -> None:
-    """Make a stored state the committed one, and keep that of the round before."""
+    """Make a stored state the committed one, and keep that of the round before.
+
+    A process that is killed between two steps leaves a committed one: a resumed job could not tell that there
+    had been any.
+    """
     committed = folder / COMMITTED
     if committed.is_file() and checkpoint_round(proposed_in(committed)) < checkpoint_round(proposed_in(path)):
-        os.replace(committed, folder / EARLIER)
+        kept = folder / f".{EARLIER}"
+        kept.unlink(missing_ok=True)
+        os.link(committed, kept)
+        os.replace(kept, folder / EARLIER)
+        kept.unlink(missing_ok=True)  # a rename to another name of the same file does nothing
     os.replace(path, committed)
 
 
