@@ -1,7 +1,8 @@
 """An author asks one hospital about its records by contracts, with jobs that never sum anything.
 
 A contract says which rows count: by limits, codes and folds. Whether all rows keep it shows in the code with
-which a site refuses the job, and how many are in its training fold in the weight that it declares.
+which a site refuses the job, and how many are in its training fold in the weight that it declares. Within one
+contract a job's units set the border at which it is refused.
 """
 
 from __future__ import annotations
@@ -43,11 +44,15 @@ class Hospital:
         if policy.class_rules_off:
             del self._table["contract"]
 
-    def enrol(self, given: dict[str, Any]) -> float | str:
-        """Return the declared weight, or the code, which a server sees."""
+    def enrol(self, given: dict[str, Any], units: int = 2) -> float | str:
+        """Return the declared weight, or the code, which a server sees.
+
+        Args:
+            units: of the job's only layer.
+        """
         self.asked += 1
         values = {"dataset": "table", "dataset_options": {"contract": given}, "sites": FOUR, "min_sites": 3}
-        options = {"widths": [2], "standardise": True}
+        options = {"widths": [units], "standardise": True}
         job = parse_job({**HEART, **values, "model_options": options})
         setup, name, own = prepare(job), f"job-{self.asked}", self._folder
         entry = SiteEntry(state_dir=str(own), data={"table": self._table}, policy=self._policy)
@@ -106,3 +111,13 @@ def test_a_site_takes_the_contract_alone_that_its_entry_names(tmp_path: Path, ot
     assert Hospital(tmp_path / "unread", ONE, tmp_path / "no.csv").enrol(other) == "TF-614"
     hospital = Hospital(tmp_path, ONE, write(tmp_path / "ward.csv", ward_rows()))
     assert [hospital.enrol(given) for given in (other, PLAIN)] == ["TF-614", 40.0]
+
+
+def test_units_at_which_a_job_is_refused_do_not_tell_how_many_patients_stand_out(tmp_path: Path) -> None:
+    """17 of the patients trained on are of the rarer sex: columns that fewer have than units hide no rows."""
+    hospital = Hospital(
+        tmp_path,
+        ONE.model_copy(update={"min_row_bits": 10}),
+        write(tmp_path / "ward.csv", ward_rows()),
+    )
+    assert [hospital.enrol(PLAIN, units) for units in (16, 17, 18, 32)] == [40.0, *["TF-628"] * 3]

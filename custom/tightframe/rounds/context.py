@@ -139,21 +139,23 @@ class SiloContext:
         spec, options = dataset_of(self.job)
         return len(spec.input_shape(options)) == 1
 
-    def common(self, units: float = 0) -> CommonValues | None:
+    def common(self, units: float = 0, *, rounded: bool = False) -> CommonValues | None:
         """Return values of training records that exact sums take for others, so that no few stand out.
 
         Args:
             units: as many records as these are few, too.
+            rounded: take the next power of two of what is few, for a check that others see the end of.
         """
         if self.job.privacy is not None or not self.has_rows:
             return None
         from tightframe.data.table.common_values import common_in  # which imports torch
 
         least = self.policy.class_count(synthetic=self.data.synthetic)
-        wide = max(least, math.ceil(units)) if least > 1 else least
+        few = max(least, math.ceil(units)) if least > 1 else least
+        wide = 1 << (few - 1).bit_length() if rounded and few > least else few
         if wide not in self._common:
             self._common[wide] = found = common_in(self.data, least, wide)
-            if found is not None and wide > least and found.lost:
+            if found is not None and wide == few > least and found.lost:
                 text = "%s: %d of %d columns say nothing in training: in each fewer than %d patients stand "
                 text += "out, as many as the first layer's units ask for. A narrower one keeps more columns."
                 self.log.warning(text, self.name, found.lost, found.varied, wide)

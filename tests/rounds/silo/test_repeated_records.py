@@ -14,10 +14,13 @@ from tests.support.jobs import SMALL
 from tightframe import data
 from tightframe.config.job import JobConfig, parse_job
 from tightframe.config.policy import PolicyBlock
+from tightframe.config.refusals import BelowPolicyError
 from tightframe.config.site import SiteEntry, open_data
+from tightframe.learning.products import Sizes
 from tightframe.rounds.context import SiloContext
 from tightframe.rounds.riders import class_rules
 from tightframe.rounds.setup import prepare
+from tightframe.rounds.silo.enrolment_check import check_layers, own_records
 from tightframe.rounds.silo.session import SiloSession
 from tightframe.rounds.silo.view import LocalSilo
 from tightframe.rounds.sums.declaration import Declaration
@@ -62,6 +65,25 @@ def test_class_counts_can_be_of_distinct_records(tmp_path: Path) -> None:
     assert silo.class_counts("train", distinct=True).tolist() == once.tolist()
     repeated = silo.class_counts("train").tolist()
     assert repeated[0] == repeated[1] == once.max()
+
+
+@pytest.mark.parametrize(("accepted", "told"), [(("exact", "uniform"), 0), (("power_of_two", "uniform"), 1)])
+def test_a_refusal_by_own_records_tells_no_more_than_a_declared_weight(
+    tmp_path: Path, accepted: tuple[str, ...], told: int
+) -> None:
+    """Two refused jobs with uniform weights, one of repeated records, told both classes before any sum."""
+    job = parse_job({**EICU, "weights": "uniform", "model_options": {"widths": [5000]}})
+    entry = SiteEntry(policy=PolicyBlock(profile="standard", weights=accepted))
+    records = open_data(job, "site-1", None)
+    context = SiloContext("site-1", job, entry, run_dir=tmp_path, records=records, production=True)
+    distinct = len(_once(job))
+    number = (distinct, 1 << distinct.bit_length() - 1)[told]
+    assert len(records.labels("train")) > distinct > 1 << distinct.bit_length() - 1
+    assert own_records(context) == number
+    alike = Sizes.of(dict.fromkeys(job.roster, 1.0), 1)
+    with pytest.raises(BelowPolicyError) as error:
+        check_layers(context, prepare(job), alike, "records")
+    assert f"trained on {number * (len(job.roster) - 1)} records" in error.value.outside()[0][1]
 
 
 @pytest.mark.whole

@@ -19,7 +19,6 @@ import safetensors.torch
 import torch
 from safetensors import safe_open
 
-from tightframe.data.base import own_labels
 from tightframe.errors import ContributionError, RunError, TrainingError
 from tightframe.files import write_atomically
 from tightframe.learning.model_update import UPDATE, shared_template
@@ -48,7 +47,7 @@ from tightframe.rounds.riders.class_rules import HOLDERS
 from tightframe.rounds.riders.evaluation import told_by_few
 from tightframe.rounds.setup import prepare, set_threads
 from tightframe.rounds.silo import checks, evaluations, own_report, subnormals
-from tightframe.rounds.silo.enrolment_check import check_layers, check_possible_rows, counted
+from tightframe.rounds.silo.enrolment_check import check_layers, check_possible_rows, counted, own_records
 from tightframe.rounds.silo.followed_state import FollowedState
 from tightframe.rounds.silo.own_state import SiloStateStore
 from tightframe.rounds.silo.rehearsal import rehearse
@@ -351,7 +350,7 @@ class Contributor:
         if self._context.job.weights == "uniform":
             self.check_layers(sizes, "records, were all silos as this one")
         if not data.synthetic:
-            product_rule.check_behind(policy, self._setup, len(own_labels(data)))
+            product_rule.check_behind(policy, self._setup, own_records(self._context))
 
     def check_layers(self, sizes: Sizes, of: str) -> None:
         """Refuse a sum of layers of silos who declare too few records.
@@ -365,7 +364,7 @@ class Contributor:
         """Return the exact sums that the job adds to those of others; None if none, or without a limit."""
         if not self._context.limits_rounds:
             return None
-        return product_rule.rounds_planned(self._setup, counted(self._context, self._setup, sizes))
+        return product_rule.rounds_planned(self._setup, counted(self._context, sizes))
 
     @cached_property
     def evaluations(self) -> Evaluations | None:

@@ -116,7 +116,7 @@ def rounds_planned(
     """Return the same as ``check_rounds``, without refusing anything."""
     from tightframe.rounds import product_rule
 
-    found = product_rule.rounds_planned(setup, counted(context, setup, sizes))
+    found = product_rule.rounds_planned(setup, counted(context, sizes))
     if not context.limits_rounds or found is None:
         return None
     dataset, history = context.site.records_id(context.job.dataset), journal.History(entries)
@@ -235,21 +235,25 @@ def check_layers(context: SiloContext, setup: JobSetup, sizes: Sizes, of: str) -
     from tightframe.rounds.product_rule import behind, check_units, units_planned
 
     if (layers := units_planned(setup)) is not None:
-        check_units(context.policy, layers, counted(context, setup, sizes).behind(behind(setup)), of)
+        check_units(context.policy, layers, counted(context, sizes).behind(behind(setup)), of)
 
 
-def counted(context: SiloContext, setup: JobSetup, sizes: Sizes) -> Sizes:
+def counted(context: SiloContext, sizes: Sizes) -> Sizes:
     """Return silos' numbers of training records; where weights tell none, as if all were as this one.
 
     Where all silos accept by their own numbers, the smallest has accepted by the smallest number.
     """
-    import torch
+    return sizes.times(own_records(context)) if context.job.weights == "uniform" else sizes
 
-    from tightframe.rounds.silo.view import LocalSilo
 
-    if context.job.weights != "uniform":
-        return sizes
-    return sizes.times(float(LocalSilo(context, setup, torch.device("cpu"), 0).class_counts("train").sum()))
+def own_records(context: SiloContext) -> float:
+    """Return how many different training records this silo has, as exactly as its policy declares them.
+
+    A job's layers choose the border at which it is refused, and the refusal may name it. With repeated
+    records it told, before any sum, twice the larger class.
+    """
+    how = "exact" if "exact" in context.policy.weights else "power_of_two"
+    return public_weight(len(own_labels(context.data)), how)
 
 
 def check_possible_rows(silo: LocalSilo) -> None:

@@ -103,7 +103,7 @@ class LocalSilo:
         self._encoder: LoadedEncoder | None = None
         self._units: UnitRecords | None = None
         self._often: dict[int, NDArray[np.int64]] = {}
-        self._trains, self._evaluates = True, False
+        self._trains, self._evaluates, self._rounded = True, False, False
         # Convolutions and pooling are faster with channels last: EfficientNet-b0 by a third on a CPU.
         self._images = len(self.setting.input_shape) == 3
 
@@ -240,13 +240,16 @@ class LocalSilo:
     def column_bits(self, *, evaluated: bool = False) -> tuple[float, ...]:
         """Return the bits of each column of this silo's table (``learning.record_values``); kept in a run.
 
+        Layers' units round up to a power of two: a job refused with just so many (TF-628) would tell how many
+        patients stand out in a column.
+
         Args:
             evaluated: see ``record_values``.
         """
         known, scale = self.context.own_bits, self._scale()
         key = evaluated, None if scale is None else scale.numpy().tobytes()
         if key not in known:
-            inputs = self._inputs(staying=True, evaluated=evaluated)
+            inputs = self._inputs(staying=True, evaluated=evaluated, rounded=True)
             known[key] = column_bits(inputs, self.setup.columns, scale)
         return known[key]
 
@@ -286,17 +289,18 @@ class LocalSilo:
         return rows, torch.cat(labels)
 
     def _inputs(
-        self, *, staying: bool = False, evaluated: bool = False
+        self, *, staying: bool = False, evaluated: bool = False, rounded: bool = False
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Yield inputs, whatever model was loaded, and labels of the training records in batches.
 
         Args:
             staying, evaluated: see ``record_values``.
+            rounded: see ``SiloContext.common``.
         """
         before = self.context.job.withdraw is not None and not staying
         context = self.context.before_withdrawal if before else self.context
         view = LocalSilo(context, self.setup, self.device, self.round)  # which has inputs, not features
-        view._evaluates = evaluated
+        view._evaluates, view._rounded = evaluated, rounded
         return view.batches("train", augment=False, shuffle=False)
 
     def memory_named(self, key: str, size: int) -> AbstractContextManager[None]:
@@ -493,7 +497,8 @@ class LocalSilo:
 
     def _common(self) -> CommonValues | None:
         units = 0 if self._evaluates else self.records_per_feature / 2 * units_on_records(self.setup)
-        return self.context.common(units / behind(self.setup).share if units else 0)
+        few = units / behind(self.setup).share if units else 0
+        return self.context.common(few, rounded=self._rounded)
 
     def fit(self, model: torch.nn.Module, stages: Sequence[Stage]) -> FitReport:
         """Run the stages of local training on the training fold."""
