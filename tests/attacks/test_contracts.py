@@ -13,16 +13,18 @@ from typing import Any
 
 import pytest
 from tests.support.attacks.malicious_server import HEART, identity
-from tests.support.tables import FOUR, WARD, contract, ward_rows, write
+from tests.support.tables import FOUR, WARD, contract, options, site, ward_rows, write
 
 from tightframe import __version__
 from tightframe.config.job import parse_job
 from tightframe.config.policy import PolicyBlock
 from tightframe.config.site import SiteEntry
 from tightframe.data.contract import Contract
+from tightframe.data.table.silo import open_site as open_table
 from tightframe.errors import TightframeError
 from tightframe.rounds.context import SiloContext
 from tightframe.rounds.setup import prepare
+from tightframe.rounds.silo import evaluations
 from tightframe.rounds.silo.session import SiloSession
 from tightframe.rounds.site_ledger import journal_folder
 from tightframe.rounds.sums.declaration import Declaration
@@ -52,8 +54,8 @@ class Hospital:
         """
         self.asked += 1
         values = {"dataset": "table", "dataset_options": {"contract": given}, "sites": FOUR, "min_sites": 3}
-        options = {"widths": [units], "standardise": True}
-        job = parse_job({**HEART, **values, "model_options": options})
+        values["model_options"] = {"widths": [units], "standardise": True}
+        job = parse_job({**HEART, **values})
         setup, name, own = prepare(job), f"job-{self.asked}", self._folder
         entry = SiteEntry(state_dir=str(own), data={"table": self._table}, policy=self._policy)
         session = SiloSession(
@@ -121,3 +123,22 @@ def test_units_at_which_a_job_is_refused_do_not_tell_how_many_patients_stand_out
         write(tmp_path / "ward.csv", ward_rows()),
     )
     assert [hospital.enrol(PLAIN, units) for units in (16, 17, 18, 32)] == [40.0, *["TF-628"] * 3]
+
+
+@pytest.mark.parametrize("given", [PLAIN, contract(columns=WARD["columns"][1:4])], ids=["all", "short"])
+def test_models_and_bins_at_which_a_job_is_refused_do_not_tell_of_one_record(
+    tmp_path: Path, given: dict[str, Any]
+) -> None:
+    """An author has hundreds of evaluations to ask for, of which some take just half of what folds hold."""
+    values = {"dataset": "table", "dataset_options": {"contract": given}, "sites": FOUR, "min_sites": 3}
+    job, rows = parse_job({**HEART, **values}), ward_rows(500)
+    setup = prepare(job)
+    entry = SiteEntry(policy=ONE.model_copy(update={"evaluated_share": 0.5}))
+
+    def asked(kept: list[list[str]]) -> tuple[int, int, int]:
+        data = open_table(site(write(tmp_path / "ward.csv", kept)), options(given))
+        context = SiloContext(SITE, job, entry, run_dir=tmp_path / "run", records=data, production=True)
+        return evaluations.of_silo(context, setup, entries=()).wanted
+
+    told = {asked([*rows[:place], *rows[place + 1 :]]) for place in range(0, 40, 4)}
+    assert told == {asked(rows)} and told != {asked(rows[:300])}

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from tightframe.learning.record_values import NUMBER_BITS
 from tightframe.phases import Fold
@@ -14,6 +16,7 @@ from tightframe.rounds.context import SiloContext
 from tightframe.rounds.evaluation_bits import Evaluations
 from tightframe.rounds.riders import evaluation
 from tightframe.rounds.setup import JobSetup
+from tightframe.rounds.silo.private_view import coarse_count
 from tightframe.rounds.silo.view import LocalSilo
 from tightframe.rounds.sums.vault import read_journal
 from tightframe.securesum.errors import EvaluationsError
@@ -38,14 +41,15 @@ def of_silo(
 
     Of a table its training records are read, to count what varies in them; of pictures none are. What a table
     holds is bounded by its possible rows, too (``column_bits``): numbers beside short columns hide these only
-    as far as the model shows the numbers.
+    as far as the model shows the numbers. All these numbers are rounded down, see ``_coarse``.
     """
     values = None
     if context.has_rows:
         silo = LocalSilo(context, setup, device or torch.device("cpu"), 0)
         most = sum(silo.column_bits(evaluated=True)) / NUMBER_BITS
-        values = silo.record_values(evaluated=True).clamp(max=most).numpy()
-    labels = {fold: context.data.labels(fold) for fold in evaluation.FOLDS}
+        part, power = np.frexp(silo.record_values(evaluated=True).clamp(max=most).numpy())
+        values = np.ldexp(np.floor(part * 16) / 16, power)  # as ``_coarse``
+    labels = {fold: _coarse(context.data.labels(fold)) for fold in evaluation.FOLDS}
 
     def planned(at: JobSetup, withheld: tuple[Fold, ...] = ()) -> Evaluations:
         untold = (*context.untold(), *withheld)
@@ -61,6 +65,21 @@ def of_silo(
         tried = (planned(setup, withheld) for withheld in WITHHELD)
         return next(each for each in tried if _allowed(each, dataset, context.job_id, history))
     return replace(planned(setup), smaller=lambda left: _smaller(setup, planned, left))
+
+
+def _coarse(labels: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return as many records of each class as ``coarse_count`` says, of findings in all.
+
+    A job's models and bins set the border at which it is refused: whether one record was there showed in it.
+    Of fewer records evaluations tell a larger part.
+
+    >>> np.bincount(_coarse(np.array([0] * 31 + [1] * 35))).tolist()
+    [30, 32]
+    """
+    if labels.ndim == 2:
+        return labels[: coarse_count(len(labels))]
+    counts = np.array([coarse_count(number) for number in np.bincount(labels).tolist()], dtype=np.int64)
+    return np.repeat(np.arange(len(counts)), counts)
 
 
 def _allowed(found: Evaluations, dataset: str, job: str, history: History) -> bool:
