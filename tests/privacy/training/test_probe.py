@@ -118,6 +118,20 @@ def test_terms_that_lie_are_found_and_named(name: str) -> None:
         check(build(), stage(cross_entropy(), claimed(COUPLED[name])))
 
 
+@pytest.mark.parametrize("weight", [1.0, 1e-5])
+def test_rounding_of_next_to_no_gradient_is_no_coupling(weight: float) -> None:
+    """FedMR's inter-class term had 2e-10 of a saturated record alone and 0 in the batch."""
+
+    def neighbours(view: BatchView) -> torch.Tensor:
+        seen = view.features @ PROTOTYPES.T  # single precision alone
+        return (seen * seen.roll(1, 0)).sum(1).mean()
+
+    term = replace(claimed(lambda view: 1e-10 * neighbours(view)), weight=weight)
+    check(build(), stage(cross_entropy(), term))
+    with pytest.raises(PrivacyError, match="'suspect' it is not"):
+        check(build(), stage(cross_entropy(), replace(term, fn=lambda view: 1e-5 * neighbours(view))))
+
+
 def test_terms_that_remember_records_are_found() -> None:
     memory = [torch.zeros(16)]
 

@@ -91,6 +91,7 @@ def _root(job: str) -> x509.Certificate:
     return _certificate(_root_name(), key.public_key(), key, ca=True)
 
 
+@functools.lru_cache(maxsize=4)
 def _root_key(job: str) -> ec.EllipticCurvePrivateKey:
     """Return the root's key: SHA-256 of a public string as a scalar of P-256, from 1 to the order less 1."""
     scalar = int.from_bytes(digest("simulated-root", job), "big") % (_ORDER - 1) + 1
