@@ -112,7 +112,7 @@ def test_a_unit_that_one_record_moves_stays_however_often_batches_have_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: dict[str, int]
 ) -> None:
     """Each of 60 records moves its own unit, and those that come twice as often as others are not two."""
-    monkeypatch.setattr(SiloContext, "common", lambda self, units=0: None)
+    monkeypatch.setattr(SiloContext, "common", lambda self, units=0, *, rounded=False: None)
     pair = SiteEntry(policy=PolicyBlock(profile="standard", min_class_count=2))
     of = replace(context(tmp_path, records(60), 1), entry=pair)
     of.state_folder.mkdir(parents=True)
