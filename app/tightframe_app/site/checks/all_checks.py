@@ -199,7 +199,7 @@ def _data(
     *,
     named: bool,
 ) -> Iterator[Finding]:
-    """Open the records, or say that a job is needed; ``named``: only a contract that the entry names is taken."""
+    """Open the records, or say that a job is needed; ``named``: a contract must be the one of the entry."""
     area = area_of("data", label)
     rehearses = entry.rehearses and not scope.production
     if job is not None and job.dataset not in entry.data and not rehearses:
