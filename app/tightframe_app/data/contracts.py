@@ -145,8 +145,6 @@ def check(contract: _Contract, site_config: _Config, site: _Site = None, form: f
     Exit code 0: the site can take part, possibly without rows that it sets aside. 1: it cannot.
     2: there is no such contract, or no valid entry for each site; the others are checked before that is told.
     """
-    from tightframe.config.site import read_object
-
     bad = 0
     agreed = read_contract(contract)
     wrong = None
@@ -170,8 +168,8 @@ def check(contract: _Contract, site_config: _Config, site: _Site = None, form: f
     if len(tables) > 1 and (text := _left_out(agreed, site_config, held)):
         out.print(shown(text))
     out.print("no problem was found")
-    if "sites" not in read_object(site_config) and any(entry.contract is None for _, entry in tables):
-        out.print(f'Agreed on? Then production needs in the entry: "contract": "{agreed.sha256()}"')
+    if any(entry.contract is None for _, entry in tables):
+        out.print(f'Agreed on? Then production needs in a site\'s entry: "contract": "{agreed.sha256()}"')
 
 
 def _left_out(contract: Contract, config: Path, held: Mapping[str, Sequence[int]]) -> str:

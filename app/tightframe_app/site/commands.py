@@ -36,6 +36,9 @@ REFUSED = """\
 this site will refuse this job as it is: inform the lead. The site's policy, cap and cohort are decisions of
 those who answer for the records, not errors to correct for a job."""
 
+UNNAMED = """\
+this site will refuse this job until whoever answers for the records has named its contract in the entry."""
+
 CUT_OFF_ALL = """\
 Job {jobs} runs here. Stopping the server ends it for all sites; it can go on as a new job
 (tightframe jobs export --resume). Charges to the sites' ledgers remain."""
@@ -127,7 +130,8 @@ def check(
         many = "1 problem: correct it" if own == 1 else f"{own} problems: correct them"
         out.print(f"{many} before this site takes part")
     if refusals:
-        out.print(REFUSED)
+        unnamed = all(f.text.startswith("TF-614: contract: ") for f in problems if f.of_job)
+        out.print(UNNAMED if unnamed else REFUSED)
     if own or refusals:
         raise typer.Exit(1)
     out.print("no problem was found")

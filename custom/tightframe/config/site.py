@@ -397,9 +397,10 @@ def check_record_options(job: JobConfig, entry: SiteEntry, policy: Policy) -> No
         refusal = Refusal(
             "contract",
             given,
-            "the one that this site's entry names",
-            "how many records keep a contract, and whether all do, tells single ones; once "
-            f'`tightframe data check` has found nothing, add "contract": "{given}" to {spec.name!r}',
+            f"the one that this site's entry names{'' if own.get('contract') else ' (none yet)'}",
+            "how many records keep a contract, and whether all do, tells single ones; if `tightframe data "
+            "check` finds nothing, whoever answers for the records may write "
+            f'"contract": "{given}" into {spec.name!r}',
         )
         policy.refuse([refusal])
     accepted = entry.accepted_options.get(spec.name, {})

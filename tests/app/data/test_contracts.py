@@ -397,8 +397,12 @@ def test_a_contract_becomes_a_job_and_the_site_check_finds_what_breaks_it(
     entry = {"file": str(write(tmp_path / "a.csv", rows))}
     config = tmp_path / "site.json"
     config.write_text(json.dumps({"data": {"table": entry}}))
-    asked = typed("data", "check", "--contract", agreed, "-s", config)
-    assert asked.exit_code == 0 and f'"contract": "{Contract.model_validate(WARD).sha256()}"' in asked.output
+    given = Contract.model_validate(WARD).sha256()
+    for named in ({}, {"contract": given}):  # in a site's own file, and in one for several
+        (tmp_path / "one.json").write_text(json.dumps({"data": {"table": {**entry, **named}}}))
+        for file in (tmp_path / "one.json", sites(tmp_path, a={**entry, **named})):
+            asked = typed("data", "check", "--contract", agreed, "-s", file)
+            assert asked.exit_code == 0 and (f'"contract": "{given}"' in asked.output) == (not named)
     checked = typed("site", "check", "-c", config, "--job", job)
     assert "60 train" not in checked.output and "My ward" in told(checked), told(checked)
     assert checked.exit_code == 0

@@ -218,6 +218,14 @@ def test_all_findings_are_told_at_once_and_no_value(tmp_path: Path) -> None:
     assert OF_A_RECORD not in str(caught.value)
 
 
+def test_no_column_is_proposed_for_two_of_the_contract(tmp_path: Path) -> None:
+    """A column that the contract has itself, however alike, is not what another is called here."""
+    path = write(tmp_path / "ward.csv", ward_rows())
+    with pytest.raises(DataError, match="TF-204") as caught:
+        opened(path, columns={"ages": "weight"})
+    assert "there is no column 'ages'\n" in str(caught.value)
+
+
 def broken_file(kind: str, path: Path) -> tuple[str, str, dict[str, Any]]:
     """Write a file that is wrong as a whole; return code, what is said, and the entry."""
     rows, text = ward_rows(), ""

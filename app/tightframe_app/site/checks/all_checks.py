@@ -58,7 +58,7 @@ def check_site(scope: Scope) -> Iterator[Finding]:
     for label, entry in entries.items():
         policy = entry.policy.resolve(production=scope.real)
         yield from _policy(policy, label, scope.production)
-        yield from _data(entry, label, job, scope, held)
+        yield from _data(entry, label, job, scope, held, named=not policy.class_rules_off)
         if job is not None and label and label not in job.sites and scope.site is None:
             yield Finding(area_of("job", label), "note", f"it has no part in {job.job_name}")
         elif job is not None:
@@ -191,8 +191,15 @@ def _left_out(job: JobConfig, held: Mapping[str, Held]) -> Iterator[Finding]:
 
 
 def _data(
-    entry: SiteEntry, label: str, job: JobConfig | None, scope: Scope, held: dict[str, Held]
+    entry: SiteEntry,
+    label: str,
+    job: JobConfig | None,
+    scope: Scope,
+    held: dict[str, Held],
+    *,
+    named: bool,
 ) -> Iterator[Finding]:
+    """Open the records, or say that a job is needed; ``named``: a contract must be the one of the entry."""
     area = area_of("data", label)
     rehearses = entry.rehearses and not scope.production
     if job is not None and job.dataset not in entry.data and not rehearses:
@@ -201,7 +208,13 @@ def _data(
         spec = data.get(name)
         asks = job is not None and job.dataset == name
         if not asks and any(item.is_required() for item in spec.options.model_fields.values()):
-            yield Finding(area, "note", f"{name}: not opened: what its records are, a job says (--job)")
+            text = f"{name}: not opened: what its records are, a job says (--job)"
+            if named and "contract" in spec.options.model_fields and values.get("contract") is None:
+                text += (
+                    "; no job is taken (TF-614) until this entry names its `contract`, by the line that "
+                    "`tightframe data check` prints"
+                )
+            yield Finding(area, "note", text)
             continue
         try:
             options = spec.options.model_validate(dict(job.dataset_options) if asks and job else {})

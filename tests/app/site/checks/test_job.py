@@ -22,7 +22,7 @@ from tests.app.site.checks.test_all_checks import NOW, PROJECT, SITE, _change, _
 from tests.attacks import test_rare_values as rare
 from tests.support.jobs import SMALL
 from tests.support.ledgers import SiteKeys, charge, open_ledger
-from tests.support.tables import taken
+from tests.support.tables import contract, taken, ward_rows, write
 from typer.testing import CliRunner
 
 from tightframe.config.job import JobConfig, parse_job
@@ -591,6 +591,42 @@ def test_an_upper_bound_is_allowed_and_a_policy_is_no_fault(
     code, said = _check(hospital, job_folder(weights="uniform", privacy={"epsilon": 8.0}))
     assert "1 problem: correct it before this site takes part" in said, "its own, and no other"
     assert "this site will refuse this job as it is: inform the lead" in said
+
+
+def test_that_no_contract_is_named_is_said_before_any_job_and_is_no_matter_for_the_lead(
+    hospital: Path, job_folder: Callable[..., Path], tmp_path: Path
+) -> None:
+    table = {"dataset": "table", "dataset_options": {"contract": contract()}, "model": "mlp"}
+    folder = job_folder(**table, model_options={"widths": [2]})
+    file = write(tmp_path / "ward.csv", ward_rows())
+    named = taken(file, parse_job(folders.read_job(folder)))
+    given = named["table"]["contract"]
+
+    def unopened() -> str:
+        (text,) = [item.text for item in _found(hospital) if item.text.startswith("table: not opened")]
+        return text
+
+    _change(hospital, data={"table": {"file": str(file)}})
+    _change(hospital, policy__min_row_bits=0, policy__evaluated_share=None)
+    needle = "; no job is taken (TF-614) until this entry names its `contract`"
+    assert needle in unopened()
+    _change(hospital, policy__class_rules_off=True)
+    assert needle not in unopened(), "then any is taken"
+    _change(hospital, policy__class_rules_off=False)
+    code, said = _check(hospital, folder)
+    assert code == 1 and f"{given}, the one that this site's entry names (none yet) is required" in said
+    assert f'whoever answers for the records may write "contract": "{given}" into \'table\'' in said
+    assert said.endswith(
+        "this site will refuse this job until whoever answers for the records has named its contract in the "
+        "entry."
+    )
+    _change(hospital, data={"table": {"file": str(file), "contract": "a" * 64}}, policy__max_sites=2)
+    code, said = _check(hospital, folder)
+    assert code == 1 and "names is required" in said, "it names another one"
+    assert "this site will refuse this job as it is: inform the lead" in said, "for its sites"
+    _change(hospital, data=named, policy__max_sites=None)
+    assert needle not in unopened()
+    assert _check(hospital, folder)[0] == 0
 
 
 def test_an_own_training_loop_is_shown_by_its_package_or_refused(

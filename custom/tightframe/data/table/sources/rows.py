@@ -65,18 +65,18 @@ def places(header: Sequence[str], names: Mapping[str, str], where: str, hint: st
     at: dict[str, list[int]] = {}
     for place, name in enumerate(header):
         at.setdefault(name, []).append(place)
-    problems = []
+    problems, wanted = [], set(names.values())
     for column, own in names.items():
         if len(at.get(own, ())) > 1:
             problems.append(f"the column {own!r} is there {len(at[own])} times")
         elif own not in at:
-            near = difflib.get_close_matches(own, list(at)[:1000], n=1)
+            near = difflib.get_close_matches(own, [name for name in at if name not in wanted][:1000], n=1)
             meant = [
                 f", did you mean {name!r}? Write {{{name!r}: {column!r}}} into `columns`" for name in near
             ]
             problems.append(f"there is no column {own!r}{''.join(meant)}")
     if problems:
-        if len(problems) == len(names) and len(header) > 1 and not at.keys() & set(names.values()):
+        if len(problems) == len(names) and len(header) > 1 and not at.keys() & wanted:
             hint += " Is its first line a record, not names?"
         listed = "".join(f"\n  - {problem}" for problem in problems)
         number = f"{len(header)} column{'s' if len(header) != 1 else ''}"
