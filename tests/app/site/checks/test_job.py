@@ -614,8 +614,12 @@ def test_that_no_contract_is_named_is_said_before_any_job_and_is_no_matter_for_t
     assert needle not in unopened(), "then any is taken"
     _change(hospital, policy__class_rules_off=False)
     code, said = _check(hospital, folder)
-    assert code == 1 and f"{given}, the one that this site's entry names (none yet) is required" in said
-    assert f'whoever answers for the records may write "contract": "{given}" into \'table\'' in said
+    closed = "".join(said.split())  # a narrow column breaks the hash
+    for words in (
+        f"{given}, the one that this site's entry names (none yet) is required",
+        f'whoever answers for the records may write "contract": "{given}" into \'table\'',
+    ):
+        assert code == 1 and "".join(words.split()) in closed
     assert said.endswith(
         "this site will refuse this job until whoever answers for the records has named its contract in the "
         "entry."
