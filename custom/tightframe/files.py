@@ -62,6 +62,15 @@ def write_atomically(path: Path, data: bytes, *, mode: int = 0o644, locked: bool
         raise
 
 
+def link_over(source: Path, path: Path) -> None:
+    """Make ``path`` another name of a file, in one step: it names that file or what it named before."""
+    temporary = path.with_name(f".{path.name}.before")
+    temporary.unlink(missing_ok=True)  # a kill has left it
+    os.link(source, temporary)
+    os.replace(temporary, path)
+    temporary.unlink(missing_ok=True)  # a rename to another name of the same file does nothing
+
+
 def write_json(path: Path, values: Any, *, mode: int = 0o644) -> None:
     """Plain values as indented JSON, atomically."""
     write_atomically(path, (indented(values) + "\n").encode(), mode=mode)

@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Container
 from pathlib import Path
 
-from tightframe.files import sync_folder, write_atomically
+from tightframe.files import link_over, sync_folder, write_atomically
 from tightframe.rounds.context import BEFORE_REQUEST, COMMITTED, EARLIER, PROPOSED, TOLD
 from tightframe.rounds.notes import read_sum
 from tightframe.securesum.errors import ReplayError
@@ -89,11 +89,7 @@ def undo(folder: Path, masked: Container[SumId], request: bytes = b"") -> None:
             return
         for name in _FILES:
             if (kept / name).is_file():
-                again = folder / f".{name}.before"
-                again.unlink(missing_ok=True)
-                os.link(kept / name, again)
-                os.replace(again, folder / name)
-                again.unlink(missing_ok=True)  # it stays if both are names of one file already
+                link_over(kept / name, folder / name)
             else:
                 (folder / name).unlink(missing_ok=True)
     sent(folder)

@@ -17,7 +17,7 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 
 from tightframe.errors import RunError
-from tightframe.files import drop_torn_line, write_atomically
+from tightframe.files import drop_torn_line, link_over, write_atomically
 from tightframe.phases import Tensors
 from tightframe.rounds.context import (
     BEFORE_REQUEST,
@@ -263,11 +263,7 @@ def _commit(folder: Path, path: Path) -> None:
     """
     committed = folder / COMMITTED
     if committed.is_file() and checkpoint_round(proposed_in(committed)) < checkpoint_round(proposed_in(path)):
-        kept = folder / f".{EARLIER}"
-        kept.unlink(missing_ok=True)
-        os.link(committed, kept)
-        os.replace(kept, folder / EARLIER)
-        kept.unlink(missing_ok=True)  # a rename to another name of the same file does nothing
+        link_over(committed, folder / EARLIER)
     os.replace(path, committed)
 
 

@@ -503,11 +503,9 @@ class LocalSilo:
     def fit(self, model: torch.nn.Module, stages: Sequence[Stage]) -> FitReport:
         """Run the stages of local training on the training fold."""
         local = self.setting.local
-        if not self._trains:
-            records = range(len(self.context.data.labels("train")))
-            passes = len(merge_single_tail(records, local.batch_size))
-            return FitReport(sum((stage.epochs or 0) * passes + (stage.steps or 0) for stage in stages))
         batches = len(merge_single_tail(range(len(self.context.data.labels("train"))), local.batch_size))
+        if not self._trains:
+            return FitReport(sum((stage.epochs or 0) * batches + (stage.steps or 0) for stage in stages))
         with self.unit_records(model, passes=loop.passes(stages, batches)) as units:
             report = loop.fit(
                 model,
