@@ -30,8 +30,8 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-_Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
-_Layer = nn.Linear | _Convolution
+Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
+_Layer = nn.Linear | Convolution
 
 
 @dataclass
@@ -88,7 +88,7 @@ class UnitRecords:
 
     def _watch(self, place: str, layer: _Layer) -> None:
         self._before |= {place + name: item.detach().clone() for name, item in layer.named_parameters()}
-        axis, groups = (1, layer.groups) if isinstance(layer, _Convolution) else (-1, 1)
+        axis, groups = (1, layer.groups) if isinstance(layer, Convolution) else (-1, 1)
         weight = layer.weight
         width = weight.shape[0] + groups * weight.shape[1]
         counted = _Counted(torch.zeros(2, width, dtype=torch.float64, device=weight.device))
