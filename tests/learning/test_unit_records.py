@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from tightframe.learning.unit_records import UnitRecords
+from tightframe.learning.unit_records import UnitRecords, UnitSides
 from tightframe.models.heads import SingleLogit
 
 
@@ -36,6 +36,41 @@ def test_a_record_that_is_drawn_often_or_repeated_is_one() -> None:
     assert moved(alone * 5, records=4) == [True, False], "five epochs"
     assert moved(alone * 5, repeats=5) == [True, False]
     assert moved(alone, records=40) == [True, False], "of few drawn each counts once"
+
+
+def test_a_unit_that_few_records_do_not_fire_stays_as_one_does_that_few_fire() -> None:
+    """Its row and one's that all fire differ by these records."""
+    model = nn.Sequential(nn.Linear(1, 4), nn.ReLU(), nn.Linear(4, 1))
+    with torch.no_grad():
+        model[0].weight.fill_(1.0)
+        model[0].bias.copy_(torch.tensor([9.0, -1.5, -2.5, -3.5]))  # fired by four, three, two and one
+        model[2].weight.fill_(1.0)
+    rows, told = torch.tensor([[1.0], [2.0], [3.0], [4.0]]), []
+    for weights in (torch.ones(4, 1), torch.tensor([[0.0], [1.0], [1.0], [1.0]])):
+        with UnitRecords(model, 4, least=2) as units:
+            (model(rows) * weights).sum().backward()
+        told.append(units.few()["0.bias"].tolist())
+    assert told == [[False, True, False, True], [False, False, True, True]], (
+        "one without a slope is not there"
+    )
+
+
+def test_few_are_on_no_side_of_a_layers_units_alone_nor_of_a_later_ones() -> None:
+    """A patient's three records are one."""
+    model = nn.Sequential(nn.Linear(1, 1), nn.ReLU(inplace=True), nn.Linear(1, 1), nn.ReLU())
+    with torch.no_grad():
+        for place, (weight, bias) in {0: (1.0, -1.0), 2: (1.0, 0.5)}.items():
+            model[place].weight.fill_(weight)
+            model[place].bias.fill_(bias)
+        rows = torch.tensor([[0.0], [0.2], [0.4], [2.0], [3.0], [4.0]])
+        for times, found in (
+            (torch.ones(6), model(rows)),
+            (torch.tensor([1, 1, 1, 3, 3, 3]), rows * 0 + 0.5),
+        ):
+            with UnitSides(model, times, least=2) as sides:
+                made = torch.cat(list(sides.passes(lambda: rows.split(4), model)))
+            assert torch.equal(made, found)
+    assert model[1].inplace and not model[1]._forward_hooks
 
 
 def test_slopes_that_are_no_number_count_as_none_and_tiny_ones_as_they_are() -> None:
