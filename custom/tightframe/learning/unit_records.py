@@ -17,10 +17,11 @@ epoch (in small batches 0.4 % of a silo's), and would count as five. Those that 
 ``min_class_count`` move stay as they were before the training: the sum is of the others' records, and nobody
 sees which are missing.
 
-So do units that all records but so few fire: by a unit's part in the logits its row and that of one which all
-fire differ by these few. From one step on raw columns, where many units are such, one or two of 216 records
-were read in 8 of 12 runs, and by their columns of yes and no the reader knew which were right. Of some
-combination of units a record alone was in 16 of 24, now in none of 36.
+By a unit's part in the logits its row and another's differ by the records that fire one of them only. So of
+two units, or of one and those that all records fire, which so few tell apart one stays, too. From one step on
+raw columns, where many units are such, one or two of 216 records were read in 8 of 12 runs, and by their
+columns of yes and no the reader knew which were right; from one on a model that a hospital steers, with 72
+units of one direction and several biases, 21.
 """
 
 from __future__ import annotations
@@ -47,11 +48,12 @@ class _Counted:
 
     Attributes:
         sums: of sizes and their squares, (2, rows + columns).
-        idle: of records that do not fire a unit, but others, (2, rows).
+        both: how many fire two units, and how many times they are drawn, (2, 1 + rows, 1 + rows), where the
+            first stands for any unit; 0 where no ReLU follows.
     """
 
     sums: torch.Tensor
-    idle: torch.Tensor
+    both: torch.Tensor | float = 0.0
     passes: float = 0.0
 
 
@@ -109,8 +111,7 @@ class UnitRecords:
         axis, groups = (1, layer.groups) if isinstance(layer, _Convolution) else (-1, 1)
         weight = layer.weight
         width = weight.shape[0] + groups * weight.shape[1]
-        zeros = torch.zeros(2, width, dtype=torch.float64, device=weight.device)
-        counted = _Counted(zeros, zeros[:, : weight.shape[0]].clone())
+        counted = _Counted(torch.zeros(2, width, dtype=torch.float64, device=weight.device))
         self._counted[place] = counted
 
         def seen(_layer: nn.Module, given: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
@@ -125,9 +126,9 @@ class UnitRecords:
                 if (often := self._often) is not None:
                     each = often if len(often) == len(sizes) else often.max().expand(len(sizes))
                     times = each.to(sizes.device)[:, None]
-                if fires:
-                    idle = ((sizes == 0) & (sizes > 0).any(1, keepdim=True)).double()
-                    counted.idle += torch.stack([idle.sum(0), (times * idle).sum(0)])
+                if fires and sizes.shape[1] == weight.shape[0]:
+                    on = torch.cat([(sizes > 0).any(1, keepdim=True), sizes > 0], 1).float()
+                    counted.both = counted.both + torch.stack([on.T @ on, (on * times.float()).T @ on])
                 if inputs is not None:  # a record's own columns have a rule of their own
                     columns = _by_record(inputs, axis) * sizes.sum(1, keepdim=True)
                     sizes = torch.cat([sizes, columns], 1)
@@ -145,13 +146,11 @@ class UnitRecords:
         found = {}
         for place, counted in self._counted.items():
             times = max(1.0, counted.passes) * self._repeats
-            few, idle = (
-                (squares > 0) & (sizes.square() < self._least * times * squares)
-                for sizes, squares in (counted.sums, counted.idle)
-            )
+            few = _few(*counted.sums, self._least * times)
             # Of a convolution in groups each row has its own group's columns.
             shape = self._before[f"{place}weight"].shape
-            rows, columns = few[: shape[0]] | idle, few[shape[0] :].view(-1, 1, shape[1])
+            alike = _alike(counted.both, self._least * times)
+            rows, columns = few[: shape[0]] | alike, few[shape[0] :].view(-1, 1, shape[1])
             own = columns.expand(-1, shape[0] // len(columns), -1).reshape(shape[:2])
             found[f"{place}weight"] = (
                 (rows[:, None] | own).view(*own.shape, *[1] * (len(shape) - 2)).expand(shape)
@@ -271,6 +270,24 @@ class UnitSides:
                 [part for side in sides for part in (side.sum(0), (times * side.square()).sum(0))]
             )
         return None
+
+
+def _few(sizes: torch.Tensor, squares: torch.Tensor, least: float) -> torch.Tensor:
+    return (squares > 0) & (sizes.square() < least * squares)
+
+
+def _alike(both: torch.Tensor | float, least: float) -> torch.Tensor | bool:
+    """Return the units that fewer records fire, or do not, unlike an earlier one that is none of these."""
+    if isinstance(both, float):
+        return False
+    both = both.double()
+    each = both.diagonal(dim1=1, dim2=2)
+    unlike = each[:, :, None] + each[:, None, :] - 2 * both
+    alike = _few(*unlike, least) | _few(*(both[:, :1, :1] - unlike), least)
+    kept = torch.ones_like(alike[0])
+    for unit in range(1, len(kept)):
+        kept[unit] = ~(alike[unit, :unit] & kept[:unit]).any()
+    return ~kept[1:]
 
 
 def _by_record(values: torch.Tensor, axis: int) -> torch.Tensor:
