@@ -39,7 +39,8 @@ from torch import nn
 
 _Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
 _Layer = nn.Linear | _Convolution
-_B, _M = TypeVar("_B"), TypeVar("_M")
+_B = TypeVar("_B")
+_M = TypeVar("_M")
 
 
 @dataclass
@@ -49,11 +50,11 @@ class _Counted:
     Attributes:
         sums: of sizes and their squares, (2, rows + columns).
         both: how many fire two units, and how many times they are drawn, (2, 1 + rows, 1 + rows), where the
-            first stands for any unit; 0 where no ReLU follows.
+            first stands for any unit; None where no ReLU follows.
     """
 
     sums: torch.Tensor
-    both: torch.Tensor | float = 0.0
+    both: torch.Tensor | None = None
     passes: float = 0.0
 
 
@@ -128,7 +129,10 @@ class UnitRecords:
                     times = each.to(sizes.device)[:, None]
                 if fires and sizes.shape[1] == weight.shape[0]:
                     on = torch.cat([(sizes > 0).any(1, keepdim=True), sizes > 0], 1).float()
-                    counted.both = counted.both + torch.stack([on.T @ on, (on * times.float()).T @ on])
+                    if counted.both is None:
+                        counted.both = on.new_zeros(2, on.shape[1], on.shape[1])
+                    counted.both[0].addmm_(on.T, on)
+                    counted.both[1].addmm_((on * times.float()).T, on)
                 if inputs is not None:  # a record's own columns have a rule of their own
                     columns = _by_record(inputs, axis) * sizes.sum(1, keepdim=True)
                     sizes = torch.cat([sizes, columns], 1)
@@ -146,7 +150,7 @@ class UnitRecords:
         found = {}
         for place, counted in self._counted.items():
             times = max(1.0, counted.passes) * self._repeats
-            few = _few(*counted.sums, self._least * times)
+            few = _few(counted.sums, self._least * times)
             # Of a convolution in groups each row has its own group's columns.
             shape = self._before[f"{place}weight"].shape
             alike = _alike(counted.both, self._least * times)
@@ -250,8 +254,7 @@ class UnitSides:
             yield made
 
     def _decide(self) -> None:
-        fire, fires, spare, spares = torch.as_tensor(self._sums)
-        off, on = ((a > 0) & (a.square() < self._least * b) for a, b in ((fire, fires), (spare, spares)))
+        off, on = (_few(side, self._least) for side in torch.as_tensor(self._sums))
         self._decided.append((off, on & ~off))
 
     def _seen(
@@ -266,24 +269,25 @@ class UnitSides:
         if call == len(self._decided):
             times = self._times[self._place : self._place + len(output), None].to(output.device)
             sides = output.detach().double(), (output - given[0]).detach().double()
-            self._sums = self._sums + torch.stack(
-                [part for side in sides for part in (side.sum(0), (times * side.square()).sum(0))]
-            )
+            sums = [torch.stack([side.sum(0), (times * side.square()).sum(0)]) for side in sides]
+            self._sums = self._sums + torch.stack(sums)
         return None
 
 
-def _few(sizes: torch.Tensor, squares: torch.Tensor, least: float) -> torch.Tensor:
+def _few(sums: torch.Tensor, least: float) -> torch.Tensor:
+    """Return what fewer than ``least`` records make, but some; of sums of sizes and of their squares (2, ...)."""
+    sizes, squares = sums
     return (squares > 0) & (sizes.square() < least * squares)
 
 
-def _alike(both: torch.Tensor | float, least: float) -> torch.Tensor | bool:
+def _alike(both: torch.Tensor | None, least: float) -> torch.Tensor | bool:
     """Return the units that fewer records fire, or do not, unlike an earlier one that is none of these."""
-    if isinstance(both, float):
+    if both is None:
         return False
     both = both.double()
     each = both.diagonal(dim1=1, dim2=2)
     unlike = each[:, :, None] + each[:, None, :] - 2 * both
-    alike = _few(*unlike, least) | _few(*(both[:, :1, :1] - unlike), least)
+    alike = _few(unlike, least) | _few(both[:, :1, :1] - unlike, least)
     kept = torch.ones_like(alike[0])
     for unit in range(1, len(kept)):
         kept[unit] = ~(alike[unit, :unit] & kept[:unit]).any()
