@@ -275,7 +275,7 @@ class UnitSides:
 
 
 def _few(sums: torch.Tensor, least: float) -> torch.Tensor:
-    """Return what fewer than ``least`` records make, but some; of sums of sizes and of their squares (2, ...)."""
+    """Return what fewer records make, but some, of sums of their sizes and of the squares (2, ...)."""
     sizes, squares = sums
     return (squares > 0) & (sizes.square() < least * squares)
 
