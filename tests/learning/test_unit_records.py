@@ -165,6 +165,26 @@ def test_a_convolutions_channels_are_units_and_one_in_groups_has_its_groups_colu
         assert few["bias"].tolist() == [True, False, False, False]
 
 
+@pytest.mark.parametrize("layer", [nn.GroupNorm(2, 4), nn.BatchNorm2d(4), nn.LayerNorm(4)])
+def test_a_normalisations_channels_are_units(layer: Any) -> None:
+    slopes = torch.ones(6, 4, 3, 3)
+    slopes[1:, 0] = 0  # the first record alone moves the first channel
+    slopes[:, 3] = 0
+    values = torch.randn(6, 4, 3, 3, generator=torch.Generator().manual_seed(0))
+    if isinstance(layer, nn.LayerNorm):
+        values, slopes = values.movedim(1, -1), slopes.movedim(1, -1)
+    with UnitRecords(layer, 6, least=2) as units:
+        made = nn.functional.relu(layer(values) + 9, inplace=True)
+        found = torch.autograd.grad((made * slopes).sum(), list(layer.parameters()))
+    gradients = dict(zip(("weight", "bias"), found, strict=True))
+    assert all(gradients["bias"][:3])
+    units.clear(gradients)
+    for name in ("weight", "bias"):
+        assert units.few()[name].tolist() == [True, False, False, False]
+        assert not gradients[name][0]
+    assert gradients["bias"][1]
+
+
 @pytest.mark.parametrize("moving", [1, 2])
 def test_of_two_logits_that_one_unit_makes_only_its_own_counts(moving: int) -> None:
     head, slopes = SingleLogit(2), torch.tensor([[1.0, 1.0]] * moving + [[1.0, 0.0]] * (4 - moving))

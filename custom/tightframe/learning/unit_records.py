@@ -8,7 +8,8 @@ inputs were not standardised (raw columns are far from 0, so that some units fir
 a rate of 10 (most units die, and few records still have a loss).
 
 Of a convolution's channel the quotient is a mean of what it saw of that record: without normalisation one
-record alone moves 3 to 17 channels in each of VGG11's later layers, of 40 pictures.
+record alone moves 3 to 17 channels in each of VGG11's later layers, of 40 pictures. A channel's scale and
+shift in a normalisation are two numbers of it (of 1 to 6 channels of ``small_cnn``'s last 124, 120 pictures).
 
 So a silo looks at its own slopes. With ``a`` the size of what each record adds to a row or column, as many
 records as ``(sum of a)^2 / sum of a^2`` move it. A record that is drawn m times adds m parts, whose sum's
@@ -36,9 +37,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
-_Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
-_Layer = nn.Linear | _Convolution
+Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
+_Norm = nn.GroupNorm | nn.LayerNorm | _BatchNorm
+_Layer = nn.Linear | Convolution | _Norm
 _B = TypeVar("_B")
 _M = TypeVar("_M")
 
@@ -62,7 +65,7 @@ class UnitRecords:
     """Counts, in a block, the records whose gradients go through each unit of a model's layers.
 
     Args:
-        model: whose linear layers and convolutions are looked at, as far as they train.
+        model: whose linear layers, convolutions and normalisations are looked at, as far as they train.
         records: that an epoch draws.
         repeats: how often the most repeated record is among these.
         least: units that fewer records move are few; with up to 1 none are, and nothing is counted.
@@ -88,7 +91,7 @@ class UnitRecords:
         if self._least > 1:
             modules = [*self._model.named_modules(), ("", None)]
             for (place, layer), (_, after) in pairwise(modules):
-                if isinstance(layer, _Layer) and layer.weight.requires_grad:
+                if isinstance(layer, _Layer) and _counts(layer):
                     self._watch(
                         f"{place}." if place else "",
                         layer,
@@ -109,16 +112,18 @@ class UnitRecords:
 
     def _watch(self, place: str, layer: _Layer, *, fires: bool) -> None:
         self._before |= {place + name: item.detach().clone() for name, item in layer.named_parameters()}
-        axis, groups = (1, layer.groups) if isinstance(layer, _Convolution) else (-1, 1)
+        groups = layer.groups if isinstance(layer, Convolution) else 1
+        axis = -1 if isinstance(layer, nn.Linear | nn.LayerNorm) else 1
         weight = layer.weight
-        width = weight.shape[0] + groups * weight.shape[1]
+        # A normalisation has a scale for each unit, and nothing of others.
+        width = weight.shape[0] + (0 if isinstance(layer, _Norm) else groups * weight.shape[1])
         counted = _Counted(torch.zeros(2, width, dtype=torch.float64, device=weight.device))
         self._counted[place] = counted
 
         def seen(_layer: nn.Module, given: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
-            if not output.requires_grad or output.dim() < weight.dim():  # of no record's own values
+            if not output.requires_grad or output.dim() < max(weight.dim(), 2):  # of no record's own values
                 return
-            inputs = given[0].detach() if given[0].requires_grad else None
+            inputs = given[0].detach() if given[0].requires_grad and weight.dim() > 1 else None
 
             def add(slopes: torch.Tensor) -> None:
                 # ``SingleLogit`` returns a zero in front of its one unit's value.
@@ -147,12 +152,15 @@ class UnitRecords:
 
     def few(self) -> dict[str, torch.Tensor]:
         """Return which entries of each parameter few records, but some, move, bool in its shape."""
-        found = {}
+        found = dict[str, torch.Tensor]()
         for place, counted in self._counted.items():
             times = max(1.0, counted.passes) * self._repeats
             few = _few(counted.sums, self._least * times)
             # Of a convolution in groups each row has its own group's columns.
             shape = self._before[f"{place}weight"].shape
+            if len(shape) == 1:
+                found |= {place + name: few for name in ("weight", "bias") if place + name in self._before}
+                continue
             alike = _alike(counted.both, self._least * times)
             rows, columns = few[: shape[0]] | alike, few[shape[0] :].view(-1, 1, shape[1])
             own = columns.expand(-1, shape[0] // len(columns), -1).reshape(shape[:2])
@@ -292,6 +300,14 @@ def _alike(both: torch.Tensor | None, least: float) -> torch.Tensor | bool:
     for unit in range(1, len(kept)):
         kept[unit] = ~(alike[unit, :unit] & kept[:unit]).any()
     return ~kept[1:]
+
+
+def _counts(layer: _Layer) -> bool:
+    """Check that a layer trains, and a normalisation one scale for each unit."""
+    weight: torch.Tensor | None = layer.weight
+    if weight is None or not weight.requires_grad:
+        return False
+    return weight.dim() == 1 or not isinstance(layer, _Norm)
 
 
 def _by_record(values: torch.Tensor, axis: int) -> torch.Tensor:

@@ -43,7 +43,7 @@ from tightframe.rounds.sums.declaration import EVALUATED
 from tightframe.rounds.unproven import NO_NEEDS, Needs
 
 if TYPE_CHECKING:
-    from tightframe.data.table.common_values import CommonValues
+    from tightframe.data.table.common_values import CommonPixels, CommonValues
     from tightframe.privacy.events import Event
     from tightframe.rounds.setup import JobSetup
     from tightframe.rounds.silo.budget import Budget
@@ -499,7 +499,7 @@ class LocalSilo:
         if self._units is not None and often is not None:
             self._units.next_batch(often[chosen], int(often.sum()))
 
-    def _common(self) -> CommonValues | None:
+    def _common(self) -> CommonPixels | CommonValues | None:
         units = 0 if self._evaluates else self.records_per_feature / 2 * units_on_records(self.setup)
         few = units / behind(self.setup).share if units else 0
         return self.context.common(few, rounded=self._rounded)
