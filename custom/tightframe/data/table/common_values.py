@@ -34,9 +34,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tightframe.data.base import SiloData, record_patients
+from tightframe.data.base import SiloData, own_patients
 from tightframe.data.table.disclosure import who_stands_out
-from tightframe.errors import DataError
 
 if TYPE_CHECKING:
     import torch
@@ -147,11 +146,7 @@ def common_in(data: SiloData, least: int, wide: int | None = None) -> CommonValu
         return None
     loader: DataLoader[Any] = DataLoader(records, batch_size=_TOGETHER, generator=torch.Generator())
     rows = torch.cat([inputs for inputs, _ in loader]).numpy()
-    try:
-        owners = record_patients(data, "train")
-    except DataError:  # unknown: each record is a patient's
-        owners = np.arange(len(rows))
-    return common_values(rows, owners, least, wide)
+    return common_values(rows, own_patients(data), least, wide)
 
 
 def common_values(
