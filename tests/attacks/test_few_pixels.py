@@ -20,6 +20,7 @@ from tests.support.attacks.malicious_server import STANDARD, Federation, Records
 from tightframe.data.table import common_values
 from tightframe.data.table.common_values import common_pixels
 from tightframe.learning.one_sum import feature_sums
+from tightframe.learning.unit_records import UnitRecords
 
 EACH, RIM, GRAYS = 400, -1.0, 16
 JOB: dict[str, Any] = {
@@ -90,7 +91,9 @@ def read(opened: list[tuple[dict[str, Any], torch.Tensor]], pixel: int) -> tuple
 def test_without_the_rule_a_picture_with_ink_where_no_other_has_any_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Where units that few records tell apart stay, labels and batches were told, and this reader fails."""
     monkeypatch.setattr(common_values, "common_pixels", lambda *_: None)
+    monkeypatch.setattr(UnitRecords, "clear", lambda *_: None)
     data = hospitals()
     rows, opened = rows_of(data), told(data, tmp_path, 40)
     labels = np.concatenate([item.labels("train") for item in data.values()])
