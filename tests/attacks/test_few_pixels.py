@@ -19,6 +19,7 @@ from tests.support.attacks.malicious_server import STANDARD, Federation, Records
 
 from tightframe.data.table import common_values
 from tightframe.data.table.common_values import common_pixels
+from tightframe.learning.one_sum import feature_sums
 
 EACH, RIM, GRAYS = 400, -1.0, 16
 JOB: dict[str, Any] = {
@@ -109,6 +110,27 @@ def test_pixels_in_which_few_pictures_are_unlike_the_rest_tell_none_of_them(tmp_
     ink, sizes = (rows != RIM).sum(0), columns.norm(dim=0).numpy()
     assert 0 < ink[ink > 0].min() == 1
     assert sizes[ink < 20].max() < 1e-3 < 1 < sizes[ink > EACH].min()
+
+
+@pytest.mark.parametrize("ruled", [False, True])
+def test_nor_does_a_sum_of_products_of_pixels(
+    ruled: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a pixel in which one picture has ink, less one in which none has, the products are that picture."""
+    if not ruled:
+        monkeypatch.setattr(common_values, "common_pixels", lambda *_: None)
+    data = hospitals()
+    rows, job = rows_of(data), {**JOB, "method": "fed3r", "method_options": {}, "model": "identity"}
+    federation = Federation(job, data, state=tmp_path, policy=STANDARD).enroll()
+    totals = [federation.sum(*exchange.place) for exchange in federation.setup.plan]
+    gram = next(feature_sums.pooled(total).gram for total in totals if feature_sums.COARSE in total)
+    assert gram is not None
+    ink = (rows != RIM).sum(0)
+    read = gram[ink == 1] - gram[int(ink.argmin())]
+    assert bool((read.norm(dim=1) < 1e-3).all()) is ruled
+    for pixel, one in zip(np.flatnonzero(ink == 1), read, strict=True):
+        record = rows[rows[:, pixel] != RIM][0]
+        assert ruled or np.corrcoef(one, record)[0, 1] > 0.999
 
 
 def test_a_hospitals_pixels_are_as_in_most_of_its_pictures() -> None:

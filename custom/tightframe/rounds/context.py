@@ -136,14 +136,19 @@ class SiloContext:
     @property
     def has_rows(self) -> bool:
         """Check that records are rows of numbers, and no pictures."""
+        return len(self.input_shape) == 1
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Shape of a record's inputs."""
         spec, options = dataset_of(self.job)
-        return len(spec.input_shape(options)) == 1
+        return spec.input_shape(options)
 
     def common(self, units: float = 0, *, rounded: bool = False) -> CommonValues | CommonPixels | None:
         """Return values of training records that exact sums take for others, so that no few stand out.
 
         Args:
-            units: as many records as these are few, too.
+            units: as many records as these are few, too; of pictures 0 if none sees each pixel by itself.
             rounded: take the next power of two of what is few, for a check that others see the end of.
         """
         if self.job.privacy is not None or not (self.has_rows or units):

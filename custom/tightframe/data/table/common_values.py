@@ -102,7 +102,8 @@ def common_pixels(data: SiloData, least: int) -> CommonPixels | None:
     """Return what a hospital's pixels are taken for where a layer's units see each by itself.
 
     Nearly all pictures have one value at the rim. A column of a total that one record alone moves is its
-    slopes, so its label, its batches and, by the next layer's weights, equations on all its pixels.
+    slopes, so its label, its batches and, by the next layer's weights, equations on all its pixels; and of
+    products the picture.
 
     Args:
         data: whose training records are read once.

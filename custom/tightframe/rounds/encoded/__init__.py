@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -258,7 +259,8 @@ class _Encoding:
             generator=torch.Generator().manual_seed(0),  # keeps the loader off the global stream
         )
         line = f"{context.name}: {short} of {fold} records, batch {{done}} of {{total}}"
-        common = context.common() if fold == "train" else None
+        as_they_are = feature_width(self.model) == math.prod(context.input_shape)
+        common = context.common(float(as_they_are)) if fold == "train" else None
         for done, (inputs, labels) in enumerate(with_progress(loader, log.info, line)):
             if context.stopped():
                 raise RunError("the run was aborted while features were computed.", code="TF-504")
