@@ -6,6 +6,8 @@ features, however many other records there are.
 
 Where fewer records than a layer's inputs and units are in a sum, its rows span no more than the records'
 features, and its columns no more than their slopes. A transformer's last layers get of a record one token.
+
+A convolution whose kernel is the picture is a dense layer on pixels: rounds span what the records span.
 """
 
 from __future__ import annotations
@@ -54,6 +56,20 @@ TRANSFORMER: dict[str, Any] = {
     "weights": "exact",
     "rounds": 20,
 }
+
+
+ONE_PATCH: dict[str, Any] = {
+    **TRANSFORMER,
+    "model_options": {
+        **TRANSFORMER["model_options"],
+        "patch_size": 32,
+        "hidden_size": 8,
+        "mlp_dim": 8,
+        "num_heads": 2,
+    },
+    "rounds": 8,
+}
+"""Of eight units, in each of eight sums."""
 
 
 class Pictures:
@@ -161,6 +177,9 @@ def test_of_two_jobs_that_one_picture_lies_between_the_second_is_refused(tmp_pat
 def test_a_hospital_refuses_more_units_behind_convolutions_than_its_rule_allows(tmp_path: Path) -> None:
     with pytest.raises(TightframeError, match=r"^TF-625: [\s\S]*384 units, behind .* on 45 declared"):
         Federation(JOB, hospitals(15), state=tmp_path).enroll()
+    pictures = hospitals(12, side=32, channels=3)
+    with pytest.raises(TightframeError, match=r"^TF-625: [\s\S]*the first on 3072 .* on 36 declared"):
+        Federation(ONE_PATCH, pictures, state=tmp_path / "one").enroll()
 
 
 def _slope(z: torch.Tensor) -> torch.Tensor:
@@ -242,3 +261,26 @@ def search(
         optimizer.step()
         schedule.step()
     return (place @ span).detach()
+
+
+@pytest.mark.whole
+def test_without_the_rule_a_few_totals_of_whole_pictures_tell_who_was_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A record lies in the span of the totals' rows, another does not: 64 rows of 48 records."""
+    data = hospitals(12, side=32, channels=3)
+    records = sum(len(item.labels("train")) for item in data.values())
+    monkeypatch.setattr(product_rule, "units_planned", lambda _setup: None)
+    federation = Federation(ONE_PATCH, data, state=tmp_path).enroll()
+    name = "gradient/backbone.patch_embedding.patch_embeddings.weight"
+    rows = [federation.sum("train", number)[name] for number in range(1, ONE_PATCH["rounds"] + 1)]
+    _, sizes, span = np.linalg.svd(np.concatenate(rows).reshape(-1, 3072), full_matrices=False)
+    span = span[: min(records, int((sizes > 1e-6 * sizes[0]).sum()))]
+
+    def away(pictures: np.ndarray) -> np.ndarray:
+        own = pictures.reshape(len(pictures), -1).astype(float)
+        return np.linalg.norm(own - own @ span.T @ span, axis=1) / np.linalg.norm(own, axis=1)
+
+    there = np.concatenate([away(item.raw("train")) for item in data.values()])
+    others = away(_digits(32)[0][500:600].expand(-1, 3, -1, -1).numpy())
+    assert there.max() < others.min() / 10

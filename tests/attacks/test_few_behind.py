@@ -124,6 +124,50 @@ def test_units_that_few_of_a_silos_records_move_stay_as_they_were(how: str, tmp_
     assert without and not found
 
 
+def told_by_two(federation: Federation, number: int) -> list[bool]:
+    """Return of each record that a reader takes out of two units' rows in a round whether it is one.
+
+    Rows over how a unit enters the logits differ by the records that fire one unit only. Whether one record
+    is left shows in the columns of yes and no.
+    """
+    head = federation.shared.state.model["head.weight"].double().numpy()
+    total = federation.sum("train", number)
+    rows, bias = (
+        next(total[name] for name in total if name.endswith(f"/backbone.1.{kind}"))
+        for kind in ("weight", "bias")
+    )
+    moves = np.abs(bias) > 1e-9 * np.abs(bias).max()
+    rows = np.c_[rows, bias][moves] / (head[1] - head[0])[moves, None]
+    one, other = np.triu_indices(len(rows), 1)
+    apart = rows[one] - rows[other]
+    apart = apart[np.abs(apart[:, -1]) > 1e-7 * np.abs(rows[:, -1]).max()]
+    points = apart[:, :-1] / apart[:, -1:]
+    true = np.concatenate([item.raw("train") for item in federation.data.values()]).astype(float)
+    values = [len(np.unique(column)) for column in true.T]
+    flags, numbers = (
+        [place for place, number in enumerate(values) if (number > 2) == many] for many in (False, True)
+    )
+    taken = points[(np.minimum(np.abs(points), np.abs(points - 1)) < 0.01)[:, flags].all(1)][:, numbers]
+    away = np.abs((taken[:, None] - true[:, numbers]) / true[:, numbers].std(0)).max(2)
+    return (away.min(1) < 0.02).tolist()
+
+
+def test_no_record_is_the_difference_of_two_units(tmp_path: Path) -> None:
+    """Of units that all records fire, and one that all but one fire, as on raw columns many do."""
+    job = {
+        **JOB,
+        "method": "fedsgd",
+        "method_options": {"learning_rate": 1e-9},
+        "model_options": {"widths": [24]},
+    }
+    told = []
+    for place, policy in enumerate((ANY_WIDTH, STANDARD)):
+        more = {"rounds": 3, "seed": 3, "evaluation": {"models": 1}}
+        federation = Federation({**job, **more}, small(), state=tmp_path / str(place), policy=policy).enroll()
+        told.append([sum(told_by_two(federation, number)) for number in (1, 2, 3)])
+    assert any(told[0]) and not any(told[1])
+
+
 def test_variances_of_units_that_few_of_a_silos_records_move_are_not_told(tmp_path: Path) -> None:
     """Of the one record that fires a unit, it is the slope times the feature, squared."""
     variant = {"method": "fedilc", "method_options": {"variant": "fishr_arith_fullbatch"}}

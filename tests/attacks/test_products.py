@@ -18,7 +18,8 @@ import torch
 from sklearn.metrics import roc_auc_score
 from tests.attacks import test_withdrawals
 from tests.support.attacks.liar import lies
-from tests.support.attacks.malicious_server import ANY_WIDTH, Chosen, Federation, Records, hearts
+from tests.support.attacks.malicious_server import ANY_WIDTH, STANDARD, Chosen, Federation, Records, hearts
+from torch import nn
 from torch.utils.data import Subset
 
 from tightframe.config.policy import PolicyBlock
@@ -375,6 +376,52 @@ def test_within_the_rule_the_products_have_no_null_space(tmp_path: Path) -> None
     values = {**WIDE, "model_options": {"width": 32, "standardise": True}}
     federation = Federation(values, small(), state=tmp_path).enroll()
     assert read(federation, totals(federation, "frozen/products")) == (0, 32)
+
+
+def alone(federation: Federation, gram: torch.Tensor) -> int:
+    """Return how many records some combination of the products' rows is of alone, up to a scale.
+
+    Whoever knows the weights finds the combination where no others are on a side of some unit.
+    """
+    model: Any = model_update.build_template(federation.setup.setting)
+    model.load_state_dict(dict(federation.shared.state.model))
+    records = np.concatenate([item.raw("train") for item in federation.data.values()])
+    with torch.no_grad():
+        phi = nn.functional.normalize(model.double().features(torch.as_tensor(records).double()))
+    sizes, vectors = torch.linalg.eigh(gram)
+    vectors, sizes = vectors[:, sizes > 1e-12 * sizes[-1]], sizes[sizes > 1e-12 * sizes[-1]]
+    parts = phi @ vectors
+    inside = (phi - parts @ vectors.T).norm(dim=1) < 1e-5
+    return int((inside & (((parts.square() / sizes).sum(1) - 1).abs() < 0.01)).sum())
+
+
+def read_rows(federation: Federation, gram: torch.Tensor) -> int:
+    """Return how many records are read from rows of the products: those that are some point's features."""
+    weight = federation.shared.state.model["backbone.1.weight"].double()
+    records = np.concatenate([item.raw("train") for item in federation.data.values()])
+    true, found = nn.functional.normalize(torch.as_tensor(records).double()), set[int]()
+    for row in nn.functional.normalize(gram[gram.diagonal() > 1e-9]):
+        fires = row > 1e-9
+        point = torch.linalg.lstsq(weight[fires], row[fires]).solution
+        if (
+            fires.sum() > len(point) and (torch.relu(weight @ point) - row).norm() < 1e-5
+        ):  # so the reader knows
+            near = true @ nn.functional.normalize(point, dim=0)
+            assert near.max() > 1 - 1e-5, "and is right"
+            found.add(int(near.argmax()))
+    return len(found)
+
+
+def test_no_record_is_on_a_units_side_alone_in_the_products(tmp_path: Path) -> None:
+    """Of a random network on raw columns, whose author chose nothing."""
+    values = {**WIDE, "model": "mlp", "model_options": {"widths": [36]}, "seed": 1}
+    told = []
+    for place, policy in enumerate((OFF, STANDARD)):
+        federation = Federation(values, small(), state=tmp_path / str(place), policy=policy).enroll()
+        gram = pooled(totals(federation, "frozen/products")).gram
+        assert gram is not None
+        told.append((read_rows(federation, gram), alone(federation, gram)))
+    assert told[0] == (1, 1) and told[1] == (0, 0)
 
 
 @pytest.mark.whole

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from tightframe.learning.unit_records import UnitRecords
+from tightframe.learning.unit_records import UnitRecords, UnitSides
 from tightframe.models.heads import SingleLogit
 
 
@@ -36,6 +36,84 @@ def test_a_record_that_is_drawn_often_or_repeated_is_one() -> None:
     assert moved(alone * 5, records=4) == [True, False], "five epochs"
     assert moved(alone * 5, repeats=5) == [True, False]
     assert moved(alone, records=40) == [True, False], "of few drawn each counts once"
+
+
+def test_a_unit_that_few_records_do_not_fire_stays_as_one_does_that_few_fire() -> None:
+    """Its row and one's that all fire differ by these records."""
+    model = nn.Sequential(nn.Linear(1, 4), nn.ReLU(), nn.Linear(4, 1))
+    with torch.no_grad():
+        model[0].weight.fill_(1.0)
+        model[0].bias.copy_(torch.tensor([9.0, -1.5, -2.5, -3.5]))  # fired by four, three, two and one
+        model[2].weight.fill_(1.0)
+    rows, told = torch.tensor([[1.0], [2.0], [3.0], [4.0]]), []
+    for weights in (torch.ones(4, 1), torch.tensor([[0.0], [1.0], [1.0], [1.0]])):
+        with UnitRecords(model, 4, least=2) as units:
+            (model(rows) * weights).sum().backward()
+        told.append(units.few()["0.bias"].tolist())
+    assert told == [[False, True, False, True], [False, False, True, True]], (
+        "one without a slope is not there"
+    )
+
+
+def test_of_two_units_that_few_records_tell_apart_one_stays() -> None:
+    model = nn.Sequential(nn.Linear(1, 3), nn.ReLU(), nn.Linear(3, 1))
+    with torch.no_grad():
+        model[0].weight.copy_(torch.tensor([[-1.0], [-1.0], [1.0]]))
+        model[0].bias.copy_(torch.tensor([3.5, 4.5, -3.5]))  # fired by 1 to 3, 1 to 4, and 4 to 6
+        model[2].weight.fill_(1.0)
+    for least, alike in ((2, [False, True, False]), (1, None)):
+        with UnitRecords(model, 6, least=least) as units:
+            model(torch.arange(1.0, 7.0)[:, None]).sum().backward()
+        assert alike == (units.few()["0.bias"].tolist() if least > 1 else None)
+
+
+def test_neighbours_of_a_ladder_of_units_tell_no_record_between_them() -> None:
+    """As by a hospital that steers the model: 19 to 21 of 216 records were between two of 72 units alone."""
+    stream = torch.Generator().manual_seed(0)
+    rows, along = (
+        torch.randn(3, 72, 13, generator=stream).double(),
+        torch.randn(13, generator=stream).double(),
+    )
+    steps = torch.quantile((rows @ along).flatten(), torch.rand(48, generator=stream).double())
+    model = nn.Sequential(nn.Linear(13, 48), nn.ReLU(), nn.Linear(48, 1)).double()
+    with torch.no_grad():
+        model[0].weight.copy_(along.expand(48, 13))
+        model[0].bias.copy_(-steps)
+        model[2].weight.fill_(1.0)
+    found = []
+    for least in (0, 5):
+        total = torch.zeros(48, 14).double()
+        for own in rows:
+            model.zero_grad()
+            with UnitRecords(model, len(own), least=least) as units:
+                model(own).sin().sum().backward()
+            gradients = {name: item.grad.clone() for name, item in model.named_parameters()}
+            units.clear(gradients)
+            total += torch.cat([gradients["0.weight"], gradients["0.bias"][:, None]], 1)
+        one, other = torch.triu_indices(48, 48, 1)
+        apart = total[one] - total[other]
+        apart = apart[apart[:, -1].abs() > 1e-9]
+        near = torch.cdist(apart[:, :-1] / apart[:, -1:], rows.flatten(0, 1)).amin(0)
+        found.append(int((near < 1e-3).sum()))
+    assert found[0] >= 5 and not found[1]
+
+
+def test_few_are_on_no_side_of_a_layers_units_alone_nor_of_a_later_ones() -> None:
+    """A patient's three records are one."""
+    model = nn.Sequential(nn.Linear(1, 1), nn.ReLU(inplace=True), nn.Linear(1, 1), nn.ReLU())
+    with torch.no_grad():
+        for place, (weight, bias) in {0: (1.0, -1.0), 2: (1.0, 0.5)}.items():
+            model[place].weight.fill_(weight)
+            model[place].bias.fill_(bias)
+        rows = torch.tensor([[0.0], [0.2], [0.4], [2.0], [3.0], [4.0]])
+        for times, found in (
+            (torch.ones(6), model(rows)),
+            (torch.tensor([1, 1, 1, 3, 3, 3]), rows * 0 + 0.5),
+        ):
+            with UnitSides(model, times, least=2) as sides:
+                made = torch.cat(list(sides.passes(lambda: rows.split(4), model)))
+            assert torch.equal(made, found)
+    assert model[1].inplace and not model[1]._forward_hooks
 
 
 def test_slopes_that_are_no_number_count_as_none_and_tiny_ones_as_they_are() -> None:
@@ -85,6 +163,26 @@ def test_a_convolutions_channels_are_units_and_one_in_groups_has_its_groups_colu
         assert few["weight"].shape == layer.weight.shape
         assert few["weight"].flatten(2).all(2).int().tolist() == columns
         assert few["bias"].tolist() == [True, False, False, False]
+
+
+@pytest.mark.parametrize("layer", [nn.GroupNorm(2, 4), nn.BatchNorm2d(4), nn.LayerNorm(4)])
+def test_a_normalisations_channels_are_units(layer: Any) -> None:
+    slopes = torch.ones(6, 4, 3, 3)
+    slopes[1:, 0] = 0  # the first record alone moves the first channel
+    slopes[:, 3] = 0
+    values = torch.randn(6, 4, 3, 3, generator=torch.Generator().manual_seed(0))
+    if isinstance(layer, nn.LayerNorm):
+        values, slopes = values.movedim(1, -1), slopes.movedim(1, -1)
+    with UnitRecords(layer, 6, least=2) as units:
+        made = nn.functional.relu(layer(values) + 9, inplace=True)
+        found = torch.autograd.grad((made * slopes).sum(), list(layer.parameters()))
+    gradients = dict(zip(("weight", "bias"), found, strict=True))
+    assert all(gradients["bias"][:3])
+    units.clear(gradients)
+    for name in ("weight", "bias"):
+        assert units.few()[name].tolist() == [True, False, False, False]
+        assert not gradients[name][0]
+    assert gradients["bias"][1]
 
 
 @pytest.mark.parametrize("moving", [1, 2])

@@ -126,8 +126,11 @@ def test_dense_layers_on_inputs_have_two_records_a_unit() -> None:
     assert widest(**pictures) == 10 and widest(**pictures, rounds=20) == 64  # of 64 pixels
     frozen = {"model": "random_features", "model_options": {"width": 100}}
     assert widest(**frozen, rounds=20) == 40 and widest(**frozen, rounds=90) == 100
-    assert widest(**pictures, model="small_cnn", model_options={}, rounds=90) == 10, "each sum by itself"
-    assert widest(**{**pictures, "dataset": "fed_isic2019"}, model="vgg11", model_options={}) == 512
+    small = {"model": "small_cnn", "model_options": {}}
+    assert widest(**pictures, **small, rounds=90) == 32, "128 channels at 2 x 2 places, each sum by itself"
+    vgg = {"dataset": "fed_isic2019", "dataset_options": {"image_size": 32}, "model": "vgg11"}
+    assert widest(**vgg, model_options={}) == 512 and widest(**vgg, model_options={"hidden": []}) == 128
+    assert widest(**vgg, model_options={"hidden": []}, method="fedper") == 128  # whose head stays
     private = {"epsilon": 8.0, "delta": 1e-5, "clip_norm": 1.0}
     assert widest(weights="uniform", privacy=private) is None
 

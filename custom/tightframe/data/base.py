@@ -299,6 +299,14 @@ def record_patients(data: SiloData, fold: Fold) -> NDArray[np.int64]:
     return patients.astype(np.int64)
 
 
+def own_patients(data: SiloData) -> NDArray[np.int64]:
+    """Return a number from 0 for the patient of each training record, (n,); if unknown, each has its own."""
+    try:
+        return np.unique(record_patients(data, "train"), return_inverse=True)[1].astype(np.int64)
+    except DataError:
+        return np.arange(len(data.labels("train")))
+
+
 def patients_unknown(source: str, reason: str) -> DataError:
     """Return the error for records whose patients are unknown."""
     return DataError(

@@ -209,8 +209,7 @@ def _of_other_records(totals: Totals) -> bool:
 def tell_moments(silo: SiloView, broadcast: Tensors, state: Tensors) -> Contribution:
     """Return the three class sums of this silo's training records in the model received."""
     model = silo.load(model_update.received_model(broadcast)).eval()
-    records = silo.batches("train", augment=False, shuffle=False) if silo.offers_prototypes else ()
-    made = ((model.features(inputs), labels) for inputs, labels in records)  # type: ignore[operator]
+    made = silo.encoded(model, "train") if silo.offers_prototypes else ()
     with torch.no_grad():
         counts, sums, products = class_moments(made, silo.setting.num_classes, feature_width(model))
     if silo.setting.config.covariance == "class":

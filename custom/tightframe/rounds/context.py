@@ -28,7 +28,7 @@ from tightframe.rounds.sums.declaration import EVALUATED
 from tightframe.securesum.identity import Anchor, Signer
 
 if TYPE_CHECKING:
-    from tightframe.data.table.common_values import CommonValues
+    from tightframe.data.table.common_values import CommonPixels, CommonValues
     from tightframe.rounds.encoded import FeatureCache
     from tightframe.rounds.withdrawn_list import Withdrawn
 
@@ -136,24 +136,31 @@ class SiloContext:
     @property
     def has_rows(self) -> bool:
         """Check that records are rows of numbers, and no pictures."""
-        spec, options = dataset_of(self.job)
-        return len(spec.input_shape(options)) == 1
+        return len(self.input_shape) == 1
 
-    def common(self, units: float = 0, *, rounded: bool = False) -> CommonValues | None:
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Shape of a record's inputs."""
+        spec, options = dataset_of(self.job)
+        return spec.input_shape(options)
+
+    def common(self, units: float = 0, *, rounded: bool = False) -> CommonValues | CommonPixels | None:
         """Return values of training records that exact sums take for others, so that no few stand out.
 
         Args:
-            units: as many records as these are few, too.
+            units: as many records as these are few, too; of pictures 0 if none sees each pixel by itself.
             rounded: take the next power of two of what is few, for a check that others see the end of.
         """
-        if self.job.privacy is not None or not self.has_rows:
+        if self.job.privacy is not None or not (self.has_rows or units):
             return None
-        from tightframe.data.table.common_values import common_in  # which imports torch
+        from tightframe.data.table.common_values import common_in, common_pixels  # which import torch
 
         least = self.policy.class_count(synthetic=self.data.synthetic)
         few = max(least, math.ceil(units)) if least > 1 else least
         wide = 1 << (few - 1).bit_length() if rounded and few > least else few
-        if wide not in self._common:
+        if wide not in self._common and not self.has_rows:
+            self._common[wide] = common_pixels(self.data, wide)
+        elif wide not in self._common:
             self._common[wide] = found = common_in(self.data, least, wide)
             if found is not None and wide == few > least and found.lost:
                 text = "%s: %d of %d columns say nothing in training: in each fewer than %d patients stand "
@@ -162,7 +169,7 @@ class SiloContext:
         return self._common[wide]
 
     @cached_property
-    def _common(self) -> dict[int, CommonValues | None]:
+    def _common(self) -> dict[int, CommonValues | CommonPixels | None]:
         return {}
 
     @cached_property

@@ -8,10 +8,11 @@ cannot contribute, so that the sum is of nobody and its number is all that is to
 
 from __future__ import annotations
 
+import copy
 import functools
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import TypeVar
@@ -39,6 +40,7 @@ from tightframe.learning.products import (
     Sizes,
     Units,
 )
+from tightframe.learning.unit_records import Convolution
 from tightframe.models.frozen import is_frozen
 from tightframe.models.heads import DropoutLinear
 from tightframe.phases import Field, OwnRows, Schema, ServerState
@@ -154,19 +156,72 @@ def units_planned(setup: JobSetup) -> Units | None:
     rounds = _layers(setup)
     summed = {name: item.shape for each in rounds.values() for name, item in each.items()}
     dense = [shape for shape in summed.values() if len(shape) == 2]
-    if not dense:
-        return None
     shape, numbers = setup.setting.input_shape, sum(map(math.prod, summed.values()))
-    most = max(units for units, _ in dense)
     # In several forms of a silo's update each is another combination of its records.
     times = len(rounds) * int(getattr(setup.setting.config, "equations", 1))
-    if is_frozen(shared_template(setup.setting)):
+    frozen = is_frozen(shared_template(setup.setting))
+    if not frozen and len(shape) > 1 and any(len(each) > 2 for each in summed.values()):
+        return _behind_convolutions(setup, summed.keys(), times)
+    if not dense:
+        return None
+    most = max(units for units, _ in dense)
+    if frozen:
         return Units(most, most, max(inputs for _, inputs in dense), numbers, times)
-    # Behind convolutions, dense layers are on features of a picture that change: each sum counts by itself.
-    if len(shape) > 1 and any(len(each) > 2 for each in summed.values()):
-        return Units(max(map(min, dense)), 0, 0, 0, times)
     first = [units for units, inputs in dense if inputs >= math.prod(shape)]
     return Units(most, max(first, default=most), math.prod(shape), numbers, times)
+
+
+def _behind_convolutions(setup: JobSetup, summed: Collection[str], times: int) -> Units | None:
+    """Return what layers count as of a network with convolutions, where features change in each sum.
+
+    A convolution that sees k places of each record is dense on k times as many rows: as if it had a part of
+    its units and inputs. On the records' own values rounds add up, too, where these inputs are more.
+    """
+    most, first, inputs = 0, 0, 0
+    for name, layer, places, own in _places(setup):
+        if not any(each.endswith(f"/{name}.weight") for each in summed):
+            continue
+        units, numbers = (math.ceil(each / places) for each in _width(layer))
+        most = max(most, min(units, numbers) if isinstance(layer, Convolution) else min(_width(layer)))
+        if own:
+            first, inputs = max(first, units), max(inputs, numbers)
+    if not most:
+        return None
+    return Units(most, first, inputs, 0, times) if inputs > most else Units(most, 0, 0, 0, times)
+
+
+def _width(layer: nn.Linear | Convolution) -> tuple[int, int]:
+    """Return how many units a layer has, of one group of channels, and inputs of each."""
+    groups = 1 if isinstance(layer, nn.Linear) else layer.groups
+    return len(layer.weight) // groups, layer.weight[0].numel()
+
+
+def _places(setup: JobSetup) -> list[tuple[str, nn.Linear | Convolution, int, bool]]:
+    """Return a network's layers by name, how many places of a record each sees, and if these are its own."""
+    try:
+        return _seen(setup, "meta")
+    except (RuntimeError, NotImplementedError):  # of code that needs values
+        return _seen(setup, "cpu")
+
+
+def _seen(setup: JobSetup, device: str) -> list[tuple[str, nn.Linear | Convolution, int, bool]]:
+    found: dict[str, tuple[nn.Linear | Convolution, int, bool]] = {}
+    model = copy.deepcopy(shared_template(setup.setting)).to(device)
+
+    def watch(name: str, layer: nn.Linear | Convolution) -> None:
+        def seen(_layer: nn.Module, given: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
+            _, places, own = found.get(name, (layer, 0, False))
+            places += max(1, output.numel() // (len(output) * len(layer.weight)))
+            found[name] = layer, places, own or not given[0].requires_grad
+
+        layer.register_forward_hook(seen)
+
+    for name, layer in model.named_modules():
+        if isinstance(layer, nn.Linear | Convolution):
+            watch(name, layer)
+    with torch.random.fork_rng(devices=[]), torch.enable_grad():
+        model(torch.zeros(2, *setup.setting.input_shape, device=device))
+    return [(name, *each) for name, each in found.items()]
 
 
 def units_on_records(setup: JobSetup) -> int:
@@ -467,8 +522,8 @@ def check_units(policy: Policy, found: Units, records: float, of: str) -> None:
         f"at most {', and '.join(asked)}; or privacy" if most else "privacy",
         "records are computed from totals of layers with more units, or both more inputs and more units by "
         f"rounds, or more rounds, than 1/{factor} of the records, those of the largest silos not counted, as "
-        "these may lie: set model_options.widths of mlp, width of random_features, or rounds, or give the "
-        "job `privacy`",
+        "these may lie: set model_options.widths of mlp, width of random_features, or rounds, have smaller "
+        "patches or larger pictures, or give the job `privacy`",
     )
 
 

@@ -20,6 +20,9 @@ one round, and in twelve 56 of 67 such records whole, by integer programming. To
 columns instead would tell others' sums of slopes, less this hospital's, where a column has one value. Noise
 covers single patients by itself, and its sensitivity would not hold for values that depend on the other
 patients: under privacy all stay as they are.
+
+Of pictures whose pixels a layer's units see each by itself, those in which few records are off the lowest or
+highest value are taken for it.
 """
 
 from __future__ import annotations
@@ -31,15 +34,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tightframe.data.base import SiloData, record_patients
+from tightframe.data.base import SiloData, own_patients
 from tightframe.data.table.disclosure import who_stands_out
-from tightframe.errors import DataError
 
 if TYPE_CHECKING:
     import torch
 
-_TOGETHER = 4096
-"""Records read at a time."""
+_TOGETHER, _AT_ONCE = 4096, 64
+"""Records of a table, and pictures, read at a time."""
 NARROW = 64
 """Columns up to which all linear relations are looked at, not only those of two."""
 FOLLOWS, STEPS = 1e-4, 24
@@ -79,6 +81,56 @@ class CommonValues:
         return made
 
 
+@dataclass(frozen=True)
+class CommonPixels:
+    """What a hospital takes the pixels of its training pictures for in which few are unlike the rest.
+
+    Attributes:
+        few: pixels, and channels, in which fewer records than asked are off the lowest or highest value.
+        value: which all of a pixel are taken for.
+    """
+
+    few: torch.Tensor
+    value: torch.Tensor
+
+    def apply(self, inputs: torch.Tensor, records: Sequence[int]) -> torch.Tensor:
+        """Return pictures (B, ...) with the values replaced."""
+        return inputs.where(~self.few, self.value)
+
+
+def common_pixels(data: SiloData, least: int) -> CommonPixels | None:
+    """Return what a hospital's pixels are taken for where a layer's units see each by itself.
+
+    Nearly all pictures have one value at the rim. A column of a total that one record alone moves is its
+    slopes, so its label, its batches and, by the next layer's weights, equations on all its pixels; and of
+    products the picture.
+
+    Args:
+        data: whose training records are read once.
+        least: fewer of these are few, of few records half.
+    """
+    import torch
+    from torch.utils.data import DataLoader
+
+    records: Any = data.records("train")
+    least = min(least, (len(records) + 1) // 2)
+    if least < 2:
+        return None
+    loader: DataLoader[Any] = DataLoader(records, batch_size=_AT_ONCE, generator=torch.Generator())
+    ends = torch.empty(0)
+    there = torch.empty(0)
+    for inputs, _ in loader:
+        now = torch.stack([inputs.amin(0), inputs.amax(0)])
+        if not len(ends):
+            ends, there = now, torch.zeros_like(now)
+        moved = torch.stack([now[0] < ends[0], now[1] > ends[1]])
+        ends = now.where(moved, ends)
+        there = there.masked_fill(moved, 0) + (inputs == ends[:, None]).sum(1)
+    off = len(records) - there
+    few = (off > 0) & (off < least)
+    return CommonPixels(few.any(0), ends[0].where(few[0], ends[1]))
+
+
 def common_in(data: SiloData, least: int, wide: int | None = None) -> CommonValues | None:
     """Return what a hospital's values are taken for in exact sums of rows; None if all stay as they are.
 
@@ -94,11 +146,7 @@ def common_in(data: SiloData, least: int, wide: int | None = None) -> CommonValu
         return None
     loader: DataLoader[Any] = DataLoader(records, batch_size=_TOGETHER, generator=torch.Generator())
     rows = torch.cat([inputs for inputs, _ in loader]).numpy()
-    try:
-        owners = record_patients(data, "train")
-    except DataError:  # unknown: each record is a patient's
-        owners = np.arange(len(rows))
-    return common_values(rows, owners, least, wide)
+    return common_values(rows, own_patients(data), least, wide)
 
 
 def common_values(

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import copy
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from tightframe.data.base import with_progress
+from tightframe.data.base import own_patients, with_progress
 from tightframe.errors import RunError
 from tightframe.learning.batches import merge_single_tail, reading_processes
+from tightframe.learning.unit_records import UnitSides
 from tightframe.models.frozen import FrozenEncoder, encoder_sha256
 from tightframe.models.heads import feature_width
 from tightframe.phases import Fold
@@ -142,12 +145,30 @@ class FeatureCache:
         if (fold, exact) not in self._folds:
             started = time.monotonic()
             model = copy.deepcopy(encoder.model).double() if exact else encoder.model
-            files = FeatureFiles.of(context, encoder.sha256, device, exact=exact)
             made = _Encoding(context, model, fold, device, exact=exact)
+            # What units few records have a side of depends on all records, and a table's take no time.
+            kept = not unit_sides(context, model, fold).looks
+            files = FeatureFiles.of(context, encoder.sha256, device, exact=exact) if kept else None
             found = made.computed() if files is None else _through(files, made, context.log)
             self._folds[fold, exact] = EncodedFold(found.features, found.labels)
             self.seconds += time.monotonic() - started
         return self._folds[fold, exact]
+
+
+def unit_sides(context: SiloContext, model: torch.nn.Module, fold: Fold) -> UnitSides:
+    """Return what keeps few training records of a table on the others' side of a model's units.
+
+    It looks at none in a job with privacy, and where the site's policy has no ``records_per_feature``.
+    """
+    policy, data = context.policy, context.data
+    asked = (
+        fold == "train" and context.has_rows and context.job.privacy is None and policy.records_per_feature
+    )
+    least = policy.class_count(synthetic=data.synthetic) if asked else 0
+    if least < 2:
+        return UnitSides(model, torch.zeros(0), least=0)
+    owners = own_patients(data)
+    return UnitSides(model, torch.from_numpy(np.bincount(owners)[owners]), least=least)
 
 
 def _through(files: FeatureFiles, made: _Encoding, log: logging.Logger) -> StoredFeatures:
@@ -183,11 +204,20 @@ class _Encoding:
     def computed(self, *, digest: bool = False) -> StoredFeatures:
         """Return the features, and the digest of the records if it is asked for."""
         features, labels, seen = [], [], RecordsDigest()
-        for inputs, classes in self._batches("computing features", "features"):
-            if digest:
-                seen.add(inputs, classes)
-            features.append(self._features(inputs))
-            labels.append(classes)
+        sides = unit_sides(self.context, self.model, self.fold)
+
+        def batches() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+            return self._batches("computing features", "features")
+
+        def run(batch: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+            return self._features(batch[0]), *batch
+
+        with sides:
+            for made, inputs, classes in sides.passes(batches, run):
+                if digest:
+                    seen.add(inputs, classes)
+                features.append(made)
+                labels.append(classes)
         records = seen.hexdigest() if digest else ""
         if not features:
             empty = torch.zeros(0, feature_width(self.model))
@@ -229,7 +259,8 @@ class _Encoding:
             generator=torch.Generator().manual_seed(0),  # keeps the loader off the global stream
         )
         line = f"{context.name}: {short} of {fold} records, batch {{done}} of {{total}}"
-        common = context.common() if fold == "train" else None
+        as_they_are = feature_width(self.model) == math.prod(context.input_shape)
+        common = context.common(float(as_they_are)) if fold == "train" else None
         for done, (inputs, labels) in enumerate(with_progress(loader, log.info, line)):
             if context.stopped():
                 raise RunError("the run was aborted while features were computed.", code="TF-504")

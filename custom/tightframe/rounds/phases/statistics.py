@@ -27,9 +27,9 @@ import numpy as np
 import safetensors.torch
 import torch
 
-from tightframe.data.base import record_patients
+from tightframe.data.base import own_patients
 from tightframe.data.table.disclosure import made_by_few
-from tightframe.errors import DataError, RunError
+from tightframe.errors import RunError
 from tightframe.files import write_atomically
 from tightframe.phases import (
     CLASS_COUNTS,
@@ -187,11 +187,7 @@ class _FeatureMoments:
         columns = torch.cat(parts) if parts else torch.zeros(0, self._width, dtype=torch.float64)
         counted = (times > 0).numpy()
         if (least := view.min_class_count) > 1 and counted.any():
-            try:
-                owners = record_patients(view.context.data, "train")
-            except DataError:  # unknown: each record is a patient's
-                owners = np.arange(len(columns))
-            owners = np.unique(owners[counted], return_inverse=True)[1]
+            owners = np.unique(own_patients(view.context.data)[counted], return_inverse=True)[1]
             for column in columns.T.numpy():
                 if made_by_few(column[counted], owners, least):
                     column[:] = np.median(column[counted])

@@ -30,7 +30,7 @@ from tightframe.phases import Fold, OwnRows, Schema, Setting, Tensors, stream_se
 from tightframe.results.local_report import SiloPersonal
 from tightframe.results.parts.dropouts import Lost
 from tightframe.rounds.context import SiloContext
-from tightframe.rounds.encoded import LoadedEncoder
+from tightframe.rounds.encoded import LoadedEncoder, unit_sides
 from tightframe.rounds.job_checks import STANDARDISE_STD
 from tightframe.rounds.phases.statistics import UNIFORM, WEIGHED, mean_and_deviation, times_in_moments
 from tightframe.rounds.product_rule import (
@@ -43,7 +43,7 @@ from tightframe.rounds.sums.declaration import EVALUATED
 from tightframe.rounds.unproven import NO_NEEDS, Needs
 
 if TYPE_CHECKING:
-    from tightframe.data.table.common_values import CommonValues
+    from tightframe.data.table.common_values import CommonPixels, CommonValues
     from tightframe.privacy.events import Event
     from tightframe.rounds.setup import JobSetup
     from tightframe.rounds.silo.budget import Budget
@@ -361,7 +361,8 @@ class LocalSilo:
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Yield features (B, d) and labels (B,) of a fold, in order, without augmentation and gradients.
 
-        Those of a frozen encoder come from the cache, with ``training.augment`` too.
+        Those of a frozen encoder come from the cache, with ``training.augment`` too. Of a table's training
+        records few are on no side of a unit alone (``UnitSides``).
 
         Args:
             model: of this silo, in evaluation mode.
@@ -374,10 +375,13 @@ class LocalSilo:
             yield from kept.batches(list(range(len(kept))), size, self.device)
             return
         used: Any = copy.deepcopy(model).double() if exact else model
-        for inputs, labels in self.batches(fold, augment=False, shuffle=False):
+
+        def run(batch: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
             with torch.no_grad():
-                features = used.features(inputs.double() if exact else inputs)
-            yield features, labels
+                return used.features(batch[0].double() if exact else batch[0]), batch[1]
+
+        with unit_sides(self.context, used, fold) as sides:
+            yield from sides.passes(lambda: self.batches(fold, augment=False, shuffle=False), run)
 
     def encoded_before(
         self, model: torch.nn.Module
@@ -495,7 +499,7 @@ class LocalSilo:
         if self._units is not None and often is not None:
             self._units.next_batch(often[chosen], int(often.sum()))
 
-    def _common(self) -> CommonValues | None:
+    def _common(self) -> CommonPixels | CommonValues | None:
         units = 0 if self._evaluates else self.records_per_feature / 2 * units_on_records(self.setup)
         few = units / behind(self.setup).share if units else 0
         return self.context.common(few, rounded=self._rounded)
