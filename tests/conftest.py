@@ -223,7 +223,7 @@ def _counted_once() -> Iterator[None]:
     """
     from tightframe.data import columns
     from tightframe.data.table import common_values
-    from tightframe.learning import record_values
+    from tightframe.learning.few_records import record_values
 
     combinations, found = columns._combinations, dict[tuple[Any, ...], Any]()
 

@@ -19,8 +19,8 @@ from tests.support.attacks.malicious_server import STANDARD, Federation, Records
 
 from tightframe.data.table import common_values
 from tightframe.data.table.common_values import common_pixels
+from tightframe.learning.few_records.unit_records import UnitRecords
 from tightframe.learning.one_sum import feature_sums
-from tightframe.learning.unit_records import UnitRecords
 
 EACH, RIM, GRAYS = 400, -1.0, 16
 JOB: dict[str, Any] = {

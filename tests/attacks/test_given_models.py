@@ -17,7 +17,7 @@ from tightframe.config.job import JobConfig, parse_job
 from tightframe.config.site import SiteEntry
 from tightframe.errors import TightframeError
 from tightframe.learning import model_update
-from tightframe.learning.distinct_rows import BITS
+from tightframe.learning.few_records.distinct_rows import BITS
 from tightframe.learning.one_sum.feature_sums import SUMS
 from tightframe.learning.one_sum.withdrawal import TOTAL
 from tightframe.results.files import CHECKPOINT

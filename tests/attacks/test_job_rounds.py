@@ -18,7 +18,7 @@ from tests.support.attacks.kits import accept_release
 from tests.support.attacks.malicious_server import STANDARD, Federation, Records, hearts, identity
 
 from tightframe.errors import TightframeError
-from tightframe.learning.products import Sizes, Units
+from tightframe.learning.few_records.products import Sizes, Units
 from tightframe.rounds.sums.vault import read_journal
 from tightframe.securesum.site.journal import History, Trained
 

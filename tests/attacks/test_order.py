@@ -17,7 +17,7 @@ from tightframe.errors import TightframeError
 from tightframe.results.files import LOCAL, MODEL, UNPROVEN
 from tightframe.rounds.checkpoint import tensor_bytes
 from tightframe.rounds.server.collecting import SharedState
-from tightframe.rounds.silo import checks
+from tightframe.rounds.silo.checks import request_order
 from tightframe.rounds.withdrawn_list import LIST
 from tightframe_app import cli
 
@@ -195,7 +195,7 @@ def test_a_transcript_shows_it(
     federation: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, places: list[tuple[str, int]]
 ) -> None:
     """As silos that do not look would write it; only the job's order is valid."""
-    monkeypatch.setattr(checks, "check_order", lambda *_: None)
+    monkeypatch.setattr(request_order, "check_order", lambda *_: None)
     for place in places:
         federation.sum(*place)
     root = tmp_path / "rootCA.pem"

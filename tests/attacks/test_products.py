@@ -25,8 +25,8 @@ from torch.utils.data import Subset
 from tightframe.config.policy import PolicyBlock
 from tightframe.errors import PolicyError, RunError, TightframeError
 from tightframe.learning import model_update
+from tightframe.learning.few_records.products import ALONE, COUNTED, ENOUGH, ROWS, ClassSums, Sizes
 from tightframe.learning.one_sum.feature_sums import COUNTS, SUMS, pooled
-from tightframe.learning.products import ALONE, COUNTED, ENOUGH, ROWS, ClassSums, Sizes
 from tightframe.rounds import codec
 from tightframe.rounds.codec import integer_totals
 from tightframe.rounds.product_rule import warned

@@ -15,7 +15,7 @@ from tightframe.config.job import JobConfig, parse_job
 from tightframe.config.site import SiteEntry
 from tightframe.data.table.common_values import common_values
 from tightframe.errors import TightframeError
-from tightframe.learning.distinct_rows import BITS
+from tightframe.learning.few_records.distinct_rows import BITS
 from tightframe.learning.one_sum.feature_sums import pooled
 from tightframe.learning.one_sum.withdrawal import TOTAL
 from tightframe.results.files import CHECKPOINT

@@ -23,7 +23,7 @@ from tightframe.config.policy import PolicyBlock
 from tightframe.errors import JobError, RunError, SecureSumError
 from tightframe.rounds.riders.class_rules import HOLDERS
 from tightframe.rounds.setup import prepare
-from tightframe.rounds.silo.enrolment_check import check_sums
+from tightframe.rounds.silo.checks.enrolment import check_sums
 from tightframe.rounds.sums.vault import read_journal
 
 SLIM = {"model_options": {"widths": [8]}}

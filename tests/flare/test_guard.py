@@ -31,7 +31,7 @@ from tightframe.errors import SiteConfigError
 from tightframe.flare import CODE, MESSAGE, doors, guard
 from tightframe.flare.executor import SiloExecutor
 from tightframe.flare.outgoing import looks_masked
-from tightframe.learning.products import Products
+from tightframe.learning.few_records.products import Products
 from tightframe.rounds import product_rule
 from tightframe.rounds.server.coordinator import Coordinator
 from tightframe.rounds.setup import prepare

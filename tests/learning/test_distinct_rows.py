@@ -10,9 +10,9 @@ import pytest
 import torch
 from tests.support.methods.silo import FakeSilo
 
-from tightframe.learning.distinct_rows import DistinctRows, counts_phase, row_digests, units
+from tightframe.learning.few_records.distinct_rows import DistinctRows, counts_phase, row_digests, units
+from tightframe.learning.few_records.products import COUNTED, ENOUGH, ROWS
 from tightframe.learning.one_sum.feature_sums import counts_field
-from tightframe.learning.products import COUNTED, ENOUGH, ROWS
 from tightframe.phases import Cohort, ServerState, Tensors
 
 DRAW = np.random.default_rng(0)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tightframe.learning.products import ClassSums, Products, Sizes
+from tightframe.learning.few_records.products import ClassSums, Products, Sizes
 
 
 @given(

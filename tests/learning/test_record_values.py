@@ -12,9 +12,9 @@ import torch
 from scipy.stats import entropy
 from torch.nn import functional
 
-from tightframe.learning import record_values
-from tightframe.learning.products import ClassSums, Products
-from tightframe.learning.record_values import FOLLOWS, MOST, PICTURES, ROWS, most_values
+from tightframe.learning.few_records import record_values
+from tightframe.learning.few_records.products import ClassSums, Products
+from tightframe.learning.few_records.record_values import FOLLOWS, MOST, PICTURES, ROWS, most_values
 
 DRAW = np.random.default_rng(0)
 FIVE = torch.from_numpy(DRAW.normal(size=(300, 5))).float()

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from tightframe.learning.unit_records import UnitRecords, UnitSides
+from tightframe.learning.few_records.unit_records import UnitRecords, UnitSides
 from tightframe.models.heads import SingleLogit
 
 

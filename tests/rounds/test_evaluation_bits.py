@@ -17,13 +17,13 @@ from tests.support.attacks.malicious_server import HEART
 
 from tightframe.config.job import parse_job
 from tightframe.config.policy import PolicyBlock
+from tightframe.learning.few_records.record_values import count_values
 from tightframe.learning.one_sum import temperature
-from tightframe.learning.record_values import count_values
 from tightframe.phases import Field
 from tightframe.rounds import evaluation_bits
 from tightframe.rounds.evaluation_bits import Evaluations
 from tightframe.rounds.setup import JobSetup, prepare
-from tightframe.rounds.silo.evaluations import _smaller
+from tightframe.rounds.silo.checks.evaluations import _smaller
 from tightframe.rounds.sums.common import ADVICE
 from tightframe.securesum.site.journal import History, Most
 

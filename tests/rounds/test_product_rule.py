@@ -23,7 +23,7 @@ from tightframe.config.job import parse_job
 from tightframe.config.policy import Policy, PolicyBlock
 from tightframe.config.refusals import BelowPolicyError
 from tightframe.errors import RunError
-from tightframe.learning.products import (
+from tightframe.learning.few_records.products import (
     ALONE,
     COUNTED,
     ENOUGH,

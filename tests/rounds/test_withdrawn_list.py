@@ -22,7 +22,7 @@ from tightframe.errors import DataError, RunError
 from tightframe.rounds import withdrawn_list
 from tightframe.rounds.context import SiloContext
 from tightframe.rounds.notes import Notes
-from tightframe.rounds.silo.checks import check_withdrawal
+from tightframe.rounds.silo.checks.request_order import check_withdrawal
 from tightframe.rounds.silo.view import LocalSilo
 from tightframe.rounds.withdrawn_list import LIST, NAMES, note_request
 

@@ -288,7 +288,7 @@ def _possible_rows(contract: Contract, data: TableData) -> tuple[int, float] | N
     import torch
 
     from tightframe.config.profiles import PROFILES
-    from tightframe.learning.record_values import column_bits
+    from tightframe.learning.few_records.record_values import column_bits
 
     inputs, least = torch.from_numpy(data.features("train")), PROFILES["standard"]["min_row_bits"]
     bits = sum(column_bits([(inputs, torch.zeros(len(inputs)))], contract.widths))

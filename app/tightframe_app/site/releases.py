@@ -540,7 +540,7 @@ def _planned(
 ) -> str:
     """Say what a job adds to what earlier ones told, by this site's records."""
     from tightframe.rounds.context import SiloContext
-    from tightframe.rounds.silo.enrolment_check import UNKNOWN
+    from tightframe.rounds.silo.checks.enrolment import UNKNOWN
 
     if not memory.entry.data:
         return UNREAD
@@ -554,7 +554,7 @@ def _planned(
 
 def _with_evaluations(context: SiloContext, setup: JobSetup, entries: Sequence[Entry]) -> str:
     """Say what all jobs' exact evaluations tell with a job's, and what would tell less."""
-    from tightframe.rounds.silo.enrolment_check import evaluations_planned
+    from tightframe.rounds.silo.checks.enrolment import evaluations_planned
     from tightframe.securesum.site.journal import History
 
     if (found := evaluations_planned(context, setup, entries)) is None:
@@ -571,7 +571,7 @@ def _with_evaluations(context: SiloContext, setup: JobSetup, entries: Sequence[E
 def _with_rounds(context: SiloContext, setup: JobSetup, entries: Sequence[Entry]) -> str:
     """Say what all jobs' exact sums in training take with a job's, and how many of them would fit."""
     from tightframe.rounds.product_rule import rounds_left
-    from tightframe.rounds.silo.enrolment_check import rounds_planned, sizes_alike
+    from tightframe.rounds.silo.checks.enrolment import rounds_planned, sizes_alike
 
     if (planned := rounds_planned(context, setup, entries, sizes_alike(context))) is None:
         return "This job has none, or this site's policy has no limit on them."

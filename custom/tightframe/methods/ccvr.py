@@ -34,7 +34,7 @@ from tightframe import phases
 from tightframe.errors import TrainingError
 from tightframe.learning import model_update
 from tightframe.learning.class_sums import holders_phase
-from tightframe.learning.distinct_rows import counts_phase
+from tightframe.learning.few_records.distinct_rows import counts_phase
 from tightframe.learning.halves import LocalRule, ServerRule, averaging, composed_method, plain_training
 from tightframe.learning.losses import fit_head
 from tightframe.models import feature_width

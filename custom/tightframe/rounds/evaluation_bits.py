@@ -28,8 +28,8 @@ from numpy.typing import NDArray
 
 from tightframe.config.policy import Policy
 from tightframe.data.base import class_counts
+from tightframe.learning.few_records.record_values import NUMBER_BITS
 from tightframe.learning.one_sum import temperature
-from tightframe.learning.record_values import NUMBER_BITS
 from tightframe.phases import Field, Fold
 from tightframe.rounds.order import Place
 from tightframe.rounds.phases import personal

@@ -24,9 +24,7 @@ from tightframe.config.policy import Policy
 from tightframe.config.profiles import PROFILES
 from tightframe.config.refusals import BelowPolicyError, Refusal
 from tightframe.errors import RunError
-from tightframe.learning.model_update import shared_template, shared_width
-from tightframe.learning.one_sum.feature_sums import PREFIX
-from tightframe.learning.products import (
+from tightframe.learning.few_records.products import (
     ALONE,
     COUNTED,
     ENOUGH,
@@ -40,7 +38,9 @@ from tightframe.learning.products import (
     Sizes,
     Units,
 )
-from tightframe.learning.unit_records import Convolution
+from tightframe.learning.few_records.unit_records import Convolution
+from tightframe.learning.model_update import shared_template, shared_width
+from tightframe.learning.one_sum.feature_sums import PREFIX
 from tightframe.models.frozen import is_frozen
 from tightframe.models.heads import DropoutLinear
 from tightframe.phases import Field, OwnRows, Schema, ServerState

@@ -21,7 +21,7 @@ from tightframe.data.base import DatasetSpec
 from tightframe.data.table.tabulated import Layout
 from tightframe.errors import ContributionError, JobError
 from tightframe.learning import iterate_average, model_update
-from tightframe.learning.record_values import most_values
+from tightframe.learning.few_records.record_values import most_values
 from tightframe.models.build_limit import build_within
 from tightframe.models.own_modules import PROTOCOL
 from tightframe.options import listed

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from tightframe.errors import RunError
-from tightframe.learning.distinct_rows import row_digests
+from tightframe.learning.few_records.distinct_rows import row_digests
 from tightframe.learning.one_sum.feature_sums import COUNTS, RECORDS, SUMS, FeatureSums, sum_fields
 from tightframe.learning.one_sum.withdrawal import (
     ASKED,

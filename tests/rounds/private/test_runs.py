@@ -42,7 +42,7 @@ from tightframe.rounds.riders import noisy_sums
 from tightframe.rounds.setup import prepare
 from tightframe.rounds.silo import private_view
 from tightframe.rounds.silo.budget import Budget
-from tightframe.rounds.silo.known_records import fingerprint
+from tightframe.rounds.silo.checks.known_records import fingerprint
 from tightframe.rounds.silo.session import SiloSession
 from tightframe.rounds.silo.view import RequestedSum
 from tightframe.rounds.sums.declaration import Declaration

@@ -15,7 +15,7 @@ from tightframe.rounds.notes import RESUMED, VERIFIED, note, note_verified, summ
 from tightframe.rounds.order import Place
 from tightframe.rounds.plan import RunPlan
 from tightframe.rounds.setup import prepare
-from tightframe.rounds.silo import checks
+from tightframe.rounds.silo.checks import request_order
 from tightframe.securesum.messages import SumId, Total
 
 JOB: dict[str, Any] = {**SMALL, "sites": [f"site-{number}" for number in range(4)], "min_sites": 3}
@@ -37,7 +37,7 @@ class Silo:
         """Check whether it answers a request on the state, behind a total or as a server told it before."""
         exchange, behind = self.plan.find(*place), None if total is None else opened(total)
         try:
-            checks.check_order(self.context, self.plan, exchange, STATE.hex(), behind, told)
+            request_order.check_order(self.context, self.plan, exchange, STATE.hex(), behind, told)
         except RunError as error:
             assert error.code == "TF-525"
             return False
@@ -66,7 +66,9 @@ def test_a_total_that_is_told_says_what_comes_next(tmp_path: Path) -> None:
     assert not silo.answers(LAST, FIRST) and not silo.answers(FIRST, FIRST), "whatever the notes say"
     assert silo.answers(SECOND, FIRST)
     with pytest.raises(RunError, match=r"^TF-505: "):
-        checks.check_order(silo.context, silo.plan, silo.plan.find(*THIRD), "", opened(("after", 4, 0)), "")
+        request_order.check_order(
+            silo.context, silo.plan, silo.plan.find(*THIRD), "", opened(("after", 4, 0)), ""
+        )
 
 
 def test_the_closing_may_stay_shut_and_does_not_come_back_once_what_follows_is_opened(tmp_path: Path) -> None:

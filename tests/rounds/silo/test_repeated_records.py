@@ -16,11 +16,11 @@ from tightframe.config.job import JobConfig, parse_job
 from tightframe.config.policy import PolicyBlock
 from tightframe.config.refusals import BelowPolicyError
 from tightframe.config.site import SiteEntry, open_data
-from tightframe.learning.products import Sizes
+from tightframe.learning.few_records.products import Sizes
 from tightframe.rounds.context import SiloContext
 from tightframe.rounds.riders import class_rules
 from tightframe.rounds.setup import prepare
-from tightframe.rounds.silo.enrolment_check import check_layers, own_records
+from tightframe.rounds.silo.checks.enrolment import check_layers, own_records
 from tightframe.rounds.silo.session import SiloSession
 from tightframe.rounds.silo.view import LocalSilo
 from tightframe.rounds.sums.declaration import Declaration

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tightframe.errors import RunError
-from tightframe.rounds.silo import requests
+from tightframe.rounds.silo.checks import requests
 
 CONTRIBUTE: dict[str, Any] = {
     "kind": "train",

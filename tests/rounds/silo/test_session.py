@@ -15,7 +15,7 @@ from tightframe import __version__
 from tightframe.config.policy import PolicyBlock
 from tightframe.config.site import SiteEntry
 from tightframe.errors import ContributionError, DataError, JobError, PolicyError, RunError, SecureSumError
-from tightframe.learning.products import Sizes
+from tightframe.learning.few_records.products import Sizes
 from tightframe.rounds.context import DECLARATION, NEEDS_STATE
 from tightframe.rounds.setup import prepare
 from tightframe.rounds.silo import contribute

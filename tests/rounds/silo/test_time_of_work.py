@@ -24,7 +24,7 @@ from tightframe.config.site import SiteEntry
 from tightframe.data.heart import HeartOptions
 from tightframe.data.heart.twin import open_twin
 from tightframe.errors import RunError
-from tightframe.learning.products import COUNTED, ENOUGH, ROWS, Sizes
+from tightframe.learning.few_records.products import COUNTED, ENOUGH, ROWS, Sizes
 from tightframe.phases import ServerState
 from tightframe.rounds.context import Message, SiloContext
 from tightframe.rounds.pace import Pace, Work

@@ -12,7 +12,7 @@ import pytest
 from tests.support.attacks.malicious_server import NOW, ROOT, Federation, Records, hearts
 
 from tightframe.errors import SecureSumError, TightframeError
-from tightframe.learning.products import Sizes
+from tightframe.learning.few_records.products import Sizes
 from tightframe.rounds import codec
 from tightframe.rounds.context import BEFORE_REQUEST
 from tightframe.rounds.sums.common import Encoded

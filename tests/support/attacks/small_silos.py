@@ -44,7 +44,7 @@ from tightframe.rounds.pace import Pace
 from tightframe.rounds.plan import CLOSING, TRAIN, Exchange, RunPlan
 from tightframe.rounds.plan import PERSONAL as PERSONAL_MODELS
 from tightframe.rounds.run_state import state_sha256
-from tightframe.rounds.silo import requests
+from tightframe.rounds.silo.checks import requests
 from tightframe.rounds.silo.contribute import Contributor
 from tightframe.rounds.silo.followed_state import FollowedState, next_state
 from tightframe.rounds.silo.own_state import SiloStateStore, begin, confirm_told

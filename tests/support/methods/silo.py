@@ -9,11 +9,12 @@ from typing import Any
 
 import torch
 
-from tightframe.learning import loop, record_values
+from tightframe.learning import loop
 from tightframe.learning.batches import merge_single_tail
-from tightframe.learning.distinct_rows import DistinctRows, own_rows, row_digests
+from tightframe.learning.few_records import record_values
+from tightframe.learning.few_records.distinct_rows import DistinctRows, own_rows, row_digests
+from tightframe.learning.few_records.unit_records import UnitRecords
 from tightframe.learning.stages import FitReport, Stage
-from tightframe.learning.unit_records import UnitRecords
 from tightframe.phases import Fold, OwnRows, Setting, SiloView, Tensors, stream_seed
 
 

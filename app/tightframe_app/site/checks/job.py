@@ -30,9 +30,9 @@ from tightframe.data.base import FOLDS, class_counts, own_labels
 from tightframe.errors import JobError, ManifestError, SecureSumError, SiteConfigError, TightframeError
 from tightframe.files import quoted
 from tightframe.flare.identity import site_identity
+from tightframe.learning.few_records.products import Sizes
 from tightframe.learning.one_sum.withdrawal import too_few
 from tightframe.learning.own_loop import ENTRY_POINTS
-from tightframe.learning.products import Sizes
 from tightframe.privacy.ledger.entries import DatasetError, Entry, LedgerError, TamperError
 from tightframe.privacy.ledger.store import read_secret
 from tightframe.results.words import SUMS, described, plural
@@ -40,7 +40,7 @@ from tightframe.rounds import product_rule, run_state
 from tightframe.rounds.context import STATE, SiloContext
 from tightframe.rounds.privacy_plan import HIDDEN, noise_of_scores
 from tightframe.rounds.setup import JobSetup, prepare
-from tightframe.rounds.silo.enrolment_check import (
+from tightframe.rounds.silo.checks.enrolment import (
     REHEARSED,
     UNKNOWN,
     check_budget,
@@ -53,7 +53,7 @@ from tightframe.rounds.silo.enrolment_check import (
     refused_at_first,
     sizes_alike,
 )
-from tightframe.rounds.silo.known_records import check_records
+from tightframe.rounds.silo.checks.known_records import check_records
 from tightframe.rounds.site_ledger import LedgerPaths, journal_folder
 from tightframe.rounds.sums.common import package_errors
 from tightframe.rounds.sums.declaration import public_weight

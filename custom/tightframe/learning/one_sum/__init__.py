@@ -30,7 +30,7 @@ from torch import nn
 from tightframe.errors import RunError
 from tightframe.learning import model_update
 from tightframe.learning.class_sums import holders_phase
-from tightframe.learning.distinct_rows import counts_phase
+from tightframe.learning.few_records.distinct_rows import counts_phase
 from tightframe.learning.halves import plain_training, train
 from tightframe.learning.one_sum import temperature, withdrawal
 from tightframe.learning.one_sum.closed_form import ABSENT, Priors, centred

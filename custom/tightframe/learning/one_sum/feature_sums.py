@@ -28,7 +28,7 @@ from torch import nn
 
 from tightframe.errors import RunError, TrainingError
 from tightframe.learning import model_update
-from tightframe.learning.distinct_rows import BITS, units
+from tightframe.learning.few_records.distinct_rows import BITS, units
 from tightframe.models import feature_width
 from tightframe.phases import (
     ADMITTED,

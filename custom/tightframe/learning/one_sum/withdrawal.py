@@ -43,7 +43,7 @@ from numpy.typing import NDArray
 
 from tightframe.errors import RunError
 from tightframe.learning import model_update
-from tightframe.learning.distinct_rows import (
+from tightframe.learning.few_records.distinct_rows import (
     BITS,
     DistinctRows,
     count_fields,
@@ -51,6 +51,13 @@ from tightframe.learning.distinct_rows import (
     opened_counts,
     own_rows,
 )
+from tightframe.learning.few_records.products import (
+    LEAVING,
+    LOSING,
+    ClassSums,
+    Products,
+)
+from tightframe.learning.few_records.record_values import MOST
 from tightframe.learning.one_sum import temperature
 from tightframe.learning.one_sum.feature_sums import (
     COUNTS,
@@ -63,13 +70,6 @@ from tightframe.learning.one_sum.feature_sums import (
     frozen,
     sum_fields,
 )
-from tightframe.learning.products import (
-    LEAVING,
-    LOSING,
-    ClassSums,
-    Products,
-)
-from tightframe.learning.record_values import MOST
 from tightframe.models import feature_width
 from tightframe.phases import (
     Cohort,

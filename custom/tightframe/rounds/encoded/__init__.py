@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 from tightframe.data.base import own_patients, with_progress
 from tightframe.errors import RunError
 from tightframe.learning.batches import merge_single_tail, reading_processes
-from tightframe.learning.unit_records import UnitSides
+from tightframe.learning.few_records.unit_records import UnitSides
 from tightframe.models.frozen import FrozenEncoder, encoder_sha256
 from tightframe.models.heads import feature_width
 from tightframe.phases import Fold

@@ -15,8 +15,8 @@ from pydantic import BaseModel
 
 from tightframe import __version__, models
 from tightframe.data.table.disclosure import UNITS
+from tightframe.learning.few_records.products import Sizes
 from tightframe.learning.one_sum.temperature import KNOWN
-from tightframe.learning.products import Sizes
 from tightframe.metrics import noise_intervals
 from tightframe.phases import ServerState, Tensors, Totals
 from tightframe.results import engine_files, words

@@ -21,11 +21,11 @@ from safetensors import safe_open
 
 from tightframe.errors import ContributionError, RunError, TrainingError
 from tightframe.files import write_atomically
+from tightframe.learning.few_records.products import Sizes
 from tightframe.learning.model_update import UPDATE, shared_template
 from tightframe.learning.one_sum import withdrawal
 from tightframe.learning.one_sum.withdrawal import CLEARED, withheld
 from tightframe.learning.optimizers import OptimizerSettings
-from tightframe.learning.products import Sizes
 from tightframe.learning.stages import Stage, cross_entropy
 from tightframe.models.frozen import FrozenEncoder, is_frozen
 from tightframe.phases import Contribution, Group, Phase, Schema, ServerState, Tensors
@@ -46,8 +46,9 @@ from tightframe.rounds.riders import evaluation, failures
 from tightframe.rounds.riders.class_rules import HOLDERS
 from tightframe.rounds.riders.evaluation import told_by_few
 from tightframe.rounds.setup import prepare, set_threads
-from tightframe.rounds.silo import checks, evaluations, own_report, subnormals
-from tightframe.rounds.silo.enrolment_check import check_layers, check_possible_rows, counted, own_records
+from tightframe.rounds.silo import own_report, subnormals
+from tightframe.rounds.silo.checks import evaluations, request_order
+from tightframe.rounds.silo.checks.enrolment import check_layers, check_possible_rows, counted, own_records
 from tightframe.rounds.silo.followed_state import FollowedState
 from tightframe.rounds.silo.own_state import SiloStateStore
 from tightframe.rounds.silo.rehearsal import rehearse
@@ -108,10 +109,10 @@ class Contributor:
         context, job, weights = self._context, self._context.job, peers.weights
         exchange = self._setup.plan.find(message["kind"], message["round"], message["phase"])
         notes = Notes.read(context.state_folder)
-        checks.check_withdrawal(job, notes, exchange.place, message["state"], total)
+        request_order.check_withdrawal(job, notes, exchange.place, message["state"], total)
         sum_id = exchange.sum_id(message["attempt"])
         state, follows = self._followed.advance(message, total, weights)
-        checks.check_order(
+        request_order.check_order(
             context, self._setup.plan, exchange, message["state"], total, self._followed.behind
         )
         received = {name: item.clone() for name, item in exchange.phase.broadcast(state).items()}

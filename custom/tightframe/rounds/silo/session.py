@@ -19,11 +19,12 @@ from tightframe.data.base import check_form, class_counts, count_table, own_labe
 from tightframe.data.withdrawn import find, read_file
 from tightframe.errors import DataError, JobError, RunError
 from tightframe.files import write_atomically
-from tightframe.learning.products import Sizes
+from tightframe.learning.few_records.products import Sizes
 from tightframe.rounds import unproven
 from tightframe.rounds.context import DECLARATION, NEEDS_STATE, Message, SiloContext
-from tightframe.rounds.silo import own_state, requests
-from tightframe.rounds.silo.known_records import note_records, summed_sha256
+from tightframe.rounds.silo import own_state
+from tightframe.rounds.silo.checks import requests
+from tightframe.rounds.silo.checks.known_records import note_records, summed_sha256
 from tightframe.rounds.silo.own_state import NeedsStateError
 from tightframe.rounds.sums.common import SEAL, SECURE, Check, Encoded, Peers
 from tightframe.rounds.sums.declaration import Declaration, applied_weights, public_weight
@@ -147,7 +148,7 @@ class SiloSession:
             )
             if asked and not context.data.synthetic:
                 # Imported here, as in ``_training``, for torch.
-                from tightframe.rounds.silo.enrolment_check import check_rows
+                from tightframe.rounds.silo.checks.enrolment import check_rows
 
                 check_rows(context, self._training().setup)
             if self._secure is not None:
@@ -276,7 +277,7 @@ class SiloSession:
         context = self.context
         if context.production or not context.would_limit_evaluations:
             return
-        from tightframe.rounds.silo.enrolment_check import REHEARSED, refused_at_first
+        from tightframe.rounds.silo.checks.enrolment import REHEARSED, refused_at_first
 
         if why := refused_at_first(context, self._training().setup):
             context.log.warning("%s: %s%s", context.name, REHEARSED, why)

@@ -20,11 +20,11 @@ from tightframe.data.withdrawn import record_ids
 from tightframe.errors import RunError, TrainingError
 from tightframe.learning import loop, own_loop
 from tightframe.learning.batches import merge_single_tail, reading_processes
-from tightframe.learning.distinct_rows import DistinctRows, own_rows, row_digests
+from tightframe.learning.few_records.distinct_rows import DistinctRows, own_rows, row_digests
+from tightframe.learning.few_records.record_values import column_bits, count_values
+from tightframe.learning.few_records.unit_records import UnitRecords
 from tightframe.learning.model_update import build_template, shared_template
-from tightframe.learning.record_values import column_bits, count_values
 from tightframe.learning.stages import FitReport, Stage, Term
-from tightframe.learning.unit_records import UnitRecords
 from tightframe.models.frozen import FrozenEncoder
 from tightframe.phases import Fold, OwnRows, Schema, Setting, Tensors, stream_seed
 from tightframe.results.local_report import SiloPersonal

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
 from tightframe.errors import LATE, REASONS, RunError, SecureSumError
-from tightframe.learning.products import Sizes
+from tightframe.learning.few_records.products import Sizes
 from tightframe.phases import Schema
 from tightframe.results.parts.dropouts import WHERE
 from tightframe.results.words import sentence

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from tightframe import __version__
 from tightframe.errors import DataError, PolicyError, SecureSumError, SiteConfigError, TightframeError
-from tightframe.learning.products import Sizes
+from tightframe.learning.few_records.products import Sizes
 from tightframe.rounds import unsent
 from tightframe.rounds.context import SiloContext
 from tightframe.rounds.notes import note_verified

@@ -37,7 +37,7 @@ from tightframe.privacy.ledger.entries import Cap, DatasetError, Remembered
 from tightframe.privacy.ledger.ledger import ledger_path
 from tightframe.rounds.context import SiloContext
 from tightframe.rounds.setup import prepare
-from tightframe.rounds.silo.enrolment_check import UNKNOWN, check_rows
+from tightframe.rounds.silo.checks.enrolment import UNKNOWN, check_rows
 from tightframe.rounds.silo.private_view import PrivateSilo
 from tightframe.rounds.silo.view import RequestedSum
 from tightframe.rounds.sums.release import release_profile

@@ -15,7 +15,7 @@ from dataclasses import replace
 
 import torch
 
-from tightframe.learning.products import ALONE, COUNTED, ENOUGH, ROWS
+from tightframe.learning.few_records.products import ALONE, COUNTED, ENOUGH, ROWS
 from tightframe.phases import (
     Cohort,
     Contribution,

@@ -13,10 +13,10 @@ from tightframe.config.refusals import BelowPolicyError, Refusal
 from tightframe.data.base import own_labels
 from tightframe.data.table import TableOptions
 from tightframe.errors import SecureSumError
-from tightframe.learning.products import Parts, Sizes
+from tightframe.learning.few_records.products import Parts, Sizes
 from tightframe.rounds.context import SiloContext
 from tightframe.rounds.setup import JobSetup
-from tightframe.rounds.silo.known_records import summed_sha256
+from tightframe.rounds.silo.checks.known_records import summed_sha256
 from tightframe.rounds.sums.common import package_errors
 from tightframe.rounds.sums.declaration import public_weight
 from tightframe.rounds.sums.parameters import epoch_params
@@ -82,7 +82,7 @@ def evaluations_planned(
     context: SiloContext, setup: JobSetup, entries: Sequence[journal.Entry]
 ) -> Evaluations | None:
     """Return what a job evaluates exactly at this site, by its records; None if nothing is limited."""
-    from tightframe.rounds.silo import evaluations
+    from tightframe.rounds.silo.checks import evaluations
 
     if not context.would_limit_evaluations:
         return None

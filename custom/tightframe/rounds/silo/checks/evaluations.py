@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tightframe.learning.record_values import NUMBER_BITS
+from tightframe.learning.few_records.record_values import NUMBER_BITS
 from tightframe.phases import Fold
 from tightframe.rounds import evaluation_bits
 from tightframe.rounds.context import SiloContext

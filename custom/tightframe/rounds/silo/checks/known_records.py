@@ -128,7 +128,7 @@ def summed_sha256(context: SiloContext, setup: JobSetup) -> str:
         return hashlib.sha256(own.encode()).hexdigest()
     import torch
 
-    from tightframe.learning.distinct_rows import row_digests
+    from tightframe.learning.few_records.distinct_rows import row_digests
     from tightframe.rounds.silo.view import LocalSilo
 
     digest, silo = hashlib.sha256(), LocalSilo(context, setup, torch.device("cpu"), 0)
