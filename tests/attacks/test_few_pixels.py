@@ -154,3 +154,21 @@ def test_a_hospitals_pixels_are_as_in_most_of_its_pictures() -> None:
     assert not made[:, 0, 0].any() and torch.equal(made[:, 0, 1], pixels[:, 0, 1])
     assert common_pixels(data, 1) is None
     assert common_pixels(data, 3).few.any().item() is False  # type: ignore[union-attr]
+
+
+def test_a_patients_many_pictures_count_as_one() -> None:
+    """Ink in a patient's six pictures, and in one picture of each of six patients, of twelve."""
+    pixels = torch.zeros(18, 1, 1, 2)
+    pixels[:6, ..., 0], pixels[6:12, ..., 1] = 1.0, 1.0
+
+    class Eighteen(Pictures):
+        def records(self, fold: str, *, augment_seed: int | None = None) -> Any:
+            return list(zip(pixels, range(18), strict=True))
+
+        def groups(self, fold: str) -> Any:
+            return np.array([7] * 6 + list(range(20, 32)))
+
+    data: Any = Eighteen(0, 18)
+    found = common_pixels(data, 6)
+    assert found is not None and found.few.flatten().tolist() == [True, False]
+    assert not found.apply(pixels, range(18))[..., 0].any()

@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 
 _TOGETHER, _AT_ONCE = 4096, 64
 """Records of a table, and pictures, read at a time."""
+_ROUNDING = 1e-6
+"""Of a number of patients that is a sum of their records' parts."""
 NARROW = 64
 """Columns up to which all linear relations are looked at, not only those of two."""
 FOLLOWS, STEPS = 1e-4, 24
@@ -86,7 +88,7 @@ class CommonPixels:
     """What a hospital takes the pixels of its training pictures for in which few are unlike the rest.
 
     Attributes:
-        few: pixels, and channels, in which fewer records than asked are off the lowest or highest value.
+        few: pixels, and channels, in which fewer patients than asked are off the lowest or highest value.
         value: which all of a pixel are taken for.
     """
 
@@ -106,28 +108,31 @@ def common_pixels(data: SiloData, least: int) -> CommonPixels | None:
     products the picture.
 
     Args:
-        data: whose training records are read once.
-        least: fewer of these are few, of few records half.
+        data: whose training records are read once. Each counts as its part of its patient's.
+        least: fewer of these are few, of few patients half.
     """
     import torch
     from torch.utils.data import DataLoader
 
     records: Any = data.records("train")
-    least = min(least, (len(records) + 1) // 2)
+    owners = own_patients(data)
+    patients = int(owners.max(initial=-1)) + 1
+    least = min(least, (patients + 1) // 2)
     if least < 2:
         return None
+    parts = torch.from_numpy(1 / np.bincount(owners)[owners])
     loader: DataLoader[Any] = DataLoader(records, batch_size=_AT_ONCE, generator=torch.Generator())
-    ends = torch.empty(0)
-    there = torch.empty(0)
-    for inputs, _ in loader:
+    ends, there = torch.empty(0), torch.empty(0)
+    for (inputs, _), each in zip(loader, parts.split(_AT_ONCE), strict=True):
         now = torch.stack([inputs.amin(0), inputs.amax(0)])
         if not len(ends):
-            ends, there = now, torch.zeros_like(now)
+            ends, there = now, torch.zeros(now.shape, dtype=parts.dtype)
         moved = torch.stack([now[0] < ends[0], now[1] > ends[1]])
         ends = now.where(moved, ends)
-        there = there.masked_fill(moved, 0) + (inputs == ends[:, None]).sum(1)
-    off = len(records) - there
-    few = (off > 0) & (off < least)
+        at_end = (inputs == ends[:, None]).double()
+        there = there.masked_fill(moved, 0) + torch.einsum("b,eb...->e...", each, at_end)
+    off = patients - there
+    few = (off > _ROUNDING) & (off < least - _ROUNDING)
     return CommonPixels(few.any(0), ends[0].where(few[0], ends[1]))
 
 
