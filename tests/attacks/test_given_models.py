@@ -119,4 +119,5 @@ def test_a_crafted_start_reads_records_from_a_class_sum_and_a_person_is_asked_fi
     every = np.concatenate(read)
     ill = every[every[:, 2] == 1, :2]
     told = read_records(sums)
-    assert len(told) == 5 and all(np.abs(ill - record).max(1).min() < 0.3 for record in told)
+    # Of five who are alone between two thresholds; two of them on a unit's side that few are on.
+    assert len(told) == 3 and all(np.abs(ill - record).max(1).min() < 0.3 for record in told)
