@@ -116,14 +116,16 @@ def test_pixels_in_which_few_pictures_are_unlike_the_rest_tell_none_of_them(tmp_
 
 
 @pytest.mark.parametrize("ruled", [False, True])
+@pytest.mark.parametrize("model", ["identity", "mlp"])
 def test_nor_does_a_sum_of_products_of_pixels(
-    ruled: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: str, ruled: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a pixel in which one picture has ink, less one in which none has, the products are that picture."""
     if not ruled:
         monkeypatch.setattr(common_values, "common_pixels", lambda *_: None)
     data = hospitals()
-    rows, job = rows_of(data), {**JOB, "method": "fed3r", "method_options": {}, "model": "identity"}
+    job = {**JOB, "method": "fed3r", "method_options": {}, "model": model}
+    rows, job["model_options"] = rows_of(data), {"widths": []} if model == "mlp" else {}
     federation = Federation(job, data, state=tmp_path, policy=STANDARD).enroll()
     totals = [federation.sum(*exchange.place) for exchange in federation.setup.plan]
     gram = next(feature_sums.pooled(total).gram for total in totals if feature_sums.COARSE in total)

@@ -97,7 +97,7 @@ class CommonPixels:
 
     def apply(self, inputs: torch.Tensor, records: Sequence[int]) -> torch.Tensor:
         """Return pictures (B, ...) with the values replaced."""
-        return inputs.where(~self.few, self.value)
+        return inputs.where(~self.few.to(inputs.device), self.value.to(inputs.device))
 
 
 def common_pixels(data: SiloData, least: int) -> CommonPixels | None:

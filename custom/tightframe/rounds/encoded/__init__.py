@@ -24,6 +24,7 @@ from tightframe.phases import Fold
 from tightframe.rounds.encoded.files import FeatureFiles, RecordsDigest, StoredFeatures
 
 if TYPE_CHECKING:
+    from tightframe.data.table.common_values import CommonPixels, CommonValues
     from tightframe.rounds.context import SiloContext
     from tightframe.rounds.setup import JobSetup
 
@@ -171,6 +172,19 @@ def unit_sides(context: SiloContext, model: torch.nn.Module, fold: Fold) -> Unit
     return UnitSides(model, torch.from_numpy(np.bincount(owners)[owners]), least=least)
 
 
+def common_inputs(
+    context: SiloContext, model: torch.nn.Module, fold: Fold
+) -> CommonValues | CommonPixels | None:
+    """Return what a silo's training records are taken for before a model that is not trained sees them.
+
+    Of pictures only where features are as many as pixels, which are taken for the pixels themselves, and the
+    site's policy has ``records_per_feature``.
+    """
+    as_they_are = feature_width(model) == math.prod(context.input_shape)
+    asked = as_they_are and context.policy.records_per_feature > 0
+    return context.common(float(asked)) if fold == "train" else None
+
+
 def _through(files: FeatureFiles, made: _Encoding, log: logging.Logger) -> StoredFeatures:
     """Return a fold's features from its file if that is of these records, else computed and stored."""
     kept = files.read(made.fold)
@@ -259,8 +273,7 @@ class _Encoding:
             generator=torch.Generator().manual_seed(0),  # keeps the loader off the global stream
         )
         line = f"{context.name}: {short} of {fold} records, batch {{done}} of {{total}}"
-        as_they_are = feature_width(self.model) == math.prod(context.input_shape)
-        common = context.common(float(as_they_are)) if fold == "train" else None
+        common = common_inputs(context, self.model, fold)
         for done, (inputs, labels) in enumerate(with_progress(loader, log.info, line)):
             if context.stopped():
                 raise RunError("the run was aborted while features were computed.", code="TF-504")

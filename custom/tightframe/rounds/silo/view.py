@@ -30,7 +30,7 @@ from tightframe.phases import Fold, OwnRows, Schema, Setting, Tensors, stream_se
 from tightframe.results.local_report import SiloPersonal
 from tightframe.results.parts.dropouts import Lost
 from tightframe.rounds.context import SiloContext
-from tightframe.rounds.encoded import LoadedEncoder, unit_sides
+from tightframe.rounds.encoded import LoadedEncoder, common_inputs, unit_sides
 from tightframe.rounds.job_checks import STANDARDISE_STD
 from tightframe.rounds.phases.statistics import UNIFORM, WEIGHED, mean_and_deviation, times_in_moments
 from tightframe.rounds.product_rule import (
@@ -375,10 +375,12 @@ class LocalSilo:
             yield from kept.batches(list(range(len(kept))), size, self.device)
             return
         used: Any = copy.deepcopy(model).double() if exact else model
+        pixels = None if self.context.has_rows else common_inputs(self.context, used, fold)
 
         def run(batch: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+            inputs = batch[0] if pixels is None else pixels.apply(batch[0], ())
             with torch.no_grad():
-                return used.features(batch[0].double() if exact else batch[0]), batch[1]
+                return used.features(inputs.double() if exact else inputs), batch[1]
 
         with unit_sides(self.context, used, fold) as sides:
             yield from sides.passes(lambda: self.batches(fold, augment=False, shuffle=False), run)
