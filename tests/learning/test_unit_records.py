@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from tightframe.learning.few_records.unit_records import UnitRecords, UnitSides
+from tightframe.learning.few_records.unit_records import UnitRecords
+from tightframe.learning.few_records.unit_sides import UnitSides
 from tightframe.models.heads import SingleLogit
 
 

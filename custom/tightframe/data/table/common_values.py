@@ -27,7 +27,7 @@ highest value are taken for it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -112,18 +112,15 @@ def common_pixels(data: SiloData, least: int) -> CommonPixels | None:
         least: fewer of these are few, of few patients half.
     """
     import torch
-    from torch.utils.data import DataLoader
 
-    records: Any = data.records("train")
     owners = own_patients(data)
     patients = int(owners.max(initial=-1)) + 1
     least = min(least, (patients + 1) // 2)
     if least < 2:
         return None
     parts = torch.from_numpy(1 / np.bincount(owners)[owners])
-    loader: DataLoader[Any] = DataLoader(records, batch_size=_AT_ONCE, generator=torch.Generator())
     ends, there = torch.empty(0), torch.empty(0)
-    for (inputs, _), each in zip(loader, parts.split(_AT_ONCE), strict=True):
+    for inputs, each in zip(_inputs(data, _AT_ONCE), parts.split(_AT_ONCE), strict=True):
         now = torch.stack([inputs.amin(0), inputs.amax(0)])
         if not len(ends):
             ends, there = now, torch.zeros(now.shape, dtype=parts.dtype)
@@ -144,14 +141,21 @@ def common_in(data: SiloData, least: int, wide: int | None = None) -> CommonValu
         least, wide: see ``common_values``.
     """
     import torch
+
+    if least < 2 or not len(data.labels("train")):
+        return None
+    rows = torch.cat(list(_inputs(data, _TOGETHER))).numpy()
+    return common_values(rows, own_patients(data), least, wide)
+
+
+def _inputs(data: SiloData, together: int) -> Iterator[torch.Tensor]:
+    """Yield the inputs of training records, so many together."""
+    import torch
     from torch.utils.data import DataLoader
 
     records: Any = data.records("train")
-    if least < 2 or not len(records):
-        return None
-    loader: DataLoader[Any] = DataLoader(records, batch_size=_TOGETHER, generator=torch.Generator())
-    rows = torch.cat([inputs for inputs, _ in loader]).numpy()
-    return common_values(rows, own_patients(data), least, wide)
+    loader: DataLoader[Any] = DataLoader(records, batch_size=together, generator=torch.Generator())
+    yield from (inputs for inputs, _ in loader)
 
 
 def common_values(

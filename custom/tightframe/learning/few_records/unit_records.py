@@ -27,11 +27,11 @@ units of one direction and several biases, 21.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Self
 
 import numpy as np
 import torch
@@ -42,8 +42,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
 _Norm = nn.GroupNorm | nn.LayerNorm | _BatchNorm
 _Layer = nn.Linear | Convolution | _Norm
-_B = TypeVar("_B")
-_M = TypeVar("_M")
 
 
 @dataclass
@@ -155,7 +153,7 @@ class UnitRecords:
         found = dict[str, torch.Tensor]()
         for place, counted in self._counted.items():
             times = max(1.0, counted.passes) * self._repeats
-            few = _few(counted.sums, self._least * times)
+            few = made_by_few(counted.sums, self._least * times)
             # Of a convolution in groups each row has its own group's columns.
             shape = self._before[f"{place}weight"].shape
             if len(shape) == 1:
@@ -186,103 +184,7 @@ class UnitRecords:
                 gradients[name].masked_fill_(few.to(gradients[name].device), 0)
 
 
-class UnitSides:
-    """Keeps, in a block, each ReLU for few records on the side that all others are on, layer by layer.
-
-    Features are linear in the inputs but for records at which some unit changes sides. So of a unit that one
-    record alone fires, or alone does not fire, the products of features have this record's as a row, or as a
-    combination of rows that whoever knows the weights finds: one to four of 216 records for most random
-    networks on raw columns.
-
-    Args:
-        model: whose ReLUs are looked at, where they take one number a unit, (B, d).
-        times: how many records the patient of each record has, (n,): these count as one.
-        least: of a side fewer patients are few; with up to 1 none are.
-
-    >>> rows = torch.tensor([[-1.0, 3.0], [-1.0, 1.0], [2.0, 2.0], [-3.0, -1.0]])
-    >>> with UnitSides(model := nn.Sequential(nn.ReLU()), torch.ones(4), least=2) as sides:
-    ...     made = list(sides.passes(lambda: [rows[:2], rows[2:]], model))
-    >>> torch.cat(made).tolist()  # one record fires the first unit, and one does not fire the second
-    [[0.0, 3.0], [0.0, 1.0], [0.0, 2.0], [0.0, -1.0]]
-    """
-
-    def __init__(self, model: nn.Module, times: torch.Tensor, *, least: int) -> None:
-        self._times, self._least = times.double(), least
-        self._units = [item for item in model.modules() if isinstance(item, nn.ReLU)] if least > 1 else []
-        self._in_place = [item.inplace for item in self._units]
-        self._handles: list[torch.utils.hooks.RemovableHandle] = []
-        self._decided: list[tuple[torch.Tensor, torch.Tensor]] = []
-        self._sums: torch.Tensor | float = 0.0
-        self._calls = self._place = self._rows = 0
-
-    @property
-    def looks(self) -> bool:
-        """Return True if there are ReLUs to look at."""
-        return bool(self._units)
-
-    def __enter__(self) -> Self:
-        """Begin to look at the ReLUs."""
-        for item in self._units:
-            item.inplace = False
-            self._handles.append(item.register_forward_hook(self._seen))
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Leave the model as it was."""
-        for item, before in zip(self._units, self._in_place, strict=True):
-            item.inplace = before
-        for handle in self._handles:
-            handle.remove()
-
-    def passes(self, batches: Callable[[], Iterable[_B]], run: Callable[[_B], _M]) -> Iterator[_M]:
-        """Yield what a model makes of all records, batch by batch, after a pass for each ReLU.
-
-        Args:
-            batches: returns those of all records, the same each time.
-            run: has the model take one, once.
-        """
-        left = self.looks
-        while left:
-            self._sums = 0.0
-            for _ in self._each(batches, run):
-                pass
-            left = len(self._decided) + 1 < self._calls
-            if self._calls:
-                self._decide()
-        yield from self._each(batches, run)
-
-    def _each(self, batches: Callable[[], Iterable[_B]], run: Callable[[_B], _M]) -> Iterator[_M]:
-        self._place = self._calls = 0
-        for batch in batches():
-            self._calls = self._rows = 0
-            made = run(batch)
-            self._place += self._rows
-            yield made
-
-    def _decide(self) -> None:
-        off, on = (_few(side, self._least) for side in torch.as_tensor(self._sums))
-        self._decided.append((off, on & ~off))
-
-    def _seen(
-        self, _unit: nn.Module, given: tuple[torch.Tensor, ...], output: torch.Tensor
-    ) -> torch.Tensor | None:
-        if output.dim() != 2:
-            return None
-        call, self._calls, self._rows = self._calls, self._calls + 1, len(output)
-        if call < len(self._decided):
-            off, on = self._decided[call]
-            return torch.where(off, torch.zeros_like(output), torch.where(on, given[0], output))
-        if call == len(self._decided):
-            times = self._times[self._place : self._place + len(output), None].to(output.device)
-            sides = output.detach().double(), (output - given[0]).detach().double()
-            sums = [torch.stack([side.sum(0), (times * side.square()).sum(0)]) for side in sides]
-            self._sums = self._sums + torch.stack(sums)
-        return None
-
-
-def _few(sums: torch.Tensor, least: float) -> torch.Tensor:
+def made_by_few(sums: torch.Tensor, least: float) -> torch.Tensor:
     """Return what fewer records make, but some, of sums of their sizes and of the squares (2, ...)."""
     sizes, squares = sums
     return (squares > 0) & (sizes.square() < least * squares)
@@ -295,7 +197,7 @@ def _alike(both: torch.Tensor | None, least: float) -> torch.Tensor | bool:
     both = both.double()
     each = both.diagonal(dim1=1, dim2=2)
     unlike = each[:, :, None] + each[:, None, :] - 2 * both
-    alike = _few(unlike, least) | _few(both[:, :1, :1] - unlike, least)
+    alike = made_by_few(unlike, least) | made_by_few(both[:, :1, :1] - unlike, least)
     kept = torch.ones_like(alike[0])
     for unit in range(1, len(kept)):
         kept[unit] = ~(alike[unit, :unit] & kept[:unit]).any()

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 from tightframe.data.base import own_patients, with_progress
 from tightframe.errors import RunError
 from tightframe.learning.batches import merge_single_tail, reading_processes
-from tightframe.learning.few_records.unit_records import UnitSides
+from tightframe.learning.few_records.unit_sides import UnitSides
 from tightframe.models.frozen import FrozenEncoder, encoder_sha256
 from tightframe.models.heads import feature_width
 from tightframe.phases import Fold
@@ -146,9 +146,10 @@ class FeatureCache:
         if (fold, exact) not in self._folds:
             started = time.monotonic()
             model = copy.deepcopy(encoder.model).double() if exact else encoder.model
-            made = _Encoding(context, model, fold, device, exact=exact)
+            sides = unit_sides(context, model, fold)
+            made = _Encoding(context, model, fold, device, exact=exact, sides=sides)
             # What units few records have a side of depends on all records, and a table's take no time.
-            kept = not unit_sides(context, model, fold).looks
+            kept = not sides.looks
             files = FeatureFiles.of(context, encoder.sha256, device, exact=exact) if kept else None
             found = made.computed() if files is None else _through(files, made, context.log)
             self._folds[fold, exact] = EncodedFold(found.features, found.labels)
@@ -207,6 +208,7 @@ class _Encoding:
         fold: of the records.
         device: on which features are computed.
         exact: whether in float64.
+        sides: keeps few records on no side of the encoder's units alone, in one pass.
     """
 
     context: SiloContext
@@ -214,11 +216,11 @@ class _Encoding:
     fold: Fold
     device: torch.device
     exact: bool
+    sides: UnitSides
 
     def computed(self, *, digest: bool = False) -> StoredFeatures:
         """Return the features, and the digest of the records if it is asked for."""
         features, labels, seen = [], [], RecordsDigest()
-        sides = unit_sides(self.context, self.model, self.fold)
 
         def batches() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
             return self._batches("computing features", "features")
@@ -226,8 +228,8 @@ class _Encoding:
         def run(batch: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
             return self._features(batch[0]), *batch
 
-        with sides:
-            for made, inputs, classes in sides.passes(batches, run):
+        with self.sides:
+            for made, inputs, classes in self.sides.passes(batches, run):
                 if digest:
                     seen.add(inputs, classes)
                 features.append(made)
