@@ -275,7 +275,7 @@ def test_a_file_as_data_is_the_entry_that_it_suggests(tmp_path: Path) -> None:
     file = tmp_path / "ward.csv"
     file.write_bytes("Größe;Befund\n1,5;gut\n2,5;böse\n".encode("cp1252"))
     entry = {"file": str(file), "encoding": "cp1252", "delimiter": ";", "decimal": ","}
-    with pytest.raises(BadParameter, match="DATASET={"):
+    with pytest.raises(BadParameter, match="DATASET="):
         records(["digits={" + "x" * 300])
     assert records([str(file), 'digits={"silo": 0}']) == {"table": entry, "digits": {"silo": 0}}
 
