@@ -58,6 +58,7 @@ CHECK_AGAIN = 600.0
 """Seconds after which the site is checked again, as by ``tightframe site check``."""
 _SETTINGS = {"changes": "training", "features": "features"}
 """Kind of what is summed -> the setting of a release profile that only jobs with such sums have."""
+_ITEM = "  - "
 _LINE = re.compile(
     r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d),\d+ - [^-]+ - "
     r"(?:WARNING|ERROR|CRITICAL) - .*?\b(TF-\d{3})\b[:)]? ?(.*)"
@@ -305,14 +306,19 @@ def told_exactly(memory: Memory, policy: Policy) -> dict[str, tuple[str, ...]]:
 
 
 def refusals(kit: Path, logs: Sequence[Path]) -> tuple[Refusal, ...]:
-    """Return the lines with codes in a kit's logs, newest first."""
-    found = []
+    """Return the lines with codes in a kit's logs, each with the list below it, newest first."""
+    found: list[Refusal] = []
     for path in logs:
         job = path.parent.name if path.parent != kit else ""
+        within = False
         for line in _tail(path).splitlines():
             if (match := _LINE.match(line)) is not None:
                 when, code, text = match.groups()
                 found.append(Refusal(when, code, text[:LONGEST], job))
+                within = True
+            elif within := within and line.startswith(_ITEM):
+                longer = f"{found[-1].text} {line.removeprefix(_ITEM)}"
+                found[-1] = replace(found[-1], text=longer[:LONGEST])
     found.sort(key=lambda one: one.when, reverse=True)
     return tuple(found[:MOST_REFUSALS])
 

@@ -116,7 +116,10 @@ def test_refusals_come_from_the_logs_and_cannot_write_the_page(
     folder.mkdir()
     evil = "<script>alert(1)</script>\x1b[2J" + "x" * 1000
     lines = [
-        "2026-11-24 10:00:00,001 - Doors - WARNING - TF-733: the doors refused admin:shell of origin server",
+        "2026-11-24 10:00:00,001 - Doors - WARNING - TF-733: the doors refused admin:shell of origin server:",
+        "  - what is below it",
+        "no part of it",
+        "  - nor this",
         "2026-11-24 10:00:00,002 - Cell - INFO - TF-999: not a refusal",
         "no line of a log TF-612",
         "2026-99-99 99:99:99,1 - x - ERROR - TF-733",
@@ -133,7 +136,10 @@ def test_refusals_come_from_the_logs_and_cannot_write_the_page(
     ]
     shown = str(page.content(found).parts)
     assert "<script" not in shown and "\x1b" not in shown and "x" * 400 not in shown
-    assert "the doors refused admin:shell" in shown and "2026-99-99 99:99:99" in shown
+    assert (
+        "origin server: what is below it" in shown and "part of it" not in shown and "nor this" not in shown
+    )
+    assert "2026-99-99 99:99:99" in shown
 
 
 def test_one_clock_jobs_by_name_and_no_backticks(kit: kits.Kit, monkeypatch: pytest.MonkeyPatch) -> None:
