@@ -25,6 +25,7 @@ from tightframe.rounds.riders.class_rules import HOLDERS
 from tightframe.rounds.setup import prepare
 from tightframe.rounds.silo.checks.enrolment import check_sums
 from tightframe.rounds.sums.vault import read_journal
+from tightframe_app.site.checks.job import records_option
 
 SLIM = {"model_options": {"widths": [8]}}
 """Of few units, as so few records allow where nobody tells their number."""
@@ -169,9 +170,10 @@ def test_of_two_jobs_that_one_record_lies_between_the_second_is_refused_before_a
     other = Federation(job, after, state=tmp_path, job_id="job-c")
     refused = enrolment_refused(other, name)
     session = other.sessions[name]
-    with pytest.raises(SecureSumError, match="summed records"):  # as `site check --job` does
+    with pytest.raises(SecureSumError, match="summed records") as told:  # as `site check --job` does
         check_sums(session.context, other.setup, read_journal(session.context.ledger_paths, check=None))
     seen = re.findall(r'summed records .* \["([0-9a-f]{64})"\]', refused)[-1]
+    assert records_option(str(told.value)) == f" --records {seen}", "which a person would have to copy"
     done = accept_release(other, name, tmp_path, identity, "--records", seen)
     assert done.exit_code == 0 and "of one training record all its values" in done.output, done.output
     second = other.enroll().sum(*place)[summed]

@@ -5,6 +5,7 @@ Both use the code that decides when the site enrols. Ledger and journal are read
 
 from __future__ import annotations
 
+import re
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -57,6 +58,7 @@ from tightframe.rounds.silo.checks.known_records import check_records
 from tightframe.rounds.site_ledger import LedgerPaths, journal_folder
 from tightframe.rounds.sums.common import package_errors
 from tightframe.rounds.sums.declaration import public_weight
+from tightframe.rounds.sums.release import SUMMED
 from tightframe.rounds.sums.vault import read_journal
 from tightframe.securesum.site.journal import CohortAccepted, StaticMasked, StaticOpened, opened
 from tightframe.securesum.site.journal import Entry as JournalEntry
@@ -377,7 +379,7 @@ def _cohort(context: SiloContext, setup: JobSetup, area: str, scope: Scope) -> I
             return  # reported by ``check_policy``
         hint = ACCEPT.get(error.code, "")
         if error.code == "TF-617" and scope.folder is not None:
-            hint = f" To decide: {_accept(scope)}"
+            hint = f" To decide: {_accept(scope)}{records_option(str(error))}"
         yield Finding(area, "problem", f"{error}{hint}", of_job=error.code in ("TF-601", "TF-612", "TF-617"))
         return
     except (LedgerError, TamperError):
@@ -527,6 +529,16 @@ def _accept(scope: Scope) -> str:
     assert scope.folder is not None  # noqa: S101  (the caller has checked)
     where = f"-c {quoted(scope.config)} --job {quoted(scope.folder)}"
     return f"tightframe site release accept {where}"
+
+
+def records_option(refusal: str) -> str:
+    """Return the option that accepts this site's records as a refusal names them; empty if it does not.
+
+    Without it, accepting the job lifts the rest of the refusal only, and the next one asks again.
+    """
+    _, _, asked = refusal.partition("but found another")
+    found = re.search(rf'{SUMMED} from form \w+ \["([0-9a-f]{{64}})"\]', asked)
+    return "" if found is None else f" --records {found.group(1)}"
 
 
 def _budget(context: SiloContext, setup: JobSetup, entries: Sequence[Entry] | None, area: str) -> Finding:
