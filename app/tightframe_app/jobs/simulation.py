@@ -199,7 +199,8 @@ def left_behind(
     if not outcome.is_file() or _trained(results):
         return []
     place, also = _quoted(workspace), "".join(f" {shlex.quote(word)}" for word in options)
-    lines = [f"results so far: {_short(results / PAGE)}"]
+    page = results / PAGE
+    lines = [f"results so far: {_short(page if page.is_file() else outcome)}"]
     if (results / CHECKPOINT).is_file():
         name, again = setup.job.job_name, Path("exported", f"{setup.job.job_name}-resumed")
         lines += [

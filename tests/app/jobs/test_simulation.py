@@ -526,8 +526,10 @@ def test_after_a_refusal_the_sites_own_codes_are_explained(tmp_path: Path) -> No
     file = results / "outcome.json"
     told = json.loads(file.read_text())
     file.write_text(json.dumps({**told, "not_enrolled": {"site-1": "TF-628", "site-2": "TF-625"}}))
-    (line,) = simulation.left_behind(setup, tmp_path, tmp_path / "job", None)[1:]
-    assert line.endswith("(tightframe explain TF-625 TF-628)")
+    (first, line) = simulation.left_behind(setup, tmp_path, tmp_path / "job", None)
+    assert first.endswith("report.html") and line.endswith("(tightframe explain TF-625 TF-628)")
+    (results / "report.html").unlink()  # as where the disk was full
+    assert simulation.left_behind(setup, tmp_path, tmp_path / "job", None)[0].endswith("outcome.json")
 
 
 def test_a_job_path_that_does_not_exist_suggests_the_nearest(

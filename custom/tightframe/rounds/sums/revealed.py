@@ -106,8 +106,9 @@ REVEALED: Mapping[str, str] = {
         "few such jobs reveal each class's part of the update, of a rare class one silo's."
     ),
     "summed records": (
-        "This site's records have changed. The difference between both totals is the sum of those that came "
-        "or went, here and elsewhere: of one training record all its values, with its class."
+        "This site's records have changed, or which of their columns count. The difference between both "
+        "totals is the sum of those that came or went, here and elsewhere: of one training record all its "
+        "values, with its class."
     ),
     "head": _HEADS,
     "head that a withdrawal leaves": _HEADS,
