@@ -113,7 +113,7 @@ def check(
     for _ in range(2):
         table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
-    findings = list(check_site(scope))
+    findings = list(dict.fromkeys(check_site(scope)))  # the withdrawn records are looked at twice
     problems = [finding for finding in findings if finding.state == "problem"]
     refusals = sum(finding.of_job for finding in problems)
     own = len(problems) - refusals

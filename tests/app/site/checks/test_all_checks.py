@@ -580,3 +580,12 @@ def test_engine_accounts_that_cannot_be_are_named(hospital: Path) -> None:
     assert any("root, which can read everything" in text for text in _problems(hospital))
     _change(hospital, engine_account="../x")
     assert any("TF-202" in text and "engine_account" in text for text in _problems(hospital))
+
+
+def test_a_finding_of_two_checks_is_shown_and_counted_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    twice = Finding("job", "problem", "TF-214: unknown names")
+    monkeypatch.setattr("tightframe_app.site.checks.all_checks.check_site", lambda scope: [twice, twice])
+    done = CliRunner().invoke(app, ["site", "check", "-c", str(tmp_path / "tightframe.json")])
+    assert done.output.count("TF-214") == 1 and "1 problem" in done.output, done.output
