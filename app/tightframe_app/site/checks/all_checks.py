@@ -266,7 +266,8 @@ def disk(entry: SiteEntry) -> Iterator[Finding]:
         return
     folder = Path(entry.state_dir)
     if not folder.is_dir():
-        text = f"{folder} does not exist: run  install -d -m 0700 {quoted(folder)}  as the client's account"
+        new = f"install -d -m 0700 {quoted(folder)}"
+        text = f"{folder} does not exist: restore its backup; if new, run  {new}  as the client's account"
         yield Finding(area, "problem", text)
         return
     mode = stat.S_IMODE(folder.stat().st_mode)

@@ -292,7 +292,7 @@ def test_production_needs_a_kit_a_state_folder_and_records(hospital: Path, tmp_p
 def test_the_state_folder_must_be_there_and_writable(hospital: Path, tmp_path: Path) -> None:
     _change(hospital, state_dir=str(tmp_path / "none"))
     (problem,) = _problems(hospital, records=False)
-    assert f"install -d -m 0700 {tmp_path / 'none'}" in problem
+    assert f"install -d -m 0700 {tmp_path / 'none'}" in problem and "restore its backup" in problem
 
 
 def test_a_full_disk_and_a_read_only_one(
