@@ -151,8 +151,8 @@ def compare(
         for row in by_finding:
             each.add_row(*map(shown, row))
         screen.print(each)
-    if note := comparing.few_positives(runs):
-        screen.print(shown(note))
+    for note in filter(None, (comparing.few_positives(runs), comparing.unopened(runs))):
+        screen.print(shown(note), soft_wrap=True)
     for line in comparing.absent_classes(runs):
         screen.print(shown(line), soft_wrap=True)
     if not (pairs := comparing.paired(runs)):

@@ -80,6 +80,14 @@ def test_one_seed_is_said_to_say_little_on_the_console_too(made: Made) -> None:
     assert told in call(runs[0], runs[2]).stdout and told not in call(*runs).stdout
 
 
+def test_results_that_privacy_left_at_the_silos_are_not_silently_missing(made: Made) -> None:
+    exact, private = made("exact"), made("private", privacy={"epsilon": 2.0, "evaluation": "local"})
+    assert "test results of" not in call(exact, private).stdout
+    outcome = json.loads((private / "outcome.json").read_text()) | {"evaluation": None}
+    (private / "outcome.json").write_text(json.dumps(outcome))
+    assert "test results of private: in each silo's" in call(exact, private).stdout
+
+
 def test_paired_differences_are_those_of_a_t_test_over_the_seeds_in_common(made: Made) -> None:
     base = [made(f"base-{seed}", hits, seed=seed) for seed, hits in enumerate([(30, 45), (28, 50), (33, 41)])]
     other = [

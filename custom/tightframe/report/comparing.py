@@ -232,6 +232,13 @@ def absent_classes(runs: Sequence[Run]) -> list[str]:
     return said
 
 
+def unopened(runs: Sequence[Run]) -> str:
+    """Say which runs with privacy left their results at the silos, and how to open them; empty for none."""
+    names = [run.name for run in runs if run.test is None and run.values.get("privacy.evaluation") == "local"]
+    how = "in each silo's local_report.json; --set privacy.evaluation=noisy opens them with noise"
+    return f"test results of {', '.join(names)}: {how}" if names else ""
+
+
 def settings(runs: Sequence[Run]) -> list[tuple[str, list[Run]]]:
     """Return the settings, each with a name that tells it from the others, and its runs (seeds).
 
