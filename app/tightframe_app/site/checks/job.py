@@ -538,7 +538,7 @@ def records_option(refusal: str) -> str:
     """
     _, _, asked = refusal.partition("but found another")
     found = re.search(rf'{SUMMED} from form \w+ \["([0-9a-f]{{64}})"\]', asked)
-    return "" if found is None else f" --records {found.group(1)}"
+    return "" if found is None else " --records " + found.group(1)
 
 
 def _budget(context: SiloContext, setup: JobSetup, entries: Sequence[Entry] | None, area: str) -> Finding:
