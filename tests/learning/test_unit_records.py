@@ -70,6 +70,23 @@ def test_of_two_units_that_few_records_tell_apart_one_stays() -> None:
         assert least == 1 or few["2.weight"].tolist() == [alike]
 
 
+def test_of_two_units_that_one_record_mostly_tells_apart_one_stays() -> None:
+    """As of a model that has learnt most records and not that one."""
+    model = nn.Sequential(nn.Linear(1, 2), nn.ReLU(), nn.Linear(2, 1))
+    with torch.no_grad():
+        model[0].weight.copy_(torch.tensor([[1.0], [-1.0]]))
+        model[0].bias.copy_(torch.tensor([0.0, 6.5]))  # fired by all, and by half of them
+        model[2].weight.fill_(1.0)
+    rows, told = torch.arange(1.0, 13.0)[:, None], []
+    for others in (1.0, 1e-3):
+        weights = torch.ones(12, 1)
+        weights[6:11] = others
+        with UnitRecords(model, 12, least=5) as units:
+            (model(rows) * weights).sum().backward()
+        told.append(units.few()["0.bias"].tolist())
+    assert told == [[False, False], [False, True]]
+
+
 def test_neighbours_of_a_ladder_of_units_tell_no_record_between_them() -> None:
     """As by a hospital that steers the model: 19 to 21 of 216 records were between two of 72 units alone."""
     stream = torch.Generator().manual_seed(0)
