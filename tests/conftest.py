@@ -455,13 +455,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Let examples be chosen anew, and the protocol's own tests be measured, if asked to."""
+    """Let examples be chosen anew, if asked to."""
     if config.getoption("--drawn-anew", False):
         settings.load_profile("drawn anew")
-    if "TIGHTFRAME_COVERAGE" in os.environ:
-        from tests.support.securesum.own_coverage import of_protocol
-
-        config.pluginmanager.register(of_protocol())
 
 
 @pytest.hookimpl(wrapper=True)

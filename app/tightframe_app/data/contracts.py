@@ -105,9 +105,6 @@ def init(
         raise typer.BadParameter(
             f"expected the column to be learned; possible are: {known}", param_hint="--label"
         )
-    notes = output.with_name(f"{output.name.removesuffix('.json')}.notes.md")
-    if there := [path for path in (output, notes) if path.exists()]:
-        raise FileExistsError(f"{there[0]} exists already: choose another --output, or move it away.")
     roles = {"label": label, "record": record, "patient": patient, "fold": fold}
     if folder:
         made = of_pictures.propose_folders(file, size=size, title=title)
@@ -115,6 +112,9 @@ def init(
         made = of_pictures.propose(file, roles, picture, size=size, root=root, title=title)
     else:
         made = proposal.propose(file, roles, title=title, missing=missing or (), ignored=ignore or ())
+    notes = output.with_name(f"{output.name.removesuffix('.json')}.notes.md")
+    if there := [path for path in (output, notes) if path.exists()]:
+        raise FileExistsError(f"{there[0]} exists already: choose another --output, or move it away.")
     proposed = json.dumps(made.contract, indent=2, ensure_ascii=False) + "\n"
     for path, text in ((output, proposed), (notes, proposal.notes_text(made, file))):
         with new_file(path) as stream:  # until a person has decided, it tells of the site's own records
@@ -338,6 +338,7 @@ def _found(contract: Contract, entry: TableSite, counts: list[int]) -> Iterator[
     from tightframe.data.images.contract import PictureContract
     from tightframe.data.images.silo import divided_pictures, encoded_records
     from tightframe.data.table.encoding import (
+        SHOWN_ROWS,
         advice,
         check_mapping,
         encode,
@@ -361,6 +362,10 @@ def _found(contract: Contract, entry: TableSite, counts: list[int]) -> Iterator[
     aside = entry.invalid == "set_aside"
     for finding in encoded.findings:
         yield ("note" if aside else "problem"), f"{finding}{'; set aside' if aside else ''}"
+    if isinstance(entry, ImagesSite) and isinstance(contract, PictureContract) and entry.layout == "folders":
+        paths = rows.cells[contract.picture.column]
+        for row in sorted({row for finding in encoded.findings for row in finding.rows[:SHOWN_ROWS]}):
+            yield "note", f"row {row} is {paths[row - 1]}"
     if (timed := contract.survival) is not None and any(
         item.column == timed.time and item.rule.startswith("outside") for item in encoded.findings
     ):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 from typing import Annotated, Any
@@ -138,7 +139,10 @@ def add_site(
     ] = None,
     data: Annotated[
         list[str] | None,
-        typer.Option(help='DATASET=JSON: --data \'fed_isic2019={"root": "/data/isic", "center": 0}\''),
+        typer.Option(
+            help="A table's file, or DATASET=JSON: "
+            '--data \'fed_isic2019={"root": "/data/isic", "center": 0}\''
+        ),
     ] = None,
     dataset_id: Annotated[
         str | None,
@@ -326,16 +330,27 @@ def _participant(option: str, text: str, kind: Any, role: Any = None) -> Any:
 
 
 def records(given: list[str]) -> dict[str, Any]:
-    """Return data set -> location of its records."""
+    """Return data set -> location of its records; of a table's file the entry that its first lines suggest.
+
+    Raises:
+        DataError: TF-206 if the file is no table.
+    """
+    from tightframe.data.table.proposal import guessed
+
     found: dict[str, Any] = {}
     for text in given:
+        if os.path.isfile(text):  # of JSON too long for a name, Path.is_file raises
+            found["table"] = guessed(Path(text))
+            continue
         name, separator, value = text.partition("=")
         try:
             values = json.loads(value)
         except ValueError:
             values = None
         if not separator or not isinstance(values, dict):
-            raise typer.BadParameter(f"expected DATASET={{JSON object}}, got {text!r}", param_hint="--data")
+            raise typer.BadParameter(
+                f"expected a table's file or DATASET={{JSON object}}, got {text!r}", param_hint="--data"
+            )
         found[name.strip()] = values
     return found
 

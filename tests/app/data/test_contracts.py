@@ -117,6 +117,11 @@ def test_a_proposal_tells_kinds_and_what_to_decide(tmp_path: Path) -> None:
     named = propose(tmp_path / "named.csv", {"label": "ill"})
     assert any("(--patient; by its name `patient_id` may): " in note for note in named.notes)
     assert "crp: 37 of 40 values are numbers; does 'k.A.' stand for no value?" in said
+    assert "misspelt" not in said
+    frame.assign(ill=["good", "bad"] * 19 + ["god", "bad"]).to_csv(tmp_path / "spelt.csv", index=False)
+    assert "ill: god (1) of 40 records: misspelt?" in " ".join(
+        propose(tmp_path / "spelt.csv", {"label": "ill"}).notes
+    )
     frame[["mixed", "crp"]] = frame[["mixed", "crp"]].astype(str)
     frame.to_parquet(tmp_path / "ward.parquet")
     again = propose(tmp_path / "ward.parquet", {"label": "ill", "patient": "who"})
@@ -265,6 +270,7 @@ def test_init_without_a_label_lists_what_could_be_one_and_overwrites_nothing(tmp
     refused = typed("data", "init", file, "--label", "outcome", "-o", output)
     assert refused.exit_code != 0 and "exists already" in told(refused)
     assert output.read_text() == "mine"
+    assert "'outcom'" in told(typed("data", "init", file, "--label", "outcom", "-o", output)), "the worse one"
     output.unlink()
     assert typed("data", "init", file, "--label", "outcome", "-o", output).exit_code == 0
     made = (output, tmp_path / "c.notes.md")

@@ -73,6 +73,10 @@ def test_a_proposal_from_folders_and_of_dicom_and_volumes(tmp_path: Path) -> Non
     assert made["picture"]["modality"] == "DX" and made["picture"]["colour"] == "gray"
     assert made["picture"]["size"] == [32, 32] and entry_of(done)["data"]["images"]["layout"] == "folders"
     assert typed("data", "init", folders, "--label", "x", "-o", tmp_path / "b.json").exit_code != 0
+    (tmp_path / "site.json").write_text(json.dumps(entry_of(done)))
+    (folders / "b" / "3").write_bytes(b"broken")
+    checked = typed("data", "check", "--contract", tmp_path / "a.json", "-s", tmp_path / "site.json")
+    assert "row 9 is b/3" in told(checked), "a folder has no lines to look up"
     rows = []
     for place in range(6):
         cube = np.random.default_rng(place).normal(0, 100, (20, 34, 50)).astype(np.float32)

@@ -24,12 +24,14 @@ from nvflare.security.security import COMMAND_CATEGORIES, FLAuthorizer
 from tests.support import ROOT
 from tests.support.outputs import checked
 from tests.support.securesum.certificates import issue, make_root
+from typer import BadParameter
 from typer.testing import CliRunner, Result
 
 from tightframe.config.site import parse_single
 from tightframe.errors import SiteConfigError
 from tightframe_app.cli import app
 from tightframe_app.federation import kits
+from tightframe_app.federation.commands import records
 from tightframe_app.site.checks import engine as site_engine
 from tightframe_app.site.checks.findings import Scope
 
@@ -267,6 +269,15 @@ def test_a_kit_of_another_or_of_nobody_is_refused(
     other = federation("add-site", "hospital-1", "--kit", str(stranger), code=1).exception
     assert isinstance(other, SiteConfigError) and other.code == "TF-615"
     assert [path for path in (old, stranger, kit) if list((path / "local").iterdir())] == []
+
+
+def test_a_file_as_data_is_the_entry_that_it_suggests(tmp_path: Path) -> None:
+    file = tmp_path / "ward.csv"
+    file.write_bytes("Größe;Befund\n1,5;gut\n2,5;böse\n".encode("cp1252"))
+    entry = {"file": str(file), "encoding": "cp1252", "delimiter": ";", "decimal": ","}
+    with pytest.raises(BadParameter, match="DATASET="):
+        records(["digits={" + "x" * 300])
+    assert records([str(file), 'digits={"silo": 0}']) == {"table": entry, "digits": {"silo": 0}}
 
 
 def test_what_a_site_cannot_mean_is_told_before_anything_is_written(

@@ -39,7 +39,9 @@ def join(
     request: RequestFile,
     data: Annotated[
         list[str] | None,
-        typer.Option(help="DATASET=JSON, where the records lie, or `later`; otherwise the first call asks."),
+        typer.Option(
+            help="Where the records lie: a table's file, DATASET=JSON, or `later`; without it you are asked."
+        ),
     ] = None,
     fingerprint: Annotated[
         str | None,
@@ -52,7 +54,10 @@ def join(
         Path | None, typer.Option(help="Folder for lasting state; by default state/NAME beside the request.")
     ] = None,
     dataset_id: Annotated[
-        str | None, typer.Option(help="This site's own name for its records; by default the data set's.")
+        str | None,
+        typer.Option(
+            help="This site's own name for its records; by default the data set's, with `later` the site's."
+        ),
     ] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.")] = None,
     gpus: Annotated[int | None, typer.Option(min=0, help="GPUs that jobs may use here.")] = None,
@@ -248,7 +253,7 @@ def leave(
 
 
 def _records() -> dict[str, Any]:
-    question = "Where do the records lie? DATASET=JSON, or later"
+    question = "Where do the records lie? A table's file, DATASET=JSON, or later"
     text = _answer(lambda: typer.prompt(question, default=LATER), "--data")
     return {} if text == LATER else federations.records([text])
 

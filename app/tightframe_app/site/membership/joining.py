@@ -338,7 +338,7 @@ def configuration(who: Participant, folder: Path, settings: Settings) -> dict[st
     """
     data = settings.data or {}
     # A name of its own outlives a change of the folder; with several data sets each has its derived one.
-    own = settings.dataset_id or (next(iter(data)) if len(data) == 1 else None)
+    own = settings.dataset_id or (None if len(data) > 1 else next(iter(data), who.name))
     return kits.site_configuration(
         settings.policy or "standard",
         state_folder(who, folder, settings),

@@ -26,6 +26,8 @@ MISSING = ("", "NA", "N/A", "NaN", "nan", "null", "NULL", "None", "?")
 MOST_LEVELS = 20
 FEW_NUMBERS = 5
 MOST_CLASSES = 20
+FEW_OF_CLASS = 5
+"""Records that a class has at least, if its code is not asked about."""
 _TIME = re.compile(
     r"(^|[\W_])(time|days|weeks|months|years|follow[\W_]?up|survival|os|pfs|dfs|efs)([\W_]|$)", re.I
 )
@@ -194,7 +196,15 @@ def _classes(label: str, cells: Cells) -> tuple[dict[str, Any], list[str]]:
         f"{label}: the classes are {', '.join(classes)}, in this order{second}. Give them titles, and see "
         "that no column tells the label or comes after it in time."
     )
-    return {"column": label, "classes": [{"code": code, "title": code} for code in classes]}, [note]
+    few = {code: count for code in classes if (count := sum(cell == code for cell in cells)) < FEW_OF_CLASS}
+    misspelt = [
+        f"{label}: {', '.join(f'{code} ({count})' for code, count in few.items())} of {len(cells)} records: "
+        "misspelt? Then take it out of the contract, and map it by `codes` in the site's entry."
+    ] * (0 < len(few) < len(classes))
+    return {"column": label, "classes": [{"code": code, "title": code} for code in classes]}, [
+        note,
+        *misspelt,
+    ]
 
 
 def label_classes(label: str, cells: Cells) -> list[str]:

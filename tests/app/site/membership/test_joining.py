@@ -267,6 +267,15 @@ def test_a_second_request_and_a_lost_one(here: Path, told: str) -> None:
     assert (KIT / "local" / "tightframe.json").is_file()
 
 
+def test_records_named_later_have_their_name_from_the_start(tmp_path: Path) -> None:
+    from tightframe_app.site.membership import joining
+
+    who = joining.Participant("consortium", "hospital-1", "hospital_1", "site")
+    later, one = joining.Settings(data={}), joining.Settings(data={"digits": {"silo": 0}})
+    assert joining.configuration(who, tmp_path / "hospital-1", later)["dataset_id"] == "hospital-1"
+    assert joining.configuration(who, tmp_path / "hospital-1", one)["dataset_id"] == "digits"
+
+
 def test_wrong_settings_make_no_key(here: Path) -> None:
     shutil.rmtree("hospital-1")
     for more in (["--policy", "lax"], ["--data", "isic"], ["--device", "tpu"], ["--state-dir", "no/state"]):
