@@ -352,7 +352,7 @@ def check_job(policy: Policy, setup: JobSetup) -> None:
 
 
 def behind_few(setup: JobSetup) -> int:
-    """Return the fewest numbers that a network makes units with a ReLU of, if fewer than ``NARROW``; else 0."""
+    """Return the fewest numbers that units with a ReLU are made of, if fewer than ``NARROW``; else 0."""
     modules = [*shared_template(setup.setting).modules(), None]
     few = [
         layer.in_features

@@ -23,9 +23,9 @@ two units, or of one and those that all records fire, which so few tell apart on
 raw columns, where many units are such, one or two of 216 records were read in 8 of 12 runs, and by their
 columns of yes and no the reader knew which were right; from one on a model that a hospital steers, with 72
 units of one direction and several biases, 21. Sizes count here, too: at rate 3 one of six records that told
-two units apart made all but a thousandth of the difference. So does its column in the next layer: of 72 units that are on
-two numbers (``widths`` of 2 and 72) a combination of three units' columns is zero but between the borders of
-two, and there one record alone was 4 to 12 times in a total, with its label.
+two units apart made all but a thousandth of the difference. So its column in the next layer stays: of 72
+units on two numbers (``widths`` of 2 and 72) a combination of three units' columns is zero but between the
+borders of two, and there one record alone was 4 to 12 times in a total, with its label.
 """
 
 from __future__ import annotations
