@@ -24,7 +24,8 @@ from tightframe.results.files import CHECKPOINT
 from tightframe.rounds.checkpoint import load_state
 from tightframe.rounds.setup import prepare
 
-COLUMNS = ("c0", "c1", "c2", "c3")
+COLUMNS = tuple(f"c{place}" for place in range(8))
+"""As many as a network on them needs."""
 STEPS, SCALE, SHIFT, TILT = 24, 2.0**-5, 2.0**-10, 2.0**-9
 WIDTH = 3 * STEPS
 ABOVE = torch.linspace(-0.2, 0.9, STEPS)
@@ -34,10 +35,11 @@ ABOVE = torch.linspace(-0.2, 0.9, STEPS)
 @pytest.fixture(scope="module")
 def tables(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Four hospitals, 240 patients, two classes."""
-    draw, folder, made = np.random.default_rng(2), tmp_path_factory.mktemp("tables"), {}
+    draw, others = np.random.default_rng(2), np.random.default_rng(3)
+    folder, made = tmp_path_factory.mktemp("tables"), {}
     for site in FOUR:
-        values = draw.normal(50, 15, (60, 4)).clip(1, 99).round(2)
-        rows = [[f"{site}-{row}", *map(str, of), str(row % 2)] for row, of in enumerate(values.tolist())]
+        values = [*np.hstack([draw.normal(50, 15, (60, 4)), others.normal(50, 15, (60, 4))]).clip(1, 99)]
+        rows = [[f"{site}-{row}", *map(str, of.round(2)), str(row % 2)] for row, of in enumerate(values)]
         made[site] = write(folder / f"{site}.csv", rows, header=("id", *COLUMNS, "ill"))
     return made
 
@@ -64,11 +66,11 @@ def crafted(folder: Path) -> tuple[JobConfig, Path]:
         "min_sites": 4,
     }
     tensors = dict(model_update.build_template(prepare(parse_job(job)).setting).state_dict())
-    weight, bias = torch.zeros(3, STEPS, 4), -SCALE * ABOVE.repeat(3, 1)
+    weight, bias = torch.zeros(3, STEPS, len(COLUMNS)), -SCALE * ABOVE.repeat(3, 1)
     weight[:, :, 0], weight[2, :, 1] = SCALE, SCALE * TILT
     bias[1:] += SCALE * torch.tensor([[SHIFT], [TILT]])
     (name,) = (name for name in tensors if name.startswith("backbone") and name.endswith("weight"))
-    tensors |= {name: weight.reshape(WIDTH, 4), name.replace("weight", "bias"): bias.flatten()}
+    tensors |= {name: weight.reshape(WIDTH, -1), name.replace("weight", "bias"): bias.flatten()}
     path = folder / "start.safetensors"
     save_file({key: item.contiguous() for key, item in tensors.items()}, path)
     return parse_job({**job, "initial_model_sha256": hashlib.sha256(path.read_bytes()).hexdigest()}), path
@@ -115,7 +117,7 @@ def test_a_crafted_start_reads_records_from_a_class_sum_and_a_person_is_asked_fi
     accepted = {job.initial_model_sha256: "by M., who was told what it does"}
     ended = run("accepted", tables, policy=policy, accepted_models=accepted)
     sums = load_state(ended / "server" / CHECKPOINT).state.extra[TOTAL + SUMS][1] / 2.0**BITS
-    read = [np.loadtxt(path, delimiter=",", skiprows=1, usecols=(1, 2, 5)) for path in tables.values()]
+    read = [np.loadtxt(path, delimiter=",", skiprows=1, usecols=(1, 2, 9)) for path in tables.values()]
     every = np.concatenate(read)
     ill = every[every[:, 2] == 1, :2]
     told = read_records(sums)

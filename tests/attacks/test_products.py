@@ -27,7 +27,7 @@ from tightframe.errors import PolicyError, RunError, TightframeError
 from tightframe.learning import model_update
 from tightframe.learning.few_records.products import ALONE, COUNTED, ENOUGH, ROWS, ClassSums, Sizes
 from tightframe.learning.one_sum.feature_sums import COUNTS, SUMS, pooled
-from tightframe.rounds import codec
+from tightframe.rounds import codec, product_rule
 from tightframe.rounds.codec import integer_totals
 from tightframe.rounds.product_rule import warned
 from tightframe.rounds.silo.contribute import Contributor
@@ -422,6 +422,72 @@ def test_no_record_is_on_a_units_side_alone_in_the_products(tmp_path: Path) -> N
         assert gram is not None
         told.append((read_rows(federation, gram), alone(federation, gram)))
     assert told[0] == (1, 1) and told[1] == (0, 0)
+
+
+def between_borders(weight: np.ndarray, gram: np.ndarray) -> list[np.ndarray]:
+    """Return directions of two numbers that one record alone has between borders of units on them.
+
+    Between three borders in a row some combination of features is not zero, and elsewhere it is. The products
+    times this one are the features of one record if they are those of any two numbers.
+
+    Args:
+        weight: of the units, (d, 2), without biases.
+        gram: the products.
+    """
+    borders = np.arctan2(-weight[:, 0], weight[:, 1]) % np.pi
+    borders = np.r_[0, np.sort(borders[borders < np.pi / 2]), np.pi / 2]
+    angles = np.unique(np.r_[np.linspace(0, np.pi / 2, 1000), borders])
+    features = np.maximum(np.c_[np.cos(angles), np.sin(angles)] @ weight.T, 0)
+    found = []
+    for low, high in zip(borders[:-2], borders[2:], strict=True):
+        inside = (angles > low + 1e-9) & (angles < high - 1e-9)
+        sizes, vectors = np.linalg.eigh(features[~inside].T @ features[~inside])
+        none = vectors[:, sizes < 1e-13 * sizes[-1]]
+        row = gram @ (none @ np.linalg.svd(features[inside] @ none, full_matrices=False)[2][0])
+        row *= np.sign(row.sum())
+        fires = row > 1e-3 * row.max()
+        point = np.linalg.lstsq(weight[fires], row[fires])[0]
+        made = np.maximum(weight @ point, 0)
+        if (point > 0).all() and np.linalg.norm(made - row) < 1e-3 * np.linalg.norm(row):
+            found.append(point / np.linalg.norm(point))
+    return found
+
+
+TWO: dict[str, Any] = {"model": "mlp", "model_options": {"widths": [2, 35], "standardise": True}}
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"method": "fed3r"},
+        {"method": "fedncm"},
+        {"method": "ccvr", "method_options": {"covariance": "shared"}},
+        {"method": "creff", "rounds": 2},
+        {"method": "fedavg", "start": "fedncm"},
+    ],
+)
+def test_sums_of_what_units_make_of_two_numbers_are_refused(values: dict[str, Any], tmp_path: Path) -> None:
+    assert "of 2 numbers, at least 8" in refused({"weights": "exact", **TWO, **values}, tmp_path)
+
+
+@pytest.mark.whole
+def test_units_on_two_numbers_would_tell_records_between_their_borders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each has five patients on either side, but between two of them there is one record."""
+    monkeypatch.setattr(product_rule, "NARROW", 0)
+    values = {"method": "fed3r", "weights": "exact", **TWO, "seed": 3}
+    federation = Federation(values, small(), state=tmp_path, policy=STANDARD).enroll()
+    gram = pooled(totals(federation, "frozen/products")).gram
+    assert gram is not None
+    model: Any = model_update.build_template(federation.setup.setting)
+    model.load_state_dict(dict(federation.shared.state.model))
+    records = torch.as_tensor(np.concatenate([item.raw("train") for item in federation.data.values()]))
+    with torch.no_grad():
+        true = nn.functional.normalize(model.backbone[:3](model.standardise(records))).numpy()
+    told = between_borders(model.backbone[3].weight.detach().double().numpy(), gram.numpy())
+    right = [int((np.abs(true - point).max(1) < 5e-4).sum()) for point in told]
+    assert right.count(1) >= 3, "the others are of several records in one place"
 
 
 @pytest.mark.whole

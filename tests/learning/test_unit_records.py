@@ -65,7 +65,26 @@ def test_of_two_units_that_few_records_tell_apart_one_stays() -> None:
     for least, alike in ((2, [False, True, False]), (1, None)):
         with UnitRecords(model, 6, least=least) as units:
             model(torch.arange(1.0, 7.0)[:, None]).sum().backward()
-        assert alike == (units.few()["0.bias"].tolist() if least > 1 else None)
+        few = units.few()
+        assert alike == (few["0.bias"].tolist() if least > 1 else None)
+        assert least == 1 or few["2.weight"].tolist() == [alike]
+
+
+def test_of_two_units_that_one_record_mostly_tells_apart_one_stays() -> None:
+    """As of a model that has learnt most records and not that one."""
+    model = nn.Sequential(nn.Linear(1, 2), nn.ReLU(), nn.Linear(2, 1))
+    with torch.no_grad():
+        model[0].weight.copy_(torch.tensor([[1.0], [-1.0]]))
+        model[0].bias.copy_(torch.tensor([0.0, 6.5]))  # fired by all, and by half of them
+        model[2].weight.fill_(1.0)
+    rows, told = torch.arange(1.0, 13.0)[:, None], []
+    for others in (1.0, 1e-3):
+        weights = torch.ones(12, 1)
+        weights[6:11] = others
+        with UnitRecords(model, 12, least=5) as units:
+            (model(rows) * weights).sum().backward()
+        told.append(units.few()["0.bias"].tolist())
+    assert told == [[False, False], [False, True]]
 
 
 def test_neighbours_of_a_ladder_of_units_tell_no_record_between_them() -> None:
@@ -97,6 +116,45 @@ def test_neighbours_of_a_ladder_of_units_tell_no_record_between_them() -> None:
         near = torch.cdist(apart[:, :-1] / apart[:, -1:], rows.flatten(0, 1)).amin(0)
         found.append(int((near < 1e-3).sum()))
     assert found[0] >= 5 and not found[1]
+
+
+def test_columns_of_units_on_two_numbers_tell_no_record_between_their_borders() -> None:
+    """Between three borders in a row a combination of the units' columns is not zero, elsewhere it is."""
+    stream = torch.Generator().manual_seed(0)
+    silos = torch.rand(3, 16, 2, generator=stream).double()
+    model = nn.Sequential(nn.Linear(2, 72), nn.ReLU(), nn.Linear(72, 1)).double()
+    with torch.no_grad():
+        model[0].weight.copy_(torch.randn(72, 2, generator=stream))
+        model[0].bias.zero_()
+        model[2].weight.fill_(1.0)
+        model[2].bias.zero_()
+    weight = model[0].weight.detach()
+    borders = torch.atan2(-weight[:, 0], weight[:, 1]) % torch.pi
+    borders = borders[borders < torch.pi / 2].sort().values
+    grid = torch.cat([torch.linspace(0, torch.pi / 2, 500), borders]).double()
+    made = torch.relu(torch.stack([grid.cos(), grid.sin()], 1) @ weight.T)
+    rows = silos.flatten(0, 1)
+    places, found = torch.atan2(rows[:, 1], rows[:, 0]), []
+    for least in (0, 5):
+        total = torch.zeros(72).double()
+        for own in silos:
+            model.zero_grad()
+            with UnitRecords(model, len(own), least=least) as units:
+                model(own).sin().sum().backward()
+            gradients = {name: item.grad.clone() for name, item in model.named_parameters()}
+            units.clear(gradients)
+            total += gradients["2.weight"][0]
+        told = 0
+        for low, high in zip(borders[:-2], borders[2:], strict=True):
+            outside, alone = (grid <= low + 1e-9) | (grid >= high - 1e-9), (places > low) & (places < high)
+            sizes, vectors = torch.linalg.eigh(made[outside].T @ made[outside])
+            none = vectors[:, sizes < 1e-13 * sizes[-1]]
+            between = none @ torch.linalg.svd(made[~outside] @ none, full_matrices=False)[2][0]
+            own = torch.relu(rows[alone] @ weight.T)
+            term = own.sum(1).cos() * (own @ between)
+            told += len(term) == 1 and bool((total @ between - term).abs() < 0.01 * term.abs())
+        found.append(told)
+    assert found == [8, 0]
 
 
 def test_few_are_on_no_side_of_a_layers_units_alone_nor_of_a_later_ones() -> None:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from itertools import pairwise
 from typing import TypeVar
 
 import torch
@@ -57,6 +58,8 @@ _Sum = TypeVar("_Sum", Products, ClassSums)
 _SMALL = 1 << 16
 """Numbers of a record up to which computing a network's shapes with values is faster than torch's imports for
 shapes alone, 1.8 s of each process."""
+NARROW = 8
+"""Numbers before a dense layer with a ReLU from which on its features tell hardly a record alone."""
 _once = functools.lru_cache(maxsize=16)
 """Plans once for each job in a process: a long run has many sums, and each is checked before its term."""
 
@@ -314,7 +317,17 @@ def check_job(policy: Policy, setup: JobSetup) -> None:
             "class_rules on, or privacy",
             "no silo could leave out a class of which it has so few records that these are computed",
         )
-    if (found := planned(setup)) is None:
+    found = planned(setup)
+    if (numbers := behind_few(setup)) and (found or class_sums_planned(setup) or _on_features(setup)):
+        _refuse(
+            policy,
+            f"sums of features that units make of {plural(numbers, 'number')}",
+            f"at least {NARROW} before each ReLU, or privacy",
+            "of units on two or three numbers a combination is zero for all records but one between two "
+            "borders, so that a sum tells it, with its class: make hidden layers before the last wider "
+            "(model_options.widths of mlp, hidden of vgg11), take random_features, or give the job `privacy`",
+        )
+    if found is None:
         return
     if setup.job.weights == "uniform":
         _refuse(
@@ -336,6 +349,23 @@ def check_job(policy: Policy, setup: JobSetup) -> None:
             "method_options.covariance shared",
             "a rare class has fewer records than features, and these are computed from its sum",
         )
+
+
+def behind_few(setup: JobSetup) -> int:
+    """Return the fewest numbers that units with a ReLU are made of, if fewer than ``NARROW``; else 0."""
+    modules = [*shared_template(setup.setting).modules(), None]
+    few = [
+        layer.in_features
+        for layer, after in pairwise(modules)
+        if isinstance(layer, nn.Linear) and isinstance(after, nn.ReLU) and layer.in_features < NARROW
+    ]
+    return min(few, default=0)
+
+
+def _on_features(setup: JobSetup) -> bool:
+    """Check whether exact sums of a job are of features that a model known to all makes, or by class."""
+    frozen = setup.trains and setup.privacy is None and is_frozen(shared_template(setup.setting))
+    return frozen or class_numbers(setup) > 0
 
 
 def check_declared(policy: Policy, setup: JobSetup, sizes: Sizes) -> None:
