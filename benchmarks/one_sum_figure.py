@@ -57,7 +57,7 @@ def draw(files: Sequence[Path], out: Path) -> None:
     reports = [json.loads(path.read_text(encoding="utf-8")) for path in files]
     places, lines = series(reports)
     private = any(row["epsilon"] is not None for report in reports for row in report["rows"])
-    figure, axes = pyplot.subplots(figsize=(6.4, 3.6))
+    figure, axes = pyplot.subplots(figsize=(8.0, 3.6))
     order = [name for name in COLOURS if any(key.partition(",")[0] == name for key in lines)]
     for name in sorted(lines, key=lambda key: (order.index(key.partition(",")[0]), key)):
         rows, method = lines[name], name.partition(",")[0]
@@ -78,11 +78,11 @@ def draw(files: Sequence[Path], out: Path) -> None:
             label=name,
         )
     axes.set_xticks(range(len(places)), places)
-    axes.set_xlabel("epsilon" if private else "")
+    axes.set_xlabel(f"epsilon ({reports[0]['data']}, {reports[0]['partition']})" if private else "")
     axes.set_ylabel("accuracy on all test records")
     axes.set_ylim(0, 1)
     axes.grid(axis="y", alpha=0.3)
-    axes.legend(loc="lower left", ncols=2, frameon=False)
+    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
     figure.tight_layout()
     figure.savefig(out, format="svg", metadata={"Date": None})
     pyplot.close(figure)
