@@ -25,6 +25,16 @@ def moved(sizes: list[list[float]], *, records: int | None = None, least: int = 
     return few["bias"].tolist()
 
 
+def cleared(model: nn.Module, rows: torch.Tensor, least: int) -> dict[str, torch.Tensor]:
+    """Return a silo's gradients without what few of its records move; their slopes differ."""
+    model.zero_grad()
+    with UnitRecords(model, len(rows), least=least) as units:
+        model(rows).sin().sum().backward()
+    gradients = {name: item.grad.clone() for name, item in model.named_parameters()}
+    units.clear(gradients)
+    return gradients
+
+
 def test_units_that_one_record_alone_or_mostly_moves_are_few_and_those_that_none_moves_are_not() -> None:
     all_alike, one, mostly_one, none = [1.0] * 8, [1.0, *[0.0] * 7], [1.0, *[0.05] * 7], [0.0] * 8
     each = torch.tensor([all_alike, one, mostly_one, none]).T.tolist()
@@ -104,11 +114,7 @@ def test_neighbours_of_a_ladder_of_units_tell_no_record_between_them() -> None:
     for least in (0, 5):
         total = torch.zeros(48, 14).double()
         for own in rows:
-            model.zero_grad()
-            with UnitRecords(model, len(own), least=least) as units:
-                model(own).sin().sum().backward()
-            gradients = {name: item.grad.clone() for name, item in model.named_parameters()}
-            units.clear(gradients)
+            gradients = cleared(model, own, least)
             total += torch.cat([gradients["0.weight"], gradients["0.bias"][:, None]], 1)
         one, other = torch.triu_indices(48, 48, 1)
         apart = total[one] - total[other]
@@ -138,11 +144,7 @@ def test_columns_of_units_on_two_numbers_tell_no_record_between_their_borders() 
     for least in (0, 5):
         total = torch.zeros(72).double()
         for own in silos:
-            model.zero_grad()
-            with UnitRecords(model, len(own), least=least) as units:
-                model(own).sin().sum().backward()
-            gradients = {name: item.grad.clone() for name, item in model.named_parameters()}
-            units.clear(gradients)
+            gradients = cleared(model, own, least)
             total += gradients["2.weight"][0]
         told = 0
         for low, high in zip(borders[:-2], borders[2:], strict=True):

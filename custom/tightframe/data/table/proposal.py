@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -196,15 +197,14 @@ def _classes(label: str, cells: Cells) -> tuple[dict[str, Any], list[str]]:
         f"{label}: the classes are {', '.join(classes)}, in this order{second}. Give them titles, and see "
         "that no column tells the label or comes after it in time."
     )
-    few = {code: count for code in classes if (count := sum(cell == code for cell in cells)) < FEW_OF_CLASS}
-    misspelt = [
-        f"{label}: {', '.join(f'{code} ({count})' for code, count in few.items())} of {len(cells)} records: "
-        "misspelt? Then take it out of the contract, and map it by `codes` in the site's entry."
-    ] * (0 < len(few) < len(classes))
-    return {"column": label, "classes": [{"code": code, "title": code} for code in classes]}, [
-        note,
-        *misspelt,
-    ]
+    notes, counts = [note], Counter(cells)
+    few = [f"{code} ({counts[code]})" for code in classes if counts[code] < FEW_OF_CLASS]
+    if 0 < len(few) < len(classes):
+        notes.append(
+            f"{label}: {', '.join(few)} of {len(cells)} records: misspelt? Then take it out of the contract, "
+            "and map it by `codes` in the site's entry."
+        )
+    return {"column": label, "classes": [{"code": code, "title": code} for code in classes]}, notes
 
 
 def label_classes(label: str, cells: Cells) -> list[str]:

@@ -88,14 +88,11 @@ class UnitRecords:
         self._handles: list[torch.utils.hooks.RemovableHandle] = []
         self._before: dict[str, torch.Tensor] = {}
         self._counted: dict[str, _Counted] = {}
-        self._next: dict[str, str] = {}
 
     def __enter__(self) -> Self:
         """Begin to count."""
         if self._least > 1:
             modules = [*self._model.named_modules(), ("", None)]
-            dense = [f"{place}." for place, layer in modules if isinstance(layer, nn.Linear)]
-            self._next = dict(pairwise(dense))
             for (place, layer), (_, after) in pairwise(modules):
                 if isinstance(layer, _Layer) and _counts(layer):
                     self._watch(
@@ -160,6 +157,8 @@ class UnitRecords:
     def few(self) -> dict[str, torch.Tensor]:
         """Return which entries of each parameter few records, but some, move, bool in its shape."""
         found, alikes = dict[str, torch.Tensor](), dict[str, torch.Tensor]()
+        dense = [f"{place}." for place, layer in self._model.named_modules() if isinstance(layer, nn.Linear)]
+        following = dict(pairwise(dense))
         for place, counted in self._counted.items():
             times = max(1.0, counted.passes) * self._repeats
             few = made_by_few(counted.sums, self._least * times)
@@ -173,7 +172,7 @@ class UnitRecords:
                 columns = columns | before
             if counted.both is not None:
                 alike = _alike(counted.both, self._least * times)
-                rows, alikes[self._next.get(place, "")] = rows | alike, alike
+                rows, alikes[following.get(place, "")] = rows | alike, alike
             own = columns.expand(-1, shape[0] // len(columns), -1).reshape(shape[:2])
             found[f"{place}weight"] = (
                 (rows[:, None] | own).view(*own.shape, *[1] * (len(shape) - 2)).expand(shape)
