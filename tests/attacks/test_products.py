@@ -27,9 +27,10 @@ from tightframe.errors import PolicyError, RunError, TightframeError
 from tightframe.learning import model_update
 from tightframe.learning.few_records.products import ALONE, COUNTED, ENOUGH, ROWS, ClassSums, Sizes
 from tightframe.learning.one_sum.feature_sums import COUNTS, SUMS, pooled
-from tightframe.rounds import codec, product_rule
+from tightframe.rounds import codec
 from tightframe.rounds.codec import integer_totals
-from tightframe.rounds.product_rule import warned
+from tightframe.rounds.few_records import layers
+from tightframe.rounds.few_records.rule import warned
 from tightframe.rounds.silo.contribute import Contributor
 from tightframe.rounds.silo.session import SiloSession
 from tightframe.rounds.silo.view import LocalSilo
@@ -475,7 +476,7 @@ def test_units_on_two_numbers_would_tell_records_between_their_borders(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each has five patients on either side, but between two of them there is one record."""
-    monkeypatch.setattr(product_rule, "NARROW", 0)
+    monkeypatch.setattr(layers, "NARROW", 0)
     values = {"method": "fed3r", "weights": "exact", **TWO, "seed": 3}
     federation = Federation(values, small(), state=tmp_path, policy=STANDARD).enroll()
     gram = pooled(totals(federation, "frozen/products")).gram

@@ -32,7 +32,7 @@ from tightframe.flare import CODE, MESSAGE, doors, guard
 from tightframe.flare.executor import SiloExecutor
 from tightframe.flare.outgoing import looks_masked
 from tightframe.learning.few_records.products import Products
-from tightframe.rounds import product_rule
+from tightframe.rounds.few_records import rule
 from tightframe.rounds.server.coordinator import Coordinator
 from tightframe.rounds.setup import prepare
 from tightframe.rounds.sums.common import SECURE
@@ -275,7 +275,7 @@ def test_what_a_job_falls_short_of_passes_unless_the_policy_keeps_it(tmp_path: P
 
 def test_so_does_what_a_sum_of_products_falls_short_of(tmp_path: Path) -> None:
     with pytest.raises(BelowPolicyError) as caught:
-        product_rule._check(
+        rule._check(
             Policy(profile="standard", **PROFILES["standard"]), Products(256, 2, 13), 144, 144 * 13, "counted"
         )
     error = caught.value

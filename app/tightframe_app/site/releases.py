@@ -419,7 +419,7 @@ def release_accept(
     much), with ``--rounds`` also TF-625 where earlier jobs' rounds add to it. It lifts these refusals only.
     """
     from tightframe.config.job import parse_job
-    from tightframe.rounds.product_rule import planned
+    from tightframe.rounds.few_records.planned import products_planned
     from tightframe.rounds.riders.class_rules import IN_LOSSES, IN_PRODUCTS
     from tightframe.rounds.setup import prepare
     from tightframe.rounds.sums.release import (
@@ -466,7 +466,9 @@ def release_accept(
             )
         profile = tuple(sorted([*profile, (OWN_WEIGHT, _weight(weight))]))
     if classes is not None:
-        names = [IN_PRODUCTS] * (planned(setup) is not None) + [IN_LOSSES] * ("losses" in dict(profile))
+        names = [IN_PRODUCTS] * (products_planned(setup) is not None) + [IN_LOSSES] * (
+            "losses" in dict(profile)
+        )
         if not names:
             raise typer.BadParameter(
                 "expected a job that sums products of features or losses, but this one sums none",
@@ -570,7 +572,7 @@ def _with_evaluations(context: SiloContext, setup: JobSetup, entries: Sequence[E
 
 def _with_rounds(context: SiloContext, setup: JobSetup, entries: Sequence[Entry]) -> str:
     """Say what all jobs' exact sums in training take with a job's, and how many of them would fit."""
-    from tightframe.rounds.product_rule import rounds_left
+    from tightframe.rounds.few_records.added import rounds_left
     from tightframe.rounds.silo.checks.enrolment import rounds_planned, sizes_alike
 
     if (planned := rounds_planned(context, setup, entries, sizes_alike(context))) is None:
@@ -618,7 +620,7 @@ def _trained(history: History, dataset: str, factor: int) -> tuple[Fraction | No
 
     None where a policy has no rule; and where such sums as the last one fit any number of times.
     """
-    from tightframe.rounds.product_rule import rounds_left, taken
+    from tightframe.rounds.few_records.added import rounds_left, taken
 
     if not factor:
         return None, None

@@ -343,7 +343,7 @@ FLAT = {"model": "identity", "method": "fedavg", "method_options": {}}
         ({**AVERAGED, "seed": 1}, (AVERAGED,), True),
         # Class sums of another seed's features are, too: all 10 records of a class from eleven seeds.
         ({"seed": 1}, ({},), False),
-        # Of other rounds another number of records makes a class's: see ``product_rule``.
+        # Of other rounds another number of records makes a class's: see ``few_records.planned``.
         ({"rounds": 5}, ({},), False),
         ({"rounds": 5, **AVERAGED}, (AVERAGED,), True),
         ({"rounds": 5, "method": "fedavg_etf"}, ({"method": "fedavg_etf"},), False),

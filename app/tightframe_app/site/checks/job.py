@@ -37,8 +37,9 @@ from tightframe.learning.own_loop import ENTRY_POINTS
 from tightframe.privacy.ledger.entries import DatasetError, Entry, LedgerError, TamperError
 from tightframe.privacy.ledger.store import read_secret
 from tightframe.results.words import SUMS, described, plural
-from tightframe.rounds import product_rule, run_state
+from tightframe.rounds import run_state
 from tightframe.rounds.context import STATE, SiloContext
+from tightframe.rounds.few_records import rule
 from tightframe.rounds.privacy_plan import HIDDEN, noise_of_scores
 from tightframe.rounds.setup import JobSetup, prepare
 from tightframe.rounds.silo.checks.enrolment import (
@@ -98,7 +99,7 @@ def check_policy(
         with policy.refuse_oversized():
             setup = prepare(job, policy.ceilings)
         policy.check_method(setup.setting.config, job)
-        product_rule.check_job(policy, setup)
+        rule.check_job(policy, setup)
 
     checks: tuple[Callable[[], None], ...] = (
         lambda: policy.check(job, submitter=submitter),
@@ -287,9 +288,9 @@ def _too_few(context: SiloContext, setup: JobSetup, sizes: Sizes) -> list[str]:
         return []
     try:
         if job.weights != "uniform":
-            product_rule.check_declared(context.policy, setup, sizes)
+            rule.check_declared(context.policy, setup, sizes)
         if not context.data.synthetic:
-            product_rule.check_behind(context.policy, setup, len(own_labels(context.data)))
+            rule.check_behind(context.policy, setup, len(own_labels(context.data)))
     except BelowPolicyError as error:
         return [f"{error.code}: {refusal}" for refusal in error.refusals]
     return []

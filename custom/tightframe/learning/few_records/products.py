@@ -11,7 +11,7 @@ such a sum needs, of the records surely in it,
 How many values a record has, each hospital counts of its own (``record_values``) and tells nobody: of a total
 of rows times values, the opened rows times most hospitals' number leave one hospital's own number of records.
 So each checks by itself that its records have, on average, what the rule needs of each: then all have enough.
-A silo whose records have fewer fails inside the sum (``rounds.product_rule``). On declared numbers, v is n p
+A silo whose records have fewer fails inside the sum (``rounds.few_records``). On declared numbers, v is n p
 with the most that a record of the job can have.
 
 What silos declare is public, and up to c of them may lie. All declared numbers but the c largest add up to no

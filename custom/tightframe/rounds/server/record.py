@@ -29,8 +29,10 @@ from tightframe.results.parts.withdrawal import WithdrawnRecords
 from tightframe.results.rows import Row, final_row, last_spent, round_line, write_rows
 from tightframe.results.statistics import TableStatistics
 from tightframe.results.status import Status
-from tightframe.rounds import product_rule
 from tightframe.rounds.checkpoint import save_tensors
+from tightframe.rounds.few_records.layers import behind, units_planned
+from tightframe.rounds.few_records.planned import class_sums_planned, products_planned
+from tightframe.rounds.few_records.rule import warned
 from tightframe.rounds.job_checks import HEAD_OPTIONS, brings_head
 from tightframe.rounds.phases import personal, table_statistics, table_summary
 from tightframe.rounds.privacy_plan import honest_silos
@@ -78,9 +80,9 @@ class RunRecord:
         self.sums: str = job.summation
         self.declared: dict[str, Declaration] = {}
         self.privacy = setup.privacy
-        self._products = None if job.privacy is not None else product_rule.planned(setup)
-        self._units, self._behind = product_rule.units_planned(setup), product_rule.behind(setup)
-        self._class_sums = None if job.privacy is not None else product_rule.class_sums_planned(setup)
+        self._products = None if job.privacy is not None else products_planned(setup)
+        self._units, self._behind = units_planned(setup), behind(setup)
+        self._class_sums = None if job.privacy is not None else class_sums_planned(setup)
         self.statistics: TableStatistics | None = None  # of a job that sums them
         self.personal: Personal | None = None  # means over silos of their personal models
         self.watcher: Callable[[], None] | None = None  # told of every new status, on the thread that sets it
@@ -254,10 +256,10 @@ class RunRecord:
         sizes = Sizes.of(records, self.job.assumed_colluders(len(records)))
         for found, sure in ((self._products, sizes.sure()), (self._units, sizes.behind(self._behind))):
             if found is not None and records:
-                lines += product_rule.warned(found, None if untold else sure)
+                lines += warned(found, None if untold else sure)
         if self._class_sums is not None and records:
             declared = None if untold else sizes.declared
-            lines += product_rule.warned(self._class_sums, declared, classes=len(self._dataset.class_names))
+            lines += warned(self._class_sums, declared, classes=len(self._dataset.class_names))
         if self.declared and self.job.summation == "secure" and self.job.privacy is None:
             one = "of a class that one silo alone has, it shows that silo's result"
             if self._dataset.multi_label and self.job.class_rules == "on":

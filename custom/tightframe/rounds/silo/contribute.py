@@ -32,11 +32,12 @@ from tightframe.phases import Contribution, Group, Phase, Schema, ServerState, T
 from tightframe.results.files import NEEDS
 from tightframe.results.local_report import Baseline
 from tightframe.results.parts import dropouts
-from tightframe.rounds import codec, product_rule
+from tightframe.rounds import codec
 from tightframe.rounds.checkpoint import tensor_bytes
 from tightframe.rounds.context import START, Message, SiloContext
 from tightframe.rounds.encoded import LoadedEncoder, used_parts
 from tightframe.rounds.evaluation_bits import Evaluations
+from tightframe.rounds.few_records import added, rule
 from tightframe.rounds.notes import Notes
 from tightframe.rounds.order import place_of
 from tightframe.rounds.phases.statistics import POOLED, settle_moments
@@ -78,7 +79,7 @@ class Contributor:
         with context.policy.refuse_oversized():
             self.setup = self._setup = prepare(context.job, context.policy.ceilings)
         context.policy.check_method(self._setup.setting.config, context.job)
-        product_rule.check_job(context.policy, self._setup)
+        rule.check_job(context.policy, self._setup)
         set_threads(context.job.threads)
         self._device = choose_device(context.site.device)
         secure = context.job.summation == "secure"
@@ -120,7 +121,7 @@ class Contributor:
         specs = codec.specs(phase.schema, parties=len(weights))
         formed = formed_by(self._setup, phase.schema, received, state.model)
         check(sum_id, specs, formed)
-        product_rule.check_sum(context.policy, self._setup, phase.schema, state, peers.sizes)
+        rule.check_sum(context.policy, self._setup, phase.schema, state, peers.sizes)
         self._check_own_withdrawal(exchange, state)
         proven = follows and notes.have_total(total)
         note_request(context, (exchange.kind, exchange.index), asked=CLEARED in state.extra, proven=proven)
@@ -198,7 +199,7 @@ class Contributor:
             held = silo.held_counts() >= silo.min_class_count
             own = replace(own, counts=own.counts * held, by_class=own.by_class * held)
         seen = job.summation == "plain"
-        product_rule.check_own(policy, self._setup, phase.schema, state, sizes, own, seen=seen)
+        rule.check_own(policy, self._setup, phase.schema, state, sizes, own, seen=seen)
 
     def _settle(self, message: Message, total: Total | None) -> None:
         """Let what this silo trained for the sums before count, or drop it."""
@@ -347,11 +348,11 @@ class Contributor:
             PolicyError: TF-625.
         """
         policy, data = self._context.policy, self._context.data
-        product_rule.check_declared(policy, self._setup, sizes)
+        rule.check_declared(policy, self._setup, sizes)
         if self._context.job.weights == "uniform":
             self.check_layers(sizes, "records, were all silos as this one")
         if not data.synthetic:
-            product_rule.check_behind(policy, self._setup, own_records(self._context))
+            rule.check_behind(policy, self._setup, own_records(self._context))
 
     def check_layers(self, sizes: Sizes, of: str) -> None:
         """Refuse a sum of layers of silos who declare too few records.
@@ -361,11 +362,11 @@ class Contributor:
         """
         check_layers(self._context, self._setup, sizes, of)
 
-    def rounds(self, sizes: Sizes) -> product_rule.Rounds | None:
+    def rounds(self, sizes: Sizes) -> added.Rounds | None:
         """Return the exact sums that the job adds to those of others; None if none, or without a limit."""
         if not self._context.limits_rounds:
             return None
-        return product_rule.rounds_planned(self._setup, counted(self._context, sizes))
+        return added.rounds_planned(self._setup, counted(self._context, sizes))
 
     @cached_property
     def evaluations(self) -> Evaluations | None:

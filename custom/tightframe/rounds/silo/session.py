@@ -33,7 +33,7 @@ from tightframe.securesum.messages import Total
 
 if TYPE_CHECKING:
     from tightframe.rounds.evaluation_bits import Evaluations
-    from tightframe.rounds.product_rule import Rounds
+    from tightframe.rounds.few_records.added import Rounds
     from tightframe.rounds.silo.contribute import Contributor
 
 TASKS = ("enroll", "confirm", "contribute", "agree", "reveal", "baseline")
@@ -257,7 +257,7 @@ class SiloSession:
             return {NEEDS_STATE: True}
 
     def _check_sizes(self, sizes: Sizes) -> None:
-        """Check the silos' declared records against this site's rule on products, see ``product_rule``."""
+        """Check the silos' declared records against this site's rule, see ``few_records.rule``."""
         if self.context.policy.records_per_feature:
             self._training().check_sizes(sizes)
 

@@ -31,14 +31,11 @@ from tightframe.results.local_report import SiloPersonal
 from tightframe.results.parts.dropouts import Lost
 from tightframe.rounds.context import SiloContext
 from tightframe.rounds.encoded import LoadedEncoder, common_inputs, unit_sides
+from tightframe.rounds.few_records.layers import behind, units_on_records
+from tightframe.rounds.few_records.planned import sums_in_training
+from tightframe.rounds.few_records.rule import least_class_values
 from tightframe.rounds.job_checks import STANDARDISE_STD
 from tightframe.rounds.phases.statistics import UNIFORM, WEIGHED, mean_and_deviation, times_in_moments
-from tightframe.rounds.product_rule import (
-    behind,
-    least_class_values,
-    sums_in_training,
-    units_on_records,
-)
 from tightframe.rounds.sums.declaration import EVALUATED
 from tightframe.rounds.unproven import NO_NEEDS, Needs
 

@@ -38,9 +38,9 @@ from tightframe.learning.one_sum.feature_sums import PREFIX
 from tightframe.learning.one_sum.temperature import LOSSES
 from tightframe.models.frozen import HEAD, encoder_sha256, is_frozen, tensors_sha256
 from tightframe.phases import Field, Phase, Schema, Tensors
+from tightframe.rounds.few_records.rule import least_class_values
 from tightframe.rounds.job_checks import HEAD_OPTIONS, STANDARDISE_MEAN, STANDARDISE_STD, own_tensors
 from tightframe.rounds.phases.statistics import PREFIX as STATISTICS
-from tightframe.rounds.product_rule import least_class_values
 from tightframe.rounds.riders.class_rules import summed_classes, sums_by_class
 from tightframe.rounds.setup import JobSetup
 from tightframe.rounds.sums.common import Formed

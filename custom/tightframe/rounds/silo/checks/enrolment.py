@@ -26,7 +26,7 @@ from tightframe.securesum.site import journal
 if TYPE_CHECKING:
     from tightframe.privacy.ledger.entries import Entry
     from tightframe.rounds.evaluation_bits import Evaluations
-    from tightframe.rounds.product_rule import Rounds
+    from tightframe.rounds.few_records.added import Rounds
     from tightframe.rounds.silo.budget import Costs
     from tightframe.rounds.silo.view import LocalSilo
 
@@ -114,9 +114,9 @@ def rounds_planned(
     context: SiloContext, setup: JobSetup, entries: Sequence[journal.Entry], sizes: Sizes
 ) -> tuple[Rounds, Parts] | None:
     """Return the same as ``check_rounds``, without refusing anything."""
-    from tightframe.rounds import product_rule
+    from tightframe.rounds.few_records import added
 
-    found = product_rule.rounds_planned(setup, counted(context, sizes))
+    found = added.rounds_planned(setup, counted(context, sizes))
     if not context.limits_rounds or found is None:
         return None
     dataset, history = context.site.records_id(context.job.dataset), journal.History(entries)
@@ -130,7 +130,7 @@ def classes_left_out(context: SiloContext, setup: JobSetup) -> tuple[list[str], 
     """
     import torch
 
-    from tightframe.rounds.product_rule import least_class_values
+    from tightframe.rounds.few_records.rule import least_class_values
     from tightframe.rounds.silo.view import LocalSilo
 
     least = least_class_values(context.policy, setup)
@@ -232,7 +232,8 @@ def check_layers(context: SiloContext, setup: JobSetup, sizes: Sizes, of: str) -
     Raises:
         PolicyError: TF-625.
     """
-    from tightframe.rounds.product_rule import behind, check_units, units_planned
+    from tightframe.rounds.few_records.layers import behind, units_planned
+    from tightframe.rounds.few_records.rule import check_units
 
     if (layers := units_planned(setup)) is not None:
         check_units(context.policy, layers, counted(context, sizes).behind(behind(setup)), of)

@@ -38,7 +38,7 @@ from tightframe.learning.few_records.products import (
     Units,
 )
 from tightframe.phases import Field, OwnRows, Schema, ServerState
-from tightframe.rounds import product_rule
+from tightframe.rounds.few_records import added, layers, planned, rule
 from tightframe.rounds.riders.class_rules import with_holders
 from tightframe.rounds.setup import JobSetup, prepare
 from tightframe.securesum.site.journal import History, RoundsAccepted
@@ -56,9 +56,9 @@ def setup(method: str = "fed3r", weights: str = "exact", **changes: Any) -> JobS
 
 
 def test_a_job_that_no_records_suffice_for_is_refused_at_once() -> None:
-    def refused(of: JobSetup, rule: Policy) -> str:
+    def refused(of: JobSetup, site: Policy) -> str:
         with pytest.raises(BelowPolicyError) as caught:
-            product_rule.check_job(rule, of)
+            rule.check_job(site, of)
         assert caught.value.code == "TF-625"
         return caught.value.refusals[0].asked
 
@@ -68,37 +68,35 @@ def test_a_job_that_no_records_suffice_for_is_refused_at_once() -> None:
     assert refused(setup(weights="uniform"), policy()) == "products of 8 features with uniform weights"
     assert refused(by_class, policy()) == "products of 8 features by class"
     for allowed in (setup(), setup("fedncm", "uniform")):  # no products, or not by class
-        product_rule.check_job(policy(), allowed)
+        rule.check_job(policy(), allowed)
     for lax in (by_class, setup(weights="uniform")):
-        product_rule.check_job(policy(0), lax)
+        rule.check_job(policy(0), lax)
 
 
 def test_only_a_policy_that_tells_shows_the_lead_the_rule() -> None:
     for tells in (True, False):
         with pytest.raises(BelowPolicyError) as caught:
-            product_rule.check_job(policy(tell_refusals=tells), setup(weights="uniform"))
+            rule.check_job(policy(tell_refusals=tells), setup(weights="uniform"))
         assert bool(caught.value.outside()) is tells
 
 
 def test_declared_records_are_enough_or_not_by_one() -> None:
-    product_rule.check_declared(policy(), setup(), Sizes(17, 1))
-    product_rule.check_declared(policy(0), setup(), Sizes(0, 0))
-    product_rule.check_declared(policy(), setup("fedncm"), Sizes(2, 2))  # all of them could be of one class
-    product_rule.check_declared(
-        policy(), setup("fedncm", "uniform"), Sizes(1, 0)
-    )  # tells nothing: counted later
+    rule.check_declared(policy(), setup(), Sizes(17, 1))
+    rule.check_declared(policy(0), setup(), Sizes(0, 0))
+    rule.check_declared(policy(), setup("fedncm"), Sizes(2, 2))  # all of them could be of one class
+    rule.check_declared(policy(), setup("fedncm", "uniform"), Sizes(1, 0))  # tells nothing: counted later
     cases = (
         ("fed3r", Sizes(16, 1), "over 15 declared"),
         ("fedncm", Sizes(1, 0), "over all declared records, with 10 values"),
     )
     for method, sizes, words in cases:
         with pytest.raises(BelowPolicyError, match=rf"^TF-625: [\s\S]*{words}"):
-            product_rule.check_declared(policy(), setup(method), sizes)
+            rule.check_declared(policy(), setup(method), sizes)
 
 
 def test_dense_layers_on_inputs_have_two_records_a_unit() -> None:
     def widest(**changes: Any) -> int | None:
-        found = product_rule.units_planned(trained(**changes))
+        found = layers.units_planned(trained(**changes))
         return None if found is None else found.width
 
     def trained(**changes: Any) -> JobSetup:
@@ -106,16 +104,16 @@ def test_dense_layers_on_inputs_have_two_records_a_unit() -> None:
         return prepare(parse_job({**setup("fedavg").job.model_dump(), **model, **changes}))
 
     job = trained()
-    product_rule.check_declared(policy(), job, Sizes(20, 4))
-    product_rule.check_declared(policy(0), job, Sizes(0, 0))
-    product_rule.check_declared(policy(), trained(weights="uniform"), Sizes(4, 1))  # see check_rows
+    rule.check_declared(policy(), job, Sizes(20, 4))
+    rule.check_declared(policy(0), job, Sizes(0, 0))
+    rule.check_declared(policy(), trained(weights="uniform"), Sizes(4, 1))  # see check_rows
     with pytest.raises(BelowPolicyError, match=r"8 units, .* trained on 15 declared") as caught:
-        product_rule.check_declared(policy(), job, Sizes(19, 4))
+        rule.check_declared(policy(), job, Sizes(19, 4))
     assert caught.value.code == "TF-625"
     assert caught.value.refusals[0].required == "at most 7 units a layer; or privacy"
     for inputs, required in ((40, "7 rounds of 2 units, or 15 inputs"), (15, "15 rounds")):
         with pytest.raises(BelowPolicyError) as caught:
-            product_rule.check_units(policy(), Units(2, 2, inputs, 90, 16), 30.0, "records")
+            rule.check_units(policy(), Units(2, 2, inputs, 90, 16), 30.0, "records")
         assert caught.value.refusals[0].required == f"at most {required}; or privacy"
     assert widest(method="fedsgd") == widest(method="fedmr") == 8
     behind = {"method_options": {"variant": "fishr_arith_fullbatch"}, "model_options": {"widths": [90, 2]}}
@@ -175,7 +173,7 @@ def test_what_a_job_keeps_out_of_an_update_is_not_behind_it(
     changes: dict[str, Any], expected: Behind
 ) -> None:
     job = {**setup("fedavg").job.model_dump(), "model": "mlp", "model_options": {}, **changes}
-    found = product_rule.behind(prepare(parse_job(job)))
+    found = layers.behind(prepare(parse_job(job)))
     assert (found.share, found.most) == pytest.approx((expected.share, expected.most))
 
 
@@ -183,12 +181,12 @@ def test_an_update_is_of_enough_records_of_each_silo_whatever_the_model() -> Non
     options = {"method": "fedsgd", "method_options": {"sampling_rate": 0.05}}
     few = prepare(parse_job({**setup("fedavg").job.model_dump(), **PICTURES, **options}))
     assert policy().class_count(synthetic=False) == 5
-    product_rule.check_behind(policy(), few, 100)
-    product_rule.check_behind(policy(0), few, 99)
-    product_rule.check_behind(policy(), setup("fedavg"), 1)
+    rule.check_behind(policy(), few, 100)
+    rule.check_behind(policy(0), few, 99)
+    rule.check_behind(policy(), setup("fedavg"), 1)
     for records in (99, 9):
         with pytest.raises(BelowPolicyError, match=r"^TF-625: [\s\S]*at least 5 \(min_class_count\)"):
-            product_rule.check_behind(policy(), few, records)
+            rule.check_behind(policy(), few, records)
 
 
 def test_a_round_whose_sum_has_an_update_in_two_forms_counts_twice() -> None:
@@ -197,11 +195,11 @@ def test_a_round_whose_sum_has_an_update_in_two_forms_counts_twice() -> None:
     assert found.parts(2).rounds == layer_rounds(24, rounds=4).parts(2).rounds
 
 
-def layer_rounds(records: float, **changes: Any) -> product_rule.Rounds:
+def layer_rounds(records: float, **changes: Any) -> added.Rounds:
     """Of 3 units on 13 columns; under a rule of 2 each round takes 6 of so many records."""
     model = {"model": "mlp", "model_options": {"widths": [3]}, "rounds": 4}
     job = parse_job({**setup("fedavg").job.model_dump(), **model, **changes})
-    found = product_rule.rounds_planned(prepare(job), Sizes(records, 0))
+    found = added.rounds_planned(prepare(job), Sizes(records, 0))
     assert found is not None
     return found
 
@@ -211,9 +209,9 @@ def test_rounds_of_jobs_add_up_as_parts_of_what_their_records_allow() -> None:
     names, places = ("hearts", "job-b"), [("train", number, 0) for number in (1, 2, 3, 4)]
     assert found.places == set(places)
     first = [found.entries("hearts", "job-a", place)[0] for place in places[:3]]
-    assert product_rule.taken(first, 2) == Parts(Fraction(18, 25), Fraction(9, 625))
+    assert added.taken(first, 2) == Parts(Fraction(18, 25), Fraction(9, 625))
     many = [layer_rounds(250).entries("hearts", "job-0", place)[0] for place in places[:3]]
-    assert product_rule.taken([*first, *many], 2).rounds == Fraction(18, 25), "columns fewer than a half"
+    assert added.taken([*first, *many], 2).rounds == Fraction(18, 25), "columns fewer than a half"
     one = layer_rounds(25, rounds=1)
     one.check(policy(), *names, History(first))
     (told,) = found.check_next(policy(), *names, places[0], History(first))
@@ -239,7 +237,7 @@ def test_layers_of_jobs_add_up_by_their_squares_and_once_in_a_chain() -> None:
     first = layer_rounds(20, rounds=1)
     seven = replace(first, units=Units(7, 1, 13, 300, 1))
     entries = [seven.entries("hearts", job, ("train", 1, 0))[0] for job in JOBS]
-    assert product_rule.taken(entries, 2).units == Fraction(98, 100)
+    assert added.taken(entries, 2).units == Fraction(98, 100)
     seven.check(policy(), "hearts", "job-c", History(entries[:7]))
     for check in (seven.check, partial(seven.check_next, place=("train", 1, 0))):
         with pytest.raises(BelowPolicyError, match=r"They took 98.0% [\s\S]*, 0 such sums over 20 records"):
@@ -247,23 +245,23 @@ def test_layers_of_jobs_add_up_by_their_squares_and_once_in_a_chain() -> None:
     resumed = replace(seven, lineage="job-a")
     resumed.check(policy(), "hearts", "job-c", History(entries))
     (told,) = resumed.check_next(policy(), "hearts", "job-c", ("train", 1, 0), History(entries))
-    assert product_rule.taken([*entries, told], 2).units == Fraction(98, 100)
+    assert added.taken([*entries, told], 2).units == Fraction(98, 100)
     assert layer_rounds(20, rounds=2, resume=resume).lineage == "job-a" and first.lineage is None
-    assert product_rule.rounds_left(Parts(), Parts(Fraction(1))) is None
-    assert product_rule.rounds_left(Parts(Fraction(1, 4)), Parts(Fraction(3, 2))) == 0
-    assert product_rule.rounds_left(Parts(Fraction(1, 4)), Parts(Fraction(1, 4))) == 3
+    assert added.rounds_left(Parts(), Parts(Fraction(1))) is None
+    assert added.rounds_left(Parts(Fraction(1, 4)), Parts(Fraction(3, 2))) == 0
+    assert added.rounds_left(Parts(Fraction(1, 4)), Parts(Fraction(1, 4))) == 3
 
 
 def test_products_of_trained_features_add_up_and_frozen_ones_do_not() -> None:
     """36 products and 16 sums of 8 features, of 12 records' 120 values: two of three jobs fit."""
     values = {"method_options": {"covariance": "shared"}, "model": "mlp", "model_options": {"widths": [8]}}
     job = {**setup("ccvr").job.model_dump(), **values, "rounds": 1}
-    found = product_rule.rounds_planned(prepare(parse_job(job)), Sizes(12, 0))
+    found = added.rounds_planned(prepare(parse_job(job)), Sizes(12, 0))
     assert found is not None
     (place,) = found.multiplied
     assert place[0] == "after" and found.places == {("train", 1, 0), place}
     told = [found.entries("hearts", job, place)[0] for job in ("job-a", "job-b")]
-    assert product_rule.taken(told, 2) == Parts(products=Fraction(104, 120))
+    assert added.taken(told, 2) == Parts(products=Fraction(104, 120))
     of = ("hearts", "job-c", place)
     assert found.check_next(policy(), *of, History(told[:1])) == found.entries(*of)
     with pytest.raises(BelowPolicyError, match=r"1 more sum of layers .* and 1 more sum of products of 8"):
@@ -272,10 +270,10 @@ def test_products_of_trained_features_add_up_and_frozen_ones_do_not() -> None:
     alone.check(policy(), "hearts", "job-c", History(told[:1]))
     with pytest.raises(BelowPolicyError, match=r"for 1 more sum of products .*, 0 such sums over 12 records"):
         alone.check(policy(), "hearts", "job-c", History(told))
-    assert product_rule.rounds_left(Parts(products=Fraction(2, 5)), Parts()) == 2
+    assert added.rounds_left(Parts(products=Fraction(2, 5)), Parts()) == 2
     for method in ("fed3r", "fedcgs"):
-        assert product_rule.rounds_planned(setup(method), Sizes(10, 0)) is None
-    assert product_rule.taken(told, 0) == Parts()
+        assert added.rounds_planned(setup(method), Sizes(10, 0)) is None
+    assert added.taken(told, 0) == Parts()
 
 
 def schema(*, products: int = 0, features: int = 0) -> Schema:
@@ -313,7 +311,7 @@ JOBS = ["job-a", *(f"job-{number}" for number in range(7))]
 def test_so_many_counted_records_are_enough(
     counts: list[int] | None, summed: dict[str, int], sizes: Sizes
 ) -> None:
-    product_rule.check_sum(policy(), setup(), schema(**summed), state(counts), sizes)
+    rule.check_sum(policy(), setup(), schema(**summed), state(counts), sizes)
 
 
 @pytest.mark.parametrize(
@@ -331,8 +329,8 @@ def test_one_record_fewer_is_not(
     counts: list[int] | None, summed: dict[str, int], sizes: Sizes, words: str
 ) -> None:
     with pytest.raises(BelowPolicyError, match=rf"^TF-625: [\s\S]*{words}"):
-        product_rule.check_sum(policy(), setup(), schema(**summed), state(counts), sizes)
-    product_rule.check_sum(policy(0), setup(), schema(**summed), state(counts), sizes)
+        rule.check_sum(policy(), setup(), schema(**summed), state(counts), sizes)
+    rule.check_sum(policy(0), setup(), schema(**summed), state(counts), sizes)
 
 
 @pytest.mark.parametrize("lacking", [COUNTED, ROWS, ENOUGH])
@@ -343,14 +341,14 @@ def test_a_state_of_an_earlier_build_counts_nothing(lacking: str) -> None:
         ({"features": 8}, "with 0 values"),
     ):
         with pytest.raises(BelowPolicyError, match=words):
-            product_rule.check_sum(policy(), setup(), schema(**summed), ServerState({}, of), MANY)
+            rule.check_sum(policy(), setup(), schema(**summed), ServerState({}, of), MANY)
 
 
 def check_own(of: ServerState, summed: Schema, own: tuple[list[float], list[float]], **given: Any) -> None:
     """Hold a silo's own rows of each class, with so many values each, to the rule."""
     rows, values = (torch.tensor(item, dtype=torch.float64) for item in own)
     how = {"policy": policy(), "sizes": MANY, "seen": False, **given}
-    product_rule.check_own(setup=setup(), schema=summed, state=of, own=OwnRows(rows, rows, values), **how)
+    rule.check_own(setup=setup(), schema=summed, state=of, own=OwnRows(rows, rows, values), **how)
 
 
 @pytest.mark.parametrize(
@@ -420,7 +418,7 @@ def test_a_class_that_stays_with_no_sure_value_is_held_to_the_rule() -> None:
     of = state([14, 0], **{LEAVING: torch.tensor(0.0), LOSING: torch.tensor([0, 0])})
     with pytest.raises(RunError, match="class 1, with 0 values"):
         of = with_holders(of, np.array([3, 3]))
-        product_rule.check_sum(policy(), setup(), schema(features=8), of, MANY)
+        rule.check_sum(policy(), setup(), schema(features=8), of, MANY)
 
 
 @pytest.mark.parametrize(
@@ -452,9 +450,9 @@ def test_in_a_withdrawal_those_that_stay_count(
     if holders is not None:
         of = with_holders(of, np.array(holders))
     if words is None:
-        return product_rule.check_sum(policy(), setup(), schema(**summed), of, MANY)
+        return rule.check_sum(policy(), setup(), schema(**summed), of, MANY)
     with pytest.raises(RunError, match=rf"^TF-523: [\s\S]*{words}"):
-        product_rule.check_sum(policy(), setup(), schema(**summed), of, MANY)
+        rule.check_sum(policy(), setup(), schema(**summed), of, MANY)
     return None
 
 
@@ -464,15 +462,15 @@ def test_in_a_withdrawal_those_that_stay_count(
 )
 def test_a_refusal_names_the_widest_that_passes(records: int, required: str) -> None:
     with pytest.raises(BelowPolicyError) as caught:
-        product_rule.check_declared(policy(), setup(), Sizes(records, 0))
+        rule.check_declared(policy(), setup(), Sizes(records, 0))
     assert caught.value.refusals[0].required == required
 
 
 def test_the_console_says_which_products_a_standard_policy_refuses() -> None:
     found = Products(8, 2, 10)
-    assert product_rule.warned(found, 16) == []
-    assert "OVER 15 SURE RECORDS" in product_rule.warned(found, 15)[0]
-    assert "OVER UNTOLD NUMBERS OF RECORDS" in product_rule.warned(found, None)[0]
+    assert rule.warned(found, 16) == []
+    assert "OVER 15 SURE RECORDS" in rule.warned(found, 15)[0]
+    assert "OVER UNTOLD NUMBERS OF RECORDS" in rule.warned(found, None)[0]
 
 
 def test_the_widest_sum_of_a_plan_is_found() -> None:
@@ -482,32 +480,28 @@ def test_the_widest_sum_of_a_plan_is_found() -> None:
     plan: Any = SimpleNamespace(
         setting=setup().setting, plan=exchanges, most_values=10, statistics_phases=lambda: ()
     )
-    assert product_rule.planned(plan) == Products(9, 2, 10)
-    assert (
-        product_rule.products_in(setup(), Schema(()))
-        is product_rule.class_sums_in(setup(), Schema(()))
-        is None
-    )
-    assert product_rule.planned(setup()) == Products(8, 2, 10, moments=26)
+    assert planned.products_planned(plan) == Products(9, 2, 10)
+    assert planned.products_in(setup(), Schema(())) is planned.class_sums_in(setup(), Schema(())) is None
+    assert planned.products_planned(setup()) == Products(8, 2, 10, moments=26)
     options = {"width": 8, "standardise": False}
     bare = prepare(setup().job.model_copy(update={"model_options": options}))
-    assert product_rule.planned(bare) == Products(8, 2, 10)
-    assert product_rule.planned(setup("fedncm")) is None
-    found = product_rule.class_sums_planned(setup("fedncm"))
+    assert planned.products_planned(bare) == Products(8, 2, 10)
+    assert planned.products_planned(setup("fedncm")) is None
+    found = planned.class_sums_planned(setup("fedncm"))
     assert found is not None and found.width == 8
-    assert product_rule.class_sums_planned(setup("fedavg")) is None
+    assert planned.class_sums_planned(setup("fedavg")) is None
 
 
 def test_a_class_whose_rows_are_others_too_has_a_sum_without_a_count() -> None:
     of = with_holders(state([20, 0]), np.array([3, 3]))
     with pytest.raises(BelowPolicyError, match="class 1, with 0 values"):
-        product_rule.check_sum(policy(), setup(), schema(features=8), of, MANY)
+        rule.check_sum(policy(), setup(), schema(features=8), of, MANY)
 
 
 def test_the_console_tells_sums_by_class_from_products() -> None:
     sums = ClassSums(8, 10)
-    assert product_rule.warned(sums, 4, classes=2) == product_rule.warned(sums, None, classes=2) == []
-    (said,) = product_rule.warned(sums, 2, classes=2)
+    assert rule.warned(sums, 4, classes=2) == rule.warned(sums, None, classes=2) == []
+    (said,) = rule.warned(sums, 2, classes=2)
     assert "SUMS OF 8 FEATURES BY CLASS OVER 2 RECORDS" in said and "a small one of the 2 classes" in said
-    (said,) = product_rule.warned(Products(8, 2, 10), 15)
+    (said,) = rule.warned(Products(8, 2, 10), 15)
     assert "PRODUCTS OF 8 FEATURES OVER 15 SURE RECORDS" in said and "if they are few" in said

@@ -1,0 +1,164 @@
+"""Dense layers and convolutions that a job trains without noise, as the rule on few records counts them."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Collection
+from contextlib import suppress
+from itertools import pairwise
+
+import torch
+from torch import nn
+
+from tightframe.learning.few_records.products import Behind, Units
+from tightframe.learning.few_records.unit_records import Convolution
+from tightframe.learning.model_update import shared_template
+from tightframe.models.frozen import is_frozen
+from tightframe.models.heads import DropoutLinear
+from tightframe.phases import Field
+from tightframe.rounds.few_records.planned import once
+from tightframe.rounds.order import Place
+from tightframe.rounds.setup import JobSetup
+
+_SMALL = 1 << 16
+"""Numbers of a record up to which computing a network's shapes with values is faster than torch's imports for
+shapes alone, 1.8 s of each process."""
+NARROW = 8
+"""Numbers before a dense layer with a ReLU from which on its features tell hardly a record alone."""
+
+
+@once
+def units_planned(setup: JobSetup) -> Units | None:
+    """Return the dense layers that a job trains without noise; None if it has none."""
+    if setup.privacy is not None:
+        return None
+    rounds = layers_in(setup)
+    summed = {name: item.shape for each in rounds.values() for name, item in each.items()}
+    dense = [shape for shape in summed.values() if len(shape) == 2]
+    shape, numbers = setup.setting.input_shape, sum(map(math.prod, summed.values()))
+    # In several forms of a silo's update each is another combination of its records.
+    times = len(rounds) * int(getattr(setup.setting.config, "equations", 1))
+    frozen = is_frozen(shared_template(setup.setting))
+    if not frozen and len(shape) > 1 and any(len(each) > 2 for each in summed.values()):
+        return _behind_convolutions(setup, summed.keys(), times)
+    if not dense:
+        return None
+    most = max(units for units, _ in dense)
+    if frozen:
+        return Units(most, most, max(inputs for _, inputs in dense), numbers, times)
+    first = [units for units, inputs in dense if inputs >= math.prod(shape)]
+    return Units(most, max(first, default=most), math.prod(shape), numbers, times)
+
+
+def _behind_convolutions(setup: JobSetup, summed: Collection[str], times: int) -> Units | None:
+    """Return what layers count as of a network with convolutions, where features change in each sum.
+
+    A convolution that sees k places of each record is dense on k times as many rows: as if it had a part of
+    its units and inputs. On the records' own values rounds add up, too, where these inputs are more.
+    """
+    most, first, inputs = 0, 0, 0
+    for name, layer, places, own in _places(setup):
+        if not any(each.endswith(f"/{name}.weight") for each in summed):
+            continue
+        units, numbers = (math.ceil(each / places) for each in _width(layer))
+        most = max(most, min(units, numbers) if isinstance(layer, Convolution) else min(_width(layer)))
+        if own:
+            first, inputs = max(first, units), max(inputs, numbers)
+    if not most:
+        return None
+    return Units(most, first, inputs, 0, times) if inputs > most else Units(most, 0, 0, 0, times)
+
+
+def _width(layer: nn.Linear | Convolution) -> tuple[int, int]:
+    """Return how many units a layer has, of one group of channels, and inputs of each."""
+    groups = 1 if isinstance(layer, nn.Linear) else layer.groups
+    return len(layer.weight) // groups, layer.weight[0].numel()
+
+
+def _places(setup: JobSetup) -> list[tuple[str, nn.Linear | Convolution, int, bool]]:
+    """Return a network's layers by name, how many places of a record each sees, and if these are its own."""
+    if math.prod(setup.setting.input_shape) > _SMALL:
+        with suppress(RuntimeError, NotImplementedError):  # of code that needs values
+            return _seen(setup, "meta")
+    return _seen(setup, "cpu")
+
+
+def _seen(setup: JobSetup, device: str) -> list[tuple[str, nn.Linear | Convolution, int, bool]]:
+    found: dict[str, tuple[nn.Linear | Convolution, int, bool]] = {}
+    model = copy.deepcopy(shared_template(setup.setting)).to(device)
+
+    def watch(name: str, layer: nn.Linear | Convolution) -> None:
+        def seen(_layer: nn.Module, given: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
+            _, places, own = found.get(name, (layer, 0, False))
+            places += max(1, output.numel() // (len(output) * len(layer.weight)))
+            found[name] = layer, places, own or not given[0].requires_grad
+
+        layer.register_forward_hook(seen)
+
+    for name, layer in model.named_modules():
+        if isinstance(layer, nn.Linear | Convolution):
+            watch(name, layer)
+    with torch.random.fork_rng(devices=[]), torch.enable_grad():
+        model(torch.zeros(2, *setup.setting.input_shape, device=device))
+    return [(name, *each) for name, each in found.items()]
+
+
+def units_on_records(setup: JobSetup) -> int:
+    """Return how many units a layer has that is trained, without noise, on records' own values; 0 if none."""
+    found = units_planned(setup)
+    return 0 if found is None or is_frozen(shared_template(setup.setting)) else found.first
+
+
+@once
+def behind(setup: JobSetup) -> Behind:
+    """Return which of a silo's records are behind each number of a sum in training.
+
+    A step draws weights back by its rate times decay and pull; a momentum adds up as many.
+    """
+    training, config, rate = setup.job.training, setup.setting.config, setup.method.gradient_rate
+    if setup.privacy is not None:
+        return Behind()
+    share = _kept(shared_template(setup.setting)) * (1.0 if rate is None else rate(config))
+    if rate is not None:
+        return Behind(share)
+    step = training.learning_rate / (1 - training.momentum * (training.optimizer == "sgd"))
+    forgotten = step * (training.weight_decay + setup.method.pull(setup.setting))
+    return Behind(share, training.batch_size / forgotten if forgotten else math.inf)
+
+
+def _kept(model: nn.Module) -> float:
+    """Return the part of records that dropout leaves to a unit: its own, and any after it that keeps few."""
+    kept = [1 - module.dropout for module in model.modules() if isinstance(module, DropoutLinear)]
+    if not is_frozen(model):
+        kept += [1 - module.p for module in model.modules() if isinstance(module, nn.Dropout)]
+    least, *others = sorted([*kept, 1.0])
+    return least * math.prod(other for other in others if other < 1 / 2)
+
+
+def behind_few(setup: JobSetup) -> int:
+    """Return the fewest numbers that units with a ReLU are made of, if fewer than ``NARROW``; else 0."""
+    modules = [*shared_template(setup.setting).modules(), None]
+    few = [
+        layer.in_features
+        for layer, after in pairwise(modules)
+        if isinstance(layer, nn.Linear) and isinstance(after, nn.ReLU) and layer.in_features < NARROW
+    ]
+    return min(few, default=0)
+
+
+@once
+def layers_in(setup: JobSetup) -> dict[Place, dict[str, Field]]:
+    """Return the layers in each sum of a training round that has any, by name."""
+    found = {
+        exchange.place: {
+            item.name: item for phase in exchange.phases for item in phase.schema.fields if _is_layer(item)
+        }
+        for exchange in setup.plan
+        if exchange.training
+    }
+    return {place: layers for place, layers in found.items() if layers}
+
+
+def _is_layer(item: Field) -> bool:
+    return len(item.shape) > 1 and not item.per_class

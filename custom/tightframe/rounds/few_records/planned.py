@@ -1,0 +1,100 @@
+"""Sums of products and by class that a job plans without noise, as the rule on few records counts them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import TypeVar
+
+from tightframe.learning.few_records.products import ClassSums, Products
+from tightframe.learning.model_update import shared_template, shared_width
+from tightframe.models.frozen import is_frozen
+from tightframe.phases import Field, Schema
+from tightframe.rounds.phases.statistics import SQUARES, SUMS
+from tightframe.rounds.riders.class_rules import sums_by_class
+from tightframe.rounds.setup import JobSetup
+
+_Sum = TypeVar("_Sum", Products, ClassSums)
+once = functools.lru_cache(maxsize=16)
+"""Plans once for each job in a process: a long run has many sums, and each is checked before its term."""
+
+
+def products_planned(setup: JobSetup) -> Products | None:
+    """Return the widest sum of products that a job plans; None if it plans none."""
+    return _widest(setup, products_in)
+
+
+def products_in(setup: JobSetup, schema: Schema) -> Products | None:
+    """Return what the rule is on in a sum; None if it has no products without noise."""
+    width = max((item.products for item in schema.fields), default=0)
+    if not width:
+        return None
+    moments = sum(
+        item.size
+        for phase in setup.statistics_phases()
+        for item in phase.schema.fields
+        if item.name in (SUMS, SQUARES)
+    )
+    return Products(width, setup.setting.num_classes, setup.most_values, moments)
+
+
+def class_sums_planned(setup: JobSetup) -> ClassSums | None:
+    """Return the widest sums of frozen features by class that a job plans; None if it plans none."""
+    return _widest(setup, class_sums_in)
+
+
+def class_sums_in(setup: JobSetup, schema: Schema) -> ClassSums | None:
+    """Return the sums of frozen features by class in a sum; None if it has none without noise."""
+    width = max((item.features for item in schema.fields), default=0)
+    return ClassSums(width, setup.most_values) if width else None
+
+
+@once
+def class_numbers(setup: JobSetup) -> int:
+    """Return how many numbers of each class's records a whole run's exact sums in training tell; 0 for none.
+
+    Behind convolutions, which no training was inverted through, they are not counted. Of a frozen encoder's
+    features each round tells the same numbers.
+    """
+    if setup.privacy is not None or not setup.trains or setup.method.one_sum is not None:
+        return 0
+    template, width = shared_template(setup.setting), shared_width(setup.setting)
+    frozen = is_frozen(template)
+    if not frozen and any(item.dim() > 2 for item in template.parameters()):
+        return 0
+    found, once = 0, 0
+    for schema in telling(setup).values():
+        for item in filter(sums_in_training, schema.fields):
+            each = item.size // item.shape[0] if item.independent is None else item.independent
+            if frozen and item.shape[1] == width:
+                once = max(once, each)
+            else:
+                found += each
+    return found + once
+
+
+@once
+def telling(setup: JobSetup) -> dict[tuple[int, int], Schema]:
+    """Return the sums of a whole run that tell class sums in training, by round and place in it.
+
+    The first sum by class of a run carries flags only, under the class rules (``riders.class_rules``).
+    """
+    earlier = (*setup.statistics_phases(), *setup.before_phases())
+    known = setup.job.class_rules == "off" or any(item.per_class for p in earlier for item in p.schema.fields)
+    found = {}
+    for number in range(1, setup.job.rounds + 1):
+        for index, phase in enumerate(setup.training_phases(number)):
+            if known and any(map(sums_in_training, phase.schema.fields)):
+                found[number, index] = phase.schema
+            known = known or any(item.per_class for item in phase.schema.fields)
+    return found
+
+
+def sums_in_training(item: Field) -> bool:
+    """Return True for sums by class that have no rule of their own."""
+    return sums_by_class(item) and not item.features and not item.products
+
+
+def _widest(setup: JobSetup, found_in: Callable[[JobSetup, Schema], _Sum | None]) -> _Sum | None:
+    found = (found_in(setup, phase.schema) for exchange in setup.plan for phase in exchange.phases)
+    return max((item for item in found if item is not None), key=lambda item: item.width, default=None)

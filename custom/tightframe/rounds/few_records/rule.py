@@ -1,0 +1,375 @@
+"""The rule on exact sums of features, products and dense layers (``records_per_feature`` of a site's policy).
+
+It is checked on declared numbers before anything runs, and again on opened ones before each such term is made
+(``learning.few_records.products`` says why, and what is counted). That is public, so that a refusal tells
+nothing. How many values its own records have a silo checks while it makes the term: who has too few fails as
+any silo that cannot contribute, so that the sum is of nobody and its number is all that is told.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from tightframe.config.policy import Policy
+from tightframe.config.profiles import PROFILES
+from tightframe.config.refusals import BelowPolicyError, Refusal
+from tightframe.errors import RunError
+from tightframe.learning.few_records.products import (
+    ALONE,
+    COUNTED,
+    ENOUGH,
+    LEAVING,
+    LOSING,
+    ROWS,
+    ClassSums,
+    Products,
+    Sizes,
+    Units,
+)
+from tightframe.learning.model_update import shared_template
+from tightframe.models.frozen import is_frozen
+from tightframe.phases import OwnRows, Schema, ServerState
+from tightframe.results.words import plural
+from tightframe.rounds.few_records.layers import NARROW, behind, behind_few, units_planned
+from tightframe.rounds.few_records.planned import (
+    class_numbers,
+    class_sums_in,
+    class_sums_planned,
+    products_in,
+    products_planned,
+)
+from tightframe.rounds.riders.class_rules import MIN_HOLDERS, holders_in, offered
+from tightframe.rounds.setup import JobSetup
+
+RULE, CODE = "records_per_feature", "TF-625"
+
+
+def least_class_values(policy: Policy, setup: JobSetup) -> int:
+    """Return how many values a silo's own records of a class must have for a job's class sums in training.
+
+    Half of ``records_per_feature`` for each number, as two of a class's three holders are honest: and whoever
+    sends flags for others leaves one, whose records then have no fewer values than numbers are told. 0 where
+    any number will do.
+    """
+    return math.ceil(policy.records_per_feature * class_numbers(setup) / 2)
+
+
+def check_job(policy: Policy, setup: JobSetup) -> None:
+    """Refuse a job of which no number of records could meet the rule.
+
+    Raises:
+        BelowPolicyError: TF-625.
+    """
+    if not policy.records_per_feature:
+        return
+    if setup.job.class_rules == "off" and least_class_values(policy, setup):
+        refuse(
+            policy,
+            "class sums in training without class rules",
+            "class_rules on, or privacy",
+            "no silo could leave out a class of which it has so few records that these are computed",
+        )
+    found = products_planned(setup)
+    if (numbers := behind_few(setup)) and (found or class_sums_planned(setup) or _on_features(setup)):
+        refuse(
+            policy,
+            f"sums of features that units make of {plural(numbers, 'number')}",
+            f"at least {NARROW} before each ReLU, or privacy",
+            "of units on two or three numbers a combination is zero for all records but one between two "
+            "borders, so that a sum tells it, with its class: make hidden layers before the last wider "
+            "(model_options.widths of mlp, hidden of vgg11), take random_features, or give the job `privacy`",
+        )
+    if found is None:
+        return
+    if setup.job.weights == "uniform":
+        refuse(
+            policy,
+            f"products of {found.width} features with uniform weights",
+            "weights exact or power_of_two, or privacy",
+            "uniform weights tell nobody how many records stand behind the sum",
+        )
+    by_class = any(
+        item.products and item.per_class
+        for exchange in setup.plan
+        for phase in exchange.phases
+        for item in phase.schema.fields
+    )
+    if by_class:
+        refuse(
+            policy,
+            f"products of {found.width} features by class",
+            "method_options.covariance shared",
+            "a rare class has fewer records than features, and these are computed from its sum",
+        )
+
+
+def _on_features(setup: JobSetup) -> bool:
+    """Check whether exact sums of a job are of features that a model known to all makes, or by class."""
+    frozen = setup.trains and setup.privacy is None and is_frozen(shared_template(setup.setting))
+    return frozen or class_numbers(setup) > 0
+
+
+def check_declared(policy: Policy, setup: JobSetup, sizes: Sizes) -> None:
+    """Refuse a job whose silos declare too few records, before anything runs.
+
+    Raises:
+        BelowPolicyError: TF-625.
+    """
+    if (found := products_planned(setup)) is not None:
+        records = sizes.sure()
+        _check(policy, found, records, records * found.values, "declared")
+    if setup.job.weights != "uniform" and (layers := units_planned(setup)) is not None:
+        check_units(policy, layers, sizes.behind(behind(setup)), "declared records")
+    if setup.job.weights != "uniform" and (sums := class_sums_planned(setup)) is not None:
+        _check_class(policy, sums, sizes.declared * sums.values, "all declared records")
+    if setup.job.weights != "uniform" and (least := least_class_values(policy, setup)):
+        held = sizes.declared * setup.most_values
+        if MIN_HOLDERS * least > held:
+            refuse(
+                policy,
+                f"{class_numbers(setup)} numbers of each class from sums in training",
+                f"at most {int(class_numbers(setup) * held / (MIN_HOLDERS * least))}, or privacy",
+                f"a class's records are computed from more numbers than they have values, and all "
+                f"{sizes.declared:.0f} declared records have no more than {held:.0f}: make rounds or "
+                "features (model_options.widths) fewer, or give the job `privacy`",
+            )
+
+
+def check_units(policy: Policy, found: Units, records: float, of: str) -> None:
+    """Refuse to train dense layers on too few records.
+
+    Raises:
+        BelowPolicyError: TF-625.
+    """
+    factor = policy.records_per_feature
+    if found.allowed(records, factor):
+        return
+    most, asked = int(records // factor), list[str]()
+    if found.most > most:
+        asked.append(f"{plural(most, 'unit')} a layer")
+    units = min(found.first, most)
+    if units and found.inputs > most and found.times * units > most:
+        asked.append(
+            f"{plural(most // units, 'round')} of {plural(units, 'unit')}, or {plural(most, 'input')}"
+        )
+    elif found.numbers > most and found.times > most:
+        asked.append(plural(most, "round"))
+    refuse(
+        policy,
+        f"layers of up to {found.most} units, {found.where} in {found.times} sums, trained on {records:.0f} "
+        f"{of}",
+        f"at most {', and '.join(asked)}; or privacy" if most else "privacy",
+        "records are computed from totals of layers with more units, or both more inputs and more units by "
+        f"rounds, or more rounds, than 1/{factor} of the records, those of the largest silos not counted, as "
+        "these may lie: set model_options.widths of mlp, width of random_features, or rounds, have smaller "
+        "patches or larger pictures, or give the job `privacy`",
+    )
+
+
+def check_behind(policy: Policy, setup: JobSetup, records: float) -> None:
+    """Refuse a job of which hardly any of this silo's records would be behind a sum in training.
+
+    Args:
+        records: of this silo; if it has fewer than ``min_class_count``, all of them must be.
+
+    Raises:
+        BelowPolicyError: TF-625.
+    """
+    found, least = behind(setup), policy.class_count(synthetic=False)
+    trains = setup.trains and setup.method.one_sum is None
+    if not policy.records_per_feature or not trains or found.of(records) >= min(least, records):
+        return
+    refuse(
+        policy,
+        f"updates of {found.of(records):.1f} records of a silo",
+        f"at least {least} (min_class_count), or privacy",
+        "few records are read from their update. So few are drawn (sampling_rate), not dropped out "
+        "(model_options.dropout), or in the last steps that a strong term or weight decay does not undo",
+    )
+
+
+def check_sum(policy: Policy, setup: JobSetup, schema: Schema, state: ServerState, sizes: Sizes) -> None:
+    """Refuse a sum over too few records, whatever values they have, before its term is made.
+
+    Args:
+        state: behind the verified totals so far, with the opened numbers of records.
+
+    Raises:
+        BelowPolicyError: TF-625.
+        RunError: TF-523 if too few records stay in a withdrawal.
+    """
+    products, sums = products_in(setup, schema), class_sums_in(setup, schema)
+    if products is None and sums is None:
+        return
+    found = _counted(state, setup.setting.num_classes)
+    try:
+        if products is not None:
+            sure = sizes.sure(found.records)
+            _check(policy, products, sure, sure * products.values, "counted")
+        if sums is not None:
+            for place, rows in found.by_class.items():
+                _check_class(policy, sums, rows * sums.values, f"the counted records of class {place}")
+    except BelowPolicyError as error:
+        if LEAVING not in state.extra:
+            raise
+        raise RunError(
+            "Expected enough records to stay in the total that sums of features do not tell them "
+            f"(`{RULE}` {policy.records_per_feature}), but too few would: {found.records:.0f} in all, "
+            "whichever silos lie. Nothing is taken out: withdraw fewer, or start a new job with fewer "
+            f"features, or with `privacy`. {error}",
+            code="TF-523",
+        ) from error
+
+
+def check_own(
+    policy: Policy,
+    setup: JobSetup,
+    schema: Schema,
+    state: ServerState,
+    sizes: Sizes,
+    own: OwnRows,
+    *,
+    seen: bool,
+) -> None:
+    """Refuse a sum of which this silo's records have fewer values than it needs of each.
+
+    Args:
+        state: see ``check_sum``, which has passed.
+        own: of the classes that this silo takes part in; in a withdrawal, those that stay.
+        seen: whether the server sees this silo's term, so that its records alone must be enough.
+
+    Raises:
+        BelowPolicyError: TF-625, which depends on this silo's records.
+    """
+    products, sums = products_in(setup, schema), class_sums_in(setup, schema)
+    found = _counted(state, setup.setting.num_classes)
+    within = list(found.by_class)
+    rows = float(own.counts[within].sum())
+    if products is not None and rows:
+        sure = sizes.sure(min(found.records, rows) if seen else found.records)
+        each = float(own.counts[within] @ own.values[within]) / rows
+        _check(policy, products, sure, sure * each, "counted")
+    if sums is None:
+        return
+    for place, counted in found.by_class.items():
+        mine, each = float(own.by_class[place]), float(own.values[place])
+        alone = place in found.alone and policy.records_per_feature <= ALONE and not seen
+        if mine and not alone:
+            held = (min(counted, mine) if seen else counted) * each
+            _check_class(
+                policy, sums, held, f"the counted records of class {place}, each worth one of this silo's"
+            )
+
+
+@dataclass(frozen=True)
+class _Counted:
+    """What a sum is of at least.
+
+    Attributes:
+        records: in all.
+        by_class: records of each class that is in it.
+        alone: classes of which a silo alone has enough values.
+    """
+
+    records: float
+    by_class: dict[int, float]
+    alone: frozenset[int]
+
+
+def _counted(state: ServerState, classes: int) -> _Counted:
+    """Return how many different records a sum is of at least.
+
+    In a withdrawal these are those that stay. How many leave is known of all classes together: each that
+    loses records could lose them all. A class without enough holders leaves whole.
+    """
+    if not {COUNTED, ROWS, ENOUGH} <= state.extra.keys():
+        return _Counted(0.0, dict.fromkeys(range(classes), 0.0), frozenset())
+    counts, rows, enough = (state.extra[name] for name in (COUNTED, ROWS, ENOUGH))
+    kept, holders = rows > 0, holders_in(state)
+    # By its flags: a liar's negative number can have made a class's nothing, and so can what was withdrawn.
+    summed = None if holders is None else offered(holders, classes).bool()
+    leaving, loses = 0.0, torch.zeros_like(kept)
+    if LEAVING in state.extra:
+        leaving, loses = float(state.extra[LEAVING]), state.extra[LOSING].bool()
+        kept = kept if summed is None else summed
+    elif summed is not None:
+        kept = kept | summed
+    least = {
+        place: max(0.0, float(rows[place]) - (leaving if loses[place] else 0.0))
+        for place in torch.nonzero(kept).flatten().tolist()
+    }
+    alone = torch.nonzero((enough > 0.5) & ~loses).flatten().tolist()
+    return _Counted(max(0.0, float(counts[kept].sum()) - leaving), least, frozenset(alone))
+
+
+def warned(found: Products | ClassSums | Units, records: float | None, *, classes: int = 1) -> list[str]:
+    """Say what a reader of a sum can do that a ``standard`` policy would refuse; empty if it would not.
+
+    Args:
+        records: surely in it; None where weights tell no number.
+        classes: C of sums by class, whose smallest class has a C-th of the records at most.
+    """
+    by_class = isinstance(found, ClassSums)
+    if records is None and not isinstance(found, Products):
+        return []
+    if records is not None:
+        held = records / classes * (found.values if isinstance(found, ClassSums) else 1)
+        if found.allowed(held, PROFILES["standard"][RULE]):
+            return []
+    many = "UNTOLD NUMBERS OF" if records is None else f"{records:.0f}" if by_class else f"{records:.0f} SURE"
+    few = f"a small one of the {classes} classes has few" if by_class else "they are few"
+    return [
+        f"{found.name.upper()} OVER {many} RECORDS: whoever reads their total, as all silos, can compute "
+        f"single records from it if {few}; `standard` policies refuse it ({RULE}, {CODE})"
+    ]
+
+
+def _check(policy: Policy, found: Products, records: float, values: float, how: str) -> None:
+    factor = policy.records_per_feature
+    if found.allowed(records, factor, values):
+        return
+    _tell_widest(
+        policy,
+        f"{found.numbers} sums of products of {found.width} features over {records:.0f} {how} records, "
+        f"with {values:.0f} values",
+        found.widest(records, factor, values),
+        f"the sums if fewer than {factor} records a feature surely stand behind them, "
+        "whichever silos lie, or fewer values than sums",
+    )
+
+
+def _check_class(policy: Policy, found: ClassSums, values: float, of: str) -> None:
+    factor = policy.records_per_feature
+    if found.allowed(values, factor):
+        return
+    _tell_widest(
+        policy,
+        f"sums of {found.width} features by class over {of}, with {values:.0f} values",
+        found.widest(values, factor),
+        f"the sum of a class if it is more than 1/{factor} as many numbers as its records have values",
+    )
+
+
+def _tell_widest(policy: Policy, asked: str, widest: int, case: str) -> None:
+    """Refuse a sum over too few records; ``case`` says from what they are computed, and when."""
+    refuse(
+        policy,
+        asked,
+        f"at most {plural(widest, 'feature')}, or privacy" if widest else "privacy",
+        f"records are computed from {case}: make the features fewer (model_options.width of "
+        "random_features, scattering), or give the job `privacy`",
+    )
+
+
+def refuse(policy: Policy, asked: str, required: str, why: str) -> None:
+    """Refuse a job, as ``BelowPolicyError``.
+
+    Raises:
+        BelowPolicyError: TF-625.
+    """
+    raise BelowPolicyError(
+        [Refusal(RULE, asked, required, why)], shown_to_lead=policy.tell_refusals, code=CODE
+    )
