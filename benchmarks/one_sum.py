@@ -43,6 +43,7 @@ from tightframe.config.job import JobConfig
 from tightframe.config.site import SiteEntry
 from tightframe.data.base import SiloData
 from tightframe.errors import TightframeError
+from tightframe.privacy.training import portions
 from tightframe.rounds.context import SiloContext
 from tightframe.rounds.riders import evaluation
 from tightframe.rounds.server.coordinator import Result
@@ -257,6 +258,11 @@ def parser() -> argparse.ArgumentParser:
     command.add_argument("--noise", nargs="+", choices=("own", "shared"), default=["own", "shared"])
     command.add_argument("--seeds", type=int, default=5, help="number of seeds")
     command.add_argument("--first-seed", type=int, default=0)
+    command.add_argument(
+        "--engine",
+        choices=("loop", "vmap", "hooks"),
+        help="of per-sample gradients; by default a job's; all give the same up to rounding",
+    )
     command.add_argument("--summation", choices=("secure", "plain"), default="secure")
     command.add_argument(
         "--root",
@@ -304,6 +310,8 @@ def main(given: Sequence[str] | None = None) -> int:
     if case.divided and partition == NATURAL:
         raise SystemExit(f"expected the partition of {case.name} to be one of {list(PARTITIONS)}")
     torch.set_num_threads(1)
+    if arguments.engine is not None:
+        portions.CHOSEN_ON_CPU = arguments.engine
     same = {"data": case.name, "partition": partition, "summation": arguments.summation}
     report: dict[str, Any] = {**same, "torch": torch.__version__, "rows": earlier(arguments.out, same)}
 
