@@ -473,11 +473,14 @@ class SiloView(Protocol):
     def fit_by_own_loop(self, model: torch.nn.Module) -> Any:
         """Let the job's own training loop (``training.loop``) train a model, and return ``FitReport``."""
 
-    def unit_records(self, model: torch.nn.Module, *, passes: Sequence[range] = ()) -> Any:
+    def unit_records(
+        self, model: torch.nn.Module, *, passes: Sequence[range] = (), squared: bool = False
+    ) -> Any:
         """Return a ``learning.unit_records.UnitRecords``, for gradients of training records.
 
         Args:
             passes: epochs of shuffled batches that train the same; none for records in their order.
+            squared: for sums of squared gradients.
         """
 
     def generator(self, purpose: str) -> torch.Generator:

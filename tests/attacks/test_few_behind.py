@@ -17,7 +17,8 @@ from tests.attacks.test_products import small
 from tests.support.attacks.malicious_server import ANY_WIDTH, STANDARD, Federation, hearts
 
 from tightframe.errors import TightframeError
-from tightframe.learning import model_update
+from tightframe.learning import model_update, outputs
+from tightframe.methods import fedcurv
 
 JOB: dict[str, Any] = {
     "weights": "exact",
@@ -183,3 +184,37 @@ def test_variances_of_units_that_few_of_a_silos_records_move_are_not_told(tmp_pa
         told.append(set(np.flatnonzero((variances > 0) & (fire == 1)).tolist()))
         assert (variances[fire > 60] > 0).any()
     assert told[0] and not told[1]
+
+
+def test_no_record_makes_most_of_a_units_row_of_squared_gradients(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then the root of its quotient by the bias's would be near that record."""
+    honest, seen = fedcurv.diagonal_fisher, list[tuple[torch.Tensor, torch.Tensor]]()
+
+    def watched(silo: Any, model: Any) -> dict[str, torch.Tensor]:
+        found, bias = honest(silo, model), model.backbone[1].bias
+        each = [
+            torch.autograd.grad(outputs.loss(model(inputs[[row]]), labels[[row]]), bias)[0].double().square()
+            for inputs, labels in silo.batches("train", augment=False, shuffle=False)
+            for row in range(len(labels))
+        ]
+        seen.append((torch.stack(each) / len(each), found["backbone.1.bias"]))
+        return found
+
+    monkeypatch.setattr(fedcurv, "diagonal_fisher", watched)
+    shares = []
+    for place, policy in enumerate((ANY_WIDTH, STANDARD)):
+        seen.clear()
+        job = {**JOB, "method": "fedcurv", "training": {"learning_rate": 1.0, "batch_size": 16}}
+        federation = Federation(job, small(), state=tmp_path / str(place), policy=policy).enroll()
+        for exchange in federation.setup.plan:
+            total = federation.sum(*exchange.place)
+            if exchange.training:
+                break
+        sums = torch.as_tensor(total["fisher/backbone.1.bias"]) / fedcurv.SCALE
+        told = [each * (summed > 0) for each, summed in seen[1::2]]  # each silo rehearses first
+        assert torch.allclose(sums, sum(each.sum(0) for each in told), rtol=1e-3, atol=1e-6)  # type: ignore[arg-type]
+        most = torch.stack([each.max(0).values for each in told]).max(0).values
+        shares.append(float((most / sums)[sums > 1e-6].max()))
+    assert shares[0] > 0.6 and shares[1] <= 5**-0.5

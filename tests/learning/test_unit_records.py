@@ -41,6 +41,17 @@ def test_units_that_one_record_alone_or_mostly_moves_are_few_and_those_that_none
     assert moved(each) == [False, True, True, False]
 
 
+def test_of_sums_of_squares_squares_count() -> None:
+    """(1 + ... + 9)^2 < 3 (1 + ... + 81), while (1 + ... + 3)^2 > 3 (1 + ... + 9)."""
+    mostly, none = [[1.0, 0.0]] * 4 + [[3.0, 0.0]], [False, False]
+    assert moved(mostly, least=3) == none and moved(mostly, least=3, squared=True) == [True, False]
+    layer = nn.Linear(2, 1)  # a column's are of slope and input
+    with UnitRecords(nn.Sequential(nn.Linear(2, 2), layer), 5, least=3, squared=True) as units:
+        rows = torch.tensor([[1.0, 1.0]] * 4 + [[1.0, 3.0]]).requires_grad_()
+        layer(rows).sum().backward()
+    assert units.few()["1.weight"].tolist() == [[False, True]]
+
+
 def test_a_record_that_is_drawn_often_or_repeated_is_one() -> None:
     alone = [[1.0, 1.0], [0.0, 1.0], [0.0, 1.0], [0.0, 1.0]]
     assert moved(alone * 5) == [False, False]

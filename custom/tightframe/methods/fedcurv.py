@@ -101,7 +101,7 @@ def diagonal_fisher(silo: SiloView, model: nn.Module) -> dict[str, torch.Tensor]
     trained = model_update.trained_parameters(model)
     sums = {name: torch.zeros_like(item, dtype=torch.float64) for name, item in trained.items()}
     records = 0
-    with silo.unit_records(model) as units:
+    with silo.unit_records(model, squared=True) as units:
         for inputs, labels in silo.batches("train", augment=False, shuffle=False):
             for row in range(len(labels)):
                 logits = at_least_float32(model(inputs[row : row + 1]))

@@ -116,8 +116,10 @@ class FakeSilo:
         """None is withdrawn."""
         return torch.zeros(0, dtype=torch.int64), False
 
-    def unit_records(self, model: torch.nn.Module, *, passes: Sequence[range] = ()) -> UnitRecords:
-        return UnitRecords(model, len(self.labels), least=self.least)
+    def unit_records(
+        self, model: torch.nn.Module, *, passes: Sequence[range] = (), squared: bool = False
+    ) -> UnitRecords:
+        return UnitRecords(model, len(self.labels), least=self.least, squared=squared)
 
     def fit(self, model: torch.nn.Module, stages: Sequence[Stage]) -> FitReport:
         local = self.setting.local

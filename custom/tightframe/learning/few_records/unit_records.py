@@ -72,6 +72,7 @@ class UnitRecords:
         records: that an epoch draws.
         repeats: how often the most repeated record is among these.
         least: units that fewer records move are few; with up to 1 none are, and nothing is counted.
+        squared: count squares of sizes, as of sums of squared gradients.
 
     >>> layer = nn.Linear(2, 3)
     >>> rows, slopes = torch.eye(2).repeat(2, 1), torch.tensor([[1.0, 1, 0], [0, 1, 0]]).repeat(2, 1)
@@ -81,8 +82,11 @@ class UnitRecords:
     [[1, 1], [0, 0], [0, 0]]
     """
 
-    def __init__(self, model: nn.Module, records: int, *, repeats: int = 1, least: int) -> None:
+    def __init__(
+        self, model: nn.Module, records: int, *, repeats: int = 1, least: int, squared: bool = False
+    ) -> None:
         self._model, self._records, self._repeats, self._least = model, max(records, 1), repeats, least
+        self._squared = squared
         self._often: torch.Tensor | None = None
         self._drawn = self._records
         self._handles: list[torch.utils.hooks.RemovableHandle] = []
@@ -130,7 +134,7 @@ class UnitRecords:
 
             def add(slopes: torch.Tensor) -> None:
                 # ``SingleLogit`` returns a zero in front of its one unit's value.
-                sizes = _by_record(slopes[..., -weight.shape[0] :] if axis < 0 else slopes, axis)
+                sizes = self._sizes(slopes[..., -weight.shape[0] :] if axis < 0 else slopes, axis)
                 times = torch.ones(len(sizes), 1, dtype=torch.float64, device=sizes.device)
                 if (often := self._often) is not None:
                     each = often if len(often) == len(sizes) else often.max().expand(len(sizes))
@@ -143,7 +147,7 @@ class UnitRecords:
                     counted.both[0].addmm_((on * own).T, on)
                     counted.both[1].addmm_((on * times * own.square()).T, on)
                 if inputs is not None:  # a record's own columns have a rule of their own
-                    columns = _by_record(inputs, axis) * sizes.sum(1, keepdim=True)
+                    columns = self._sizes(inputs, axis) * sizes.sum(1, keepdim=True)
                     sizes = torch.cat([sizes, columns], 1)
                 counted.sums[:, : sizes.shape[1]] += torch.stack(
                     [sizes.sum(0), (times * sizes.square()).sum(0)]
@@ -153,6 +157,10 @@ class UnitRecords:
             output.register_hook(add)
 
         self._handles.append(layer.register_forward_hook(seen))
+
+    def _sizes(self, values: torch.Tensor, axis: int) -> torch.Tensor:
+        sizes = _by_record(values, axis)
+        return sizes.square() if self._squared else sizes
 
     def few(self) -> dict[str, torch.Tensor]:
         """Return which entries of each parameter few records, but some, move, bool in its shape."""

@@ -240,7 +240,7 @@ def fold_moments(silo: SiloView, model: nn.Module) -> tuple[GradientMoments, tor
     """
     weight, bias = last_layer(model)
     total = None
-    with silo.unit_records(model, passes=[range(1)]) as units:
+    with silo.unit_records(model, passes=[range(1)], squared=True) as units:
         for inputs, labels in same_batches(silo, model):
             features = model.features(inputs)  # type: ignore[operator]
             with torch.enable_grad():

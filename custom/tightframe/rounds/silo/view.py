@@ -521,11 +521,14 @@ class LocalSilo:
         units.put_back()
         return report
 
-    def unit_records(self, model: torch.nn.Module, *, passes: Sequence[range] = ()) -> UnitRecords:
+    def unit_records(
+        self, model: torch.nn.Module, *, passes: Sequence[range] = (), squared: bool = False
+    ) -> UnitRecords:
         """Return what counts the training records that move each unit of a model's dense layers.
 
         Args:
             passes: epochs of shuffled batches that train the same; none for records in their order.
+            squared: for sums of squared gradients.
         """
         labels, own = self.context.data.labels("train"), own_labels(self.context.data)
         counts = [class_counts(item, self.setting.num_classes) for item in (labels, own)]
@@ -537,7 +540,7 @@ class LocalSilo:
             for epoch in epochs:
                 often += np.bincount(self._order(len(labels), epoch), minlength=len(labels))
             self._often |= dict.fromkeys(epochs, often)
-        self._units = UnitRecords(model, len(labels), repeats=repeats, least=least)
+        self._units = UnitRecords(model, len(labels), repeats=repeats, least=least, squared=squared)
         return self._units
 
     def fit_by_own_loop(self, model: torch.nn.Module) -> FitReport:
