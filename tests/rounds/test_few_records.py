@@ -38,7 +38,7 @@ from tightframe.learning.few_records.products import (
     Units,
 )
 from tightframe.phases import Field, OwnRows, Schema, ServerState
-from tightframe.rounds.few_records import added, layers, planned, rule
+from tightframe.rounds.few_records import across_jobs, layers, planned, rule
 from tightframe.rounds.riders.class_rules import with_holders
 from tightframe.rounds.setup import JobSetup, prepare
 from tightframe.securesum.site.journal import History, RoundsAccepted
@@ -195,11 +195,11 @@ def test_a_round_whose_sum_has_an_update_in_two_forms_counts_twice() -> None:
     assert found.parts(2).rounds == layer_rounds(24, rounds=4).parts(2).rounds
 
 
-def layer_rounds(records: float, **changes: Any) -> added.Rounds:
+def layer_rounds(records: float, **changes: Any) -> across_jobs.Rounds:
     """Of 3 units on 13 columns; under a rule of 2 each round takes 6 of so many records."""
     model = {"model": "mlp", "model_options": {"widths": [3]}, "rounds": 4}
     job = parse_job({**setup("fedavg").job.model_dump(), **model, **changes})
-    found = added.rounds_planned(prepare(job), Sizes(records, 0))
+    found = across_jobs.rounds_planned(prepare(job), Sizes(records, 0))
     assert found is not None
     return found
 
@@ -209,9 +209,9 @@ def test_rounds_of_jobs_add_up_as_parts_of_what_their_records_allow() -> None:
     names, places = ("hearts", "job-b"), [("train", number, 0) for number in (1, 2, 3, 4)]
     assert found.places == set(places)
     first = [found.entries("hearts", "job-a", place)[0] for place in places[:3]]
-    assert added.taken(first, 2) == Parts(Fraction(18, 25), Fraction(9, 625))
+    assert across_jobs.taken(first, 2) == Parts(Fraction(18, 25), Fraction(9, 625))
     many = [layer_rounds(250).entries("hearts", "job-0", place)[0] for place in places[:3]]
-    assert added.taken([*first, *many], 2).rounds == Fraction(18, 25), "columns fewer than a half"
+    assert across_jobs.taken([*first, *many], 2).rounds == Fraction(18, 25), "columns fewer than a half"
     one = layer_rounds(25, rounds=1)
     one.check(policy(), *names, History(first))
     (told,) = found.check_next(policy(), *names, places[0], History(first))
@@ -237,7 +237,7 @@ def test_layers_of_jobs_add_up_by_their_squares_and_once_in_a_chain() -> None:
     first = layer_rounds(20, rounds=1)
     seven = replace(first, units=Units(7, 1, 13, 300, 1))
     entries = [seven.entries("hearts", job, ("train", 1, 0))[0] for job in JOBS]
-    assert added.taken(entries, 2).units == Fraction(98, 100)
+    assert across_jobs.taken(entries, 2).units == Fraction(98, 100)
     seven.check(policy(), "hearts", "job-c", History(entries[:7]))
     for check in (seven.check, partial(seven.check_next, place=("train", 1, 0))):
         with pytest.raises(BelowPolicyError, match=r"They took 98.0% [\s\S]*, 0 such sums over 20 records"):
@@ -245,23 +245,23 @@ def test_layers_of_jobs_add_up_by_their_squares_and_once_in_a_chain() -> None:
     resumed = replace(seven, lineage="job-a")
     resumed.check(policy(), "hearts", "job-c", History(entries))
     (told,) = resumed.check_next(policy(), "hearts", "job-c", ("train", 1, 0), History(entries))
-    assert added.taken([*entries, told], 2).units == Fraction(98, 100)
+    assert across_jobs.taken([*entries, told], 2).units == Fraction(98, 100)
     assert layer_rounds(20, rounds=2, resume=resume).lineage == "job-a" and first.lineage is None
-    assert added.rounds_left(Parts(), Parts(Fraction(1))) is None
-    assert added.rounds_left(Parts(Fraction(1, 4)), Parts(Fraction(3, 2))) == 0
-    assert added.rounds_left(Parts(Fraction(1, 4)), Parts(Fraction(1, 4))) == 3
+    assert across_jobs.rounds_left(Parts(), Parts(Fraction(1))) is None
+    assert across_jobs.rounds_left(Parts(Fraction(1, 4)), Parts(Fraction(3, 2))) == 0
+    assert across_jobs.rounds_left(Parts(Fraction(1, 4)), Parts(Fraction(1, 4))) == 3
 
 
 def test_products_of_trained_features_add_up_and_frozen_ones_do_not() -> None:
     """36 products and 16 sums of 8 features, of 12 records' 120 values: two of three jobs fit."""
     values = {"method_options": {"covariance": "shared"}, "model": "mlp", "model_options": {"widths": [8]}}
     job = {**setup("ccvr").job.model_dump(), **values, "rounds": 1}
-    found = added.rounds_planned(prepare(parse_job(job)), Sizes(12, 0))
+    found = across_jobs.rounds_planned(prepare(parse_job(job)), Sizes(12, 0))
     assert found is not None
     (place,) = found.multiplied
     assert place[0] == "after" and found.places == {("train", 1, 0), place}
     told = [found.entries("hearts", job, place)[0] for job in ("job-a", "job-b")]
-    assert added.taken(told, 2) == Parts(products=Fraction(104, 120))
+    assert across_jobs.taken(told, 2) == Parts(products=Fraction(104, 120))
     of = ("hearts", "job-c", place)
     assert found.check_next(policy(), *of, History(told[:1])) == found.entries(*of)
     with pytest.raises(BelowPolicyError, match=r"1 more sum of layers .* and 1 more sum of products of 8"):
@@ -270,10 +270,10 @@ def test_products_of_trained_features_add_up_and_frozen_ones_do_not() -> None:
     alone.check(policy(), "hearts", "job-c", History(told[:1]))
     with pytest.raises(BelowPolicyError, match=r"for 1 more sum of products .*, 0 such sums over 12 records"):
         alone.check(policy(), "hearts", "job-c", History(told))
-    assert added.rounds_left(Parts(products=Fraction(2, 5)), Parts()) == 2
+    assert across_jobs.rounds_left(Parts(products=Fraction(2, 5)), Parts()) == 2
     for method in ("fed3r", "fedcgs"):
-        assert added.rounds_planned(setup(method), Sizes(10, 0)) is None
-    assert added.taken(told, 0) == Parts()
+        assert across_jobs.rounds_planned(setup(method), Sizes(10, 0)) is None
+    assert across_jobs.taken(told, 0) == Parts()
 
 
 def schema(*, products: int = 0, features: int = 0) -> Schema:

@@ -572,7 +572,7 @@ def _with_evaluations(context: SiloContext, setup: JobSetup, entries: Sequence[E
 
 def _with_rounds(context: SiloContext, setup: JobSetup, entries: Sequence[Entry]) -> str:
     """Say what all jobs' exact sums in training take with a job's, and how many of them would fit."""
-    from tightframe.rounds.few_records.added import rounds_left
+    from tightframe.rounds.few_records.across_jobs import rounds_left
     from tightframe.rounds.silo.checks.enrolment import rounds_planned, sizes_alike
 
     if (planned := rounds_planned(context, setup, entries, sizes_alike(context))) is None:
@@ -620,7 +620,7 @@ def _trained(history: History, dataset: str, factor: int) -> tuple[Fraction | No
 
     None where a policy has no rule; and where such sums as the last one fit any number of times.
     """
-    from tightframe.rounds.few_records.added import rounds_left, taken
+    from tightframe.rounds.few_records.across_jobs import rounds_left, taken
 
     if not factor:
         return None, None

@@ -37,7 +37,7 @@ from tightframe.rounds.checkpoint import tensor_bytes
 from tightframe.rounds.context import START, Message, SiloContext
 from tightframe.rounds.encoded import LoadedEncoder, used_parts
 from tightframe.rounds.evaluation_bits import Evaluations
-from tightframe.rounds.few_records import added, rule
+from tightframe.rounds.few_records import across_jobs, rule
 from tightframe.rounds.notes import Notes
 from tightframe.rounds.order import place_of
 from tightframe.rounds.phases.statistics import POOLED, settle_moments
@@ -362,11 +362,11 @@ class Contributor:
         """
         check_layers(self._context, self._setup, sizes, of)
 
-    def rounds(self, sizes: Sizes) -> added.Rounds | None:
+    def rounds(self, sizes: Sizes) -> across_jobs.Rounds | None:
         """Return the exact sums that the job adds to those of others; None if none, or without a limit."""
         if not self._context.limits_rounds:
             return None
-        return added.rounds_planned(self._setup, counted(self._context, sizes))
+        return across_jobs.rounds_planned(self._setup, counted(self._context, sizes))
 
     @cached_property
     def evaluations(self) -> Evaluations | None:

@@ -33,7 +33,7 @@ from tightframe.securesum.messages import Total
 
 if TYPE_CHECKING:
     from tightframe.rounds.evaluation_bits import Evaluations
-    from tightframe.rounds.few_records.added import Rounds
+    from tightframe.rounds.few_records.across_jobs import Rounds
     from tightframe.rounds.silo.contribute import Contributor
 
 TASKS = ("enroll", "confirm", "contribute", "agree", "reveal", "baseline")

@@ -34,7 +34,7 @@ from tightframe.securesum.site.state import Advertised, Agreed, Confirmed, Estab
 
 if TYPE_CHECKING:
     from tightframe.rounds.evaluation_bits import Evaluations
-    from tightframe.rounds.few_records.added import Rounds
+    from tightframe.rounds.few_records.across_jobs import Rounds
     from tightframe.rounds.setup import JobSetup
 
 CHARGED = (OUT_OF_BUDGET, "TF-705")

@@ -26,7 +26,7 @@ from tightframe.securesum.site import journal
 if TYPE_CHECKING:
     from tightframe.privacy.ledger.entries import Entry
     from tightframe.rounds.evaluation_bits import Evaluations
-    from tightframe.rounds.few_records.added import Rounds
+    from tightframe.rounds.few_records.across_jobs import Rounds
     from tightframe.rounds.silo.budget import Costs
     from tightframe.rounds.silo.view import LocalSilo
 
@@ -114,9 +114,9 @@ def rounds_planned(
     context: SiloContext, setup: JobSetup, entries: Sequence[journal.Entry], sizes: Sizes
 ) -> tuple[Rounds, Parts] | None:
     """Return the same as ``check_rounds``, without refusing anything."""
-    from tightframe.rounds.few_records import added
+    from tightframe.rounds.few_records import across_jobs
 
-    found = added.rounds_planned(setup, counted(context, sizes))
+    found = across_jobs.rounds_planned(setup, counted(context, sizes))
     if not context.limits_rounds or found is None:
         return None
     dataset, history = context.site.records_id(context.job.dataset), journal.History(entries)
