@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,20 @@ def test_a_link_in_its_place_is_not_written_through(tmp_path: Path) -> None:
     write_atomically(tmp_path / "key", b"secret", mode=0o600, locked=True)
     assert elsewhere.read_bytes() == b"of somebody else"
     assert (tmp_path / "key").read_bytes() == b"secret" and not (tmp_path / "key").is_symlink()
+
+
+def test_what_root_replaces_stays_its_owners(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As ``tightframe federation pins`` does in the kit of the account that trains."""
+    path, given = tmp_path / "tightframe.json", list[tuple[int, int]]()
+    path.write_bytes(b"{}")
+    if os.geteuid() == 0:
+        os.chown(path, 4711, 4712)
+    owner = (path.stat().st_uid, path.stat().st_gid)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(os, "fchown", lambda descriptor, uid, gid: given.append((uid, gid)))
+    write_atomically(path, b"[]", mode=0o600)
+    write_atomically(tmp_path / "new", b"[]")
+    assert path.read_bytes() == b"[]" and given == [owner]
 
 
 @pytest.mark.parametrize("step", [1, 2, 4])

@@ -39,7 +39,7 @@ def each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def write_atomically(path: Path, data: bytes, *, mode: int = 0o644, locked: bool = False) -> None:
-    """Replace ``path`` by ``data``: temporary file, fsync, rename.
+    """Replace ``path`` by ``data``: temporary file, fsync, rename; written by root, it stays its owner's.
 
     Args:
         locked: the caller holds a lock on the file, so that the temporary one needs no name of its own
@@ -52,6 +52,7 @@ def write_atomically(path: Path, data: bytes, *, mode: int = 0o644, locked: bool
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     try:
         with os.fdopen(descriptor, "wb") as stream:
+            _keep_owner(descriptor, path)
             stream.write(data)
             stream.flush()
             os.fsync(stream.fileno())
@@ -60,6 +61,12 @@ def write_atomically(path: Path, data: bytes, *, mode: int = 0o644, locked: bool
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def _keep_owner(descriptor: int, path: Path) -> None:
+    """Give a file that root writes to the account that has the one it replaces, which has to read it."""
+    if os.geteuid() == 0 and path.exists() and (before := path.stat()).st_uid != 0:
+        os.fchown(descriptor, before.st_uid, before.st_gid)
 
 
 def link_over(source: Path, path: Path) -> None:

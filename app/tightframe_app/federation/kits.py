@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tightframe.errors import SiteConfigError
-from tightframe.files import quoted, write_json
+from tightframe.files import link_over, quoted, write_json
 
 BEFORE = ".before"
 """Suffix of a file that was replaced with --force."""
@@ -294,7 +294,7 @@ class Kit:
         for name in written:
             path = self.local / name
             if name in others:
-                path.replace(path.with_name(name + BEFORE))
+                link_over(path, path.with_name(name + BEFORE))
             write_json(path, files[name], mode=0o600 if name == "tightframe.json" else 0o644)
         return written, [name for name in there if name not in others]
 

@@ -33,6 +33,7 @@ def check_accounts(entry: SiteEntry, scope: Scope) -> Iterator[Finding]:
     kit = scope.startup.resolve().parent
     owner = _name(kit.stat().st_uid)
     try:
+        yield from _unreadable(scope, kit.stat().st_uid)
         if entry.engine_account is None:
             text = (
                 f"engine and training run in one account ({owner}): an attacker who controls the engine's "
@@ -70,6 +71,22 @@ def check_accounts(entry: SiteEntry, scope: Scope) -> Iterator[Finding]:
         )
         yield Finding(AREA, "ok", text)
     yield from _modes(entry, kit)
+
+
+def _unreadable(scope: Scope, uid: int) -> Iterator[Finding]:
+    """Report the site's own file if the account that has its kit cannot read it; root, who looks, can."""
+    config, owner = scope.config.resolve(), _name(uid)
+    of = config.stat().st_uid
+    try:
+        account = Account.named(owner)
+    except TightframeError:  # an account without a name, as in a container
+        account = Account(owner, uid, frozenset())
+    if of != uid and not account.may(config, permissions.READ):
+        text = (
+            f"TF-202: {config} belongs to {_name(of)}, and {owner}, which has the kit, cannot read it: "
+            f"chown {owner} {quoted(config)}"
+        )
+        yield Finding(AREA, "problem", text)
 
 
 def _engine_kit(scope: Scope, engine: Account, kit: Path, owner: str) -> Iterator[Finding]:

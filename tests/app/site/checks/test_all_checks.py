@@ -489,6 +489,16 @@ def test_one_account_is_told_and_what_everybody_can_reach_in_it(hospital: Path, 
     assert any(f"can change or replace {config}: policy" in text for text in changed)
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives files to another account")
+def test_root_is_told_what_the_kits_own_account_cannot_read(entered: Path) -> None:
+    config = entered / "local" / "tightframe.json"
+    shutil.chown(entered, user="nobody")
+    told = f"{config} belongs to root, and nobody, which has the kit, cannot read it: chown nobody"
+    assert any(told in text for text in _problems(config, records=False))
+    shutil.chown(config, user="nobody")
+    assert not any("TF-202" in text for text in _problems(config, records=False))
+
+
 def test_two_accounts_are_held_apart_by_what_the_files_say(hospital: Path, tmp_path: Path) -> None:
     launcher = {"path": LAUNCHER, "args": {"account": pwd.getpwuid(os.geteuid()).pw_name}}
     _change(hospital, engine_account="nobody")
