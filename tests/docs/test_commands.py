@@ -22,6 +22,9 @@ COMMAND = typer.main.get_command(app)
 PAGES = [page for page in PAGES if page.name != "CHANGELOG.md"]
 
 
+BEFORE = ("sudo", "-u", "nice", "env")
+
+
 def cells(page: Path, language: str) -> list[str]:
     found = re.findall(rf"^( *)```{language}\n(.*?)^ *```$", page.read_text(encoding="utf-8"), re.M | re.S)
     return [re.sub(rf"^{indent}", "", text, flags=re.M) for indent, text in found]
@@ -38,8 +41,8 @@ def typed(page: Path) -> Iterator[list[str]]:
             if not set(token) <= set("();<>|&"):
                 words.append(token)
                 continue
-            while words and (words[0] in ("sudo", "nice") or "=" in words[0].partition("/")[0]):
-                words = words[1:]
+            while words and (words[0] in BEFORE or "=" in words[0].partition("/")[0]):
+                words = words[2:] if words[0] == "-u" else words[1:]
             if words and words[0].rpartition("/")[2] == "tightframe":
                 yield words[1:]
             words = []
@@ -82,6 +85,19 @@ def test_what_a_data_protection_officer_types_every_month_is_whole() -> None:
     for words in lines:
         check(words)
         assert words[-1] == "KIT" or words[words.index("-c") + 1] == "KIT/local/tightframe.json", words
+
+
+def test_the_engines_script_finds_our_python_as_another_account() -> None:
+    """``sudo`` leaves its caller's PATH out, and the script runs whichever ``python3`` comes first."""
+    shown = "".join(cells(ROOT / "docs/site-guide.md", "sh")).replace("\\\n", " ")
+    (line,) = [line for line in shown.splitlines() if "sub_start.sh" in line]
+    assert line.split()[:5] == [
+        "sudo",
+        "-u",
+        "tightframe-engine",
+        "env",
+        "PATH=/opt/tightframe/.venv/bin:/usr/bin:/bin",
+    ]
 
 
 FREE = (["jobs", "export"], ["jobs", "list"], ["methods"], ["explain"], ["schema"], ["provisioning", "show"])
