@@ -371,7 +371,9 @@ class SiloView(Protocol):
         """Least number of records for each feature whose exact products leave the silo; 0 for no rule."""
 
     def record_values(self, *, staying: bool = False) -> torch.Tensor:
-        """Return how many unknown numbers a training record of each class has (``learning.record_values``).
+        """Return how many unknown numbers a training record of each class has.
+
+        See ``learning.few_records.record_values``.
 
         Args:
             staying: of those that stay in a withdrawal; otherwise of those before it.
@@ -387,7 +389,7 @@ class SiloView(Protocol):
     def rows(self) -> tuple[list[bytes], torch.Tensor]:
         """Return a digest of each training record's inputs, before a withdrawal, and labels (n,), in order.
 
-        Inputs that agree to 2^-24 have one digest (``learning.distinct_rows``).
+        Inputs that agree to 2^-24 have one digest (``learning.few_records.distinct_rows``).
         """
 
     def private_class_sums(
@@ -476,7 +478,7 @@ class SiloView(Protocol):
     def unit_records(
         self, model: torch.nn.Module, *, passes: Sequence[range] = (), squared: bool = False
     ) -> Any:
-        """Return a ``learning.unit_records.UnitRecords``, for gradients of training records.
+        """Return a ``learning.few_records.unit_records.UnitRecords``, for gradients of training records.
 
         Args:
             passes: epochs of shuffled batches that train the same; none for records in their order.

@@ -44,3 +44,23 @@ def test_twenty_questions_are_answered() -> None:
     for owner, method in (pair for pairs in named_code for pair in pairs if pair[0][0].isupper()):
         sources = "".join(path.read_text() for path in PACKAGE.rglob("*.py"))
         assert f"class {owner}" in sources and f"def {method}(" in sources, f"{owner}.{method}"
+
+
+def test_a_module_that_a_docstring_names_is_there() -> None:
+    """``learning.halves.gradient_weight``: the longest module of it is there, and has what follows."""
+    modules = {
+        ".".join(path.relative_to(PACKAGE).with_suffix("").parts): path for path in PACKAGE.rglob("*.py")
+    }
+    modules = {name.removesuffix(".__init__"): path for name, path in modules.items()}
+    rooms = {name.partition(".")[0] for name in modules} - {"config"}  # also a variable's name
+    wrong = []
+    for path in modules.values():
+        for name in re.findall(r"``(?:tightframe\.)?([a-z_]+(?:\.\w+)+)``", path.read_text(encoding="utf-8")):
+            if name.partition(".")[0] not in rooms or name.endswith((".html", ".json", ".jsonl", ".py")):
+                continue
+            parts = name.split(".")
+            ends = [place for place in range(len(parts), 0, -1) if ".".join(parts[:place]) in modules]
+            source = modules[".".join(parts[: ends[0]])].read_text(encoding="utf-8") if ends else ""
+            if not ends or any(part not in source for part in parts[ends[0] :]):
+                wrong.append(f"{path.relative_to(ROOT)}: {name}")
+    assert wrong == [], "name it as `find custom/tightframe` does"

@@ -92,7 +92,7 @@ class JobSetup:
 
     @property
     def most_values(self) -> int:
-        """How many values are counted of a record at most (``learning.record_values``)."""
+        """How many values are counted of a record at most (``learning.few_records.record_values``)."""
         return most_values(self.setting.input_shape, self.columns)
 
     @cached_property

@@ -3,7 +3,7 @@
 ::
 
     holders   who holds which class (the class rules)
-    counts    how many records of each class will be summed (``learning.products``)
+    counts    how many records of each class will be summed (``learning.few_records.products``)
     sums      G, B and n of the frozen features (``feature_sums``) -> the head, in closed form
     scale     losses of validation records at a grid of temperatures (``temperature``)
 

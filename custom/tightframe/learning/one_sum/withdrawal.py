@@ -15,8 +15,9 @@ would in a run without them.
 
 What the difference of both totals tells is the sum of the records that left, class by class. So it is opened
 only if enough records are withdrawn, at three silos or more, and of each class at none or at three or more.
-Sums of a few records' features, or of products, tell these records (``learning.products``), and how many
-the others withdraw a silo knows only from what they say: so by its own rule it withdraws none, or enough.
+Sums of a few records' features, or of products, tell these records (``learning.few_records.products``), and
+how many the others withdraw a silo knows only from what they say: so by its own rule it withdraws none, or
+enough.
 What stays must be enough, too: the second exchange counts all that leave, before the sums are asked.
 Classes are asked only once the numbers are verified to be enough: of a single record they would tell its own.
 

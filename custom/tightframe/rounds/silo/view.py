@@ -57,7 +57,7 @@ class RequestedSum:
         lost: silos that dropped out, as reported by the server.
         needs: what proves the state that it rests on.
         weight: this silo's public weight as the sum applies it.
-        pooled: moments of inputs in that state, see ``phases.statistics.packed``; None if it has none.
+        pooled: moments of inputs in that state, see ``rounds.phases.statistics.packed``; None if it has none.
         withhold: folds that a withdrawal evaluates no more, as this site's limits leave no room.
     """
 
@@ -235,7 +235,9 @@ class LocalSilo:
         )
 
     def column_bits(self, *, evaluated: bool = False) -> tuple[float, ...]:
-        """Return the bits of each column of this silo's table (``learning.record_values``); kept in a run.
+        """Return the bits of each column of this silo's table; kept in a run.
+
+        See ``learning.few_records.record_values``.
 
         Layers' units round up to a power of two: a job refused with just so many (TF-628) would tell how many
         patients stand out in a column.
