@@ -49,7 +49,7 @@ def part_of(name: str) -> str:
         return read(page)
     sections = re.split(r"^## ", read(page), flags=re.MULTILINE)
     found = [part for part in sections if f"(`{name}`)" in part.splitlines()[0]]
-    assert len(found) == 1, f"{page.name} has {len(found)} sections on {name}"
+    assert len(found) == 1, f"{page.name} has {len(found)} sections `## TITLE (`{name}`)`, not one"
     return found[0]
 
 
@@ -112,7 +112,7 @@ def test_the_index_has_every_method_and_leads_to_its_part() -> None:
     listed = index()
     assert {name: title for name, (title, *_) in listed.items()} == {
         method.name: method.title for method in methods.METHODS
-    }
+    }, "docs/methods.md, What leaves a silo: [TITLE](PAGE) `NAME`"
     for name, (_, link, _) in listed.items():
         place, _, anchor = link.partition("#")
         assert (INDEX.parent / place) == page_of(name)
@@ -131,7 +131,8 @@ def test_those_that_send_class_sums_are_what_the_methods_declare() -> None:
         numbers = range(1, setup.job.rounds + 1)
         planned = [*map(setup.training_phases, numbers), setup.before_phases(), setup.after_phases()]
         sums = any(item.per_class for round_ in planned for phase in round_ for item in phase.schema.fields)
-        assert told[method.name] == sums, method.name
+        text = f"docs/methods.md: {method.name} stands under Class sums just if a field of its is by class"
+        assert told.get(method.name) == sums, text
 
 
 def _values(method: str) -> dict[str, Any]:

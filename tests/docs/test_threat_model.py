@@ -103,5 +103,6 @@ def test_every_field_of_every_sum_stands_in_the_table() -> None:
     patterns = {pattern for row in table for pattern in re.findall(r"`([^`]+)`", row[0])} - {"combine"}
     names = fields()
     assert len(names) > 40
-    assert sorted(name for name in names if not any(fnmatchcase(name, one) for one in patterns)) == []
+    untold = sorted(name for name in names if not any(fnmatchcase(name, one) for one in patterns))
+    assert untold == [], f"{PAGE.name} says in its table what a total of each field tells"
     assert sorted(one for one in patterns if not any(fnmatchcase(name, one) for name in names)) == []

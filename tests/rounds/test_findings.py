@@ -140,6 +140,7 @@ def result(place: Path) -> federation.Result:
 
 @pytest.mark.parametrize("method", [item.name for item in METHODS])
 def test_a_method_takes_findings_or_says_why_not(method: str) -> None:
+    """Add a new one with ``Method.findings`` to ``TAKES``."""
     rounds = next(item.rounds for item in METHODS if item.name == method)
     values = job(method=method, rounds=rounds or 2)
     if method == "fedsgd":

@@ -76,7 +76,7 @@ def test_the_command_writes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_pair_has_the_methods_preset_and_every_method_has_one() -> None:
-    assert set(presets.PRESETS) == {method.name for method in METHODS}
+    assert set(presets.PRESETS) == {method.name for method in METHODS}, "app/tightframe_app/jobs/presets.py"
     base = recipes.get("fedavg_eicu").job()
     job = pairs.pair("fednh", "eicu").job()
     assert job.method_options["lr_decay"] == 0.99
@@ -108,7 +108,7 @@ def test_a_method_of_one_sum_gets_the_frozen_encoder_and_the_options_that_were_m
 def test_a_preset_tells_truly_whether_each_hospital_gets_its_own_model() -> None:
     for method in METHODS:
         own = method.personalise is not None and method.one_sum is None
-        assert presets.of(method.name).own_models == own, method.name
+        assert presets.of(method.name).own_models == own, f"{method.name}: `own_models` in presets.py"
         assert ("personalise true" in presets.of(method.name).sets) == own
 
 

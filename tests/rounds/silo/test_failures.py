@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.rounds.sums import test_release
 from tests.support.runs import FOUR, asked, job, missed, run
 
-from tightframe.errors import ContributionError, DataError, RunError, TightframeError, TrainingError
+from tightframe.errors import ContributionError, DataError, JobError, RunError, TightframeError, TrainingError
 from tightframe.learning.halves import NORMALISER
 from tightframe.learning.model_update import BROADCAST, BUFFER
 from tightframe.learning.one_sum.feature_sums import RECORDS
@@ -51,6 +52,7 @@ TOLD: tuple[TightframeError, ...] = (
 )
 
 
+OPTIONS = {**test_release.IN, **test_release.OUT}
 FLAG = Field(failures.FAILED, (), bound=1.0 + failures.LACKING, bits=0)
 STATIC = Field("evaluation/steps", (), static=True)
 MIXED = Schema((Field("update/weight", (2,)), STATIC, Field("buffer/mean", (2,), static=True)))
@@ -529,3 +531,19 @@ def test_the_silos_log_has_where_what_nobody_expected_happened(caplog: pytest.Lo
 def test_the_silos_log_has_an_errors_own_code() -> None:
     assert failures.reason(TrainingError("not finite", code="TF-301")).startswith("TF-301 (")
     assert failures.reason(RuntimeError("CUDA error")).startswith("TF-503 (")
+
+
+@pytest.mark.parametrize("name", [name for name, (value, _) in OPTIONS.items() if value is not None])
+def test_a_failed_silo_sends_all_numbers_of_its_records_whatever_the_option(name: str) -> None:
+    """Otherwise it would cost all silos every static total of its round, its evaluation too.
+
+    A new rider's field is either made without training (``failures._of_received``) or of it (``TRAINED``).
+    """
+    try:
+        setup = prepare(test_release.job_with({**test_release.BASE.get(name, {}), name: OPTIONS[name][0]}))
+    except JobError:
+        return
+    schemas = [phase.schema for exchange in setup.plan if exchange.training for phase in exchange.phases]
+    for schema in schemas:
+        kept = failures._kept(schema)
+        assert [item.name for item in failures.of_records(schema) if item not in kept] == []
