@@ -6,6 +6,7 @@ the bias the sum of the same factors. So of a unit that sees one record their qu
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,8 @@ import numpy as np
 import pytest
 import torch
 from tests.attacks.test_job_rounds import journal
-from tests.attacks.test_products import small
-from tests.support.attacks.malicious_server import ANY_WIDTH, STANDARD, Federation, hearts
+from tests.attacks.test_products import least_squares, small
+from tests.support.attacks.malicious_server import ANY_WIDTH, STANDARD, Chosen, Federation, Records, hearts
 
 from tightframe.errors import TightframeError
 from tightframe.learning import model_update, outputs
@@ -218,3 +219,79 @@ def test_no_record_makes_most_of_a_units_row_of_squared_gradients(
         most = torch.stack([each.max(0).values for each in told]).max(0).values
         shares.append(float((most / sums)[sums > 1e-6].max()))
     assert shares[0] > 0.6 and shares[1] <= 5**-0.5
+
+
+NO_LOSS: dict[str, Any] = {
+    "weights": "exact",
+    "method": "combine",
+    "method_options": {"local": "balanced_softmax", "balanced_softmax_gamma": 1000.0},
+    "training": {"learning_rate": 1.0, "batch_size": 16, "momentum": 0.0, "weight_decay": 0.0},
+    "evaluation": {"models": 1},
+    "model": "random_features",
+    "model_options": {"width": 72, "standardise": True},
+}
+"""Whose loss says nothing of the more frequent class: of 216 records 48 are behind the head."""
+
+
+def features(federation: Federation) -> tuple[Any, torch.Tensor, torch.Tensor]:
+    """Return the map from standardised columns to features, the training records' columns, and classes."""
+    module: Any = model_update.build_template(federation.setup.setting)
+    module.load_state_dict(dict(federation.shared.state.model))
+    mean, deviation = (getattr(module.standardise, name).detach().double() for name in ("mean", "std"))
+    weight, offset = module.backbone.weight.double(), module.backbone.offset.double()
+    data = federation.data.values()
+    raw, labels = (
+        np.concatenate(items)
+        for items in zip(*((item.raw("train"), item.labels("train")) for item in data), strict=True)
+    )
+
+    def phi(points: torch.Tensor) -> torch.Tensor:
+        return math.sqrt(2 / len(weight)) * (points @ weight.T + offset).cos()
+
+    return phi, (torch.as_tensor(raw).double() - mean) / deviation, torch.as_tensor(labels)
+
+
+def heads(federation: Federation) -> np.ndarray:
+    """Return the head's rows in each round's total, one under the other."""
+    found = []
+    for exchange in federation.setup.plan:
+        total = federation.sum(*exchange.place)
+        if exchange.training:
+            found.append(total["update/head.weight"])
+    return np.concatenate(found)
+
+
+def test_a_head_that_most_records_have_no_loss_at_stays_as_it_was(tmp_path: Path) -> None:
+    """Without the rule the total is a combination of the rarer class's records, but for columns of few."""
+    usual = {**NO_LOSS, "method_options": {"local": "balanced_softmax"}}
+    told = []
+    for place, (job, policy) in enumerate(((NO_LOSS, ANY_WIDTH), (usual, STANDARD), (NO_LOSS, STANDARD))):
+        federation = Federation(job, small(), state=tmp_path / str(place), policy=policy).enroll()
+        told.append(heads(federation)[0])
+    phi, rows, labels = features(federation)
+    span = np.linalg.qr(phi(rows[labels == 0]).numpy().T)[0]
+    few, most, none = (
+        float(np.linalg.norm(row - span @ (span.T @ row))) / max(1e-9, float(np.linalg.norm(row)))
+        for row in told
+    )
+    assert few < 0.02 < most and none == 0.0 and not told[2].any(), (few, most)
+
+
+@pytest.mark.whole
+def test_without_the_rule_those_that_have_a_loss_are_read(tmp_path: Path) -> None:
+    """Of three hospitals with five of the rarer class each, who lie in what the rounds' totals span."""
+    data: dict[str, Records] = {
+        name: Chosen(
+            item, np.r_[np.flatnonzero(item.labels("train") == 0)[:5], np.flatnonzero(item.labels("train"))]
+        )
+        for name, item in small().items()
+    }
+    job = {**NO_LOSS, "rounds": 20, "model_options": {"width": 60, "standardise": True}}
+    federation = Federation(job, data, state=tmp_path, policy=ANY_WIDTH).enroll()
+    null = torch.as_tensor(np.linalg.svd(heads(federation))[2][15:])
+    phi, rows, labels = features(federation)
+    start = torch.randn(30, rows.shape[1], generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    near, which = torch.cdist(least_squares(phi, null, start, 40, 1e-7), rows).min(1)
+    read = which[near < 0.05].unique()
+    # The others are a record in whose column of few the rule on these has put another value.
+    assert len(read) >= 5 and not labels[read].any() and (near < 0.05).double().mean() > 0.5

@@ -66,7 +66,9 @@ def totals(federation: Federation, name: str) -> dict[str, np.ndarray]:
     raise AssertionError(f"no total has {name}")
 
 
-def least_squares(phi: Any, null: torch.Tensor, start: torch.Tensor, steps: int) -> torch.Tensor:
+def least_squares(
+    phi: Any, null: torch.Tensor, start: torch.Tensor, steps: int, most: float = 1e-9
+) -> torch.Tensor:
     """Return points (n, p) at which ``phi`` has hardly a part in a null space (k, d): Levenberg-Marquardt."""
     slope = torch.func.vmap(torch.func.jacfwd(lambda point: phi(point[None])[0] @ null.T))
     points, damped = start, torch.full((len(start),), 1e-2, dtype=torch.float64)
@@ -82,7 +84,7 @@ def least_squares(phi: Any, null: torch.Tensor, start: torch.Tensor, steps: int)
         better = lower < cost
         points, cost = torch.where(better[:, None], moved, points), torch.where(better, lower, cost)
         damped = torch.where(better, damped * 0.3, damped * 4).clamp(1e-9, 1e6)
-    return points[cost < 1e-9]
+    return points[cost < most]
 
 
 def read(federation: Federation, opened: dict[str, np.ndarray]) -> tuple[int, int]:

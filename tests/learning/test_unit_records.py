@@ -60,6 +60,24 @@ def test_a_record_that_is_drawn_often_or_repeated_is_one() -> None:
     assert moved(alone, records=40) == [True, False], "of few drawn each counts once"
 
 
+def test_records_with_hardly_a_loss_are_behind_no_row_of_a_head() -> None:
+    for rest, few in ((0.03, False), (0.003, True), (0.0, True)):
+        each = [[1.0, 1.0]] * 3 + [[rest, 1.0]] * 5
+        assert moved(each, part=0.5, each=0.25) == [few, False]
+        assert moved(each, part=0.375, each=0.25) == [False, False]
+        assert moved(each, part=0.5, each=0.1) == [False, False], "on two inputs"
+    assert moved([[0.0]] * 8, part=0.5, each=0.25) == [False], "it stays anyway"
+
+
+def test_nor_behind_a_layer_with_another_after_it() -> None:
+    model = nn.Sequential(nn.Linear(1, 2), nn.Linear(2, 1))
+    for rest, few in ((0.05, False), (1e-4, True)):
+        with UnitRecords(model, 8, least=1, part=0.5) as units:
+            slopes = torch.tensor([[1.0]] * 3 + [[rest]] * 5)
+            (model(torch.ones(8, 1)) * slopes).sum().backward()
+        assert {bool(item.all()) for item in units.few().values()} == {few}
+
+
 def test_a_unit_that_few_records_do_not_fire_stays_as_one_does_that_few_fire() -> None:
     """Its row and one's that all fire differ by these records."""
     model = nn.Sequential(nn.Linear(1, 4), nn.ReLU(), nn.Linear(4, 1))

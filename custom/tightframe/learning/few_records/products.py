@@ -65,7 +65,8 @@ by dropout, which keeps most records from a unit, or by a term that pulls weight
 mu, a weight decay, of about 1 / rate) that an update is that of its last batches. Of 216 records and 72
 units, in five rounds, 95 were in clear at a dropout of 0.99, and all that were drawn (a rate of 1e-6 is one
 record a silo) or in the last batch of one. So n is that part (``Behind``), of each silo `min_class_count` at
-least. After a drop-out it is the survivors'. Of methods that sum an update in two forms a round counts twice.
+least. After a drop-out it is the survivors'. Which records have a loss each silo sees for itself
+(``unit_records``). Of methods that sum an update in two forms a round counts twice.
 
 Class sums in training are other numbers of a class's few records in each round. CReFF's class gradients are
 of the model received, which all know: 60 rounds of 96 units at rate 1 told a colluding hospital 4 of the 10

@@ -191,6 +191,21 @@ def check_behind(policy: Policy, setup: JobSetup, records: float) -> None:
     )
 
 
+def part_behind(policy: Policy, setup: JobSetup, sizes: Sizes) -> tuple[float, float]:
+    """Return the part of a silo's records that must be behind a layer in training, and an input of a head.
+
+    If at each honest silo so many are, then at all together as many as the widest layer has units, or inputs
+    that no training changes, or as there are rounds; and of a class's row as many as it has inputs. Which of
+    its records have a loss only the silo sees. Zeros without a rule.
+    """
+    factor, layers = policy.records_per_feature, units_planned(setup)
+    if not factor or layers is None:
+        return 0.0, 0.0
+    width = max(layers.most, layers.inputs, min(layers.numbers, layers.times))
+    records = max(1.0, sizes.behind(behind(setup)))
+    return min(1 / factor, width / records), 1 / records
+
+
 def check_sum(policy: Policy, setup: JobSetup, schema: Schema, state: ServerState, sizes: Sizes) -> None:
     """Refuse a sum over too few records, whatever values they have, before its term is made.
 

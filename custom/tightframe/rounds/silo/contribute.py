@@ -332,7 +332,12 @@ class Contributor:
         left_out = (*context.untold(), *told_by_few(job, peers.tellers), *withheld(state), *withhold)
         lost = dropouts.read(message.get("lost"), cohort, job.rounds)
         weight, pooled = peers.weights.get(context.name, math.inf), state.extra.get(POOLED)
-        requested = RequestedSum(cohort, peers.honest, left_out, lost, needs, weight, pooled, withhold)
+        behind = 0.0, 0.0
+        if not context.data.synthetic:
+            behind = rule.part_behind(context.policy, self._setup, counted(context, peers.sizes))
+        requested = RequestedSum(
+            cohort, peers.honest, left_out, lost, needs, weight, pooled, withhold, behind
+        )
         view = (context, self._setup, self._device, exchange.stream, requested)
         released = any(map(is_frozen_sum, exchange.phase.schema.fields))
         if self._setup.privacy is None or not (exchange.training or released):

@@ -59,6 +59,8 @@ class RequestedSum:
         weight: this silo's public weight as the sum applies it.
         pooled: moments of inputs in that state, see ``rounds.phases.statistics.packed``; None if it has none.
         withhold: folds that a withdrawal evaluates no more, as this site's limits leave no room.
+        behind: part of this silo's records that must be behind each layer of it, and each input of a class's
+            row (``UnitRecords``).
     """
 
     cohort: Sequence[str]
@@ -69,6 +71,7 @@ class RequestedSum:
     weight: float = math.inf
     pooled: torch.Tensor | None = None
     withhold: Collection[Fold] = ()
+    behind: tuple[float, float] = (0.0, 0.0)
 
 
 class LocalSilo:
@@ -95,7 +98,7 @@ class LocalSilo:
         self.cohort, self.honest = requested.cohort, requested.honest
         self.left_out, self.lost, self.needs = requested.left_out, requested.lost, requested.needs
         self.pooled, self._weight = requested.pooled, requested.weight
-        self._withhold = requested.withhold
+        self._withhold, self._behind = requested.withhold, requested.behind
         self.setup = setup
         self._encoder: LoadedEncoder | None = None
         self._units: UnitRecords | None = None
@@ -520,8 +523,19 @@ class LocalSilo:
                 amp=local.amp,
                 progress=lambda text: self.context.log.info("%s, round %d: %s", self.name, self.round, text),
             )
-        units.put_back()
+        self._put_back(units)
         return report
+
+    def _put_back(self, units: UnitRecords) -> None:
+        units.put_back()
+        if layers := units.unbacked():
+            self.context.log.warning(
+                "%s, round %d: of %s all stays as received, or classes' rows do: too few of this silo's "
+                "records have more than a 64th of the largest losses there (records_per_feature)",
+                self.name,
+                self.round,
+                ", ".join(layers),
+            )
 
     def unit_records(
         self, model: torch.nn.Module, *, passes: Sequence[range] = (), squared: bool = False
@@ -542,7 +556,10 @@ class LocalSilo:
             for epoch in epochs:
                 often += np.bincount(self._order(len(labels), epoch), minlength=len(labels))
             self._often |= dict.fromkeys(epochs, often)
-        self._units = UnitRecords(model, len(labels), repeats=repeats, least=least, squared=squared)
+        part, each = self._behind
+        self._units = UnitRecords(
+            model, len(labels), repeats=repeats, least=least, part=part, each=each, squared=squared
+        )
         return self._units
 
     def fit_by_own_loop(self, model: torch.nn.Module) -> FitReport:
@@ -566,7 +583,7 @@ class LocalSilo:
         )
         with self.unit_records(model, passes=[range(local.epochs)]) as units:
             report = own_loop.run(own_loop.get(local.loop), training, self.context.stopped)
-        units.put_back()
+        self._put_back(units)
         return report
 
     @contextmanager
