@@ -25,7 +25,7 @@ from torch.nn import functional
 
 from tightframe.errors import SecureSumError, TightframeError
 from tightframe.learning import model_update
-from tightframe.rounds.few_records import across_jobs, rule
+from tightframe.rounds.few_records import across_jobs, layers, rule
 
 JOB: dict[str, Any] = {
     "method": "fedsgd",
@@ -196,7 +196,7 @@ def test_without_the_rule_one_total_of_a_transformer_tells_records_features(
 
     Which records are drawn, and so how many one total tells, nobody knows: 1 to 11 from the eighth round on.
     """
-    for module in (across_jobs, rule):
+    for module in (across_jobs, layers, rule):
         monkeypatch.setattr(module, "units_planned", lambda _setup: None)
     federation = Federation(TRANSFORMER, hospitals(30, side=32, channels=3), state=tmp_path).enroll()
     told = []
@@ -271,7 +271,7 @@ def test_without_the_rule_a_few_totals_of_whole_pictures_tell_who_was_there(
     """A record lies in the span of the totals' rows, another does not: 64 rows of 48 records."""
     data = hospitals(12, side=32, channels=3)
     records = sum(len(item.labels("train")) for item in data.values())
-    for module in (across_jobs, rule):
+    for module in (across_jobs, layers, rule):
         monkeypatch.setattr(module, "units_planned", lambda _setup: None)
     federation = Federation(ONE_PATCH, data, state=tmp_path).enroll()
     name = "gradient/backbone.patch_embedding.patch_embeddings.weight"
