@@ -195,7 +195,8 @@ class UnitRecords:
                 if (often := self._often) is not None:
                     each = often if len(often) == len(sizes) else often.max().expand(len(sizes))
                     times = each.to(sizes.device)[:, None]
-                counted.add_whole(sizes)
+                if self._part:
+                    counted.add_whole(sizes)
                 if fires and sizes.shape[1] == weight.shape[0]:
                     on = torch.cat([(sizes > 0).any(1, keepdim=True), sizes > 0], 1).double()
                     own = sizes.sum(1, keepdim=True) / on[:, 1:].sum(1, keepdim=True).clamp_min(1)
