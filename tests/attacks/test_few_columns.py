@@ -126,8 +126,10 @@ def test_columns_that_few_records_have_or_tell_apart_tell_none_of_them(
     )
     assert without >= 15 and not found
     # Each hospital reads how many columns teach nothing.
-    lost = {item.args[0]: item.args[1] for item in caplog.records if "say nothing in training" in item.msg}
+    warned = [item for item in caplog.records if "say nothing in training" in item.msg]
     counts = {site: item.raw("train").sum(0) for site, item in data.items()}
-    assert lost == {
-        site: int(((n > 0) & (np.minimum(n, PER - n) < UNITS)).sum()) for site, n in counts.items()
-    }
+    few = {site: np.flatnonzero((n > 0) & (np.minimum(n, PER - n) < UNITS)) for site, n in counts.items()}
+    assert {item.args[0]: item.args[1] for item in warned} == {site: len(few[site]) for site in few}
+    for item in warned:
+        names = [f"column {place + 1}" for place in few[item.args[0]]]
+        assert item.args[3] == ", ".join(names if len(names) <= 8 else [*names[:8], "..."])

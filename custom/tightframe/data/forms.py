@@ -49,11 +49,13 @@ class TableForm:
             columns are allowed, and not used.
         encode: (columns, their values as text in that order) -> the record, and all that is wrong with these.
         said: what the columns are, in one clause.
+        values: names of a record's values; empty where the job does not tell them.
     """
 
     choose: Callable[[Sequence[str]], tuple[list[str], list[str]]]
     encode: Callable[[Sequence[str], Sequence[str]], tuple[NDArray[np.float32], list[str]]]
     said: str
+    values: tuple[str, ...] = ()
 
 
 RecordForm = PictureForm | TableForm

@@ -6,7 +6,7 @@ import logging
 import math
 import secrets
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -17,6 +17,7 @@ from tightframe.config.policy import Policy
 from tightframe.config.site import SiteEntry, dataset_of, open_data
 from tightframe.data.base import SiloData, in_steps, own_labels, too_few
 from tightframe.data.content import Content, content_of
+from tightframe.data.forms import TableForm
 from tightframe.errors import DataError
 from tightframe.files import write_atomically
 from tightframe.phases import OwnRows
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from tightframe.rounds.encoded import FeatureCache
     from tightframe.rounds.withdrawn_list import Withdrawn
 
+NAMED = 8
+"""Columns that a warning names; of more it says how many there are."""
 STATE, SECURE_FOLDER = "silo_state", "secure_sum"
 COMMITTED, EARLIER, PROPOSED = "committed.safetensors", "earlier.safetensors", "proposed.safetensors"
 TOLD = "told.safetensors"
@@ -163,10 +166,19 @@ class SiloContext:
         elif wide not in self._common:
             self._common[wide] = found = common_in(self.data, least, wide)
             if found is not None and wide == few > least and found.lost:
-                text = "%s: %d of %d columns say nothing in training: in each fewer than %d patients stand "
-                text += "out, as many as the first layer's units ask for. A narrower one keeps more columns."
-                self.log.warning(text, self.name, found.lost, found.varied, wide)
+                text = "%s: %d of %d columns say nothing in training: %s. In each fewer than %d patients "
+                text += "stand out, as many as the first layer's units ask for. A narrower one keeps more."
+                names = self._values_named(found.lost)
+                self.log.warning(text, self.name, len(found.lost), found.varied, names, wide)
         return self._common[wide]
+
+    def _values_named(self, places: Sequence[int]) -> str:
+        """Name the first few of a record's values, or say at which places they stand."""
+        spec, options = dataset_of(self.job)
+        form = None if spec.form is None else spec.form(options)
+        names = form.values if isinstance(form, TableForm) else ()
+        shown = [names[place] if names else f"column {place + 1}" for place in places[:NAMED]]
+        return ", ".join([*shown, "..."] if len(places) > NAMED else shown)
 
     @cached_property
     def _common(self) -> dict[int, CommonValues | CommonPixels | None]:

@@ -174,7 +174,7 @@ def test_the_formulas_of_a_record_give_the_values_that_the_reader_makes() -> Non
     names = ("age", "sex", "smoker", "pain", "weight")
     rows = [("30", "male", "yes", "mild", "60"), ("70", "female", "", "", "")]
     of = [
-        dict(zip(agreed.features, form(options()).encode(names, row)[0].tolist(), strict=True))
+        dict(zip(form(options()).values, form(options()).encode(names, row)[0].tolist(), strict=True))
         for row in rows
     ]
     for name, x, place in (("age", 30, 0), ("age", 70, 1), ("weight", 60, 0), ("weight", 120.0, 1)):

@@ -74,6 +74,7 @@ def form(options: HeartOptions) -> TableForm:
         choose=partial(named_columns, FEATURES),
         encode=_encode,
         said=f"the columns {', '.join(FEATURES)} (cp_2 to cp_4 and restecg_1, restecg_2 are 1 at that level)",
+        values=FEATURES,
     )
 
 

@@ -57,14 +57,15 @@ class CommonValues:
     Attributes:
         starts: where each record's replaced values begin in the others, (n + 1,).
         columns, values: of them, (k,).
-        varied, lost: numbers of columns of several values, and of those that keep one only.
+        varied: number of columns of several values.
+        lost: those of them that keep one only.
     """
 
     starts: NDArray[np.int64]
     columns: NDArray[np.int64]
     values: NDArray[np.float32]
     varied: int
-    lost: int
+    lost: tuple[int, ...]
 
     def apply(self, inputs: torch.Tensor, records: Sequence[int]) -> torch.Tensor:
         """Return inputs (B, p) of these records with the values replaced; others keep every bit."""
@@ -188,8 +189,8 @@ def common_values(
     _hide_who_breaks(made, owners, least)
     places = np.nonzero(made != rows)
     starts = np.searchsorted(places[0], np.arange(len(rows) + 1))
-    lost = varied & (made.min(0) == made.max(0))
-    return CommonValues(starts, places[1], made[places], int(varied.sum()), int(lost.sum()))
+    lost = np.flatnonzero(varied & (made.min(0) == made.max(0)))
+    return CommonValues(starts, places[1], made[places], int(varied.sum()), tuple(lost.tolist()))
 
 
 def _hide_who_stands_out(values: NDArray[np.float32], owners: NDArray[np.int64], least: int) -> None:

@@ -352,7 +352,7 @@ def form(options: Any) -> TableForm:
         return features[0], [f"{name}: {rule}" for name, faults in found.items() for rule in faults]
 
     said = f"the columns {', '.join(names)} of the contract ({contract.title}), by its names, codes and units"
-    return TableForm(choose=partial(named_columns, names), encode=encoded, said=said)
+    return TableForm(partial(named_columns, names), encoded, said, values=contract.features)
 
 
 def _column(cells: Cells, column: Column, site: TableSite) -> tuple[NDArray[np.float64], Faults]:
