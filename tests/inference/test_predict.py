@@ -214,6 +214,14 @@ def test_a_header_that_another_character_divides_is_told(heart: Path, tmp_path: 
         inputs.find(tightframe.load_model(heart), [table])
 
 
+def test_a_table_in_another_encoding_is_told_what_to_do(heart: Path, tmp_path: Path) -> None:
+    table = tmp_path / "in.csv"
+    table.write_bytes(f"{','.join(FEATURES)},größe\n".encode("cp1252"))
+    told = rf"byte {len(','.join(FEATURES)) + 3} is not\. Save it so; .*--site-config"
+    with pytest.raises(ModelError, match=told):
+        inputs.find(tightframe.load_model(heart), [table])
+
+
 @pytest.mark.parametrize(
     ("names", "word"),
     [

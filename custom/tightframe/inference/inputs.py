@@ -279,10 +279,14 @@ class TableRows:
             with self.path.open(newline="", encoding="utf-8-sig") as stream:
                 reader = csv.reader(stream)
                 return [(reader.line_num, row) for row in reader if any(cell.strip() for cell in row)]
-        except (OSError, UnicodeDecodeError, csv.Error) as error:
+        except UnicodeDecodeError as error:
             raise ModelError(
-                f"Expected {self.path} as CSV in UTF-8, but got: {error}.", code="TF-823"
+                f"Expected {self.path} as CSV in UTF-8, but byte {error.start} is not. Save it so; of a "
+                "contract's table a site's entry (--site-config) may name another `encoding`.",
+                code="TF-823",
             ) from None
+        except (OSError, csv.Error) as error:
+            raise ModelError(f"Expected {self.path} as CSV, but got: {error}.", code="TF-823") from None
 
     def __len__(self) -> int:
         return len(self._lines) - 1
