@@ -207,7 +207,8 @@ def lines(method: str) -> list[str]:
     """Return a method's preset and what was seen of it, as ``tightframe methods NAME`` shows them."""
     preset, compared = of(method), list(effects(method))
     shown = [f"preset (`tightframe jobs export --method {method} --data DATASET`): {preset.sets}"]
-    shown += [f"  in print: {preset.printed}", f"  source: {preset.source}"]
+    if method in PRESETS:
+        shown += [f"  in print: {preset.printed}", f"  source: {preset.source}"]
     if not compared:
         place = ELSEWHERE.get(method)
         told = "not measured here against a baseline" if place is None else f"measured here {place}"

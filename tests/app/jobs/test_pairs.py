@@ -110,6 +110,8 @@ def test_a_preset_tells_truly_whether_each_hospital_gets_its_own_model() -> None
         own = method.personalise is not None and method.one_sum is None
         assert presets.of(method.name).own_models == own, f"{method.name}: `own_models` in presets.py"
         assert ("personalise true" in presets.of(method.name).sets) == own
+    of_another_package = presets.lines("theirs")
+    assert len(of_another_package) == 2 and of_another_package[0].endswith("nothing beyond its defaults")
 
 
 def test_an_effect_is_seen_only_where_five_seeds_leave_zero_out() -> None:
