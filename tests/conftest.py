@@ -217,11 +217,11 @@ def _priced_once() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _counted_once() -> Iterator[None]:
-    """What columns tell of each other or of few is counted once in a process of tests for the same records.
+    """What columns tell of each other or of few, and pictures' looks, are counted once for the same records.
 
     These are pure functions of arrays, and most runs of tests have the records of others.
     """
-    from tightframe.data import columns
+    from tightframe.data import columns, looks
     from tightframe.data.table import common_values
     from tightframe.learning.few_records import record_values
 
@@ -235,6 +235,7 @@ def _counted_once() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(columns, "_combinations", once)
+        patch.setattr(looks, "_places", _by_arrays(looks._places))
         for name in ("_levels", "_independent", "_bits_of"):
             patch.setattr(record_values, name, _by_arrays(getattr(record_values, name)))
         patch.setattr(common_values, "common_values", _by_arrays(common_values.common_values))
