@@ -178,13 +178,13 @@ class Privacy(Lasting):
             for a ``start``.
         class_noise_share: part of epsilon for class sums and class counts, if a method needs any, and for the
             release of a ``start``.
-        product_weight, count_weight: precision of products and of class counts beside class sums of
-            features, in the one release of ``fed3r``, ``fedcgs`` and ``fedncm``: more of one gives it less
-            noise, and the others more.
+        product_weight, count_weight: weights of the products and of the class counts, beside 1 for the class
+            sums of features, in the one release of ``fed3r``, ``fedcgs`` and ``fedncm``: a larger weight
+            means less noise there, and more in the other parts.
         evaluation: ``local``: each silo evaluates for itself only, because exact counts are an oracle;
             ``noisy``: in addition, totals over the silos are opened with noise, and charged.
         evaluations: number of models evaluated with noise: the last one, and others spread over the rounds.
-        evaluation_noise_share: part of epsilon for these.
+        evaluation_noise_share: part of epsilon for noisy evaluations.
         normalisation: the replacement of BatchNorm: ``group``, or ``frozen`` statistics of the initial model.
     """
 

@@ -91,13 +91,14 @@ class Rules(StrictModel):
         allowed_submitters: provisioned names of the users who may submit a job; None for all.
         min_withdrawn: the least number of records that a withdrawal must take out over all silos
             (``withdraw`` in a job), because the total tells their sum.
-        records_per_feature: the least number of records, surely of honest silos, for each feature whose
-            products are summed without noise (TF-625): records are computed from a sum over fewer. And of
-            values in a class's records, for each frozen feature summed by class; of a silo's own, by half,
-            for each number that a run's class sums in training tell. And of records for each
-            unit of a layer trained on them that is dense on their inputs or on frozen features, and for each
-            of these or, if fewer, of units by rounds, and for each round, those of all jobs together. Of its
-            own, by half, for each unit trained on a column that some of them have. With 0 there is no rule.
+        records_per_feature: how many records exact sums must rest on, because single records are computed
+            from sums over fewer (TF-625); 0 switches the rule off. A number k asks for k records of honest
+            silos for each feature whose products are summed; for k values in a class's records for each
+            frozen feature summed by class; and, where a layer trains densely on inputs or frozen features,
+            for k records for each of its units, for each of these inputs (or, if fewer, units times rounds)
+            and for each round, over all jobs. Of this site's own records it asks for k / 2 values for each
+            number that a run's class sums in training tell, and for k / 2 records with a column for each
+            unit trained on it.
         min_row_bits: refuse jobs without privacy over a table of fewer than 2 to this number possible
             rows, by the values of this site's training records (TF-628): from exact totals, of a round of
             training too, records are found among these, by least squares. With 0 there is no rule.

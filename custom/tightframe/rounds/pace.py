@@ -1,11 +1,10 @@
-"""How long a silo's work on its records takes, as others see it: as long as the longest of this run.
+"""Hold a silo's answers back, so that their time tells nothing of its records.
 
-From a first batch that fails to a whole training, the time of an answer can tell of a single record, and a
-server can name a state of its own choice to one silo (``docs/threat-model.md``). So work on records ends not
-before a *floor*: the longest training of this silo in this run with some head-room. The floor rests on
-trainings whose state no server has chosen: on the job's own start, behind verified totals, and on a rehearsal
-before the first work on any other state. Work that takes longer all the same raises it for good, so that
-few answers of a run can.
+How long a silo works can depend on a single record (a first batch that fails, a whole training), and a server
+can choose the state that one silo works on (``docs/threat-model.md``). So no answer leaves before a *floor*:
+1.25 times the longest training of this silo in this run. Only trainings on a state that no server has chosen
+count for it: the job's own start, what follows from verified totals, and a rehearsal before the first work on
+any other state. Work that takes longer raises the floor for good, so few answers of a run can be late.
 """
 
 from __future__ import annotations
@@ -31,12 +30,12 @@ Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class _Pending(BaseModel):
-    """The last work, which no sum's verification has confirmed yet.
+    """The last work on records, whose state is not verified yet.
 
     Attributes:
-        sum: that it was for.
-        part: that it is a measure of; None unless all of it was done.
-        seconds: that it took.
+        sum: the sum that the work was for.
+        part: the part of the run whose duration it measures; None if it was not finished.
+        seconds: its duration.
     """
 
     # Earlier versions wrote a key more.
@@ -48,13 +47,13 @@ class _Pending(BaseModel):
 
 
 class _Times(BaseModel):
-    """What a silo remembers of its trainings.
+    """Durations of a silo's trainings, in seconds.
 
     Attributes:
-        first: part of the run -> seconds of its first work on a state that is the run's own.
-        later: the longest of those after it. Once there is one, the first counts no more: it has read records
-            from a cold disk.
-        unverified: the longest work that has raised the floor before its state was verified.
+        first: part of the run -> its first training on a verified state.
+        later: part of the run -> the longest one after that. It replaces the first, which read records from a
+            cold disk.
+        unverified: the longest work that raised the floor before its state was verified.
         pending: the last work.
     """
 
@@ -86,7 +85,7 @@ class Work:
 
 
 class Pace:
-    """The floor of one silo's answers in one run, in a file: a new process goes on with it.
+    """Floor of one silo's answers in one run, kept in a file for the silo's next process.
 
     Args:
         on: whether answers are held back; only for a term that others see, and not in a simulation.

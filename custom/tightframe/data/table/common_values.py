@@ -52,7 +52,7 @@ FOLLOWS, STEPS = 1e-4, 24
 
 @dataclass(frozen=True)
 class CommonValues:
-    """What a hospital takes some values of its training records for.
+    """Values that replace some of a hospital's own in exact sums of training records.
 
     Attributes:
         starts: where each record's replaced values begin in the others, (n + 1,).
@@ -86,7 +86,7 @@ class CommonValues:
 
 @dataclass(frozen=True)
 class CommonPixels:
-    """What a hospital takes the pixels of its training pictures for in which few are unlike the rest.
+    """Values that replace pixels in which few of a hospital's training pictures differ from the rest.
 
     Attributes:
         few: pixels, and channels, in which fewer patients than asked are off the lowest or highest value.

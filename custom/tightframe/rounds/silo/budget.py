@@ -26,17 +26,17 @@ from tightframe.rounds.silo.checks.known_records import note_records
 
 SOLVED = "privacy.json"
 Planned = Callable[[float], Sequence[Event]]
-"""Epsilon of a job -> all that it may charge then."""
+"""Epsilon of a job -> all privacy events that it may then charge."""
 
 
 @dataclass(frozen=True)
 class Costs:
-    """What a job makes of the budget of its records.
+    """Cost of a job to its records' budget.
 
     Attributes:
-        spent: events of earlier jobs.
-        planned: all that the job may charge.
-        cap: the site's.
+        spent: privacy events of earlier jobs.
+        planned: all privacy events that the job may charge.
+        cap: the site's limit.
     """
 
     spent: tuple[Event, ...]
@@ -54,7 +54,7 @@ class Costs:
         return accounting.guaranteed((*self.spent, *self.planned), self.cap.delta)
 
     def in_words(self) -> str:
-        """Say from where to where the job brings the budget, and of what."""
+        """Say how much is spent before and after the job, and what the cap is."""
         limit = "without a cap" if self.cap.epsilon >= MAX_EPSILON else f"of {self.cap.epsilon:g}"
         after = rounded_up(self.after)
         return f"from {rounded_up(self.before)} to {after} {limit} (epsilon at delta {self.cap.delta:g})"
