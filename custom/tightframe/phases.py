@@ -386,6 +386,16 @@ class SiloView(Protocol):
             staying: see ``record_values``.
         """
 
+    def backed(self, sizes: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """Return which parts of each class's sum enough training records make, bool (C, K).
+
+        See ``learning.few_records.class_parts``.
+
+        Args:
+            sizes: weight of each record in each part, none negative, (n, K); each part has as many numbers.
+            labels: (n,).
+        """
+
     def rows(self) -> tuple[list[bytes], torch.Tensor]:
         """Return a digest of each training record's inputs, before a withdrawal, and labels (n,), in order.
 

@@ -102,7 +102,10 @@ def _golden_terms(case: int, config: FedNHConfig) -> list[torch.Tensor]:
             return iter(zip(x.split(5), y.split(5), strict=True))
 
         silo: Any = SimpleNamespace(
-            setting=SimpleNamespace(config=config), batches=batches, offers_prototypes=True
+            setting=SimpleNamespace(config=config),
+            batches=batches,
+            offers_prototypes=True,
+            backed=lambda sizes, labels: torch.ones(1, 1),
         )
         terms.append(fednh.prototype_terms(silo, model, _golden(prefix + "W")))
     return terms

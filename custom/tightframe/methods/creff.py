@@ -26,7 +26,7 @@ is from the averaged head. A personal model predicts with the head that it train
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
@@ -139,14 +139,22 @@ def dissimilarity(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
 
 @torch.no_grad()
 def class_gradients(
-    records: Iterable[tuple[torch.Tensor, torch.Tensor]], weight: torch.Tensor, bias: torch.Tensor
+    records: Iterable[tuple[torch.Tensor, torch.Tensor]],
+    weight: torch.Tensor,
+    bias: torch.Tensor,
+    backed: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return a silo's mean gradient of each class, and which classes it has.
+
+    A record is in the row of another class by the probability of that class, and in its own class's by less
+    the sum of these.
 
     Args:
         records: batches of features (B, d) and labels (B,).
         weight: of the re-trained head, (C, d).
         bias: (C,).
+        backed: says by these probabilities (n, C - 1), other classes in order, and labels (n,) which rows
+            enough records make (C, C - 1); the others are of nobody. None takes all.
 
     Returns:
         (C, C (d + 1)) and (C,), float64 on the CPU; rows of classes that it lacks are zero.
@@ -158,16 +166,37 @@ def class_gradients(
     sums = torch.zeros(classes, classes, width + 1, dtype=torch.float64)
     counts = torch.zeros(classes, dtype=torch.float64)
     wide = [item.to("cpu", torch.float64) for item in (weight, bias)]
+    parts, truths = [torch.zeros(0, classes - 1)], [torch.zeros(0, dtype=torch.int64)]
     for rows, labels in records:
         features, truth = rows.to("cpu", torch.float64), labels.cpu()
         for label in truth.unique().tolist():
             own = features[truth == label]
             sums[label] += head_gradients(own, label, wide[0], wide[1])
             counts[label] += len(own)
+        if backed is not None:
+            likely = torch.softmax(features @ wide[0].T + wide[1], 1)
+            own_class = nn.functional.one_hot(truth, classes).bool()
+            parts.append(likely[~own_class].view(len(likely), classes - 1))
+            truths.append(truth)
     if not bool(sums.isfinite().all()):
         raise TrainingError("Expected finite gradients of the head, but some are NaN or infinite.")
+    if backed is not None:
+        keep_rows(sums, backed(torch.cat(parts), torch.cat(truths)))
     means = sums / counts.clamp_min(1)[:, None, None]
     return means.flatten(1), (counts > 0).to(torch.float64)
+
+
+def keep_rows(sums: torch.Tensor, kept: torch.Tensor) -> None:
+    """Clear rows of class gradients in place, and of each class's own row what they are of it.
+
+    Args:
+        sums: (C, C, d + 1).
+        kept: which of the other classes' rows stay, bool (C, C - 1).
+    """
+    for label in (~kept).any(1).nonzero()[:, 0].tolist():
+        others = [place for place in range(len(sums)) if place != label]
+        sums[label, others] *= kept[label, :, None]
+        sums[label, label] = -sums[label, others].sum(0)
 
 
 def match_features(
@@ -249,7 +278,8 @@ def finish(trained: Trained) -> Contribution:
     model: Any = silo.load(received).eval()
     records = silo.batches("train", augment=False, shuffle=False) if silo.offers_prototypes else ()
     features = ((model.features(inputs), labels) for inputs, labels in records)
-    gradients, held = class_gradients(features, received[f"{RETRAINED}weight"], received[f"{RETRAINED}bias"])
+    head = received[f"{RETRAINED}weight"], received[f"{RETRAINED}bias"]
+    gradients, held = class_gradients(features, *head, silo.backed)
     return Contribution({GRADIENTS: gradients, HOLDERS: held})
 
 

@@ -268,7 +268,9 @@ def prototype_terms(silo: SiloView, model: nn.Module, prototypes: torch.Tensor) 
     # Augmentation is keyed by the epoch: the one after the last of training.
     epoch = silo.setting.local.epochs if augment else 0
     records = silo.batches("train", augment=augment, shuffle=False, epoch=epoch)
-    sums, weights, counts = _passed(model, records, classes, width, by_probability=config.client_adv)
+    sums, weights, counts, chosen = _passed(model, records, classes, width, by_probability=config.client_adv)
+    if chosen is not None:
+        sums *= silo.backed(*chosen)
     if config.proto_release == "sum":
         return sums
     means = unit_means(sums, weights)
@@ -285,8 +287,12 @@ def _passed(
     width: int,
     *,
     by_probability: bool,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return sums (C, d), weights (C,) and counts (C,) of all records, float64 on the CPU."""
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, tuple[torch.Tensor, torch.Tensor] | None]:
+    """Return sums (C, d), weights (C,) and counts (C,) of all records, float64 on the CPU.
+
+    By probability also each record's, (n, 1), and its label, (n,).
+    """
+    found: list[tuple[torch.Tensor, torch.Tensor]] = []
     sums = torch.zeros(classes, width, dtype=torch.float64)
     weights, counts = torch.zeros(classes, dtype=torch.float64), torch.zeros(classes, dtype=torch.float64)
     for inputs, labels in batches:
@@ -295,13 +301,17 @@ def _passed(
         if by_probability:
             logits = model.head(features).to(torch.float64)  # type: ignore[operator]
             chosen = logits.softmax(1).gather(1, labels[:, None])[:, 0]
+            found.append((chosen[:, None].cpu(), labels.cpu()))
         part, weight = class_directions(features.to(torch.float64), labels, classes, chosen)
         sums += part.cpu()
         weights += weight.cpu()
         counts += torch.bincount(labels.cpu(), minlength=classes)
     if not bool(sums.isfinite().all()):
         raise TrainingError("Expected finite features after local training, but some are NaN or infinite.")
-    return sums, weights, counts
+    if not found:
+        return sums, weights, counts, None
+    sizes, labels = (torch.cat(items) for items in zip(*found, strict=True))
+    return sums, weights, counts, (sizes, labels)
 
 
 def update(state: ServerState, totals: Totals, cohort: Cohort, *, config: FedNHConfig) -> ServerState:

@@ -20,6 +20,7 @@ from tightframe.data.withdrawn import record_ids
 from tightframe.errors import RunError, TrainingError
 from tightframe.learning import loop, own_loop
 from tightframe.learning.batches import merge_single_tail, reading_processes
+from tightframe.learning.few_records import class_parts
 from tightframe.learning.few_records.distinct_rows import DistinctRows, own_rows, row_digests
 from tightframe.learning.few_records.record_values import column_bits, count_values
 from tightframe.learning.few_records.unit_records import UnitRecords
@@ -169,6 +170,25 @@ class LocalSilo:
             return torch.ones(self.setting.num_classes, dtype=torch.bool)
         own = self.own_rows()
         return own.by_class * own.values >= least
+
+    def backed(self, sizes: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """Return which parts of each class's sum enough of this silo's training records make, bool (C, K).
+
+        Args:
+            sizes: weight of each record in each part, none negative, (n, K); each part has as many numbers.
+            labels: (n,).
+        """
+        ruled = self.records_per_feature and not self.context.data.synthetic
+        needed = least_class_values(self.context.policy, self.setup) / sizes.shape[1] if ruled else 0.0
+        counts, distinct = (self.class_counts("train", distinct=only) for only in (False, True))
+        return class_parts.backed(
+            sizes,
+            labels,
+            repeats=(counts / distinct.clamp_min(1)).ceil().clamp_min(1),
+            least=self.min_class_count if self.records_per_feature else 0,
+            values=self.own_rows().values if needed else torch.ones(self.setting.num_classes),
+            needed=needed,
+        )
 
     def charge(self, purpose: str, events: Sequence[Event], *, alone: Event | None = None) -> None:
         """Charge a release to the site's ledger, before its noise is drawn.
