@@ -82,6 +82,7 @@ class Field:
         products: the width d of features whose products it sums over records, exactly; 0 for any other field.
         features: the same of frozen features that it sums by class.
         independent: of each class, how many of its numbers do not follow from others; None for all.
+        means: of each class the mean of a silo's features, not their sum.
     """
 
     name: str
@@ -98,6 +99,7 @@ class Field:
     products: int = 0
     features: int = 0
     independent: int | None = None
+    means: bool = False
 
     @property
     def group(self) -> Group:

@@ -1,7 +1,8 @@
-"""Class sums that weigh each record by what the model answers, and options that leave few of any weight."""
+"""Class sums that weigh each record by what the model answers, or are means of yes and no."""
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,10 @@ import torch
 from tests.support.attacks.malicious_server import ANY_WIDTH, STANDARD, Federation, Records, hearts
 
 from tightframe.config.policy import PolicyBlock
+from tightframe.data.heart import FEATURES, NUMBERS
+from tightframe.errors import PolicyError
 from tightframe.learning import model_update
-from tightframe.methods import creff, fednh
+from tightframe.methods import creff, fednh, fedproto
 
 JOB: dict[str, Any] = {
     "weights": "exact",
@@ -88,3 +91,25 @@ def test_no_vector_of_a_class_is_of_its_likeliest_record_alone(
         alone += len(features) * torch.nn.functional.normalize(features[likely.argmax()].double(), dim=0)
     gap = float((opened[1] - alone).norm() / alone.norm())
     assert (gap < 0.05) == (policy is ANY_WIDTH) and opened[1].any() == (policy is ANY_WIDTH)
+
+
+def test_means_of_yes_and_no_tell_hospitals_own_numbers_and_are_refused(
+    hospitals: dict[str, Records], tmp_path: Path
+) -> None:
+    job = {**JOB, "method": "fedproto", "rounds": 2, "model_options": {"widths": []}}
+    federation = Federation(job, hospitals, state=tmp_path, policy=ANY_WIDTH).enroll()
+    for place in [exchange.place for exchange in federation.setup.plan if exchange.training]:
+        total = federation.sum(*place)
+    yes_or_no = [place for place, name in enumerate(FEATURES) if name not in NUMBERS]
+    opened = total[fedproto.SUMS][0, yes_or_no]
+    pairs = itertools.combinations(range(2, 120), 2)
+    found = {(n, m) for n, m in pairs if (abs(np.round(opened * n * m) - opened * n * m) < 1e-3).all()}
+    assert found == {tuple(sorted({len(of_class(data, 0)) for data in hospitals.values()}))}
+
+    def enroll(name: str, **other: Any) -> None:
+        Federation({**job, **other}, hospitals, state=tmp_path / name, policy=STANDARD).enroll()
+
+    with pytest.raises(PolicyError, match=r"TF-625: [\s\S]*class means of each silo's own columns"):
+        enroll("refused")
+    enroll("records", method_options={"weighting": "records"})
+    enroll("units", model_options={"widths": [16]})

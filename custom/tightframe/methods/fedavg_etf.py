@@ -229,7 +229,8 @@ def _memory_fields(setting: Setting, *, collect: Collected) -> tuple[phases.Fiel
         bound=COUNT_BOUND if by_records else 1.0,
         sensitivity=1.0 if by_records else None,
     )
-    sums = shared(NUMERATOR, (classes, width), bound=SUM_BOUND if by_records else FEATURE_BOUND)
+    bound = SUM_BOUND if by_records else FEATURE_BOUND
+    sums = shared(NUMERATOR, (classes, width), bound=bound, means=not by_records)
     return {"nothing": (), "flags": (shares,), "means": (sums, shares)}[collect]
 
 

@@ -108,6 +108,7 @@ def plan(setting: Setting, round: int, rounds: int) -> tuple[Phase, ...]:
         bound=SUM_BOUND if by_records else FEATURE_BOUND,
         static=True,
         per_class=True,
+        means=not by_records,
     )
     shares = phases.Field(
         SHARES, (classes,), bound=COUNT_BOUND if by_records else 1.0, static=True, per_class=True

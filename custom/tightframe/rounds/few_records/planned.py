@@ -49,6 +49,16 @@ def class_sums_in(setup: JobSetup, schema: Schema) -> ClassSums | None:
     return ClassSums(width, setup.most_values) if width else None
 
 
+def means_of_columns(setup: JobSetup) -> bool:
+    """Check whether a job sums means, silo by silo, of columns that no layer before the head mixes."""
+    fields = (item for each in setup.plan for phase in each.phases for item in phase.schema.fields)
+    if setup.privacy is not None or not any(item.means for item in fields):
+        return False
+    template = shared_template(setup.setting)
+    tensors = (*template.named_parameters(), *template.named_buffers())
+    return all(item.dim() < 2 for name, item in tensors if not name.startswith("head."))
+
+
 @once
 def class_numbers(setup: JobSetup) -> int:
     """Return how many numbers of each class's records a whole run's exact sums in training tell; 0 for none.

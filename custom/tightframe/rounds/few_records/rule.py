@@ -38,6 +38,7 @@ from tightframe.rounds.few_records.planned import (
     class_numbers,
     class_sums_in,
     class_sums_planned,
+    means_of_columns,
     products_in,
     products_planned,
 )
@@ -71,6 +72,14 @@ def check_job(policy: Policy, setup: JobSetup) -> None:
             "class sums in training without class rules",
             "class_rules on, or privacy",
             "no silo could leave out a class of which it has so few records that these are computed",
+        )
+    if means_of_columns(setup):
+        refuse(
+            policy,
+            "class means of each silo's own columns",
+            "weighting records (fedproto), mu_divisor count_weighted (fedavg_etf), or a hidden layer",
+            "of a column of yes and no a silo's mean is a fraction k/n, and a sum of fractions tells each of "
+            "them: sum records in place of means, or give mlp model_options.widths",
         )
     found = products_planned(setup)
     if (numbers := behind_few(setup)) and (found or class_sums_planned(setup) or _on_features(setup)):
