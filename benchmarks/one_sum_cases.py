@@ -49,8 +49,9 @@ RATES: Mapping[float, float] = {8.0: 0.5, 4.0: 0.5, 2.0: 0.2, 1.0: 0.2}
 """DP-SGD's learning rate of the digits, by epsilon (docs/benchmarks.md)."""
 STEPS, FEWEST_STEPS = 20, 30
 """FedSGD's rounds for each epsilon, and at least: more steps need more noise in each."""
-EXACT_STEPS, EXACT_RATE = 100, 0.1
-"""FedSGD's without privacy, where gradients are not clipped."""
+EXACT_STEPS = 100
+EXACT: Mapping[str, Any] = {"optimizer": "adam", "learning_rate": 0.1}
+"""FedSGD's steps and options without privacy, where gradients are not clipped: those that it documents."""
 HEART_RANGES: Mapping[str, tuple[float, float]] = {
     "age": (20, 90),
     "trestbps": (80, 200),
@@ -174,7 +175,7 @@ class Case:
         if method == "fedsgd":  # a round is one step
             values["training"]["epochs"] = 1
             if epsilon is None and not options:
-                values["method_options"] = {"learning_rate": EXACT_RATE}
+                values["method_options"] = dict(EXACT)
         if method in HEAD_ONLY:
             steps = EXACT_STEPS if epsilon is None else max(FEWEST_STEPS, round(STEPS * epsilon))
             encoder = self.encoder if epsilon is None else self.private_encoder
