@@ -178,14 +178,16 @@ class LocalSilo:
             sizes: weight of each record in each part, none negative, (n, K); each part has as many numbers.
             labels: (n,).
         """
-        ruled = self.records_per_feature and not self.context.data.synthetic
+        if not self.records_per_feature:  # no rule: nothing is counted
+            return torch.ones(self.setting.num_classes, sizes.shape[1], dtype=torch.bool)
+        ruled = not self.context.data.synthetic
         needed = least_class_values(self.context.policy, self.setup) / sizes.shape[1] if ruled else 0.0
         counts, distinct = (self.class_counts("train", distinct=only) for only in (False, True))
         return class_parts.backed(
             sizes,
             labels,
             repeats=(counts / distinct.clamp_min(1)).ceil().clamp_min(1),
-            least=self.min_class_count if self.records_per_feature else 0,
+            least=self.min_class_count,
             values=self.own_rows().values if needed else torch.ones(self.setting.num_classes),
             needed=needed,
         )
