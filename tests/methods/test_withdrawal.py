@@ -173,6 +173,25 @@ def first(made: Ended, tmp_path: Path) -> Ended:
     return Ended(Path(shutil.copytree(made.folder, tmp_path / "first")), made.data, made.result)
 
 
+@pytest.fixture(scope="module")
+def gone(made: Ended, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Ended]:
+    """The run's folder, in which sites have noted what they withdrew, and the run without two classes."""
+    folder = tmp_path_factory.mktemp("withdrawn")
+    first = Ended(Path(shutil.copytree(made.folder, folder / "first")), made.data, made.result)
+    return first.folder, first.withdraw(two_classes(made.data), folder / "one")
+
+
+@pytest.fixture
+def withdrawn(made: Ended, gone: tuple[Path, Ended], tmp_path: Path) -> tuple[Ended, Ended]:
+    """Both in folders of their own."""
+    place, one = gone
+    folders = (
+        Path(shutil.copytree(place, tmp_path / "first")),
+        Path(shutil.copytree(one.folder, tmp_path / "one")),
+    )
+    return Ended(folders[0], made.data, made.result), Ended(folders[1], made.data, one.result)
+
+
 @pytest.mark.parametrize(
     ("method", "summation", "model"),
     [
@@ -183,12 +202,12 @@ def first(made: Ended, tmp_path: Path) -> Ended:
     ],
 )
 def test_the_model_is_that_of_a_run_without_the_records_to_the_bit(
-    method: str, summation: str, model: dict[str, Any], tmp_path: Path
+    method: str, summation: str, model: dict[str, Any], first: Ended, tmp_path: Path
 ) -> None:
     """Model, total and all else of the state; records of validation and test folds are withdrawn, too."""
-    data = records()
+    data = first.data
     job: dict[str, Any] = {"method": method, "summation": summation, **model}
-    whole = run(data, tmp_path / "whole", **job)
+    whole = first if parse_job({**JOB, **job}) == parse_job(JOB) else run(data, tmp_path / "whole", **job)
     names = two_classes(data)
     for site, lines in names.items():
         for fold in EVALUATED:
@@ -362,10 +381,12 @@ def test_a_hospital_takes_part_with_no_single_record_of_a_class(
     assert not list(first.folder.rglob(LIST)), "no silo's list has begun"
 
 
-def test_more_can_be_withdrawn_from_the_run_that_a_withdrawal_makes(first: Ended, tmp_path: Path) -> None:
+def test_more_can_be_withdrawn_from_the_run_that_a_withdrawal_makes(
+    withdrawn: tuple[Ended, Ended], tmp_path: Path
+) -> None:
     """And the hospital may have deleted what is out; other lists from the first run are refused."""
+    first, one = withdrawn
     names = two_classes(first.data)
-    one = first.withdraw(names, tmp_path / "one")
     more = {
         site: [*lines, *of_class(first.data[site], 4, 5)] for site, lines in two_classes(first.data).items()
     }
@@ -408,9 +429,9 @@ def test_no_list_begins_behind_a_total_that_a_silo_has_not_verified(
         ]
 
 
-def test_an_older_total_is_not_taken_for_the_new_one(first: Ended, tmp_path: Path) -> None:
+def test_an_older_total_is_not_taken_for_the_new_one(withdrawn: tuple[Ended, Ended], tmp_path: Path) -> None:
     """A server that withdraws anew from the first total, beside the silos' state of the withdrawal."""
-    one = first.withdraw(two_classes(first.data), tmp_path / "one")
+    first, one = withdrawn
     forged = tmp_path / "forged"
     shutil.copytree(one.folder, forged)
     path = forged / "server" / CHECKPOINT
@@ -458,7 +479,9 @@ def test_a_silo_that_is_missing_ends_the_withdrawal(first: Ended, tmp_path: Path
     assert "did not enrol" in str(caught.value) or "TF-522" in str(caught.value)
 
 
-def test_a_withdrawal_that_was_stopped_is_resumed_as_any_run(first: Ended, tmp_path: Path) -> None:
+def test_a_withdrawal_that_was_stopped_is_resumed_as_any_run(
+    first: Ended, gone: tuple[Path, Ended], tmp_path: Path
+) -> None:
     class PulledPlugError(Exception):
         pass
 
@@ -485,7 +508,7 @@ def test_a_withdrawal_that_was_stopped_is_resumed_as_any_run(first: Ended, tmp_p
         folder=tmp_path / "resumed",
         stopped=tmp_path / "stopped",
     )
-    expected = first.withdraw(names, tmp_path / "whole")
+    _, expected = gone
     assert state_sha256(found.state) == state_sha256(expected.result.state)
     one, two = found.outcome.final(), expected.result.outcome.final()
     assert one is not None and two is not None and one.evaluation == two.evaluation
