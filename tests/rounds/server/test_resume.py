@@ -100,39 +100,60 @@ def broken(tmp_path_factory: pytest.TempPathFactory) -> Stopped:
     return Stopped(job(), stopped(job(), folder), folder)
 
 
-@pytest.mark.parametrize(
-    ("method", "summation"),
-    [("fedmr", "secure"), ("scaffold", "secure"), ("moon", "plain")],
-)
-def test_a_resumed_run_ends_as_the_unbroken_one_bit_for_bit(
-    method: str, summation: str, tmp_path: Path
-) -> None:
-    wanted = job(method=method, summation=summation)
-    whole = federation.run_job(wanted, folder=tmp_path / "whole")
-    going_on = stopped(wanted, tmp_path / "broken")
-    found = federation.run_job(going_on, folder=tmp_path / "resumed", stopped=tmp_path / "broken")
-    assert same(found.state.model, whole.state.model) and same(found.state.extra, whole.state.extra)
-    assert rows(tmp_path / "resumed") == rows(tmp_path / "whole")
-    assert found.outcome.best_round_by_validation == whole.outcome.best_round_by_validation
-    for name in ("model.safetensors", "best_model.safetensors"):
-        ours, theirs = (tmp_path / run / "server" / name for run in ("resumed", "whole"))
-        assert ours.read_bytes() == theirs.read_bytes()
+@dataclass
+class Both:
+    """The unbroken run of a job and the resumed one, in folders of these names, with what is watched."""
+
+    whole: federation.Result
+    resumed: federation.Result
+    folder: Path
+    courses: list[Any]
 
 
-def test_whoever_watches_a_resumed_run_sees_its_earlier_rounds(
-    broken: Stopped, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    courses = []
+def both(wanted: JobConfig, next_job: JobConfig, before: Path, folder: Path) -> Both:
+    courses: list[Any] = []
     finish = RunRecord.finish
 
     def finished(self: RunRecord, reason: str | None) -> Any:
         courses.append(self.status.course)
         return finish(self, reason)
 
-    monkeypatch.setattr(RunRecord, "finish", finished)
-    federation.run_job(broken.job, folder=tmp_path / "whole")
-    federation.run_job(broken.next, folder=tmp_path / "resumed", stopped=broken.folder)
-    whole, resumed = courses
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RunRecord, "finish", finished)
+        whole = federation.run_job(wanted, folder=folder / "whole")
+        resumed = federation.run_job(next_job, folder=folder / "resumed", stopped=before)
+    return Both(whole, resumed, folder, courses)
+
+
+@pytest.fixture(scope="module")
+def mended(broken: Stopped, tmp_path_factory: pytest.TempPathFactory) -> Both:
+    return both(broken.job, broken.next, broken.folder, tmp_path_factory.mktemp("mended"))
+
+
+def _check_ends_alike(made: Both) -> None:
+    found, whole = made.resumed, made.whole
+    assert same(found.state.model, whole.state.model) and same(found.state.extra, whole.state.extra)
+    assert rows(made.folder / "resumed") == rows(made.folder / "whole")
+    assert found.outcome.best_round_by_validation == whole.outcome.best_round_by_validation
+    for name in ("model.safetensors", "best_model.safetensors"):
+        ours, theirs = (made.folder / run / "server" / name for run in ("resumed", "whole"))
+        assert ours.read_bytes() == theirs.read_bytes()
+
+
+def test_a_resumed_run_ends_as_the_unbroken_one_bit_for_bit(mended: Both) -> None:
+    _check_ends_alike(mended)
+
+
+@pytest.mark.parametrize(("method", "summation"), [("scaffold", "secure"), ("moon", "plain")])
+def test_so_does_one_whose_silos_keep_a_state_of_their_own(
+    method: str, summation: str, tmp_path: Path
+) -> None:
+    wanted = job(method=method, summation=summation)
+    _check_ends_alike(both(wanted, stopped(wanted, tmp_path / "broken"), tmp_path / "broken", tmp_path))
+
+
+def test_whoever_watches_a_resumed_run_sees_its_earlier_rounds(mended: Both) -> None:
+    whole, resumed = mended.courses
     assert resumed == whole and [item.round for item in whole] == [0, 1, 2, 3, 4]
 
 

@@ -6,6 +6,7 @@ import hashlib
 import json
 import re
 import stat
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -47,11 +48,43 @@ def test_a_secure_run_is_the_plain_run_bit_for_bit(tmp_path: Path) -> None:
     assert secure.outcome.rows[1].static_opened
 
 
-def test_class_sums_begin_when_it_is_known_who_holds_what(tmp_path: Path) -> None:
-    result, _ = run(job(rounds=2), tmp_path)
+@dataclass(frozen=True)
+class Whole:
+    """A run of two rounds with secure sums that loses nobody.
+
+    Attributes:
+        terms: what silos encoded, in order.
+    """
+
+    folder: Path
+    result: Any
+    line: Wire
+    terms: list[dict[str, bytes]]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
+    folder, terms, encode = tmp_path_factory.mktemp("whole"), list[dict[str, bytes]](), codec.encode
+
+    def spy(*args: Any, **kwargs: Any) -> Any:
+        terms.append(dict(encode(*args, **kwargs)))
+        return terms[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(codec, "encode", spy)
+        return Whole(folder, *run(job(), folder), terms)
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The result of the same run with plain sums."""
+    return run(job(summation="plain"), tmp_path_factory.mktemp("plain"))[0]
+
+
+def test_class_sums_begin_when_it_is_known_who_holds_what(whole: Whole, tmp_path: Path) -> None:
     one_round, _ = run(job(rounds=1), tmp_path / "one")
     assert not one_round.state.extra[fedmr.VALID].any()
-    assert result.state.extra[fedmr.VALID].any()
+    assert whole.result.state.extra[fedmr.VALID].any()
 
 
 def test_without_the_class_rules_they_begin_at_once_and_the_outcome_says_so(tmp_path: Path) -> None:
@@ -65,9 +98,8 @@ def _read(folder: Path, name: str) -> str:
     return (folder / "server" / name).read_text()
 
 
-def test_two_setup_tasks_two_a_phase_and_a_seal_when_nobody_drops_out(tmp_path: Path) -> None:
-    _, line = run(job(rounds=2), tmp_path)
-    order = [task for task, site, _, _ in line.seen if site == "site-1"]
+def test_two_setup_tasks_two_a_phase_and_a_seal_when_nobody_drops_out(whole: Whole) -> None:
+    order = [task for task, site, _, _ in whole.line.seen if site == "site-1"]
     assert order == ["enroll", "confirm", *["contribute", "reveal"] * 4]
 
 
@@ -92,17 +124,18 @@ def test_a_round_with_a_drop_out_keeps_prototypes_and_marks_its_evaluation(tmp_p
     assert not other.state.extra[fedmr.VALID].any(), "and round 2 did not"
 
 
-def test_a_silo_lost_after_its_term_stays_in_the_sum(tmp_path: Path) -> None:
+def test_a_silo_lost_after_its_term_stays_in_the_sum(plain: Any, tmp_path: Path) -> None:
     def silent(task: str, site: str, request: Any) -> bool:
         return task == "reveal" and site == "site-4"
 
     result, _ = run(job(), tmp_path, silent=silent)
-    plain, _ = run(job(summation="plain"), tmp_path / "plain")
     assert _equal(result.state, plain.state)
     assert all(row.silos == FOUR for row in result.outcome.rows if row.kind == "train")
 
 
-def test_silos_that_are_away_when_shares_are_asked_for_are_asked_once_more(tmp_path: Path) -> None:
+def test_silos_that_are_away_when_shares_are_asked_for_are_asked_once_more(
+    plain: Any, tmp_path: Path
+) -> None:
     """Those that gave shares can join no other sum before this one is opened."""
     away = {"site-1", "site-4"}
 
@@ -113,7 +146,6 @@ def test_silos_that_are_away_when_shares_are_asked_for_are_asked_once_more(tmp_p
         return True
 
     result, line = run(job(), tmp_path, silent=silent)
-    plain, _ = run(job(summation="plain"), tmp_path / "plain")
     assert not away and _equal(result.state, plain.state)
     first = [site for task, site, _, _ in line.seen if task == "reveal"][:4]
     assert sorted(first) == ["site-1", "site-2", "site-3", "site-4"], "and nobody else twice"
@@ -173,16 +205,8 @@ def test_a_silo_missing_at_setup_ends_the_run_where_the_rest_is_too_few(tmp_path
         run(job(min_sites=4), tmp_path, silent=lambda task, site, _: task == "enroll" and site == "site-2")
 
 
-def test_the_server_never_holds_a_silos_plaintext(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    terms: list[dict[str, bytes]] = []
-    encode = codec.encode
-
-    def spy(*args: Any, **kwargs: Any) -> Any:
-        terms.append(dict(encode(*args, **kwargs)))
-        return terms[-1]
-
-    monkeypatch.setattr(codec, "encode", spy)
-    _, line = run(job(), tmp_path)
+def test_the_server_never_holds_a_silos_plaintext(whole: Whole) -> None:
+    terms, line = whole.terms, whole.line
     uploads = [answer["secure"] for task, _, _, answer in line.seen if task == "contribute"]
     assert len(uploads) == len(terms) + 4 == 16, "the last four are those of the seal"
     everything = b"".join(
@@ -207,7 +231,9 @@ def test_the_server_never_holds_a_silos_plaintext(tmp_path: Path, monkeypatch: p
                     assert window not in everything
 
 
-def test_one_process_a_task_gives_the_same_model_and_its_secrets_are_the_owners_alone(tmp_path: Path) -> None:
+def test_one_process_a_task_gives_the_same_model_and_its_secrets_are_the_owners_alone(
+    whole: Whole, tmp_path: Path
+) -> None:
     of, folder = job(), tmp_path / "apart"
 
     def fresh(site: str) -> SiloSession:
@@ -215,14 +241,13 @@ def test_one_process_a_task_gives_the_same_model_and_its_secrets_are_the_owners_
 
     line = Wire({}, fresh=fresh)
     result = coordinator(of, folder).run(line)
-    together, _ = run(of, tmp_path / "together")
-    assert _equal(result.state, together.state)
+    assert _equal(result.state, whole.result.state)
     assert list((folder / "site-1" / "secure_sum").iterdir())
-    every = [path for own in (folder, tmp_path / "together") for path in (own / "site-1").rglob("*")]
+    every = [path for own in (folder, whole.folder) for path in (own / "site-1").rglob("*")]
     others = [path for path in every if path.is_file() and stat.S_IMODE(path.stat().st_mode) & 0o077]
     assert len(every) > 20 and not others, "also its transcript, which tells totals of few numbers"
     # In memory nothing but the run's ledger with the journal is on the disk.
-    memory = tmp_path / "together" / "site-1" / "secure_sum"
+    memory = whole.folder / "site-1" / "secure_sum"
     left = {path.relative_to(memory).parts[:2] for path in memory.rglob("*") if path.is_file()}
     assert left == {("sums.lock",), (JOB_ID, "privacy")}
 
@@ -355,7 +380,12 @@ def test_in_production_no_two_jobs_repeat_a_silos_updates(tmp_path: Path) -> Non
     ("kind", "number"), [("train", 0), ("train", 3), ("closing", 1), ("statistics", 1), ("before", 1)]
 )
 def test_a_silo_refuses_rounds_that_the_job_does_not_have(tmp_path: Path, kind: str, number: int) -> None:
+    class EnoughError(Exception):
+        pass
+
     def change(task: str, site: str, request: Any) -> Any:
+        if in_round(request, 2):
+            raise EnoughError
         if task == "contribute" and site == "site-1" and in_round(request, 1):
             phase = messages.TermRequest.from_bytes(request["secure"])
             sum_id = messages.SumId(number, f"{kind}-0", 0)
@@ -363,8 +393,11 @@ def test_a_silo_refuses_rounds_that_the_job_does_not_have(tmp_path: Path, kind: 
             request |= {"kind": kind, "round": number, "secure": term.to_bytes()}
         return request
 
-    result, _ = run(job(), tmp_path, change=change)
-    assert result.outcome.rows[0].dropped == {"site-1": "TF-505"}
+    sessions = {site: SiloSession(context) for site, context in contexts(job(), tmp_path).items()}
+    made = coordinator(job(), tmp_path)
+    with pytest.raises(EnoughError):
+        made.run(Wire(sessions, change=change))
+    assert made.record.rows[0].dropped == {"site-1": "TF-505"}
 
 
 def test_a_silo_whose_first_term_is_lost_has_one_session_in_its_transcript(tmp_path: Path) -> None:
