@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ import tightframe
 from tightframe import federation
 from tightframe.config.job import JobConfig, check_job, parse_job
 from tightframe.config.site import SiteEntry
+from tightframe.data.base import SiloData
 from tightframe.data.image_sets import open_silos
 from tightframe.errors import JobError, RunError, TightframeError
 from tightframe.privacy import accounting
@@ -56,11 +57,11 @@ def train(method: str, folder: Path, **changes: Any) -> federation.Result:
     return federation.run(method, SILOS, 1, folder=folder, **(SMALL | changes))
 
 
-def pooled(place: Path) -> tuple[np.ndarray, np.ndarray]:
+def pooled(place: Path, silos: Mapping[str, SiloData] = SILOS) -> tuple[np.ndarray, np.ndarray]:
     """True classes and a model's answers for the test records of all silos, by scikit-learn's reading."""
     model = tightframe.load_model(place)
     truth, answers = [], []
-    for data in SILOS.values():
+    for data in silos.values():
         records: Any = data.records("test")
         truth.append(data.labels("test"))
         answers.append(model.predict(torch.stack([records[i][0] for i in range(len(truth[-1]))])))
@@ -74,8 +75,10 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def evaluate(made: evaluating.Evaluation, folder: Path, **changes: Any) -> federation.Result:
-    return federation.run_job(made.job, data=SILOS, folder=folder, initial_model=str(made.model), **changes)
+def evaluate(
+    made: evaluating.Evaluation, folder: Path, data: Mapping[str, SiloData] = SILOS, **changes: Any
+) -> federation.Result:
+    return federation.run_job(made.job, data=data, folder=folder, initial_model=str(made.model), **changes)
 
 
 @pytest.mark.whole
@@ -131,11 +134,14 @@ def test_a_network_of_a_job_with_privacy_is_evaluated_exactly_or_with_noise(
     monkeypatch.setattr(portions, "check_per_record", lambda *_, **__: None)
     private = {"weights": "uniform", "privacy": {"epsilon": 20.0, "noise_multiplier": 1.5}}
     model = {"model": "resnet20", "model_options": {}, "training": {"epochs": 1, "batch_size": 512}}
-    train("fedavg", tmp_path / "ran", **model, **private)
+    options = OPTIONS | {"subset": 80, "test_subset": 80}
+    few = open_silos("digits", **options)
+    given = SMALL | model | private | {"dataset_options": options}
+    federation.run("fedavg", few, 1, folder=tmp_path / "ran", **given)
     exact = evaluating.of_run(tmp_path / "ran", None, {"privacy": None})
     assert exact.job.normalisation == "group" and exact.job.privacy is None
-    ended = evaluate(exact, tmp_path / "exact")
-    truth, answers = pooled(tmp_path / "ran")
+    ended = evaluate(exact, tmp_path / "exact", few)
+    truth, answers = pooled(tmp_path / "ran", few)
     assert ended.outcome.evaluation is not None
     expected = confusion_matrix(truth, answers, labels=range(10)).tolist()
     assert ended.outcome.evaluation.test.confusion == expected

@@ -32,7 +32,7 @@ from tightframe.rounds.silo.view import RequestedSum
 from tightframe.rounds.sums.simulated_identity import simulated_identity
 
 SITES = ["site-1", "site-2", "site-3"]
-OPTIONS = {"twin_scale": 0.05, "drugs": 32}
+OPTIONS = {"twin_scale": 0.02, "drugs": 32}
 JOB: dict[str, Any] = {
     "job_name": "patients",
     "method": "fedavg",

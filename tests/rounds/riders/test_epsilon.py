@@ -13,6 +13,7 @@ from opacus.accountants import PRVAccountant
 from tests.support.audit import gaussian_epsilon
 from tests.support.jobs import SMALL
 from tests.support.ledgers import charges_of
+from tests.support.runs import twin
 
 from tightframe import federation
 from tightframe.config.job import parse_job
@@ -38,7 +39,7 @@ JOB: dict[str, Any] = {
     "rounds": 2,
     "seed": 5,
     "weights": "uniform",
-    "training": {"epochs": 1, "batch_size": 128, "learning_rate": 0.1, "augment": False},
+    "training": {"epochs": 1, "batch_size": 26, "learning_rate": 0.1, "augment": False},
     "summation": "plain",
     "privacy": {"epsilon": 7.0, "noise_multiplier": 1.75},
 }
@@ -91,7 +92,8 @@ def finished(
         set_policies(patch)
         patch.setattr(SiloSession, "handle", again)
         patch.setattr(PlainServer, "add", noting)
-        return federation.run_job(parse_job(JOB), folder=folder), folder, terms
+        data = {site: twin(site) for site in SITES}
+        return federation.run_job(parse_job(JOB), data=data, folder=folder), folder, terms
 
 
 @pytest.mark.whole
