@@ -169,6 +169,7 @@ def test_the_example_is_about_thirty_lines_of_code(root: Path) -> None:
     assert len(lines) <= 35
 
 
+@pytest.mark.whole
 def test_the_pages_own_loss_without_focus_is_the_cross_entropy() -> None:
     (cell,) = _blocks("extension.md", "python")
     names: dict[str, Any] = {}

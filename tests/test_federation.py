@@ -316,6 +316,7 @@ def test_a_closing_without_enough_silos_keeps_the_model_and_says_so(tmp_path: Pa
     assert (tmp_path / "model.safetensors").is_file()
 
 
+@pytest.mark.whole
 def test_an_abort_during_the_baselines_takes_nothing_back(tmp_path: Path) -> None:
     job = _job(rounds=1, local_baseline_epochs=1)
 

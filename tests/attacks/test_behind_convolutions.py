@@ -162,6 +162,7 @@ def test_units_that_few_of_a_hospitals_records_move_tell_none(tmp_path: Path) ->
     assert not read
 
 
+@pytest.mark.whole
 def test_of_two_jobs_that_one_picture_lies_between_the_second_is_refused(tmp_path: Path) -> None:
     """At a rate of 1e-6 the difference of a class's sums was its features (``conv2cifar``: cosine 1.0000)."""
     data, name = hospitals(60), "hospital-1"

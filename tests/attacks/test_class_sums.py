@@ -138,6 +138,7 @@ def test_a_job_that_no_class_could_take_part_in_is_refused_before_anything_runs(
         federation(hospitals, tmp_path, RULED, rounds=60).enroll()
 
 
+@pytest.mark.whole
 def test_a_second_run_adds_to_the_first_ones_numbers(hospitals: dict[str, Few], tmp_path: Path) -> None:
     short: dict[str, Any] = {"rounds": 2, "model_options": {"widths": [4], "standardise": True}}
     ((_, sums),) = told(federation(hospitals, tmp_path, RULED, **short))

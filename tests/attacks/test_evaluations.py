@@ -53,6 +53,7 @@ def journal(found: Federation, name: str = "hospital-1") -> History:
     return History(read_journal(found.sessions[name].context.ledger_paths, check=None))
 
 
+@pytest.mark.whole
 def test_jobs_that_differ_in_the_seed_add_up_and_a_new_process_remembers(
     hospitals: dict[str, Records], tmp_path: Path
 ) -> None:
@@ -86,6 +87,7 @@ def test_a_private_jobs_report_counts_the_exact_jobs_before_it(
     assert reported is not None and reported.exact_jobs == 1
 
 
+@pytest.mark.whole
 def test_a_person_accepts_the_evaluations_of_one_run(hospitals: dict[str, Records], tmp_path: Path) -> None:
     run(federation(hospitals, tmp_path, "job-a"))
     again = federation(hospitals, tmp_path, "job-b")
@@ -100,6 +102,7 @@ def test_a_person_accepts_the_evaluations_of_one_run(hospitals: dict[str, Record
     assert found.evaluated("hearts")[0] == 6
 
 
+@pytest.mark.whole
 def test_two_jobs_set_up_at_once_tell_no_more_than_one_after_the_other(
     hospitals: dict[str, Records], tmp_path: Path
 ) -> None:

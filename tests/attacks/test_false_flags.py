@@ -116,6 +116,7 @@ class Some(Records):
         self._of.check(progress)
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(("held", "opened"), [(20, 20), (4, 0)])
 def test_a_class_of_one_hospital_has_at_least_its_own_minimum(
     held: int, opened: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -143,6 +144,7 @@ def holders(number: float) -> dict[str, dict[str, Any]]:
     return dict.fromkeys(false, false)
 
 
+@pytest.mark.whole
 def test_statistics_of_one_hospital_are_such_as_it_could_publish(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -119,6 +119,7 @@ def test_a_hospital_that_the_pooled_moments_are_without_accuses_nobody(
     assert not note.exists() and "TF-527" not in caplog.text
 
 
+@pytest.mark.whole
 def test_columns_that_false_moments_hide_are_not_counted_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -135,6 +136,7 @@ def test_columns_that_false_moments_hide_are_not_counted_on(
     assert re.search(r"TF-625: .*\n.*with \d{2,3} values", caplog.text)
 
 
+@pytest.mark.whole
 def test_nor_do_rows_stay_possible_that_they_make_one_to_the_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

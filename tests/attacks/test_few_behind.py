@@ -63,6 +63,7 @@ def in_clear(federation: Federation) -> int:
     return len(found)
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     ("how", "least"),
     [(None, 0), ("drawn", 3), ("dropped out", 15), pytest.param("pulled back", 1, marks=pytest.mark.whole)],
@@ -82,6 +83,7 @@ def test_what_is_not_behind_an_update_does_not_count(how: str, tmp_path: Path) -
         Federation({**JOB, **FEW[how]}, small(), state=tmp_path).enroll()
 
 
+@pytest.mark.whole
 def test_records_of_a_hospital_that_a_server_declares_dead_do_not_count(tmp_path: Path) -> None:
     """The largest of the others may lie."""
     every = hearts(12)
@@ -154,6 +156,7 @@ def told_by_two(federation: Federation, number: int) -> list[bool]:
     return (away.min(1) < 0.02).tolist()
 
 
+@pytest.mark.whole
 def test_no_record_is_the_difference_of_two_units(tmp_path: Path) -> None:
     """Of units that all records fire, and one that all but one fire, as on raw columns many do."""
     job = {
@@ -187,6 +190,7 @@ def test_variances_of_units_that_few_of_a_silos_records_move_are_not_told(tmp_pa
     assert told[0] and not told[1]
 
 
+@pytest.mark.whole
 def test_no_record_makes_most_of_a_units_row_of_squared_gradients(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -261,6 +265,7 @@ def heads(federation: Federation) -> np.ndarray:
     return np.concatenate(found)
 
 
+@pytest.mark.whole
 def test_a_head_that_most_records_have_no_loss_at_stays_as_it_was(tmp_path: Path) -> None:
     """Without the rule the total is a combination of the rarer class's records, but for columns of few."""
     usual = {**NO_LOSS, "method_options": {"local": "balanced_softmax"}}

@@ -108,7 +108,8 @@ def _pattern(quotients: np.ndarray, errors: np.ndarray, error: float) -> np.ndar
     return subsets[nearest, np.flatnonzero(errors == error)[0]] == 1
 
 
-@pytest.mark.parametrize("together", [False, pytest.param(True, marks=pytest.mark.whole)])
+@pytest.mark.whole
+@pytest.mark.parametrize("together", [False, True])
 def test_columns_that_few_records_have_or_tell_apart_tell_none_of_them(
     together: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -115,6 +115,7 @@ def test_pixels_in_which_few_pictures_are_unlike_the_rest_tell_none_of_them(tmp_
     assert sizes[ink < 20].max() < 1e-3 < 1 < sizes[ink > EACH].min()
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("ruled", [False, True])
 @pytest.mark.parametrize("model", ["identity", "mlp"])
 def test_nor_does_a_sum_of_products_of_pixels(

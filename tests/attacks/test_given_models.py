@@ -92,6 +92,7 @@ def read_records(sums: torch.Tensor) -> list[tuple[float, float]]:
     return [((a + 1) * 50, (b + 1) * 50) for a, b in between.T.tolist()]
 
 
+@pytest.mark.whole
 def test_a_crafted_start_reads_records_from_a_class_sum_and_a_person_is_asked_first(
     tables: dict[str, Path], tmp_path: Path
 ) -> None:

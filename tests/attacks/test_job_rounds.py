@@ -81,6 +81,7 @@ def test_rounds_of_jobs_that_are_allowed_one_by_one_span_the_records() -> None:
     assert told(np.concatenate([totals(seed) for seed in (1, 2, 3)])) == records
 
 
+@pytest.mark.whole
 def test_jobs_that_differ_in_the_seed_add_up_and_a_new_process_remembers(
     hospitals: dict[str, Records], tmp_path: Path
 ) -> None:

@@ -100,6 +100,7 @@ def test_a_resumed_job_ends_on_the_state_of_its_round_alone(
             assert load_model(folder).hash
 
 
+@pytest.mark.whole
 def test_a_resumed_job_trains_on_the_state_of_its_round_in_the_next_one_alone(
     federation: Federation, hospitals: dict[str, Records], tmp_path: Path
 ) -> None:

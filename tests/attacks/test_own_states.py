@@ -125,6 +125,7 @@ def ask(
     federation.sessions[GONE].handle("contribute", message)
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("how", ["listed", "told"])
 def test_what_it_trained_on_a_crafted_state_never_counts(
     hospitals: dict[str, Records], tmp_path: Path, how: str

@@ -165,6 +165,7 @@ def refused(values: dict[str, Any], folder: Path, data: dict[str, Records] | Non
     return str(caught.value)
 
 
+@pytest.mark.whole
 def test_a_hospital_refuses_more_features_than_its_rule_allows(tmp_path: Path) -> None:
     assert "at most" in refused(WIDE, tmp_path / "wide")
     assert "weights exact" in refused({**WIDE, "weights": "uniform"}, tmp_path / "untold")
@@ -193,6 +194,7 @@ def test_one_who_lies_about_its_records_does_not_help(
     assert "over 144 declared records" in refused(WIDE, tmp_path)
 
 
+@pytest.mark.whole
 def test_records_that_do_not_count_are_not_relied_on(tmp_path: Path) -> None:
     """Class 0 is left to two hospitals: of the 484 records declared, 269 are summed."""
     data = hearts(4) | {"hospital-5": hearts(8)["hospital-8"]}
@@ -236,6 +238,7 @@ def test_of_a_plain_sum_a_hospitals_own_records_count(tmp_path: Path) -> None:
             silo._check_own(view, sums, sums.phase, state, Sizes(216.0, 0.0))
 
 
+@pytest.mark.whole
 def test_no_total_tells_one_hospitals_own_number_of_records(tmp_path: Path) -> None:
     """10 times the counts less rows times varying columns was 16 and 50: hospital-4's, twice hospital-3's."""
     federation = Federation(of_class_sums(64), hearts(4), state=tmp_path).enroll()
@@ -351,6 +354,7 @@ class Wider(Records):
         return [(torch.cat([inner[i][0], torch.zeros(100)]), inner[i][1]) for i in range(len(inner))]
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("added", ["levels", "columns"])
 def test_numbers_that_say_nothing_do_not_count(
     tmp_path: Path, added: str, caplog: pytest.LogCaptureFixture
@@ -415,6 +419,7 @@ def read_rows(federation: Federation, gram: torch.Tensor) -> int:
     return len(found)
 
 
+@pytest.mark.whole
 def test_no_record_is_on_a_units_side_alone_in_the_products(tmp_path: Path) -> None:
     """Of a random network on raw columns, whose author chose nothing."""
     values = {**WIDE, "model": "mlp", "model_options": {"widths": [36]}, "seed": 1}

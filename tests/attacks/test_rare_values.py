@@ -143,6 +143,7 @@ def test_few_of_few_patients_are_few_however_many_units_train() -> None:
     assert np.unique(found.columns).tolist() == [0] and (found.varied, found.lost) == (2, (0,))
 
 
+@pytest.mark.whole
 def test_a_table_of_few_possible_rows_takes_privacy(tmp_path: Path) -> None:
     """Of ten yes/no columns, 195 of 268 different records were found, with label, in one round's update."""
     files = tables(tmp_path, numbers=False)

@@ -118,6 +118,7 @@ def test_sums_over_the_same_records_are_formed_in_one_way(
 RANDOM = {"model": "random_features", "model_options": {"width": 16, "standardise": True}}
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     ("job", "summed"),
     [
@@ -155,6 +156,7 @@ def test_nor_does_a_site_change_its_own_rules_between_two_jobs_unawares(
     assert f"own {next(iter(changes)).replace('policy', 'min_class_count')}" in said
 
 
+@pytest.mark.whole
 def test_of_two_jobs_that_one_record_lies_between_the_second_is_refused_before_anything_is_summed(
     tmp_path: Path,
 ) -> None:
@@ -250,6 +252,7 @@ def test_no_job_says_how_few_records_of_a_class_are_too_few(method: str, least: 
         prepare(job)
 
 
+@pytest.mark.whole
 def test_a_persons_consent_lets_both_ways_be_used(hospitals: dict[str, Records], tmp_path: Path) -> None:
     """By the command that the refusal names, at each site, with the site's own kit."""
     train(Federation({**SLIM, "weights": "uniform"}, hospitals, state=tmp_path).enroll())

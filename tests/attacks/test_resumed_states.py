@@ -150,6 +150,7 @@ def test_one_state_is_not_resumed_from_without_end(tmp_path: Path) -> None:
         federation.run_job(job, folder=tmp_path / "once more", stopped=before)
 
 
+@pytest.mark.whole
 def test_nor_in_jobs_whose_terms_are_masked_before_any_is_opened(tmp_path: Path) -> None:
     """The server has jobs resumed at once, and asks for shares once it has all terms."""
     hospitals, values = hearts(4), {"rounds": 3, "model_options": {"widths": [4]}}

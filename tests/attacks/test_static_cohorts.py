@@ -46,6 +46,7 @@ def test_a_silo_that_was_not_asked_to_reveal_does_not_open_its_counts_again(
     another_cohort_is_refused({name: hospitals[name] for name in left}, tmp_path, "job-b")
 
 
+@pytest.mark.whole
 def test_nor_does_one_whose_sum_a_drop_out_kept_shut(hospitals: dict[str, Records], tmp_path: Path) -> None:
     """The conservative side: nobody can say what the others have opened. Its own cohort opens later."""
     four = {name: hospitals[name] for name in sorted(hospitals)[:4]}

@@ -61,6 +61,7 @@ def of_class(data: Records, label: int) -> torch.Tensor:
     return torch.as_tensor(data.raw("train"))[torch.as_tensor(data.labels("train")) == label]
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("policy", [ANY_WIDTH, STANDARD])
 def test_a_head_that_is_sure_of_all_shows_no_few_wrong_answers(
     hospitals: dict[str, Records], tmp_path: Path, policy: PolicyBlock

@@ -170,6 +170,7 @@ def test_a_job_may_not_let_one_silo_weigh_more_than_the_policy(tmp_path: Path) -
             policy.check(federation.job)
 
 
+@pytest.mark.whole
 def test_no_other_silos_declared_weight_makes_a_second_equation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

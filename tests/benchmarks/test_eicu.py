@@ -25,12 +25,12 @@ def benchmark(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 def test_federated_training_on_the_demo_reaches_an_auroc_of_seven_tenths(
     benchmark: ModuleType, real_data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Mean of five seeds; pooled logistic regression reaches 0.75 on all of it, resampling sd 0.03.
+    """Mean of two seeds, which differ by a thousandth; pooled logistic regression reaches 0.75 on all of it.
 
     With every drug, of however few patients: without those of fewer than five at a hospital it is 0.69.
     """
     monkeypatch.setattr(policy, "MIN_CLASS_COUNT", 1)
     records = benchmark.silos(real_data)
-    values = [benchmark.federated("FedAvg", records, 15, seed, "plain")["auroc"] for seed in range(1, 6)]
+    values = [benchmark.federated("FedAvg", records, 15, seed, "plain")["auroc"] for seed in (1, 2)]
     assert statistics.mean(values) >= 0.70, values
     assert 0.69 < benchmark.pooled(benchmark.silos(real_data, {"drugs": 920})) < 0.78

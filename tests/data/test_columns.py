@@ -165,6 +165,7 @@ def designs(count: int, seed: int) -> Iterator[tuple[str, Table]]:
         yield name, [list(map(str, row)) for row in zip(*columns, strict=True)]
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("count", [46, 400])
 def test_other_records_of_the_same_design_are_never_taken_for_the_same(count: int) -> None:
     """The most of any draw stays far below ``ALIKE``."""

@@ -99,6 +99,7 @@ PERSONAL_MODELS = (
 """The first method of each kind by those and by what makes its personal models: others are kept alike."""
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     "method",
     [pytest.param(name, marks=() if name in QUICK else pytest.mark.whole) for name in PERSONAL_MODELS],

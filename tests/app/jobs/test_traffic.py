@@ -20,6 +20,7 @@ from tightframe_app.jobs import recipes
 from tightframe_app.jobs.folders import LINE, UNSEEN, Traffic
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("name", ["fedetf_heart", "fedilc_eicu"])
 def test_it_is_what_a_run_counts(name: str, tmp_path: Path) -> None:
     """A run counts the bytes of messages; what they have beside tensors is a few kilobytes."""

@@ -121,6 +121,7 @@ def test_a_site_is_told_what_it_would_withdraw(ended: Path, tmp_path: Path) -> N
     assert state == "problem" and "TF-214" in text and "4711" in text
 
 
+@pytest.mark.whole
 def test_a_later_job_warns_of_records_that_are_still_there(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

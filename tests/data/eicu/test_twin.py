@@ -31,6 +31,7 @@ def pooled(members: list[EicuData], *folds: Fold) -> tuple[Any, Any]:
     return np.concatenate(inputs), np.concatenate(labels)
 
 
+@pytest.mark.whole
 def test_the_shape_is_the_papers() -> None:
     members = silos(EicuOptions())
     assert sum(len(silo.matrix) for silo in members) == 30_760

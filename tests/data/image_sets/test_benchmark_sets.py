@@ -271,6 +271,7 @@ def test_records_have_the_specs_shape_and_the_stated_normalisation(cifar100: Pat
     assert values.max() == pytest.approx(1.0)
 
 
+@pytest.mark.whole
 def test_cifar_is_augmented_by_draws_of_seed_and_record_alone(cifar100: Path) -> None:
     silo = open_silos("cifar100", root=cifar100, silos=1)["silo-0"]
     plain, one, two = (silo.records("train", augment_seed=seed) for seed in (None, 1, 2))

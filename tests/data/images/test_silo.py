@@ -184,6 +184,7 @@ def test_flips_and_turns_are_exact() -> None:
     assert torch.allclose(transformed(values, [light], both), expected, atol=1e-6)
 
 
+@pytest.mark.whole
 def test_volumes_train_and_are_judged(tmp_path: Path) -> None:
     """A brighter ball in one class, in NIfTI files of three sizes; one plain sum of features."""
     import tightframe

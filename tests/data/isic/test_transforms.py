@@ -82,6 +82,7 @@ def test_without_ranges_training_is_a_crop() -> None:
     assert max(left for _, left in corners) > 19
 
 
+@pytest.mark.whole
 def test_flips_are_flips() -> None:
     image = picture(200, 200)  # of the crop's size: every crop is the whole image
     seen = {"none": 0, "across": 0, "down": 0, "both": 0}

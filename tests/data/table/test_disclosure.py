@@ -332,6 +332,7 @@ def test_the_records_of_one_patient_are_one_patients() -> None:
     assert own.withheld_moments[0, 0]
 
 
+@pytest.mark.whole
 def test_rounded_moments_are_those_of_many_columns_and_near_the_exact_ones() -> None:
     """Five patients' ages, in steps of six years: exact moments tell nearly all of them."""
     ages = np.arange(3, 100, 6) / 50 - 1

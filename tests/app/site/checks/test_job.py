@@ -656,6 +656,7 @@ def test_an_own_training_loop_is_shown_by_its_package_or_refused(
     assert "training.loop careful: here that is clinic_loop:LOOP of clinic_loop 3.1" in told
 
 
+@pytest.mark.whole
 def test_a_simulation_says_that_a_real_site_would_refuse_its_evaluations(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -696,6 +697,7 @@ def test_an_evaluation_whose_noise_hides_all_scores_is_said_to_tell_nothing(
         assert all(f"hides scores of a test fold of {of}: " in text for text in told)
 
 
+@pytest.mark.whole
 def test_every_site_of_a_simulation_is_told_what_its_records_forbid(tmp_path: Path) -> None:
     """Possible rows, by column, and records to withdraw; how many they are stays at the site."""
     few = rare.job(method="fedavg", model="mlp", model_options={"widths": []})
