@@ -6,7 +6,7 @@ import json
 import shutil
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +14,11 @@ import pytest
 from tests.support.ledgers import CAP, DATA, SiteKeys, charge, open_ledger, ticking
 from tests.support.securesum.certificates import AT, issue, make_root
 
-from tightframe.privacy.ledger.chain import Verified, read_ledger, renew_head_file
-from tightframe.privacy.ledger.entries import TamperError
+from tightframe.privacy.ledger.chain import Chain, Verified, read_ledger, renew_head_file
+from tightframe.privacy.ledger.entries import Remembered, TamperError
 from tightframe.privacy.ledger.ledger import Ledger
 from tightframe.privacy.ledger.rows import canonical, digest, make_row
-from tightframe.privacy.ledger.store import head_file, make_head
+from tightframe.privacy.ledger.store import Contents, Store, head_file, make_head
 
 COUNT = 4
 
@@ -333,6 +333,58 @@ def test_an_open_ledger_notices_at_the_next_charge(path: Path, keys: SiteKeys) -
         assert raised.value.entry == 2
     with raw(path) as sql:
         assert sql.execute("SELECT count(*) FROM entries").fetchone() == (5,)
+
+
+def opened(path: Path, keys: SiteKeys, chain: Chain) -> Ledger:
+    return Ledger(path, keys.signer, check=keys.check, chain=chain, clock=ticking())
+
+
+def test_of_what_was_found_right_only_new_entries_are_read_until_something_is_charged(
+    path: Path, keys: SiteKeys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chain, rows = Chain(keys.check), list[int]()
+    read = Store.read
+
+    def counted(self: Store, *known: Any) -> Contents:
+        found = read(self, *known)
+        rows.append(len(found.rows))
+        return found
+
+    monkeypatch.setattr(Store, "read", counted)
+    with opened(path, keys, chain) as ledger:
+        ledger.remember(Remembered(({"kind": "a"},)))
+    with opened(path, keys, Chain(keys.check)) as ledger:  # as another process does
+        ledger.remember(Remembered(({"kind": "b"},)))
+    with opened(path, keys, chain) as ledger:
+        assert [entry.content for entry in ledger.seen.entries] == [
+            entry.content for entry in read_ledger(path, check=keys.check).entries
+        ]
+        ledger.charge(charge("a"), cap=CAP)
+    assert rows == [4, 0, 5, 0, 2, 6, 6]
+
+
+@pytest.mark.parametrize(
+    ("change", "at_once"),
+    [
+        ("UPDATE entries SET time = 'x' WHERE sequence = 2", False),
+        ("DELETE FROM entries WHERE sequence = 2", False),
+        ("UPDATE entries SET hash = 'x' WHERE sequence = 4", True),
+        ("DELETE FROM entries WHERE sequence = 4", True),
+        ("UPDATE signers SET certificate = x'00'", True),
+    ],
+)
+def test_nothing_is_charged_on_entries_that_were_altered_between_two_openings(
+    path: Path, keys: SiteKeys, change: str, at_once: bool
+) -> None:
+    """What rests on the last one is found as the ledger is opened, and what does not at the next charge."""
+    chain = Chain(keys.check)
+    opened(path, keys, chain).close()
+    with raw(path) as sql:
+        sql.execute(change)
+    with pytest.raises(TamperError) if at_once else nullcontext():
+        opened(path, keys, chain).close()
+    with pytest.raises(TamperError), opened(path, keys, chain) as ledger:
+        ledger.charge(charge("b"), cap=CAP)
 
 
 @pytest.mark.parametrize("name", ["ledger", "count", "hash", "time", "signer", "signature"])

@@ -55,13 +55,18 @@ class Chain:
         self._signers: dict[str, bytes] = {}
         self._heads: deque[tuple[Head, bytes]] = deque(maxlen=2)  # record and file, with their certificates
 
+    @property
+    def last(self) -> tuple[int, str]:
+        """Number and hash of the last entry that was found right; (0, "") if none was."""
+        return (len(self._entries), self._entries[-1].hash) if self._entries else (0, "")
+
     def verify(
         self, contents: Contents, published: Head | None, *, known: Sequence[tuple[int, str]] = ()
     ) -> Verified:
         """Return all entries, if everything holds.
 
         Args:
-            contents: what the file holds.
+            contents: what the file holds, or what it holds after an entry that was found right before.
             known: (number of entries, hash of the last) of heads seen before.
 
         Raises:
@@ -70,9 +75,8 @@ class Chain:
         head = contents.head
         self._check_head(head, contents, "the head record")
         self._read(contents)
-        hashes = [genesis(head.ledger), *(entry.hash for entry in self._entries)]
-        _check_known(head.count, head.hash, hashes, "the head record")
-        if head.count < len(hashes) - 1:
+        self._check_known(head, head.count, head.hash, "the head record")
+        if head.count < len(self._entries):
             raise _unsigned(head.count + 1)
         if published is None and head.count:
             raise TamperError(
@@ -83,17 +87,19 @@ class Chain:
             if published.ledger != head.ledger:
                 raise TamperError("Expected the head file to be this ledger's, but got another ledger's.")
             self._check_head(published, contents, "the head file")
-            _check_known(published.count, published.hash, hashes, "the head file")
+            self._check_known(head, published.count, published.hash, "the head file")
         for count, hashed in known:
-            _check_known(count, hashed, hashes, "a head that was written down")
+            self._check_known(head, count, hashed, "a head that was written down")
         return Verified(
             tuple(self._entries), head, dict(contents.certificates), signatures=self._check is not None
         )
 
     def _read(self, contents: Contents) -> None:
         """Read entries in turn; those that were read before and are the same are kept."""
-        same = 0
-        for old, new in zip(self._rows, contents.rows, strict=False):
+        same = contents.after
+        if same and any(contents.certificates.get(one) != old for one, old in self._signers.items()):
+            raise TamperError("Expected the certificates of earlier entries, but got others or none.")
+        for old, new in zip(self._rows[same:], contents.rows, strict=False):
             if old != new or contents.certificates.get(old[5]) != self._signers.get(old[5]):
                 break
             same += 1
@@ -101,7 +107,7 @@ class Chain:
         previous = self._entries[-1].hash if self._entries else genesis(contents.head.ledger)
         if self._entries and self._entries[0].previous != genesis(contents.head.ledger):
             raise TamperError("Expected the head record to be this ledger's, but got another's.", entry=1)
-        for expected, row in enumerate(contents.rows[same:], start=same + 1):
+        for expected, row in enumerate(contents.rows[same - contents.after :], start=same + 1):
             entry = read_row(row, expected=expected, previous=previous)
             message = encode_fields(ENTRY, entry.hash)
             self._check_signature(
@@ -111,6 +117,19 @@ class Chain:
             self._entries.append(entry)
             self._signers[entry.signer] = contents.certificates[entry.signer]
             previous = entry.hash
+
+    def _check_known(self, head: Head, count: int, hashed: str, what: str) -> None:
+        if count > len(self._entries):
+            raise TamperError(
+                f"Expected {count} entries, as {what} says, but found {len(self._entries)}: the last ones "
+                "were removed, or an older copy was put in place. Restore the newest backup.",
+                entry=len(self._entries) + 1,
+            )
+        if hashed != (self._entries[count - 1].hash if count else genesis(head.ledger)):
+            raise TamperError(
+                f"Expected entry {count} to be the one that {what} counts last, but got another.",
+                entry=count or None,
+            )
 
     def _check_head(self, head: Head, contents: Contents, what: str) -> None:
         try:
@@ -184,20 +203,6 @@ def renew_head_file(path: Path, *, check: Check, known: Sequence[tuple[int, str]
         return whole
     finally:
         store.close()
-
-
-def _check_known(count: int, hashed: str, hashes: list[str], what: str) -> None:
-    if count >= len(hashes):
-        raise TamperError(
-            f"Expected {count} entries, as {what} says, but found {len(hashes) - 1}: the last ones were "
-            "removed, or an older copy was put in place. Restore the newest backup.",
-            entry=len(hashes),
-        )
-    if hashes[count] != hashed:
-        raise TamperError(
-            f"Expected entry {count} to be the one that {what} counts last, but got another.",
-            entry=count or None,
-        )
 
 
 def _unsigned(entry: int) -> TamperError:

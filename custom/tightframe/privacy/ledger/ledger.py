@@ -74,11 +74,12 @@ class Ledger:
         signer: the site's key and certificate.
         check: holds a signature against the certificate and that against what the site trusts.
         create: make a new ledger. Only for a site that never had one (see ``ledger_expected``).
-        chain: what an earlier opening by this process has checked already, and need not be checked again.
+        chain: what an earlier opening by this process has found right: it is read again before something is
+            charged, and neither when the ledger is opened nor when something is remembered.
         clock: the time, with a time zone.
 
     Attributes:
-        seen: the ledger as ``verify`` found it last, when it was opened at the earliest.
+        seen: the ledger as it was found last, when it was opened at the earliest.
 
     Raises:
         LedgerError: TF-704, if the file is missing, damaged, of another version or not writable; with
@@ -105,7 +106,7 @@ class Ledger:
         self._store = ledger_store.Store(path)
         try:
             published = self._store.published_head()  # first: it must not seem to run ahead
-            self.seen = self._chain.verify(self._store.read(), published)
+            self.seen = self._chain.verify(self._store.read(self._chain.last), published)
             if published != self.seen.head:  # which a crash may have left behind
                 self._store.publish_head()
         except BaseException:
@@ -233,7 +234,7 @@ class Ledger:
             TamperError, LedgerError: TF-702, TF-704. What rests on it must not happen then.
         """
         with self._store.writing():
-            self._append(self._verified(), [content])
+            self._append(self._verified(self._chain.last), [content])
         self._store.publish_head()
 
     def spent(
@@ -287,8 +288,9 @@ class Ledger:
         self.seen = self._chain.verify(self._store.read(), published, known=known)
         return self.seen
 
-    def _verified(self) -> Verified:
-        return self._chain.verify(self._store.read(), self._store.published_head())
+    def _verified(self, known: tuple[int, str] = (0, "")) -> Verified:
+        """Verify it, by default whole, which takes as long as the ledger has entries."""
+        return self._chain.verify(self._store.read(known), self._store.published_head())
 
     def _append(self, whole: Verified, contents: Sequence[Content]) -> tuple[Entry, ...]:
         """Write entries and the head that counts them, within the transaction."""

@@ -71,11 +71,16 @@ class Head:
 
 @dataclass(frozen=True)
 class Contents:
-    """All that the file holds, unchecked."""
+    """What the file holds, unchecked.
+
+    Attributes:
+        rows: all, or those after the number ``after``.
+    """
 
     rows: tuple[Row, ...]
     head: Head
     certificates: dict[str, bytes]
+    after: int = 0
 
 
 def genesis(ledger: str) -> str:
@@ -240,8 +245,11 @@ class Store:
                     self._connection.execute("ROLLBACK")
                 raise
 
-    def read(self) -> Contents:
-        """Read all that is in the file, at one moment.
+    def read(self, known: tuple[int, str] = (0, "")) -> Contents:
+        """Read what is in the file, at one moment.
+
+        Args:
+            known: (number, hash) of an entry; if it is there, those up to it are left out.
 
         Raises:
             LedgerError: TF-704, if it cannot be read.
@@ -262,13 +270,15 @@ class Store:
                         f"{sorted(str(name)[:40] for name in schema)} or others of these names. "
                         "The file was altered: restore it from a backup."
                     )
-                rows = tuple(run("SELECT * FROM entries ORDER BY sequence"))
+                there = run("SELECT sequence, hash FROM entries WHERE sequence = ?", known[:1]).fetchone()
+                after = known[0] if there == known else 0
+                rows = tuple(run("SELECT * FROM entries WHERE sequence > ? ORDER BY sequence", (after,)))
                 head = self.read_head()
                 certificates = dict(run("SELECT id, certificate FROM signers"))
             finally:
                 if own:
                     run("ROLLBACK")
-        return Contents(rows, head, certificates)
+        return Contents(rows, head, certificates, after)
 
     def append(self, rows: Sequence[Row], head: Head, signer: Signer) -> None:
         """Add entries and the head that counts them; within ``writing``."""

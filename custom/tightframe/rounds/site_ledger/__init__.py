@@ -185,6 +185,7 @@ class SiteLedger:
             code: of the error that led to the decision, recorded in the new ledger.
         """
         path = self.paths.ledger
+        self._keys = None  # what an earlier opening found right is checked again
         try:
             ledger = self._ledger(create=not path.exists())
         except (LedgerError, TamperError) as error:
