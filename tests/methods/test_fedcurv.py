@@ -13,12 +13,14 @@ from torch import nn
 
 from tightframe import methods
 from tightframe.errors import TrainingError
+from tightframe.learning.model_update import broadcast_model
 from tightframe.methods.fedcurv import (
     METHOD,
     SCALE,
     FedCurvConfig,
     curvature_penalty,
     diagonal_fisher,
+    local_rule,
     others_curvature,
     own_part,
 )
@@ -55,7 +57,10 @@ class FedCurv(by_hand.ByHand):
             loss = by_hand.cross_entropy(model, inputs, labels)
             for places, bends in others:
                 for key, parameter in model.named_parameters():
-                    loss = loss + self.weight * (bends[key] * (parameter - places[key]) ** 2).sum().float()
+                    # A sum of curvatures above 1 counts as 1.
+                    most = torch.stack([bend[key] for _, bend in others]).sum(0).clamp_min(1)
+                    each = bends[key] / most * (parameter - places[key]) ** 2
+                    loss = loss + self.weight * each.sum().float()
             return loss
 
         return objective
@@ -88,6 +93,32 @@ def test_rounds_are_those_of_a_loop_by_hand(open_sum: Callable[..., Any]) -> Non
 
 def test_without_a_weight_it_is_fedavg(open_sum: Callable[..., Any]) -> None:
     by_hand.assert_is_fedavg(METHOD, FedCurvConfig(weight=0.0), open_sum)
+
+
+def test_no_step_is_undone_by_more_than_the_weight_says() -> None:
+    """Of curvature 400, as of inputs of about 40, and of one below 0, which only a liar sends."""
+    setting = by_hand.setting_of(METHOD, FedCurvConfig(weight=0.3), momentum=0.0)
+    silo, start = by_hand.silos_of(setting)["site-1"], by_hand.start(setting)
+    received = {name: item.clone() for name, item in start.state_dict().items()}
+    known = torch.tensor([400.0, 0.25, -400.0])
+    sums = {"fisher_sums": torch.ones((), dtype=torch.int64)}
+    for name, item in start.named_parameters():
+        bends = known.repeat(item.numel())[: item.numel()].view(item.shape).double()
+        sums["fisher/" + name] = SCALE * bends
+        sums["fisher_times_model/" + name] = SCALE * bends * (item.detach() - 0.1)
+    rule = local_rule(FedCurvConfig(weight=0.3))
+    (term,) = rule.objective(silo, broadcast_model(received) | sums, {}).parameter_terms
+    slopes = []
+    for away in (0.0, 1.0):
+        with torch.no_grad():
+            for item in start.parameters():
+                item.add_(away)
+        slopes.append(torch.autograd.grad(term.weight * term.fn(start), list(start.parameters())))
+    for at, beyond in zip(*slopes, strict=True):
+        drawn = (beyond - at).flatten()[:3]
+        torch.testing.assert_close(drawn, rule.pull * torch.tensor([1.0, 0.25, 0.0])[: len(drawn)])
+        towards = 2 * 0.3 * 0.1 * torch.tensor([1.0, 0.25, -1.0])
+        torch.testing.assert_close(at.flatten()[:3], towards[: len(drawn)], rtol=1e-4, atol=1e-6)
 
 
 def test_the_penalty_is_the_written_formula_by_autograd() -> None:
