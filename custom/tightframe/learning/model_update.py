@@ -29,6 +29,8 @@ TRAINING = "training/"
 # Running variances above 30 occur, so buffers get a wide range and the 64-bit ring.
 BUFFER_BOUND = 1e6
 TRAINING_BOUND = 1e9
+COARSE = 5
+"""Fraction bits of losses that are functions of a silo's own class counts."""
 
 
 def build_template(setting: Setting) -> nn.Module:
@@ -122,11 +124,16 @@ def model_fields(setting: Setting, template: nn.Module | None = None) -> tuple[F
     return (*updates, *buffers)
 
 
-def training_fields(term_names: Iterable[str]) -> tuple[Field, ...]:
-    """Return scalar fields for the loss and each named term: weighted means over silos."""
+def training_fields(term_names: Iterable[str], *, by_counts: bool = False) -> tuple[Field, ...]:
+    """Return scalar fields for the loss and each named term: weighted means over silos.
+
+    Args:
+        by_counts: put silos' losses in steps of 1/32, see ``learning.halves.LocalRule``.
+    """
+    bits = COARSE if by_counts else None
     names = ["loss", *(name for name in term_names if name != "loss")]
     return tuple(
-        Field(TRAINING + name, (), ring=64, bound=TRAINING_BOUND, weighted=True, static=True)
+        Field(TRAINING + name, (), ring=64, bound=TRAINING_BOUND, weighted=True, static=True, bits=bits)
         for name in names
     )
 

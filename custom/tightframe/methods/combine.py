@@ -78,11 +78,11 @@ class BalancedSoftmaxOptions(StrictModel):
     """Arguments of ``balanced_softmax_loss``, whose class counts are the silo's own.
 
     Attributes:
-        gamma: exponent of the class counts.
+        gamma: exponent of the class counts, at most FedETF's.
         zero_counts: as of FedETF.
     """
 
-    gamma: float = Field(default=1.0, ge=0)
+    gamma: float = Field(default=1.0, ge=0, le=10)
     zero_counts: ZeroCounts = "clamp"
 
 
@@ -291,7 +291,7 @@ def with_loss(rule: LocalRule, loss: LocalRule) -> LocalRule:
         return replace(made, terms=tuple(terms))
 
     names = tuple(name if old == REPLACED else old for old in rule.names)
-    return replace(rule, names=names, objective=objective)
+    return replace(rule, names=names, objective=objective, by_counts=rule.by_counts or loss.by_counts)
 
 
 def _local_rule(setting: Setting) -> LocalRule:
@@ -342,7 +342,7 @@ def balanced_training(options: BalancedSoftmaxOptions) -> LocalRule:
         )
         return Objective((term,))
 
-    return LocalRule(("balanced_softmax",), objective)
+    return LocalRule(("balanced_softmax",), objective, by_counts=True)
 
 
 def takes_findings(config: Choices) -> str | None:

@@ -1,0 +1,106 @@
+"""Losses that are functions of each hospital's own class counts, of nothing else where features are zero.
+
+A network of one unit, off for every record, leaves the head's bias: each record's balanced loss is one of two
+numbers that follow from its hospital's counts, and a round's mean adds how many of each were drawn. Two
+rounds' totals, less a colluding hospital's own, had one solution for the two others' counts, but for which
+class is which.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.support.attacks.malicious_server import Federation, Records, hearts
+
+from tightframe.learning import model_update
+from tightframe.rounds import codec
+
+JOB: dict[str, Any] = {
+    "method": "fedrod",
+    "weights": "exact",
+    "rounds": 2,
+    "evaluation": {"models": 1},
+    "training": {"learning_rate": 1e-30, "batch_size": 1, "momentum": 0.0, "weight_decay": 0.0},
+    "model_options": {"widths": [1]},
+}
+LOSS = "training/balanced_softmax"
+HOSPITALS = ("hospital-1", "hospital-2", "hospital-5")
+
+
+def explained(
+    value: float, pairs: list[tuple[int, int]], sizes: tuple[int, ...], bias: np.ndarray
+) -> list[tuple[int, int]]:
+    """Return which numbers of records of class 1 at two hospitals, of those given, explain a loss."""
+    found = []
+    for pair in pairs:
+        each = []
+        for size, ill in zip(sizes, pair, strict=True):
+            whole = math.log((size - ill) * math.exp(bias[0]) + ill * math.exp(bias[1]))
+            well = whole - math.log(size - ill) - bias[0]
+            slope = (whole - math.log(ill) - bias[1] - well) / max(sizes)
+            away = int(3.5 * math.sqrt(ill * (size - ill) / size))
+            each.append((size * well / max(sizes), slope, np.arange(ill - away, ill + away + 1)))
+        (left, by, drawn), (right, beside, others) = each
+        rest = value - left - right - by * drawn
+        number = rest / beside if abs(beside) > 1e-9 else np.full(len(rest), float(others.mean()))
+        near = np.abs(rest - beside * np.round(number)) < 2e-7
+        if (near & (number > others[0] - 0.5) & (number < others[-1] + 0.5)).any():
+            found.append(pair)
+    return found
+
+
+def test_no_losses_tell_two_hospitals_own_numbers_of_a_class(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    every = hearts(5)
+    data: dict[str, Records] = {name: every[name] for name in HOSPITALS}
+    sizes = tuple(len(item.labels("train")) for item in data.values())
+    true = tuple(int((item.labels("train") == 1).sum()) for item in data.values())
+    federation = Federation(JOB, data, state=tmp_path).enroll()
+    model: Any = model_update.build_template(federation.setup.setting)
+    model.load_state_dict(dict(federation.shared.state.model))
+    for item in data.values():
+        assert not model.eval().features(torch.as_tensor(item.raw("train"))).any()
+    sent, encode = list[float](), codec.encode
+
+    def spy(schema: Any, tensors: Any, **how: Any) -> Any:
+        sent.append(float(tensors[LOSS]) if LOSS in tensors else 0.0)
+        return encode(schema, tensors, **how)
+
+    monkeypatch.setattr(codec, "encode", spy)
+    bias = model.head.bias.detach().double().numpy()
+    pairs = list(itertools.product(*(range(6, size - 6) for size in sizes[:2])))
+    for number in (1, 2):
+        total = float(federation.sum("train", number)[LOSS])
+        pairs = explained(total - sent[-1] * sizes[2] / max(sizes), pairs, sizes[:2], bias)
+    either = {tuple(min(n, size - n) for n, size in zip(pair, sizes, strict=False)) for pair in pairs}
+    assert either != {tuple(min(n, size - n) for n, size in zip(true[:2], sizes, strict=False))}
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("fedrod", {}),
+        ("fedetf", {}),
+        ("fedrs", {"form": "soft"}),
+        ("combine", {"local": "balanced_softmax"}),
+        ("combine", {"local": "fedprox", "loss": "fedrs"}),
+    ],
+)
+def test_losses_by_own_counts_leave_in_steps(tmp_path: Path, name: str, options: Any) -> None:
+    job = {**JOB, "method": name, "method_options": options}
+    setup = Federation(job, hearts(3), state=tmp_path).setup
+    losses = [
+        item
+        for exchange in setup.plan
+        if exchange.training
+        for item in exchange.phase.schema.fields
+        if item.name.startswith(model_update.TRAINING)
+    ]
+    assert losses and {item.bits for item in losses} == {model_update.COARSE}
