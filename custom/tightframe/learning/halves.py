@@ -126,8 +126,8 @@ class LocalRule:
         fields: what is sent beside the update and the report.
         finish: tensors for these fields, and the silo's proposed state.
         start: (the model received, silo state) -> the model that training starts from.
-        by_counts: whether its losses are functions of the silo's own class counts. Where features are zero they
-            are of nothing else, and a fine total over few silos tells each one's counts.
+        by_counts: whether its losses are functions of the silo's own class counts. Where features are zero
+            they are of nothing else, and a fine total over few silos tells each one's counts.
         pull: factor by which a step at rate 1 draws weights back to where training began.
     """
 
