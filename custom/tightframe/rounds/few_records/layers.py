@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import copy
+import functools
 import math
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from itertools import pairwise
 
@@ -26,6 +26,10 @@ _SMALL = 1 << 16
 shapes alone, 1.8 s of each process."""
 NARROW = 8
 """Numbers before a dense layer with a ReLU from which on its features tell hardly a record alone."""
+
+
+_Layer = tuple[str, tuple[int, int], bool, int, bool]
+"""Its name, its width, whether it is a convolution, the places of a record it sees, if they are its own."""
 
 
 @once
@@ -58,11 +62,13 @@ def _behind_convolutions(setup: JobSetup, summed: Collection[str], times: int) -
     its units and inputs. On the records' own values rounds add up, too, where these inputs are more.
     """
     most, first, inputs = 0, 0, 0
-    for name, layer, places, own in _places(setup):
+    for name, width, convolution, places, own in _places(
+        setup.setting.build_model, setup.setting.input_shape
+    ):
         if not any(each.endswith(f"/{name}.weight") for each in summed):
             continue
-        units, numbers = (math.ceil(each / places) for each in _width(layer))
-        most = max(most, min(units, numbers) if isinstance(layer, Convolution) else min(_width(layer)))
+        units, numbers = (math.ceil(each / places) for each in width)
+        most = max(most, min(units, numbers) if convolution else min(width))
         if own:
             first, inputs = max(first, units), max(inputs, numbers)
     if not most:
@@ -76,17 +82,22 @@ def _width(layer: nn.Linear | Convolution) -> tuple[int, int]:
     return len(layer.weight) // groups, layer.weight[0].numel()
 
 
-def _places(setup: JobSetup) -> list[tuple[str, nn.Linear | Convolution, int, bool]]:
-    """Return a network's layers by name, how many places of a record each sees, and if these are its own."""
-    if math.prod(setup.setting.input_shape) > _SMALL:
+@functools.lru_cache(maxsize=4)
+def _places(build_model: Callable[[], nn.Module], shape: tuple[int, ...]) -> tuple[_Layer, ...]:
+    """Return a network's layers by name, how many places of a record each sees, and if these are its own.
+
+    Each silo of a run in one process asks the same.
+    """
+    if math.prod(shape) > _SMALL:
         with suppress(RuntimeError, NotImplementedError):  # of code that needs values
-            return _seen(setup, "meta")
-    return _seen(setup, "cpu")
+            return _seen(build_model, shape, "meta")
+    return _seen(build_model, shape, "cpu")
 
 
-def _seen(setup: JobSetup, device: str) -> list[tuple[str, nn.Linear | Convolution, int, bool]]:
+def _seen(build_model: Callable[[], nn.Module], shape: tuple[int, ...], device: str) -> tuple[_Layer, ...]:
     found: dict[str, tuple[nn.Linear | Convolution, int, bool]] = {}
-    model = copy.deepcopy(shared_template(setup.setting)).to(device)
+    with torch.random.fork_rng(devices=[]):
+        model = build_model().to(device)
 
     def watch(name: str, layer: nn.Linear | Convolution) -> None:
         def seen(_layer: nn.Module, given: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
@@ -100,8 +111,11 @@ def _seen(setup: JobSetup, device: str) -> list[tuple[str, nn.Linear | Convoluti
         if isinstance(layer, nn.Linear | Convolution):
             watch(name, layer)
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
-        model(torch.zeros(2, *setup.setting.input_shape, device=device))
-    return [(name, *each) for name, each in found.items()]
+        model(torch.zeros(2, *shape, device=device))
+    return tuple(
+        (name, _width(layer), isinstance(layer, Convolution), places, own)
+        for name, (layer, places, own) in found.items()
+    )
 
 
 def units_on_records(setup: JobSetup) -> int:
