@@ -14,9 +14,7 @@ from tests.support import jobs, runs
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
-from tightframe import federation
 from tightframe.config.job import JobConfig, parse_job
-from tightframe.config.site import open_data
 from tightframe.errors import JobError
 from tightframe.learning import iterate_average
 from tightframe.learning.iterate_average import COUNT, SUM
@@ -46,7 +44,7 @@ def train(
         if row.kind == "train" and row.round > 1 and row.phase == 0:
             models.append(dict(resume.read(folder / "server" / CHECKPOINT)[0].state.model))
 
-    return models, federation.run_job(wanted, folder=folder, on_round=look).state.model
+    return models, test_resume.run_job(wanted, folder=folder, on_round=look).state.model
 
 
 class Holder(nn.Module):
@@ -106,7 +104,7 @@ def test_the_mean_is_what_is_evaluated_and_written(tmp_path: Path) -> None:
     hits = count = 0
     with torch.no_grad():
         for site in SITES[:3]:
-            for inputs, label in open_data(job(), site, None).records("test"):  # type: ignore[attr-defined]
+            for inputs, label in runs.heart(site).records("test"):
                 hits += int(model(inputs[None]).argmax(1)) == label
                 count += 1
     assert made["evaluation"]["test"]["accuracy"] == pytest.approx(hits / count)
@@ -116,11 +114,11 @@ def test_the_mean_is_what_is_evaluated_and_written(tmp_path: Path) -> None:
 def test_a_resumed_run_has_the_same_mean_bit_for_bit(tmp_path: Path) -> None:
     """Stopped in round 4 of 5, two of the four models that the mean is of are in its checkpoint."""
     wanted = job(rounds=5, average_last=4, method="scaffold", summation="secure")
-    whole = federation.run_job(wanted, folder=tmp_path / "whole")
+    whole = test_resume.run_job(wanted, folder=tmp_path / "whole")
     again = test_resume.stopped(wanted, tmp_path / "broken", number=4)
     kept = resume.read(tmp_path / "broken" / "server" / CHECKPOINT)[0].state.extra
     assert int(kept[COUNT]) == 2
-    found = federation.run_job(again, folder=tmp_path / "resumed", stopped=tmp_path / "broken")
+    found = test_resume.run_job(again, folder=tmp_path / "resumed", stopped=tmp_path / "broken")
     assert test_resume.same(found.state.model, whole.state.model)
     assert not any(name.startswith("iterates/") for name in found.state.extra)
 

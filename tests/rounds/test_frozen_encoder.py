@@ -144,6 +144,7 @@ def test_each_method_trains_a_head_or_says_why_not(method: str) -> None:
         "model": "small_cnn",
         "model_options": {"widths": [8, 8]},
         "training": {"batch_size": 8, "augment": False, "momentum": 0.0},
+        "method_options": {"ccvr": {"virtual_features": 20, "epochs": 1}}.get(method, {}),
     }
     if method in NEEDS:
         reason = methods.get(method).needs_encoder

@@ -12,18 +12,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from tests.support.jobs import HEART
 from tests.support.ledgers import charges_in
-from tests.support.runs import FOUR, JOB_ID, Wire, coordinator
+from tests.support.runs import FOUR, JOB_ID, Wire, coordinator, heart
 
 from tightframe import federation
-from tightframe.config.job import parse_job
-from tightframe.config.site import open_data
-from tightframe.data.arrays import ArrayData
-from tightframe.data.base import FOLDS, SiloData
+from tightframe.config.job import JobConfig, parse_job
 from tightframe.privacy import accounting
 from tightframe.privacy.training import portions
 from tightframe.results.files import CHECKPOINT
@@ -41,16 +37,6 @@ PRIVATE: dict[str, Any] = {
     "training": {**HEART["training"], "batch_size": 512},
     "privacy": {"epsilon": 20.0, "noise_multiplier": 1.5},
 }
-
-
-def fifth(whole: SiloData) -> ArrayData:
-    """Every fifth record."""
-    parts: dict[Any, Any] = {}
-    for fold in FOLDS:
-        records: Any = whole.records(fold)
-        chosen = range(0, len(whole.labels(fold)), 5)
-        parts[fold] = np.stack([np.asarray(records[i][0]) for i in chosen]), whole.labels(fold)[::5]
-    return ArrayData(parts, source="a fifth", num_classes=2)
 
 
 @pytest.fixture(autouse=True)
@@ -78,6 +64,10 @@ def writes(at: Callable[[int], None]) -> Iterator[None]:
         for name in names:
             patched.setattr(os, name, partial(counted, name))
         yield
+
+
+def run_job(wanted: JobConfig, **named: Any) -> federation.Result:
+    return federation.run_job(wanted, data={site: heart(site) for site in wanted.roster}, **named)
 
 
 def count(run: Callable[[], object]) -> int:
@@ -113,16 +103,16 @@ def spread(whole: int, points: int) -> list[int]:
 @pytest.mark.whole
 def test_a_run_killed_at_any_write_goes_on_as_the_unbroken_one(tmp_path: Path) -> None:
     results = []
-    total = count(lambda: results.append(federation.run_job(JOB, folder=tmp_path / "whole")))
+    total = count(lambda: results.append(run_job(JOB, folder=tmp_path / "whole")))
     (whole,) = results
     resumed = 0
     for number in spread(total, 3):
         broken = tmp_path / str(number)
-        die_at(number, partial(federation.run_job, JOB, folder=broken))
+        die_at(number, partial(run_job, JOB, folder=broken))
         stored, job, stopped = broken / "server" / CHECKPOINT, JOB, None
         if stored.exists():
             job, stopped, resumed = resume.next_job(stored), broken, resumed + 1
-        found = federation.run_job(job, folder=tmp_path / f"{number}-again", stopped=stopped)
+        found = run_job(job, folder=tmp_path / f"{number}-again", stopped=stopped)
         for one, other in ((found.state.model, whole.state.model), (found.state.extra, whole.state.extra)):
             assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
     assert 0 < resumed < 3, "some are begun anew"
@@ -131,7 +121,7 @@ def test_a_run_killed_at_any_write_goes_on_as_the_unbroken_one(tmp_path: Path) -
 @pytest.mark.whole
 def test_what_left_a_silo_before_it_was_killed_is_charged_for_ever(tmp_path: Path) -> None:
     job = parse_job({**HEART, **PRIVATE})
-    data = {site: fifth(open_data(job, site, None)) for site in FOUR}
+    data = {site: heart(site) for site in FOUR}
 
     def run(folder: Path, name: str, sent: int | None = None) -> None:
         def session(site: str) -> SiloSession:

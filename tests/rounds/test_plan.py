@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 import torch
 from tests.support.jobs import SMALL
+from tests.support.runs import twin
 
 from tightframe import federation
+from tightframe.data.base import SiloData
 from tightframe.errors import RunError
 from tightframe.phases import (
     Cohort,
@@ -32,6 +34,12 @@ from tightframe.rounds.server.collecting import Collector
 from tightframe.rounds.setup import prepare
 
 FOUR = ["site-1", "site-2", "site-3", "site-4"]
+
+
+def records() -> dict[str, SiloData]:
+    return {site: twin(site) for site in FOUR}
+
+
 PRIVATE = {"weights": "uniform", "privacy": {"epsilon": 20.0, "noise_multiplier": 1.5, "evaluation": "noisy"}}
 
 
@@ -135,7 +143,7 @@ def test_a_rider_needs_its_own_file_and_the_plan_alone(
     monkeypatch.setattr(RunPlan, "_ruled", lambda self, phase: counting(ruled(self, phase)))
     caplog.set_level("INFO")
     shared = {name: SMALL[name] for name in ("dataset_options", "model_options", "training")}
-    result = federation.run("fedmr", FOUR, 2, dataset=SMALL["dataset"], folder=tmp_path, **shared)
+    result = federation.run("fedmr", records(), 2, dataset=SMALL["dataset"], folder=tmp_path, **shared)
     rows = read_rows(tmp_path / "server")
     assert [row.counts for row in rows if row.kind == "train"] == [{"augmented": 12.0}] * 2, (
         "four silos, 3 each"
@@ -161,7 +169,7 @@ def test_whoever_has_state_totals_and_cohort_computes_the_next_state(
     monkeypatch.setattr(Collector, "collect", seen)
     shared = {name: SMALL[name] for name in ("dataset_options", "model_options", "training")}
     values = {"dataset": SMALL["dataset"], "weights": "uniform", "seed": 3, **shared}
-    result = federation.run("fedmr", FOUR, 3, folder=tmp_path, **values)
+    result = federation.run("fedmr", records(), 3, folder=tmp_path, **values)
 
     setup = setup_of(rounds=3, **values, job_name="fedmr-in-process", summation="secure")
     state = setup.initial_state()

@@ -138,10 +138,10 @@ def test_a_resumed_run_ends_as_the_unbroken_one(tmp_path: Path, caplog: pytest.L
     caplog.set_level(logging.CRITICAL, logger="tightframe.run")
     others = {"site-2": {"model": "mlp", "model_options": {"widths": [6, 4]}}}
     wanted = test_resume.job(method="fedproto", model_options={"widths": [4]}, site_models=others)
-    whole = federation.run_job(wanted, folder=tmp_path / "whole")
+    whole = test_resume.run_job(wanted, folder=tmp_path / "whole")
     going_on = test_resume.stopped(wanted, tmp_path / "broken")
     assert going_on.site_models == wanted.site_models
-    found = federation.run_job(going_on, folder=tmp_path / "resumed", stopped=tmp_path / "broken")
+    found = test_resume.run_job(going_on, folder=tmp_path / "resumed", stopped=tmp_path / "broken")
     assert test_resume.same(found.state.extra, whole.state.extra)
     assert test_resume.rows(tmp_path / "resumed") == test_resume.rows(tmp_path / "whole")
     for site in wanted.roster:

@@ -11,11 +11,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tests.support.jobs import SMALL
+import numpy as np
+from tests.support.jobs import HEART, SMALL
 
 from tightframe import federation
 from tightframe.config.job import JobConfig, parse_job
 from tightframe.config.site import SiteEntry, open_data
+from tightframe.data.arrays import ArrayData
 from tightframe.data.base import SiloData
 from tightframe.errors import LATE
 from tightframe.phases import Fold, ServerState
@@ -142,6 +144,17 @@ class Few:
 def twin(site: str) -> Few:
     """A silo's few records at 16 px."""
     return Few(open_data(job(), site, None))
+
+
+@functools.cache
+def heart(site: str) -> ArrayData:
+    """Every fifth record of a silo's heart disease twin."""
+    whole, parts = open_data(parse_job({**HEART, "sites": FOUR}), site, None), dict[Fold, Any]()
+    for fold in FOLDS:
+        records: Any = whole.records(fold)
+        chosen = range(0, len(whole.labels(fold)), 5)
+        parts[fold] = np.stack([np.asarray(records[i][0]) for i in chosen]), whole.labels(fold)[::5]
+    return ArrayData(parts, source="a fifth", num_classes=2)
 
 
 def contexts(

@@ -345,11 +345,15 @@ def drops(phase: int, attempts: tuple[int, ...]) -> Callable[[str, str, Message]
     return silent
 
 
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Result:
+    return run(job(), tmp_path_factory.mktemp("undisturbed"))[0]
+
+
 @pytest.mark.whole
 @pytest.mark.parametrize("phase", [0, 1])
-def test_a_sum_that_stays_shut_once_is_asked_again(tmp_path: Path, phase: int) -> None:
-    undisturbed, _ = run(job(), tmp_path / "undisturbed")
-    result, line = run(job(), tmp_path / "disturbed", silent=drops(phase, (0,)))
+def test_a_sum_that_stays_shut_once_is_asked_again(undisturbed: Result, tmp_path: Path, phase: int) -> None:
+    result, line = run(job(), tmp_path, silent=drops(phase, (0,)))
     assert result.state.extra[CLASS_COUNTS].tolist() == POOLED_UNDER_THE_RULES
     assert equal(result, undisturbed)
     asked = [

@@ -13,9 +13,11 @@ from typing import Any
 import pytest
 import torch
 from scipy import stats
+from tests.support.runs import heart
 
 from tightframe import federation
 from tightframe.config.job import parse_job
+from tightframe.data.base import SiloData
 from tightframe.errors import RunError
 from tightframe.privacy import accounting
 from tightframe.privacy.releases import class_sums, evaluation_totals
@@ -59,12 +61,16 @@ def light(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(portions, "check_per_record", lambda *_, **__: None)
 
 
+def hearts() -> dict[str, SiloData]:
+    return {site: heart(site) for site in JOB["sites"]}
+
+
 def _carried(folder: Path) -> tuple[float, int]:
     """The squared noise in the opened class sums over the promised variance, and of how many numbers."""
     job = parse_job(JOB)
     plan = prepare(job).privacy
     assert plan is not None and plan.releases == (1,)
-    total = federation.run_job(job, folder=folder).state.extra[RELEASES + "total"]
+    total = federation.run_job(job, data=hearts(), folder=folder).state.extra[RELEASES + "total"]
     config = plan.class_sums
     promised = config.noise_multiplier**2 * config.squared_sensitivity
     return float((total**2).sum()) / promised, total.numel()
@@ -113,12 +119,12 @@ def test_a_server_that_names_fewer_colluders_gets_nothing(
         monkeypatch.setattr(module, "noise_for", noting(module.noise_for))
     privacy = {**JOB["privacy"], "evaluation": "noisy"}
     job = {**JOB, "colluders": 2, "model_options": {"widths": [8]}, "privacy": privacy}
-    federation.run_job(parse_job(job), folder=tmp_path / "honest")
+    federation.run_job(parse_job(job), data=hearts(), folder=tmp_path / "honest")
     assert threshold(4, 2) == 4
     # Confusion and scores of two folds are a draw each.
     assert Counter(shared) == {("class_sums", 4 - 2): 4, ("evaluation_totals", 4 - 2): 4 * 4}
     monkeypatch.setattr(SecureSums, "_params", lying)
     shared.clear()
     with pytest.raises(RefusedError, match="site-1, site-2, site-3 and site-4 refused: TF-601"):
-        federation.run_job(parse_job(job), folder=tmp_path / "lying")
+        federation.run_job(parse_job(job), data=hearts(), folder=tmp_path / "lying")
     assert not shared

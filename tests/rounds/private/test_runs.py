@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import threading
@@ -21,12 +22,13 @@ from tests.support.audit import gaussian_epsilon
 from tests.support.jobs import SMALL
 from tests.support.ledgers import charges_in, charges_of
 from tests.support.pages import written
-from tests.support.runs import asked, twin
+from tests.support.runs import asked, heart, twin
 from tests.support.securesum.certificates import issue, make_root
 
 from tightframe import __version__, federation
 from tightframe.config.job import parse_job
 from tightframe.config.site import SiteEntry
+from tightframe.data.base import SiloData
 from tightframe.errors import RunError, SiteConfigError, TightframeError
 from tightframe.files import write_atomically
 from tightframe.phases import ServerState
@@ -77,9 +79,15 @@ GIVEN: dict[str, Any] = {
 }
 
 
+def hearts() -> dict[str, SiloData]:
+    return {site: heart(site) for site in SITES}
+
+
 @pytest.fixture(autouse=True)
 def light(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without PRV, which stands beside what is held, and the probe of what is trained; ``finished`` has both.
+    """Without PRV, which stands beside what is held, and the probe of what is trained.
+
+    ``finished`` has both, the probe at one silo.
 
     Each takes a second a silo, the probe in every round. ``tests/privacy`` tests them.
     """
@@ -109,8 +117,14 @@ def _epsilon(charges: list[Charge], delta: float) -> float:
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[federation.Result, Path]:
-    folder = tmp_path_factory.mktemp("run")
-    with written(True):
+    folder, checked, check = tmp_path_factory.mktemp("run"), itertools.count(), portions.check_per_record
+
+    def at_one_silo(*given: Any, **named: Any) -> None:
+        if next(checked) % len(SITES) == 0:
+            check(*given, **named)
+
+    with written(True), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(portions, "check_per_record", at_one_silo)
         data = {site: twin(site) for site in SITES}
         job = parse_job({**JOB, "training": {**JOB["training"], "batch_size": 16}})
         return federation.run_job(job, data=data, folder=folder), folder
@@ -166,14 +180,14 @@ def test_nothing_but_noisy_updates_and_class_sums_is_in_any_term(
         add(self, site, term)
 
     monkeypatch.setattr(PlainServer, "add", noting)
-    federation.run_job(parse_job({**GIVEN, "summation": "plain"}), folder=tmp_path)
+    federation.run_job(parse_job({**GIVEN, "summation": "plain"}), data=hearts(), folder=tmp_path)
     assert seen == {"update", "prototype", "privacy", "closing"}
 
 
 def test_two_runs_with_one_seed_differ_because_noise_has_none(tmp_path: Path) -> None:
     given = {**GIVEN, "rounds": 1, "summation": "plain"}
     first, again = (
-        federation.run_job(parse_job(given), folder=tmp_path / name).state.model
+        federation.run_job(parse_job(given), data=hearts(), folder=tmp_path / name).state.model
         for name in ("first", "again")
     )
     assert any(not torch.equal(value, again[name]) for name, value in first.items())
@@ -185,7 +199,7 @@ def test_noise_is_charged_before_it_is_drawn(tmp_path: Path, monkeypatch: pytest
 
     monkeypatch.setattr(private_view.class_sums, "noise_for", broken)
     job = parse_job(GIVEN)
-    result = federation.run_job(job, folder=tmp_path)
+    result = federation.run_job(job, data=hearts(), folder=tmp_path)
     assert [item.purpose for item in charges_of(tmp_path, "site-1")][:2] == [
         "round 1 training",
         "round 1 class sums",
@@ -218,7 +232,7 @@ def test_a_silo_whose_budget_is_spent_stays_out_and_the_others_go_on(
     earlier = _budget(tmp_path, "site-2", "an earlier job", GIVEN)
     earlier.charge("round 1 training", (SubsampledGaussian(1.5, 1.0, 2),))
     job = {**GIVEN, "privacy": {"epsilon": 6.0, "noise_multiplier": 1.5}}
-    result = federation.run_job(parse_job(job), folder=tmp_path)
+    result = federation.run_job(parse_job(job), data=hearts(), folder=tmp_path)
     assert result.outcome.not_enrolled == {"site-2": "TF-701"}
     assert result.outcome.trained and all("site-2" not in row.silos for row in result.outcome.rows)
     assert len(charges_in(earlier.path)) == 1  # refused before anything was charged
@@ -277,7 +291,7 @@ def test_two_jobs_of_a_chain_that_charge_at_once_keep_the_promise_too(
 
 
 def test_the_class_counts_of_a_silos_prior_are_drawn_once_a_job(tmp_path: Path) -> None:
-    federation.run_job(parse_job({**GIVEN, "method": "fedetf"}), folder=tmp_path)
+    federation.run_job(parse_job({**GIVEN, "method": "fedetf"}), data=hearts(), folder=tmp_path)
     for site in SITES:
         purposes = [item.purpose for item in charges_of(tmp_path, site)]
         assert purposes.count("class counts") == 1 and len(purposes) == 3

@@ -15,11 +15,13 @@ from opacus.accountants import PRVAccountant
 from scipy import stats
 from tests.support.audit import gaussian_epsilon
 from tests.support.ledgers import charges_of
+from tests.support.runs import heart
 
 from tightframe import federation
 from tightframe.config.job import Privacy, parse_job
 from tightframe.config.policy import PolicyBlock
 from tightframe.config.refusals import BelowPolicyError
+from tightframe.data.base import SiloData
 from tightframe.data.eicu import EicuOptions
 from tightframe.data.eicu.twin import open_twin
 from tightframe.errors import JobError, RunError
@@ -61,6 +63,10 @@ def job(**changes: Any) -> dict[str, Any]:
     return {**JOB, **changes, "privacy": privacy}
 
 
+def hearts() -> dict[str, SiloData]:
+    return {site: heart(site) for site in SITES}
+
+
 @pytest.fixture(autouse=True)
 def light(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without PRV, which stands beside what is held, and the probe; ``tests/privacy`` tests them."""
@@ -99,7 +105,7 @@ def carried(
         patched.setattr(private_view.PrivateSilo, "private_gradient_sum", one_fails)
         patched.setattr(noisy_sums, "expected_records", as_opened)
         patched.setattr(shared_gradients, "descend", keeping)
-        federation.run_job(parse_job(values), folder=folder)
+        federation.run_job(parse_job(values), data=hearts(), folder=folder)
     plan = prepare(values).privacy
     assert plan is not None and plan.gradients is not None
     config = plan.gradients
@@ -153,7 +159,7 @@ def test_where_sums_open_whole_three_silos_make_the_noise_of_four(
     opened: list[Any] = []
     monkeypatch.setattr(shared_gradients, "descend", lambda *given: opened.append(given))
     with pytest.raises(RunError, match="TF-501"):
-        federation.run_job(parse_job(whole), folder=tmp_path / "lost")
+        federation.run_job(parse_job(whole), data=hearts(), folder=tmp_path / "lost")
     assert not opened
     assert charges_of(tmp_path / "lost", "site-1"), "what was sent is charged, opened or not"
 
@@ -203,7 +209,7 @@ def test_a_failed_silo_adds_its_share(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_each_round_is_charged_once_with_one_noise_at_all_silos(tmp_path: Path) -> None:
     values = job(rounds=3, model_options={"widths": [4]}, privacy={"epsilon": 2.0, "spare_rounds": 1})
-    result = federation.run_job(parse_job(values), folder=tmp_path)
+    result = federation.run_job(parse_job(values), data=hearts(), folder=tmp_path)
     plan = prepare(values).privacy
     assert plan is not None and plan.gradients is not None
     noise = plan.gradients.noise_multiplier
@@ -232,7 +238,7 @@ def test_with_drawn_records_a_round_is_charged_as_drawn(tmp_path: Path) -> None:
         model_options={"widths": [4]},
         privacy={"noise_multiplier": 2.0},
     )
-    federation.run_job(parse_job(values), folder=tmp_path)
+    federation.run_job(parse_job(values), data=hearts(), folder=tmp_path)
     (charge,) = charges_of(tmp_path, "site-3")
     assert charge.event == SubsampledGaussian(2.0, 0.25, 1)
     assert charge.alone == SubsampledGaussian(2.0 / math.sqrt(HONEST), 0.25, 1)

@@ -16,6 +16,7 @@ import torch
 from cryptography import x509
 from tests.support.jobs import HEART
 from tests.support.ledgers import charges_of
+from tests.support.runs import heart
 
 from tightframe import federation
 from tightframe.config.job import JobConfig, parse_job
@@ -64,10 +65,15 @@ def job(**changes: Any) -> JobConfig:
     return parse_job({**JOB, **changes})
 
 
+def run_job(wanted: JobConfig, **named: Any) -> federation.Result:
+    """A run of few records."""
+    return federation.run_job(wanted, data={site: heart(site) for site in wanted.roster}, **named)
+
+
 def stopped(wanted: JobConfig, folder: Path, *, number: int = 3) -> JobConfig:
     """A run that is stopped in a round, and the job that goes on with it."""
     with pytest.raises(PulledPlugError):
-        federation.run_job(wanted, folder=folder, on_round=stop_in(number))
+        run_job(wanted, folder=folder, on_round=stop_in(number))
     return resume.next_job(folder / "server" / CHECKPOINT)
 
 
@@ -120,8 +126,8 @@ def both(wanted: JobConfig, next_job: JobConfig, before: Path, folder: Path) -> 
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(RunRecord, "finish", finished)
-        whole = federation.run_job(wanted, folder=folder / "whole")
-        resumed = federation.run_job(next_job, folder=folder / "resumed", stopped=before)
+        whole = run_job(wanted, folder=folder / "whole")
+        resumed = run_job(next_job, folder=folder / "resumed", stopped=before)
     return Both(whole, resumed, folder, courses)
 
 
@@ -160,25 +166,25 @@ def test_whoever_watches_a_resumed_run_sees_its_earlier_rounds(mended: Both) -> 
 def test_a_chain_keeps_its_lineage_and_the_silos_may_be_a_phase_ahead(tmp_path: Path) -> None:
     """Stopped twice, and once more before the resumed run has done a round."""
     wanted = job(method="scaffold")
-    whole = federation.run_job(wanted, folder=tmp_path / "whole")
+    whole = run_job(wanted, folder=tmp_path / "whole")
     second = stopped(wanted, tmp_path / "1", number=2)
     with pytest.raises(PulledPlugError):
-        federation.run_job(second, folder=tmp_path / "2", stopped=tmp_path / "1", on_round=stop_in(2))
+        run_job(second, folder=tmp_path / "2", stopped=tmp_path / "1", on_round=stop_in(2))
     assert not (tmp_path / "2" / "server" / CHECKPOINT).exists()
     with pytest.raises(PulledPlugError):
-        federation.run_job(second, folder=tmp_path / "3", stopped=tmp_path / "1", on_round=stop_in(4))
+        run_job(second, folder=tmp_path / "3", stopped=tmp_path / "1", on_round=stop_in(4))
     third = resume.next_job(tmp_path / "3" / "server" / CHECKPOINT)
     assert second.resume is not None and third.resume is not None
     assert third.resume.lineage == second.resume.lineage == job_id(tmp_path / "1")
     assert (third.resume.previous, third.resume.after_round) == (job_id(tmp_path / "3"), 3)
-    found = federation.run_job(third, folder=tmp_path / "4", stopped=tmp_path / "3")
+    found = run_job(third, folder=tmp_path / "4", stopped=tmp_path / "3")
     assert same(found.state.model, whole.state.model)
 
 
 def test_the_transcript_of_a_resumed_run_is_valid_and_names_the_first_job(
     broken: Stopped, tmp_path: Path
 ) -> None:
-    federation.run_job(broken.next, folder=tmp_path, stopped=broken.folder)
+    run_job(broken.next, folder=tmp_path, stopped=broken.folder)
     pem = (tmp_path / "server" / "simulated_root.pem").read_bytes()
     from cryptography.hazmat.primitives.serialization import Encoding
 
@@ -202,7 +208,7 @@ def test_a_server_that_lies_about_the_lineage_is_refused(
     )
     for wanted, before in ((broken.job, None), (broken.next, broken.folder)):
         with pytest.raises(RunError, match="TF-601"):
-            federation.run_job(wanted, folder=tmp_path, stopped=before)
+            run_job(wanted, folder=tmp_path, stopped=before)
 
 
 def test_counts_stay_shut_for_another_cohort(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,7 +222,7 @@ def test_counts_stay_shut_for_another_cohort(tmp_path: Path, monkeypatch: pytest
     wanted = job(sites=SITES, rounds=3, min_sites=3)
     going_on = stopped(wanted, tmp_path / "again", number=2)
     monkeypatch.setattr(federation.LocalTransport, "exchange", without_the_fourth)
-    found = federation.run_job(going_on, folder=tmp_path / "resumed", stopped=tmp_path / "again")
+    found = run_job(going_on, folder=tmp_path / "resumed", stopped=tmp_path / "again")
     assert not any(row.static_opened for row in found.outcome.rows if row.round > 1)
     assert found.outcome.final() is None, "the evaluation is a count, too"
 
@@ -233,10 +239,10 @@ def test_a_silo_that_was_not_enrolled_stays_out_and_counts_stay_open(
 
     monkeypatch.setattr(federation.LocalTransport, "exchange", without)
     wanted = job(sites=SITES, rounds=3)
-    whole = federation.run_job(wanted, folder=tmp_path / "whole")
+    whole = run_job(wanted, folder=tmp_path / "whole")
     going_on = stopped(wanted, tmp_path / "broken", number=2)
     away.clear()
-    found = federation.run_job(going_on, folder=tmp_path / "resumed", stopped=tmp_path / "broken")
+    found = run_job(going_on, folder=tmp_path / "resumed", stopped=tmp_path / "broken")
     assert same(found.state.model, whole.state.model)
     assert rows(tmp_path / "resumed") == rows(tmp_path / "whole")
     assert found.outcome.not_enrolled == whole.outcome.not_enrolled == {"site-4": "TF-502"}
@@ -265,7 +271,7 @@ def test_a_wrong_checkpoint_is_named_before_any_task(wrong: str, broken: Stopped
         named = going_on.resume.model_copy(update={"checkpoint_sha256": file_sha256(path)})
         going_on = going_on.model_copy(update={"resume": named})
     with pytest.raises(RunError, match=code):
-        federation.run_job(going_on, folder=tmp_path / "resumed", stopped=folder)
+        run_job(going_on, folder=tmp_path / "resumed", stopped=folder)
     assert not any((tmp_path / "resumed").glob("site-*")), "no silo was asked for anything"
 
 
@@ -296,14 +302,14 @@ def test_a_silo_that_lost_its_state_is_refused_not_begun_anew(tmp_path: Path) ->
     going_on = stopped(wanted, tmp_path / "broken")
     shutil.rmtree(tmp_path / "broken" / "site-2" / "silo_state")
     with pytest.raises(RunError, match=r"site-2: TF-522"):
-        federation.run_job(going_on, folder=tmp_path / "resumed", stopped=tmp_path / "broken")
+        run_job(going_on, folder=tmp_path / "resumed", stopped=tmp_path / "broken")
 
 
 def test_a_silo_without_state_goes_on_where_the_method_keeps_none(broken: Stopped, tmp_path: Path) -> None:
     folder = tmp_path / "stopped"
     shutil.copytree(broken.folder, folder)
     shutil.rmtree(folder / "site-2" / "silo_state")
-    assert federation.run_job(broken.next, folder=tmp_path / "resumed", stopped=folder).outcome.trained
+    assert run_job(broken.next, folder=tmp_path / "resumed", stopped=folder).outcome.trained
 
 
 def test_a_silo_that_had_no_part_before_begins_without_state(tmp_path: Path) -> None:
@@ -432,7 +438,7 @@ def test_what_is_done_is_not_charged_again_and_what_is_repeated_is(
     plain |= {"sites": SITES[:1], "min_sites": 1}  # each asks a ledger of its own
     wanted = job(method="fedetf", rounds=3, privacy=privacy, training=training, **plain)
     going_on = stopped(wanted, tmp_path / "broken", number=2)
-    federation.run_job(going_on, folder=tmp_path / "resumed", stopped=tmp_path / "broken")
+    run_job(going_on, folder=tmp_path / "resumed", stopped=tmp_path / "broken")
     charges = charges_of(tmp_path / "resumed", "site-1")
     assert {item.job_id for item in charges} == {job_id(tmp_path / "broken")}
 
