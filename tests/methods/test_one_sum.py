@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Sequence
 from dataclasses import replace
@@ -48,9 +49,14 @@ PIXELS = {"dataset": "digits", "model": "mlp", "model_options": {"widths": []}}
 PLAIN = {**PIXELS, "summation": "plain", "class_rules": "off"}
 
 
+@functools.cache
+def _loaded() -> Any:
+    return load_digits(return_X_y=True)
+
+
 def digits() -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """800 training, 200 validation and 797 test images."""
-    images, labels = load_digits(return_X_y=True)
+    images, labels = _loaded()
     order = np.random.default_rng(6).permutation(len(labels))
     parts = dict(zip(("train", "validation", "test"), np.split(order, [800, 1000]), strict=True))
     shaped = (images / 16).astype(np.float32).reshape(-1, 1, 8, 8)
