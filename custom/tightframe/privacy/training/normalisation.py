@@ -8,6 +8,7 @@ sides, after initial weights were loaded.
 
 from __future__ import annotations
 
+import functools
 from typing import Literal
 
 import torch
@@ -132,17 +133,23 @@ def _replace_batch_norm(model: nn.Module, form: Form) -> list[str]:
 
 def _group_norm(module: _BatchNorm) -> nn.Module:
     """Return GroupNorm as Opacus makes it, with the layer's own epsilon, scale and shift."""
+    made = nn.GroupNorm(
+        _groups(module.num_features), module.num_features, eps=module.eps, affine=module.affine
+    )
+    if module.affine:
+        made.weight, made.bias = module.weight, module.bias
+    return made
+
+
+@functools.lru_cache(maxsize=256)
+def _groups(channels: int) -> int:
+    """Return how many groups Opacus makes of channels; its fixer writes and reads a model each time."""
     from opacus.validators import ModuleValidator
 
-    affine = nn.BatchNorm1d(module.num_features)  # a layer that Opacus' fixer takes, whatever `module` is
-    fixed: nn.GroupNorm = ModuleValidator.fix(affine)
-    fixed.eps = module.eps
-    if not module.affine:
-        # Opacus fixes layers with trained parameters only.
-        plain = nn.GroupNorm(fixed.num_groups, fixed.num_channels, eps=module.eps, affine=False)
-        return plain
-    fixed.weight, fixed.bias = module.weight, module.bias
-    return fixed
+    fixed: nn.GroupNorm = ModuleValidator.fix(
+        nn.BatchNorm1d(channels)
+    )  # which it takes, whatever the layer is
+    return fixed.num_groups
 
 
 def _left(model: nn.Module) -> list[str]:
