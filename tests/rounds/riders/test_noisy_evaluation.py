@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from sklearn.metrics import balanced_accuracy_score
 from tests.support.audit import gaussian_epsilon
 from tests.support.ledgers import charges_in
-from tests.support.runs import asked, missed
+from tests.support.runs import asked, heart, missed
 
 from tightframe import federation
 from tightframe.config.job import parse_job
@@ -274,7 +274,8 @@ def test_the_totals_are_the_silos_integers_and_their_noise_in_plain_and_secure_s
         training = {**JOB["training"], "learning_rate": 1e-3}
         privacy = {**PRIVACY, "noise_multiplier": 50.0}
         job = parse_job({**JOB, "summation": summation, "training": training, "privacy": privacy})
-        federation.run_job(job, folder=tmp_path / summation)
+        data = {site: heart(site) for site in SITES}
+        federation.run_job(job, data=data, folder=tmp_path / summation)
     assert len(opened) == 2 and len(exact) == 8 and len(draws) == 32
     config = evaluation_totals.EvaluationConfig(1.0, 2)
     for place, name in enumerate(opened[0]):
