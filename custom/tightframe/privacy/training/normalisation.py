@@ -146,9 +146,8 @@ def _groups(channels: int) -> int:
     """Return how many groups Opacus makes of channels; its fixer writes and reads a model each time."""
     from opacus.validators import ModuleValidator
 
-    fixed: nn.GroupNorm = ModuleValidator.fix(
-        nn.BatchNorm1d(channels)
-    )  # which it takes, whatever the layer is
+    layer = nn.BatchNorm1d(channels)  # which the fixer takes, whatever is replaced
+    fixed: nn.GroupNorm = ModuleValidator.fix(layer)
     return fixed.num_groups
 
 
