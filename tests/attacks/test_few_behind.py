@@ -66,7 +66,7 @@ def in_clear(federation: Federation) -> int:
 @pytest.mark.whole
 @pytest.mark.parametrize(
     ("how", "least"),
-    [(None, 0), ("drawn", 3), ("dropped out", 15), pytest.param("pulled back", 1, marks=pytest.mark.whole)],
+    [(None, 0), ("drawn", 3), ("dropped out", 15), ("pulled back", 1)],
 )
 def test_without_the_rule_updates_of_few_records_tell_these(
     how: str | None, least: int, tmp_path: Path

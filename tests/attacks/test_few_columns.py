@@ -10,33 +10,12 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from tests.support.attacks.malicious_server import ANY_WIDTH, STANDARD, Federation, Records
+from tests.support.attacks.malicious_server import ANY_WIDTH, STANDARD, Federation, Records, in_folds
 
 UNITS, COLUMNS, RARE, PER = 32, 40, 12, 150
-
-
-class Ward:
-    """Yes and no, and an outcome."""
-
-    source = "wards"
-
-    def __init__(self, rows: np.ndarray, labels: np.ndarray) -> None:
-        self._rows, self._labels = rows, labels
-        self._folds = {"train": slice(PER), "validation": slice(PER, PER + 30), "test": slice(PER + 30, None)}
-
-    def labels(self, fold: str) -> Any:
-        return self._labels[self._folds[fold]]
-
-    def records(self, fold: str, *, augment_seed: int | None = None) -> Any:
-        rows = torch.from_numpy(self._rows[self._folds[fold]])
-        return list(zip(rows, self.labels(fold).tolist(), strict=True))
-
-    def check(self, progress: Any = None) -> None: ...
 
 
 def wards(*, together: bool) -> dict[str, Records]:
@@ -53,7 +32,7 @@ def wards(*, together: bool) -> dict[str, Records]:
             rows[draw.choice(PER, 5 + drug // 4, replace=False), drug] ^= True
         risk = rows @ weights + draw.normal(size=len(rows))
         labels = (risk > np.median(risk)).astype(np.int64)
-        made[f"hospital-{site + 1}"] = Records(Ward(rows.astype(np.float32), labels))
+        made[f"hospital-{site + 1}"] = in_folds(rows.astype(np.float32), labels, PER, 30)
     return made
 
 

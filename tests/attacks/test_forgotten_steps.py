@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from tests.support.attacks.malicious_server import Federation, Records
+from tests.support.attacks.malicious_server import Federation, Records, in_folds
 
 PER, COLUMNS = 40, 13
 JOB: dict[str, Any] = {
@@ -28,31 +27,17 @@ JOB: dict[str, Any] = {
 }
 
 
-class Ward:
+def ward(seed: int) -> Records:
     """Numbers of one wide range, and an outcome."""
-
-    source = "wards"
-
-    def __init__(self, seed: int) -> None:
-        draw = np.random.default_rng(seed)
-        self._rows = draw.uniform(-40, 40, (PER + 40, COLUMNS)).astype(np.float32)
-        risk = self._rows @ np.random.default_rng(0).normal(size=COLUMNS) / 40 + draw.normal(size=PER + 40)
-        self._labels = (risk > 0).astype(np.int64)
-        self._folds = {"train": slice(PER), "validation": slice(PER, PER + 20), "test": slice(PER + 20, None)}
-
-    def labels(self, fold: str) -> Any:
-        return self._labels[self._folds[fold]]
-
-    def records(self, fold: str, *, augment_seed: int | None = None) -> Any:
-        rows = torch.from_numpy(self._rows[self._folds[fold]])
-        return list(zip(rows, self.labels(fold).tolist(), strict=True))
-
-    def check(self, progress: Any = None) -> None: ...
+    draw = np.random.default_rng(seed)
+    rows = draw.uniform(-40, 40, (PER + 40, COLUMNS)).astype(np.float32)
+    risk = rows @ np.random.default_rng(0).normal(size=COLUMNS) / 40 + draw.normal(size=PER + 40)
+    return in_folds(rows, (risk > 0).astype(np.int64), PER, 20)
 
 
 @pytest.mark.whole
 def test_no_row_of_a_total_is_a_hospitals_last_record(tmp_path: Path) -> None:
-    data = {f"hospital-{place}": Records(Ward(place)) for place in range(1, 5)}
+    data = {f"hospital-{place}": ward(place) for place in range(1, 5)}
     rows = np.concatenate([item.raw("train") for item in data.values()])
     rows /= np.linalg.norm(rows, axis=1, keepdims=True)
     federation = Federation(JOB, data, state=tmp_path).enroll()

@@ -21,6 +21,7 @@ from tightframe import __version__
 from tightframe.config.job import JobConfig, parse_job
 from tightframe.config.policy import PolicyBlock
 from tightframe.config.site import SiteEntry
+from tightframe.data.arrays import ArrayData
 from tightframe.data.heart import HeartOptions
 from tightframe.data.heart.twin import open_twin
 from tightframe.rounds import codec
@@ -78,6 +79,14 @@ class Records:
         """The records of a fold as one matrix: what an attack must not get."""
         items = self._data.records(fold)
         return np.stack([np.asarray(items[index][0]) for index in range(len(items))])
+
+
+def in_folds(rows: np.ndarray, labels: np.ndarray, train: int, validation: int) -> Records:
+    """Return a hospital's records of two classes: of its rows (n, p) those left over are the test fold."""
+    ends = {"train": slice(train), "validation": slice(train, train + validation)}
+    parts = {**ends, "test": slice(train + validation, None)}
+    folds: Any = {fold: (rows[part], labels[part]) for fold, part in parts.items()}
+    return Records(ArrayData(folds, source="wards", num_classes=2))
 
 
 class Chosen(Records):
