@@ -160,12 +160,10 @@ def local_rule(config: FedCurvConfig) -> LocalRule:
         anchors = {name: broadcast[BROADCAST + name].to(silo.device) for name in bends}
         slopes, known = dict[str, torch.Tensor](), dict[str, torch.Tensor]()
         for name, bend in bends.items():
-            slope, most = (
-                bend * broadcast[BROADCAST + name].double() - products[name],
-                bend.abs().clamp_min(1),
-            )
-            parts = slope / most, bend.clamp_min(0) / most
-            slopes[name], known[name] = (item.to(anchors[name]) for item in parts)
+            slope = bend * broadcast[BROADCAST + name].double() - products[name]
+            most = bend.abs().clamp_min(1)
+            slopes[name] = (slope / most).to(anchors[name])
+            known[name] = (bend.clamp_min(0) / most).to(anchors[name])
         term = ParameterTerm(
             "curvature", config.weight, lambda model: curvature_penalty(model, anchors, known, slopes)
         )
