@@ -259,10 +259,10 @@ def _begun_once() -> Iterator[Callable[..., Any]]:
             known[setting.build_model, seed] = whole(setting, seed)
         return {name: tensor.clone() for name, tensor in known[setting.build_model, seed].items()}
 
-    template = functools.lru_cache(maxsize=KEPT_MODELS)(model_update._shared_template.__wrapped__)
+    template = functools.lru_cache(maxsize=KEPT_MODELS)(model_update.template_of.__wrapped__)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(model_update, "initial_model", initial_model)
-        patch.setattr(model_update, "_shared_template", template)
+        patch.setattr(model_update, "template_of", template)
         yield whole
 
 

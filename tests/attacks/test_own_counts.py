@@ -103,4 +103,4 @@ def test_losses_by_own_counts_leave_in_steps(tmp_path: Path, name: str, options:
         for item in exchange.phase.schema.fields
         if item.name.startswith(model_update.TRAINING)
     ]
-    assert losses and {item.bits for item in losses} == {model_update.COARSE}
+    assert losses and {item.bits for item in losses} == {model_update.FRACTION_BITS}

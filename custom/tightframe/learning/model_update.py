@@ -29,8 +29,8 @@ TRAINING = "training/"
 # Running variances above 30 occur, so buffers get a wide range and the 64-bit ring.
 BUFFER_BOUND = 1e6
 TRAINING_BOUND = 1e9
-COARSE = 5
-"""Fraction bits of losses that are functions of a silo's own class counts."""
+FRACTION_BITS = 5
+"""Fraction bits of what follows from few of a silo's own numbers: its total would tell them otherwise."""
 
 
 def build_template(setting: Setting) -> nn.Module:
@@ -41,11 +41,12 @@ def build_template(setting: Setting) -> nn.Module:
 
 def shared_template(setting: Setting) -> nn.Module:
     """Return an untrained model for names and shapes, built once for equal jobs and never to be changed."""
-    return _shared_template(setting.build_model)
+    return template_of(setting.build_model)
 
 
 @functools.lru_cache(maxsize=4)
-def _shared_template(build_model: Callable[[], nn.Module]) -> nn.Module:
+def template_of(build_model: Callable[[], nn.Module]) -> nn.Module:
+    """Return the model of ``shared_template``, by what builds it."""
     with torch.random.fork_rng(devices=[]):
         return build_model()
 
@@ -128,9 +129,9 @@ def training_fields(term_names: Iterable[str], *, by_counts: bool = False) -> tu
     """Return scalar fields for the loss and each named term: weighted means over silos.
 
     Args:
-        by_counts: put silos' losses in steps of 1/32, see ``learning.halves.LocalRule``.
+        by_counts: put silos' losses in steps of ``2**-FRACTION_BITS``, see ``learning.halves.LocalRule``.
     """
-    bits = COARSE if by_counts else None
+    bits = FRACTION_BITS if by_counts else None
     names = ["loss", *(name for name in term_names if name != "loss")]
     return tuple(
         Field(TRAINING + name, (), ring=64, bound=TRAINING_BOUND, weighted=True, static=True, bits=bits)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import math
 from collections.abc import Callable, Collection
@@ -11,6 +12,7 @@ from itertools import pairwise
 import torch
 from torch import nn
 
+from tightframe.learning import model_update
 from tightframe.learning.few_records.products import Behind, Units
 from tightframe.learning.few_records.unit_records import Convolution
 from tightframe.learning.model_update import shared_template
@@ -96,8 +98,7 @@ def _places(build_model: Callable[[], nn.Module], shape: tuple[int, ...]) -> tup
 
 def _seen(build_model: Callable[[], nn.Module], shape: tuple[int, ...], device: str) -> tuple[_Layer, ...]:
     found: dict[str, tuple[nn.Linear | Convolution, int, bool]] = {}
-    with torch.random.fork_rng(devices=[]):
-        model = build_model().to(device)
+    model = copy.deepcopy(model_update.template_of(build_model)).to(device)
 
     def watch(name: str, layer: nn.Linear | Convolution) -> None:
         def seen(_layer: nn.Module, given: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
