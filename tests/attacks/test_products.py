@@ -25,7 +25,9 @@ from torch.utils.data import Subset
 from tightframe.config.policy import PolicyBlock
 from tightframe.errors import PolicyError, RunError, TightframeError
 from tightframe.learning import model_update
+from tightframe.learning.few_records.distinct_rows import BITS
 from tightframe.learning.few_records.products import ALONE, COUNTED, ENOUGH, ROWS, ClassSums, Sizes
+from tightframe.learning.one_sum import feature_sums
 from tightframe.learning.one_sum.feature_sums import COUNTS, SUMS, pooled
 from tightframe.rounds import codec
 from tightframe.rounds.codec import integer_totals
@@ -430,6 +432,47 @@ def test_no_record_is_on_a_units_side_alone_in_the_products(tmp_path: Path) -> N
         assert gram is not None
         told.append((read_rows(federation, gram), alone(federation, gram)))
     assert told[0] == (1, 1) and told[1] == (0, 0)
+
+
+def one_step_off(federation: Federation, opened: dict[str, np.ndarray]) -> int:
+    """Return how many records are read from rows of the products: of features one step off at one record."""
+    model: Any = model_update.build_template(federation.setup.setting)
+    model.load_state_dict(dict(federation.shared.state.model))
+    mean, deviation = (getattr(model.standardise, name).detach().double() for name in ("mean", "std"))
+    backbone, found = model.backbone.double(), pooled(opened)
+    assert found.gram is not None
+
+    def steps(point: torch.Tensor) -> torch.Tensor:
+        features = backbone(point[None])[0]
+        return features / features.norm().clamp_min(1) * 2.0**BITS
+
+    origin = torch.zeros(13, dtype=torch.float64)
+    slope, exact = torch.func.jacrev(steps)(origin), steps(origin)
+    most, total, gram = exact.round(), found.sums.sum(0) * 2.0**BITS, found.gram * 4.0**BITS
+    off = total - found.records * most
+    squares = gram.diagonal() - 2 * most * total + found.records * most.square()
+    records = np.concatenate([item.raw("train") for item in federation.data.values()])
+    true, told = (torch.as_tensor(records).double() - mean) / deviation, set[int]()
+    for place in ((squares == 1) & (off.abs() == 1)).nonzero()[:, 0].tolist():  # so the reader knows
+        row, other = off[place] * (gram[place] - most[place] * total) - exact, torch.arange(len(off)) != place
+        point = torch.linalg.lstsq(slope[other], row[other, None]).solution[:, 0]
+        near = (true - point).abs().amax(1)
+        assert near.min() < 0.1, "and is right"
+        told.add(int(near.argmin()))
+    return len(told)
+
+
+def test_no_record_alone_is_a_rounding_step_off_in_the_products(tmp_path: Path) -> None:
+    """At a large bandwidth cosines hardly differ; the seed is one of 100,000 that were searched offline."""
+    options = {"standardise": True, "bandwidth": 1e6, "width": 35, "seed": 43086}
+    told = []
+    for place, radius in enumerate((0.0, feature_sums.NARROW)):
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(feature_sums, "NARROW", radius)
+            values = {**WIDE, "model_options": options}
+            federation = Federation(values, small(), state=tmp_path / str(place)).enroll()
+            told.append(one_step_off(federation, totals(federation, "frozen/products")))
+    assert told == [2, 0]
 
 
 def between_borders(weight: np.ndarray, gram: np.ndarray) -> list[np.ndarray]:

@@ -136,6 +136,30 @@ def test_a_wider_radius_leaves_features_as_they_are() -> None:
     torch.testing.assert_close(found.gram, features.T @ features, rtol=0, atol=RECORDS_IN_ALL * 2.0**-16)
 
 
+def test_features_that_hardly_differ_are_their_mean_at_all_records() -> None:
+    """Also of what stays after a withdrawal, whatever that would be by itself."""
+    features, labels = records()
+    narrow = features / 16
+    narrow[:, 0] = 0.1
+    narrow[5, 0] += 1.4 * 2.0**-BITS
+    plain = narrow.clone()
+    plain[5, 0] = 0.1
+    made = {name: FeatureSums(CLASSES, WIDTH, products=True, narrow=2.0**8) for name in ("all", "some")}
+    made["all"].add(narrow, labels)
+    made["some"].add(narrow[5::60], labels[5::60])
+    constants = made["all"].constants()
+    assert constants.isnan().sum() == WIDTH - 1 and constants[0] == round(0.1 * 2**BITS)
+    of_all = made["all"].tensors()
+    some = made["some"].tensors(constants)
+    for expected, found in ((summed(plain, labels), of_all), (summed(plain[5::60], labels[5::60]), some)):
+        assert all(torch.equal(found[name], expected[name]) for name in (SUMS, COUNTS, RECORDS))
+        grams = [
+            pooled({name: item.numpy() for name, item in each.items()}).gram for each in (found, expected)
+        ]
+        assert grams[0] is not None and grams[1] is not None and torch.equal(*grams)
+    assert not torch.equal(summed(narrow, labels)[SUMS], of_all[SUMS])
+
+
 def test_the_largest_sums_neither_wrap_nor_round() -> None:
     """Of 2^20 records of one class, all alike: at the bound of a silo's records."""
     own = FeatureSums(2, 2, products=True)

@@ -16,6 +16,11 @@ split as ``phi = a + b``, a in multiples of 2^-15, one has sum a a^T, the other 
 sums over records, too. Only upper triangles travel. No factor sqrt(2) is on the off-diagonal entries: it
 would round each silo's sum once more. A noise that is to hide the Frobenius norm puts it on its deviation.
 The constant for an intercept does not travel either: its products are in B and n already.
+
+Features that hardly differ from record to record, as cosines at a bandwidth of 10^6, are steps by rounding:
+of a searched seed some is one step off at a single record, so that its row of G is that record's features
+(two of 216 were read to 0.06 deviations). So a feature that is within ``NARROW`` steps at all of a silo's
+records is taken for their rounded mean there.
 """
 
 from __future__ import annotations
@@ -44,6 +49,8 @@ PREFIX = "frozen/"
 
 FINE_BITS = 9
 """The last of a feature's, those of b. Products of a have 2 (24 - 9) = 30 fraction bits."""
+NARROW = 2.0**8
+"""Steps of 2^-24 that a silo's records are apart at least in a feature that is summed as it is."""
 RECORD_BOUND = 2.0**20
 """Most records of a silo. No entry of phi exceeds 1, so that all sums are integers of at most 2^53, which
 float64 holds exactly: of products of a 2^20 * 2^30, of those with b 2^20 * 2^33."""
@@ -96,6 +103,7 @@ class FeatureSums:
         products: whether G is summed.
         radius: R.
         device: on which products are computed.
+        narrow: steps that records are apart in a feature, else it is taken for their mean; 0 takes all.
     """
 
     def __init__(
@@ -106,21 +114,29 @@ class FeatureSums:
         products: bool,
         radius: float = 1.0,
         device: torch.device | None = None,
+        narrow: float = 0.0,
     ) -> None:
         shapes = {"sums": (classes, width), "counts": (classes,)}
         if products:
             shapes |= dict.fromkeys(("coarse", "cross", "fine"), (width, width))
+            shapes |= dict.fromkeys(("coarse_sum", "fine_sum"), (width,))
         # Float64, whose products and sums of integers below 2^53 are exact in whatever order.
         self._parts = {
             name: torch.zeros(shape, dtype=torch.float64, device=device) for name, shape in shapes.items()
         }
         self._classes, self._products, self._radius = classes, products, radius
         self._unusable = torch.zeros((), dtype=torch.bool, device=device)
+        self._narrow = narrow
+        self._low = torch.full((width,), math.inf, dtype=torch.float64, device=device)
+        self._high = -self._low
 
     def add(self, features: torch.Tensor, labels: torch.Tensor) -> None:
         """Count a batch: features h (B, d), labels (B,)."""
         self._unusable |= ~features.isfinite().all()
         rounded = units(features, self._radius)
+        if len(rounded):
+            self._low = torch.minimum(self._low, rounded.amin(0))
+            self._high = torch.maximum(self._high, rounded.amax(0))
         member = nn.functional.one_hot(labels, self._classes).to(torch.float64)
         parts = self._parts
         parts["sums"] += member.T @ rounded
@@ -129,19 +145,30 @@ class FeatureSums:
             unit = 2.0**FINE_BITS
             coarse = (rounded / unit).round()
             fine = rounded - coarse * unit
+            parts["coarse_sum"] += coarse.sum(0)
+            parts["fine_sum"] += fine.sum(0)
             parts["coarse"] += coarse.T @ coarse
             parts["cross"] += coarse.T @ fine
             parts["fine"] += fine.T @ fine
 
-    def tensors(self) -> dict[str, torch.Tensor]:
+    def constants(self) -> torch.Tensor:
+        """Return what narrow features are taken for at all records, in steps, and NaN for others, (d,)."""
+        mean = (self._parts["sums"].sum(0) / self._parts["counts"].sum()).round()
+        return torch.where(self._high - self._low < self._narrow, mean, math.nan).cpu()
+
+    def tensors(self, constants: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
         """Return the tensors of ``sum_fields``, float64 on the CPU, all exact.
+
+        Args:
+            constants: of sums over more records, which these are to be subtracted from; by default their own.
 
         Raises:
             TrainingError: TF-301 if a feature is not finite.
         """
         if bool(self._unusable):
             raise TrainingError("Expected finite features of the frozen model, but some are NaN or infinite.")
-        parts = {name: value.cpu() for name, value in self._parts.items()}
+        parts = {name: value.cpu().clone() for name, value in self._parts.items()}
+        _take(parts, self.constants() if constants is None else constants)
         made = {
             SUMS: parts["sums"] / 2.0**BITS,
             COUNTS: parts["counts"],
@@ -153,6 +180,24 @@ class FeatureSums:
             made[COARSE] = parts["coarse"][rows, columns] / 2.0**BITS
             made[FINE] = fine[rows, columns] / 2.0**BITS
         return made
+
+
+def _take(parts: dict[str, torch.Tensor], constants: torch.Tensor) -> None:
+    """Take features for constants (d,) in sums, in place, where these are not NaN."""
+    chosen, records = ~constants.isnan(), parts["counts"].sum()
+    value = constants[chosen]
+    parts["sums"][:, chosen] = parts["counts"][:, None] * value
+    if "coarse" not in parts or not len(value):
+        return
+    unit = 2.0**FINE_BITS
+    coarse = (value / unit).round()
+    own = {"coarse": coarse, "fine": value - coarse * unit}
+    sums = {name: parts[f"{name}_sum"] for name in own}
+    for name, item in own.items():
+        sums[name][chosen] = records * item
+    for name, rows, columns in (("coarse",) * 3, ("cross", "coarse", "fine"), ("fine",) * 3):
+        parts[name][chosen] = own[rows][:, None] * sums[columns]
+        parts[name][:, chosen] = sums[rows][:, None] * own[columns]
 
 
 def _triangle(width: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -233,7 +278,8 @@ def contribute_sums(
     """
     model, classes = frozen(silo, received), silo.setting.num_classes
     width = feature_width(model)
-    own = FeatureSums(classes, width, products=products, radius=radius, device=silo.device)
+    narrow = NARROW if silo.records_per_feature else 0.0
+    own = FeatureSums(classes, width, products=products, radius=radius, device=silo.device, narrow=narrow)
     admitted = admitted_classes(silo, received).to(silo.device)
     if bool(admitted.any()):
         for features, labels in silo.encoded(model, "train", exact=True):

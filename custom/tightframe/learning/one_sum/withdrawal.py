@@ -62,6 +62,7 @@ from tightframe.learning.few_records.record_values import MOST
 from tightframe.learning.one_sum import temperature
 from tightframe.learning.one_sum.feature_sums import (
     COUNTS,
+    NARROW,
     RECORD_BOUND,
     RECORDS,
     SUMS,
@@ -511,8 +512,10 @@ def _terms(silo: SiloView, received: Tensors, state: Tensors, *, products: bool)
             code="TF-522",
         )
     then, now = state[OWN_ADMITTED].bool().to(silo.device), _admitted_now(silo, received).to(silo.device)
+    narrow = NARROW if silo.records_per_feature else 0.0
     before, after = (
-        FeatureSums(classes, width, products=products, device=silo.device) for _ in ("before", "after")
+        FeatureSums(classes, width, products=products, device=silo.device, narrow=narrow)
+        for _ in ("before", "after")
     )
     changed, staying = DistinctRows(classes), DistinctRows(classes)
     rows, read = silo.rows()[0], 0
@@ -531,7 +534,7 @@ def _terms(silo: SiloView, received: Tensors, state: Tensors, *, products: bool)
             "without the withdrawn records.",
             code="TF-522",
         )
-    return _Terms(sums, after.tensors(), changed, staying)
+    return _Terms(sums, after.tensors(before.constants()), changed, staying)
 
 
 def _leaving(silo: SiloView, state: Tensors) -> torch.Tensor:
