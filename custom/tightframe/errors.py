@@ -126,7 +126,10 @@ class DataError(TightframeError):
 
 
 class TrainingError(TightframeError):
-    """Local training failed: TF-301 not finite, TF-302 out of memory, TF-303 no device, TF-304 own loop."""
+    """Local training failed.
+
+    TF-301 not finite, TF-302 out of memory, TF-303 no device, TF-304 own loop, TF-305 features alike.
+    """
 
     code = "TF-301"
 
@@ -200,6 +203,7 @@ REASONS: Mapping[str, str] = {
     "TF-302": "out of memory",
     "TF-303": "no such device",
     "TF-304": "its own training loop failed",
+    "TF-305": "the network does not tell its records apart",
     "TF-401": "contribution was not finite",
     "TF-402": "contribution over its bound",
     "TF-403": "contribution does not fit its schema",

@@ -33,7 +33,11 @@ def hospitals() -> dict[str, Records]:
 
 def federation(data: Mapping[str, Records], state: Path, job_id: str, **changes: Any) -> Federation:
     policy, previous = changes.pop("policy", POLICY), changes.pop("previous", None)
-    values = {"model_options": {"widths": [2]}, **changes}
+    values = {
+        "model_options": {"widths": [2], "last_activation": False},
+        "training": {"learning_rate": 1e-6},
+        **changes,
+    }
     return Federation(values, data, state=state, job_id=job_id, policy=policy, previous=previous)
 
 

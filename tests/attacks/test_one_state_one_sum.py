@@ -29,7 +29,13 @@ from tightframe.rounds.sums.common import SEAL
 from tightframe.securesum.messages import Masked, SumId, TermRequest
 from tightframe.securesum.site.journal import History
 
-VALUES = {"rounds": 5, "answer_grid": 0.0, "weights": "uniform", "model_options": {"widths": [16]}}
+VALUES = {
+    "rounds": 5,
+    "answer_grid": 0.0,
+    "weights": "uniform",
+    "model_options": {"widths": [16]},
+    "training": {"learning_rate": 1e-5},
+}
 
 
 def asked(kind: str, number: int, named: SharedState, secure: bytes) -> dict[str, Any]:

@@ -22,7 +22,12 @@ from tightframe.rounds.withdrawn_list import LIST
 from tightframe_app import cli
 
 ASKED = "hospital-2"
-VALUES = {"rounds": 4, "weights": "uniform", "model_options": {"widths": [16]}}
+VALUES = {
+    "rounds": 4,
+    "weights": "uniform",
+    "model_options": {"widths": [16]},
+    "training": {"learning_rate": 1e-5},
+}
 ONE_SUM = {
     "method": "fedncm",
     "rounds": 1,

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from tightframe.errors import TrainingError
 from tightframe.learning.few_records.unit_records import UnitRecords
 from tightframe.learning.few_records.unit_sides import UnitSides
 from tightframe.models.heads import SingleLogit
@@ -76,6 +77,38 @@ def test_nor_behind_a_layer_with_another_after_it() -> None:
             slopes = torch.tensor([[1.0]] * 3 + [[rest]] * 5)
             (model(torch.ones(8, 1)) * slopes).sum().backward()
         assert {bool(item.all()) for item in units.few().values()} == {few}
+
+
+def alike(model: nn.Module, rows: torch.Tensor, batch: int = 64, records: int | None = None) -> str:
+    """Return the error of gradients of these records; "" if there is none."""
+    with UnitRecords(model, len(rows) if records is None else records, least=5) as units:
+        for part in rows.split(batch):
+            model(part).sum().backward()
+    try:
+        units.put_back()
+    except TrainingError as error:
+        return f"{error.code} {error}"
+    return ""
+
+
+@pytest.mark.parametrize("batch", [1, 7, 64])
+def test_features_that_are_alike_for_all_but_few_records_are_refused(batch: int) -> None:
+    """Also those that are not zero: of units that are off, and of the next layer's biases."""
+    model = nn.Sequential(nn.Linear(1, 2), nn.ReLU(), nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
+    with torch.no_grad():
+        model[0].weight.fill_(1.0)
+        model[0].bias.fill_(-9.0)
+        model[2].bias.fill_(0.5)
+    rows = torch.linspace(0, 8, 40)[:, None]
+    assert "those of 0 of 39 did" in alike(model, rows, batch)
+    rows[[3, 9], 0] = 12.0  # two records are four differences
+    assert "those of 4 of 39 did" in alike(model, rows, batch)
+    assert "those of 8 of 79 did" in alike(model, rows.repeat(2, 1), batch, 40), "two epochs tell no more"
+    rows[[12, 14], 0] = 13.0
+    assert "those of 8 of 39 did" in alike(model, rows, batch)
+    rows[16, 0] = 14.0
+    assert not alike(model, rows, batch)
+    assert not alike(model, rows[8:14], batch), "of six records half are enough"
 
 
 def test_a_unit_that_few_records_do_not_fire_stays_as_one_does_that_few_fire() -> None:

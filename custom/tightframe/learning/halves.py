@@ -126,8 +126,6 @@ class LocalRule:
         fields: what is sent beside the update and the report.
         finish: tensors for these fields, and the silo's proposed state.
         start: (the model received, silo state) -> the model that training starts from.
-        by_counts: whether its losses are functions of the silo's own class counts. Where features are zero
-            they are of nothing else, and a fine total over few silos tells each one's counts.
         pull: factor by which a step at rate 1 draws weights back to where training began.
     """
 
@@ -136,7 +134,6 @@ class LocalRule:
     fields: Callable[[Setting], tuple[Field, ...]] = _no_fields
     finish: Callable[[Trained], Contribution] = _nothing_to_add
     start: Callable[[Tensors, Tensors], Tensors] = _as_received
-    by_counts: bool = False
     pull: float = 0.0
 
 
@@ -257,7 +254,7 @@ def train_phase(setting: Setting, local: LocalRule, server: ServerRule) -> Phase
     """Return one round: broadcast the model, train by ``local``, sum what ``server`` wants, update by it."""
     if getattr(setting.local, "loop", None) is not None:
         local = replace(local, names=())  # of an own loop the mean loss alone is known
-    losses = model_update.training_fields(local.names, by_counts=local.by_counts)
+    losses = model_update.training_fields(local.names)
     schema = Schema((*server.fields(setting), *losses, *local.fields(setting)))
 
     def broadcast(state: ServerState) -> Tensors:

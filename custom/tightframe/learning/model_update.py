@@ -29,8 +29,6 @@ TRAINING = "training/"
 # Running variances above 30 occur, so buffers get a wide range and the 64-bit ring.
 BUFFER_BOUND = 1e6
 TRAINING_BOUND = 1e9
-FRACTION_BITS = 5
-"""Fraction bits of what follows from few of a silo's own numbers: its total would tell them otherwise."""
 
 
 def build_template(setting: Setting) -> nn.Module:
@@ -125,16 +123,11 @@ def model_fields(setting: Setting, template: nn.Module | None = None) -> tuple[F
     return (*updates, *buffers)
 
 
-def training_fields(term_names: Iterable[str], *, by_counts: bool = False) -> tuple[Field, ...]:
-    """Return scalar fields for the loss and each named term: weighted means over silos.
-
-    Args:
-        by_counts: put silos' losses in steps of ``2**-FRACTION_BITS``, see ``learning.halves.LocalRule``.
-    """
-    bits = FRACTION_BITS if by_counts else None
+def training_fields(term_names: Iterable[str]) -> tuple[Field, ...]:
+    """Return scalar fields for the loss and each named term: weighted means over silos."""
     names = ["loss", *(name for name in term_names if name != "loss")]
     return tuple(
-        Field(TRAINING + name, (), ring=64, bound=TRAINING_BOUND, weighted=True, static=True, bits=bits)
+        Field(TRAINING + name, (), ring=64, bound=TRAINING_BOUND, weighted=True, static=True)
         for name in names
     )
 

@@ -291,7 +291,7 @@ def with_loss(rule: LocalRule, loss: LocalRule) -> LocalRule:
         return replace(made, terms=tuple(terms))
 
     names = tuple(name if old == REPLACED else old for old in rule.names)
-    return replace(rule, names=names, objective=objective, by_counts=rule.by_counts or loss.by_counts)
+    return replace(rule, names=names, objective=objective)
 
 
 def _local_rule(setting: Setting) -> LocalRule:
@@ -342,7 +342,7 @@ def balanced_training(options: BalancedSoftmaxOptions) -> LocalRule:
         )
         return Objective((term,))
 
-    return LocalRule(("balanced_softmax",), objective, by_counts=True)
+    return LocalRule(("balanced_softmax",), objective)
 
 
 def takes_findings(config: Choices) -> str | None:

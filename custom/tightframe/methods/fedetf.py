@@ -121,7 +121,7 @@ def head(config: FedETFConfig, feature_width: int, num_classes: int) -> EtfHead:
 
 def parts(setting: Setting) -> tuple[LocalRule, ServerRule]:
     """Return training of backbone, projection and temperature by the balanced loss, and their mean."""
-    return LocalRule(TERMS, objective, by_counts=True), ServerRule(model_update.model_fields, update)
+    return LocalRule(TERMS, objective), ServerRule(model_update.model_fields, update)
 
 
 def objective(silo: SiloView, broadcast: Tensors, state: Tensors) -> Objective:

@@ -159,8 +159,8 @@ def needs_secure_sums(config: FedRODConfig) -> str | None:
 def parts(setting: Setting) -> tuple[LocalRule, ServerRule]:
     """Return training of both heads; the mean of backbone and generic head, and of a hyper-network."""
     if setting.config.personal_head == "hyper_network":
-        return LocalRule(TERMS, objective, by_counts=True), averaging()
-    return LocalRule(TERMS, objective, finish=keep_personal_head, by_counts=True), averaging()
+        return LocalRule(TERMS, objective), averaging()
+    return LocalRule(TERMS, objective, finish=keep_personal_head), averaging()
 
 
 def objective(silo: SiloView, broadcast: Tensors, state: Tensors) -> Objective:

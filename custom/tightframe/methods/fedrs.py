@@ -94,7 +94,7 @@ def local_rule(config: FedRSConfig) -> LocalRule:
         # Without privacy, adding a record can change the scales, and by them every other record's gradient.
         return Objective((Term("restricted", 1.0, loss, per_record=silo.setting.privacy is not None),))
 
-    return LocalRule(("restricted",), objective, by_counts=True)
+    return LocalRule(("restricted",), objective)
 
 
 def private(config: FedRSConfig) -> str | None:

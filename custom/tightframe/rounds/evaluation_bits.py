@@ -29,7 +29,6 @@ from numpy.typing import NDArray
 from tightframe.config.policy import Policy
 from tightframe.data.base import class_counts
 from tightframe.learning.few_records.record_values import NUMBER_BITS
-from tightframe.learning.model_update import FRACTION_BITS
 from tightframe.learning.one_sum import temperature
 from tightframe.phases import Field, Fold
 from tightframe.rounds.order import Place
@@ -175,7 +174,7 @@ def _of_field(
         records, classes = len(labels["validation"]), setup.dataset.num_classes
         return Told(validation=0.0 if "validation" in left_out else temperature.told_bits(records, classes))
     if item.name in (personal.ACCURACY, personal.VALID_CLASSES, personal.LABEL_SHARE):
-        return Told(test=0.0 if "test" in left_out else math.log2(2**FRACTION_BITS + 1))
+        return Told(test=0.0 if "test" in left_out else math.log2(2**personal.FRACTION_BITS + 1))
     if not item.name.startswith("evaluation/"):
         return Told()
     _, fold, kind = item.name.split("/", 2)

@@ -124,7 +124,7 @@ def test_a_unit_that_one_record_moves_stays_however_often_batches_have_it(
             self.layer = torch.nn.Linear(1, 60)
 
         def forward(self, numbers: torch.Tensor) -> torch.Tensor:
-            return self.layer(torch.ones(len(numbers), 1)).gather(1, numbers[:, :1].long())
+            return self.layer(numbers[:, 1:2] + 1).gather(1, numbers[:, :1].long())
 
     model = Own()
     before = model.layer.weight.detach().clone()

@@ -36,6 +36,11 @@ records 13 at 1/1,000 and 2 at 1/150. So a record is behind a layer if its size 
 (``part_behind`` of ``rounds.few_records.rule``) stays as it was. So does the row of a class in a head, where
 no convolution trains: at a small rate features hardly move, and its rounds span the features of that class's
 records alone (of three classes, where 61 % had a loss, the rarest's row told 13 of 15).
+
+Where the last dense layer gets the same of every record, as of units that all are off, losses and updates
+are functions of a silo's class counts and of which classes were drawn, of nothing else. From losses of
+balanced softmax two rounds told both honest hospitals' exact counts. So training on it fails, which changes
+nothing in the sums: it is of no use either.
 """
 
 from __future__ import annotations
@@ -53,6 +58,8 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from tightframe.errors import TrainingError
+
 Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
 _Norm = nn.GroupNorm | nn.LayerNorm | _BatchNorm
 _Layer = nn.Linear | Convolution | _Norm
@@ -60,6 +67,8 @@ ROUNDING = 1e-13
 """Of sums of squares in float64."""
 BEHIND = 64
 """Part of the size of records that make a layer's sum that a record behind it has at least."""
+SAME = 2.0**-20
+"""Part of its length, or of 1, by which a record's input differs from that before it, if it does."""
 _EXPONENTS = 512
 """Powers of two to either side of 1 by which records' sizes are counted."""
 
@@ -141,6 +150,8 @@ class UnitRecords:
         self._handles: list[torch.utils.hooks.RemovableHandle] = []
         self._before: dict[str, torch.Tensor] = {}
         self._counted: dict[str, _Counted] = {}
+        self._last: torch.Tensor | None = None
+        self._apart: list[torch.Tensor] = []
 
     def __enter__(self) -> Self:
         """Begin to count."""
@@ -153,9 +164,12 @@ class UnitRecords:
             ]
             dense = [place for place, layer, _ in layers if isinstance(layer, nn.Linear)]
             convolutions = any(isinstance(layer, Convolution) for _, layer, _ in layers)
-            head = None if convolutions else next(reversed(dense), None)
+            last = next(reversed(dense), None)
             for place, layer, followed in layers:
-                self._watch(place, layer, fires=followed and place in dense, head=place == head)
+                own_rows = place == last and not convolutions
+                self._watch(place, layer, fires=followed and place in dense, head=own_rows)
+                if place == last and self._least > 1:
+                    self._handles.append(layer.register_forward_hook(self._compare))
         return self
 
     def __exit__(
@@ -216,6 +230,39 @@ class UnitRecords:
 
         self._handles.append(layer.register_forward_hook(seen))
 
+    def _compare(self, _layer: nn.Module, given: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
+        """Note which records' inputs of the last dense layer differ from those of the record before them."""
+        if not output.requires_grad or output.dim() < 2:
+            return
+        rows = given[0].detach().flatten(1)
+        rows = rows.to(torch.promote_types(rows.dtype, torch.float32))
+        before = rows[:0] if self._last is None or self._last.shape[1] != rows.shape[1] else self._last
+        self._last = rows[-1:]
+        steps = torch.cat([before, rows]).diff(dim=0)
+        lengths = torch.linalg.vector_norm(rows[len(rows) - len(steps) :], dim=1)
+        self._apart.append(torch.linalg.vector_norm(steps, dim=1) > SAME * lengths.clamp_min(1))
+
+    def check(self) -> None:
+        """Refuse gradients of a model that tells too few of its records apart.
+
+        Raises:
+            TrainingError: TF-305.
+        """
+        if not self._apart:
+            return
+        apart = torch.cat(self._apart)  # one record unlike all others differs twice
+        found, most = int(apart.sum()), apart.numel() / 2
+        times = max(1.0, apart.numel() / self._drawn) * self._repeats
+        if found < min(2 * self._least * times, most):
+            raise TrainingError(
+                f"Expected features that differ from record to record at {self._least} records or more, but "
+                f"those of {found} of {apart.numel()} did. Such a network learns nothing, and what it "
+                "sends follows from this silo's class counts alone. Give it wider layers "
+                "(model_options.widths), standardised inputs (model_options.standardise), another seed, or a "
+                "smaller learning rate.",
+                code="TF-305",
+            )
+
     def _sizes(self, values: torch.Tensor, axis: int) -> torch.Tensor:
         sizes = _by_record(values, axis)
         return sizes.square() if self._squared else sizes
@@ -258,14 +305,24 @@ class UnitRecords:
 
     @torch.no_grad()
     def put_back(self) -> None:
-        """Give these entries of the model their values of before the block."""
+        """Give these entries of the model their values of before the block.
+
+        Raises:
+            TrainingError: as by ``check``.
+        """
+        self.check()
         own = dict(self._model.named_parameters())
         for name, few in self.few().items():
             if bool(few.any()):
                 own[name].copy_(torch.where(few, self._before[name], own[name]))
 
     def clear(self, gradients: Mapping[str, torch.Tensor]) -> None:
-        """Set these entries of gradients to 0, in place, by name."""
+        """Set these entries of gradients to 0, in place, by name.
+
+        Raises:
+            TrainingError: as by ``check``.
+        """
+        self.check()
         for name, few in self.few().items():
             if name in gradients:
                 gradients[name].masked_fill_(few.to(gradients[name].device), 0)

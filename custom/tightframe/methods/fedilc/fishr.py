@@ -236,7 +236,7 @@ def fold_moments(silo: SiloView, model: nn.Module) -> tuple[GradientMoments, tor
         a variance is one record's slope times its feature.
 
     Raises:
-        TrainingError: TF-208 if there is no record.
+        TrainingError: TF-208 if there is no record, TF-305 if the model tells too few apart.
     """
     weight, bias = last_layer(model)
     total = None
@@ -251,6 +251,7 @@ def fold_moments(silo: SiloView, model: nn.Module) -> tuple[GradientMoments, tor
             total = moments if total is None else total + moments
     if total is None:
         raise no_records()
+    units.check()
     few = units.few()
     place = torch.zeros(len(weight), weight.shape[1] + 1, dtype=torch.bool)
     if "head.weight" in few:

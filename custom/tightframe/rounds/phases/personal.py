@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from tightframe import metrics
 from tightframe.learning import outputs
-from tightframe.learning.model_update import BUFFER, FRACTION_BITS, UPDATE, broadcast_model, received_model
+from tightframe.learning.model_update import BUFFER, UPDATE, broadcast_model, received_model
 from tightframe.phases import (
     Cohort,
     Contribution,
@@ -56,6 +56,8 @@ VALID_CLASSES = "personal/valid_classes"
 LABEL_SHARE = "personal/label_share"
 SILOS = "personal/silos"
 JUDGED = "personal/judged"
+FRACTION_BITS = 5
+"""Of the fractions, whose total in finer steps would tell each silo's."""
 
 
 def schema() -> Schema:
