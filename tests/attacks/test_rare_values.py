@@ -147,7 +147,7 @@ def test_few_of_few_patients_are_few_however_many_units_train() -> None:
 def test_a_table_of_few_possible_rows_takes_privacy(tmp_path: Path) -> None:
     """Of ten yes/no columns, 195 of 268 different records were found, with label, in one round's update."""
     files = tables(tmp_path, numbers=False)
-    trained = {"method": "fedavg", "model": "mlp"}
+    trained = {"method": "fedavg", "model": "mlp", "model_options": {"widths": [8]}}
     with pytest.raises(TightframeError, match="site-1, site-2, site-3 and site-4 refused: TF-628"):
         run(files, tmp_path / "few", job(**trained))
     run(files, tmp_path / "none asked", job(**trained), min_row_bits=0)

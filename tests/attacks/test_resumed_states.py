@@ -153,7 +153,8 @@ def test_one_state_is_not_resumed_from_without_end(tmp_path: Path) -> None:
 @pytest.mark.whole
 def test_nor_in_jobs_whose_terms_are_masked_before_any_is_opened(tmp_path: Path) -> None:
     """The server has jobs resumed at once, and asks for shares once it has all terms."""
-    hospitals, values = hearts(4), {"rounds": 3, "model_options": {"widths": [4]}}
+    hospitals = hearts(4)
+    values = {"rounds": 3, "model_options": {"widths": [4]}, "training": {"learning_rate": 1e-6}}
     run = Federation(values, hospitals, state=tmp_path).enroll()
     run.sum("train", 1)
     begins_with = run.shared

@@ -257,9 +257,9 @@ class UnitRecords:
             raise TrainingError(
                 f"Expected features that differ from record to record at {self._least} records or more, but "
                 f"those of {found} of {apart.numel()} did. Such a network learns nothing, and what it "
-                "sends follows from this silo's class counts alone. Give it wider layers "
-                "(model_options.widths), standardised inputs (model_options.standardise), another seed, or a "
-                "smaller learning rate.",
+                "sends follows from this silo's class counts alone. If this log says above that columns say "
+                "nothing, make its first layer narrower (model_options.widths). Otherwise standardise inputs "
+                "(model_options.standardise), or take wider layers, another seed or a smaller learning rate.",
                 code="TF-305",
             )
 
