@@ -662,7 +662,7 @@ def test_a_simulation_says_that_a_real_site_would_refuse_its_evaluations(
 ) -> None:
     """Eleven exact evaluations of rows of three yes/no columns, which a site in production refuses."""
     files, rules = rare.tables(tmp_path, numbers=False), {"profile": "standard", "min_row_bits": 0}
-    job = rare.job(method="fedavg", model="mlp")
+    job = rare.job(method="fedavg", model="mlp", model_options={"widths": [8]})
     sites = {s: {"data": taken(path, job), "policy": rules} for s, path in files.items()}
     (tmp_path / "sites.json").write_text(json.dumps({"sites": sites}))
     needle = "in production a site with this policy refuses the job"
