@@ -8,13 +8,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from tests.attacks import test_withdrawals
 from tests.attacks.test_own_states import open_a_seal
-from tests.support.attacks.malicious_server import Federation, hearts
+from tests.support.attacks.liar import lies
+from tests.support.attacks.malicious_server import Federation, Records, hearts
+from torch.utils.data import TensorDataset
 
 from tightframe.config.policy import PolicyBlock
 from tightframe.errors import JobError, TightframeError
 from tightframe.learning.one_sum.temperature import LOSSES
-from tightframe.learning.one_sum.withdrawal import withheld
+from tightframe.learning.one_sum.withdrawal import CLASSES, NAMED, SILOS, withheld
 from tightframe.rounds.server.collecting import SharedState
 from tightframe.rounds.sums.vault import read_journal
 from tightframe.securesum.site.journal import History
@@ -25,7 +29,7 @@ VALUES: dict[str, Any] = {
     "model": "random_features",
     "model_options": {"width": 4},
 }
-NAMED = "hospital-2"
+NAMED_SITE = "hospital-2"
 
 
 class Ended:
@@ -81,6 +85,25 @@ class Ended:
         }
 
 
+class Visits(Records):
+    """Each of a hospital's patients, at so many times: numbers differ a little."""
+
+    def __init__(self, of: Records, times: int) -> None:
+        super().__init__(of)
+        self._times = times
+
+    def labels(self, fold: str) -> Any:
+        return np.repeat(np.asarray(self._data.labels(fold)), self._times)
+
+    def groups(self, fold: str) -> Any:
+        return np.repeat(np.arange(len(self._data.labels(fold))), self._times)
+
+    def records(self, fold: str, *, augment_seed: int | None = None) -> Any:
+        rows = np.repeat(self._data.raw(fold), self._times, 0)
+        rows = rows * np.random.default_rng(0).normal(1, 1e-3, rows.shape)
+        return TensorDataset(torch.from_numpy(rows).float(), torch.from_numpy(self.labels(fold)))
+
+
 def continued(job_id: str) -> dict[str, Any]:
     return {"lineage": "job-a", "previous": job_id, "checkpoint_sha256": "0" * 64}
 
@@ -103,8 +126,8 @@ def ended(tmp_path: Path) -> Ended:
 def test_of_two_withdrawals_that_were_enrolled_together_one_goes_on(ended: Ended) -> None:
     """A hospital adds a name to its file between the two: their difference would be this record."""
     names = ended.enough()
-    more = {**names, NAMED: [*names[NAMED], "record,train-50"]}
-    assert "record,train-50" not in names[NAMED]
+    more = {**names, NAMED_SITE: [*names[NAMED_SITE], "record,train-50"]}
+    assert "record,train-50" not in names[NAMED_SITE]
     one, other = ended.withdraws("job-b", names), ended.withdraws("job-c", more)
     take_out(other)
     with pytest.raises(TightframeError, match=r"^TF-524: .*names 0 others, and 1 of those not"):
@@ -117,12 +140,12 @@ def test_a_withdrawal_that_took_nothing_out_is_not_resumed(ended: Ended) -> None
 
     Nor is one that did from the state before, on which no fold is withheld.
     """
-    names = {NAMED: ["record,test-5"]}
+    names = {NAMED_SITE: ["record,test-5"]}
     stopped = ended.withdraws("job-b", names)
     with pytest.raises(TightframeError, match=r"^TF-523: .*did not verify"):
         ended.resumes("job-c", stopped, names).sum("closing", 1)
     enough = ended.enough()
-    whole = ended.withdraws("job-d", {**enough, NAMED: [*enough[NAMED], "record,test-5"]})
+    whole = ended.withdraws("job-d", {**enough, NAMED_SITE: [*enough[NAMED_SITE], "record,test-5"]})
     take_out(whole)
     whole.sum("train", 1)
     first = whole.shared
@@ -158,6 +181,27 @@ def test_a_withdrawal_is_not_refused_for_what_evaluations_told_but_evaluates_no_
     totals = [withdrawal.sum(*place) for place in (("train", 1), ("closing", 1))]
     assert withheld(withdrawal.shared.state) == ("validation", "test") and told() == before
     assert not any(np.any(total) for each in totals for name, total in each.items() if "evaluation" in name)
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("patients", [1, 5], ids=str)
+def test_no_patient_leaves_alone(
+    patients: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A liar says that others leave, too: the difference was one patient's values, to 0.01 deviations."""
+    visits = {name: Visits(item, 10) for name, item in hearts(4).items()}
+    monkeypatch.setattr(test_withdrawals, "hearts", lambda sites: visits)
+    told = {NAMED: 10.0, SILOS: 3.0}
+    lies(monkeypatch, "hospital-4", {NAMED: told, CLASSES: {CLASSES: np.array([3.0, 0.0])}})
+    ended = Ended(tmp_path)
+    own = np.flatnonzero(visits[NAMED_SITE].labels("train") == 0)[: 10 * patients]
+    withdrawal = ended.withdraws("job-b", {NAMED_SITE: [f"record,train-{place}" for place in own]})
+    if patients == 1:
+        with pytest.raises(TightframeError, match="1 silo of 4 could not add its own"):
+            withdrawal.sum("before", 0, 0)
+        assert "training records (`min_class_count`), and patients, to leave" in caplog.text
+    else:
+        take_out(withdrawal)
 
 
 def test_no_lead_resumes_a_withdrawal_from_the_run_itself() -> None:

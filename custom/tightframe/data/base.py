@@ -299,12 +299,12 @@ def record_patients(data: SiloData, fold: Fold) -> NDArray[np.int64]:
     return patients.astype(np.int64)
 
 
-def own_patients(data: SiloData) -> NDArray[np.int64]:
-    """Return a number from 0 for the patient of each training record, (n,); if unknown, each has its own."""
+def own_patients(data: SiloData, fold: Fold = "train") -> NDArray[np.int64]:
+    """Return a number from 0 for the patient of each record of a fold, (n,); if unknown, each has its own."""
     try:
-        return np.unique(record_patients(data, "train"), return_inverse=True)[1].astype(np.int64)
+        return np.unique(record_patients(data, fold), return_inverse=True)[1].astype(np.int64)
     except DataError:
-        return np.arange(len(data.labels("train")))
+        return np.arange(len(data.labels(fold)))
 
 
 def patients_unknown(source: str, reason: str) -> DataError:

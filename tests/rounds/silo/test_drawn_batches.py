@@ -131,3 +131,35 @@ def test_a_unit_that_one_record_moves_stays_however_often_batches_have_it(
     moved = Term("moved", 1.0, lambda view: view.logits.sum(), per_record=True)
     silo.fit(model, [Stage([moved], OptimizerSettings("sgd", 0.1), **how)])
     assert torch.equal(model.layer.weight, before)
+
+
+@pytest.mark.parametrize("patients", [1, 10], ids=str)
+def test_a_unit_that_one_patients_records_move_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, patients: int
+) -> None:
+    """Of 60 patients with ten records each, so many move each unit."""
+    monkeypatch.setattr(SiloContext, "common", lambda self, units=0, *, rounded=False: None)
+    data = records(600)
+    data._patients = {fold: np.arange(600) // 10 for fold in ("train", "validation", "test")}
+    of = replace(context(tmp_path, data, 16), entry=SiteEntry(policy=PolicyBlock(profile="standard")))
+    of.state_folder.mkdir(parents=True)
+    silo = LocalSilo(of, prepare(of.job), CPU, 1)
+
+    class Own(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(1, 60 // patients)
+
+        def forward(self, numbers: torch.Tensor) -> torch.Tensor:
+            units = numbers[:, :1].long() // (10 * patients)
+            return self.layer(torch.ones(len(numbers), 1)).gather(1, units)
+
+    model = Own()
+    before = model.layer.weight.detach().clone()
+    summed = Term("summed", 1.0, lambda view: view.logits.sum(), per_record=True)
+    silo.fit(model, [Stage([summed], OptimizerSettings("sgd", 0.1), epochs=2)])
+    assert (model.layer.weight == before).all() if patients == 1 else (model.layer.weight != before).all()
+    with silo.unit_records(model) as units:  # in their order
+        for numbers, _ in silo.batches("train", augment=False, shuffle=False):
+            torch.autograd.grad(model(numbers).sum(), model.layer.weight)
+    assert units.few()["layer.weight"].all() == (patients == 1)

@@ -22,8 +22,8 @@ What stays must be enough, too: the second exchange counts all that leave, befor
 Classes are asked only once the numbers are verified to be enough: of a single record they would tell its own.
 
 A silo that colludes can send any numbers. So whatever totals say, a silo takes records out only if of no
-class fewer than its own ``min_class_count`` would leave (``check_own``): the difference opened is then of
-that many of its records, even if it is of nobody else's.
+class fewer than its own ``min_class_count`` would leave (``check_own``), nor of fewer patients, where they
+are known: the difference opened is then of that many, even if it is of nobody else's.
 
 Exact counts of an evaluation before and after differ in the same way. So a fold of which some records are
 withdrawn, but too few by the same rule, is not evaluated any more, in this run and those that continue from
@@ -341,14 +341,16 @@ def check_own(
         RunError: TF-523.
     """
     least, gone = silo.min_class_count, _leaving(silo, state).numpy()
-    few = too_few(gone, silo.class_counts("train").numpy(), least) if withdrawal.by_class else []
+    leaving, owners = (silo.class_patients("train", withdrawn=only).numpy() for only in (True, False))
+    stay = silo.class_counts("train").numpy()
+    few = too_few(gone, stay, least, np.where(stay < least, owners, leaving)) if withdrawal.by_class else []
     which = f", of each class, but of classes {withdrawal.named(few)}" if few else ", but"
-    if few or (not withdrawal.by_class and 0 < gone.sum() < least):
+    if few or (not withdrawal.by_class and 0 < leaving[gone > 0].sum() < least):
         raise RunError(
-            f"Expected none or at least {least} of this silo's training records (`min_class_count`) to leave "
-            f"the total{which} fewer would: if others lie about theirs, the new total tells these alone. "
-            "Withdraw them once they are enough (until then take their lines out of the file), or start a "
-            "new job without them.",
+            f"Expected none or at least {least} of this silo's training records (`min_class_count`), and "
+            f"patients, to leave the total{which} fewer would: if others lie about theirs, the new total "
+            "tells these alone. Withdraw them once they are enough (until then take their lines out of the "
+            "file), or start a new job without them.",
             code=REFUSED,
         )
     shown = [fold for fold in EVALUATED if fold not in held and _few_of_own_fold(silo, fold, withdrawal)]
@@ -361,8 +363,10 @@ def check_own(
         )
 
 
-def too_few(gone: NDArray[Any], stay: NDArray[Any], least: int) -> list[int]:
-    """Return the classes of which fewer than the least number of records would leave a silo's sums.
+def too_few(
+    gone: NDArray[Any], stay: NDArray[Any], least: int, patients: NDArray[Any] | float = np.inf
+) -> list[int]:
+    """Return the classes of which records of fewer than the least number would leave a silo's sums.
 
     A class of which fewer than that stay leaves with all of its records, by the class rules.
 
@@ -370,20 +374,26 @@ def too_few(gone: NDArray[Any], stay: NDArray[Any], least: int) -> list[int]:
         gone: withdrawn records of each class that are in the sums, (C,).
         stay: the others, (C,).
         least: ``min_class_count`` of the silo.
+        patients: of the records that would leave, (C,); if unknown, each has its own.
 
     >>> too_few(np.array([0, 1, 5, 1]), np.array([9, 9, 9, 4]), 5)
     [1]
+    >>> too_few(np.array([0, 6]), np.array([9, 9]), 5, np.array([0, 1]))
+    [1]
     """
     leave = np.where((gone > 0) & (stay < least), gone + stay, gone)
+    leave = np.where(leave > 0, np.minimum(leave, patients), 0)
     return np.flatnonzero((leave > 0) & (leave < least)).tolist()
 
 
 def _few_of_own_fold(silo: SiloView, fold: Fold, withdrawal: Withdrawal) -> bool:
-    """Check whether exact counts of a fold would tell of too few records of this silo, if of no other's."""
+    """Check whether exact counts of a fold would tell of too few patients of this silo, if of no other's."""
     labels, short = silo.withdrawn_from(fold)
     if short or not withdrawal.by_class:
         return short
-    gone = torch.bincount(labels)
+    if not len(labels):
+        return False
+    gone = silo.class_patients(fold, withdrawn=True)
     return bool(((gone > 0) & (gone < silo.min_class_count)).any())
 
 

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import DataLoader
 
-from tightframe.data.base import class_counts, finding_counts, in_steps, own_labels
+from tightframe.data.base import class_counts, finding_counts, in_steps, own_labels, own_patients
 from tightframe.data.table import TableOptions
 from tightframe.data.withdrawn import record_ids
 from tightframe.errors import RunError, TrainingError
@@ -103,7 +103,7 @@ class LocalSilo:
         self.setup = setup
         self._encoder: LoadedEncoder | None = None
         self._units: UnitRecords | None = None
-        self._often: dict[int, NDArray[np.int64]] = {}
+        self._often: dict[int | None, tuple[NDArray[np.int64], int]] = {}  # None: in their order
         self._trains, self._evaluates, self._rounded = True, False, False
         # Convolutions and pooling are faster with channels last: EfficientNet-b0 by a third on a CPU.
         self._images = len(self.setting.input_shape) == 3
@@ -425,6 +425,14 @@ class LocalSilo:
             yield features, labels, stays[place : place + len(labels)]
             place += len(labels)
 
+    def class_patients(self, fold: Fold, *, withdrawn: bool) -> torch.Tensor:
+        """Count patients with records of each class before a withdrawal, or withdrawn ones, int64 (C,)."""
+        data, labels = self.context.before_withdrawal.data, self.context.before_withdrawal.data.labels(fold)
+        ids = np.asarray(record_ids(data, fold), dtype=str)
+        chosen = np.isin(ids, sorted(self.context.withdrawn.names)) | (not withdrawn)
+        pairs = np.unique(np.stack([own_patients(data, fold), labels])[:, chosen], axis=1)
+        return torch.from_numpy(class_counts(pairs[1], self.setting.num_classes))
+
     def withdrawn_from(self, fold: Fold) -> tuple[torch.Tensor, bool]:
         """Return the labels (n,) of a fold's withdrawn records, and whether it must be evaluated no more.
 
@@ -464,7 +472,7 @@ class LocalSilo:
             indices = indices[: max(1, round(share * len(indices)))]
         activity = f"epoch {epoch + 1}" if shuffle else f"{fold} records"
         seed = self.stream("augment", epoch) if augment else None
-        often = self._often.get(epoch) if shuffle and fold == "train" else None
+        often = self._often.get(epoch if shuffle else None) if fold == "train" else None
         yield from self._batches_in(indices, fold, seed, activity, often)
 
     def _order(self, count: int, epoch: int) -> list[int]:
@@ -481,14 +489,15 @@ class LocalSilo:
         fold: Fold,
         augment_seed: int | None,
         activity: str = "training",
-        often: NDArray[np.int64] | None = None,
+        often: tuple[NDArray[np.int64], int] | None = None,
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Yield mini-batches of these records in this order.
 
         Args:
             augment_seed: of their augmentation; None for none.
             activity: shown with the progress, for monitoring.
-            often: how often each record is drawn, as ``UnitRecords`` is told; None tells it nothing.
+            often: how often each record's patient is drawn, and all together, as ``UnitRecords`` is told;
+                None tells it nothing.
         """
         job = self.setup.job
         size = self.setting.local.batch_size if fold == "train" else job.evaluation.batch_size
@@ -521,9 +530,9 @@ class LocalSilo:
                 inputs = inputs.contiguous(memory_format=torch.channels_last)
             yield inputs, labels.to(self.device, non_blocking=True)
 
-    def _tell_units(self, chosen: list[int], often: NDArray[np.int64] | None) -> None:
+    def _tell_units(self, chosen: list[int], often: tuple[NDArray[np.int64], int] | None) -> None:
         if self._units is not None and often is not None:
-            self._units.next_batch(often[chosen], int(often.sum()))
+            self._units.next_batch(often[0][chosen], often[1])
 
     def _common(self) -> CommonPixels | CommonValues | None:
         units = 0 if self._evaluates else self.records_per_feature / 2 * units_on_records(self.setup)
@@ -572,12 +581,16 @@ class LocalSilo:
         counts = [class_counts(item, self.setting.num_classes) for item in (labels, own)]
         repeats = math.ceil(max(counts[0] / np.maximum(counts[1], 1))) if len(labels) > len(own) else 1
         least = self.min_class_count if self.records_per_feature and self.setup.privacy is None else 0
-        self._often = {}
-        for epochs in passes if least > 1 and self.context.draws_batches else ():
+        self._often, owners = {}, own_patients(self.context.data) if least > 1 else np.arange(len(labels))
+        several = len(labels) > owners.max(initial=-1) + 1
+        for epochs in passes if least > 1 and (several or self.context.draws_batches) else ():
             often = np.zeros(len(labels), dtype=np.int64)
             for epoch in epochs:
                 often += np.bincount(self._order(len(labels), epoch), minlength=len(labels))
-            self._often |= dict.fromkeys(epochs, often)
+            of_patients = np.bincount(owners, often)[owners].astype(np.int64)
+            self._often |= dict.fromkeys(epochs, (of_patients, int(often.sum())))
+        if several:
+            self._often[None] = np.bincount(owners)[owners], len(labels)
         part, each = self._behind
         self._units = UnitRecords(
             model, len(labels), repeats=repeats, least=least, part=part, each=each, squared=squared
