@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +13,13 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.support.runs import Few
 
 from tightframe import federation
 from tightframe.config.job import JobConfig, parse_job
+from tightframe.config.site import SiteEntry, open_data
 from tightframe.errors import DataError, JobError, RunError, SiteConfigError, TrainingError
+from tightframe.rounds import context
 from tightframe.rounds.context import Message, SiloContext
 from tightframe.rounds.server.coordinator import Coordinator
 from tightframe.rounds.setup import prepare
@@ -36,6 +39,23 @@ SILOS = ["site-2", "site-3", "site-4", "site-5"]
 
 def _models_equal(a: Mapping[str, torch.Tensor], b: Mapping[str, torch.Tensor]) -> bool:
     return list(a) == list(b) and all(torch.equal(a[name], b[name]) for name in a)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_records() -> Iterator[None]:
+    """Silos that are named have every fifth record of their twins."""
+    opened = dict[str, Few]()
+
+    def few(job: JobConfig, site: str, entry: SiteEntry | None) -> Any:
+        if job.dataset != SMALL["dataset"]:
+            return open_data(job, site, entry)
+        if site not in opened:
+            opened[site] = Few(open_data(job, site, entry))
+        return opened[site]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(context, "open_data", few)
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -119,9 +139,8 @@ def test_pooled_test_metrics_are_the_sum_of_the_silos(finished: tuple[federation
     model.eval()
     truth, predicted = [], []
     for centre in range(len(SILOS)):
-        records = spec.twin(centre, options).records("test")  # type: ignore[misc]
-        for i in range(len(records)):  # type: ignore[arg-type]
-            x, y = records[i]
+        records = Few(spec.twin(centre, options)).records("test")  # type: ignore[misc]
+        for x, y in records:
             truth.append(int(y))
             predicted.append(int(model(x[None]).argmax()))
     final = result.outcome.final()
@@ -311,7 +330,8 @@ def test_a_closing_without_enough_silos_keeps_the_model_and_says_so(tmp_path: Pa
     Coordinator(prepare(job), tmp_path).run(NobodyCloses(job, {}))
     outcome = json.loads((tmp_path / "outcome.json").read_text())
     assert outcome["status"] == "trained, not measured" and outcome["trained"] is True
-    assert outcome["evaluation"] is None and "TF-501: too few silos in closing" in outcome["notes"][-1]
+    assert outcome["evaluation"] is None
+    assert any("TF-501: too few silos in closing" in note for note in outcome["notes"])
     assert outcome["dropped"][-1] == {"round": 1, "kind": "closing", "silos": dict.fromkeys(SILOS, "TF-502")}
     assert (tmp_path / "model.safetensors").is_file()
 
