@@ -35,6 +35,14 @@ SMALL: dict[str, Any] = {
 }
 
 
+FEW: dict[str, dict[str, Any]] = {
+    "scattering": {"J": 2},
+    "wrn_28_10": {"widen_factor": 1},
+    "monai": {"network": "ResNet10"},
+}
+"""Options of backbones that are large by default."""
+
+
 def train(method: str, folder: Path, **changes: Any) -> Path:
     federation.run(method, open_silos("digits", **OPTIONS), 1, folder=folder, **(SMALL | changes))
     return folder
@@ -110,7 +118,7 @@ def test_torchscript_has_the_card_inside(ran: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("method", "changes"),
     [
-        ("fed3r", {"model": "scattering", "model_options": {"J": 2, "L": 2}, "class_rules": "off"}),
+        ("fed3r", {"model": "scattering", "model_options": {"J": 2, "L": 1}, "class_rules": "off"}),
         ("fedavg", {"model": "mlp", "model_options": {"widths": [8], "standardise": True}}),
     ],
 )
@@ -127,8 +135,7 @@ def test_a_scattering_and_moments_are_exported(method: str, changes: dict[str, A
 def test_every_backbone_can_be_traced(name: str) -> None:
     """With another number of records than the trace had; what it gives after is what it gave before."""
     spec, shape = models.get(name), (3, 32, 32)
-    small = {"J": 2} if name == "scattering" else {}
-    network = spec.build(spec.options(**small), shape, 3).eval()
+    network = spec.build(spec.options(**FEW.get(name, {})), shape, 3).eval()
     x, y = (torch.randn(number, *shape, generator=torch.Generator().manual_seed(number)) for number in (3, 5))
     with torch.no_grad():
         before = network(y)

@@ -35,7 +35,7 @@ TRAINING = {"epochs": 1, "batch_size": 16, "learning_rate": 0.05, "momentum": 0.
 SMALL: dict[str, Any] = {
     "dataset": "digits",
     "dataset_options": OPTIONS,
-    "model_options": {"widths": [8, 8, 16]},
+    "model_options": {"widths": [8, 16]},
     "training": TRAINING,
     "min_sites": 3,
     "seed": 5,
@@ -48,11 +48,11 @@ OWN: dict[str, dict[str, Any]] = {
     "fedcgs": FROZEN,
     "fedncm": FROZEN,
     "fedprox": {"encoder": "random", "start": "fed3r", "training": {**TRAINING, "augment": False}},
-    "fednh": {"model_options": {"widths": [8, 8, 32]}},
+    "fednh": {"model_options": {"widths": [8, 32]}},
 }
 """What a method's run has beside ``SMALL``."""
 SILOS = open_silos("digits", **OPTIONS)
-FEW = open_silos("digits", **{**OPTIONS, "subset": 60})
+FEW = open_silos("digits", **{**OPTIONS, "subset": 30})
 Trained = Callable[[str], tuple[Path, federation.Result]]
 
 

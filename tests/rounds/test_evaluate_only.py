@@ -134,7 +134,7 @@ def test_a_network_of_a_job_with_privacy_is_evaluated_exactly_or_with_noise(
     monkeypatch.setattr(portions, "check_per_record", lambda *_, **__: None)
     private = {"weights": "uniform", "privacy": {"epsilon": 20.0, "noise_multiplier": 1.5}}
     model = {"model": "resnet20", "model_options": {}, "training": {"epochs": 1, "batch_size": 512}}
-    options = OPTIONS | {"subset": 48, "test_subset": 80}
+    options = OPTIONS | {"subset": 24, "test_subset": 40}
     few = open_silos("digits", **options)
     given = SMALL | model | private | {"dataset_options": options}
     federation.run("fedavg", few, 1, folder=tmp_path / "ran", **given)
