@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from pathlib import Path
 from types import ModuleType
 
@@ -25,12 +24,12 @@ def benchmark(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 def test_federated_training_on_the_demo_reaches_an_auroc_of_seven_tenths(
     benchmark: ModuleType, real_data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Mean of two seeds, which differ by a thousandth; pooled logistic regression reaches 0.75 on all of it.
+    """Of one seed; another differs by a thousandth. Pooled logistic regression reaches 0.75 on all of it.
 
     With every drug, of however few patients: without those of fewer than five at a hospital it is 0.69.
     """
     monkeypatch.setattr(policy, "MIN_CLASS_COUNT", 1)
     records = benchmark.silos(real_data)
-    values = [benchmark.federated("FedAvg", records, 15, seed, "plain")["auroc"] for seed in (1, 2)]
-    assert statistics.mean(values) >= 0.70, values
+    found = benchmark.federated("FedAvg", records, 15, 1, "plain")["auroc"]
+    assert found >= 0.70
     assert 0.69 < benchmark.pooled(benchmark.silos(real_data, {"drugs": 920})) < 0.78

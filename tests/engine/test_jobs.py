@@ -52,7 +52,12 @@ REDUCED_ALONE: dict[str, dict[str, Any]] = {
     "fedetf_isic": {**REDUCED, "method_options.personal_alternations": 1},
     "fedetf_heart": {"rounds": 2, "training.epochs": 1, "method_options.personal_alternations": 1},
     # Nothing to train, and one round.
-    "fed3r_isic": {"dataset_options.image_size": 16, "model_options.J": 2, "model_options.width": 24},
+    "fed3r_isic": {
+        "dataset_options.image_size": 16,
+        "model_options.J": 2,
+        "model_options.L": 2,
+        "model_options.width": 24,
+    },
     "fed3r_eicu": {"dataset_options.twin_scale": 0.02, "dataset_options.drugs": 40},
     "fedncm_heart": {"class_rules": "off"},  # of three centres one has no healthy record
 }

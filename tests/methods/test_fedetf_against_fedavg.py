@@ -35,7 +35,7 @@ def _accuracy(method: str, seed: int) -> float:
 
 
 @pytest.mark.whole
-def test_fedetf_is_above_fedavg_in_the_mean_of_three_seeds() -> None:
-    ours, plain = ([_accuracy(method, seed) for seed in (1, 2, 3)] for method in ("fedetf", "fedavg"))
+def test_fedetf_is_above_fedavg_in_the_mean_of_two_seeds() -> None:
+    ours, plain = ([_accuracy(method, seed) for seed in (1, 2)] for method in ("fedetf", "fedavg"))
     assert statistics.mean(ours) > statistics.mean(plain) + 0.05, (ours, plain)
     assert statistics.mean(ours) > 0.6
