@@ -28,7 +28,7 @@ def trained(folder: Path, silos: dict[str, SiloData], **options: Any) -> Result:
         2,
         dataset="digits",
         dataset_options=DIVIDED | options,
-        model_options={"widths": [16, 32]},
+        model_options={"widths": [8, 16]},
         training={"epochs": 2, "batch_size": 16, "learning_rate": 0.05},
         personalise=True,
         folder=folder,

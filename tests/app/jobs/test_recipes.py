@@ -221,9 +221,7 @@ def full() -> tuple[JobSetup, ServerState]:
 
 
 @pytest.mark.whole
-@pytest.mark.parametrize(
-    ("site", "centre", "kind"), [("site-1", 0, "twin"), ("site-2", 1, "real"), ("site-6", 5, "real")]
-)
+@pytest.mark.parametrize(("site", "centre", "kind"), [("site-1", 0, "twin"), ("site-6", 5, "real")])
 def test_the_full_preset_contributes_one_batch(
     site: str,
     centre: int,

@@ -64,7 +64,7 @@ def test_every_engine_gives_the_gradients_of_single_records(
     engine: EngineName, name: str, options: dict[str, Any], shape: tuple[int, ...]
 ) -> None:
     model = build(name, options, shape).train().double()
-    inputs, labels = batch(shape, size=3)
+    inputs, labels = batch(shape, size=2)
     inputs = inputs.double()
     loss = RecordLoss(model, [cross_entropy(), Term("norm", 0.1, lambda v: v.features.square().mean(), True)])
     trained = [item for item in model.parameters() if item.requires_grad]

@@ -117,7 +117,12 @@ ANY_WIDTH = STANDARD.model_copy(update={"records_per_feature": 0})
 
 def hearts(sites: int) -> dict[str, Records]:
     """Heart disease records of so many hospitals, by name."""
-    return {f"hospital-{i + 1}": Records(open_twin(i, HeartOptions())) for i in range(sites)}
+    return {f"hospital-{i + 1}": Records(_heart(i)) for i in range(sites)}
+
+
+@functools.cache
+def _heart(place: int) -> Any:
+    return open_twin(place, HeartOptions())
 
 
 class Federation:
