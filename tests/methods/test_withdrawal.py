@@ -61,7 +61,7 @@ def quiet(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def records(rare: int | None = None) -> dict[str, ArrayData]:
-    """800 training digits at four silos, two records a patient in each fold.
+    """800 training digits at four silos, two records a patient in each fold, of different classes.
 
     Args:
         rare: a class of which each silo has 6 training records only.
@@ -76,7 +76,7 @@ def records(rare: int | None = None) -> dict[str, ArrayData]:
                 few = np.flatnonzero(labels == rare)[6:]
                 images, labels = np.delete(images, few, axis=0), np.delete(labels, few)
             parts[fold] = (images, labels)
-            patients[fold] = np.arange(len(labels)) // 2
+            patients[fold] = np.argsort(np.argsort(labels, kind="stable")) % (len(labels) // 2)
         made[site] = ArrayData(parts, source="digits", num_classes=10, patients=patients)
     return made
 
