@@ -12,7 +12,7 @@ from tightframe.config.job import parse_job
 from tightframe.config.site import open_data
 from tightframe.data.arrays import ArrayData
 from tightframe.data.base import FOLDS
-from tightframe.data.withdrawn import Named, Remaining, find, read_file, record_ids
+from tightframe.data.withdrawn import Named, Remaining, find, patients_of, read_file, record_ids
 from tightframe.errors import DataError
 
 
@@ -86,6 +86,17 @@ class Bare:
 
     def check(self, progress: Any = None) -> None:
         self.checked.append(progress)
+
+
+def test_patients_count_once_in_each_class() -> None:
+    folds: Any = {fold: (np.zeros((6, 1)), np.array([0, 0, 0, 1, 1, 1])) for fold in FOLDS}
+    patients: Any = {fold: np.array([7, 7, 8, 8, 9, 5]) for fold in FOLDS}
+    known, unknown = (
+        ArrayData(folds, source="six", num_classes=2, patients=item) for item in (patients, None)
+    )
+    names = ["train-0", "train-1", "train-3"]
+    assert [item.tolist() for item in patients_of(known, "train", names, 2)] == [[1, 1], [2, 3]]
+    assert [item.tolist() for item in patients_of(unknown, "train", names, 2)] == [[2, 1], [3, 3]]
 
 
 def test_a_data_set_can_name_neither_records_nor_patients() -> None:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tightframe.data.base import FOLDS, Progress, SiloData
+from tightframe.data.base import FOLDS, Progress, SiloData, class_counts, own_patients
 from tightframe.errors import DataError
 from tightframe.phases import Fold
 
@@ -112,6 +112,16 @@ def find(data: SiloData, named: Named, gone: Collection[str] = ()) -> frozenset[
             code=WRONG,
         )
     return frozenset(found)
+
+
+def patients_of(
+    data: SiloData, fold: Fold, names: Collection[str], num_classes: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Count a fold's patients by class: those with records of these names, and all, (C,)."""
+    pairs = np.stack([own_patients(data, fold), data.labels(fold)])
+    named = np.isin(np.asarray(record_ids(data, fold), dtype=str), sorted(names))
+    one, every = (np.unique(item, axis=1)[1] for item in (pairs[:, named], pairs))
+    return class_counts(one, num_classes), class_counts(every, num_classes)
 
 
 def _patients(data: SiloData, named: Named) -> Mapping[Fold, NDArray[np.str_]]:

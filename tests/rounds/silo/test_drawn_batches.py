@@ -152,7 +152,7 @@ def test_a_unit_that_one_patients_records_move_stays(
 
         def forward(self, numbers: torch.Tensor) -> torch.Tensor:
             units = numbers[:, :1].long() // (10 * patients)
-            return self.layer(torch.ones(len(numbers), 1)).gather(1, units)
+            return self.layer(1 + numbers[:, 1:2] / 600).gather(1, units)
 
     model = Own()
     before = model.layer.weight.detach().clone()

@@ -28,6 +28,7 @@ from tightframe.config.site import (
     check_training_loop,
 )
 from tightframe.data.base import FOLDS, class_counts, own_labels
+from tightframe.data.withdrawn import patients_of
 from tightframe.errors import JobError, ManifestError, SecureSumError, SiteConfigError, TightframeError
 from tightframe.files import quoted
 from tightframe.flare.identity import site_identity
@@ -355,16 +356,20 @@ def _withdrawal(context: SiloContext, setup: JobSetup, area: str, *, several: bo
         return Finding(area, "problem", f"{text}, of which this site has no state here (TF-522)")
     least, classes = context.policy.class_count(synthetic=context.data.synthetic), setup.dataset.num_classes
     left, kept = (class_counts(data.labels("train"), classes) for data in (before, stays))
+    leaving, owners = patients_of(before, "train", context.withdrawn.names, classes)
     if setup.job.class_rules == "off":
-        few = "in all" if 0 < (left - kept).sum() < least else ""
+        few = "in all" if 0 < leaving.sum() < least else ""
     else:
-        few = ", ".join(setup.dataset.class_names[place] for place in too_few(left - kept, kept, least))
+        patients = np.where(kept < least, owners, leaving)
+        found = too_few(left - kept, kept, least, patients)
+        few = ", ".join(setup.dataset.class_names[place] for place in found)
     if few:
         return Finding(
             area,
             "problem",
-            f"{text}, but fewer than {least} ({few}) that would leave the total (`min_class_count`): if the "
-            "run summed these, this site cannot take part (TF-523). Wait until there are more.",
+            f"{text}, but fewer than {least}, or patients, ({few}) that would leave the total "
+            "(`min_class_count`): if the run summed these, this site cannot take part (TF-523). Wait until "
+            "there are more.",
         )
     return Finding(area, "ok", text)
 

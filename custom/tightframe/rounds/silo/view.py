@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 
 from tightframe.data.base import class_counts, finding_counts, in_steps, own_labels, own_patients
 from tightframe.data.table import TableOptions
-from tightframe.data.withdrawn import record_ids
+from tightframe.data.withdrawn import patients_of, record_ids
 from tightframe.errors import RunError, TrainingError
 from tightframe.learning import loop, own_loop
 from tightframe.learning.batches import merge_single_tail, reading_processes
@@ -427,11 +427,9 @@ class LocalSilo:
 
     def class_patients(self, fold: Fold, *, withdrawn: bool) -> torch.Tensor:
         """Count patients with records of each class before a withdrawal, or withdrawn ones, int64 (C,)."""
-        data, labels = self.context.before_withdrawal.data, self.context.before_withdrawal.data.labels(fold)
-        ids = np.asarray(record_ids(data, fold), dtype=str)
-        chosen = np.isin(ids, sorted(self.context.withdrawn.names)) | (not withdrawn)
-        pairs = np.unique(np.stack([own_patients(data, fold), labels])[:, chosen], axis=1)
-        return torch.from_numpy(class_counts(pairs[1], self.setting.num_classes))
+        data, names = self.context.before_withdrawal.data, self.context.withdrawn.names
+        named, every = patients_of(data, fold, names, self.setting.num_classes)
+        return torch.from_numpy(named if withdrawn else every)
 
     def withdrawn_from(self, fold: Fold) -> tuple[torch.Tensor, bool]:
         """Return the labels (n,) of a fold's withdrawn records, and whether it must be evaluated no more.
