@@ -83,6 +83,7 @@ def alike(model: nn.Module, rows: torch.Tensor, batch: int = 64, records: int | 
     """Return the error of gradients of these records; "" if there is none."""
     with UnitRecords(model, len(rows) if records is None else records, least=5) as units:
         for part in rows.split(batch):
+            units.next_batch(np.full(len(part), 2), len(rows))
             model(part).sum().backward()
     try:
         units.put_back()

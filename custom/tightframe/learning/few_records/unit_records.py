@@ -252,7 +252,7 @@ class UnitRecords:
             return
         apart = torch.cat(self._apart)  # one record unlike all others differs twice
         found, most = int(apart.sum()), apart.numel() / 2
-        times = max(1.0, apart.numel() / self._drawn) * self._repeats
+        times = max(1.0, apart.numel() / self._records) * self._repeats
         if found < min(2 * self._least * times, most):
             raise TrainingError(
                 f"Expected features that differ from record to record at {self._least} records or more, but "
