@@ -281,9 +281,13 @@ def test_a_score_is_of_the_models_that_are_a_methods_result(papers: ModuleType) 
     assert [cells[0].runs[0][0].last for cells in rows] == [5, 1], "CCVR's model is made after the rounds"
 
 
-def test_runs_are_the_same_in_processes_of_their_own(papers: ModuleType, tmp_path: Path) -> None:
-    """Of a seed whose features are not embedded, which takes seconds."""
+def test_runs_are_the_same_in_a_process_of_their_own(
+    papers: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a seed whose features are not embedded, in one process: embedding and imports take seconds."""
     runs = importlib.import_module("paper_runs")
+    pool = runs.ProcessPoolExecutor
+    monkeypatch.setattr(runs, "ProcessPoolExecutor", lambda _workers, **given: pool(1, **given))
     table = papers.chosen(papers.TABLES["mr7"](), ["FedAvg", "FedProx"], ["P5C2"])
     few = {"rounds": 1, "epochs": 1, "subset": 200}
     cells = [cell for row in papers.cells_of(table, "cpu", {}, [1], few) for cell in row]

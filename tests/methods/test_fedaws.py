@@ -62,6 +62,7 @@ def _distances(vectors: torch.Tensor) -> torch.Tensor:
     return ((1 - cosines) / 2)[~torch.eye(len(vectors), dtype=torch.bool)]
 
 
+@pytest.mark.whole
 def test_class_vectors_spread_step_by_step_until_they_are_far_enough() -> None:
     """The regulariser falls with every step; the nearest pair moves apart up to the margin."""
     stream = torch.Generator().manual_seed(4)

@@ -72,6 +72,7 @@ def test_rounds_are_those_of_a_loop_by_hand(open_sum: Callable[..., Any]) -> Non
     assert any((plain[name] - state.model[name]).abs().max() > 1e-2 for name in plain), "it is not FedAvg"
 
 
+@pytest.mark.whole
 def test_on_quadratic_silos_it_ends_at_the_optimum_and_averaging_does_not(
     open_sum: Callable[..., Any],
 ) -> None:

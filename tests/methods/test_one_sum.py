@@ -290,6 +290,7 @@ def test_a_silo_that_cannot_add_its_sums_ends_the_run_with_its_counts_in_the_tot
     assert not made.tensors[COARSE].any()
 
 
+@pytest.mark.whole
 def test_under_the_class_rules_a_class_of_two_silos_is_in_nothing_and_all_say_so(tmp_path: Path) -> None:
     """Class 9 is at two silos only: the model is that of all other records."""
     folds = digits()

@@ -135,6 +135,7 @@ def _slope(setting: Setting, model: Tensors) -> float:
     )
 
 
+@pytest.mark.whole
 def test_it_ends_at_the_optimum_of_the_mean_objective_and_averaging_does_not(
     open_sum: Callable[..., Any],
 ) -> None:

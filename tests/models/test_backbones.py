@@ -88,6 +88,7 @@ def _wide(classes: int, **options: Any) -> Any:
     return _build(wrn_28_10.WRN_28_10, options, (3, 32, 32), classes)
 
 
+@pytest.mark.whole
 def test_sizes_of_the_original_wide_resnet() -> None:
     """Zagoruyko and Komodakis print 36.5 million."""
     assert _size(_wide(10, conv_bias=False)) == 36_479_194

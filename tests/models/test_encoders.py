@@ -122,6 +122,7 @@ def test_maps_keep_where_a_path_is_strong_and_not_how_strong_paths_are() -> None
     assert torch.isfinite(model.features(torch.zeros_like(image))).all()
 
 
+@pytest.mark.whole
 def test_what_pictures_have_in_common_with_public_noise_is_taken_away(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

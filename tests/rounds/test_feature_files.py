@@ -100,6 +100,7 @@ def changed(site: str) -> dict[str, SiloData]:
     return data
 
 
+@pytest.mark.whole
 def test_another_record_makes_a_fold_anew_and_no_features_of_the_old_one_stay(
     kept: Path, seen: Counter[str]
 ) -> None:
@@ -128,6 +129,7 @@ def test_of_another_encoder_nothing_is_taken(kept: Path, seen: Counter[str], cha
     assert len(stored(kept)) == 2 * len(before)
 
 
+@pytest.mark.whole
 def test_of_other_code_or_damaged_nothing_is_taken(
     kept: Path, seen: Counter[str], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

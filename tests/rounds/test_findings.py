@@ -393,6 +393,7 @@ def test_gradients_of_single_records_are_torchs(engine: Any) -> None:
         torch.testing.assert_close(rows, torch.stack([item[place] for item in expected]))
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("neighbours", ["record", "patient"])
 def test_a_private_run_trains_and_is_charged(neighbours: str, tmp_path: Path) -> None:
     privacy: dict[str, Any] = {"epsilon": 8, "neighbours": neighbours}

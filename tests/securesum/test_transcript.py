@@ -458,6 +458,7 @@ def test_a_value_has_one_text(read: Callable[[object, str], object], values: Seq
             read(value, "here")
 
 
+@pytest.mark.whole
 @pytest.mark.many
 @pytest.mark.usefixtures("remembered")
 @pytest.mark.parametrize("view", ["server", "site-1"])

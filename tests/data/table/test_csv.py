@@ -339,8 +339,8 @@ def test_marks_quotes_spaces_blank_lines_and_foreign_columns_do_no_harm(tmp_path
 
 
 @pytest.mark.whole
-def test_a_million_columns_are_read(tmp_path: Path) -> None:
-    others = [f"g{place}" for place in range(1_000_000)]
+def test_a_quarter_of_a_million_columns_are_read(tmp_path: Path) -> None:
+    others = [f"g{place}" for place in range(250_000)]
     rows = [[*row, *["0"] * len(others)] for row in ward_rows(12)]
     data = opened(write(tmp_path / "wide.csv", rows, [*HEADER, *others]), contract(shares=[0.4, 0.2, 0.4]))
     assert len(whole(data)[2]) == 12

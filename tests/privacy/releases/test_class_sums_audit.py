@@ -102,6 +102,7 @@ def test_what_holds_if_no_other_silo_adds_noise() -> None:
     assert found.epsilon > gaussian_epsilon(1.0, DELTA)
 
 
+@pytest.mark.whole
 def test_a_canary_patient_and_one_whose_records_are_clipped_one_by_one() -> None:
     config = ClassSumsConfig(noise_multiplier=1.0, neighbours="patient")
     features = torch.from_numpy(np.random.default_rng(0).normal(size=(40, 2)))

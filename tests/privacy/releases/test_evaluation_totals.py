@@ -122,6 +122,7 @@ def test_a_canary_record_and_half_the_noise(monkeypatch: pytest.MonkeyPatch) -> 
     assert caught.epsilon > epsilon
 
 
+@pytest.mark.whole
 def test_the_shares_of_the_least_silos_and_one_of_them_alone() -> None:
     together = _audit(honest=2, shares=2)
     assert together.mu <= 1.0

@@ -57,6 +57,7 @@ def test_squared_norms_of_any_models_integers_fit_into_64_bits(size: int) -> Non
     assert config.grid / math.sqrt(size) > 8 or size > 2**32
 
 
+@pytest.mark.whole
 def test_a_canary_and_half_the_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     epsilon = gaussian_epsilon(1.0, DELTA)
     found = audit(CONFIG, honest=1, shares=1)

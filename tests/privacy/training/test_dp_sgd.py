@@ -482,6 +482,7 @@ def test_more_that_is_refused() -> None:
         fit(build(), stage(trainable=lambda name: False))
 
 
+@pytest.mark.whole
 def test_it_learns() -> None:
     """Enough records, and the noise does not matter."""
     stream = torch.Generator().manual_seed(0)
