@@ -13,13 +13,11 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.support.runs import Few
+from tests.support.runs import Few, few_twins
 
 from tightframe import federation
 from tightframe.config.job import JobConfig, parse_job
-from tightframe.config.site import SiteEntry, open_data
 from tightframe.errors import DataError, JobError, RunError, SiteConfigError, TrainingError
-from tightframe.rounds import context
 from tightframe.rounds.context import Message, SiloContext
 from tightframe.rounds.server.coordinator import Coordinator
 from tightframe.rounds.setup import prepare
@@ -44,17 +42,7 @@ def _models_equal(a: Mapping[str, torch.Tensor], b: Mapping[str, torch.Tensor]) 
 @pytest.fixture(scope="module", autouse=True)
 def few_records() -> Iterator[None]:
     """Silos that are named have every fifth record of their twins."""
-    opened = dict[str, Few]()
-
-    def few(job: JobConfig, site: str, entry: SiteEntry | None) -> Any:
-        if job.dataset != SMALL["dataset"]:
-            return open_data(job, site, entry)
-        if site not in opened:
-            opened[site] = Few(open_data(job, site, entry))
-        return opened[site]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(context, "open_data", few)
+    with few_twins():
         yield
 
 

@@ -10,10 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.runs import Few
-
-from tightframe.config.site import open_data
-from tightframe.rounds import context
+from tests.support.runs import few_twins
 
 ROUNDS = 2
 SMALLER = {
@@ -41,8 +38,7 @@ def cells(root: Path) -> list[str]:
 def notebook(cells: list[str]) -> dict[str, Any]:
     """The names that a notebook has after its first cell, with every fifth record of the twins."""
     names: dict[str, Any] = {}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(context, "open_data", lambda *given: Few(open_data(*given)))
+    with few_twins():
         exec(cells[0], names)  # noqa: S102 (the page's own code)
     return names
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from tests.support.engine.simulation import REDUCED, assert_equal, run_alone, simulate_job
+from tests.support.runs import few_twins
 
 from tightframe.config.job import JobConfig
 from tightframe_app.jobs import folders, recipes
@@ -78,7 +79,9 @@ def test_another_job_trains_in_one_process(name: str, tmp_path: Path) -> None:
     for summation in ("secure",) if name.endswith("_isic") else ("secure", "plain"):
         changes = REDUCED_ALONE.get(name, REDUCED) | {"summation": summation}
         job = recipes.get(name).job(sites=SITES, changes=changes)
-        results[summation] = run_alone(_exported(job, tmp_path / f"{summation}_job"), tmp_path / summation)
+        with few_twins():
+            folder = _exported(job, tmp_path / f"{summation}_job")
+            results[summation] = run_alone(folder, tmp_path / summation)
     if "plain" in results:
         assert_equal(results["plain"], results["secure"])
     outcome = json.loads((results["secure"] / "outcome.json").read_text())

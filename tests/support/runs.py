@@ -5,13 +5,15 @@ from __future__ import annotations
 import copy
 import functools
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from tests.support.jobs import HEART, SMALL
 
 from tightframe import federation
@@ -22,6 +24,7 @@ from tightframe.data.base import SiloData
 from tightframe.errors import LATE
 from tightframe.phases import Fold, ServerState
 from tightframe.report import writing
+from tightframe.rounds import context
 from tightframe.rounds.context import Message, SiloContext
 from tightframe.rounds.plan import Exchange
 from tightframe.rounds.run_state import state_bytes, state_sha256
@@ -138,6 +141,24 @@ class Few:
 
     def check(self, progress: Any = None) -> None:
         """Nothing can be missing."""
+
+
+@contextmanager
+def few_twins() -> Iterator[None]:
+    """Within, silos that are named have every fifth record of their pictures' twins."""
+    opened = dict[tuple[str, str], Few]()
+
+    def few(of: JobConfig, site: str, entry: SiteEntry | None) -> Any:
+        if of.dataset != SMALL["dataset"] or (entry is not None and entry.data):
+            return open_data(of, site, entry)
+        key = site, repr(of.dataset_options)
+        if key not in opened:
+            opened[key] = Few(open_data(of, site, entry))
+        return opened[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(context, "open_data", few)
+        yield
 
 
 @functools.cache
