@@ -367,9 +367,9 @@ def _withdrawal(context: SiloContext, setup: JobSetup, area: str, *, several: bo
         return Finding(
             area,
             "problem",
-            f"{text}, but fewer than {least}, or patients, ({few}) that would leave the total "
-            "(`min_class_count`): if the run summed these, this site cannot take part (TF-523). Wait until "
-            "there are more.",
+            f"{text}, but fewer than {least} ({few}), or of fewer patients, that would leave "
+            "the total (`min_class_count`): if the run summed these, this site cannot take part (TF-523). Wait "
+            "until there are more.",
         )
     return Finding(area, "ok", text)
 
