@@ -368,8 +368,8 @@ def _withdrawal(context: SiloContext, setup: JobSetup, area: str, *, several: bo
             area,
             "problem",
             f"{text}, but fewer than {least} ({few}), or of fewer patients, that would leave "
-            "the total (`min_class_count`): if the run summed these, this site cannot take part (TF-523). Wait "
-            "until there are more.",
+            "the total (`min_class_count`): if the run summed these, this site cannot take part (TF-523). "
+            "Wait until there are more.",
         )
     return Finding(area, "ok", text)
 
