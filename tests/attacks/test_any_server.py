@@ -1137,13 +1137,13 @@ class MaliciousServer(RuleBasedStateMachine):
 
 @pytest.mark.whole
 def test_no_strategy_opens_anything_but_verified_totals_of_whole_survivor_sets() -> None:
-    """Hypothesis plays the server, by default in 26 runs that are the same each time.
+    """Hypothesis plays the server, by default in 20 runs that are the same each time.
 
     ``TIGHTFRAME_ANY_SERVER_EXAMPLES`` is another number of runs, which then differ; ``--hypothesis-seed``
     repeats them, ``-s`` shows how often what happened.
     """
     SEEN.clear()
-    number = int(os.environ.get(EXAMPLES, "26"))
+    number = int(os.environ.get(EXAMPLES, "20"))
     many = number >= 2000  # fewer runs seldom get there; tests/securesum/test_proofs.py always does
     reached = (
         *("runs that opened 2 or more", "adopted train", "refused contribute TF-622", "agreed"),
