@@ -59,7 +59,7 @@ def runs(draw: st.DrawFn) -> tuple[World, list[dict[str, list[str]]]]:
 
 
 @pytest.mark.whole
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 @given(runs())
 def test_the_total_is_exact_or_nothing_is_opened(case: tuple[World, list[dict[str, list[str]]]]) -> None:
     world, sums = case
