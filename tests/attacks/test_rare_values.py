@@ -8,12 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.support.made_eicu import order, unit, write_tables
 from tests.support.tables import FOUR, taken, write
 
 from tightframe import federation
 from tightframe.config.job import JobConfig, parse_job
 from tightframe.config.site import SiteEntry
-from tightframe.data.table.common_values import common_values
+from tightframe.data.eicu import EicuOptions, EicuSite
+from tightframe.data.eicu.silo import open_site
+from tightframe.data.table.common_values import common_in, common_values
 from tightframe.errors import TightframeError
 from tightframe.learning.few_records.distinct_rows import BITS
 from tightframe.learning.one_sum.feature_sums import pooled
@@ -141,6 +144,27 @@ def test_few_of_few_patients_are_few_however_many_units_train() -> None:
     rows[owners < 6, 0], rows[owners % 2 == 0, 1] = 1, 1
     found = common_values(rows, owners, 5, 64)
     assert np.unique(found.columns).tolist() == [0] and (found.varied, found.lost) == (2, (0,))
+
+
+@pytest.mark.parametrize("repeated", [False, True])
+def test_a_stay_of_nobody_makes_no_patients_of_another_ones_stays(tmp_path: Path, repeated: bool) -> None:
+    """A patient's six stays, or one that a job repeats, alone have a drug: in products, its row is theirs."""
+    stays = [unit(place, place, 1, "Expired" if place < 6 else "Alive") for place in range(50)]
+    for stay in stays[:1] if repeated else stays[6:12]:
+        stay[-1] = "p-rare"
+    stays[20][-1] = ""
+    stays += [unit(100 + place, 100 + place, 2) for place in range(4)]
+    orders = [order(stay[0], 200 + stay[0] % 2) for stay in stays]
+    orders += [order(stay[0], 900) for stay in stays if stay[-1] == "p-rare"]
+    root = write_tables(
+        tmp_path / "made", stays, [[1, "<100", "f", "South"], [2, "<100", "f", "South"]], orders
+    )
+    options = EicuOptions(drugs=3, train_hospitals=1, oversample_minority=repeated)
+    data = open_site(EicuSite(root=root, region="South"), options)
+    had = data.matrix.dense(data.rows("train").tolist())[:, 2]
+    assert 5 <= had.sum() <= 10
+    found = common_in(data, 5)
+    assert found is not None and (found.columns == 2).sum() == had.sum(), "each of them is hidden"
 
 
 @pytest.mark.whole

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeVar
@@ -282,6 +283,14 @@ def record_patients(data: SiloData, fold: Fold) -> NDArray[np.int64]:
         DataError: TF-210 if the patient of any record is unknown; TF-206 if ``groups`` does not return one
             integer for each record.
     """
+    patients = _given_patients(data, fold)
+    if unknown := int((patients < 0).sum()):
+        reason = f"{unknown} of the {len(patients)} records of its {fold} fold have none (below 0)"
+        raise patients_unknown(data.source, reason)
+    return patients
+
+
+def _given_patients(data: SiloData, fold: Fold) -> NDArray[np.int64]:
     groups = getattr(data, "groups", None)
     given = None if groups is None else groups(fold)
     if given is None:
@@ -293,18 +302,25 @@ def record_patients(data: SiloData, fold: Fold) -> NDArray[np.int64]:
             f"got {patients.dtype} of shape {patients.shape} for {count} records: correct the data set.",
             code="TF-206",
         )
-    if unknown := int((patients < 0).sum()):
-        reason = f"{unknown} of the {count} records of its {fold} fold have a negative patient number"
-        raise patients_unknown(data.source, reason)
     return patients.astype(np.int64)
 
 
 def own_patients(data: SiloData, fold: Fold = "train") -> NDArray[np.int64]:
-    """Return a number from 0 for the patient of each record of a fold, (n,); if unknown, each has its own."""
-    try:
-        return np.unique(record_patients(data, fold), return_inverse=True)[1].astype(np.int64)
-    except DataError:
-        return np.arange(len(data.labels(fold)))
+    """Return a number from 0 for the patient of each record of a fold, (n,).
+
+    A record of an unknown patient has its own, and so have all copies of it, see ``own_labels``: one such
+    stay made each of another patient's stays, and each copy of a repeated one, a patient.
+    """
+    labels = data.labels(fold)
+    owners, ids = np.full(len(labels), -1), getattr(data, "record_ids", None)
+    with suppress(DataError):
+        owners = _given_patients(data, fold)
+    unknown = owners < 0
+    names = np.arange(len(labels))
+    if ids is not None and fold == "train" and len(own_labels(data)) < len(labels):
+        names = np.asarray(ids(fold))
+    owners[unknown] = owners.max(initial=-1) + 1 + np.unique(names[unknown], return_inverse=True)[1]
+    return np.unique(owners, return_inverse=True)[1].astype(np.int64)
 
 
 def patients_unknown(source: str, reason: str) -> DataError:

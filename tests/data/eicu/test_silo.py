@@ -14,6 +14,7 @@ from sklearn.metrics import roc_auc_score
 from tests.support.made_eicu import clinic
 from torch.utils.data import DataLoader
 
+from tightframe.data.base import record_patients
 from tightframe.data.eicu import REGIONS, EicuOptions, EicuSite, vocabulary_sha256
 from tightframe.data.eicu.matrix import vocabulary_bytes
 from tightframe.data.eicu.prepare import prepare
@@ -100,10 +101,10 @@ def test_stays_without_a_patient_are_told_apart_and_not_guessed(tables: Path, tm
     assert len(lacking) == 2 and "test" in lacking
     for fold in FOLDS:
         if fold in lacking:
-            with pytest.raises(DataError, match=r"TF-210.* 1 of the \d+ stays .* have no `uniquepid`"):
-                data.groups(fold)
+            with pytest.raises(DataError, match=r"TF-210.* 1 of the \d+ records .* have none"):
+                record_patients(data, fold)
         else:
-            assert len(data.groups(fold)) == len(data.labels(fold))
+            assert len(record_patients(data, fold)) == len(data.labels(fold))
     assert (opened(tables).matrix.patient == data.matrix.patient).all()
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tightframe.data.base import Progress, patients_unknown
+from tightframe.data.base import Progress
 from tightframe.data.eicu import EicuOptions, EicuSite, Window, vocabulary_sha256
 from tightframe.data.eicu.folds import (
     Folds,
@@ -94,17 +94,8 @@ class EicuData:
         return [str(stay) for stay in self.matrix.stay[self.rows(fold)].tolist()]
 
     def groups(self, fold: Fold) -> NDArray[np.int64]:
-        """Return the patient of each stay of a fold, in record order, (n,).
-
-        Raises:
-            DataError: TF-210 if the patient of a stay is unknown.
-        """
-        patients = self._patients[self.rows(fold)]
-        if unknown := int((patients < 0).sum()):
-            raise patients_unknown(
-                self.source, f"{unknown} of the {len(patients)} stays of its {fold} fold have no `uniquepid`"
-            )
-        return patients
+        """Return the patient of each stay of a fold, in record order, (n,); below 0 without `uniquepid`."""
+        return self._patients[self.rows(fold)]
 
     def contents(self) -> Iterable[bytes] | None:
         """Yield number, hospital and outcome of each of the site's stays: which drugs count is the job's."""
