@@ -70,6 +70,17 @@ def test_records_with_hardly_a_loss_are_behind_no_row_of_a_head() -> None:
     assert moved([[0.0]] * 8, part=0.5, each=0.25) == [False], "it stays anyway"
 
 
+@pytest.mark.parametrize("told", [False, True])
+def test_copies_of_a_record_are_behind_a_layer_as_one(told: bool) -> None:
+    """Two of six records, which a job repeats until they are half, alone have a loss."""
+    layer, slopes = nn.Linear(2, 1), torch.tensor([1.0] * 4 + [0.0] * 4)[:, None]
+    copies = np.array([2] * 4 + [1] * 4)
+    with UnitRecords(layer, 8, least=1, part=0.5) as units:
+        units.next_batch(copies, 8, copies if told else None)
+        (layer(torch.ones(8, 2)) * slopes).sum().backward()
+    assert bool(units.few()["weight"].all()) == told
+
+
 def test_nor_behind_a_layer_with_another_after_it() -> None:
     model = nn.Sequential(nn.Linear(1, 2), nn.Linear(2, 1))
     for rest, few in ((0.05, False), (1e-4, True)):

@@ -167,6 +167,14 @@ def own_labels(data: SiloData) -> NDArray[np.int64]:
     return labels
 
 
+def distinct_records(data: SiloData) -> NDArray[np.int64]:
+    """Return a number from 0 for each record of the training fold, (n,): copies have the same."""
+    count, ids = len(data.labels("train")), getattr(data, "record_ids", None)
+    if ids is None or len(own_labels(data)) == count:
+        return np.arange(count)
+    return np.unique(np.asarray(ids("train")), return_inverse=True)[1].astype(np.int64)
+
+
 def check_form(data: SiloData, spec: DatasetSpec, options: BaseModel) -> None:
     """Check that the shape and the labels of the records fit a job's model.
 
@@ -311,15 +319,12 @@ def own_patients(data: SiloData, fold: Fold = "train") -> NDArray[np.int64]:
     A record of an unknown patient has its own, and so have all copies of it, see ``own_labels``: one such
     stay made each of another patient's stays, and each copy of a repeated one, a patient.
     """
-    labels = data.labels(fold)
-    owners, ids = np.full(len(labels), -1), getattr(data, "record_ids", None)
+    records = distinct_records(data) if fold == "train" else np.arange(len(data.labels(fold)))
+    owners = np.full(len(records), -1)
     with suppress(DataError):
         owners = _given_patients(data, fold)
     unknown = owners < 0
-    names = np.arange(len(labels))
-    if ids is not None and fold == "train" and len(own_labels(data)) < len(labels):
-        names = np.asarray(ids(fold))
-    owners[unknown] = owners.max(initial=-1) + 1 + np.unique(names[unknown], return_inverse=True)[1]
+    owners[unknown] = owners.max(initial=-1) + 1 + records[unknown]
     return np.unique(owners, return_inverse=True)[1].astype(np.int64)
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from tests.support.jobs import SMALL
+from torch import nn
 
 from tightframe import data
 from tightframe.config.job import JobConfig, parse_job
@@ -17,6 +18,7 @@ from tightframe.config.policy import PolicyBlock
 from tightframe.config.refusals import BelowPolicyError
 from tightframe.config.site import SiteEntry, open_data
 from tightframe.learning.few_records.products import Sizes
+from tightframe.learning.few_records.unit_records import UnitRecords
 from tightframe.rounds.context import SiloContext
 from tightframe.rounds.riders import class_rules
 from tightframe.rounds.setup import prepare
@@ -65,6 +67,23 @@ def test_class_counts_can_be_of_distinct_records(tmp_path: Path) -> None:
     assert silo.class_counts("train", distinct=True).tolist() == once.tolist()
     repeated = silo.class_counts("train").tolist()
     assert repeated[0] == repeated[1] == once.max()
+
+
+def test_each_batch_of_training_says_how_often_a_record_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the rarer class alone would be half of those that are behind a layer."""
+    job, seen = parse_job(EICU), list[float]()
+    context = _context(job, tmp_path, least=5)
+    silo = LocalSilo(context, prepare(job), torch.device("cpu"), 1)
+    monkeypatch.setattr(UnitRecords, "next_batch", lambda _self, *told: seen.extend(1 / told[2]))
+    monkeypatch.setattr(LocalSilo, "records_per_feature", 2)
+    monkeypatch.setattr(LocalSilo, "min_class_count", 5)
+    silo.unit_records(nn.Linear(60, 2), passes=[range(1)])
+    for _ in silo.batches("train", augment=False, shuffle=True):
+        pass
+    assert len(seen) == len(context.data.labels("train"))
+    assert round(sum(seen)) == len(_once(job))
 
 
 @pytest.mark.parametrize(("accepted", "told"), [(("exact", "uniform"), 0), (("power_of_two", "uniform"), 1)])

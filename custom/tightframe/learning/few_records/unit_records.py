@@ -35,7 +35,9 @@ records 13 at 1/1,000 and 2 at 1/150. So a record is behind a layer if its size 
 ``BEHIND`` of ``sum of a^2 / sum of a``, and a layer that fewer are behind than the rule on records relies on
 (``part_behind`` of ``rounds.few_records.rule``) stays as it was. So does the row of a class in a head, where
 no convolution trains: at a small rate features hardly move, and its rounds span the features of that class's
-records alone (of three classes, where 61 % had a loss, the rarest's row told 13 of 15).
+records alone (of three classes, where 61 % had a loss, the rarest's row told 13 of 15). Of a record that is
+repeated each copy is a part: of two classes that copies make alike half would be behind a layer at which only
+the few of the rarer one have a loss.
 
 Where the last dense layer gets the same of every record, as of units that all are off, losses and updates
 are functions of a silo's class counts and of which classes were drawn, of nothing else. From losses of
@@ -93,13 +95,13 @@ class _Counted:
     both: torch.Tensor | None = None
     passes: float = 0.0
 
-    def add_whole(self, sizes: torch.Tensor) -> None:
-        """Count records by their sizes in each row, float64 (B, rows)."""
+    def add_whole(self, sizes: torch.Tensor, parts: torch.Tensor) -> None:
+        """Count records by their sizes in each row, float64 (B, rows), each as a part of one, (B, 1)."""
         sizes = torch.cat([sizes.sum(1, keepdim=True), sizes], 1)[:, : len(self.least)]
-        self.whole += torch.stack([torch.ones_like(sizes), sizes, sizes.square()]).sum(1)
+        self.whole += torch.stack([parts.expand_as(sizes), sizes * parts, sizes.square() * parts]).sum(1)
         places = torch.frexp(sizes).exponent.long().clamp(1 - _EXPONENTS, _EXPONENTS - 1) + _EXPONENTS
         places = torch.where(sizes > 0, places, 0)
-        self.often.scatter_add_(1, places.T, torch.ones_like(sizes).T)
+        self.often.scatter_add_(1, places.T, parts.expand_as(sizes).T)
 
     def unbacked(self, entries: int) -> torch.Tensor:
         """Return which rows too few records, but some, are behind, to a factor of 2 in sizes, (entries,)."""
@@ -146,6 +148,7 @@ class UnitRecords:
         self._model, self._records, self._repeats, self._least = model, max(records, 1), repeats, least
         self._part, self._each, self._squared = part, each, squared
         self._often: torch.Tensor | None = None
+        self._copies: torch.Tensor | None = None
         self._drawn = self._records
         self._handles: list[torch.utils.hooks.RemovableHandle] = []
         self._before: dict[str, torch.Tensor] = {}
@@ -179,9 +182,16 @@ class UnitRecords:
         for handle in self._handles:
             handle.remove()
 
-    def next_batch(self, often: NDArray[np.int64], drawn: int) -> None:
-        """Say how often each record of the next batch is drawn in a pass or some, (B,), and all together."""
+    def next_batch(
+        self, often: NDArray[np.int64], drawn: int, copies: NDArray[np.int64] | None = None
+    ) -> None:
+        """Say how often each record of the next batch is drawn in a pass or some, (B,), and all together.
+
+        Args:
+            copies: of each record among all, (B,); one each where it is None.
+        """
         self._often, self._drawn = torch.from_numpy(often).double(), drawn
+        self._copies = None if copies is None else torch.from_numpy(copies).double()
 
     def _watch(self, place: str, layer: _Layer, *, fires: bool, head: bool) -> None:
         self._before |= {place + name: item.detach().clone() for name, item in layer.named_parameters()}
@@ -210,7 +220,10 @@ class UnitRecords:
                     each = often if len(often) == len(sizes) else often.max().expand(len(sizes))
                     times = each.to(sizes.device)[:, None]
                 if self._part:
-                    counted.add_whole(sizes)
+                    parts = torch.ones_like(times)
+                    if (copies := self._copies) is not None and len(copies) == len(sizes):
+                        parts /= copies.to(sizes.device)[:, None]
+                    counted.add_whole(sizes, parts)
                 if fires and sizes.shape[1] == weight.shape[0]:
                     on = torch.cat([(sizes > 0).any(1, keepdim=True), sizes > 0], 1).double()
                     own = sizes.sum(1, keepdim=True) / on[:, 1:].sum(1, keepdim=True).clamp_min(1)

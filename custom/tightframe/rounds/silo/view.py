@@ -14,7 +14,14 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import DataLoader
 
-from tightframe.data.base import class_counts, finding_counts, in_steps, own_labels, own_patients
+from tightframe.data.base import (
+    class_counts,
+    distinct_records,
+    finding_counts,
+    in_steps,
+    own_labels,
+    own_patients,
+)
 from tightframe.data.table import TableOptions
 from tightframe.data.withdrawn import patients_of, record_ids
 from tightframe.errors import RunError, TrainingError
@@ -45,6 +52,9 @@ if TYPE_CHECKING:
     from tightframe.privacy.events import Event
     from tightframe.rounds.setup import JobSetup
     from tightframe.rounds.silo.budget import Budget
+
+
+_Often = tuple[NDArray[np.int64], int, NDArray[np.int64]]
 
 
 @dataclass(frozen=True)
@@ -103,7 +113,7 @@ class LocalSilo:
         self.setup = setup
         self._encoder: LoadedEncoder | None = None
         self._units: UnitRecords | None = None
-        self._often: dict[int | None, tuple[NDArray[np.int64], int]] = {}  # None: in their order
+        self._often: dict[int | None, _Often] = {}  # None: in their order
         self._trains, self._evaluates, self._rounded = True, False, False
         # Convolutions and pooling are faster with channels last: EfficientNet-b0 by a third on a CPU.
         self._images = len(self.setting.input_shape) == 3
@@ -487,15 +497,15 @@ class LocalSilo:
         fold: Fold,
         augment_seed: int | None,
         activity: str = "training",
-        often: tuple[NDArray[np.int64], int] | None = None,
+        often: _Often | None = None,
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Yield mini-batches of these records in this order.
 
         Args:
             augment_seed: of their augmentation; None for none.
             activity: shown with the progress, for monitoring.
-            often: how often each record's patient is drawn, and all together, as ``UnitRecords`` is told;
-                None tells it nothing.
+            often: how often each record's patient is drawn, all together, and each record's copies, as
+                ``UnitRecords`` is told; None tells it nothing.
         """
         job = self.setup.job
         size = self.setting.local.batch_size if fold == "train" else job.evaluation.batch_size
@@ -528,9 +538,9 @@ class LocalSilo:
                 inputs = inputs.contiguous(memory_format=torch.channels_last)
             yield inputs, labels.to(self.device, non_blocking=True)
 
-    def _tell_units(self, chosen: list[int], often: tuple[NDArray[np.int64], int] | None) -> None:
+    def _tell_units(self, chosen: list[int], often: _Often | None) -> None:
         if self._units is not None and often is not None:
-            self._units.next_batch(often[0][chosen], often[1])
+            self._units.next_batch(often[0][chosen], often[1], often[2][chosen])
 
     def _common(self) -> CommonPixels | CommonValues | None:
         units = 0 if self._evaluates else self.records_per_feature / 2 * units_on_records(self.setup)
@@ -580,15 +590,17 @@ class LocalSilo:
         repeats = math.ceil(max(counts[0] / np.maximum(counts[1], 1))) if len(labels) > len(own) else 1
         least = self.min_class_count if self.records_per_feature and self.setup.privacy is None else 0
         self._often, owners = {}, own_patients(self.context.data) if least > 1 else np.arange(len(labels))
+        records = distinct_records(self.context.data)
+        copies = np.bincount(records)[records]
         several = len(labels) > owners.max(initial=-1) + 1
         for epochs in passes if least > 1 and (several or self.context.draws_batches) else ():
             often = np.zeros(len(labels), dtype=np.int64)
             for epoch in epochs:
                 often += np.bincount(self._order(len(labels), epoch), minlength=len(labels))
             of_patients = np.bincount(owners, often)[owners].astype(np.int64)
-            self._often |= dict.fromkeys(epochs, (of_patients, int(often.sum())))
+            self._often |= dict.fromkeys(epochs, (of_patients, int(often.sum()), copies))
         if several:
-            self._often[None] = np.bincount(owners)[owners], len(labels)
+            self._often[None] = np.bincount(owners)[owners], len(labels), copies
         part, each = self._behind
         self._units = UnitRecords(
             model, len(labels), repeats=repeats, least=least, part=part, each=each, squared=squared
