@@ -455,7 +455,7 @@ class MessageTarget(Target):
         method = ("fedavg", "fedmr", "fedilc", "scaffold")[self.turn // self._TURNS % 4]
         self.messages: list[tuple[str, Any]] = []
         logging.getLogger("tightframe").setLevel(logging.CRITICAL)
-        training = {"batch_size": 64, "momentum": 0.0}
+        training = {"batch_size": 64, "momentum": 0.0, "learning_rate": 1e-6}
         values = {"method": method, "rounds": 2, "model_options": {"widths": [4]}, "training": training}
         self.made = Federation(values, hearts(3), state=state)
         target = self.made.sessions["hospital-1"]
