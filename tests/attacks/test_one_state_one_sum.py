@@ -252,7 +252,7 @@ def test_a_training_that_fails_at_once_takes_as_long_as_a_whole_one(
     hospitals: dict[str, Records], tmp_path: Path, left_out: set[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever state it is sent, whenever it is left out: it answers as late as after a whole training."""
-    values = {**VALUES, "answer_grid": 0.01, "training": {"epochs": 12}}
+    values = {**VALUES, "answer_grid": 0.01, "training": {"epochs": 12, "learning_rate": 1e-6}}
     federation = Federation(values, hospitals, state=tmp_path).enroll()
     name = "hospital-2"
     for number in (1, 2):
