@@ -474,8 +474,8 @@ class SiloView(Protocol):
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
         """Yield ``encoded`` of the training fold before a withdrawal, exact, and which records stay (B,)."""
 
-    def class_patients(self, fold: Fold, *, withdrawn: bool) -> torch.Tensor:
-        """Count patients with records of each class before a withdrawal, or withdrawn ones, int64 (C,)."""
+    def class_patients(self, fold: Fold) -> tuple[torch.Tensor, torch.Tensor]:
+        """Count patients with withdrawn records of each class, and with any before that, int64 (C,)."""
 
     def withdrawn_from(self, fold: Fold) -> tuple[torch.Tensor, bool]:
         """Return the labels (n,) of a fold's withdrawn records, and whether it must be evaluated no more.

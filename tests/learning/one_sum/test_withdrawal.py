@@ -92,9 +92,11 @@ class Silo:
     def class_counts(self, fold: str) -> torch.Tensor:
         return torch.bincount(self.labels[self.stay], minlength=CLASSES_OF_ALL)
 
-    def class_patients(self, fold: str, *, withdrawn: bool) -> torch.Tensor:
-        labels = self.withdrawn_from(fold)[0] if withdrawn else self.labels
-        return torch.bincount(labels, minlength=CLASSES_OF_ALL)
+    def class_patients(self, fold: str) -> tuple[torch.Tensor, ...]:
+        return tuple(
+            torch.bincount(labels, minlength=CLASSES_OF_ALL)
+            for labels in (self.withdrawn_from(fold)[0], self.labels)
+        )
 
     def sums(self, keep: torch.Tensor) -> dict[str, torch.Tensor]:
         own = FeatureSums(CLASSES_OF_ALL, WIDTH, products=True)

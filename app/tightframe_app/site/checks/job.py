@@ -356,12 +356,11 @@ def _withdrawal(context: SiloContext, setup: JobSetup, area: str, *, several: bo
         return Finding(area, "problem", f"{text}, of which this site has no state here (TF-522)")
     least, classes = context.policy.class_count(synthetic=context.data.synthetic), setup.dataset.num_classes
     left, kept = (class_counts(data.labels("train"), classes) for data in (before, stays))
-    leaving, owners = patients_of(before, "train", context.withdrawn.names, classes)
+    patients, every = patients_of(before, "train", context.withdrawn.names, classes)
     if setup.job.class_rules == "off":
-        few = "in all" if 0 < leaving.sum() < least else ""
+        few = "in all" if 0 < patients.sum() < least else ""
     else:
-        patients = np.where(kept < least, owners, leaving)
-        found = too_few(left - kept, kept, least, patients)
+        found = too_few(left - kept, kept, least, patients, every)
         few = ", ".join(setup.dataset.class_names[place] for place in found)
     if few:
         return Finding(

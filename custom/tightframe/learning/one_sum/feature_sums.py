@@ -268,6 +268,18 @@ def frozen(silo: SiloView, received: Tensors) -> nn.Module:
     return model
 
 
+def no_sums(silo: SiloView, width: int, *, products: bool, radius: float = 1.0) -> FeatureSums:
+    """Return sums of none of a silo's records yet, with the rule on narrow features where it has rules."""
+    return FeatureSums(
+        silo.setting.num_classes,
+        width,
+        products=products,
+        radius=radius,
+        device=silo.device,
+        narrow=NARROW if silo.records_per_feature else 0.0,
+    )
+
+
 def contribute_sums(
     silo: SiloView, received: Tensors, *, products: bool, radius: float
 ) -> dict[str, torch.Tensor]:
@@ -276,10 +288,8 @@ def contribute_sums(
     G has no axis of classes that rules could zero afterwards, so that records of a withheld class are left
     out before they are summed.
     """
-    model, classes = frozen(silo, received), silo.setting.num_classes
-    width = feature_width(model)
-    narrow = NARROW if silo.records_per_feature else 0.0
-    own = FeatureSums(classes, width, products=products, radius=radius, device=silo.device, narrow=narrow)
+    model = frozen(silo, received)
+    own = no_sums(silo, feature_width(model), products=products, radius=radius)
     admitted = admitted_classes(silo, received).to(silo.device)
     if bool(admitted.any()):
         for features, labels in silo.encoded(model, "train", exact=True):

@@ -62,14 +62,13 @@ from tightframe.learning.few_records.record_values import MOST
 from tightframe.learning.one_sum import temperature
 from tightframe.learning.one_sum.feature_sums import (
     COUNTS,
-    NARROW,
     RECORD_BOUND,
     RECORDS,
     SUMS,
-    FeatureSums,
     admitted_classes,
     counts_field,
     frozen,
+    no_sums,
     sum_fields,
 )
 from tightframe.models import feature_width
@@ -341,11 +340,11 @@ def check_own(
         RunError: TF-523.
     """
     least, gone = silo.min_class_count, _leaving(silo, state).numpy()
-    leaving, owners = (silo.class_patients("train", withdrawn=only).numpy() for only in (True, False))
+    patients, every = (item.numpy() for item in silo.class_patients("train"))
     stay = silo.class_counts("train").numpy()
-    few = too_few(gone, stay, least, np.where(stay < least, owners, leaving)) if withdrawal.by_class else []
+    few = too_few(gone, stay, least, patients, every) if withdrawal.by_class else []
     which = f", of each class, but of classes {withdrawal.named(few)}" if few else ", but"
-    if few or (not withdrawal.by_class and 0 < leaving[gone > 0].sum() < least):
+    if few or (not withdrawal.by_class and 0 < patients[gone > 0].sum() < least):
         raise RunError(
             f"Expected none or at least {least} of this silo's training records (`min_class_count`), and "
             f"patients, to leave the total{which} fewer would: if others lie about theirs, the new total "
@@ -364,7 +363,11 @@ def check_own(
 
 
 def too_few(
-    gone: NDArray[Any], stay: NDArray[Any], least: int, patients: NDArray[Any] | float = np.inf
+    gone: NDArray[Any],
+    stay: NDArray[Any],
+    least: int,
+    patients: NDArray[Any] | float = np.inf,
+    every: NDArray[Any] | float = np.inf,
 ) -> list[int]:
     """Return the classes of which records of fewer than the least number would leave a silo's sums.
 
@@ -374,7 +377,8 @@ def too_few(
         gone: withdrawn records of each class that are in the sums, (C,).
         stay: the others, (C,).
         least: ``min_class_count`` of the silo.
-        patients: of the records that would leave, (C,); if unknown, each has its own.
+        patients: of the withdrawn records, (C,); if unknown, each has its own.
+        every: of all records, (C,), likewise.
 
     >>> too_few(np.array([0, 1, 5, 1]), np.array([9, 9, 9, 4]), 5)
     [1]
@@ -382,7 +386,7 @@ def too_few(
     [1]
     """
     leave = np.where((gone > 0) & (stay < least), gone + stay, gone)
-    leave = np.where(leave > 0, np.minimum(leave, patients), 0)
+    leave = np.where(leave > 0, np.minimum(leave, np.where(stay < least, every, patients)), 0)
     return np.flatnonzero((leave > 0) & (leave < least)).tolist()
 
 
@@ -393,7 +397,7 @@ def _few_of_own_fold(silo: SiloView, fold: Fold, withdrawal: Withdrawal) -> bool
         return short
     if not len(labels):
         return False
-    gone = silo.class_patients(fold, withdrawn=True)
+    gone, _ = silo.class_patients(fold)
     return bool(((gone > 0) & (gone < silo.min_class_count)).any())
 
 
@@ -522,11 +526,7 @@ def _terms(silo: SiloView, received: Tensors, state: Tensors, *, products: bool)
             code="TF-522",
         )
     then, now = state[OWN_ADMITTED].bool().to(silo.device), _admitted_now(silo, received).to(silo.device)
-    narrow = NARROW if silo.records_per_feature else 0.0
-    before, after = (
-        FeatureSums(classes, width, products=products, device=silo.device, narrow=narrow)
-        for _ in ("before", "after")
-    )
+    before, after = (no_sums(silo, width, products=products) for _ in ("before", "after"))
     changed, staying = DistinctRows(classes), DistinctRows(classes)
     rows, read = silo.rows()[0], 0
     for features, labels, stay in silo.encoded_before(model):

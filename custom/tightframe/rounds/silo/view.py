@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -54,7 +54,18 @@ if TYPE_CHECKING:
     from tightframe.rounds.silo.budget import Budget
 
 
-_Often = tuple[NDArray[np.int64], int, NDArray[np.int64]]
+class _Drawn(NamedTuple):
+    """What ``UnitRecords`` is told of the records drawn in an epoch, or in several that train the same.
+
+    Attributes:
+        often: how often each record's patient is drawn, (n,).
+        number: of records drawn.
+        copies: of each record among all, (n,).
+    """
+
+    often: NDArray[np.int64]
+    number: int
+    copies: NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -113,7 +124,7 @@ class LocalSilo:
         self.setup = setup
         self._encoder: LoadedEncoder | None = None
         self._units: UnitRecords | None = None
-        self._often: dict[int | None, _Often] = {}  # None: in their order
+        self._drawn: dict[int | None, _Drawn] = {}  # None: in their order
         self._trains, self._evaluates, self._rounded = True, False, False
         # Convolutions and pooling are faster with channels last: EfficientNet-b0 by a third on a CPU.
         self._images = len(self.setting.input_shape) == 3
@@ -435,11 +446,11 @@ class LocalSilo:
             yield features, labels, stays[place : place + len(labels)]
             place += len(labels)
 
-    def class_patients(self, fold: Fold, *, withdrawn: bool) -> torch.Tensor:
-        """Count patients with records of each class before a withdrawal, or withdrawn ones, int64 (C,)."""
+    def class_patients(self, fold: Fold) -> tuple[torch.Tensor, torch.Tensor]:
+        """Count patients with withdrawn records of each class, and with any before that, int64 (C,)."""
         data, names = self.context.before_withdrawal.data, self.context.withdrawn.names
         named, every = patients_of(data, fold, names, self.setting.num_classes)
-        return torch.from_numpy(named if withdrawn else every)
+        return torch.from_numpy(named), torch.from_numpy(every)
 
     def withdrawn_from(self, fold: Fold) -> tuple[torch.Tensor, bool]:
         """Return the labels (n,) of a fold's withdrawn records, and whether it must be evaluated no more.
@@ -480,8 +491,8 @@ class LocalSilo:
             indices = indices[: max(1, round(share * len(indices)))]
         activity = f"epoch {epoch + 1}" if shuffle else f"{fold} records"
         seed = self.stream("augment", epoch) if augment else None
-        often = self._often.get(epoch if shuffle else None) if fold == "train" else None
-        yield from self._batches_in(indices, fold, seed, activity, often)
+        drawn = self._drawn.get(epoch if shuffle else None) if fold == "train" else None
+        yield from self._batches_in(indices, fold, seed, activity, drawn)
 
     def _order(self, count: int, epoch: int) -> list[int]:
         """Return the records of an epoch of training: each once, or each batch drawn by itself."""
@@ -497,15 +508,14 @@ class LocalSilo:
         fold: Fold,
         augment_seed: int | None,
         activity: str = "training",
-        often: _Often | None = None,
+        drawn: _Drawn | None = None,
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Yield mini-batches of these records in this order.
 
         Args:
             augment_seed: of their augmentation; None for none.
             activity: shown with the progress, for monitoring.
-            often: how often each record's patient is drawn, all together, and each record's copies, as
-                ``UnitRecords`` is told; None tells it nothing.
+            drawn: what ``UnitRecords`` is told; None tells it nothing.
         """
         job = self.setup.job
         size = self.setting.local.batch_size if fold == "train" else job.evaluation.batch_size
@@ -516,7 +526,7 @@ class LocalSilo:
             batches = guarded(kept.batches(indices, size, self.device), self.context.stopped)
             for done, batch in enumerate(batches):
                 self.context.at_work(f"round {self.round}, {activity}", done, total)
-                self._tell_units(chosen[done], often)
+                self._tell_units(chosen[done], drawn)
                 yield batch
             return
         records = self.context.data.records(fold, augment_seed=augment_seed)
@@ -530,7 +540,7 @@ class LocalSilo:
         )
         for done, (inputs, labels) in enumerate(guarded(iter(loader), self.context.stopped)):
             self.context.at_work(f"round {self.round}, {activity}", done, len(loader))
-            self._tell_units(chosen[done], often)
+            self._tell_units(chosen[done], drawn)
             if common is not None:
                 inputs = common.apply(inputs, chosen[done])
             inputs = inputs.to(self.device, non_blocking=True)
@@ -538,9 +548,9 @@ class LocalSilo:
                 inputs = inputs.contiguous(memory_format=torch.channels_last)
             yield inputs, labels.to(self.device, non_blocking=True)
 
-    def _tell_units(self, chosen: list[int], often: _Often | None) -> None:
-        if self._units is not None and often is not None:
-            self._units.next_batch(often[0][chosen], often[1], often[2][chosen])
+    def _tell_units(self, chosen: list[int], drawn: _Drawn | None) -> None:
+        if self._units is not None and drawn is not None:
+            self._units.next_batch(drawn.often[chosen], drawn.number, drawn.copies[chosen])
 
     def _common(self) -> CommonPixels | CommonValues | None:
         units = 0 if self._evaluates else self.records_per_feature / 2 * units_on_records(self.setup)
@@ -589,23 +599,27 @@ class LocalSilo:
         counts = [class_counts(item, self.setting.num_classes) for item in (labels, own)]
         repeats = math.ceil(max(counts[0] / np.maximum(counts[1], 1))) if len(labels) > len(own) else 1
         least = self.min_class_count if self.records_per_feature and self.setup.privacy is None else 0
-        self._often, owners = {}, own_patients(self.context.data) if least > 1 else np.arange(len(labels))
-        records = distinct_records(self.context.data)
-        copies = np.bincount(records)[records]
-        several = len(labels) > owners.max(initial=-1) + 1
-        for epochs in passes if least > 1 and (several or self.context.draws_batches) else ():
-            often = np.zeros(len(labels), dtype=np.int64)
-            for epoch in epochs:
-                often += np.bincount(self._order(len(labels), epoch), minlength=len(labels))
-            of_patients = np.bincount(owners, often)[owners].astype(np.int64)
-            self._often |= dict.fromkeys(epochs, (of_patients, int(often.sum()), copies))
-        if several:
-            self._often[None] = np.bincount(owners)[owners], len(labels), copies
+        self._drawn = self._draws(passes) if least > 1 else {}
         part, each = self._behind
         self._units = UnitRecords(
             model, len(labels), repeats=repeats, least=least, part=part, each=each, squared=squared
         )
         return self._units
+
+    def _draws(self, passes: Sequence[range]) -> dict[int | None, _Drawn]:
+        """Return what is drawn in each epoch; under None of records in their order."""
+        owners, records = own_patients(self.context.data), distinct_records(self.context.data)
+        copies, count = np.bincount(records)[records], len(records)
+        several, found = count > owners.max(initial=-1) + 1, dict[int | None, _Drawn]()
+        for epochs in passes if several or self.context.draws_batches else ():
+            often = np.zeros(count, dtype=np.int64)
+            for epoch in epochs:
+                often += np.bincount(self._order(count, epoch), minlength=count)
+            of_patients = np.bincount(owners, often)[owners].astype(np.int64)
+            found |= dict.fromkeys(epochs, _Drawn(of_patients, int(often.sum()), copies))
+        if several:
+            found[None] = _Drawn(np.bincount(owners)[owners], count, copies)
+        return found
 
     def fit_by_own_loop(self, model: torch.nn.Module) -> FitReport:
         """Let the training loop that the job names train on the training fold.
