@@ -1,15 +1,17 @@
-"""Of which classes enough records make a sum that weighs each by what the model answers.
+"""Check that enough records make each part of a class's sum whose weights depend on the model's answers.
 
-Class sums of most methods weigh all records alike. CReFF's class gradients weigh one by how wrong the
-re-trained head is, which the job has trained at any rate: at 1e6 wrong answers alone have a slope, and of
-three hospitals' 209 records of a class one total had two, both of one hospital, as 2 / 55. FedNH's
-``client_adv`` weighs one by the probability of its class, and divides by the sum of these: at ``scale`` 1000,
-on raw columns, which a random network answers alike, one record made more than 0.95 of each of four
-hospitals' vectors (three of four seeds).
+In most methods a class sum weighs all records alike. Two do not:
 
-So a part of a class's sum is of nobody unless, with ``a`` the weight of each record,
+- CReFF's class gradients weigh a record by how wrong the re-trained head is on it, and the job chooses the
+  rate of that training: at 1e6 only wrong answers have a slope, and of three hospitals' 209 records of a
+  class one total held two, both of one hospital, as 2 / 55.
+- FedNH's ``client_adv`` weighs a record by the probability of its class and divides by the sum of these
+  weights: at ``scale`` 1000, on raw columns, for which a random network gives one answer, one record made
+  more than 0.95 of each of four hospitals' vectors (three of four seeds).
 
-- ``(sum of a)^2 / sum of a^2``, as of units (``unit_records``), is at least ``min_class_count``;
+So a silo withholds a part of a class's sum unless, with ``a`` the weight of each record,
+
+- ``(sum of a)^2 / sum of a^2``, as for units (``unit_records``), is at least ``min_class_count``;
 - the records with at least 1 / ``BEHIND`` of ``sum of a^2 / sum of a`` have as many values as the rule on
   class sums in training asks of a class (``products``, 7).
 """
@@ -30,31 +32,31 @@ def backed(
     values: torch.Tensor,
     needed: float,
 ) -> torch.Tensor:
-    """Return which parts of each class's sum enough records make, bool (C, K).
+    """Return a mask of the parts of each class's sum that enough records make, bool (C, K).
 
-    A part that no record makes is no one's, and passes.
+    A part without any record passes: it tells of nobody.
 
     Args:
         sizes: weight of each record in each part, none negative, (n, K).
         labels: (n,).
-        repeats: how often a record of each class is there, (C,).
-        least: records.
-        values: of a record of each class, (C,).
-        needed: values of the records behind a part.
+        repeats: number of copies of a record of each class, (C,).
+        least: number of records that must make a part.
+        values: number of values of a record of each class, (C,).
+        needed: number of values that the records behind a part must have.
 
     >>> sizes, ones = torch.tensor([[1.0, 1.0], [1.0, 1e-3], [1.0, 0.0]]), torch.ones(1)
     >>> of = {"labels": torch.zeros(3, dtype=torch.int64), "repeats": ones, "values": ones}
     >>> backed(sizes, least=2, needed=0, **of).tolist(), backed(sizes, least=0, needed=4, **of).tolist()
     ([[True, False]], [[False, False]])
     """
-    found = torch.ones(len(repeats), sizes.shape[1], dtype=torch.bool)
+    enough = torch.ones(len(repeats), sizes.shape[1], dtype=torch.bool)
     sizes, labels = sizes.detach().cpu().to(torch.float64), labels.cpu()
-    for place in range(len(repeats)):
-        own, times = sizes[labels == place], float(repeats[place])
-        own = own / own.sum(0).clamp_min(1e-300)  # whose squares could vanish
-        total, squares = own.sum(0), own.square().sum(0)
+    for label in range(len(repeats)):
+        weights, copies = sizes[labels == label], float(repeats[label])
+        weights = weights / weights.sum(0).clamp_min(1e-300)  # their squares could vanish otherwise
+        total, squares = weights.sum(0), weights.square().sum(0)
         typical = squares / total.clamp_min(1e-300)
-        held = (own >= typical / BEHIND).sum(0) / times * float(values[place])
-        few = made_by_few(torch.stack([total, squares]), least * times) | (held < needed)
-        found[place] = ~(few & (total > 0))
-    return found
+        held = (weights >= typical / BEHIND).sum(0) / copies * float(values[label])
+        few = made_by_few(torch.stack([total, squares]), least * copies) | (held < needed)
+        enough[label] = ~(few & (total > 0))
+    return enough

@@ -1,88 +1,96 @@
-"""How many records must stand behind exact sums of features and of their products, and how many surely do.
+"""Decide how many records an exact sum of features, of their products, or of updates must have behind it.
 
-The sum of ``phi phi^T`` over n records has rank n at most. With a width d above n its null space vanishes at
-the records' features and hardly elsewhere, so that records are found by least squares from random starts. So
-such a sum needs, of the records surely in it,
+Notation: n records, d features (width), C classes, p numbers of a record, v values of all records, m =
+``records_per_feature`` of a site's policy, c silos that may lie.
 
-1. ``n >= m d``: full rank with a margin, and so no null space to search;
-2. ``d (d + 1) / 2 + C d + s <= v``: no more numbers than the records have values, with the s moments of
-   inputs that the job opens before.
+**Products of features.** The sum of ``phi phi^T`` over n records has a rank of n at most. If d > n, its null
+space vanishes at the records' features and hardly anywhere else, so that least squares from random starts
+finds the records. So such a sum needs, of the records that are certainly in it,
 
-How many values a record has, each hospital counts of its own (``record_values``) and tells nobody: of a total
-of rows times values, the opened rows times most hospitals' number leave one hospital's own number of records.
-So each checks by itself that its records have, on average, what the rule needs of each: then all have enough.
-A silo whose records have fewer fails inside the sum (``rounds.few_records``). On declared numbers, v is n p
-with the most that a record of the job can have.
+1. ``n >= m d``: full rank with a margin, which leaves no null space;
+2. ``d (d + 1) / 2 + C d + s <= v``: no more numbers than the records have values, including the s moments of
+   inputs that the job opened before.
 
-What silos declare is public, and up to c of them may lie. All declared numbers but the c largest add up to no
-more than what the honest silos have, whoever lies: the honest silos' own are at least as many numbers, and
-none of them is above its records. But they hold records that do not count: those of classes withheld by the
-class rules, and repeats (``distinct_rows``). So an exchange before the sum counts the different rows that do.
+Each hospital counts the values of its own records (``record_values``) and tells nobody: a total of rows times
+values, less the opened rows times most hospitals' number, would leave one hospital's number of records. So
+each checks that its own records have, on average, as many values as the rule needs of each record: then all
+have enough. A silo whose records have fewer fails inside the sum (``rounds.few_records``). Where only
+declared numbers of records are known, v is n times the most values that a record of the job can have.
 
-Features that training moves are others in each job, so of these the numbers of all jobs add up, each as a
-part of its own v. Frozen ones are the same, or another release profile (``rounds.sums.release``).
+Silos' declared numbers are public, and up to c of them may be false. All declared numbers but the c largest
+add up to no more than the honest silos' records, whoever lies: the honest silos' numbers are at least as
+many, and none is above the silo's records. But some of these records do not count: those of classes that the
+class rules withhold, and copies (``distinct_rows``). So an exchange before the sum counts the distinct rows
+that do.
 
-The sum of ``phi`` itself over the records of a class is d numbers of them. With as many as the records have
-values, the records are found from it alone. So of each class
+Trained features differ in each job, so the numbers of all jobs add up, each as a fraction of its own v.
+Frozen features are the same in each job, or belong to another release profile (``rounds.sums.release``).
+
+**Class sums.** The sum of ``phi`` over the records of a class is d numbers of them. With as many numbers as
+values, the records are found from that sum alone. So of each class
 
 3. ``m d <= v``: m times fewer numbers than values.
 
-In training, the sum of the gradients of a dense layer is, of each unit, a sum of the layer's inputs over the
-records that the unit is active for. With more units than records the records' patterns of active units span
-a space that hardly any other row's pattern lies in, and the units by rounds have one decomposition into rank
-one: of 339 records of 13 columns, numbers too, 324 were read from an honest job with 4,096 units, with label.
-And in each round a unit's sum is another combination of the layer's inputs. Where a record's inputs never
-change (its own values, frozen features), as many combinations as records span what the records span: of a
-head of 5 classes on 1,024 random features 321 of 339 were read after 100 rounds. So, of a layer that is dense
-on a record's inputs or on frozen features, in t rounds, and of the units of those after it,
+No colluders' share is taken off here, or a rare class would never pass. A small hospital's few records of a
+rare class hardly vary, so a class passes, too, if one silo alone has ``ALONE`` times as many values of it as
+there are features: a flag tells so.
 
-4. ``n >= m d`` units, as many inputs or units by rounds, ``n >= m min(p, t d)``, and as many numbers or
-   rounds, ``n >= m min(q, t)``: as many rounds as records span what the records' gradients span (of 36 units,
-   in 130 rounds, 54 of 102 records were read).
+**Updates of dense layers.** The summed gradient of a unit is the sum of the layer's inputs over the records
+for which the unit is active. With more units than records, the records' patterns of active units span a space
+that hardly any other row's pattern lies in, and the units by rounds have one decomposition into rank one: 324
+of 339 records of 13 columns, numbers too, were read, with label, from an honest job with 4,096 units. And in
+each round a unit's sum is another combination of the layer's inputs. Where these never change (a record's own
+values, frozen features), as many combinations as records span what the records span: of a head of 5 classes
+on 1,024 random features, 321 of 339 records were read after 100 rounds. So, of a layer that is dense on a
+record's inputs or on frozen features, in t rounds, and of the units of later layers,
 
-Behind trained convolutions features change, but of one sum the argument holds: of fewer records than a
-layer's inputs and units, rows span their features and columns their slopes. Of 90 records 22 were read from
-one total of a ViT's last layers. So there, of each layer, ``n >= m min(units, inputs)``. A convolution that
-sees k places of a record is dense on k n rows, so that it takes a k-th of the records: at one or two by two
-places, as VGG11's last on 32 x 32 pixels, it is nearly a dense layer (its features tell which of 80 records
-were in one total, AUC 0.98). Pixels never change, and where it is on these 4 holds with a k-th of its units
-and inputs: of a ViT whose one patch is the picture, of 16 units, 20 rounds span 120 pictures and no others.
+4. ``n >= m d`` units; ``n >= m min(p, t d)`` inputs, or units by rounds; and ``n >= m min(q, t)`` numbers, or
+   rounds: as many rounds as records span the records' gradients (54 of 102 records were read from 36 units in
+   130 rounds).
 
-Another job over the same records, which differs in the seed, has other combinations of the same rows: of two
-jobs of 50 rounds each, which 4 allows, 311 of 339 records were read. So of all jobs
+Behind trained convolutions features change, but within one sum the argument holds: with fewer records than a
+layer's inputs and units, rows span the records' features, and columns their slopes (22 of 90 records were
+read from one total of a ViT's last layers). So there ``n >= m min(units, inputs)`` for each layer. A
+convolution that sees k places of a record is dense on k n rows and needs a k-th of the records: at one or two
+by two places, as VGG11's last on 32 x 32 pixels, it is nearly a dense layer (its features tell which of 80
+records were in one total, AUC 0.98). Pixels never change: for a convolution on them 4 holds with a k-th of
+its units and inputs (20 rounds of a ViT of 16 units, whose one patch is the picture, span 120 pictures and no
+others).
 
-5. rounds, and units by rounds, add up, each as its part of what its own n allows, to 1 at most: fewer
-   combinations than records do not span these, and those of many records say little of a few of them;
-6. the squares of ``m d / n`` add up to 4 at most. By its activations a row is more or less like a record, in
-   each job by itself, since each draws its batches anew; but what jobs say of it adds up. Of 120 records 88
-   to 110 were more like one than any row that 150 searches from chance ended at, with 2n units in one job;
-   with n/2 in one or two jobs 0 or 1, in four 0 to 5, in twelve (m = 2, as many rounds as 5 allows) 1 to 18;
-   of 2,000 such searches one came near a record. A test of 2,000 rows by all jobs (AUC 0.71 to 0.86 in one of
-   n/2, 0.89 to 0.98 in four, 0.71 to 0.83 in four of n/4) no rule here prevents.
+Another job over the same records with another seed has other combinations of the same rows: from two jobs of
+50 rounds each, which 4 allows, 311 of 339 records were read. So, over all jobs,
 
-All that is of the records *behind each number of one sum*. A job can have these be few: by a `sampling_rate`,
-by dropout, which keeps most records from a unit, or by a term that pulls weights back so strongly (FedProx's
-mu, a weight decay, of about 1 / rate) that an update is that of its last batches. Of 216 records and 72
-units, in five rounds, 95 were in clear at a dropout of 0.99, and all that were drawn (a rate of 1e-6 is one
-record a silo) or in the last batch of one. So n is that part (``Behind``), of each silo `min_class_count` at
-least. After a drop-out it is the survivors'. Which records have a loss each silo sees for itself
-(``unit_records``). Of methods that sum an update in two forms a round counts twice.
+5. rounds, and units by rounds, add up, each as a fraction of what its own n allows, to 1 at most: fewer
+   combinations than records do not span them, and combinations of many records tell little of a few;
+6. the squares of ``m d / n`` add up to 4 at most. Activations make a row more or less like a record, in each
+   job independently, since each job draws its batches anew, and what several jobs tell adds up. Of 120
+   records 88 to 110 were more like a record than any row at which 150 random searches ended, with 2n units in
+   one job; with n/2 units in one or two jobs 0 or 1, in four 0 to 5, in twelve (m = 2, as many rounds as 5
+   allows) 1 to 18; of 2,000 such searches one came near a record. No rule here prevents a test of 2,000 rows
+   by all jobs (AUC 0.71 to 0.86 in one job of n/2 units, 0.89 to 0.98 in four, 0.71 to 0.83 in four of n/4).
 
-Class sums in training are other numbers of a class's few records in each round. CReFF's class gradients are
-of the model received, which all know: 60 rounds of 96 units at rate 1 told a colluding hospital 4 of the 10
-records of a class at two others (all 13 columns to 0.1 deviations), 12 of 64 all of 4. What counts is numbers
-against values: of two records (26 values) 33 numbers told both, of four (52) 65 one and 129 all, 33 none.
-The others' sums are of each silo's trained model: at a small rate (3e-4) 40 rounds of 200 units fix ten
-records to 0.006 deviations (by the slopes at the records), though least squares from random starts found
-none; at usual rates to 0.04 (0.003) and 0.2 (0.03). No exchange counts a class's records before them. So each
-silo holds a class only if its own records of it have
+**Records behind a number.** n counts the records *behind each number of one sum*, which a job can make few:
+by ``sampling_rate``, by dropout, which keeps most records from a unit, or by a term that pulls weights back
+so strongly (FedProx's mu, a weight decay, of about 1 / rate) that an update is that of its last batches. Of
+216 records and 72 units, in five rounds, 95 were in clear at a dropout of 0.99, and so were all that were
+drawn (a rate of 1e-6 draws one record a silo) or in the last batch of one. So n is that part (``Behind``),
+and at least ``min_class_count`` of each silo; after a drop-out it is the survivors'. Which records have a
+loss each silo sees for itself (``unit_records``). If a method sums an update in two forms, a round counts
+twice.
 
-7. ``m / 2`` values for each number that a whole run tells of a class, and one run takes all of it: with
-   another honest holder there are twice as many, and a liar's flags leave one, whose records are not fewer.
+**Class sums in training** are other numbers of a class's few records in each round. CReFF's class gradients
+are of the received model, which everybody knows: 60 rounds of 96 units at rate 1 told a colluding hospital 4
+of the 10 records of a class at two others (all 13 columns to 0.1 deviations), 12 rounds of 64 units all of 4
+records. What counts is numbers against values: of two records (26 values) 33 numbers told both, of four
+records (52 values) 65 numbers one and 129 all, 33 none. Other methods' class sums are of each silo's trained
+model: at a small rate (3e-4) 40 rounds of 200 units fix ten records to 0.006 deviations (by the slopes at the
+records), though least squares from random starts found none; at usual rates to 0.04 (0.003) and 0.2 (0.03).
+No exchange counts a class's records before these sums. So each silo takes part in a class only if its own
+records of it have
 
-No colluders' share comes off in 3: a rare class would never pass. Of a rare class a small hospital's few
-records hardly vary. So a class passes too if a silo alone has ``ALONE`` times as many values of it as
-features: a flag says so.
+7. ``m / 2`` values for each number that a whole run tells of a class, and one run may take all of it: with
+   another honest holder there are twice as many, and if a liar's flags leave one honest holder, its records
+   are not fewer.
 """
 
 from __future__ import annotations
@@ -93,30 +101,30 @@ from dataclasses import astuple, dataclass, field, replace
 from fractions import Fraction
 
 COUNTED, ROWS = "products/counts", "products/rows"
-"""In ``ServerState.extra``: the opened numbers of different rows in a sum of features, each of the first
-class that has it (C,), and of each class whatever others have (C,)."""
+"""Names in ``ServerState.extra`` of the opened numbers of distinct rows in a sum of features, (C,): each row
+in the first class that has it, and in each class that has it."""
 ENOUGH = "products/enough"
-"""The same, of silos that alone have ``ALONE`` times as many values of a class as features (C,)."""
+"""Name of the opened number of silos that alone have ``ALONE`` values of a class for each feature, (C,)."""
 ALONE = 4
-"""As the strictest profile's ``records_per_feature``; a silo with a larger one relies on its own values."""
+"""The strictest profile's ``records_per_feature``; a silo with a larger one relies on its own values."""
 LEAVING, LOSING = "products/leaving", "products/losing"
-"""In a withdrawal: how many of these leave, and of which classes (C,)."""
+"""Names, in a withdrawal, of how many of these rows leave, and of which classes, (C,)."""
 
 
 @dataclass(frozen=True)
 class Behind:
-    """Which of a silo's records are behind each number of a sum in training.
+    """Fraction and number of a silo's records behind each number of a sum in training.
 
     Attributes:
-        share: the part that is drawn, and that dropout does not keep from a unit.
-        most: records of the steps that its update does not forget.
+        share: fraction of the records that are drawn, and that dropout does not keep from a unit.
+        most: number of records in the steps that an update does not forget.
     """
 
     share: float = 1.0
     most: float = math.inf
 
     def of(self, records: float) -> float:
-        """Return how many of so many.
+        """Return how many of a silo's records are behind each number.
 
         >>> Behind(0.5, 150).of(200), Behind().of(200)
         (75.0, 200.0)
@@ -129,9 +137,9 @@ class Sizes:
     """Public numbers of records behind a sum.
 
     Attributes:
-        declared: of all silos enrolled, as they declare them.
-        colluding: the most that silos who may lie can have in it: the c largest declared numbers.
-        each: silo's declared number, falling; empty of one silo.
+        declared: sum of the numbers that all enrolled silos declare.
+        colluding: the most records that c lying silos can have in the sum: the c largest declared numbers.
+        each: declared number of each silo, in falling order; empty for one silo.
         colluders: c.
     """
 
@@ -151,7 +159,7 @@ class Sizes:
         return cls(sum(falling), sum(falling[:colluders]), tuple(falling), colluders)
 
     def behind(self, part: Behind) -> float:
-        """Return how many records of honest silos are surely behind each number of a sum in training.
+        """Return how many records of honest silos are certainly behind each number of a sum in training.
 
         >>> Sizes.of({"a": 300.0, "b": 200.0, "c": 100.0}, 1).behind(Behind(0.5, 150))
         125.0
@@ -167,16 +175,16 @@ class Sizes:
         return Sizes(self.declared * records, self.colluding * records, each, self.colluders)
 
     def sure(self, counted: float | None = None) -> float:
-        """Return how many records of honest silos are surely in a sum.
+        """Return how many records of honest silos are certainly in a sum.
 
         Args:
-            counted: the opened number of records that the sum is of; None if it is not known.
+            counted: opened number of records in the sum; None if it is not known.
 
         >>> Sizes.of({"a": 300.0, "b": 200.0, "c": 100.0}, 1).sure(450.0)
         150.0
         """
-        known = self.declared if counted is None else min(counted, self.declared)
-        return max(0.0, known - self.colluding)
+        records = self.declared if counted is None else min(counted, self.declared)
+        return max(0.0, records - self.colluding)
 
 
 @dataclass(frozen=True)
@@ -186,8 +194,8 @@ class Products:
     Attributes:
         width: d, of the features.
         classes: C; sums of features by class are opened with the products.
-        values: p, the most numbers of one record.
-        moments: s, other numbers that the job opens of the same records.
+        values: p, the most values of one record.
+        moments: s, number of moments of the same records that the job opens.
     """
 
     width: int
@@ -209,9 +217,9 @@ class Products:
         """Check whether they may be summed over so many records.
 
         Args:
-            records: n, those surely in the sum.
+            records: n, those certainly in the sum.
             factor: m, ``records_per_feature`` of a site's policy; 0 allows any.
-            values: v, of these records; None for the most.
+            values: v, of these records; None for the most that they can have.
 
         >>> Products(64, 2, 13).allowed(216, 2), Products(64, 2, 13).allowed(127, 2)
         (True, False)
@@ -231,12 +239,12 @@ class Products:
 
 @dataclass(frozen=True)
 class Parts:
-    """What exact sums in and after training take of what the records behind them allow, over all jobs.
+    """Fractions that exact sums of all jobs use up of what the records behind them allow; refused above 1.
 
     Attributes:
-        rounds: by 5; above 1 is refused.
-        units: the same, by 6.
-        products: the same of numbers of products, by 2.
+        rounds: by rule 5.
+        units: by rule 6.
+        products: numbers of products, by rule 2.
     """
 
     rounds: Fraction = Fraction(0)
@@ -245,11 +253,11 @@ class Parts:
 
     @property
     def largest(self) -> Fraction:
-        """The part that is used up first."""
+        """The fraction that reaches 1 first."""
         return max(astuple(self))
 
     def fit(self, before: Parts) -> bool:
-        """Check whether these fit beside what earlier ones took; what takes nothing always does."""
+        """Check whether these fit beside the fractions ``before``; a fraction of 0 always does."""
         pairs = zip(astuple(self), astuple(before), strict=True)
         return all(not now or now + earlier <= 1 for now, earlier in pairs)
 
@@ -259,11 +267,11 @@ class Units:
     """Exact sums of updates of dense layers.
 
     Attributes:
-        most: units of the widest; behind convolutions inputs, of a layer that has fewer.
-        first: units of the layer on what does not change of a record; 0 if there is none.
-        inputs: p, of that layer.
-        numbers: q, of all layers.
-        times: t, how often they are summed.
+        most: units of the widest layer; behind convolutions the inputs of a layer that has fewer.
+        first: units of the layer on values of a record that do not change; 0 without such a layer.
+        inputs: p, inputs of that layer.
+        numbers: q, numbers in all layers.
+        times: t, number of times that they are summed.
     """
 
     most: int
@@ -279,16 +287,16 @@ class Units:
 
     @property
     def where(self) -> str:
-        """What the first is on, in words."""
+        """What the first layer is on, in words."""
         return f"the first on {self.inputs} numbers of a record" if self.inputs else "behind convolutions"
 
     @property
     def width(self) -> int:
-        """What the records are held against."""
+        """Width that the number of records is compared with."""
         return max(self.most, min(self.inputs, self.times * self.first), min(self.numbers, self.times))
 
     def parts(self, records: float, factor: int) -> Parts:
-        """Return the parts that their sums take of what so many records allow in all.
+        """Return the fractions that their sums use up of what so many records allow.
 
         >>> Units(8, 8, 13, 130, 60).parts(120, 2)
         Parts(rounds=Fraction(1, 1), units=Fraction(1, 225), products=Fraction(0, 1))
@@ -319,7 +327,7 @@ class ClassSums:
 
     Attributes:
         width: d, of the features.
-        values: p, the most numbers of one record.
+        values: p, the most values of one record.
     """
 
     width: int

@@ -1,48 +1,52 @@
-"""How many records move each unit of a layer, or channel; those that few move stay as they were.
+"""Count the records that move each unit of a layer; leave units that few records move as they were.
 
-A unit's row of an update is the sum of the layer's inputs over the records that the unit fires for, each
-times the slope of its loss, and its bias's the sum of these slopes. So of a unit that one record alone moves
-their quotient is that record, or its features; and its column in the next layer says which units there the
-record fires. No rule on a job's values sees that: of 216 records 17 were read from one honest job whose
-inputs were not standardised (raw columns are far from 0, so that some units fire for few), and 40 from one at
-a rate of 10 (most units die, and few records still have a loss).
+**Units.** A unit's row of an update is the sum, over the records for which it fires, of the layer's inputs
+times the slope of the loss; its bias's entry is the sum of these slopes. If one record alone moves a unit,
+their quotient is that record, or its features, and the unit's column in the next layer tells which units the
+record fires there. A job's values do not show this. Of 216 records
 
-Of a convolution's channel the quotient is a mean of what it saw of that record: without normalisation one
-record alone moves 3 to 17 channels in each of VGG11's later layers, of 40 pictures. A channel's scale and
-shift in a normalisation are two numbers of it (of 1 to 6 channels of ``small_cnn``'s last 124, 120 pictures).
+- 17 were read from one honest job whose inputs were not standardised (raw columns lie far from 0, so that
+  some units fire for few records);
+- 40 were read from one with a learning rate of 10 (most units die, and few records still have a loss).
 
-So a silo looks at its own slopes. With ``a`` the size of what each record adds to a row or column, as many
-records as ``(sum of a)^2 / sum of a^2`` move it. A record that is drawn m times adds m parts, whose sum's
-square is at most m times the sum of their squares: where each batch is drawn anew some come five times in an
-epoch (in small batches 0.4 % of a silo's), and would count as five. Those that fewer than
-``min_class_count`` move stay as they were before the training: the sum is of the others' records, and nobody
-sees which are missing.
+For a convolution's channel the quotient is an average over what the channel saw of the record: without
+normalisation one record alone moves 3 to 17 channels in each of VGG11's later layers (40 pictures). The scale
+and shift of a normalised channel are two numbers of the record (1 to 6 channels of the last 124 of
+``small_cnn``, 120 pictures).
 
-By a unit's part in the logits its row and another's differ by the records that fire one of them only. So of
-two units, or of one and those that all records fire, which so few tell apart one stays, too. From one step on
-raw columns, where many units are such, one or two of 216 records were read in 8 of 12 runs, and by their
-columns of yes and no the reader knew which were right; from one on a model that a hospital steers, with 72
-units of one direction and several biases, 21. Sizes count here, too: at rate 3 one of six records that told
-two units apart made all but a thousandth of the difference. So its column in the next layer stays: of 72
-units on two numbers (``widths`` of 2 and 72) a combination of three units' columns is zero but between the
-borders of two, and there one record alone was 4 to 12 times in a total, with its label.
+So a silo looks at its own slopes. With ``a`` the size of what each record adds to a row or column, ``(sum of
+a)^2 / sum of a^2`` records move it. A record that is drawn m times adds m parts, whose squared sum is at most
+m times the sum of their squares. (Where each batch is drawn anew, some records come five times in an epoch,
+0.4 % of a silo's in small batches, and would count as five.) A unit that fewer than ``min_class_count``
+records move is left as it was before training: the sum is then of the others' records, and nobody sees which
+are missing.
 
-A record of which the loss says next to nothing is behind no unit. Who writes the job can have these be most:
-by a balanced softmax of exponent 1000 only the rarer class had slopes, and of the 48 records of three
-hospitals 36 were read, with label, from 64 allowed rounds of a head on 72 frozen features, which 216 records
-allow. With the others' slopes at 1/20,000 of theirs as many were, at 1/2,000 half, at 1/150 none; of 15
-records 13 at 1/1,000 and 2 at 1/150. So a record is behind a layer if its size there is at least 1 /
-``BEHIND`` of ``sum of a^2 / sum of a``, and a layer that fewer are behind than the rule on records relies on
-(``part_behind`` of ``rounds.few_records.rule``) stays as it was. So does the row of a class in a head, where
-no convolution trains: at a small rate features hardly move, and its rounds span the features of that class's
-records alone (of three classes, where 61 % had a loss, the rarest's row told 13 of 15). Of a record that is
-repeated each copy is a part: of two classes that copies make alike half would be behind a layer at which only
-the few of the rarer one have a loss.
+**Pairs of units.** The rows of two units with equal parts in the logits differ by the records that fire only
+one of them. If few records tell two units apart, or tell one from a unit that fires for all, one of the two
+is left as it was, too. After one step on raw columns, where many units are such, one or two of 216 records
+were read in 8 of 12 runs, and yes/no columns showed the reader which of the results were right; 21 were read
+after one step on a model that a hospital steers (72 units of one direction and several biases). Sizes count
+here as well: at a rate of 3, one of six records that told two units apart made all but a thousandth of their
+difference. The unit's column in the next layer is then left as it was: of 72 units on two numbers (``widths``
+of 2 and 72), a combination of three units' columns is zero except between the borders of two of them, and a
+record that lay there alone was in a total 4 to 12 times, with its label.
 
-Where the last dense layer gets the same of every record, as of units that all are off, losses and updates
-are functions of a silo's class counts and of which classes were drawn, of nothing else. From losses of
-balanced softmax two rounds told both honest hospitals' exact counts. So training on it fails, which changes
-nothing in the sums: it is of no use either.
+**Layers.** A record with hardly any loss is behind no unit, and whoever writes the job can make most records
+such. With a balanced softmax of exponent 1000 only the rarer class had slopes: 36 of three hospitals' 48
+records of it were read, with label, from 64 rounds of a head on 72 frozen features, which the rule on records
+allows for 216. With the other records' slopes at 1/20,000 of theirs as many were read, at 1/2,000 half, at
+1/150 none; of 15 records, 13 at 1/1,000 and 2 at 1/150. So a record is *behind* a layer if its size there is
+at least 1 / ``BEHIND`` of ``sum of a^2 / sum of a``. A layer with fewer records behind it than the rule
+relies on (``part_behind`` of ``rounds.few_records.rule``) is left as it was. So is a class's row of a head if
+no convolution trains: at a small rate features hardly change, and the rounds of the row span the features of
+that class's records alone (of three classes, where 61 % of the records had a loss, the rarest class's row
+told 13 of 15). Each copy of a repeated record counts as a part of one: where copies balance two classes, half
+of the rows would be behind a layer at which only the few records of the rarer class have a loss.
+
+**Dead networks.** If the last dense layer gets the same input for every record, as when all units before it
+are off, losses and updates depend on a silo's class counts, and on which classes were drawn, alone: two
+rounds' losses of balanced softmax told the exact counts of both honest hospitals. Training such a network
+fails, which costs nothing: it cannot learn.
 """
 
 from __future__ import annotations
@@ -66,65 +70,80 @@ Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
 _Norm = nn.GroupNorm | nn.LayerNorm | _BatchNorm
 _Layer = nn.Linear | Convolution | _Norm
 ROUNDING = 1e-13
-"""Of sums of squares in float64."""
+"""Relative rounding error of sums of squares in float64."""
 BEHIND = 64
-"""Part of the size of records that make a layer's sum that a record behind it has at least."""
+"""A record is behind a layer if its size is at least 1 / ``BEHIND`` of a typical one's in the layer's sum."""
 SAME = 2.0**-20
-"""Part of its length, or of 1, by which a record's input differs from that before it, if it does."""
+"""Relative distance, of lengths below 1 absolute, from which on two records' inputs differ."""
 _EXPONENTS = 512
-"""Powers of two to either side of 1 by which records' sizes are counted."""
+"""Sizes of records are counted by powers of two, so many to either side of 1."""
 
 
 @dataclass
 class _Counted:
-    """Sums over records, and of how many passes they are.
+    """Statistics of one layer's slopes, over records and passes.
 
     Attributes:
-        sums: of sizes and their squares, (2, rows + columns).
-        both: the same of those that fire two units, (2, 1 + rows, 1 + rows), where the first stands for any
-            unit, and a record's size is its mean one at the units that it fires; None where no ReLU follows.
-        whole: number, sum and squares of records' sizes, over all rows and of a head in each, (3, 1 or more).
-        often: how often such a size has each power of two, from the smallest on, (1 or more, powers).
-        least: part of the records that must be behind all rows, and each, (1 or more,).
+        sums: sums of the records' sizes in each row and column, and of squared sizes, (2, rows + columns).
+        pair_sums: the same sums over the records that fire both of two units, (2, 1 + rows, 1 + rows). Index
+            0 stands for any unit; a record's size is its mean over the units that it fires. None where no
+            ReLU follows.
+        behind_sums: number of records, sum and squared sum of sizes, in all rows together and, of a head, in
+            each row, (3, 1 or 1 + rows).
+        exponents: histogram of these sizes by powers of two, the smallest first, (1 or 1 + rows, powers).
+        required: fraction of the records that must be behind all rows together, and behind each.
+        passes: over the records.
     """
 
     sums: torch.Tensor
-    whole: torch.Tensor
-    often: torch.Tensor
-    least: torch.Tensor
-    both: torch.Tensor | None = None
+    behind_sums: torch.Tensor
+    exponents: torch.Tensor
+    required: torch.Tensor
+    pair_sums: torch.Tensor | None = None
     passes: float = 0.0
 
-    def add_whole(self, sizes: torch.Tensor, parts: torch.Tensor) -> None:
-        """Count records by their sizes in each row, float64 (B, rows), each as a part of one, (B, 1)."""
-        sizes = torch.cat([sizes.sum(1, keepdim=True), sizes], 1)[:, : len(self.least)]
-        self.whole += torch.stack([parts.expand_as(sizes), sizes * parts, sizes.square() * parts]).sum(1)
-        places = torch.frexp(sizes).exponent.long().clamp(1 - _EXPONENTS, _EXPONENTS - 1) + _EXPONENTS
-        places = torch.where(sizes > 0, places, 0)
-        self.often.scatter_add_(1, places.T, parts.expand_as(sizes).T)
+    def add_behind(self, sizes: torch.Tensor, weights: torch.Tensor) -> None:
+        """Count a batch's records by size.
+
+        Args:
+            sizes: of each record in each row, float64 (B, rows).
+            weights: as how many records each counts, (B, 1).
+        """
+        sizes = torch.cat([sizes.sum(1, keepdim=True), sizes], 1)[:, : len(self.required)]
+        weights = weights.expand_as(sizes)
+        self.behind_sums += torch.stack([weights, sizes * weights, sizes.square() * weights]).sum(1)
+        exponents = torch.frexp(sizes).exponent.long().clamp(1 - _EXPONENTS, _EXPONENTS - 1) + _EXPONENTS
+        self.exponents.scatter_add_(1, torch.where(sizes > 0, exponents, 0).T, weights.T)
 
     def unbacked(self, entries: int) -> torch.Tensor:
-        """Return which rows too few records, but some, are behind, to a factor of 2 in sizes, (entries,)."""
-        number, total, squares = self.whole.cpu()
-        told = (total > 0) & squares.isfinite()
-        least = torch.where(told, squares / total.clamp_min(1e-300) / BEHIND, 1.0)
-        first = (torch.frexp(least).exponent.long() + _EXPONENTS).clamp_min(1)
-        larger = torch.arange(2 * _EXPONENTS) >= first[:, None]
-        few = told & ((self.often.cpu() * larger).sum(1) < self.least * number)
-        return few[0] | torch.cat([few[1:], few.new_zeros(entries - len(few) + 1)])
+        """Return a mask of the rows, and columns, with some records behind them, but too few.
+
+        Sizes are compared to a factor of 2.
+
+        Args:
+            entries: rows + columns, the length of the mask.
+        """
+        number, total, squares = self.behind_sums.cpu()
+        moved = (total > 0) & squares.isfinite()
+        smallest = torch.where(moved, squares / total.clamp_min(1e-300) / BEHIND, 1.0)
+        first = (torch.frexp(smallest).exponent.long() + _EXPONENTS).clamp_min(1)
+        behind = torch.arange(2 * _EXPONENTS) >= first[:, None]
+        unbacked = moved & ((self.exponents.cpu() * behind).sum(1) < self.required * number)
+        return unbacked[0] | torch.cat([unbacked[1:], unbacked.new_zeros(entries - len(unbacked) + 1)])
 
 
 class UnitRecords:
-    """Counts, in a block, the records whose gradients go through each unit of a model's layers.
+    """Count, in a ``with`` block, the records whose gradients move each unit of a model's layers.
 
     Args:
-        model: whose linear layers, convolutions and normalisations are looked at, as far as they train.
-        records: that an epoch draws.
+        model: its linear layers, convolutions and normalisations are watched, as far as they train.
+        records: number of records that an epoch draws.
         repeats: how often the most repeated record is among these.
-        least: units that fewer records move are few; with up to 1 none are.
-        part: of the records that must be behind a layer; with 0, and ``least`` up to 1, nothing is counted.
+        least: number of records below which a unit is moved by few; with up to 1 no unit is.
+        part: fraction of the records that must be behind a layer; with 0, and ``least`` up to 1, nothing is
+            counted.
         each: the same for each input of a class's row in a head.
-        squared: count squares of sizes, as of sums of squared gradients.
+        squared: count squared sizes, as in sums of squared gradients.
 
     >>> layer = nn.Linear(2, 3)
     >>> rows, slopes = torch.eye(2).repeat(2, 1), torch.tensor([[1.0, 1, 0], [0, 1, 0]]).repeat(2, 1)
@@ -147,17 +166,17 @@ class UnitRecords:
     ) -> None:
         self._model, self._records, self._repeats, self._least = model, max(records, 1), repeats, least
         self._part, self._each, self._squared = part, each, squared
-        self._often: torch.Tensor | None = None
+        self._times: torch.Tensor | None = None
         self._copies: torch.Tensor | None = None
         self._drawn = self._records
         self._handles: list[torch.utils.hooks.RemovableHandle] = []
         self._before: dict[str, torch.Tensor] = {}
         self._counted: dict[str, _Counted] = {}
-        self._last: torch.Tensor | None = None
-        self._apart: list[torch.Tensor] = []
+        self._last_row: torch.Tensor | None = None
+        self._differing: list[torch.Tensor] = []
 
     def __enter__(self) -> Self:
-        """Begin to count."""
+        """Start counting."""
         if self._least > 1 or self._part > 0:
             modules = [*self._model.named_modules(), ("", None)]
             layers = [
@@ -169,8 +188,8 @@ class UnitRecords:
             convolutions = any(isinstance(layer, Convolution) for _, layer, _ in layers)
             last = next(reversed(dense), None)
             for place, layer, followed in layers:
-                own_rows = place == last and not convolutions
-                self._watch(place, layer, fires=followed and place in dense, head=own_rows)
+                head = place == last and not convolutions
+                self._watch(place, layer, relu=followed and place in dense, head=head)
                 if place == last and self._least > 1:
                     self._handles.append(layer.register_forward_hook(self._compare))
         return self
@@ -178,98 +197,104 @@ class UnitRecords:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Count no more."""
+        """Stop counting."""
         for handle in self._handles:
             handle.remove()
 
     def next_batch(
         self, often: NDArray[np.int64], drawn: int, copies: NDArray[np.int64] | None = None
     ) -> None:
-        """Say how often each record of the next batch is drawn in a pass or some, (B,), and all together.
+        """Tell how often the records of the next batch are drawn.
 
         Args:
-            copies: of each record among all, (B,); one each where it is None.
+            often: how often each record is drawn in the passes that train the same, (B,).
+            drawn: number of records drawn in these passes.
+            copies: number of copies of each record among all, (B,); None for one each.
         """
-        self._often, self._drawn = torch.from_numpy(often).double(), drawn
+        self._times, self._drawn = torch.from_numpy(often).double(), drawn
         self._copies = None if copies is None else torch.from_numpy(copies).double()
 
-    def _watch(self, place: str, layer: _Layer, *, fires: bool, head: bool) -> None:
+    def _watch(self, place: str, layer: _Layer, *, relu: bool, head: bool) -> None:
         self._before |= {place + name: item.detach().clone() for name, item in layer.named_parameters()}
         groups = layer.groups if isinstance(layer, Convolution) else 1
         axis = -1 if isinstance(layer, nn.Linear | nn.LayerNorm) else 1
         weight = layer.weight
-        # A normalisation has a scale for each unit, and nothing of others.
-        width = weight.shape[0] + (0 if isinstance(layer, _Norm) else groups * weight.shape[1])
+        rows = weight.shape[0]
+        # A normalisation has one scale a unit and no columns.
+        columns = 0 if isinstance(layer, _Norm) else groups * weight.shape[1]
         zeros = functools.partial(torch.zeros, dtype=torch.float64, device=weight.device)
-        row = min(self._part, self._each * weight.shape[-1])
-        needed = torch.tensor([self._part, *([row] * weight.shape[0] if head else [])], dtype=torch.float64)
-        whole = zeros(3, len(needed)), zeros(len(needed), 2 * _EXPONENTS)
-        counted = _Counted(zeros(2, width), *whole, needed)
+        of_row = min(self._part, self._each * weight.shape[-1])
+        required = torch.tensor([self._part, *([of_row] * rows if head else [])], dtype=torch.float64)
+        counted = _Counted(
+            zeros(2, rows + columns), zeros(3, len(required)), zeros(len(required), 2 * _EXPONENTS), required
+        )
         self._counted[place] = counted
 
-        def seen(_layer: nn.Module, given: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
-            if not output.requires_grad or output.dim() < max(weight.dim(), 2):  # of no record's own values
+        def forward(_layer: nn.Module, given: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
+            if not output.requires_grad or output.dim() < max(weight.dim(), 2):  # not one row a record
                 return
             inputs = given[0].detach() if given[0].requires_grad and weight.dim() > 1 else None
 
-            def add(slopes: torch.Tensor) -> None:
-                # ``SingleLogit`` returns a zero in front of its one unit's value.
-                sizes = self._sizes(slopes[..., -weight.shape[0] :] if axis < 0 else slopes, axis)
+            def backward(slopes: torch.Tensor) -> None:
+                # ``SingleLogit`` puts a zero in front of its one unit's value.
+                sizes = self._sizes(slopes[..., -rows:] if axis < 0 else slopes, axis)
                 times = torch.ones(len(sizes), 1, dtype=torch.float64, device=sizes.device)
-                if (often := self._often) is not None:
-                    each = often if len(often) == len(sizes) else often.max().expand(len(sizes))
-                    times = each.to(sizes.device)[:, None]
+                if (often := self._times) is not None:
+                    of_records = often if len(often) == len(sizes) else often.max().expand(len(sizes))
+                    times = of_records.to(sizes.device)[:, None]
                 if self._part:
-                    parts = torch.ones_like(times)
+                    weights = torch.ones_like(times)
                     if (copies := self._copies) is not None and len(copies) == len(sizes):
-                        parts /= copies.to(sizes.device)[:, None]
-                    counted.add_whole(sizes, parts)
-                if fires and sizes.shape[1] == weight.shape[0]:
-                    on = torch.cat([(sizes > 0).any(1, keepdim=True), sizes > 0], 1).double()
-                    own = sizes.sum(1, keepdim=True) / on[:, 1:].sum(1, keepdim=True).clamp_min(1)
-                    if counted.both is None:
-                        counted.both = on.new_zeros(2, on.shape[1], on.shape[1])
-                    counted.both[0].addmm_((on * own).T, on)
-                    counted.both[1].addmm_((on * times * own.square()).T, on)
-                if inputs is not None:  # a record's own columns have a rule of their own
-                    columns = self._sizes(inputs, axis) * sizes.sum(1, keepdim=True)
-                    sizes = torch.cat([sizes, columns], 1)
+                        weights /= copies.to(sizes.device)[:, None]
+                    counted.add_behind(sizes, weights)
+                if relu and sizes.shape[1] == rows:
+                    fires = torch.cat([(sizes > 0).any(1, keepdim=True), sizes > 0], 1).double()
+                    mean = sizes.sum(1, keepdim=True) / fires[:, 1:].sum(1, keepdim=True).clamp_min(1)
+                    if counted.pair_sums is None:
+                        counted.pair_sums = fires.new_zeros(2, fires.shape[1], fires.shape[1])
+                    counted.pair_sums[0].addmm_((fires * mean).T, fires)
+                    counted.pair_sums[1].addmm_((fires * times * mean.square()).T, fires)
+                if inputs is not None:  # columns of the records' own values have a rule of their own
+                    of_columns = self._sizes(inputs, axis) * sizes.sum(1, keepdim=True)
+                    sizes = torch.cat([sizes, of_columns], 1)
                 counted.sums[:, : sizes.shape[1]] += torch.stack(
                     [sizes.sum(0), (times * sizes.square()).sum(0)]
                 )
                 counted.passes += len(sizes) / self._drawn
 
-            output.register_hook(add)
+            output.register_hook(backward)
 
-        self._handles.append(layer.register_forward_hook(seen))
+        self._handles.append(layer.register_forward_hook(forward))
 
     def _compare(self, _layer: nn.Module, given: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
-        """Note which records' inputs of the last dense layer differ from those of the record before them."""
+        """Note which records' inputs of the last dense layer differ from the previous record's."""
         if not output.requires_grad or output.dim() < 2:
             return
         rows = given[0].detach().flatten(1)
         rows = rows.to(torch.promote_types(rows.dtype, torch.float32))
-        before = rows[:0] if self._last is None or self._last.shape[1] != rows.shape[1] else self._last
-        self._last = rows[-1:]
-        steps = torch.cat([before, rows]).diff(dim=0)
-        lengths = torch.linalg.vector_norm(rows[len(rows) - len(steps) :], dim=1)
-        self._apart.append(torch.linalg.vector_norm(steps, dim=1) > SAME * lengths.clamp_min(1))
+        last = self._last_row
+        previous = rows[:0] if last is None or last.shape[1] != rows.shape[1] else last
+        self._last_row = rows[-1:]
+        differences = torch.cat([previous, rows]).diff(dim=0)
+        lengths = torch.linalg.vector_norm(rows[len(rows) - len(differences) :], dim=1)
+        distances = torch.linalg.vector_norm(differences, dim=1)
+        self._differing.append(distances > SAME * lengths.clamp_min(1))
 
     def check(self) -> None:
-        """Refuse gradients of a model that tells too few of its records apart.
+        """Refuse gradients of a model whose last layer tells too few records apart.
 
         Raises:
             TrainingError: TF-305.
         """
-        if not self._apart:
+        if not self._differing:
             return
-        apart = torch.cat(self._apart)  # one record unlike all others differs twice
-        found, most = int(apart.sum()), apart.numel() / 2
-        times = max(1.0, apart.numel() / self._records) * self._repeats
-        if found < min(2 * self._least * times, most):
+        differing = torch.cat(self._differing)  # one record unlike all others differs twice
+        count, most = int(differing.sum()), differing.numel() / 2
+        times = max(1.0, differing.numel() / self._records) * self._repeats
+        if count < min(2 * self._least * times, most):
             raise TrainingError(
                 f"Expected features that differ from record to record at {self._least} records or more, but "
-                f"those of {found} of {apart.numel()} did. Such a network learns nothing, and what it "
+                f"those of {count} of {differing.numel()} did. Such a network learns nothing, and what it "
                 "sends follows from this silo's class counts alone. If this log says above that columns say "
                 "nothing, make its first layer narrower (model_options.widths). Otherwise standardise inputs "
                 "(model_options.standardise), or take wider layers, another seed or a smaller learning rate.",
@@ -281,35 +306,35 @@ class UnitRecords:
         return sizes.square() if self._squared else sizes
 
     def few(self) -> dict[str, torch.Tensor]:
-        """Return which entries of each parameter few records, but some, move, bool in its shape."""
-        found, alikes = dict[str, torch.Tensor](), dict[str, torch.Tensor]()
+        """Return a mask for each parameter, in its shape: entries that some records move, but few."""
+        masks, columns_alike = dict[str, torch.Tensor](), dict[str, torch.Tensor]()
         dense = [f"{place}." for place, layer in self._model.named_modules() if isinstance(layer, nn.Linear)]
         following = dict(pairwise(dense))
         for place, counted in self._counted.items():
             times = max(1.0, counted.passes) * self._repeats
             few = made_by_few(counted.sums, self._least * times)
             few |= counted.unbacked(len(few)).to(few.device)
-            # Of a convolution in groups each row has its own group's columns.
             shape = self._before[f"{place}weight"].shape
             if len(shape) == 1:
-                found |= {place + name: few for name in ("weight", "bias") if place + name in self._before}
+                masks |= {place + name: few for name in ("weight", "bias") if place + name in self._before}
                 continue
             rows, columns = few[: shape[0]], few[shape[0] :].view(-1, 1, shape[1])
-            if (before := alikes.get(place)) is not None and len(before) == shape[1]:
+            if (before := columns_alike.get(place)) is not None and len(before) == shape[1]:
                 columns = columns | before
-            if counted.both is not None:
-                alike = _alike(counted.both, self._least * times)
-                rows, alikes[following.get(place, "")] = rows | alike, alike
-            own = columns.expand(-1, shape[0] // len(columns), -1).reshape(shape[:2])
-            found[f"{place}weight"] = (
-                (rows[:, None] | own).view(*own.shape, *[1] * (len(shape) - 2)).expand(shape)
+            if counted.pair_sums is not None:
+                alike = _alike(counted.pair_sums, self._least * times)
+                rows, columns_alike[following.get(place, "")] = rows | alike, alike
+            # Each row of a grouped convolution has the columns of its own group.
+            columns = columns.expand(-1, shape[0] // len(columns), -1).reshape(shape[:2])
+            masks[f"{place}weight"] = (
+                (rows[:, None] | columns).view(*columns.shape, *[1] * (len(shape) - 2)).expand(shape)
             )
             if f"{place}bias" in self._before:
-                found[f"{place}bias"] = rows
-        return found
+                masks[f"{place}bias"] = rows
+        return masks
 
     def unbacked(self) -> list[str]:
-        """Return the layers, by name, of which a row stays as too few records have a loss there."""
+        """Return the names of layers of which some row has too few records behind it."""
         return [
             place.rstrip(".")
             for place, counted in self._counted.items()
@@ -318,19 +343,19 @@ class UnitRecords:
 
     @torch.no_grad()
     def put_back(self) -> None:
-        """Give these entries of the model their values of before the block.
+        """Set the entries of ``few`` back to their values before the block.
 
         Raises:
             TrainingError: as by ``check``.
         """
         self.check()
-        own = dict(self._model.named_parameters())
+        parameters = dict(self._model.named_parameters())
         for name, few in self.few().items():
             if bool(few.any()):
-                own[name].copy_(torch.where(few, self._before[name], own[name]))
+                parameters[name].copy_(torch.where(few, self._before[name], parameters[name]))
 
     def clear(self, gradients: Mapping[str, torch.Tensor]) -> None:
-        """Set these entries of gradients to 0, in place, by name.
+        """Set the entries of ``few`` in gradients, by parameter name, to 0 in place.
 
         Raises:
             TrainingError: as by ``check``.
@@ -342,18 +367,22 @@ class UnitRecords:
 
 
 def made_by_few(sums: torch.Tensor, least: float) -> torch.Tensor:
-    """Return what fewer records make, but some, of sums of their sizes and of the squares (2, ...)."""
+    """Return a mask of the sums that some records make, but fewer than ``least``.
+
+    Args:
+        sums: of the records' sizes and of squared sizes, (2, ...).
+    """
     sizes, squares = sums
     return (squares > 0) & (sizes.square() < least * squares)
 
 
-def _alike(both: torch.Tensor, least: float) -> torch.Tensor:
-    """Return the units that fewer records fire, or do not, unlike an earlier one that is none of these."""
-    each = both.diagonal(dim1=1, dim2=2)
-    unlike = each[:, :, None] + each[:, None, :] - 2 * both
-    opposite = both[:, :1, :1] - unlike
-    for item in (unlike, opposite):  # what rounding leaves of units that no record tells apart
-        item[:, item[1] < ROUNDING * both[1, 0, 0]] = 0
+def _alike(pair_sums: torch.Tensor, least: float) -> torch.Tensor:
+    """Return a mask of units that few records tell from an earlier unit that is not in it, (rows,)."""
+    of_units = pair_sums.diagonal(dim1=1, dim2=2)
+    unlike = of_units[:, :, None] + of_units[:, None, :] - 2 * pair_sums
+    opposite = pair_sums[:, :1, :1] - unlike
+    for sums in (unlike, opposite):  # remove rounding errors of units that no record tells apart
+        sums[:, sums[1] < ROUNDING * pair_sums[1, 0, 0]] = 0
     alike = made_by_few(unlike, least) | made_by_few(opposite, least)
     kept = torch.ones_like(alike[0])
     for unit in range(1, len(kept)):
@@ -362,7 +391,7 @@ def _alike(both: torch.Tensor, least: float) -> torch.Tensor:
 
 
 def _counts(layer: _Layer) -> bool:
-    """Check that a layer trains, and a normalisation one scale for each unit."""
+    """Check that a layer trains and, if it is a normalisation, has one scale a unit."""
     weight: torch.Tensor | None = layer.weight
     if weight is None or not weight.requires_grad:
         return False
@@ -370,9 +399,9 @@ def _counts(layer: _Layer) -> bool:
 
 
 def _by_record(values: torch.Tensor, axis: int) -> torch.Tensor:
-    """Return the size of each record's values, (B, width), over all other axes; 0 of what overflows.
+    """Return the size of each record's values over all other axes, (B, width); 0 where it overflows.
 
-    It is their norm behind a convolution and their sum elsewhere, as one is faster here, the other there.
+    That is their norm behind a convolution and their absolute sum elsewhere, whichever is faster.
     """
     values = values.detach()
     wide = torch.promote_types(values.dtype, torch.float32)

@@ -1,9 +1,8 @@
-"""On which side of a model's units few records of a table are, in sums of its features' products.
+"""Keep few records of a table from being alone on one side of a ReLU in sums of features' products.
 
-Features are linear in the inputs but for records at which some unit changes sides. So of a unit that one
-record alone fires, or alone does not fire, the products of features have this record's as a row, or as a
-combination of rows that whoever knows the weights finds: one to four of 216 records for most random networks
-on raw columns.
+Features are linear in the inputs except where a unit switches. If one record alone fires a unit, or alone
+does not, the products of features have that record's own products as a row, or as a combination of rows that
+whoever knows the weights can find: one to four of 216 records for most random networks on raw columns.
 """
 
 from __future__ import annotations
@@ -22,17 +21,17 @@ _M = TypeVar("_M")
 
 
 class UnitSides:
-    """Keeps, in a block, each ReLU for few records on the side that all others are on, layer by layer.
+    """Put, in a ``with`` block, few records on the side of each ReLU that all others are on, layer by layer.
 
     Args:
-        model: whose ReLUs are looked at, where they take one number a unit, (B, d).
-        times: how many records the patient of each record has, (n,): these count as one.
-        least: of a side fewer patients are few; with up to 1 none are.
+        model: its ReLUs on one number a unit, (B, d), are watched.
+        times: number of records that each record's patient has, (n,): these count as one.
+        least: number of patients below which a side has few; with up to 1 no side has.
 
     >>> rows = torch.tensor([[-1.0, 3.0], [-1.0, 1.0], [2.0, 2.0], [-3.0, -1.0]])
     >>> with UnitSides(model := nn.Sequential(nn.ReLU()), torch.ones(4), least=2) as sides:
-    ...     made = list(sides.passes(lambda: [rows[:2], rows[2:]], model))
-    >>> torch.cat(made).tolist()  # one record fires the first unit, and one does not fire the second
+    ...     outputs = list(sides.passes(lambda: [rows[:2], rows[2:]], model))
+    >>> torch.cat(outputs).tolist()  # one record fires the first unit, and one does not fire the second
     [[0.0, 3.0], [0.0, 1.0], [0.0, 2.0], [0.0, -1.0]]
     """
 
@@ -47,55 +46,55 @@ class UnitSides:
 
     @property
     def looks(self) -> bool:
-        """Return True if there are ReLUs to look at."""
+        """Return True if there are ReLUs to watch."""
         return bool(self._units)
 
     def __enter__(self) -> Self:
-        """Begin to look at the ReLUs."""
+        """Start watching the ReLUs."""
         for item in self._units:
             item.inplace = False
-            self._handles.append(item.register_forward_hook(self._seen))
+            self._handles.append(item.register_forward_hook(self._forward))
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Leave the model as it was."""
+        """Restore the model's ReLUs."""
         for item, before in zip(self._units, self._in_place, strict=True):
             item.inplace = before
         for handle in self._handles:
             handle.remove()
 
     def passes(self, batches: Callable[[], Iterable[_B]], run: Callable[[_B], _M]) -> Iterator[_M]:
-        """Yield what a model makes of all records, batch by batch, after a pass for each ReLU.
+        """Yield a model's outputs for all records, batch by batch, after one pass for each ReLU.
 
         Args:
-            batches: returns those of all records, the same each time.
-            run: has the model take one, once.
+            batches: return the batches of all records, the same each time.
+            run: run the model once on a batch.
         """
-        left = self.looks
-        while left:
+        undecided = self.looks
+        while undecided:
             self._sums = 0.0
-            for _ in self._each(batches, run):
+            for _ in self._run_all(batches, run):
                 pass
-            left = len(self._decided) + 1 < self._calls
+            undecided = len(self._decided) + 1 < self._calls
             if self._calls:
                 self._decide()
-        yield from self._each(batches, run)
+        yield from self._run_all(batches, run)
 
-    def _each(self, batches: Callable[[], Iterable[_B]], run: Callable[[_B], _M]) -> Iterator[_M]:
+    def _run_all(self, batches: Callable[[], Iterable[_B]], run: Callable[[_B], _M]) -> Iterator[_M]:
         self._place = self._calls = 0
         for batch in batches():
             self._calls = self._rows = 0
-            made = run(batch)
+            output = run(batch)
             self._place += self._rows
-            yield made
+            yield output
 
     def _decide(self) -> None:
         off, on = (made_by_few(side, self._least) for side in torch.as_tensor(self._sums))
         self._decided.append((off, on & ~off))
 
-    def _seen(
+    def _forward(
         self, _unit: nn.Module, given: tuple[torch.Tensor, ...], output: torch.Tensor
     ) -> torch.Tensor | None:
         if output.dim() != 2:
