@@ -1,1 +1,1 @@
-"""What exact sums of a job tell of single records, and what refuses them (``records_per_feature``)."""
+"""Refuse exact sums of a job from which single records could be computed (``records_per_feature``)."""

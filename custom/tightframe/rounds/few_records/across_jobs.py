@@ -1,4 +1,4 @@
-"""What sums of several jobs over the same records add up to: ``Rounds``."""
+"""Add up the exact sums of all jobs over the same records (``Rounds``)."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from tightframe.securesum.site.journal import History, Multiplied, Trained
 
 @dataclass(frozen=True)
 class Rounds:
-    """The sums of layers, of products of features that training moves, and by class, that a job plans.
+    """The sums that a job plans of layers, of products of trained features, and by class in training.
 
-    Two jobs over the same records, which differ in the seed, have other equations on the same rows. So a site
-    notes in its ledger each such sum as it masks its term: from then on others can open it.
+    Two jobs over the same records with other seeds open other equations on the same rows. So a site notes
+    each such sum in its ledger when it masks its term: from then on others can open it.
 
     Attributes:
         layers: places of sums of layers.
         multiplied: places of sums of products.
         classed: places of sums by class in training.
-        whole: how many of these the whole chain of jobs has.
-        units: the layers; None if there are none.
-        products: of features; None if there are none.
-        records: surely in them, as public as the policy's ``weights`` have it.
-        behind: of these, behind each number of layers.
+        whole: number of these in the whole chain of jobs.
+        units: the layers; None without any.
+        products: of features; None without any.
+        records: number of records certainly in the sums, as public as the policy's ``weights`` make it.
+        behind: number of these behind each number of a layer.
         config: SHA-256 of the job.
-        lineage: id of the first job in its chain of resumed ones; None if it is that.
+        lineage: id of the first job in its chain of resumed ones; None if this is the first.
     """
 
     layers: frozenset[Place]
@@ -62,38 +62,40 @@ class Rounds:
         return min(self.layers or self.multiplied or self.classed)
 
     def entries(self, dataset: str, job: str, place: Place) -> tuple[Trained | Multiplied, ...]:
-        """Return the journal entries of one sum; of its part by class one of its own.
+        """Return the journal entries of one sum; its part by class has an entry of its own.
 
-        A class in it has, for all a silo tells, just as many values as one run tells numbers.
+        A class in it is counted as if it had just as many values as one run opens numbers: a silo does not
+        tell more.
         """
         kind, number, index = place
-        named, told = (dataset, job, number), list[Trained | Multiplied]()
+        named, entries = (dataset, job, number), list[Trained | Multiplied]()
         run = (self.lineage or job, self.config)
         phase = f"{kind}-{index}"
         if place in self.multiplied and self.products is not None:
             held = int(self.records) * self.products.values
-            told.append(Multiplied(*named, phase, *run, self.products.numbers, held))
-        if place in self.layers and (of := self.units) is not None:
-            numbers = (of.most, of.first, of.inputs, of.numbers)
-            # In several forms a round is as many.
-            records = int(self.behind * len(self.layers) / of.times)
-            told.append(Trained(*named, phase, *run, *numbers, records))
+            entries.append(Multiplied(*named, phase, *run, self.products.numbers, held))
+        if place in self.layers and (units := self.units) is not None:
+            numbers = (units.most, units.first, units.inputs, units.numbers)
+            # A round whose update is summed in several forms counts as so many.
+            records = int(self.behind * len(self.layers) / units.times)
+            entries.append(Trained(*named, phase, *run, *numbers, records))
         if place in self.classed:
-            told.append(Multiplied(*named, f"{phase}-classes", *run, 1, self.whole))
-        return tuple(told)
+            entries.append(Multiplied(*named, f"{phase}-classes", *run, 1, self.whole))
+        return tuple(entries)
 
     def parts(self, factor: int, places: Iterable[Place] | None = None) -> Parts:
-        """Return what sums take of what the records allow; of all places, or of these."""
-        some = self.places if places is None else places
-        return taken((entry for place in some for entry in self.entries("", "", place)), factor)
+        """Return the fractions that the sums at ``places``, or at all, use up of what the records allow."""
+        chosen = self.places if places is None else places
+        return taken((entry for place in chosen for entry in self.entries("", "", place)), factor)
 
     def before(self, dataset: str, job: str, history: History, factor: int) -> Parts:
-        """Return what all other jobs' sums took, and layers of other chains of jobs."""
-        return self._without([each for each in history.trained(dataset) if each.job != job], job, factor)
+        """Return the fractions that other jobs' sums used up; layers of this chain of jobs do not count."""
+        others = [entry for entry in history.trained(dataset) if entry.job != job]
+        return self._without_chain(others, job, factor)
 
-    def _without(self, others: Sequence[Trained | Multiplied], job: str, factor: int) -> Parts:
+    def _without_chain(self, others: Sequence[Trained | Multiplied], job: str, factor: int) -> Parts:
         chain = self.lineage or job
-        layers = taken((each for each in others if each.lineage != chain), factor)
+        layers = taken((entry for entry in others if entry.lineage != chain), factor)
         return replace(taken(others, factor), units=layers.units)
 
     def check(self, policy: Policy, dataset: str, job: str, history: History) -> None:
@@ -110,15 +112,15 @@ class Rounds:
     def check_next(
         self, policy: Policy, dataset: str, job: str, place: Place, history: History
     ) -> tuple[Trained | Multiplied, ...]:
-        """Return the journal entries of the next sum; refuse it if jobs beside this one took what was left.
+        """Return the journal entries of the next sum; refuse it if other jobs used up what was left.
 
         Raises:
             BelowPolicyError: TF-625.
         """
         wanted, factor = self.entries(dataset, job, place), policy.records_per_feature
-        now = {each.sum for each in wanted}
-        others = [each for each in history.trained(dataset) if each.sum not in now]
-        parts, before = self.parts(factor, [place]), self._without(others, job, factor)
+        sums = {entry.sum for entry in wanted}
+        others = [entry for entry in history.trained(dataset) if entry.sum not in sums]
+        parts, before = self.parts(factor, [place]), self._without_chain(others, job, factor)
         self._check(policy, parts, before, wanted[0], history)
         return wanted
 
@@ -151,63 +153,63 @@ class Rounds:
 
 
 def rounds_planned(setup: JobSetup, sizes: Sizes) -> Rounds | None:
-    """Return the sums that add up with other jobs' over so many records; None if a job plans none.
+    """Return a job's sums that add up with other jobs' over the same records; None if it plans none.
 
-    Products of features that no training moves do not: they are the same in each job, or another profile's.
+    Products of frozen features do not add up: they are the same in each job, or belong to another profile.
     """
-    units, moved = units_planned(setup), _moved(setup)
+    units, multiplied = units_planned(setup), _trained_products(setup)
     classed = _by_class(setup)
-    if units is None and not moved and not classed:
+    if units is None and not multiplied and not classed:
         return None
     layers = frozenset(() if units is None else layers_in(setup))
-    products = max(moved.values(), key=lambda item: item.width, default=None)
+    products = max(multiplied.values(), key=lambda item: item.width, default=None)
     config = bytes.fromhex(setup.job.sha256())
     lineage = None if setup.job.resume is None else setup.job.resume.lineage
     counted = sizes.sure(), sizes.behind(behind(setup))
-    sums = (layers, frozenset(moved), units, products)
+    sums = (layers, frozenset(multiplied), units, products)
     return Rounds(*sums, *counted, config, lineage, classed, len(telling(setup)))
 
 
 @once
 def _by_class(setup: JobSetup) -> frozenset[Place]:
-    """Return the sums by class in training of which a run tells more than the class before."""
+    """Return the places of sums by class in training that open more than flags."""
     if not class_numbers(setup):
         return frozenset()
-    told = telling(setup)
+    schemas = telling(setup)
     return frozenset(
         exchange.place
         for exchange in setup.plan
-        if exchange.training and (exchange.round, exchange.index) in told
+        if exchange.training and (exchange.round, exchange.index) in schemas
     )
 
 
 @once
-def _moved(setup: JobSetup) -> dict[Place, Products]:
-    """Return the sums of products of features that training moves."""
+def _trained_products(setup: JobSetup) -> dict[Place, Products]:
+    """Return the sums of products of features that training changes."""
     if setup.privacy is not None:
         return {}
-    found = {
+    planned = {
         exchange.place: products_in(setup, exchange.phase.schema)
         for exchange in setup.plan
         if any(item.products and not item.name.startswith(PREFIX) for item in exchange.phase.schema.fields)
     }
-    if not found or is_frozen(shared_template(setup.setting)):
+    if not planned or is_frozen(shared_template(setup.setting)):
         return {}
-    return {place: products for place, products in found.items() if products is not None}
+    return {place: products for place, products in planned.items() if products is not None}
 
 
 def taken(sums: Iterable[Trained | Multiplied], factor: int) -> Parts:
-    """Return what sums took of what the records behind them allow.
+    """Return the fractions that sums used up of what the records behind them allow.
 
-    Layers count once in a chain of resumed jobs, whose weights go on from one start.
+    The units of layers count once in a chain of resumed jobs, whose weights all come from one start.
     """
     trained, products = Counter[tuple[str, Units, int]](), Fraction(0)
-    for each in sums if factor else ():
-        if isinstance(each, Multiplied):
-            products += Fraction(each.numbers, max(1, each.values))
+    for entry in sums if factor else ():
+        if isinstance(entry, Multiplied):
+            products += Fraction(entry.numbers, max(1, entry.values))
         else:
-            layers = Units(each.widest, each.units, each.inputs, each.numbers, 1)
-            trained[each.lineage, layers, each.records] += 1
+            layers = Units(entry.widest, entry.units, entry.inputs, entry.numbers, 1)
+            trained[entry.lineage, layers, entry.records] += 1
     rounds, units = Fraction(0), dict[str, Fraction]()
     for (chain, layers, records), times in trained.items():
         parts = replace(layers, times=times).parts(records, factor)
@@ -217,12 +219,8 @@ def taken(sums: Iterable[Trained | Multiplied], factor: int) -> Parts:
 
 
 def rounds_left(each: Parts, before: Parts) -> int | None:
-    """Return how many more sums of another job fit that take such parts each; None if any number does."""
+    """Return how many more sums of another job fit that use up ``each``; None if any number does."""
     if not each.fit(before):
         return 0
-    left = [
-        int((1 - earlier) / now)
-        for now, earlier in ((each.rounds, before.rounds), (each.products, before.products))
-        if now
-    ]
-    return min(left, default=None)
+    pairs = ((each.rounds, before.rounds), (each.products, before.products))
+    return min((int((1 - earlier) / now) for now, earlier in pairs if now), default=None)

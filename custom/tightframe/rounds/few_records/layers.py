@@ -1,4 +1,4 @@
-"""Dense layers and convolutions that a job trains without noise, as the rule on few records counts them."""
+"""Count the dense layers and convolutions that a job trains without noise, for the rule on few records."""
 
 from __future__ import annotations
 
@@ -24,14 +24,15 @@ from tightframe.rounds.order import Place
 from tightframe.rounds.setup import JobSetup
 
 _SMALL = 1 << 16
-"""Numbers of a record up to which computing a network's shapes with values is faster than torch's imports for
-shapes alone, 1.8 s of each process."""
+"""Size of a record up to which a network's shapes are computed with values: torch's imports for shapes alone
+take 1.8 s of each process."""
 NARROW = 8
-"""Numbers before a dense layer with a ReLU from which on its features tell hardly a record alone."""
+"""Inputs of a dense layer with a ReLU from which on its features hardly tell a record alone."""
 
 
 _Layer = tuple[str, tuple[int, int], bool, int, bool]
-"""Its name, its width, whether it is a convolution, the places of a record it sees, if they are its own."""
+"""Name, width (units, inputs), whether it is a convolution, number of places of a record that it sees, and
+whether these are the record's own values."""
 
 
 @once
@@ -43,7 +44,7 @@ def units_planned(setup: JobSetup) -> Units | None:
     summed = {name: item.shape for each in rounds.values() for name, item in each.items()}
     dense = [shape for shape in summed.values() if len(shape) == 2]
     shape, numbers = setup.setting.input_shape, sum(map(math.prod, summed.values()))
-    # In several forms of a silo's update each is another combination of its records.
+    # Each form in which a silo's update is summed is another combination of its records.
     times = len(rounds) * int(getattr(setup.setting.config, "equations", 1))
     frozen = is_frozen(shared_template(setup.setting))
     if not frozen and len(shape) > 1 and any(len(each) > 2 for each in summed.values()):
@@ -58,10 +59,10 @@ def units_planned(setup: JobSetup) -> Units | None:
 
 
 def _behind_convolutions(setup: JobSetup, summed: Collection[str], times: int) -> Units | None:
-    """Return what layers count as of a network with convolutions, where features change in each sum.
+    """Return the layers of a network with convolutions, where features change with each sum.
 
-    A convolution that sees k places of each record is dense on k times as many rows: as if it had a part of
-    its units and inputs. On the records' own values rounds add up, too, where these inputs are more.
+    A convolution that sees k places of each record is dense on k times as many rows: it counts with a k-th of
+    its units and inputs. On the records' own values rounds add up, too, if these inputs are more.
     """
     most, first, inputs = 0, 0, 0
     for name, width, convolution, places, own in _places(
@@ -69,44 +70,41 @@ def _behind_convolutions(setup: JobSetup, summed: Collection[str], times: int) -
     ):
         if not any(each.endswith(f"/{name}.weight") for each in summed):
             continue
-        units, numbers = (math.ceil(each / places) for each in width)
-        most = max(most, min(units, numbers) if convolution else min(width))
+        units, layer_inputs = (math.ceil(size / places) for size in width)
+        most = max(most, min(units, layer_inputs) if convolution else min(width))
         if own:
-            first, inputs = max(first, units), max(inputs, numbers)
+            first, inputs = max(first, units), max(inputs, layer_inputs)
     if not most:
         return None
     return Units(most, first, inputs, 0, times) if inputs > most else Units(most, 0, 0, 0, times)
 
 
 def _width(layer: nn.Linear | Convolution) -> tuple[int, int]:
-    """Return how many units a layer has, of one group of channels, and inputs of each."""
+    """Return the units of a layer, in one group of channels, and the inputs of a unit."""
     groups = 1 if isinstance(layer, nn.Linear) else layer.groups
     return len(layer.weight) // groups, layer.weight[0].numel()
 
 
 @functools.lru_cache(maxsize=4)
 def _places(build_model: Callable[[], nn.Module], shape: tuple[int, ...]) -> tuple[_Layer, ...]:
-    """Return a network's layers by name, how many places of a record each sees, and if these are its own.
-
-    Each silo of a run in one process asks the same.
-    """
+    """Return a network's layers; cached, as all silos of a run in one process need them."""
     if math.prod(shape) > _SMALL:
-        with suppress(RuntimeError, NotImplementedError):  # of code that needs values
-            return _seen(build_model, shape, "meta")
-    return _seen(build_model, shape, "cpu")
+        with suppress(RuntimeError, NotImplementedError):  # a network whose code needs values
+            return _traced(build_model, shape, "meta")
+    return _traced(build_model, shape, "cpu")
 
 
-def _seen(build_model: Callable[[], nn.Module], shape: tuple[int, ...], device: str) -> tuple[_Layer, ...]:
-    found: dict[str, tuple[nn.Linear | Convolution, int, bool]] = {}
+def _traced(build_model: Callable[[], nn.Module], shape: tuple[int, ...], device: str) -> tuple[_Layer, ...]:
+    layers: dict[str, tuple[nn.Linear | Convolution, int, bool]] = {}
     model = copy.deepcopy(model_update.template_of(build_model)).to(device)
 
     def watch(name: str, layer: nn.Linear | Convolution) -> None:
-        def seen(_layer: nn.Module, given: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
-            _, places, own = found.get(name, (layer, 0, False))
+        def note(_layer: nn.Module, given: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
+            _, places, own = layers.get(name, (layer, 0, False))
             places += max(1, output.numel() // (len(output) * len(layer.weight)))
-            found[name] = layer, places, own or not given[0].requires_grad
+            layers[name] = layer, places, own or not given[0].requires_grad
 
-        layer.register_forward_hook(seen)
+        layer.register_forward_hook(note)
 
     for name, layer in model.named_modules():
         if isinstance(layer, nn.Linear | Convolution):
@@ -115,21 +113,21 @@ def _seen(build_model: Callable[[], nn.Module], shape: tuple[int, ...], device: 
         model(torch.zeros(2, *shape, device=device))
     return tuple(
         (name, _width(layer), isinstance(layer, Convolution), places, own)
-        for name, (layer, places, own) in found.items()
+        for name, (layer, places, own) in layers.items()
     )
 
 
 def units_on_records(setup: JobSetup) -> int:
-    """Return how many units a layer has that is trained, without noise, on records' own values; 0 if none."""
-    found = units_planned(setup)
-    return 0 if found is None or is_frozen(shared_template(setup.setting)) else found.first
+    """Return the units of the layer that is trained, without noise, on records' own values; 0 without one."""
+    units = units_planned(setup)
+    return 0 if units is None or is_frozen(shared_template(setup.setting)) else units.first
 
 
 @once
 def behind(setup: JobSetup) -> Behind:
-    """Return which of a silo's records are behind each number of a sum in training.
+    """Return the fraction and number of a silo's records behind each number of a sum in training.
 
-    A step draws weights back by its rate times decay and pull; a momentum adds up as many.
+    A step pulls weights back by its rate times decay and pull; momentum multiplies the rate.
     """
     training, config, rate = setup.job.training, setup.setting.config, setup.method.gradient_rate
     if setup.privacy is not None:
@@ -143,7 +141,7 @@ def behind(setup: JobSetup) -> Behind:
 
 
 def _kept(model: nn.Module) -> float:
-    """Return the part of records that dropout leaves to a unit: its own, and any after it that keeps few."""
+    """Return the fraction of records that dropout leaves to a unit: its own, and any later one below 1/2."""
     kept = [1 - module.dropout for module in model.modules() if isinstance(module, DropoutLinear)]
     if not is_frozen(model):
         kept += [1 - module.p for module in model.modules() if isinstance(module, nn.Dropout)]
@@ -152,27 +150,27 @@ def _kept(model: nn.Module) -> float:
 
 
 def behind_few(setup: JobSetup) -> int:
-    """Return the fewest numbers that units with a ReLU are made of, if fewer than ``NARROW``; else 0."""
+    """Return the fewest inputs of a dense layer with a ReLU, if fewer than ``NARROW``; else 0."""
     modules = [*shared_template(setup.setting).modules(), None]
-    few = [
+    inputs = [
         layer.in_features
         for layer, after in pairwise(modules)
         if isinstance(layer, nn.Linear) and isinstance(after, nn.ReLU) and layer.in_features < NARROW
     ]
-    return min(few, default=0)
+    return min(inputs, default=0)
 
 
 @once
 def layers_in(setup: JobSetup) -> dict[Place, dict[str, Field]]:
-    """Return the layers in each sum of a training round that has any, by name."""
-    found = {
+    """Return the layers in each sum of training that has any, by place and name."""
+    by_place = {
         exchange.place: {
             item.name: item for phase in exchange.phases for item in phase.schema.fields if _is_layer(item)
         }
         for exchange in setup.plan
         if exchange.training
     }
-    return {place: layers for place, layers in found.items() if layers}
+    return {place: layers for place, layers in by_place.items() if layers}
 
 
 def _is_layer(item: Field) -> bool:

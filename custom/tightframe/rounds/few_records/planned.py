@@ -16,7 +16,7 @@ from tightframe.rounds.setup import JobSetup
 
 _Sum = TypeVar("_Sum", Products, ClassSums)
 once = functools.lru_cache(maxsize=16)
-"""Plans once for each job in a process: a long run has many sums, and each is checked before its term."""
+"""Cache for a process's jobs: a long run checks many sums, each before its term."""
 
 
 def products_planned(setup: JobSetup) -> Products | None:
@@ -25,7 +25,7 @@ def products_planned(setup: JobSetup) -> Products | None:
 
 
 def products_in(setup: JobSetup, schema: Schema) -> Products | None:
-    """Return what the rule is on in a sum; None if it has no products without noise."""
+    """Return the products of features in a sum; None if it has none without noise."""
     width = max((item.products for item in schema.fields), default=0)
     if not width:
         return None
@@ -50,7 +50,7 @@ def class_sums_in(setup: JobSetup, schema: Schema) -> ClassSums | None:
 
 
 def means_of_columns(setup: JobSetup) -> bool:
-    """Check whether a job sums means, silo by silo, of columns that no layer before the head mixes."""
+    """Check whether a job sums silos' means of columns that no layer before the head mixes."""
     fields = (item for each in setup.plan for phase in each.phases for item in phase.schema.fields)
     if setup.privacy is not None or not any(item.means for item in fields):
         return False
@@ -61,10 +61,10 @@ def means_of_columns(setup: JobSetup) -> bool:
 
 @once
 def class_numbers(setup: JobSetup) -> int:
-    """Return how many numbers of each class's records a whole run's exact sums in training tell; 0 for none.
+    """Return how many numbers a whole run's exact class sums in training open of each class; 0 without any.
 
-    Behind convolutions, which no training was inverted through, they are not counted. Of a frozen encoder's
-    features each round tells the same numbers.
+    Sums behind convolutions are not counted, as no training was inverted through these. A frozen encoder's
+    features give the same numbers in each round, which count once.
     """
     if setup.privacy is not None or not setup.trains or setup.method.one_sum is not None:
         return 0
@@ -72,39 +72,41 @@ def class_numbers(setup: JobSetup) -> int:
     frozen = is_frozen(template)
     if not frozen and any(item.dim() > 2 for item in template.parameters()):
         return 0
-    found, once = 0, 0
+    in_rounds, in_run = 0, 0
     for schema in telling(setup).values():
         for item in filter(sums_in_training, schema.fields):
-            each = item.size // item.shape[0] if item.independent is None else item.independent
+            numbers = item.size // item.shape[0] if item.independent is None else item.independent
             if frozen and item.shape[1] == width:
-                once = max(once, each)
+                in_run = max(in_run, numbers)
             else:
-                found += each
-    return found + once
+                in_rounds += numbers
+    return in_rounds + in_run
 
 
 @once
 def telling(setup: JobSetup) -> dict[tuple[int, int], Schema]:
-    """Return the sums of a whole run that tell class sums in training, by round and place in it.
+    """Return the schemas of a whole run that open class sums in training, by round and index in the round.
 
     The first sum by class of a run carries flags only, under the class rules (``riders.class_rules``).
     """
     earlier = (*setup.statistics_phases(), *setup.before_phases())
-    known = setup.job.class_rules == "off" or any(item.per_class for p in earlier for item in p.schema.fields)
-    found = {}
+    flagged = setup.job.class_rules == "off" or any(
+        item.per_class for phase in earlier for item in phase.schema.fields
+    )
+    schemas = {}
     for number in range(1, setup.job.rounds + 1):
         for index, phase in enumerate(setup.training_phases(number)):
-            if known and any(map(sums_in_training, phase.schema.fields)):
-                found[number, index] = phase.schema
-            known = known or any(item.per_class for item in phase.schema.fields)
-    return found
+            if flagged and any(map(sums_in_training, phase.schema.fields)):
+                schemas[number, index] = phase.schema
+            flagged = flagged or any(item.per_class for item in phase.schema.fields)
+    return schemas
 
 
 def sums_in_training(item: Field) -> bool:
-    """Return True for sums by class that have no rule of their own."""
+    """Return True for sums by class that no other rule covers."""
     return sums_by_class(item) and not item.features and not item.products
 
 
-def _widest(setup: JobSetup, found_in: Callable[[JobSetup, Schema], _Sum | None]) -> _Sum | None:
-    found = (found_in(setup, phase.schema) for exchange in setup.plan for phase in exchange.phases)
-    return max((item for item in found if item is not None), key=lambda item: item.width, default=None)
+def _widest(setup: JobSetup, sums_in: Callable[[JobSetup, Schema], _Sum | None]) -> _Sum | None:
+    sums = (sums_in(setup, phase.schema) for exchange in setup.plan for phase in exchange.phases)
+    return max((item for item in sums if item is not None), key=lambda item: item.width, default=None)

@@ -1,9 +1,9 @@
 """The rule on exact sums of features, products and dense layers (``records_per_feature`` of a site's policy).
 
-It is checked on declared numbers before anything runs, and again on opened ones before each such term is made
-(``learning.few_records.products`` says why, and what is counted). That is public, so that a refusal tells
-nothing. How many values its own records have a silo checks while it makes the term: who has too few fails as
-any silo that cannot contribute, so that the sum is of nobody and its number is all that is told.
+It is checked on declared numbers of records before anything runs, and on opened numbers before each term is
+made (``learning.few_records.products`` has the reasons and the counts). Both are public, so that a refusal
+tells nothing. Whether its own records have enough values a silo checks while it makes the term: if not, it
+fails like any silo that cannot contribute, so that the sum opens nothing but the number of failed silos.
 """
 
 from __future__ import annotations
@@ -49,17 +49,17 @@ RULE, CODE = "records_per_feature", "TF-625"
 
 
 def least_class_values(policy: Policy, setup: JobSetup) -> int:
-    """Return how many values a silo's own records of a class must have for a job's class sums in training.
+    """Return how many values a silo's own records of a class need for a job's class sums in training.
 
-    Half of ``records_per_feature`` for each number, as two of a class's three holders are honest: and whoever
-    sends flags for others leaves one, whose records then have no fewer values than numbers are told. 0 where
-    any number will do.
+    That is half of ``records_per_feature`` for each number, as two of a class's three holders are honest. If
+    a liar's flags leave one honest holder, its records have at least as many values as numbers are opened. 0
+    if the job has no such sums, or the policy no rule.
     """
     return math.ceil(policy.records_per_feature * class_numbers(setup) / 2)
 
 
 def check_job(policy: Policy, setup: JobSetup) -> None:
-    """Refuse a job of which no number of records could meet the rule.
+    """Refuse a job that could not meet the rule with any number of records.
 
     Raises:
         BelowPolicyError: TF-625.
@@ -81,8 +81,8 @@ def check_job(policy: Policy, setup: JobSetup) -> None:
             "of a column of yes and no a silo's mean is a fraction k/n, and a sum of fractions tells each of "
             "them: sum records in place of means, or give mlp model_options.widths",
         )
-    found = products_planned(setup)
-    if (numbers := behind_few(setup)) and (found or class_sums_planned(setup) or _on_features(setup)):
+    products = products_planned(setup)
+    if (numbers := behind_few(setup)) and (products or class_sums_planned(setup) or _on_features(setup)):
         refuse(
             policy,
             f"sums of features that units make of {plural(numbers, 'number')}",
@@ -91,12 +91,12 @@ def check_job(policy: Policy, setup: JobSetup) -> None:
             "borders, so that a sum tells it, with its class: make hidden layers before the last wider "
             "(model_options.widths of mlp, hidden of vgg11), take random_features, or give the job `privacy`",
         )
-    if found is None:
+    if products is None:
         return
     if setup.job.weights == "uniform":
         refuse(
             policy,
-            f"products of {found.width} features with uniform weights",
+            f"products of {products.width} features with uniform weights",
             "weights exact or power_of_two, or privacy",
             "uniform weights tell nobody how many records stand behind the sum",
         )
@@ -109,14 +109,14 @@ def check_job(policy: Policy, setup: JobSetup) -> None:
     if by_class:
         refuse(
             policy,
-            f"products of {found.width} features by class",
+            f"products of {products.width} features by class",
             "method_options.covariance shared",
             "a rare class has fewer records than features, and these are computed from its sum",
         )
 
 
 def _on_features(setup: JobSetup) -> bool:
-    """Check whether exact sums of a job are of features that a model known to all makes, or by class."""
+    """Check whether a job opens exact sums of features of a model known to all, or sums by class."""
     frozen = setup.trains and setup.privacy is None and is_frozen(shared_template(setup.setting))
     return frozen or class_numbers(setup) > 0
 
@@ -127,9 +127,9 @@ def check_declared(policy: Policy, setup: JobSetup, sizes: Sizes) -> None:
     Raises:
         BelowPolicyError: TF-625.
     """
-    if (found := products_planned(setup)) is not None:
+    if (products := products_planned(setup)) is not None:
         records = sizes.sure()
-        _check(policy, found, records, records * found.values, "declared")
+        _check(policy, products, records, records * products.values, "declared")
     if setup.job.weights != "uniform" and (layers := units_planned(setup)) is not None:
         check_units(policy, layers, sizes.behind(behind(setup)), "declared records")
     if setup.job.weights != "uniform" and (sums := class_sums_planned(setup)) is not None:
@@ -147,29 +147,29 @@ def check_declared(policy: Policy, setup: JobSetup, sizes: Sizes) -> None:
             )
 
 
-def check_units(policy: Policy, found: Units, records: float, of: str) -> None:
+def check_units(policy: Policy, layers: Units, records: float, of: str) -> None:
     """Refuse to train dense layers on too few records.
 
     Raises:
         BelowPolicyError: TF-625.
     """
     factor = policy.records_per_feature
-    if found.allowed(records, factor):
+    if layers.allowed(records, factor):
         return
     most, asked = int(records // factor), list[str]()
-    if found.most > most:
+    if layers.most > most:
         asked.append(f"{plural(most, 'unit')} a layer")
-    units = min(found.first, most)
-    if units and found.inputs > most and found.times * units > most:
+    units = min(layers.first, most)
+    if units and layers.inputs > most and layers.times * units > most:
         asked.append(
             f"{plural(most // units, 'round')} of {plural(units, 'unit')}, or {plural(most, 'input')}"
         )
-    elif found.numbers > most and found.times > most:
+    elif layers.numbers > most and layers.times > most:
         asked.append(plural(most, "round"))
     refuse(
         policy,
-        f"layers of up to {found.most} units, {found.where} in {found.times} sums, trained on {records:.0f} "
-        f"{of}",
+        f"layers of up to {layers.most} units, {layers.where} in {layers.times} sums, trained on "
+        f"{records:.0f} {of}",
         f"at most {', and '.join(asked)}; or privacy" if most else "privacy",
         "records are computed from totals of layers with more units, or both more inputs and more units by "
         f"rounds, or more rounds, than 1/{factor} of the records, those of the largest silos not counted, as "
@@ -179,21 +179,21 @@ def check_units(policy: Policy, found: Units, records: float, of: str) -> None:
 
 
 def check_behind(policy: Policy, setup: JobSetup, records: float) -> None:
-    """Refuse a job of which hardly any of this silo's records would be behind a sum in training.
+    """Refuse a job if hardly any of this silo's records would be behind a sum in training.
 
     Args:
-        records: of this silo; if it has fewer than ``min_class_count``, all of them must be.
+        records: number of this silo's records; below ``min_class_count`` all of them must be behind it.
 
     Raises:
         BelowPolicyError: TF-625.
     """
-    found, least = behind(setup), policy.class_count(synthetic=False)
+    records_behind, least = behind(setup).of(records), policy.class_count(synthetic=False)
     trains = setup.trains and setup.method.one_sum is None
-    if not policy.records_per_feature or not trains or found.of(records) >= min(least, records):
+    if not policy.records_per_feature or not trains or records_behind >= min(least, records):
         return
     refuse(
         policy,
-        f"updates of {found.of(records):.1f} records of a silo",
+        f"updates of {records_behind:.1f} records of a silo",
         f"at least {least} (min_class_count), or privacy",
         "few records are read from their update. So few are drawn (sampling_rate), not dropped out "
         "(model_options.dropout), or in the last steps that a strong term or weight decay does not undo",
@@ -201,11 +201,11 @@ def check_behind(policy: Policy, setup: JobSetup, records: float) -> None:
 
 
 def part_behind(policy: Policy, setup: JobSetup, sizes: Sizes) -> tuple[float, float]:
-    """Return the part of a silo's records that must be behind a layer in training, and an input of a head.
+    """Return the fractions of a silo's records that must be behind a trained layer, and an input of a head.
 
-    If at each honest silo so many are, then at all together as many as the widest layer has units, or inputs
-    that no training changes, or as there are rounds; and of a class's row as many as it has inputs. Which of
-    its records have a loss only the silo sees. Zeros without a rule.
+    If each honest silo has so many, then all together have as many as the widest layer has units, or inputs
+    that training does not change, or as there are rounds; and behind a class's row as many as it has inputs.
+    Only the silo sees which of its records have a loss. Zeros without a rule.
     """
     factor, layers = policy.records_per_feature, units_planned(setup)
     if not factor or layers is None:
@@ -216,10 +216,10 @@ def part_behind(policy: Policy, setup: JobSetup, sizes: Sizes) -> tuple[float, f
 
 
 def check_sum(policy: Policy, setup: JobSetup, schema: Schema, state: ServerState, sizes: Sizes) -> None:
-    """Refuse a sum over too few records, whatever values they have, before its term is made.
+    """Refuse a sum over too few records, whatever their values, before its term is made.
 
     Args:
-        state: behind the verified totals so far, with the opened numbers of records.
+        state: of the run, after all verified totals so far, with the opened numbers of records.
 
     Raises:
         BelowPolicyError: TF-625.
@@ -228,20 +228,20 @@ def check_sum(policy: Policy, setup: JobSetup, schema: Schema, state: ServerStat
     products, sums = products_in(setup, schema), class_sums_in(setup, schema)
     if products is None and sums is None:
         return
-    found = _counted(state, setup.setting.num_classes)
+    least = _least_in_sum(state, setup.setting.num_classes)
     try:
         if products is not None:
-            sure = sizes.sure(found.records)
+            sure = sizes.sure(least.records)
             _check(policy, products, sure, sure * products.values, "counted")
         if sums is not None:
-            for place, rows in found.by_class.items():
-                _check_class(policy, sums, rows * sums.values, f"the counted records of class {place}")
+            for label, rows in least.by_class.items():
+                _check_class(policy, sums, rows * sums.values, f"the counted records of class {label}")
     except BelowPolicyError as error:
         if LEAVING not in state.extra:
             raise
         raise RunError(
             "Expected enough records to stay in the total that sums of features do not tell them "
-            f"(`{RULE}` {policy.records_per_feature}), but too few would: {found.records:.0f} in all, "
+            f"(`{RULE}` {policy.records_per_feature}), but too few would: {least.records:.0f} in all, "
             "whichever silos lie. Nothing is taken out: withdraw fewer, or start a new job with fewer "
             f"features, or with `privacy`. {error}",
             code="TF-523",
@@ -258,44 +258,44 @@ def check_own(
     *,
     seen: bool,
 ) -> None:
-    """Refuse a sum of which this silo's records have fewer values than it needs of each.
+    """Refuse a sum if this silo's records have fewer values, on average, than it needs of each record.
 
     Args:
-        state: see ``check_sum``, which has passed.
-        own: of the classes that this silo takes part in; in a withdrawal, those that stay.
-        seen: whether the server sees this silo's term, so that its records alone must be enough.
+        state: see ``check_sum``, which must have passed.
+        own: rows of the classes that this silo takes part in; in a withdrawal, those that stay.
+        seen: whether the server sees this silo's term alone, so that its records alone must be enough.
 
     Raises:
         BelowPolicyError: TF-625, which depends on this silo's records.
     """
     products, sums = products_in(setup, schema), class_sums_in(setup, schema)
-    found = _counted(state, setup.setting.num_classes)
-    within = list(found.by_class)
-    rows = float(own.counts[within].sum())
+    least = _least_in_sum(state, setup.setting.num_classes)
+    classes = list(least.by_class)
+    rows = float(own.counts[classes].sum())
     if products is not None and rows:
-        sure = sizes.sure(min(found.records, rows) if seen else found.records)
-        each = float(own.counts[within] @ own.values[within]) / rows
-        _check(policy, products, sure, sure * each, "counted")
+        sure = sizes.sure(min(least.records, rows) if seen else least.records)
+        mean_values = float(own.counts[classes] @ own.values[classes]) / rows
+        _check(policy, products, sure, sure * mean_values, "counted")
     if sums is None:
         return
-    for place, counted in found.by_class.items():
-        mine, each = float(own.by_class[place]), float(own.values[place])
-        alone = place in found.alone and policy.records_per_feature <= ALONE and not seen
-        if mine and not alone:
-            held = (min(counted, mine) if seen else counted) * each
+    for label, counted in least.by_class.items():
+        own_rows, values = float(own.by_class[label]), float(own.values[label])
+        alone = label in least.alone and policy.records_per_feature <= ALONE and not seen
+        if own_rows and not alone:
+            held = (min(counted, own_rows) if seen else counted) * values
             _check_class(
-                policy, sums, held, f"the counted records of class {place}, each worth one of this silo's"
+                policy, sums, held, f"the counted records of class {label}, each worth one of this silo's"
             )
 
 
 @dataclass(frozen=True)
-class _Counted:
-    """What a sum is of at least.
+class _LeastInSum:
+    """Least numbers of distinct records in a sum.
 
     Attributes:
         records: in all.
-        by_class: records of each class that is in it.
-        alone: classes of which a silo alone has enough values.
+        by_class: of each class that is in the sum.
+        alone: classes of which one silo alone has enough values.
     """
 
     records: float
@@ -303,17 +303,17 @@ class _Counted:
     alone: frozenset[int]
 
 
-def _counted(state: ServerState, classes: int) -> _Counted:
-    """Return how many different records a sum is of at least.
+def _least_in_sum(state: ServerState, classes: int) -> _LeastInSum:
+    """Return the least numbers of distinct records in a sum.
 
-    In a withdrawal these are those that stay. How many leave is known of all classes together: each that
-    loses records could lose them all. A class without enough holders leaves whole.
+    In a withdrawal these are the records that stay. How many leave is known for all classes together only, so
+    that each class which loses records could lose that many. A class without enough holders leaves whole.
     """
     if not {COUNTED, ROWS, ENOUGH} <= state.extra.keys():
-        return _Counted(0.0, dict.fromkeys(range(classes), 0.0), frozenset())
+        return _LeastInSum(0.0, dict.fromkeys(range(classes), 0.0), frozenset())
     counts, rows, enough = (state.extra[name] for name in (COUNTED, ROWS, ENOUGH))
     kept, holders = rows > 0, holders_in(state)
-    # By its flags: a liar's negative number can have made a class's nothing, and so can what was withdrawn.
+    # By flags: a liar's negative number can make a class's count 0, and so can a withdrawal.
     summed = None if holders is None else offered(holders, classes).bool()
     leaving, loses = 0.0, torch.zeros_like(kept)
     if LEAVING in state.extra:
@@ -321,64 +321,64 @@ def _counted(state: ServerState, classes: int) -> _Counted:
         kept = kept if summed is None else summed
     elif summed is not None:
         kept = kept | summed
-    least = {
-        place: max(0.0, float(rows[place]) - (leaving if loses[place] else 0.0))
-        for place in torch.nonzero(kept).flatten().tolist()
+    by_class = {
+        label: max(0.0, float(rows[label]) - (leaving if loses[label] else 0.0))
+        for label in torch.nonzero(kept).flatten().tolist()
     }
     alone = torch.nonzero((enough > 0.5) & ~loses).flatten().tolist()
-    return _Counted(max(0.0, float(counts[kept].sum()) - leaving), least, frozenset(alone))
+    return _LeastInSum(max(0.0, float(counts[kept].sum()) - leaving), by_class, frozenset(alone))
 
 
-def warned(found: Products | ClassSums | Units, records: float | None, *, classes: int = 1) -> list[str]:
-    """Say what a reader of a sum can do that a ``standard`` policy would refuse; empty if it would not.
+def warned(sums: Products | ClassSums | Units, records: float | None, *, classes: int = 1) -> list[str]:
+    """Describe what sums tell that a ``standard`` policy would refuse; empty if it would allow them.
 
     Args:
-        records: surely in it; None where weights tell no number.
-        classes: C of sums by class, whose smallest class has a C-th of the records at most.
+        records: number of records certainly in the sums; None where weights do not tell it.
+        classes: C of sums by class: the smallest class has at most a C-th of the records.
     """
-    by_class = isinstance(found, ClassSums)
-    if records is None and not isinstance(found, Products):
+    by_class = isinstance(sums, ClassSums)
+    if records is None and not isinstance(sums, Products):
         return []
     if records is not None:
-        held = records / classes * (found.values if isinstance(found, ClassSums) else 1)
-        if found.allowed(held, PROFILES["standard"][RULE]):
+        held = records / classes * (sums.values if isinstance(sums, ClassSums) else 1)
+        if sums.allowed(held, PROFILES["standard"][RULE]):
             return []
     many = "UNTOLD NUMBERS OF" if records is None else f"{records:.0f}" if by_class else f"{records:.0f} SURE"
     few = f"a small one of the {classes} classes has few" if by_class else "they are few"
     return [
-        f"{found.name.upper()} OVER {many} RECORDS: whoever reads their total, as all silos, can compute "
+        f"{sums.name.upper()} OVER {many} RECORDS: whoever reads their total, as all silos, can compute "
         f"single records from it if {few}; `standard` policies refuse it ({RULE}, {CODE})"
     ]
 
 
-def _check(policy: Policy, found: Products, records: float, values: float, how: str) -> None:
+def _check(policy: Policy, products: Products, records: float, values: float, how: str) -> None:
     factor = policy.records_per_feature
-    if found.allowed(records, factor, values):
+    if products.allowed(records, factor, values):
         return
-    _tell_widest(
+    _refuse_wide(
         policy,
-        f"{found.numbers} sums of products of {found.width} features over {records:.0f} {how} records, "
+        f"{products.numbers} sums of products of {products.width} features over {records:.0f} {how} records, "
         f"with {values:.0f} values",
-        found.widest(records, factor, values),
+        products.widest(records, factor, values),
         f"the sums if fewer than {factor} records a feature surely stand behind them, "
         "whichever silos lie, or fewer values than sums",
     )
 
 
-def _check_class(policy: Policy, found: ClassSums, values: float, of: str) -> None:
+def _check_class(policy: Policy, sums: ClassSums, values: float, of: str) -> None:
     factor = policy.records_per_feature
-    if found.allowed(values, factor):
+    if sums.allowed(values, factor):
         return
-    _tell_widest(
+    _refuse_wide(
         policy,
-        f"sums of {found.width} features by class over {of}, with {values:.0f} values",
-        found.widest(values, factor),
+        f"sums of {sums.width} features by class over {of}, with {values:.0f} values",
+        sums.widest(values, factor),
         f"the sum of a class if it is more than 1/{factor} as many numbers as its records have values",
     )
 
 
-def _tell_widest(policy: Policy, asked: str, widest: int, case: str) -> None:
-    """Refuse a sum over too few records; ``case`` says from what they are computed, and when."""
+def _refuse_wide(policy: Policy, asked: str, widest: int, case: str) -> None:
+    """Refuse a sum over too few records; ``case`` says from what records are computed, and when."""
     refuse(
         policy,
         asked,
@@ -389,7 +389,7 @@ def _tell_widest(policy: Policy, asked: str, widest: int, case: str) -> None:
 
 
 def refuse(policy: Policy, asked: str, required: str, why: str) -> None:
-    """Refuse a job, as ``BelowPolicyError``.
+    """Refuse a job by this rule.
 
     Raises:
         BelowPolicyError: TF-625.

@@ -55,12 +55,12 @@ if TYPE_CHECKING:
 
 
 class _Drawn(NamedTuple):
-    """What ``UnitRecords`` is told of the records drawn in an epoch, or in several that train the same.
+    """The records drawn in an epoch, or in several that train the same, for ``UnitRecords``.
 
     Attributes:
         often: how often each record's patient is drawn, (n,).
-        number: of records drawn.
-        copies: of each record among all, (n,).
+        number: number of records drawn.
+        copies: number of copies of each record among all, (n,).
     """
 
     often: NDArray[np.int64]
@@ -73,16 +73,16 @@ class RequestedSum:
     """The sum for which the server requests a term.
 
     Attributes:
-        cohort: the silos enrolled, in order.
+        cohort: the enrolled silos, in order.
         honest: s - c, the least number of honest silos in a sum that can be opened.
         left_out: parts that this silo's evaluation leaves out: folds, and findings of a fold (``test/2``).
         lost: silos that dropped out, as reported by the server.
-        needs: what proves the state that it rests on.
-        weight: this silo's public weight as the sum applies it.
-        pooled: moments of inputs in that state, see ``rounds.phases.statistics.packed``; None if it has none.
-        withhold: folds that a withdrawal evaluates no more, as this site's limits leave no room.
-        behind: part of this silo's records that must be behind each layer of it, and each input of a class's
-            row (``UnitRecords``).
+        needs: proofs that the state behind the sum requires.
+        weight: this silo's public weight in the sum.
+        pooled: moments of inputs in that state, see ``rounds.phases.statistics.packed``; None without any.
+        withhold: folds that a withdrawal no longer evaluates, as this site's limits leave no room.
+        behind: fractions of this silo's records that must be behind each layer, and behind each input of a
+            class's row (``UnitRecords``).
     """
 
     cohort: Sequence[str]
@@ -100,8 +100,8 @@ class LocalSilo:
     """A silo in an exchange, as methods (``phases.SiloView``) and riders (``riders.view.RiderView``) see it.
 
     Args:
-        round_number: that keys its random streams.
-        requested: the sum that its term goes into; none of several silos where it is for itself.
+        round_number: round that keys its random streams.
+        requested: sum that its term goes into; by default a sum of no silos, for what the silo does alone.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class LocalSilo:
         self.setup = setup
         self._encoder: LoadedEncoder | None = None
         self._units: UnitRecords | None = None
-        self._drawn: dict[int | None, _Drawn] = {}  # None: in their order
+        self._drawn: dict[int | None, _Drawn] = {}  # by epoch; None for records in their order
         self._trains, self._evaluates, self._rounded = True, False, False
         # Convolutions and pooling are faster with channels last: EfficientNet-b0 by a third on a CPU.
         self._images = len(self.setting.input_shape) == 3
@@ -137,11 +137,11 @@ class LocalSilo:
 
     @property
     def limits_evaluations(self) -> bool:
-        """Return True if this site limits what exact evaluations tell, and the job opens some."""
+        """Return True if this site limits exact evaluations, and the job opens some."""
         return self.context.limits_evaluations
 
     def may_sum(self, fold: Fold) -> bool:
-        """Check that neither the site's policy nor too few silos with such records leave a fold out."""
+        """Check that neither the site's policy nor a lack of silos with its records leaves a fold out."""
         return fold not in self.left_out
 
     def class_counts(self, fold: Fold, *, distinct: bool = False) -> torch.Tensor:
@@ -157,7 +157,7 @@ class LocalSilo:
     def finding_counts(self) -> torch.Tensor:
         """Count distinct training records with each finding, and without it: int64 (K, 2).
 
-        The rest, of which it is unknown, comes in steps of ``min_class_count``.
+        The number of the others, of which it is unknown, is a multiple of ``min_class_count``.
         """
         return torch.from_numpy(finding_counts(in_steps(own_labels(self.context.data), self.min_class_count)))
 
@@ -170,33 +170,34 @@ class LocalSilo:
         return times_in_moments(records, min(records, most)).double()
 
     def held_counts(self) -> torch.Tensor:
-        """Count distinct training records of each class, by which the class rules go: int64 (C,).
+        """Count distinct training records of each class for the class rules: int64 (C,).
 
-        Of a finding those with it or those without it, whichever are fewer: the third cell, those of which
-        it is unknown, is empty or has enough.
+        Of a finding those with it or those without it, whichever are fewer: records of which it is unknown
+        are none or enough.
         """
         if self.setting.findings:
             return self.finding_counts().amin(1)
         return self.class_counts("train", distinct=True)
 
     def enough_of_class(self, schema: Schema) -> torch.Tensor:
-        """Return of which classes this silo's records have values enough for a job's sums, bool (C,).
+        """Return a mask of the classes of which this silo's records have enough values for a sum, bool (C,).
 
         Args:
-            schema: of the sum; of one without sums by class in training all have.
+            schema: of the sum; without sums by class in training all classes pass.
         """
         counted = any(map(sums_in_training, schema.fields)) and not self.context.data.synthetic
         least = least_class_values(self.context.policy, self.setup) if counted else 0
         if not least:
             return torch.ones(self.setting.num_classes, dtype=torch.bool)
-        own = self.own_rows()
-        return own.by_class * own.values >= least
+        rows = self.own_rows()
+        return rows.by_class * rows.values >= least
 
     def backed(self, sizes: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Return which parts of each class's sum enough of this silo's training records make, bool (C, K).
+        """Return a mask of the parts of each class's sum that enough of its records make, bool (C, K).
 
         Args:
-            sizes: weight of each record in each part, none negative, (n, K); each part has as many numbers.
+            sizes: weight of each training record in each part, none negative, (n, K); all parts have equally
+                many numbers.
             labels: (n,).
         """
         if not self.records_per_feature:  # no rule: nothing is counted
@@ -219,16 +220,16 @@ class LocalSilo:
         Args:
             purpose: of the release; a second charge for the same purpose counts as a retry.
             events: privacy events of the release.
-            alone: event of the release if no other silo added noise.
+            alone: event of the release if no other silo adds noise.
 
         Raises:
-            BudgetError: TF-701; the caller must not draw noise then.
+            BudgetError: TF-701; the caller must then draw no noise.
             ValueError: if the job has no privacy.
         """
         self._open_budget().charge(purpose, events, alone=alone)
 
     def spent(self) -> float:
-        """Return the epsilon that the job has cost this silo's records so far, by its ledger.
+        """Return the epsilon that the job has cost this silo's records so far, by the site's ledger.
 
         Raises:
             ValueError: if the job has no privacy.
@@ -269,8 +270,9 @@ class LocalSilo:
         """Return how many unknown numbers a training record of each class has, float64 (C,).
 
         Args:
-            staying: of the records that stay in a withdrawal; otherwise of those before it.
-            evaluated: of records as evaluations take them, not as the job trains on them (``common_values``).
+            staying: count the records that stay in a withdrawal, not those before it.
+            evaluated: count inputs as evaluations take them, not as the job trains on them
+                (``common_values``).
         """
         return count_values(
             self._inputs(staying=staying, evaluated=evaluated),
@@ -281,45 +283,43 @@ class LocalSilo:
         )
 
     def column_bits(self, *, evaluated: bool = False) -> tuple[float, ...]:
-        """Return the bits of each column of this silo's table; kept in a run.
+        """Return the bits of each column of this silo's table (``learning.few_records.record_values``).
 
-        See ``learning.few_records.record_values``.
-
-        Layers' units round up to a power of two: a job refused with just so many (TF-628) would tell how many
-        patients stand out in a column.
+        They are computed once in a run. Numbers of units are rounded up to a power of two: otherwise the
+        widest layers with which a job passes (TF-628) would tell how many patients stand out in a column.
 
         Args:
             evaluated: see ``record_values``.
         """
-        known, scale = self.context.own_bits, self._scale()
+        cache, scale = self.context.own_bits, self._scale()
         key = evaluated, None if scale is None else scale.numpy().tobytes()
-        if key not in known:
+        if key not in cache:
             inputs = self._inputs(staying=True, evaluated=evaluated, rounded=True)
-            known[key] = column_bits(inputs, self.setup.columns, scale)
-        return known[key]
+            cache[key] = column_bits(inputs, self.setup.columns, scale)
+        return cache[key]
 
     def _scale(self) -> torch.Tensor | None:
-        """Return what the model divides each input of a table by; None where neither job nor silos set it."""
+        """Return the divisor that the model applies to each input of a table; None if nobody sets one."""
         if len(shape := self.setting.input_shape) != 1:
             return None
         if STANDARDISE_STD in shared_template(self.setting).state_dict():
             return None if self.pooled is None else mean_and_deviation(self.pooled)[1]
-        ranges = isinstance(self.setup.dataset_options, TableOptions)  # of a contract, which the job has
+        ranges = isinstance(self.setup.dataset_options, TableOptions)  # the job's contract has them
         return torch.ones(shape, dtype=torch.float64) if ranges else None
 
     def own_rows(self, *, staying: bool = False) -> OwnRows:
-        """Return how many different training records there are, and their values; counted once in a run.
+        """Return the numbers of distinct training records, and of their values; counted once in a run.
 
         Args:
             staying: see ``record_values``.
         """
-        known, scale = self.context.own_rows, self._scale()
+        cache, scale = self.context.own_rows, self._scale()
         key = staying, None if scale is None else scale.numpy().tobytes()
-        if key not in known:
-            found = DistinctRows(self.setting.num_classes)
-            found.add(*self.rows(staying=staying))
-            known[key] = own_rows(found, self.record_values(staying=staying))
-        return known[key]
+        if key not in cache:
+            rows = DistinctRows(self.setting.num_classes)
+            rows.add(*self.rows(staying=staying))
+            cache[key] = own_rows(rows, self.record_values(staying=staying))
+        return cache[key]
 
     def rows(self, *, staying: bool = False) -> tuple[list[bytes], torch.Tensor]:
         """Return a digest of each training record's inputs, and labels (n,), in order.
@@ -336,7 +336,7 @@ class LocalSilo:
     def _inputs(
         self, *, staying: bool = False, evaluated: bool = False, rounded: bool = False
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Yield inputs, whatever model was loaded, and labels of the training records in batches.
+        """Yield batches of the training records' inputs, not features of a loaded model, and labels.
 
         Args:
             staying, evaluated: see ``record_values``.
@@ -344,7 +344,7 @@ class LocalSilo:
         """
         before = self.context.job.withdraw is not None and not staying
         context = self.context.before_withdrawal if before else self.context
-        view = LocalSilo(context, self.setup, self.device, self.round)  # which has inputs, not features
+        view = LocalSilo(context, self.setup, self.device, self.round)  # without a loaded encoder
         view._evaluates, view._rounded = evaluated, rounded
         return view.batches("train", augment=False, shuffle=False)
 
@@ -353,7 +353,7 @@ class LocalSilo:
         return memory_named(key, size, self.device)
 
     def large_update_advice(self) -> str:
-        """Say what to change so that an update stays within its bound."""
+        """Return advice on how to keep an update within its bound."""
         return (
             "Lower `training.learning_rate`, raise `update_bound`, or set `update_norm`, to which updates "
             "are rescaled."
@@ -363,7 +363,7 @@ class LocalSilo:
         """Build a model with these parameters and buffers on this silo's device.
 
         If its encoder is frozen and records are not augmented, features are computed once in the run: from
-        now on ``batches`` yields them in place of inputs, and the model takes them.
+        now on ``batches`` yields features in place of inputs, and the model takes these.
 
         Raises:
             RunError: TF-505 if another frozen encoder was loaded in this exchange.
@@ -381,7 +381,7 @@ class LocalSilo:
         """Let a model take cached features, unless records are augmented."""
         if self.setting.local.augment:
             if self.setup.method.one_sum is not None or not self.setup.dataset.augments:
-                return  # what is computed anew is alike, or is a personal model's alone
+                return  # features do not change from epoch to epoch, or only a personal model computes them
             self.context.features.tell_once(
                 lambda: self.context.log.info(
                     "%s: the encoder is frozen, but its features are computed in every epoch, because "
@@ -406,8 +406,8 @@ class LocalSilo:
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Yield features (B, d) and labels (B,) of a fold, in order, without augmentation and gradients.
 
-        Those of a frozen encoder come from the cache, with ``training.augment`` too. Of a table's training
-        records few are on no side of a unit alone (``UnitSides``).
+        Features of a frozen encoder come from the cache, with ``training.augment``, too. Few of a table's
+        training records are never alone on one side of a unit (``UnitSides``).
 
         Args:
             model: of this silo, in evaluation mode.
@@ -415,9 +415,9 @@ class LocalSilo:
         """
         if isinstance(model, FrozenEncoder):
             loaded = LoadedEncoder.of(model)
-            kept = self.context.features.fold(self.context, loaded, fold, self.device, exact=exact)
+            cached = self.context.features.fold(self.context, loaded, fold, self.device, exact=exact)
             size = self.setup.job.evaluation.batch_size
-            yield from kept.batches(list(range(len(kept))), size, self.device)
+            yield from cached.batches(list(range(len(cached))), size, self.device)
             return
         used: Any = copy.deepcopy(model).double() if exact else model
         pixels = None if self.context.has_rows else common_inputs(self.context, used, fold)
@@ -433,7 +433,7 @@ class LocalSilo:
     def encoded_before(
         self, model: torch.nn.Module
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-        """Yield features (B, d) and labels (B,) of the training records before a withdrawal, and which stay.
+        """Yield features (B, d), labels (B,) and a mask of those that stay (B,), before a withdrawal.
 
         Args:
             model: of this silo, in evaluation mode.
@@ -447,26 +447,27 @@ class LocalSilo:
             place += len(labels)
 
     def class_patients(self, fold: Fold) -> tuple[torch.Tensor, torch.Tensor]:
-        """Count patients with withdrawn records of each class, and with any before that, int64 (C,)."""
+        """Count each class's patients with withdrawn records, and all before the withdrawal, int64 (C,)."""
         data, names = self.context.before_withdrawal.data, self.context.withdrawn.names
-        named, every = patients_of(data, fold, names, self.setting.num_classes)
-        return torch.from_numpy(named), torch.from_numpy(every)
+        withdrawn, before = patients_of(data, fold, names, self.setting.num_classes)
+        return torch.from_numpy(withdrawn), torch.from_numpy(before)
 
     def withdrawn_from(self, fold: Fold) -> tuple[torch.Tensor, bool]:
-        """Return the labels (n,) of a fold's withdrawn records, and whether it must be evaluated no more.
+        """Return the labels (n,) of a fold's withdrawn records, and whether it is to be evaluated no more.
 
-        That is so where too few leave or stay, or this site's limits leave no room for it. No labels where
-        the counts of the run before had none of the fold's records: they hide nobody in the difference.
+        The latter if too few leave or stay, or if this site's limits leave no room. No labels if the previous
+        run's counts left the fold out: its records then hide nobody in the difference.
         """
         context, data = self.context, self.context.before_withdrawal.data
-        then, now = (
+        before, after = (
             {part for part in parts if part.startswith(fold)}
             for parts in (context.untold(), context.untold(without_withdrawn=True))
         )
-        names = set() if fold in then else context.withdrawn.names
+        names = set() if fold in before else context.withdrawn.names
         gone = np.array([name in names for name in record_ids(data, fold)], dtype=bool)
         few = fold in EVALUATED and 0 < gone.sum() < context.policy.min_test_count
-        return torch.from_numpy(data.labels(fold)[gone]), bool(few) or then != now or fold in self._withhold
+        labels = torch.from_numpy(data.labels(fold)[gone])
+        return labels, bool(few) or before != after or fold in self._withhold
 
     def generator(self, purpose: str) -> torch.Generator:
         """Return a random generator on the CPU, keyed by (seed, silo, round, purpose)."""
@@ -480,10 +481,10 @@ class LocalSilo:
         Inputs are features (B, d) once a model was loaded whose features are computed once, see ``load``.
 
         Args:
-            augment: as the data set does.
-            shuffle: for training: in a random order, or each batch drawn anew from all records where the
-                site's policy asks for it. False keeps the records in order.
-            share: the part of the fold that is taken, in that order, and one record at least.
+            augment: augment records as the data set does.
+            shuffle: for training: take a random order, or draw each batch from all records if the site's
+                policy asks for it. False keeps the records in order.
+            share: fraction of the fold to take, in that order, one record at least.
         """
         count = len(self.context.data.labels(fold))
         indices = self._order(count, epoch) if shuffle else list(range(count))
@@ -495,7 +496,7 @@ class LocalSilo:
         yield from self._batches_in(indices, fold, seed, activity, drawn)
 
     def _order(self, count: int, epoch: int) -> list[int]:
-        """Return the records of an epoch of training: each once, or each batch drawn by itself."""
+        """Return the indices of an epoch's records: each once, or each batch drawn from all."""
         stream = torch.Generator().manual_seed(self.stream("order", epoch))
         if not self.context.draws_batches:
             return torch.randperm(count, generator=stream).tolist()
@@ -513,17 +514,17 @@ class LocalSilo:
         """Yield mini-batches of these records in this order.
 
         Args:
-            augment_seed: of their augmentation; None for none.
+            augment_seed: seed of their augmentation; None for none.
             activity: shown with the progress, for monitoring.
-            drawn: what ``UnitRecords`` is told; None tells it nothing.
+            drawn: for ``UnitRecords``; None if it does not need it.
         """
         job = self.setup.job
         size = self.setting.local.batch_size if fold == "train" else job.evaluation.batch_size
         chosen = merge_single_tail(indices, size)
         if self._encoder is not None:
-            kept = self.context.features.fold(self.context, self._encoder, fold, self.device)
+            cached = self.context.features.fold(self.context, self._encoder, fold, self.device)
             total = math.ceil(len(indices) / size)
-            batches = guarded(kept.batches(indices, size, self.device), self.context.stopped)
+            batches = guarded(cached.batches(indices, size, self.device), self.context.stopped)
             for done, batch in enumerate(batches):
                 self.context.at_work(f"round {self.round}, {activity}", done, total)
                 self._tell_units(chosen[done], drawn)
@@ -544,7 +545,7 @@ class LocalSilo:
             if common is not None:
                 inputs = common.apply(inputs, chosen[done])
             inputs = inputs.to(self.device, non_blocking=True)
-            if self._images:  # laid out anew where it is fast: on a GPU, and from pinned memory
+            if self._images:  # after the copy, as a GPU changes the layout faster
                 inputs = inputs.contiguous(memory_format=torch.channels_last)
             yield inputs, labels.to(self.device, non_blocking=True)
 
@@ -589,15 +590,15 @@ class LocalSilo:
     def unit_records(
         self, model: torch.nn.Module, *, passes: Sequence[range] = (), squared: bool = False
     ) -> UnitRecords:
-        """Return what counts the training records that move each unit of a model's dense layers.
+        """Return a counter of the training records that move each unit of a model's layers.
 
         Args:
-            passes: epochs of shuffled batches that train the same; none for records in their order.
+            passes: epochs of shuffled batches that train the same; empty for records in their order.
             squared: for sums of squared gradients.
         """
-        labels, own = self.context.data.labels("train"), own_labels(self.context.data)
-        counts = [class_counts(item, self.setting.num_classes) for item in (labels, own)]
-        repeats = math.ceil(max(counts[0] / np.maximum(counts[1], 1))) if len(labels) > len(own) else 1
+        labels, distinct = self.context.data.labels("train"), own_labels(self.context.data)
+        counts = [class_counts(item, self.setting.num_classes) for item in (labels, distinct)]
+        repeats = math.ceil(max(counts[0] / np.maximum(counts[1], 1))) if len(labels) > len(distinct) else 1
         least = self.min_class_count if self.records_per_feature and self.setup.privacy is None else 0
         self._drawn = self._draws(passes) if least > 1 else {}
         part, each = self._behind
@@ -607,19 +608,19 @@ class LocalSilo:
         return self._units
 
     def _draws(self, passes: Sequence[range]) -> dict[int | None, _Drawn]:
-        """Return what is drawn in each epoch; under None of records in their order."""
+        """Return the records drawn in each epoch; under None those of a pass in their order."""
         owners, records = own_patients(self.context.data), distinct_records(self.context.data)
         copies, count = np.bincount(records)[records], len(records)
-        several, found = count > owners.max(initial=-1) + 1, dict[int | None, _Drawn]()
+        several, draws = count > owners.max(initial=-1) + 1, dict[int | None, _Drawn]()
         for epochs in passes if several or self.context.draws_batches else ():
             often = np.zeros(count, dtype=np.int64)
             for epoch in epochs:
                 often += np.bincount(self._order(count, epoch), minlength=count)
             of_patients = np.bincount(owners, often)[owners].astype(np.int64)
-            found |= dict.fromkeys(epochs, _Drawn(of_patients, int(often.sum()), copies))
+            draws |= dict.fromkeys(epochs, _Drawn(of_patients, int(often.sum()), copies))
         if several:
-            found[None] = _Drawn(np.bincount(owners)[owners], count, copies)
-        return found
+            draws[None] = _Drawn(np.bincount(owners)[owners], count, copies)
+        return draws
 
     def fit_by_own_loop(self, model: torch.nn.Module) -> FitReport:
         """Let the training loop that the job names train on the training fold.
@@ -647,7 +648,7 @@ class LocalSilo:
 
     @contextmanager
     def without_training(self) -> Iterator[None]:
-        """Leave every model as it is for a block: ``fit`` returns the number of steps, and takes none."""
+        """Train nothing in a ``with`` block: ``fit`` returns the number of steps and takes none."""
         self._trains = False
         try:
             yield
