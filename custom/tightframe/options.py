@@ -35,7 +35,7 @@ def meanings(model: type[BaseModel]) -> dict[str, str]:
     >>> meanings(Colour)["green"]
     'in 0 to 1; null for the usual.'
     """
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for base in reversed(model.__mro__):
         if not issubclass(base, BaseModel) or base is BaseModel:
             continue
@@ -46,11 +46,11 @@ def meanings(model: type[BaseModel]) -> dict[str, str]:
                 break
             if item := _ITEM.fullmatch(line):
                 names = item[1].split(", ")
-                found |= dict.fromkeys(names, item[2])
+                texts |= dict.fromkeys(names, item[2])
             else:
-                found |= {name: f"{found[name]} {line.strip()}" for name in names if line.strip()}
-    found |= {name: field.description for name, field in model.model_fields.items() if field.description}
-    return {name: _as_written(text) for name, text in found.items()}
+                texts |= {name: f"{texts[name]} {line.strip()}" for name in names if line.strip()}
+    texts |= {name: field.description for name, field in model.model_fields.items() if field.description}
+    return {name: _as_written(text) for name, text in texts.items()}
 
 
 def _as_written(text: str) -> str:

@@ -72,8 +72,8 @@ def find(own: Sequence[Item | Listed[Item]], name: str, *, group: str, kind: typ
             of another kind.
     """
     if name.startswith(OBJECT):
-        if isinstance(found := _OBJECTS.get().get(name), kind):
-            return found
+        if isinstance(registered := _OBJECTS.get().get(name), kind):
+            return registered
         raise JobError(
             [
                 f"Expected {what} that is installed, but {name!r} was an object of the process that ran this "

@@ -400,7 +400,7 @@ def test_no_unit_of_the_hyper_network_is_moved_by_one_of_many_silos_alone() -> N
         nn.init.normal_(head.hyper[2].weight)
         shares = torch.as_tensor(draw.dirichlet([0.3] * 8, silos), dtype=torch.float32)
         for own in shares:
-            weight, bias = head.made(own)
+            weight, bias = head.weights(own)
             (weight.sum() + bias.sum()).backward()
         rows = head.hyper[0].weight.grad / head.hyper[0].bias.grad[:, None]
         told += int(((rows[:, None] - shares).abs().amax(2) < 1e-3).any())

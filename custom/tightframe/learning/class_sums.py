@@ -132,14 +132,14 @@ def ratio_of_sums(
     Returns:
         (C, d) in the type of ``previous``, and which classes are in these sums, (C,) bool.
 
-    >>> means, seen = ratio_of_sums(torch.ones(2, 1), torch.tensor([[6.0], [0.0]]), torch.tensor([2, 0]))
-    >>> means.tolist(), seen.tolist()
+    >>> means, held = ratio_of_sums(torch.ones(2, 1), torch.tensor([[6.0], [0.0]]), torch.tensor([2, 0]))
+    >>> means.tolist(), held.tolist()
     ([[3.0], [1.0]], [True, False])
     """
-    seen = shares >= 0.5
-    divisor = torch.where(seen, shares, 1).to(torch.float64)
+    held = shares >= 0.5
+    divisor = torch.where(held, shares, 1).to(torch.float64)
     ratio = (sums.to(torch.float64) / divisor[:, None]).to(previous.dtype)
-    return torch.where(seen[:, None], ratio, previous), seen
+    return torch.where(held[:, None], ratio, previous), held
 
 
 @torch.no_grad()

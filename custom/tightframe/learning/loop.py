@@ -102,15 +102,15 @@ def passes(stages: Sequence[Stage], batches: int) -> list[range]:
     >>> passes([two, five, two], 4)
     [range(0, 2), range(2, 3), range(3, 4), range(3, 5)]
     """
-    found, first = list[range](), 0
+    epochs, first = list[range](), 0
     for stage in stages:
         if stage.epochs is not None:
-            found.append(range(first, first + stage.epochs))
+            epochs.append(range(first, first + stage.epochs))
             first += stage.epochs
         elif stage.steps is not None and batches:
-            found += (range(first + place, first + place + 1) for place in range(-(-stage.steps // batches)))
+            epochs += (range(first + place, first + place + 1) for place in range(-(-stage.steps // batches)))
             first += stage.steps // batches
-    return found
+    return epochs
 
 
 class _Loop:
@@ -208,8 +208,8 @@ class _Loop:
                 logits = model.head(features)
             else:
                 features, logits = None, model(inputs)
-        seen: Any = NoFeatures() if features is None else at_least_float32(features)
-        view = BatchView(inputs, labels, seen, at_least_float32(logits), self.model)
+        used_features: Any = NoFeatures() if features is None else at_least_float32(features)
+        view = BatchView(inputs, labels, used_features, at_least_float32(logits), self.model)
         weighted = []
         values = []
         for part in stage.parts:

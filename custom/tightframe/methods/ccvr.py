@@ -209,9 +209,9 @@ def _of_other_records(totals: Totals) -> bool:
 def tell_moments(silo: SiloView, broadcast: Tensors, state: Tensors) -> Contribution:
     """Return the three class sums of this silo's training records in the model received."""
     model = silo.load(model_update.received_model(broadcast)).eval()
-    made = silo.encoded(model, "train") if silo.offers_prototypes else ()
+    batches = silo.encoded(model, "train") if silo.offers_prototypes else ()
     with torch.no_grad():
-        counts, sums, products = class_moments(made, silo.setting.num_classes, feature_width(model))
+        counts, sums, products = class_moments(batches, silo.setting.num_classes, feature_width(model))
     if silo.setting.config.covariance == "class":
         return Contribution({COUNTS: counts, SUMS: sums, PRODUCTS: products}, state)
     # No axis of classes, which rules could withhold later.

@@ -178,12 +178,12 @@ def _owner(option: str) -> str | None:
 
 
 def _flat(part: str) -> dict[str, Any]:
-    told, found = meanings(OPTIONS[part]), {}
+    descriptions, fields = meanings(OPTIONS[part]), {}
     for name, info in OPTIONS[part].model_fields.items():
         field = copy(info)
-        field.description = told.get(name)
-        found[f"{part}_{name}"] = (info.annotation, field)
-    return found
+        field.description = descriptions.get(name)
+        fields[f"{part}_{name}"] = (info.annotation, field)
+    return fields
 
 
 CombineConfig: type[Choices] = create_model(
@@ -239,17 +239,17 @@ def with_prototypes(
     """
 
     def objective(silo: SiloView, broadcast: Tensors, state: Tensors) -> Objective:
-        made = local.objective(silo, broadcast, state)
+        objective = local.objective(silo, broadcast, state)
         if fedmr.PROTOTYPES not in broadcast:
-            return made
-        return replace(made, terms=(*made.terms, fedmr.inter_term(silo, broadcast, options)))
+            return objective
+        return replace(objective, terms=(*objective.terms, fedmr.inter_term(silo, broadcast, options)))
 
     def fields(setting: Setting) -> tuple[phases.Field, ...]:
         return (*local.fields(setting), *fedmr.sum_fields(setting, static=True))
 
     def finish(trained: Trained) -> Contribution:
-        made = local.finish(trained)
-        return replace(made, tensors={**made.tensors, **fedmr.finish(trained).tensors})
+        contribution = local.finish(trained)
+        return replace(contribution, tensors={**contribution.tensors, **fedmr.finish(trained).tensors})
 
     def update(state: ServerState, totals: Totals, cohort: Cohort) -> ServerState:
         changed = server.update(state, totals, cohort)
@@ -285,10 +285,10 @@ def with_loss(rule: LocalRule, loss: LocalRule) -> LocalRule:
     (name,) = loss.names
 
     def objective(silo: SiloView, broadcast: Tensors, state: Tensors) -> Objective:
-        made = rule.objective(silo, broadcast, state)
+        objective = rule.objective(silo, broadcast, state)
         (term,) = loss.objective(silo, broadcast, {}).terms
-        terms = [replace(term, weight=old.weight) if old.name == REPLACED else old for old in made.terms]
-        return replace(made, terms=tuple(terms))
+        terms = [replace(term, weight=old.weight) if old.name == REPLACED else old for old in objective.terms]
+        return replace(objective, terms=tuple(terms))
 
     names = tuple(name if old == REPLACED else old for old in rule.names)
     return replace(rule, names=names, objective=objective)

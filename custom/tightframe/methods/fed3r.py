@@ -48,23 +48,23 @@ class Fed3RConfig(StrictModel):
     priors: Priors = "observed"
 
 
-def solve(config: Fed3RConfig, found: FrozenSums, bias: bool) -> tuple[torch.Tensor, torch.Tensor]:
+def solve(config: Fed3RConfig, pooled: FrozenSums, bias: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """Return weight (C, d) and bias (C,) of the ridge regression of class labels on ``[phi, 0.3]``."""
-    assert found.gram is not None  # noqa: S101  (summed for this method)
-    gram, sums = found.gram, found.sums
+    assert pooled.gram is not None  # noqa: S101  (summed for this method)
+    gram, sums = pooled.gram, pooled.sums
     if bias:
-        gram, sums = with_intercept(gram, sums, found.counts)
-    targets = target_weights(found.counts, config.priors)
+        gram, sums = with_intercept(gram, sums, pooled.counts)
+    targets = target_weights(pooled.counts, config.priors)
     sums = targets[:, None] * sums
     lam = config.ridge
-    if lam is None and found.noise > 0:
-        lam = RIDGE_NOISE * found.noise
+    if lam is None and pooled.noise > 0:
+        lam = RIDGE_NOISE * pooled.noise
     if lam is None:
-        squares = float((found.counts * targets.square()).sum())
-        lam = generalised_cross_validation(gram, sums, found.records, squares)
+        squares = float((pooled.counts * targets.square()).sum())
+        lam = generalised_cross_validation(gram, sums, pooled.records, squares)
     weight = ridge(gram, sums, lam)
     if not bias:
-        return weight, torch.zeros_like(found.counts)
+        return weight, torch.zeros_like(pooled.counts)
     return weight[:, :-1], INTERCEPT * weight[:, -1]
 
 

@@ -170,7 +170,7 @@ def parts(setting: Setting, round: int, rounds: int) -> tuple[LocalRule, ServerR
         partial(update_fields, weighted=config.average == "weighted"),
         partial(update, config=config),
         initial=initial,
-        broadcast=_told(config) if uses else nothing,
+        broadcast=_memory_broadcast(config) if uses else nothing,
     )
     return local, server
 
@@ -194,7 +194,7 @@ def vectors_of(state: ServerState) -> Tensors:
     return {VECTORS: state.extra[MEMORY], VALID: state.extra[MEMORY_VALID]}
 
 
-def _told(config: FedAvgETFConfig) -> Callable[[ServerState], Tensors]:
+def _memory_broadcast(config: FedAvgETFConfig) -> Callable[[ServerState], Tensors]:
     return vectors_of if config.classifier == "trained" else partial(offsets_of, alpha=config.alpha)
 
 
@@ -237,7 +237,7 @@ def _memory_fields(setting: Setting, *, collect: Collected) -> tuple[phases.Fiel
 def objective(silo: SiloView, broadcast: Tensors, state: Tensors, *, collect: Collected) -> Objective:
     """Train what trains, with the offsets or vectors that were broadcast, if any; nothing is kept."""
     setting = silo.setting
-    seen = ClassSums(setting.num_classes, model_update.shared_width(setting))
+    class_sums = ClassSums(setting.num_classes, model_update.shared_width(setting))
     terms: tuple[Term, ...] = (cross_entropy(),)
     if OFFSETS in broadcast:
         rows = broadcast[VALID].to(torch.bool)[:, None]
@@ -248,17 +248,17 @@ def objective(silo: SiloView, broadcast: Tensors, state: Tensors, *, collect: Co
         terms = vector_terms(vectors.to(silo.device))
     if collect == "means" and silo.offers_prototypes and setting.config.measure == "last_epoch":
         before = (setting.local.epochs - 1) * int(silo.class_counts("train").sum())
-        terms = (*terms, _watch(seen, after=before))
-    return Objective(terms, gathered=seen)
+        terms = (*terms, _watch(class_sums, after=before))
+    return Objective(terms, gathered=class_sums)
 
 
 def finish(trained: Trained, *, collect: Collected) -> Contribution:
     """Return the class means in rounds that collect them; the round before sends a field without content."""
-    silo, seen = trained.silo, trained.objective.gathered
+    silo, class_sums = trained.silo, trained.objective.gathered
     config: FedAvgETFConfig = silo.setting.config
     if collect == "means" and silo.offers_prototypes and config.measure == "eval_pass":
-        seen.add_pass(trained.model, silo.batches("train", augment=False, shuffle=False))
-    numerator, denominator = memory_terms(seen, config)
+        class_sums.add_pass(trained.model, silo.batches("train", augment=False, shuffle=False))
+    numerator, denominator = memory_terms(class_sums, config)
     tensors = {DENOMINATOR: denominator, NUMERATOR: numerator}
     sent = {"nothing": (), "flags": (DENOMINATOR,), "means": (DENOMINATOR, NUMERATOR)}[collect]
     return Contribution({name: tensors[name] for name in sent})
@@ -305,7 +305,7 @@ def vector_terms(vectors: torch.Tensor) -> tuple[Term, Term]:
     )
 
 
-def memory_terms(seen: ClassSums, config: FedAvgETFConfig) -> tuple[torch.Tensor, torch.Tensor]:
+def memory_terms(class_sums: ClassSums, config: FedAvgETFConfig) -> tuple[torch.Tensor, torch.Tensor]:
     """Return a silo's terms of the memory's numerator (C, d) and denominator (C,).
 
     Classes without records are zero in both; of which classes a silo speaks, its site's own rule says.
@@ -313,18 +313,18 @@ def memory_terms(seen: ClassSums, config: FedAvgETFConfig) -> tuple[torch.Tensor
     Raises:
         TrainingError: TF-301 if a feature is not finite.
     """
-    terms = seen.totals if config.mu_divisor == "count_weighted" else seen.means
+    terms = class_sums.totals if config.mu_divisor == "count_weighted" else class_sums.means
     return terms(least=1)
 
 
-def _watch(seen: ClassSums, *, after: int) -> Term:
+def _watch(class_sums: ClassSums, *, after: int) -> Term:
     """Return a term without weight that counts the features of all records after the first ``after``."""
     passed = 0
 
     def watch(view: BatchView) -> torch.Tensor:
         nonlocal passed
         if passed >= after:
-            seen.add(view.features, view.labels)
+            class_sums.add(view.features, view.labels)
         passed += len(view.labels)
         return view.features.new_zeros(())
 
@@ -341,11 +341,11 @@ def update(state: ServerState, totals: Totals, cohort: Cohort, *, config: FedAvg
     if NUMERATOR not in totals:
         return state
     shares = torch.as_tensor(totals[DENOMINATOR])
-    seen = shares >= 0.5
+    held = shares >= 0.5
     if config.mu_divisor == "over_selected":
-        shares = torch.where(seen, float(cohort.size), 0.0).to(torch.float64)
+        shares = torch.where(held, float(cohort.size), 0.0).to(torch.float64)
     memory = update_memory(state.extra[MEMORY], torch.as_tensor(totals[NUMERATOR]), shares)
-    valid = (state.extra[MEMORY_VALID].to(torch.bool) | seen).to(torch.uint8)
+    valid = (state.extra[MEMORY_VALID].to(torch.bool) | held).to(torch.uint8)
     return state.evolve(extra={**state.extra, MEMORY: memory, MEMORY_VALID: valid})
 
 

@@ -36,11 +36,11 @@ class FedCGSConfig(StrictModel):
     priors: Priors = "observed"
 
 
-def solve(config: FedCGSConfig, found: FrozenSums, bias: bool) -> tuple[torch.Tensor, torch.Tensor]:
+def solve(config: FedCGSConfig, pooled: FrozenSums, bias: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """Return weight (C, d) and bias (C,) of the discriminant."""
-    assert found.gram is not None and bias  # noqa: S101  (summed for this method; ``needs_bias``)
+    assert pooled.gram is not None and bias  # noqa: S101  (summed for this method; ``needs_bias``)
     return discriminant(
-        found.gram, found.sums, found.counts, config.shrinkage, config.priors, noise=found.noise
+        pooled.gram, pooled.sums, pooled.counts, config.shrinkage, config.priors, noise=pooled.noise
     )
 
 

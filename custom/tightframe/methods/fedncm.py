@@ -24,10 +24,10 @@ class FedNCMConfig(StrictModel):
     """FedNCM has no options."""
 
 
-def solve(config: FedNCMConfig, found: FrozenSums, bias: bool) -> tuple[torch.Tensor, torch.Tensor]:
+def solve(config: FedNCMConfig, pooled: FrozenSums, bias: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """Return weight (C, d) and bias (C,) of the nearest class mean."""
     assert bias  # noqa: S101  (``needs_bias``)
-    return class_means(found.sums, found.counts)
+    return class_means(pooled.sums, pooled.counts)
 
 
 METHOD = one_sum_method(

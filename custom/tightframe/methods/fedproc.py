@@ -174,11 +174,11 @@ def class_means(silo: SiloView, model: nn.Module) -> dict[str, torch.Tensor]:
     Raises:
         TrainingError: TF-301 if a feature is not finite.
     """
-    seen = ClassSums(silo.setting.num_classes, _width(silo.setting))
+    class_sums = ClassSums(silo.setting.num_classes, _width(silo.setting))
     passes = silo.batches("train", augment=False, shuffle=False) if silo.offers_prototypes else ()
     for inputs, labels in passes:
-        seen.add(projected(model, at_least_float32(model.features(inputs))), labels)  # type: ignore[operator]
-    means, held = seen.means(least=1)
+        class_sums.add(projected(model, at_least_float32(model.features(inputs))), labels)  # type: ignore[operator]
+    means, held = class_sums.means(least=1)
     return {MEANS: means, HOLDERS: held}
 
 
@@ -190,8 +190,8 @@ def server_rule() -> ServerRule:
         if MEANS not in totals:
             return state
         means, holders = torch.as_tensor(totals[MEANS]), torch.as_tensor(totals[HOLDERS])
-        prototypes, seen = ratio_of_sums(state.extra[PROTOTYPES], means, holders)
-        valid = (state.extra[VALID].to(torch.bool) | seen).to(torch.uint8)
+        prototypes, held = ratio_of_sums(state.extra[PROTOTYPES], means, holders)
+        valid = (state.extra[VALID].to(torch.bool) | held).to(torch.uint8)
         return state.evolve(extra={**state.extra, PROTOTYPES: prototypes, VALID: valid})
 
     return ServerRule(

@@ -139,10 +139,10 @@ def contribute(silo: SiloView, broadcast: Tensors, state: Tensors) -> Contributi
         epochs=local.epochs,
     )
     report = silo.fit(model, [stage])
-    seen = ClassSums(silo.setting.num_classes, feature_width(model))
+    class_sums = ClassSums(silo.setting.num_classes, feature_width(model))
     if silo.offers_prototypes:
-        seen.add_pass(model, silo.batches("train", augment=False, shuffle=False))
-    sums, shares = (seen.means if config.weighting == "holders" else seen.totals)(least=1)
+        class_sums.add_pass(model, silo.batches("train", augment=False, shuffle=False))
+    sums, shares = (class_sums.means if config.weighting == "holders" else class_sums.totals)(least=1)
     reported = {**model_update.training_terms(report, TERMS), SUMS: sums, SHARES: shares}
     return Contribution({**trained(), **reported}, kept_model(model))
 
@@ -151,10 +151,10 @@ def update(state: ServerState, totals: Totals, cohort: Cohort) -> ServerState:
     """Update prototypes of the classes in these sums; after a drop-out, without class sums, all stay."""
     if SHARES not in totals:
         return state
-    prototypes, seen = ratio_of_sums(
+    prototypes, held = ratio_of_sums(
         state.extra[PROTOTYPES], torch.as_tensor(totals[SUMS]), torch.as_tensor(totals[SHARES])
     )
-    valid = (state.extra[VALID].bool() | seen).to(torch.uint8)
+    valid = (state.extra[VALID].bool() | held).to(torch.uint8)
     return state.evolve(extra={**state.extra, PROTOTYPES: prototypes, VALID: valid})
 
 

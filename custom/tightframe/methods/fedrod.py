@@ -117,7 +117,7 @@ class HyperHead(nn.Module):
         logits: torch.Tensor = self.generic(features)
         return logits
 
-    def made(self, shares: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def weights(self, shares: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the personal head's weight (C, d) and bias (C,) for class shares (C,)."""
         values = self.hyper(shares).reshape(len(shares), -1)
         return values[:, :-1], values[:, -1]
@@ -181,7 +181,7 @@ def objective(silo: SiloView, broadcast: Tensors, state: Tensors) -> Objective:
         features = view.features.detach()
         if personal is None:
             own: Any = view.model
-            added = nn.functional.linear(features, *own.head.made(shares.to(features)))
+            added = nn.functional.linear(features, *own.head.weights(shares.to(features)))
         else:
             added = personal(features)
         return nn.functional.cross_entropy(view.logits.detach() + added, view.labels)
@@ -236,7 +236,7 @@ def personalise(silo: SiloView, model: Tensors, state: Tensors) -> nn.Module:
 def _made_head(silo: SiloView, shared: HyperHead) -> nn.Module:
     """Return the personal head that the hyper-network makes for this silo."""
     with torch.no_grad():
-        weight, bias = shared.made(class_shares(silo))
+        weight, bias = shared.weights(class_shares(silo))
     personal = nn.utils.skip_init(nn.Linear, weight.shape[1], weight.shape[0])
     personal.load_state_dict({"weight": weight, "bias": bias})
     return personal.to(silo.device)

@@ -42,14 +42,14 @@ class _Allocating(TorchFunctionMode):
 
     def __init__(self, most: int) -> None:
         super().__init__()
-        self._most, self._made = most, 0
+        self._most, self._allocated = most, 0
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         size = _new_numbers(func, args, kwargs or {})
-        self._made += size
-        if size > self._most or self._made > 2 * self._most:
+        self._allocated += size
+        if size > self._most or self._allocated > 2 * self._most:
             raise TooLargeError(RULE, f"a model of more than {max(size, self._most)} numbers", self._most)
         return func(*args, **(kwargs or {}))
 

@@ -103,5 +103,5 @@ class ScatteringProducts(nn.Module):
 
     def _averaged(self, maps: torch.Tensor, j: int) -> torch.Tensor:
         """Return the low-pass of maps (..., m, n), sampled and cropped: (..., h, w)."""
-        found: torch.Tensor = getattr(self, f"low_rows_{j}") @ (maps @ getattr(self, f"low_columns_{j}"))
-        return found
+        averages: torch.Tensor = getattr(self, f"low_rows_{j}") @ (maps @ getattr(self, f"low_columns_{j}"))
+        return averages

@@ -172,7 +172,9 @@ def _of_field(
     """Return what one field of a sum tells."""
     if item.name == temperature.LOSSES:
         records, classes = len(labels["validation"]), setup.dataset.num_classes
-        return Told(validation=0.0 if "validation" in left_out else temperature.told_bits(records, classes))
+        return Told(
+            validation=0.0 if "validation" in left_out else temperature.reported_bits(records, classes)
+        )
     if item.name in (personal.ACCURACY, personal.VALID_CLASSES, personal.LABEL_SHARE):
         return Told(test=0.0 if "test" in left_out else math.log2(2**personal.FRACTION_BITS + 1))
     if not item.name.startswith("evaluation/"):

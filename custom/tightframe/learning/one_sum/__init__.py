@@ -176,13 +176,13 @@ def sums_phase(setting: Setting, solve: Solve, *, products: bool, start: bool) -
             )
         if not start:
             return solved(setting, solve, state, totals)
-        found = pooled(totals)
+        sums = pooled(totals)
         # A unit of length for features that may be far shorter than the radius.
-        length = found.length
-        weight, bias = solve(setting.config, found.over(length), BIAS in state.model)
-        weight, bias = centred(weight, bias, found.known, 0.0)
+        length = sums.length
+        weight, bias = solve(setting.config, sums.over(length), BIAS in state.model)
+        weight, bias = centred(weight, bias, sums.known, 0.0)
         model = with_head(state.model, weight / (length * radius), bias)
-        known = found.known.to(torch.uint8)
+        known = sums.known.to(torch.uint8)
         return state.evolve(model=model, extra={**state.extra, KNOWN: known})
 
     return Phase("sums", schema, model_update.broadcast_of, contribute, update)
@@ -207,16 +207,16 @@ def release_phase(
 
     def contribute(silo: SiloView, received: Tensors, state: Tensors) -> Contribution:
         model = frozen(silo, received)
-        made = silo.private_frozen_sums(model, width, products=products, radius=radius)
-        return Contribution({item.name: made[item.name.removeprefix(PREFIX)] for item in schema.fields}, None)
+        sums = silo.private_frozen_sums(model, width, products=products, radius=radius)
+        return Contribution({item.name: sums[item.name.removeprefix(PREFIX)] for item in schema.fields}, None)
 
     def update(state: ServerState, totals: Totals, cohort: Cohort) -> ServerState:
-        found = read(totals)
-        known = found.sums.known
-        weight, bias = solve(setting.config, found.sums, BIAS in state.model)
+        noisy = read(totals)
+        known = noisy.sums.known
+        weight, bias = solve(setting.config, noisy.sums, BIAS in state.model)
         weight, bias = centred(weight, bias, known, absent)
         shifted = intercepts(setting.config) if BIAS in state.model else None
-        scale, bias = temperature.of_gaussians(weight, bias, found, intercepts=shifted)
+        scale, bias = temperature.of_gaussians(weight, bias, noisy, intercepts=shifted)
         bias = torch.where(known, bias / scale, bias)
         model = with_head(state.model, weight / (scale * radius), bias)
         return state.evolve(model=model, extra={**state.extra, KNOWN: known.to(torch.uint8)})
@@ -229,9 +229,9 @@ def solved(setting: Setting, solve: Solve, state: ServerState, totals: Totals) -
 
     It keeps how many different rows were counted before, which a withdrawal's rule rests on.
     """
-    found = pooled(totals)
-    weight, bias = centred(*solve(setting.config, found, BIAS in state.model), found.known)
-    extra = {**state.extra, **withdrawal.kept_total(totals), KNOWN: found.known.to(torch.uint8)}
+    sums = pooled(totals)
+    weight, bias = centred(*solve(setting.config, sums, BIAS in state.model), sums.known)
+    extra = {**state.extra, **withdrawal.kept_total(totals), KNOWN: sums.known.to(torch.uint8)}
     return state.evolve(model=with_head(state.model, weight, bias), extra=extra)
 
 
@@ -243,8 +243,8 @@ def opened(setting: Setting, *, products: bool) -> dict[str, int]:
         products: whether G is summed, whose upper triangle travels.
     """
     classes, width = setting.num_classes, model_update.shared_width(setting)
-    made = {"G, products of features, d (d + 1) / 2": width * (width + 1) // 2} if products else {}
-    return {**made, "B, class sums of features, C x d": classes * width, "n, class counts, C": classes}
+    gram = {"G, products of features, d (d + 1) / 2": width * (width + 1) // 2} if products else {}
+    return {**gram, "B, class sums of features, C x d": classes * width, "n, class counts, C": classes}
 
 
 def with_head(model: Tensors, weight: torch.Tensor, bias: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -271,8 +271,8 @@ def scale_phase(*, beside: bool) -> Phase:
     schema = Schema((*((TRAINED,) if beside else ()), temperature.field()))
 
     def contribute(silo: SiloView, received: Tensors, state: Tensors) -> Contribution:
-        made = temperature.contribute(silo, received, state)
-        return Contribution({**(trained() if beside else {}), **made.tensors}, None)
+        losses = temperature.contribute(silo, received, state)
+        return Contribution({**(trained() if beside else {}), **losses.tensors}, None)
 
     def update(state: ServerState, totals: Totals, cohort: Cohort) -> ServerState:
         return temperature.update(state, totals)

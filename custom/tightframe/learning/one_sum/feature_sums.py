@@ -169,7 +169,7 @@ class FeatureSums:
             raise TrainingError("Expected finite features of the frozen model, but some are NaN or infinite.")
         parts = {name: value.cpu().clone() for name, value in self._parts.items()}
         _take(parts, self.constants() if constants is None else constants)
-        made = {
+        tensors = {
             SUMS: parts["sums"] / 2.0**BITS,
             COUNTS: parts["counts"],
             RECORDS: parts["counts"].sum(),
@@ -177,9 +177,9 @@ class FeatureSums:
         if self._products:
             rows, columns = _triangle(len(parts["coarse"]))
             fine = (parts["cross"] + parts["cross"].T) * 2.0**FINE_BITS + parts["fine"]
-            made[COARSE] = parts["coarse"][rows, columns] / 2.0**BITS
-            made[FINE] = fine[rows, columns] / 2.0**BITS
-        return made
+            tensors[COARSE] = parts["coarse"][rows, columns] / 2.0**BITS
+            tensors[FINE] = fine[rows, columns] / 2.0**BITS
+        return tensors
 
 
 def _take(parts: dict[str, torch.Tensor], constants: torch.Tensor) -> None:
@@ -251,14 +251,14 @@ def pooled(totals: Totals) -> FrozenSums:
         coarse, fine = totals[COARSE] * 2.0 ** (FINE_BITS * 2), totals[FINE]
         gram[rows, columns] = torch.as_tensor((coarse + fine) * 2.0**-BITS)
         gram[columns, rows] = gram[rows, columns]
-    found = FrozenSums(gram, sums, counts)
-    if (known := int(found.known.sum())) < 2:
+    pooled_sums = FrozenSums(gram, sums, counts)
+    if (known := int(pooled_sums.known.sum())) < 2:
         raise RunError(
             f"Expected sums of two classes at least, but got {known}: three silos must hold enough records "
             "of a class (`min_class_count` of each site), or `class_rules` be off.",
             code="TF-510",
         )
-    return found
+    return pooled_sums
 
 
 def frozen(silo: SiloView, received: Tensors) -> nn.Module:

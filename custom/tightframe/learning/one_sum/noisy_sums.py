@@ -72,9 +72,9 @@ def read(totals: Totals) -> NoisySums:
     # What |B_c|^2 is above that of noise alone, whose own deviation is sqrt(2 d) squared deviations.
     squares = sums.square().sum(1) - width * of_sums**2
     known = (counts >= max(TOLD * of_counts, 0.5)) | (squares > TOLD * math.sqrt(2 * width) * of_sums**2)
-    if (found := int(known.sum())) < 2:
+    if (classes := int(known.sum())) < 2:
         raise RunError(
-            f"Expected noisy sums of two classes at least, but noise hides all but {found}: a class needs "
+            f"Expected noisy sums of two classes at least, but noise hides all but {classes}: a class needs "
             f"about {math.ceil(TOLD * of_counts)} records. Allow more epsilon, or take more records.",
             code="TF-510",
         )

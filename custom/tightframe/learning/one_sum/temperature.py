@@ -40,7 +40,7 @@ SLACK = 1.0
 """Nats of all validation records together, see ``chosen``."""
 UNIT = 2.0**-16
 """Each record's loss is rounded to it, so that a total does not depend on how records are spread, but where
-silos limit evaluations (``told``)."""
+silos limit evaluations (``reported``)."""
 WEIGHT, BIAS = "head.weight", "head.bias"
 
 
@@ -70,7 +70,7 @@ def losses(scores: torch.Tensor, labels: torch.Tensor, known: torch.Tensor) -> t
     return torch.stack(totals)
 
 
-def told(losses: torch.Tensor, records: int, classes: int) -> torch.Tensor:
+def reported(losses: torch.Tensor, records: int, classes: int) -> torch.Tensor:
     """Return losses as they leave a silo that limits evaluations: few numbers, and no record's margin.
 
     They are whole nats, at most one a record more than those of a head that says nothing, and rise on both
@@ -81,7 +81,7 @@ def told(losses: torch.Tensor, records: int, classes: int) -> torch.Tensor:
         records: that they are of.
         classes: that compete.
 
-    >>> told(torch.tensor([9.0, 3.2, 2.1, 2.3, 2.7]), 3, 2).tolist()
+    >>> reported(torch.tensor([9.0, 3.2, 2.1, 2.3, 2.7]), 3, 2).tolist()
     [5.0, 3.0, 2.0, 2.0, 3.0]
     """
     least, most = int(losses.argmin()), _most(records, classes)
@@ -89,10 +89,10 @@ def told(losses: torch.Tensor, records: int, classes: int) -> torch.Tensor:
     return torch.cat([down[:-1], up]).clamp(max=most).round()
 
 
-def told_bits(records: int, classes: int) -> float:
-    """Return the bits of ``told``: how many ways to fall to the least and rise from it, for each least.
+def reported_bits(records: int, classes: int) -> float:
+    """Return the bits of ``reported``: of the number of ways to fall to the least and rise from it.
 
-    >>> round(told_bits(13, 2))
+    >>> round(reported_bits(13, 2))
     81
     """
     most, last = _most(records, classes), len(GRID) - 1
@@ -115,7 +115,7 @@ def _rounded(losses: torch.Tensor) -> torch.Tensor:
 
 
 def of_gaussians(
-    weight: torch.Tensor, bias: torch.Tensor, found: NoisySums, *, intercepts: Priors | None = None
+    weight: torch.Tensor, bias: torch.Tensor, noisy: NoisySums, *, intercepts: Priors | None = None
 ) -> tuple[float, torch.Tensor]:
     """Return a temperature, and a bias (C,), for a head that was solved from noisy sums, from these alone.
 
@@ -136,14 +136,14 @@ def of_gaussians(
             of the records (or 1 / K): the condition that the best intercepts meet. A ridge regression with a
             large penalty needs it, whose scores grow with the number of a class's records. None leaves them.
     """
-    known = found.sums.known
-    observed = found.sums.counts[known] / found.sums.records
-    means, used = found.sums.sums[known] / found.sums.counts[known][:, None], weight[known]
-    values, vectors = torch.linalg.eigh(used @ _within(found, means, observed) @ used.T)
+    known = noisy.sums.known
+    observed = noisy.sums.counts[known] / noisy.sums.records
+    means, used = noisy.sums.sums[known] / noisy.sums.counts[known][:, None], weight[known]
+    values, vectors = torch.linalg.eigh(used @ _within(noisy, means, observed) @ used.T)
     stream = torch.Generator().manual_seed(0)
     number = max(10, min(DRAWS, ALL_DRAWS // len(values)))
     drawn = torch.randn(number, len(values), generator=stream, dtype=torch.float64)
-    if found.sums.gram is not None:
+    if noisy.sums.gram is not None:
         squares = torch.randn(number, TAIL, generator=stream, dtype=torch.float64).square().mean(1)
         drawn = drawn / squares.sqrt()[:, None]
     spread = (torch.cat([drawn, -drawn]) * values.clamp_min(0).sqrt()) @ vectors.T
@@ -181,13 +181,13 @@ def _intercepts(points: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:
     return shift
 
 
-def _within(found: NoisySums, means: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:
+def _within(noisy: NoisySums, means: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:
     """Return the covariance within classes (d, d) that ``of_gaussians`` assumes."""
-    sums, width = found.sums, means.shape[1]
+    sums, width = noisy.sums, means.shape[1]
     if sums.gram is None:
-        left = (1 - shares @ means.square().sum(1)).clamp_min(0)
-        each = left * (found.kept / math.sqrt(width) + (1 - found.kept) / width)
-        return each * torch.eye(width, dtype=torch.float64)
+        variance = (1 - shares @ means.square().sum(1)).clamp_min(0)
+        per_direction = variance * (noisy.kept / math.sqrt(width) + (1 - noisy.kept) / width)
+        return per_direction * torch.eye(width, dtype=torch.float64)
     values, vectors = torch.linalg.eigh(sums.gram / sums.records - (means * shares[:, None]).T @ means)
     hidden = values <= HIDDEN * sums.noise / sums.records
     if bool(hidden.any()):
@@ -211,7 +211,7 @@ def contribute(silo: SiloView, received: Tensors, state: Tensors) -> Contributio
                 total += losses(scores, labels, known).cpu()
                 records += int(known[labels].sum())
         if silo.limits_evaluations:
-            total = told(total, records, int(known.sum()))
+            total = reported(total, records, int(known.sum()))
     return Contribution({LOSSES: total}, None)
 
 

@@ -203,9 +203,9 @@ def _asked(withdrawal: Withdrawal, *, products: bool) -> Phase:
     )
 
     def contribute(silo: SiloView, received: Tensors, state: Tensors) -> Contribution:
-        found = _terms(silo, received, state, products=products)  # refuses if its sums are others by now
+        terms = _terms(silo, received, state, products=products)  # refuses if its sums are others by now
         check_own(silo, state, withdrawal)
-        check_products(silo, found.changed, found.width, products=products)
+        check_products(silo, terms.changed, terms.width, products=products)
         # No larger than the rule needs: a refused withdrawal tells no silo's whole number.
         count = _leaving(silo, state).sum().clamp(max=withdrawal.least)
         tensors = {NAMED: count, SILOS: (count > 0).double()}
@@ -242,12 +242,12 @@ def _classes(classes: int, withdrawal: Withdrawal) -> Phase:
     def contribute(silo: SiloView, received: Tensors, state: Tensors) -> Contribution:
         _check_passed(received, ASKED, withdrawal)
         none = torch.zeros(classes, dtype=torch.float64)
-        told = {CLASSES: _leaving(silo, state)} if withdrawal.by_class else {}
+        counts = {CLASSES: _leaving(silo, state)} if withdrawal.by_class else {}
         for fold, few in zip(EVALUATED, received[WITHHELD], strict=True):
             if withdrawal.by_class and not few:
                 labels, _ = silo.withdrawn_from(fold)
-                told[FOLD_CLASSES[fold]] = torch.bincount(labels, minlength=classes)
-        flags = {name: (told.get(name, none) > 0).double() for name in names}
+                counts[FOLD_CLASSES[fold]] = torch.bincount(labels, minlength=classes)
+        flags = {name: (counts.get(name, none) > 0).double() for name in names}
         return Contribution({COUNTS: none, NUMBER: _leaving_in_all(silo, state, withdrawal), **flags}, None)
 
     def update(state: ServerState, totals: Totals, cohort: Cohort) -> ServerState:
@@ -290,14 +290,14 @@ def _withdraw(classes: int, width: int, withdrawal: Withdrawal, solved: Solved, 
 
     def contribute(silo: SiloView, received: Tensors, state: Tensors) -> Contribution:
         _check_passed(received, CLEARED, withdrawal)
-        found = _terms(silo, received, state, products=products)
-        check_products(silo, found.changed, found.width, products=products)  # a whole class may leave now
-        left = {LEFT + name: found.after[name] - found.before[name] for name in found.before}
+        terms = _terms(silo, received, state, products=products)
+        check_products(silo, terms.changed, terms.width, products=products)  # a whole class may leave now
+        differences = {LEFT + name: terms.after[name] - terms.before[name] for name in terms.before}
         admitted = _admitted_now(silo, received)
-        anew = counted(own_rows(found.staying, silo.record_values(staying=True)), width).items()
-        stay = {counted_anew[key].name: number for key, number in anew}
-        tensors = {COUNTS: found.after[COUNTS], **stay, **left}
-        return Contribution(tensors, own_state(found.after, admitted))
+        recounted = counted(own_rows(terms.staying, silo.record_values(staying=True)), width).items()
+        stay = {counted_anew[key].name: number for key, number in recounted}
+        tensors = {COUNTS: terms.after[COUNTS], **stay, **differences}
+        return Contribution(tensors, own_state(terms.after, admitted))
 
     def update(state: ServerState, totals: Totals, cohort: Cohort) -> ServerState:
         _check_all(cohort)
@@ -317,11 +317,11 @@ def _withdraw(classes: int, width: int, withdrawal: Withdrawal, solved: Solved, 
             )
         extra = {name: item for name, item in state.extra.items() if name not in (CLEARED, LEAVING, LOSING)}
         extra |= opened_counts(counted_anew, totals, cohort)
-        made = solved(state.evolve(extra=extra), after)
+        new_state = solved(state.evolve(extra=extra), after)
         if "validation" not in withheld(state):
-            return made  # the next exchange scales it
-        bare = solved(state, {name: item.numpy() for name, item in before.items()})
-        return temperature.scaled(made, temperature.between(bare.model, state.model))
+            return new_state  # the next exchange scales it
+        old_state = solved(state, {name: item.numpy() for name, item in before.items()})
+        return temperature.scaled(new_state, temperature.between(old_state.model, state.model))
 
     return Phase("withdraw", schema, broadcast, contribute, update)
 
@@ -412,11 +412,11 @@ def check_numbers(totals: Totals, withdrawal: Withdrawal) -> None:
         RunError: TF-523; nothing but these numbers has been opened.
     """
     named, silos = round(float(totals[NAMED])), round(float(totals[SILOS]))
-    found = str(named) if named < withdrawal.least else "enough"
+    got = str(named) if named < withdrawal.least else "enough"
     if named < withdrawal.least or silos < MIN_SILOS:
         raise RunError(
             f"Expected at least {withdrawal.least} withdrawn records at {MIN_SILOS} silos or more, because "
-            f"the new total tells their sum, but got {found} at {silos}: wait until more are to be "
+            f"the new total tells their sum, but got {got} at {silos}: wait until more are to be "
             "withdrawn. Nothing was taken out.",
             code=REFUSED,
         )
@@ -525,19 +525,22 @@ def _terms(silo: SiloView, received: Tensors, state: Tensors, *, products: bool)
             "not: start a new job without the withdrawn records.",
             code="TF-522",
         )
-    then, now = state[OWN_ADMITTED].bool().to(silo.device), _admitted_now(silo, received).to(silo.device)
+    admitted_before, admitted_after = (
+        state[OWN_ADMITTED].bool().to(silo.device),
+        _admitted_now(silo, received).to(silo.device),
+    )
     before, after = (no_sums(silo, width, products=products) for _ in ("before", "after"))
     changed, staying = DistinctRows(classes), DistinctRows(classes)
     rows, read = silo.rows()[0], 0
     for features, labels, stay in silo.encoded_before(model):
-        was, stays = then[labels], now[labels] & stay
+        was, stays = admitted_before[labels], admitted_after[labels] & stay
         before.add(features[was], labels[was])
         after.add(features[stays], labels[stays])
-        own, read = rows[read : read + len(labels)], read + len(labels)
-        for found, chosen in ((changed, was ^ stays), (staying, stay)):
-            found.add(compress(own, chosen.tolist()), labels[chosen])
+        batch_rows, read = rows[read : read + len(labels)], read + len(labels)
+        for rows_of, chosen in ((changed, was ^ stays), (staying, stay)):
+            rows_of.add(compress(batch_rows, chosen.tolist()), labels[chosen])
     sums = before.tensors()
-    if not torch.equal(own_state(sums, then)[OWN_SHA256], state[OWN_SHA256]):
+    if not torch.equal(own_state(sums, admitted_before)[OWN_SHA256], state[OWN_SHA256]):
         raise RunError(
             "Expected the records of the run, of which this silo's term was computed, but its sums are other "
             "ones by now: records, their folds or the machine have changed. Restore them, or start a new job "

@@ -244,9 +244,9 @@ def fold_moments(silo: SiloView, model: nn.Module) -> tuple[GradientMoments, tor
         for inputs, labels in same_batches(silo, model):
             features = model.features(inputs)  # type: ignore[operator]
             with torch.enable_grad():
-                seen = features.detach().requires_grad_()
-                logits = at_least_float32(model.head(seen))  # type: ignore[operator]
-                torch.autograd.grad(outputs.summed_loss(logits, labels), seen)
+                head_inputs = features.detach().requires_grad_()
+                logits = at_least_float32(model.head(head_inputs))  # type: ignore[operator]
+                torch.autograd.grad(outputs.summed_loss(logits, labels), head_inputs)
             moments = gradient_moments(features.double(), labels, weight, bias)
             total = moments if total is None else total + moments
     if total is None:

@@ -292,8 +292,8 @@ def sum_fields(setting: Setting, *, static: bool) -> tuple[phases.Field, ...]:
 
 def objective(silo: SiloView, broadcast: Tensors, state: Tensors) -> Objective:
     """Return the cross-entropy and both terms; nothing is kept."""
-    made = _reshaping_terms if silo.setting.privacy is None else _frozen_terms
-    return Objective((cross_entropy(), *made(silo, broadcast)))
+    make_terms = _reshaping_terms if silo.setting.privacy is None else _frozen_terms
+    return Objective((cross_entropy(), *make_terms(silo, broadcast)))
 
 
 def finish(trained: Trained) -> Contribution:
@@ -392,8 +392,8 @@ def with_new_prototypes(extra: Tensors, totals: Totals) -> Tensors:
     if SUMS not in totals:
         return extra
     sums, counts = torch.as_tensor(totals[SUMS]), torch.as_tensor(totals[COUNTS])
-    prototypes, seen = update_prototypes(extra[PROTOTYPES], sums, counts)
-    valid = extra[VALID].to(torch.bool) | seen
+    prototypes, summed = update_prototypes(extra[PROTOTYPES], sums, counts)
+    valid = extra[VALID].to(torch.bool) | summed
     return {**extra, PROTOTYPES: prototypes, VALID: valid.to(torch.uint8)}
 
 
