@@ -123,7 +123,7 @@ def test_a_heads_losses_at_a_grid_of_temperatures_are_counted(monkeypatch: pytes
         for each in itertools.product(range(4), repeat=5)
         for place in range(5)
     )
-    assert falls_then_rises <= 2 ** temperature.told_bits(2, 2) < 4 * falls_then_rises
+    assert falls_then_rises <= 2 ** temperature.reported_bits(2, 2) < 4 * falls_then_rises
 
 
 class Ward:

@@ -292,7 +292,7 @@ def _passed(
 
     By probability also each record's, (n, 1), and its label, (n,).
     """
-    weights: list[tuple[torch.Tensor, torch.Tensor]] = []
+    records: list[tuple[torch.Tensor, torch.Tensor]] = []
     sums = torch.zeros(classes, width, dtype=torch.float64)
     weights, counts = torch.zeros(classes, dtype=torch.float64), torch.zeros(classes, dtype=torch.float64)
     for inputs, labels in batches:
@@ -301,16 +301,16 @@ def _passed(
         if by_probability:
             logits = model.head(features).to(torch.float64)  # type: ignore[operator]
             chosen = logits.softmax(1).gather(1, labels[:, None])[:, 0]
-            weights.append((chosen[:, None].cpu(), labels.cpu()))
+            records.append((chosen[:, None].cpu(), labels.cpu()))
         part, weight = class_directions(features.to(torch.float64), labels, classes, chosen)
         sums += part.cpu()
         weights += weight.cpu()
         counts += torch.bincount(labels.cpu(), minlength=classes)
     if not bool(sums.isfinite().all()):
         raise TrainingError("Expected finite features after local training, but some are NaN or infinite.")
-    if not weights:
+    if not records:
         return sums, weights, counts, None
-    sizes, labels = (torch.cat(items) for items in zip(*weights, strict=True))
+    sizes, labels = (torch.cat(items) for items in zip(*records, strict=True))
     return sums, weights, counts, (sizes, labels)
 
 

@@ -133,11 +133,11 @@ def dropped_secrets(
         seeds: dropped site -> its pair seed a of this slot and group.
         links: the survivor's, of this group (``messages.links_of``).
     """
-    found = {}
+    pair_secrets = {}
     for dropped, seed in sorted(seeds.items()):
         dealt = pair_secret(seed.expose(), session, slot, group, dropped, site)
-        found[dropped] = (dealt, dealt if dropped < site else link(links[dropped], dealt))
-    return found
+        pair_secrets[dropped] = (dealt, dealt if dropped < site else link(links[dropped], dealt))
+    return pair_secrets
 
 
 def dropped_masks(

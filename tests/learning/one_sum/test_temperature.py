@@ -17,7 +17,7 @@ from tightframe.learning.one_sum.temperature import (
     WEIGHT,
     chosen,
     losses,
-    told,
+    reported,
     update,
     warned,
 )
@@ -80,16 +80,16 @@ def test_what_leaves_a_silo_is_few_whole_numbers_and_gives_the_same_temperature(
     scores, labels = scored()
     known = torch.ones(3, dtype=torch.bool)
     leaving = sum(
-        told(losses(scores[part], labels[part], known), len(part), 3).numpy()
+        reported(losses(scores[part], labels[part], known), len(part), 3).numpy()
         for part in torch.arange(4000).split([40, 3960])
     )
     whole = losses(scores, labels, known).numpy()
     assert np.array_equal(leaving, np.round(leaving))
     assert abs(GRID.index(chosen(leaving)) - GRID.index(chosen(whole))) <= 1
-    one, other = (told(losses(scores[:1] * by, labels[:1], known), 1, 3) for by in (1.0, 1.01))
+    one, other = (reported(losses(scores[:1] * by, labels[:1], known), 1, 3) for by in (1.0, 1.01))
     assert torch.equal(one, other), "a margin"
     rough = torch.tensor([1e9, 3.0, 5.0, 1.0, 4.0, 2.0, 6.0])  # as records' limits could make them
-    assert told(rough, 9, 3).tolist() == [18, 5, 5, 1, 4, 4, 6]
+    assert reported(rough, 9, 3).tolist() == [18, 5, 5, 1, 4, 4, 6]
 
 
 def test_records_of_unknown_classes_and_wild_scores_do_not_decide() -> None:

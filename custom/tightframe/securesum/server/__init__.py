@@ -417,17 +417,17 @@ class Sum:
             VerificationError: TF-623, if it is false.
         """
         ground = evidence.ground
-        made = challenge(ground.session, ground.told)
-        expected = ground.combine(made, evidence.total.groups)
+        coefficients = challenge(ground.session, ground.told)
+        expected = ground.combine(coefficients, evidence.total.groups)
         given = {name: item.combinations for name, item in self._receipts.items() if item.combinations}
         proofs = {name: evidence.proof(name) for name in ground.told.survivors if name not in given}
-        shown = {name: ground.combine(made, evidence.term(proof)) for name, proof in proofs.items()}
+        shown = {name: ground.combine(coefficients, evidence.term(proof)) for name, proof in proofs.items()}
         try:
             ground.check_sum(expected, {**given, **shown})
         except VerificationError as error:
             for name in given:
                 proof = evidence.proof(name)
-                right = ground.combine(made, evidence.term(proof))
+                right = ground.combine(coefficients, evidence.term(proof))
                 if right != given[name]:
                     self._blamed[name] = error.code
                     proofs[name], shown[name] = proof, right
@@ -508,9 +508,9 @@ class Sum:
         seeds = {name: secret for name, secret in secrets.items() if name not in self._receipts}
         for site in self._closed():
             links = links_of(self._links[site], group, self._params.roster, site)
-            found = dropped_secrets(session, slot, group, site, seeds, links)
-            self._check_pair_secrets(group, site, found)
-            added, taken = dropped_masks(session, slot, group, site, found)
+            pair_secrets = dropped_secrets(session, slot, group, site, seeds, links)
+            self._check_pair_secrets(group, site, pair_secrets)
+            added, taken = dropped_masks(session, slot, group, site, pair_secrets)
             plus += added
             minus += taken
         return plus, minus

@@ -485,14 +485,14 @@ def _survivors(
     for receipt in receipts:
         _check_receipt(state, held.receipt, receipt)
     check_followers(receipts, params)
-    found = receipts_digest(state.session, receipts)
-    if isinstance(held, AgreedSlot) and held.receipts != found:
+    digest = receipts_digest(state.session, receipts)
+    if isinstance(held, AgreedSlot) and held.receipts != digest:
         raise InconsistencyError(
             f"the receipts of slot {slot}",
             expected="those with which this site signed the survivor set",
             found="others",
         )
-    return held, survivors, found
+    return held, survivors, digest
 
 
 def _check_receipt(state: Established, own: Receipt, receipt: Receipt) -> None:

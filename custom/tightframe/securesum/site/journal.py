@@ -654,27 +654,27 @@ class History:
         differing = differences(self.profiles(dataset), profile)
         shown = [(name, *in_words(values, value)) for name, values, value in differing]
         earlier = ", ".join(f"{name} {' or '.join(values)}" for name, values, _ in shown)
-        found = ", ".join(f"{name} {value}" for name, _, value in shown)
+        asked = ", ".join(f"{name} {value}" for name, _, value in shown)
         together = all(value in values for _, values, value in differing)
         raise ReleaseProfileError(
             f"the release profile of {dataset}",
             expected=f"as in earlier sums over it ({earlier})",
-            found=f"{'a new combination of these' if together else 'another'} ({found})",
+            found=f"{'a new combination of these' if together else 'another'} ({asked})",
         )
 
     def evaluated(self, dataset: str) -> tuple[int, int, int]:
         """Return what all jobs have told of a data set's evaluated records, as ``Most`` has it."""
-        told = self._evaluated.get(dataset, {}).values()
+        evaluations = self._evaluated.get(dataset, {}).values()
         return (
-            sum(each.models for each in told),
-            sum(each.validation for each in told),
-            sum(each.test for each in told),
+            sum(entry.models for entry in evaluations),
+            sum(entry.validation for entry in evaluations),
+            sum(entry.test for entry in evaluations),
         )
 
     def left(self, dataset: str, most: Most) -> Most:
         """Return what is left of a site's limits."""
         limits = zip(most, self.evaluated(dataset), strict=True)
-        return Most(*(None if limit is None else max(0, limit - told) for limit, told in limits))
+        return Most(*(None if limit is None else max(0, limit - used) for limit, used in limits))
 
     def check_evaluations(self, wanted: Evaluated, most: Most) -> None:
         """Check that what a job tells, with what earlier ones told, is within a site's limits, or accepted.
@@ -698,12 +698,12 @@ class History:
             if limit is not None and number > limit
         ]
         if over:
-            limits, told, earlier = (opened(numbers) for numbers in (most, now, before))
+            limits, asked, earlier = (opened(numbers) for numbers in (most, now, before))
             raise EvaluationsError(
                 f"exact evaluations over {wanted.dataset} by all jobs",
                 expected=f"within {', '.join(str(limits[place]) for place in over)}",
                 found=", ".join(
-                    f"{told[place]} in this job after {str(earlier[place]).partition(' ')[0]} in earlier ones"
+                    f"{asked[place]} in this job after {str(earlier[place]).partition(' ')[0]} in earlier ones"
                     for place in over
                 ),
             )
@@ -738,22 +738,22 @@ def in_words(earlier: Sequence[str], value: str) -> tuple[list[str], str]:
     (['yes'], 'no')
     """
     parts = [_parts(text) for text in (*earlier, value)]
-    told = [each for each in parts if each is not None]
-    names = dict.fromkeys(name for each in told for name in each)
+    objects = [item for item in parts if item is not None]
+    names = dict.fromkeys(name for item in objects for name in item)
 
     def differs(name: str) -> bool:
-        return any(each.get(name, NONE) != told[-1].get(name, NONE) for each in told)
+        return any(item.get(name, NONE) != objects[-1].get(name, NONE) for item in objects)
 
     def tells(name: str) -> bool:
         of, options, _ = name.partition("_options")
-        return not options or not differs(of) or all(name in each for each in told)
+        return not options or not differs(of) or all(name in item for item in objects)
 
     differing = [name for name in names if differs(name) and tells(name)]
-    if len(told) < len(parts) or not differing:
+    if len(objects) < len(parts) or not differing:
         return list(earlier), value
     ends = [name.rpartition(".")[2] for name in differing]
     short = {name: end if ends.count(end) == 1 else name for name, end in zip(differing, ends, strict=True)}
-    words = [", ".join(f"{short[name]} {each.get(name, NONE)}" for name in differing) for each in told]
+    words = [", ".join(f"{short[name]} {item.get(name, NONE)}" for name in differing) for item in objects]
     return list(dict.fromkeys(words[:-1])), words[-1]
 
 
@@ -765,14 +765,14 @@ def _parts(text: str) -> dict[str, str] | None:
         return None
     if not isinstance(value, dict):
         return None
-    found: dict[str, str] = {}
+    parts: dict[str, str] = {}
     for name, item in value.items():
         inner = _parts(json.dumps(item)) if item else None
         if inner is None:
-            found[name] = NONE if item is None else item if isinstance(item, str) else json.dumps(item)
+            parts[name] = NONE if item is None else item if isinstance(item, str) else json.dumps(item)
         else:
-            found |= {f"{name}.{below}": part for below, part in inner.items()}
-    return found
+            parts |= {f"{name}.{below}": part for below, part in inner.items()}
+    return parts
 
 
 def values_of(name: str, profile: Mapping[str, str]) -> list[str]:

@@ -270,11 +270,11 @@ def combined(
     if total is None:
         return None, {}, {}
     told = total.told()
-    ground, made = ground_of(state, told), challenge(state.session, told)
+    ground, coefficients = ground_of(state, told), challenge(state.session, told)
     if not isinstance(state.slots[told.slot], Revealed):
-        return told, ground.combine(made, total.groups), {}
+        return told, ground.combine(coefficients, total.groups), {}
     own = KeptTerm.from_bytes(require(kept(term_name(told.slot)), told.slot)).integers
-    expected, mine = ground.combine_all(made, (total.groups, own))
+    expected, mine = ground.combine_all(coefficients, (total.groups, own))
     return told, expected, mine
 
 
@@ -333,9 +333,9 @@ def check_total(ground: Ground, request: RevealRequest, expected: Mapping[Group,
             )
     if request.missing:
         ground.check_dropped(request.dropped)
-    made = challenge(ground.session, ground.told)
+    coefficients = challenge(ground.session, ground.told)
     for name, proof in request.missing.items():
-        parts[name] = ground.combine(made, ground.show(name, proof, request.dropped))
+        parts[name] = ground.combine(coefficients, ground.show(name, proof, request.dropped))
     ground.check_sum(expected, parts)
 
 
