@@ -698,12 +698,12 @@ class History:
             if limit is not None and number > limit
         ]
         if over:
-            limits, asked, earlier = (opened(numbers) for numbers in (most, now, before))
+            limits, more, earlier = (opened(numbers) for numbers in (most, now, before))
             raise EvaluationsError(
                 f"exact evaluations over {wanted.dataset} by all jobs",
                 expected=f"within {', '.join(str(limits[place]) for place in over)}",
                 found=", ".join(
-                    f"{asked[place]} in this job after {str(earlier[place]).partition(' ')[0]} in earlier ones"
+                    f"{more[place]} in this job after {str(earlier[place]).partition(' ')[0]} in earlier ones"
                     for place in over
                 ),
             )
