@@ -1,33 +1,33 @@
-"""Taking records out of an ended run of one sum: the exchanges that do it.
+"""Withdraw records from a finished run whose model is a function of one sum.
 
-The model of such a run is a function of G, B and n (``feature_sums``), which are sums of integers.
-So the stored total plus each silo's ``sums without the records - sums of the run`` is, bit for bit, the total
-of a run without them, and so is all that is computed from it::
+Such a model is a function of G, B and n (``feature_sums``), which are sums of integers. So the stored total
+plus each silo's ``sums without the records - sums of the run`` is, bit for bit, the total of a run without
+them, and so is everything computed from it. There are three exchanges::
 
     asked      how many records of each fold are withdrawn, at how many silos
     classes    each class at how many silos; who holds which
     withdraw   the differences of G, B and n -> the total, and the head in closed form
 
-A silo first computes the sums of the run again and compares them with what it gave then, of which it has
-kept the SHA-256: what it takes out is what is in the total. Sums without the records follow the class rules
-anew: a class that a silo now has too few records of leaves the total with all of that silo's records, as it
-would in a run without them.
+A silo first recomputes its sums of the run and compares them with the SHA-256 that it kept: what it takes out
+must be what is in the total. Sums without the records follow the class rules anew: a class of which a silo
+now has too few records leaves the total with all of that silo's records, as in a run without them.
 
-What the difference of both totals tells is the sum of the records that left, class by class. So it is opened
-only if enough records are withdrawn, at three silos or more, and of each class at none or at three or more.
-Sums of a few records' features, or of products, tell these records (``learning.few_records.products``), and
-how many the others withdraw a silo knows only from what they say: so by its own rule it withdraws none, or
-enough.
-What stays must be enough, too: the second exchange counts all that leave, before the sums are asked.
-Classes are asked only once the numbers are verified to be enough: of a single record they would tell its own.
+**What the difference of both totals tells** is the sum of the withdrawn records by class. So it is opened
+only if
 
-A silo that colludes can send any numbers. So whatever totals say, a silo takes records out only if of no
-class fewer than its own ``min_class_count`` would leave (``check_own``), nor of fewer patients, where they
-are known: the difference opened is then of that many, even if it is of nobody else's.
+- enough records are withdrawn, at three silos or more, and of each class at none or at three or more;
+- each silo withdraws none, or enough by its own rule: sums of a few records' features, or of products, tell
+  these records (``learning.few_records.products``), and what others withdraw a silo knows only from them;
+- enough records stay: the second exchange counts all that leave before the sums are requested. Classes are
+  requested only once the numbers are verified to be enough: of a single record they would tell its class.
 
-Exact counts of an evaluation before and after differ in the same way. So a fold of which some records are
-withdrawn, but too few by the same rule, is not evaluated any more, in this run and those that continue from
-it (``withheld``). Without validation records the head keeps the temperature that it had.
+**Colluding silos** can send any numbers. So whatever totals say, a silo takes records out only if of no class
+fewer than its own ``min_class_count`` would leave, nor fewer patients where they are known (``check_own``):
+the opened difference is then of that many, even if it is of nobody else's.
+
+**Evaluations** before and after a withdrawal differ in the same way. So a fold of which some records are
+withdrawn, but too few by the same rule, is no longer evaluated, in this run and in those that continue from
+it (``withheld``). Without validation records the head keeps its temperature.
 """
 
 from __future__ import annotations
@@ -87,36 +87,36 @@ from tightframe.phases import (
 )
 
 TOTAL = "total/"
-"""Start of the names in ``ServerState.extra`` of the opened total, int64 in multiples of 2^-24."""
+"""Prefix of the opened total's names in ``ServerState.extra``, int64 in multiples of 2^-24."""
 OWN_SHA256, OWN_ADMITTED = "sums/sha256", "sums/admitted"
 """In a silo's own state: SHA-256 of its term of the total (32,), and the classes in it (C,); uint8."""
 ASKED, CLEARED = "withdrawn/asked", "withdrawn/cleared"
-"""In ``ServerState.extra`` after the first and the second exchange, which the numbers and the classes passed:
-the state that the withdrawal began with, uint8 (32,)."""
+"""Names in ``ServerState.extra`` of the SHA-256 of the state that the withdrawal began with, uint8 (32,):
+once the numbers, and once the classes, have passed."""
 EVALUATED: tuple[Fold, ...] = ("validation", "test")
 WITHHELD = "withdrawn/withheld"
-"""In ``ServerState.extra``, if there are any: which of ``EVALUATED`` are not evaluated, uint8 (2,)."""
+"""Name in ``ServerState.extra`` of a mask of the ``EVALUATED`` folds that are not evaluated, uint8 (2,)."""
 NAMED, SILOS, CLASSES = "withdrawn/named", "withdrawn/silos", "withdrawn/classes"
 NUMBER = "withdrawn/number"
 FOLD_NAMED, FOLD_SILOS, FOLD_SHORT, FOLD_CLASSES = (
     {fold: f"withdrawn/{fold}/{name}" for fold in EVALUATED}
     for name in ("named", "silos", "short", "classes")
 )
-"""Of each fold the same, and at how many silos too few of its records leave or stay."""
+"""The same for each fold, and the number of silos at which too few of its records leave or stay."""
 LEFT, STAY = "withdrawn/", "stay/"
 MIN_SILOS = 3
-"""Least number of silos among whose records the withdrawn ones are, as of holders of a class."""
+"""Least number of silos that must withdraw records, as of holders of a class."""
 REFUSED = "TF-523"
 Solved = Callable[[ServerState, Totals], ServerState]
 
 
 @dataclass(frozen=True)
 class _Terms:
-    """A silo's sums before and after, and what leaves.
+    """A silo's sums before and after a withdrawal.
 
     Attributes:
         before, after: tensors of ``feature_sums.sum_fields``.
-        changed: rows that leave or join.
+        changed: rows that leave the sums or join them.
         staying: rows of all records that stay.
     """
 
@@ -132,7 +132,7 @@ class _Terms:
 
 
 def kept_total(totals: Totals) -> dict[str, torch.Tensor]:
-    """Return what the state keeps of an opened total: integers, which are the same on every machine."""
+    """Return the opened total as integers for the state, the same on every machine."""
     return {
         TOTAL + name: (torch.as_tensor(total, dtype=torch.float64) * 2.0**BITS).round().to(torch.int64)
         for name, total in totals.items()
@@ -155,7 +155,7 @@ def records_in(state: ServerState) -> int | None:
 
 
 def own_state(sums: Tensors, admitted: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Return what a silo keeps of its term, for a later withdrawal.
+    """Return the digest and the classes of a silo's term, which it keeps for a later withdrawal.
 
     Args:
         sums: of ``sum_fields``.
@@ -171,7 +171,7 @@ def own_state(sums: Tensors, admitted: torch.Tensor) -> dict[str, torch.Tensor]:
 
 
 def withheld(state: ServerState) -> tuple[Fold, ...]:
-    """Return the folds that are not evaluated, because too few of their records were withdrawn."""
+    """Return the folds that are not evaluated because too few of their records were withdrawn."""
     flags = state.extra.get(WITHHELD)
     return () if flags is None else tuple(fold for fold, flag in zip(EVALUATED, flags, strict=True) if flag)
 
@@ -183,8 +183,8 @@ def phases(
 
     Args:
         width: feature width d.
-        withdrawal: what the job says of it.
-        solved: (state, total) -> the state with the closed form's head, and the total kept.
+        withdrawal: as the job asks for it.
+        solved: (state, total) -> the state with the closed form's head and the kept total.
         products: whether G is summed.
     """
     return (
@@ -231,8 +231,8 @@ def _asked(withdrawal: Withdrawal, *, products: bool) -> Phase:
 
 
 def _classes(classes: int, withdrawal: Withdrawal) -> Phase:
-    # Of the class rules' field only the flags count, which say who holds a class now. With a bound of 1 a
-    # silo that fails tells no numbers of records in it either.
+    # Of the class rules' field only the flags are needed: who holds a class now. With a bound of 1 a silo
+    # that fails sends no numbers of records in it, either.
     names = [CLASSES, *FOLD_CLASSES.values()]
     flags = tuple(Field(name, (classes,), bound=1.0, static=True, bits=0) for name in names)
 
@@ -273,8 +273,8 @@ def _classes(classes: int, withdrawal: Withdrawal) -> Phase:
 
 
 def _withdraw(classes: int, width: int, withdrawal: Withdrawal, solved: Solved, *, products: bool) -> Phase:
-    # Differences of a class are sent for every class: where a silo's class has become too small, as where it
-    # is still summed. What the class rules look at are the numbers of records that stay.
+    # Differences are sent for every class, also where a silo now has too few records of it. The class rules
+    # look at the numbers of records that stay.
     differences = tuple(
         replace(item, name=LEFT + item.name, per_class=False)
         for item in sum_fields(classes, width, products=products)
@@ -329,12 +329,12 @@ def _withdraw(classes: int, width: int, withdrawal: Withdrawal, solved: Solved, 
 def check_own(
     silo: SiloView, state: Tensors, withdrawal: Withdrawal, held: Collection[Fold] = EVALUATED
 ) -> None:
-    """Refuse to take out fewer records than this silo's own minimum, whatever others say that they take out.
+    """Refuse to take out fewer records than this silo's own minimum, whatever others take out.
 
     Args:
-        withdrawal: what the job says of it.
-        held: folds that are evaluated no more, by totals that are verified. By their first numbers this silo
-            has asked for it where too few of its own records leave.
+        withdrawal: as the job asks for it.
+        held: folds that are no longer evaluated, by verified totals. In the first sum this silo has asked for
+            that where too few of its own records leave.
 
     Raises:
         RunError: TF-523.
@@ -369,16 +369,16 @@ def too_few(
     patients: NDArray[Any] | float = np.inf,
     every: NDArray[Any] | float = np.inf,
 ) -> list[int]:
-    """Return the classes of which records of fewer than the least number would leave a silo's sums.
+    """Return the classes of which some records, but fewer than ``least``, would leave a silo's sums.
 
-    A class of which fewer than that stay leaves with all of its records, by the class rules.
+    By the class rules a class of which fewer stay leaves with all of its records.
 
     Args:
-        gone: withdrawn records of each class that are in the sums, (C,).
-        stay: the others, (C,).
+        gone: number of withdrawn records of each class in the sums, (C,).
+        stay: number of the others, (C,).
         least: ``min_class_count`` of the silo.
-        patients: of the withdrawn records, (C,); if unknown, each has its own.
-        every: of all records, (C,), likewise.
+        patients: number of patients of the withdrawn records, (C,); if unknown, each record has its own.
+        every: number of patients of all records, (C,), likewise.
 
     >>> too_few(np.array([0, 1, 5, 1]), np.array([9, 9, 9, 4]), 5)
     [1]
@@ -391,7 +391,7 @@ def too_few(
 
 
 def _few_of_own_fold(silo: SiloView, fold: Fold, withdrawal: Withdrawal) -> bool:
-    """Check whether exact counts of a fold would tell of too few patients of this silo, if of no other's."""
+    """Check whether exact counts of a fold would tell too few patients of this silo, if of no other."""
     labels, short = silo.withdrawn_from(fold)
     if short or not withdrawal.by_class:
         return short
@@ -406,7 +406,7 @@ def check_numbers(totals: Totals, withdrawal: Withdrawal) -> None:
 
     Args:
         totals: of the first exchange.
-        withdrawal: what the job says of it.
+        withdrawal: as the job asks for it.
 
     Raises:
         RunError: TF-523; nothing but these numbers has been opened.
@@ -423,7 +423,7 @@ def check_numbers(totals: Totals, withdrawal: Withdrawal) -> None:
 
 
 def check_products(silo: SiloView, changed: DistinctRows, width: int, *, products: bool) -> None:
-    """Refuse to take out records so few that they follow from sums of their features, or of the products.
+    """Refuse to take out so few records that they follow from sums of their features, or of products.
 
     Args:
         changed: this silo's rows that leave the sums or join them.
@@ -454,11 +454,11 @@ def check_products(silo: SiloView, changed: DistinctRows, width: int, *, product
 
 
 def few_of_fold(totals: Totals, fold: Fold, withdrawal: Withdrawal) -> bool:
-    """Check whether exact counts of a fold would tell of too few withdrawn records, or of one silo's part.
+    """Check whether exact counts of a fold would tell too few withdrawn records, or one silo's part.
 
     Args:
         totals: of the first exchange.
-        withdrawal: what the job says of it.
+        withdrawal: as the job asks for it.
     """
     named, silos, short = (
         round(float(totals[names[fold]])) for names in (FOLD_NAMED, FOLD_SILOS, FOLD_SHORT)
@@ -471,7 +471,7 @@ def check_classes(totals: Totals, withdrawal: Withdrawal) -> None:
 
     Args:
         totals: of the second exchange.
-        withdrawal: what the job says of it.
+        withdrawal: as the job asks for it.
 
     Raises:
         RunError: TF-523; no sum of records has been opened.
@@ -491,7 +491,7 @@ def _at_few(silos: NDArray[np.float64]) -> list[int]:
 
 
 def _check_passed(received: Tensors, marker: str, withdrawal: Withdrawal) -> None:
-    """Refuse to tell more before what comes first was asked and passed the rule."""
+    """Refuse an exchange before the previous one has passed the rule."""
     if not torch.equal(received.get(marker, torch.zeros(0)), _as_bytes(withdrawal.start)):
         raise RunError(
             "Expected the numbers of withdrawn records, then their classes, to be asked first, from the "
@@ -558,16 +558,16 @@ def _leaving(silo: SiloView, state: Tensors) -> torch.Tensor:
 
 
 def _leaving_in_all(silo: SiloView, state: Tensors, withdrawal: Withdrawal) -> torch.Tensor:
-    """Return how many records leave, with those of classes of which too few stay here."""
+    """Return how many records leave, including all of a class of which too few stay at this silo."""
     gone, stay = _leaving(silo, state), silo.class_counts("train").double()
     whole = (gone > 0) & (stay < silo.min_class_count) & withdrawal.by_class
     return torch.where(whole, gone + stay, gone).sum()
 
 
 def _admitted_now(silo: SiloView, received: Tensors) -> torch.Tensor:
-    """Return the classes that this silo contributes to without the withdrawn records, bool (C,).
+    """Return a mask of the classes that this silo contributes to without the withdrawn records, (C,).
 
-    Of a class that the total has none of nothing was summed, and nothing is now.
+    A class that is not in the total stays out.
     """
     admitted = admitted_classes(silo, received).cpu()
     known = received.get(TOTAL + COUNTS)
