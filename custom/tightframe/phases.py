@@ -316,7 +316,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Withdrawal:
-    """Settings of a job that takes records out of an ended run.
+    """Settings of a job that withdraws records from a finished run.
 
     Attributes:
         start: SHA-256 (hex) of the state with the total.
@@ -337,11 +337,11 @@ class Withdrawal:
 
 @dataclass(frozen=True)
 class OwnRows:
-    """A silo's different training records, and what they are worth.
+    """Numbers of a silo's distinct training records, and of their values.
 
     Attributes:
-        counts: each in the first class that has it, float64 (C,).
-        by_class: of each class, float64 (C,).
+        counts: distinct records, each in the first class that has it, float64 (C,).
+        by_class: distinct records of each class, float64 (C,).
         values: unknown numbers of a record of each class, float64 (C,); they stay at the silo.
     """
 
@@ -378,23 +378,24 @@ class SiloView(Protocol):
         See ``learning.few_records.record_values``.
 
         Args:
-            staying: of those that stay in a withdrawal; otherwise of those before it.
+            staying: count the records that stay in a withdrawal, not those before it.
         """
 
     def own_rows(self, *, staying: bool = False) -> OwnRows:
-        """Return how many different training records there are, and ``record_values``.
+        """Return the numbers of distinct training records, and ``record_values``.
 
         Args:
             staying: see ``record_values``.
         """
 
     def backed(self, sizes: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Return which parts of each class's sum enough training records make, bool (C, K).
+        """Return a mask of the parts of each class's sum that enough training records make, bool (C, K).
 
         See ``learning.few_records.class_parts``.
 
         Args:
-            sizes: weight of each record in each part, none negative, (n, K); each part has as many numbers.
+            sizes: weight of each record in each part, none negative, (n, K); all parts have equally many
+                numbers.
             labels: (n,).
         """
 
@@ -472,16 +473,16 @@ class SiloView(Protocol):
     def encoded_before(
         self, model: torch.nn.Module
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-        """Yield ``encoded`` of the training fold before a withdrawal, exact, and which records stay (B,)."""
+        """Yield ``encoded`` of the training fold before a withdrawal, exact, and a mask of those that stay."""
 
     def class_patients(self, fold: Fold) -> tuple[torch.Tensor, torch.Tensor]:
-        """Count patients with withdrawn records of each class, and with any before that, int64 (C,)."""
+        """Count each class's patients with withdrawn records, and all before the withdrawal, int64 (C,)."""
 
     def withdrawn_from(self, fold: Fold) -> tuple[torch.Tensor, bool]:
-        """Return the labels (n,) of a fold's withdrawn records, and whether it must be evaluated no more.
+        """Return the labels (n,) of a fold's withdrawn records, and whether it is to be evaluated no more.
 
-        That is if evaluations told enough of it, or fewer than ``min_test_count`` leave or stay: where too
-        few stay exact counts lose a part; where too few leave their difference is of these.
+        The latter if evaluations have used up their limits, or fewer than ``min_test_count`` records leave or
+        stay: if too few stay, exact counts lose a part; if too few leave, the difference is of these.
         """
 
     def fit(self, model: torch.nn.Module, stages: Sequence[Any]) -> Any:
@@ -496,7 +497,7 @@ class SiloView(Protocol):
         """Return a ``learning.few_records.unit_records.UnitRecords``, for gradients of training records.
 
         Args:
-            passes: epochs of shuffled batches that train the same; none for records in their order.
+            passes: epochs of shuffled batches that train the same; empty for records in their order.
             squared: for sums of squared gradients.
         """
 
@@ -509,10 +510,10 @@ class SiloView(Protocol):
 
     @property
     def limits_evaluations(self) -> bool:
-        """This silo counts what exact evaluations tell of its records, and tells losses in whole nats."""
+        """This silo limits exact evaluations of its records, and sends losses in whole nats."""
 
     def may_sum(self, fold: Fold) -> bool:
-        """Check whether what this silo counts over a fold may enter a total, as its evaluation may."""
+        """Check whether this silo's counts over a fold may enter a total, like its evaluation."""
 
 
 @dataclass(frozen=True)
