@@ -473,7 +473,7 @@ class SiloView(Protocol):
     def encoded_before(
         self, model: torch.nn.Module
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-        """Yield ``encoded`` of the training fold before a withdrawal, exact, and a mask of those that stay."""
+        """Yield ``encoded`` of the training fold before a withdrawal, and a mask of those that stay."""
 
     def class_patients(self, fold: Fold) -> tuple[torch.Tensor, torch.Tensor]:
         """Count each class's patients with withdrawn records, and all before the withdrawal, int64 (C,)."""
