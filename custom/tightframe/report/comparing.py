@@ -1,4 +1,4 @@
-"""Several runs held against each other: what their jobs differ in, their last values, paired differences."""
+"""Comparison of runs: values in which their jobs differ, last metrics, paired differences."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tightframe.results.words import dotted
 
 MEASURES = ("balanced_accuracy", "accuracy", "auroc", "average_precision")
 NOT_THE_ARM = ("job_name", "seed")
-"""Values of a job in which repeats of the same setting differ."""
+"""Job values that may differ between repeats of one setting."""
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,8 @@ class Run:
     """One run.
 
     Attributes:
-        name: by which the comparison calls it.
-        last: the line of ``metrics.jsonl`` with the last model that was evaluated; None without one.
+        name: in the comparison.
+        last: line of ``metrics.jsonl`` with the last evaluated model; None without one.
         values: of the job, defaults included, by dotted keys.
     """
 
@@ -52,34 +52,34 @@ class Run:
 
     @property
     def arm(self) -> tuple[tuple[str, str], ...]:
-        """Return the job without name and seed, which repeats of a run share."""
+        """Return the job's values without name and seed, which repeats share."""
         return tuple(
             sorted((key, repr(value)) for key, value in self.values.items() if key not in NOT_THE_ARM)
         )
 
     @property
     def epsilon(self) -> str:
-        """Return the job's promise, and the silos' last report of what it has cost."""
+        """Return the promised epsilon, and the highest that silos last reported as spent."""
         privacy = self.found.outcome.privacy
         if privacy is None:
             return "none"
         spent = last_spent(self.found.rows)
-        told = "" if spent is None or spent.range is None else f", spent up to {spent.range[1]:g}"
-        return f"{privacy.get('epsilon', '?')} promised{told}"
+        spent_note = "" if spent is None or spent.range is None else f", spent up to {spent.range[1]:g}"
+        return f"{privacy.get('epsilon', '?')} promised{spent_note}"
 
     def interval(self, measure: str) -> tuple[float, float] | None:
-        """Return the 95 % limits of a measure: of its noise, or of few test records where they are known.
+        """Return a measure's 95 % limits: for noise, or for the number of test records if counts are exact.
 
-        Accuracy has Wilson's limits, balanced accuracy those of the mean of the classes' (MOVER); areas have
-        none without noise. Findings are of the same records, so limits of their mean are the mean of each
-        one's, which hold however they go together.
+        Accuracy has Wilson's limits, balanced accuracy those of the mean over classes (MOVER); areas have
+        none without noise. Findings share their records, so the limits of their mean are the mean of their
+        limits, valid under any dependence.
         """
         test = self.test
         if test is None or getattr(test, measure) is None:
             return None
         if test.noisy:
-            found: tuple[float, float] | None = getattr(test, f"{measure}_interval", None)
-            return found
+            limits: tuple[float, float] | None = getattr(test, f"{measure}_interval", None)
+            return limits
         outcome = self.found.outcome
         copies = max(1, len(outcome.evaluated_by)) if outcome.test_shared else 1
         if test.findings is not None:
@@ -101,7 +101,7 @@ class Run:
 
 
 def _of_findings(findings: Iterable[Finding], measure: str, copies: int) -> tuple[float, float] | None:
-    """Return the mean of each finding's Wilson limits: of its accuracy, or of sensitivity and specificity."""
+    """Return the mean over findings of Wilson limits of accuracy, or of sensitivity and specificity."""
     rows: list[tuple[int, int]] = []
     for table in (item.confusion for item in findings if item.confusion is not None):
         (absent, false), (missed, hits) = table
@@ -120,8 +120,9 @@ class Paired:
     """Differences of two settings, seed by seed.
 
     Attributes:
-        names: of the runs of the setting, and of those that they are held against.
-        differences: in balanced accuracy, one a seed.
+        names: of the setting's runs.
+        base: names of the runs that they are compared with.
+        differences: in balanced accuracy, one per seed.
         limits: of the mean at 95 %, by Student's t over seeds.
     """
 
@@ -134,7 +135,7 @@ class Paired:
 
 
 def read_runs(folders: Sequence[Path]) -> list[Run]:
-    """Read the runs that are to be compared.
+    """Read the runs to compare.
 
     Raises:
         ResultsError: TF-801, TF-802 (see ``reading.read``); TF-804 if one is a silo's, a run is named twice,
@@ -142,17 +143,17 @@ def read_runs(folders: Sequence[Path]) -> list[Run]:
     """
     runs: list[Run] = []
     for folder in map(only_run, folders):
-        found = read(folder)
-        if not isinstance(found, ServerResults):
+        results = read(folder)
+        if not isinstance(results, ServerResults):
             raise ResultsError(
                 f"Expected results of a run's server, but {folder} has a silo's own.", code="TF-804"
             )
         if any(folder.resolve() == run.folder.resolve() for run in runs):
             raise ResultsError(f"Expected each run once, but {folder} is named twice.", code="TF-804")
-        outcome = found.outcome
-        last = next((row for row in reversed(found.rows) if row.evaluation is not None), None)
+        outcome = results.outcome
+        last = next((row for row in reversed(results.rows) if row.evaluation is not None), None)
         values = dict(dotted(outcome.effective or outcome.job))
-        runs.append(Run(outcome.job_name, folder, found, last, values))
+        runs.append(Run(outcome.job_name, folder, results, last, values))
     for run in runs[1:]:
         _check_alike(runs[0], run)
     names = [run.name for run in runs]
@@ -189,60 +190,60 @@ def _check_alike(first: Run, other: Run) -> None:
 
 
 def differing(runs: Sequence[Run]) -> dict[str, list[Any]]:
-    """Return the values in which the jobs differ: key -> one value a run, None where it has no such key.
+    """Return the values in which the jobs differ: key -> one value per run, None where it lacks the key.
 
-    An option's default is not listed where other runs have another method, data set or model, without it.
+    An option's default is not listed if other runs' method, data set or model has no such option.
     """
     keys = sorted({key for run in runs for key in run.values if not _implied(runs, key)})
-    found = {key: [run.values.get(key) for run in runs] for key in keys}
-    return {key: values for key, values in found.items() if any(value != values[0] for value in values)}
+    by_key = {key: [run.values.get(key) for run in runs] for key in keys}
+    return {key: values for key, values in by_key.items() if any(value != values[0] for value in values)}
 
 
 def _implied(runs: Sequence[Run], key: str) -> bool:
-    """Check whether some runs do not have an option, and nobody set it in the others."""
+    """Check whether some runs lack an option and no job sets it in the others."""
     with_it = [run for run in runs if key in run.values]
     asked = [dict(dotted(run.found.outcome.job)) for run in with_it]
     return "_options." in key and len(with_it) < len(runs) and not any(key in values for values in asked)
 
 
 FEW_POSITIVES = 10
-"""Records with a finding below which its area says little."""
+"""Positive records of a finding below which its AUROC says little."""
 
 
 def positives(runs: Sequence[Run]) -> dict[str, int | None]:
-    """Return each finding's test records that have it, None if withheld; none if not several."""
+    """Return each finding's number of positive test records, None if withheld; empty without findings."""
     test = next((run.test for run in runs if run.test is not None and run.test.findings), None)
     return {} if test is None else {name: test.class_records.get(name) for name in test.findings or {}}
 
 
 def few_positives(runs: Sequence[Run]) -> str:
-    """Name the findings on whose few records a mean area hangs; nothing if there are none."""
+    """Name the findings with few positive records that a mean AUROC includes; empty if there are none."""
     counts = positives(runs).items()
-    few = [f"{name} {count}" for name, count in counts if count is not None and count < FEW_POSITIVES]
-    return f"AUROC is a mean over findings, some of few positive records: {', '.join(few)}" if few else ""
+    rare = [f"{name} {count}" for name, count in counts if count is not None and count < FEW_POSITIVES]
+    return f"AUROC is a mean over findings, some of few positive records: {', '.join(rare)}" if rare else ""
 
 
 def absent_classes(runs: Sequence[Run]) -> list[str]:
-    """Say of each run that lacks classes which, and where."""
-    said = []
+    """Name the classes that each run lacks, and where."""
+    lines = []
     for run in runs:
         if lacks := run.found.outcome.absent_classes:
             where = "model" if run.found.outcome.one_sum is not None else "class sums"
-            said.append(f"{run.name}: not in the {where}, because too few silos have it: {', '.join(lacks)}")
-    return said
+            lines.append(f"{run.name}: not in the {where}, because too few silos have it: {', '.join(lacks)}")
+    return lines
 
 
 def unopened(runs: Sequence[Run]) -> str:
-    """Say which runs with privacy left their results at the silos, and how to open them; empty for none."""
+    """Name the private runs whose results stayed at the silos, and how to open them; empty for none."""
     names = [run.name for run in runs if run.test is None and run.values.get("privacy.evaluation") == "local"]
     how = "in each silo's local_report.json; --set privacy.evaluation=noisy opens them with noise"
     return f"test results of {', '.join(names)}: {how}" if names else ""
 
 
 def settings(runs: Sequence[Run]) -> list[tuple[str, list[Run]]]:
-    """Return the settings, each with a name that tells it from the others, and its runs (seeds).
+    """Return the settings, each with a distinct name and its runs (seeds).
 
-    The name says the values in which the settings differ; of a single one it is the first run's name.
+    The name lists the values in which the settings differ; a single setting has its first run's name.
     """
     arms: dict[Any, list[Run]] = {}
     for run in runs:
@@ -262,12 +263,12 @@ def settings(runs: Sequence[Run]) -> list[tuple[str, list[Run]]]:
 
 
 def paired(runs: Sequence[Run]) -> list[Paired]:
-    """Hold each setting that repeats with other seeds against the first run's, over the seeds in common."""
+    """Compare each setting of several seeds with the first run's, over their common seeds."""
     arms: dict[Any, dict[Any, Run]] = {}
     for run in runs:
         arms.setdefault(run.arm, {}).setdefault(run.seed, run)
     base, *others = arms.values()
-    found = []
+    comparisons = []
     for arm in others:
         pairs = [
             (seed, run, base[seed])
@@ -279,7 +280,7 @@ def paired(runs: Sequence[Run]) -> list[Paired]:
         differences = [(_score(run) or 0.0) - (_score(of) or 0.0) for _, run, of in pairs]
         mean = statistics.fmean(differences)
         half = t_quantile(len(pairs) - 1) * statistics.stdev(differences) / math.sqrt(len(pairs))
-        found.append(
+        comparisons.append(
             Paired(
                 tuple(run.name for _, run, _ in pairs),
                 tuple(of.name for _, _, of in pairs),
@@ -289,7 +290,7 @@ def paired(runs: Sequence[Run]) -> list[Paired]:
                 (mean - half, mean + half),
             )
         )
-    return found
+    return comparisons
 
 
 def _score(run: Run) -> float | None:

@@ -1,7 +1,6 @@
-"""Read a folder of results, of the server or of a silo, whatever may be wrong with its files.
+"""Read a folder of results of a server or a silo, naming any file that cannot be read.
 
-Nothing is checked here but form: whether a transcript's signatures hold is for
-``tightframe transcript verify``, and the page says so.
+Only form is checked: ``tightframe transcript verify`` checks a transcript's signatures, as the page says.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ _NAMED = 5
 
 @dataclass(frozen=True)
 class Epoch:
-    """Parameters that the silos of an epoch signed: the roster, and the numbers that a sum needs."""
+    """Parameters that an epoch's silos signed: the roster, and the numbers of silos that a sum needs."""
 
     number: int
     roster: tuple[str, ...]
@@ -59,7 +58,7 @@ class Epoch:
 
 @dataclass(frozen=True)
 class Sum:
-    """A sum's line of the transcript; ``failure`` is its code if it was not opened."""
+    """A sum's line in the transcript; ``failure`` is its code if it was not opened."""
 
     epoch: int
     round: int
@@ -71,13 +70,13 @@ class Sum:
 
 @dataclass(frozen=True)
 class Transcript:
-    """Content of a server's transcript, as its writer has it.
+    """Content of a server's transcript, signatures unchecked.
 
     Attributes:
-        epochs: number -> what was signed.
+        epochs: number -> signed parameters.
         sums: in order.
         complete: whether it has its last line.
-        head: SHA-256 of the last line, by which two copies can be compared.
+        head: SHA-256 of the last line, to compare two copies by.
     """
 
     job: str
@@ -91,7 +90,7 @@ class Transcript:
 
 @dataclass(frozen=True)
 class ServerResults:
-    """Results that a run's server has left."""
+    """Results of a run's server."""
 
     outcome: Outcome
     rows: tuple[Row, ...]
@@ -103,13 +102,13 @@ class ServerResults:
 
 @dataclass(frozen=True)
 class SiloResults:
-    """Results that a silo has for itself."""
+    """A silo's own results."""
 
     report: SiloReport
 
 
 def read(folder: Path) -> ServerResults | SiloResults:
-    """Read the results that lie in a folder.
+    """Read the results in a folder.
 
     Raises:
         ResultsError: TF-801 if there are none, or both a server's and a silo's; TF-802, naming the file,
@@ -139,10 +138,10 @@ def read(folder: Path) -> ServerResults | SiloResults:
 
 
 def only_run(folder: Path) -> Path:
-    """Return the results folder that is meant: this one, or that of the only run under a workspace.
+    """Return the results folder: the given one, or that of the only run under a workspace.
 
     Raises:
-        ResultsError: TF-801, naming them, if several runs' servers have left results under it.
+        ResultsError: TF-801, naming them, if it has results of several runs' servers.
     """
     if (folder / OUTCOME).is_file() or (folder / LOCAL).is_file():
         return folder
@@ -164,7 +163,7 @@ def _below(folder: Path, name: str) -> Iterator[Path]:
 
 def _server(folder: Path) -> ServerResults:
     outcome = Outcome.read(folder)
-    # A model's card beside a run that did not train is of an earlier run.
+    # A model card beside a run that did not train belongs to an earlier run.
     card = Card.read(folder) if outcome.trained and (folder / CARD).is_file() else None
     lines = folder / TRANSCRIPT
     return ServerResults(
@@ -180,7 +179,7 @@ def _server(folder: Path) -> ServerResults:
 
 
 def _transcript(path: Path) -> Transcript:
-    """Read a server's transcript: form only."""
+    """Read a server's transcript, checking only its form."""
     first: dict[str, Any] | None = None
     epochs: dict[int, Epoch] = {}
     sums: list[Sum] = []
@@ -205,8 +204,8 @@ def _transcript(path: Path) -> Transcript:
                     sums.append(_sum(body))
                 complete = kind == "end"
     except ProtocolError as error:
-        said = written_by_another(first["version"] if first else None, __version__)
-        raise ResultsError(f"{path}, line {number}: {error}{said}") from None
+        version_note = written_by_another(first["version"] if first else None, __version__)
+        raise ResultsError(f"{path}, line {number}: {error}{version_note}") from None
     except OSError as error:
         raise unreadable(path, error) from None
     if first is None:
@@ -234,6 +233,6 @@ def _epoch(params: Params) -> Epoch:
 
 
 def _sum(body: dict[str, Any]) -> Sum:
-    of = body["sum_id"]
+    sum_id = body["sum_id"]
     failure = body["failure"]["code"] if "failure" in body else None
-    return Sum(body["epoch"], of.round, of.phase, of.attempt, tuple(body["survivors"]), failure)
+    return Sum(body["epoch"], sum_id.round, sum_id.phase, sum_id.attempt, tuple(body["survivors"]), failure)

@@ -20,23 +20,23 @@ def write(folder: Path, out: Path | None = None, wanted: Wanted | None = None) -
 
     Args:
         folder: of a server's or a silo's results.
-        out: the page; ``report.html`` in the folder by default.
-        wanted: what the clinical reading of the scores is to be at.
+        out: path of the page; ``report.html`` in the folder by default.
+        wanted: operating points and prevalences of the clinical reading.
 
     Returns:
-        Where the page lies.
+        The page's path.
 
     Raises:
         ResultsError: TF-801, TF-802 (see ``reading.read``), TF-803 if the page cannot be written, TF-804 if
-            a class that is wanted is not in the results.
+            a wanted class is not in the results.
     """
     from tightframe.report.pages import clinical, server, silo
 
-    found, target, wanted = read(folder), out or folder / PAGE, wanted or clinical.DEFAULT
-    if isinstance(found, ServerResults):
-        page, mode = server.page(found, wanted), 0o644
+    results, target, wanted = read(folder), out or folder / PAGE, wanted or clinical.DEFAULT
+    if isinstance(results, ServerResults):
+        page, mode = server.page(results, wanted), 0o644
     else:
-        page, mode = silo.page(found, wanted), 0o600
+        page, mode = silo.page(results, wanted), 0o600
     try:
         write_atomically(target, page.encode(), mode=mode)
     except OSError as error:
@@ -47,7 +47,7 @@ def write(folder: Path, out: Path | None = None, wanted: Wanted | None = None) -
 
 
 def leave(folder: Path, log: logging.Logger) -> None:
-    """Write the report at the end of a run, whose results are on the disk and stay whatever happens here."""
+    """Write the report at the end of a run; log a failure, as the results are already on disk."""
     try:
         write(folder)
     except TightframeError as error:

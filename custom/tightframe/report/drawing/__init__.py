@@ -1,1 +1,1 @@
-"""Parts that pages are drawn with: markup that escapes, plots as SVG, the page around them."""
+"""Parts of pages: escaping markup, plots as SVG, the page layout."""

@@ -27,22 +27,22 @@ Place = Callable[[float], float]
 
 
 def calibration(title: str, bins: Sequence[Bin], *, width: float = DESK) -> Markup:
-    """Draw the share of positives in each bin, as wide as the bin, with its interval; dashed: what is said.
+    """Draw the share of positives in each bin, with its interval; dashed: perfect calibration.
 
     Args:
-        title: what is shown.
-        bins: those that have records.
+        title: of the picture.
+        bins: those with records.
     """
     named = [("share among the records, with interval", 0), ("as the score says", 2)]
     at_x, at_y, height, parts = _axes(width, named, 0.0, 1.0, "score of the model", "share of the class")
     parts.append(line(at_x(0), at_y(0), at_x(1), at_y(1), "l s2"))
     for low, high, share, least, most in bins:
         middle = (low + high) / 2
-        told = f"scores {low:.3g} to {high:.3g}: share {share:.3f} [{least:.3f}, {most:.3f}]"
+        tooltip = f"scores {low:.3g} to {high:.3g}: share {share:.3f} [{least:.3f}, {most:.3f}]"
         parts += [
             line(at_x(middle), at_y(least), at_x(middle), at_y(most), "grid ink"),
             line(at_x(low), at_y(share), at_x(high), at_y(share), "l s0"),
-            marker(at_x(middle), at_y(share), 0, told),
+            marker(at_x(middle), at_y(share), 0, tooltip),
         ]
     words = f"Calibration curve of {len(bins)} bins. The dashed line is a model whose scores are shares."
     return svg(width, height, title, words, *parts)
@@ -51,10 +51,10 @@ def calibration(title: str, bins: Sequence[Bin], *, width: float = DESK) -> Mark
 def decision(
     title: str, thresholds: Sequence[float], series: Sequence[Series], *, width: float = DESK
 ) -> Markup:
-    """Draw net benefit over the threshold; what falls below the picture is left out.
+    """Draw net benefit over the threshold; values below the picture are left out.
 
     Args:
-        title: what is shown.
+        title: of the picture.
         thresholds: rising, in [0, 1).
         series: lines over them.
     """
@@ -84,7 +84,7 @@ def decision(
 def _axes(
     width: float, named: Sequence[tuple[str, int]], y_low: float, y_high: float, x_name: str, y_name: str
 ) -> tuple[Place, Place, float, list[Part]]:
-    """Return where a share from 0 to 1 and a value stand, the picture's height, and its axes and legend."""
+    """Return the scales of x (0 to 1) and y, the picture's height, and its axes and legend."""
     marks = ticks(y_low, y_high, 5)
     left = 14 + widest([said(mark) for mark in marks])
     keys, more = legend(named, 6 if width < NARROW else 44, width - 6)

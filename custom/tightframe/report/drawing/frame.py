@@ -1,7 +1,7 @@
-"""Parts that all plots share: the frame of an SVG, labels that fit, round numbers on an axis.
+"""Parts common to all plots: the frame of an SVG, labels that fit, round ticks on an axis.
 
 Colours are classes of the page's style, so that a plot follows a dark or light page and print; series
-differ in dash and marker, too, for whoever does not see the colours.
+also differ in dash and marker, for readers who do not see the colours.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from collections.abc import Sequence
 from tightframe.report.drawing.markup import Markup, Part, tag
 
 CHARACTER = 7.0
-"""Width of a character of the plots' type, about, in pixels."""
+"""Approximate width of a character, in pixels."""
 NARROW = 500
-"""Pixels of a picture's width below which names stand above what they name, not beside it."""
+"""Width of a picture in pixels below which names stand above their row, not beside it."""
 ROW = 18.0
-"""Pixels from one row of a legend to the next."""
+"""Height of a legend's row, in pixels."""
 SERIES = 4
-"""Kinds of series that the style has."""
+"""Number of series that the style distinguishes."""
 
 
 def svg(width: float, height: float, title: str, description: str, *parts: Part) -> Markup:
-    """Return a picture, described for screen readers; it shrinks with the window, and never grows."""
+    """Return a picture, described for screen readers, that shrinks with the window and never grows."""
     return tag(
         "svg",
         tag("title", title),
@@ -37,7 +37,7 @@ def svg(width: float, height: float, title: str, description: str, *parts: Part)
 
 
 def number(value: float) -> str:
-    """Return a coordinate, short.
+    """Return a coordinate with at most one decimal.
 
     >>> number(3.0), number(2.346)
     ('3', '2.3')
@@ -45,13 +45,13 @@ def number(value: float) -> str:
     return f"{value:.1f}".removesuffix(".0")
 
 
-def label(x: float, y: float, said: str, *, anchor: str = "start", class_: str | None = None) -> Markup:
+def label(x: float, y: float, text: str, *, anchor: str = "start", class_: str | None = None) -> Markup:
     """Return text in a picture."""
-    return tag("text", said, x=number(x), y=number(y), text_anchor=anchor, class_=class_)
+    return tag("text", text, x=number(x), y=number(y), text_anchor=anchor, class_=class_)
 
 
 def short(name: str, most: int = 16) -> str:
-    """Return a name that fits; the full one belongs into a tooltip and the table beside.
+    """Shorten a name; the full one belongs in a tooltip and the table beside.
 
     >>> short("a" * 40, 8)
     'aaaaaaa…'
@@ -80,7 +80,7 @@ def rect(x: float, y: float, width: float, height: float, class_: str, **more: o
 
 
 def marker(x: float, y: float, series: int, title: str, *, hollow: bool = False) -> Markup:
-    """Return a point of a series: each has a shape of its own."""
+    """Return a point in the shape of its series."""
     r = 3.4
     shape = (
         f"M{number(x - r)},{number(y)} a{r},{r} 0 1,0 {2 * r},0 a{r},{r} 0 1,0 {-2 * r},0z",
@@ -95,7 +95,7 @@ def marker(x: float, y: float, series: int, title: str, *, hollow: bool = False)
 
 
 def ticks(low: float, high: float, most: int = 6) -> list[float]:
-    """Return round numbers that cover a range, at most ``most`` steps.
+    """Return round numbers that cover a range in at most ``most`` steps.
 
     >>> ticks(0.0, 1.0)
     [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]
@@ -115,7 +115,7 @@ def ticks(low: float, high: float, most: int = 6) -> list[float]:
 
 
 def said(value: float) -> str:
-    """Return a number on an axis.
+    """Return a number as an axis label.
 
     >>> said(0.25), said(1200.0), said(3.0)
     ('0.25', '1200', '3')
@@ -124,14 +124,14 @@ def said(value: float) -> str:
 
 
 def widest(names: Sequence[str], most: int = 16) -> float:
-    """Return the room for names at a picture's left, in pixels."""
+    """Return the width of the longest name, in pixels."""
     return max((len(short(name, most)) for name in names), default=0) * CHARACTER
 
 
-def within(x: float, y: float, said: str, width: float, class_: str | None = None) -> Markup:
-    """Return text around ``x``, moved as far as the picture's edges ask for."""
-    half = min(len(said) * CHARACTER / 2 + 2, width / 2)
-    return label(min(max(x, half), width - half), y, said, anchor="middle", class_=class_)
+def within(x: float, y: float, text: str, width: float, class_: str | None = None) -> Markup:
+    """Return text centred at ``x``, moved to stay within the picture's edges."""
+    half = min(len(text) * CHARACTER / 2 + 2, width / 2)
+    return label(min(max(x, half), width - half), y, text, anchor="middle", class_=class_)
 
 
 def in_rows(names: Sequence[str], left: float, right: float, sign: float) -> list[tuple[float, float]]:
@@ -155,7 +155,7 @@ def in_rows(names: Sequence[str], left: float, right: float, sign: float) -> lis
 
 
 def legend(names: Sequence[tuple[str, int]], left: float, right: float) -> tuple[Markup, float]:
-    """Return each series' name beside its line, and how much higher than one row that is."""
+    """Return a legend of lines, and its height beyond one row."""
     places = in_rows([name for name, _ in names], left, right, 28)
     parts: list[Part] = []
     for (name, kind), (x, y) in zip(names, places, strict=True):
@@ -168,7 +168,7 @@ def legend(names: Sequence[tuple[str, int]], left: float, right: float) -> tuple
 
 
 def keys(names: Sequence[str], left: float, right: float) -> tuple[Markup, float]:
-    """Return each series' name beside its colour, and how much higher than one row that is."""
+    """Return a legend of colours, and its height beyond one row."""
     places = in_rows(names, left, right, 18)
     parts: list[Part] = []
     for kind, (name, (x, y)) in enumerate(zip(names, places, strict=True)):

@@ -1,4 +1,4 @@
-"""The page around a report: one file, no script, nothing loaded from anywhere, light, dark and on paper."""
+"""Page layout of a report: one file without script or external resources, for light, dark and print."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ STYLE = (files(__package__) / "style.css").read_text(encoding="utf-8")
 
 _SECTION = re.compile(r'<section id="([^"]+)"><h2>(.*?)</h2>')
 FEW = 3
-"""Sections up to which a page needs no contents list."""
+"""Most sections of a page without a contents list."""
 
 
 def policy(script: str | None = None) -> str:
-    """Return the content security policy of a page: it may be shown, and nothing in it can fetch anything.
+    """Return a page's content security policy, under which nothing in it can load anything.
 
     Args:
-        script: the only one that runs, by its hash; it may ask the page's own server. None for no script.
+        script: the only one allowed, by its hash; it may ask the page's own server. None for no script.
     """
     parts = ["default-src 'none'", f"style-src {_hash(STYLE)}"]
     if script is not None:
@@ -38,8 +38,8 @@ def page(title: str, kind: str, *parts: Part, script: str | None = None) -> str:
     """Return a whole page, with a list of its sections before the first of them.
 
     Args:
-        kind: what kind of a report it is, above the title.
-        script: a script of this package that a live page runs; a report has none.
+        kind: of report, above the title.
+        script: of this package, for a live page; a report has none.
     """
     head = tag(
         "head",
@@ -60,20 +60,20 @@ def page(title: str, kind: str, *parts: Part, script: str | None = None) -> str:
 
 
 def _with_contents(content: Markup) -> Markup:
-    """Put the list of sections before the first one; a page of few has none."""
-    seen: Counter[str] = Counter()
+    """Put the list of sections before the first one, unless there are few."""
+    uses: Counter[str] = Counter()
 
-    def once(found: re.Match[str]) -> str:
-        """Give sections whose titles differ in signs only places of their own."""
-        seen[found[1]] += 1
-        place = found[1] if seen[found[1]] == 1 else f"{found[1]}-{seen[found[1]]}"
-        return f'<section id="{place}"><h2>{found[2]}</h2>'
+    def once(match: re.Match[str]) -> str:
+        """Give distinct ids to sections whose titles differ only in signs."""
+        uses[match[1]] += 1
+        place = match[1] if uses[match[1]] == 1 else f"{match[1]}-{uses[match[1]]}"
+        return f'<section id="{place}"><h2>{match[2]}</h2>'
 
     content = Markup(_SECTION.sub(once, content))
-    found = list(_SECTION.finditer(content))
-    if len(found) <= FEW:
+    sections = list(_SECTION.finditer(content))
+    if len(sections) <= FEW:
         return content
-    links = [tag("li", tag("a", Markup(of[2]), href=f"#{of[1]}")) for of in found]
+    links = [tag("li", tag("a", Markup(of[2]), href=f"#{of[1]}")) for of in sections]
     listed = tag(
         "nav",
         tag("h2", "Contents", id="contents"),
@@ -81,17 +81,17 @@ def _with_contents(content: Markup) -> Markup:
         class_="contents",
         aria_labelledby="contents",
     )
-    start = found[0].start()
+    start = sections[0].start()
     return join([Markup(content[:start]), listed, Markup(content[start:])])
 
 
 def notice(kind: str, *parts: Part) -> Markup:
-    """Return something to be read first: ``good``, ``bad`` or ``warn``."""
+    """Return a notice of kind ``good``, ``bad`` or ``warn``."""
     return tag("div", *(tag("p", part) for part in parts), class_=f"said {kind}")
 
 
 def tiles(values: list[tuple[str, str]]) -> Markup:
-    """Return the few numbers that are looked for first: a value and what it is."""
+    """Return the key numbers as tiles: a value and its name."""
     return tag(
         "div",
         *(tag("div", tag("b", value), tag("span", name), class_="tile") for value, name in values),

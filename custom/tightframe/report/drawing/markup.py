@@ -1,6 +1,6 @@
-"""HTML and SVG as values: text is escaped where it enters, so that no name can become markup.
+"""HTML and SVG as values: text is escaped on entry, so that no name can become markup.
 
-Everything is also well-formed XML, which tests read.
+All markup is well-formed XML, which tests parse.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Protocol
 
 
 class Markup(str):
-    """Text that is markup already. Only this module makes it."""
+    """Text that is already markup; only this module creates it."""
 
     __slots__ = ()
 
@@ -22,7 +22,7 @@ _EMPTY = frozenset(("meta", "br", "col"))
 
 
 def text(value: object) -> Markup:
-    """Return a value as text: escaped, with characters that would steer the display made visible."""
+    """Return a value as escaped text, with control characters made visible."""
     shown = str(value)
     if not shown.isprintable():
         shown = "".join(
@@ -32,45 +32,45 @@ def text(value: object) -> Markup:
     return Markup(html.escape(shown, quote=True))
 
 
-def coded(said: str) -> Markup:
-    """Return a sentence with what stands between backticks as code.
+def coded(sentence: str) -> Markup:
+    """Return a sentence with text between backticks as code.
 
     >>> coded("set `a`"), coded("a ` alone")
     ('set <code>a</code>', 'a ` alone')
     """
-    parts = said.split("`")
+    parts = sentence.split("`")
     if len(parts) % 2 == 0:
-        return text(said)
+        return text(sentence)
     return join(tag("code", part) if i % 2 else part for i, part in enumerate(parts))
 
 
 def tag(name: str, /, *parts: Part, **attributes: object) -> Markup:
-    """Return an element; parts that are no markup are escaped, None is left out.
+    """Return an element; parts that are not markup are escaped, None is left out.
 
-    Attributes: ``class_`` for ``class``, ``_`` for ``-``; None leaves one out.
+    Attributes: ``class_`` for ``class``, ``_`` for ``-``; None is left out.
 
     >>> tag("p", "a < b", tag("b", "!"), class_="note")
     '<p class="note">a &lt; b<b>!</b></p>'
     """
-    said = "".join(
+    markup = "".join(
         f' {key.rstrip("_").replace("_", "-")}="{text(value)}"'
         for key, value in attributes.items()
         if value is not None
     )
     if name in _EMPTY:
-        return Markup(f"<{name}{said} />")
-    return Markup(f"<{name}{said}>{join(parts)}</{name}>")
+        return Markup(f"<{name}{markup} />")
+    return Markup(f"<{name}{markup}>{join(parts)}</{name}>")
 
 
 def join(parts: Iterable[Part], between: str = "") -> Markup:
-    """Join parts; those that are no markup are escaped."""
+    """Join parts; those that are not markup are escaped."""
     return Markup(
         between.join(part if isinstance(part, Markup) else text(part) for part in parts if part is not None)
     )
 
 
 LONG = 36
-"""Signs of a table's cell that are shown in one line."""
+"""Most characters of a table cell on one line."""
 
 
 def _signs(cell: Part) -> int:
@@ -84,12 +84,12 @@ def table(
     caption: str | None = None,
     wrapped: Collection[int] = (),
 ) -> Markup:
-    """Return a table that scrolls by itself where it is too wide; a row's first cell is its header.
+    """Return a table that scrolls if it is too wide; a row's first cell is its header.
 
-    No cell is cut: one of more than ``LONG`` signs is shown on several lines.
+    No cell is cut: one of more than ``LONG`` characters is wrapped.
 
     Args:
-        wrapped: columns of sentences, which are shown whole, on several lines.
+        wrapped: columns of sentences, always wrapped.
     """
     body = [
         tag(
@@ -122,23 +122,23 @@ def table(
 
 
 def facts(rows: Iterable[tuple[str, Part]]) -> Markup:
-    """Return names and values, one under the other; a value of None is left out."""
+    """Return a list of names and values; a value of None is left out."""
     shown = [(name, value) for name, value in rows if value is not None]
     return tag("dl", *(tag("div", tag("dt", name), tag("dd", value)) for name, value in shown))
 
 
 def listed(items: Iterable[Part]) -> Markup:
-    """Return a list of points."""
+    """Return a bulleted list."""
     return tag("ul", *(tag("li", item) for item in items))
 
 
 def section(title: str, *parts: Part) -> Markup:
-    """Return a part of the page under its title, by which the contents list finds it."""
+    """Return a section of the page under its title, with an id for the contents list."""
     return tag("section", tag("h2", title), *parts, id=anchor(title))
 
 
 def anchor(title: str) -> str:
-    """Return the place of a section on its page.
+    """Return the id of a section on its page.
 
     >>> anchor("Course of training"), anchor("\N{GREEK SMALL LETTER EPSILON}?")
     ('course-of-training', 'part')
@@ -147,28 +147,28 @@ def anchor(title: str) -> str:
 
 
 def without(why: str, word: str = "missing") -> Markup:
-    """Return what stands in a cell without a value: a word, with the reason as a tooltip."""
+    """Return the word for a cell without a value, with the reason as a tooltip."""
     return tag("abbr", word, title=why, class_="missing")
 
 
 DESK, PHONE = 720.0, 350.0
-"""Most pixels of a picture's width, on a desk's screen and on paper, and on a phone."""
+"""Greatest width of a picture in pixels: on a desktop screen and paper, and on a phone."""
 
 
 class Drawing(Protocol):
-    """A picture that can be drawn as wide as there is room."""
+    """A picture that can be drawn at a given width."""
 
     def __call__(self, *, width: float) -> Markup:
         """Draw it, at most ``width`` pixels wide."""
 
 
 def figure(draw: Drawing, caption: str, *parts: Part) -> Markup:
-    """Return a picture and what it shows, drawn for a desk and for a phone; the style shows one of them."""
+    """Return a picture and its caption, drawn for desktop and phone; the style shows one of them."""
     desk, phone = draw(width=DESK), draw(width=PHONE)
     both = [tag("div", desk, class_="desk"), tag("div", phone, class_="phone")]
     return tag("figure", *([desk] if desk == phone else both), tag("figcaption", caption), *parts)
 
 
 def folded(summary: str, *parts: Part) -> Markup:
-    """Return a long table: closed on the screen, shown in print by the style."""
+    """Return a long table, folded on screen and open in print."""
     return tag("details", tag("summary", summary), *parts)

@@ -1,4 +1,4 @@
-"""Plots in cells: a confusion matrix, and who took part in which exchange."""
+"""Plots in cells: a confusion matrix, and silos by exchange."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ from tightframe.report.drawing.markup import DESK, Markup, Part, tag
 from tightframe.report.drawing.plots import spread
 
 MOST_NAMED = 24
-"""Classes up to which a matrix has names, and, where they fit, counts in its cells."""
+"""Most classes of a matrix with names and, where they fit, counts in its cells."""
 _SLANT = 0.72
-"""Sine, and cosine, of what names above a matrix are turned by, and a little more."""
+"""Sine and cosine of the angle of names above a matrix, rounded up."""
 _NARROW = 5.0
-"""Pixels of a column under which neighbours are drawn as one."""
+"""Width of a column in pixels below which equal neighbours are drawn as one."""
 
 
 def confusion(
     title: str, classes: Sequence[str], counts: Sequence[Sequence[int]], *, width: float = DESK
 ) -> Markup:
-    """Draw a confusion matrix, rows true classes, each cell as strong as its share of its row.
+    """Draw a confusion matrix: rows are true classes, colour is a cell's share of its row.
 
     Args:
-        title: what is shown.
+        title: of the picture.
         counts: (C, C).
-        width: of the picture; where it is narrow, not every class may be named.
+        width: of the picture; a narrow one may not name every class.
     """
     named = len(classes) <= MOST_NAMED
     most = 12 if width >= NARROW else 8
     left = 30 + (widest(classes, most) if named else 6)
     top = 26.0 + (widest(classes, most) * _SLANT + 8 if named else 6)
-    # The last name stands beyond the matrix.
+    # The last name extends beyond the matrix.
     right = max(16.0, widest(classes[-1:], most) * _SLANT + 4) if named else 16.0
     cell = min(46.0, (width - left - right) / max(len(classes), 1))
     size = cell * len(classes)
@@ -65,7 +65,7 @@ def confusion(
             parts.append(_slanted(left + (i + 0.4) * cell, top - 6, classes[i], brief))
         for j, count in enumerate(row):
             share = count / records if records else 0.0
-            told = f"{classes[i]} taken for {classes[j]}: {count} of {records}"
+            tooltip = f"{classes[i]} taken for {classes[j]}: {count} of {records}"
             x, y = left + j * cell, top + i * cell
             parts.append(rect(x, y, cell - 1, cell - 1, "cell"))
             if count:
@@ -77,21 +77,21 @@ def confusion(
                         cell - 1,
                         "heat",
                         fill_opacity=f"{0.06 + 0.94 * share:.3f}",
-                        title=told,
+                        title=tooltip,
                     )
                 )
             if fits and (count or i == j):
                 middle = (x + cell / 2, y + cell / 2 + 4)
                 parts.append(label(*middle, str(count), anchor="middle", class_="count"))
-    told = (
+    description = (
         f"{len(classes)} by {len(classes)} counts, rows true classes; stronger is a larger share of its row."
     )
-    return svg(max(left + size + right, 240), top + size + 10, title, told, *parts)
+    return svg(max(left + size + right, 240), top + size + 10, title, description, *parts)
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One silo in one exchange: ``kind`` is a class of the style, ``sign`` what stands in the cell."""
+    """One silo in one exchange: the style's class ``kind``, the text ``sign`` and the tooltip ``told``."""
 
     kind: str
     sign: str
@@ -119,10 +119,10 @@ def grid(
     *,
     width: float = DESK,
 ) -> Markup:
-    """Draw who took part in what: silos from top to bottom, exchanges from left to right.
+    """Draw the silos that took part, by row, in each exchange, by column.
 
     Args:
-        title: what is shown.
+        title: of the picture.
         exchanges: short names of the columns.
         cells: a row for each silo.
     """
@@ -143,29 +143,29 @@ def grid(
         parts.append(tag("g", tag("title", name), label(left - 8, y + 15, short(name, most), anchor="end")))
         for first, last in _runs(cells[i], apart=wide >= _NARROW):
             cell, at, long = cells[i][first], left + first * wide, (last - first + 1) * wide
-            told = (
+            tooltip = (
                 cell.told
                 if first == last
                 else f"{name}, {exchanges[first]} to {exchanges[last]}: {cell.kind}"
             )
             parts.append(
-                rect(at, y, long - (2 if wide >= _NARROW else 0), high - 2, f"p {cell.kind}", title=told)
+                rect(at, y, long - (2 if wide >= _NARROW else 0), high - 2, f"p {cell.kind}", title=tooltip)
             )
             if cell.sign and wide >= 12:
                 at += (wide - 2) / 2
                 parts.append(label(at, y + 14.5, cell.sign, anchor="middle", class_=f"sign {cell.kind}"))
     below = top + len(silos) * high + 14
     legend = max(x + 18 + widest([of], 40) for (*_, of), (x, _) in zip(KINDS, places, strict=True))
-    whole = max(legend + 6, left + wide * len(exchanges) + 8)
+    total = max(legend + 6, left + wide * len(exchanges) + 8)
     room = max(int(wide * len(exchanges) / (widest(exchanges, 8) + 6)), 1)
     for j in spread(range(len(exchanges)), room):
-        parts.append(within(left + j * wide + (wide - 2) / 2, below, short(exchanges[j], 8), whole))
-    told = f"{len(silos)} silos over {len(exchanges)} exchanges; the tables have the same in words."
-    return svg(whole, below + 8, title, told, *parts)
+        parts.append(within(left + j * wide + (wide - 2) / 2, below, short(exchanges[j], 8), total))
+    description = f"{len(silos)} silos over {len(exchanges)} exchanges; the tables have the same in words."
+    return svg(total, below + 8, title, description, *parts)
 
 
 def _runs(cells: Sequence[Cell], *, apart: bool) -> list[tuple[int, int]]:
-    """Yield first and last place of what is drawn as one: each cell, or neighbours of one kind."""
+    """Return first and last index of each rectangle: a cell, or neighbours of one kind."""
     runs: list[tuple[int, int]] = []
     for i, cell in enumerate(cells):
         if runs and not apart and cells[i - 1].kind == cell.kind:

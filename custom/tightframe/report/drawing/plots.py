@@ -1,4 +1,4 @@
-"""Lines, bars and a forest plot of a report as SVG, by hand."""
+"""Lines, bars and a forest plot of a report, as SVG."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class Series:
     """One line: a value for each x, None where it is missing.
 
     Attributes:
-        values: as many as there are x.
+        values: one per x.
         kind: colour, dash and marker, from 0 to 3.
-        hollow: points to be marked as counting less.
-        label: in words and tooltips, where several lines share a name in the legend.
-        skipped: where nothing was to be there, so that the line goes on.
+        hollow: points drawn hollow, of partial counts.
+        label: in descriptions and tooltips, if several lines share a name in the legend.
+        skipped: points that were not planned, across which the line goes on.
     """
 
     name: str
@@ -62,14 +62,14 @@ def lines(
     """Draw lines over whole numbers; a missing value interrupts its line.
 
     Args:
-        title: what is shown.
-        xs: places of the values, rising.
-        low: of the y axis; by default what the values need, and 0.
+        title: of the picture.
+        xs: of the values, rising.
+        low: end of the y axis; by default the least value, or 0.
         high: likewise.
     """
     bottom, right = 44.0, 16.0
-    given = [value for item in series for value in item.values if value is not None]
-    marks = ticks(min([*given, 0.0]) if low is None else low, max([*given, 0.0]) if high is None else high)
+    values = [value for item in series for value in item.values if value is not None]
+    marks = ticks(min([*values, 0.0]) if low is None else low, max([*values, 0.0]) if high is None else high)
     left = 14 + widest([said(mark) for mark in marks])
     start = 6 if width < NARROW else left
     named, more = legend([*dict.fromkeys((item.name, item.kind) for item in series)], start, width - 6)
@@ -101,13 +101,13 @@ def bars(
     *,
     width: float = DESK,
 ) -> Markup:
-    """Draw bars of shares in [0, 1] from left to right: for each row one of every series.
+    """Draw horizontal bars of shares in [0, 1]: in each row one per series.
 
     Args:
-        title: what is shown.
-        rows: a name and a note (how many records) of each.
-        series: a name, and a value for each row; None is written as a dash.
-        width: of the picture; where it is narrow, a row's name stands above its bars.
+        title: of the picture.
+        rows: name and note (number of records) of each.
+        series: name, and a value for each row; None is drawn as a dash.
+        width: of the picture; in a narrow one a row's name stands above its bars.
     """
     above = 18.0 if width < NARROW else 0.0
     thick, gap, right = 13.0 if len(series) > 1 else 16.0, 9.0, 52.0
@@ -116,8 +116,8 @@ def bars(
     several = [name for name, _ in series] if len(series) > 1 else []
     named, more = keys(several, left, width - 6)
     top = 34 + more if several else 10.0
-    each = above + thick * len(series) + gap
-    height = top + each * len(rows) + 26
+    row_height = above + thick * len(series) + gap
+    height = top + row_height * len(rows) + 26
 
     def at(value: float) -> float:
         return left + (width - left - right) * min(max(value, 0.0), 1.0)
@@ -128,21 +128,23 @@ def bars(
         parts.append(within(at(mark), height - 6, said(mark), width))
     most = 16 if not above else int((width - 28 - widest([note for _, note in rows])) / CHARACTER)
     for i, (name, note) in enumerate(rows):
-        y = top + i * each + above
-        middle = y - 5 if above else y + (each - gap) / 2 + 4
+        y = top + i * row_height + above
+        middle = y - 5 if above else y + (row_height - gap) / 2 + 4
         parts.append(tag("g", tag("title", name), label(6, middle, short(name, most))))
         parts.append(label(notes_x, middle, note, anchor="end", class_="note"))
         for kind, (of, values) in enumerate(series):
             value, at_y = values[i], y + kind * thick
-            told = f"{name}, {of}: {'missing' if value is None else f'{value:.3f}'}"
+            tooltip = f"{name}, {of}: {'missing' if value is None else f'{value:.3f}'}"
             if value is not None:
-                parts.append(rect(left, at_y, at(value) - left, thick - 2, f"b s{kind}", title=told))
+                parts.append(rect(left, at_y, at(value) - left, thick - 2, f"b s{kind}", title=tooltip))
             end = at(value or 0.0) + 5
             parts.append(
                 label(end, at_y + thick - 4, "-" if value is None else f"{value:.2f}", class_="note")
             )
-    told = f"Bars of {', '.join(name for name, _ in series)} for {len(rows)} rows; the table has the values."
-    return svg(width, height, title, told, *parts)
+    description = (
+        f"Bars of {', '.join(name for name, _ in series)} for {len(rows)} rows; the table has the values."
+    )
+    return svg(width, height, title, description, *parts)
 
 
 def columns(
@@ -153,10 +155,10 @@ def columns(
     x_name: str,
     width: float = DESK,
 ) -> Markup:
-    """Draw columns, those of the series on top of each other.
+    """Draw columns, stacked by series.
 
     Args:
-        title: what is shown.
+        title: of the picture.
         series: name -> a value of at least 0 for each column.
     """
     bottom, right = 44.0, 16.0
@@ -166,8 +168,8 @@ def columns(
     several = list(series) if len(series) > 1 else []
     named, more = keys(several, 6 if width < NARROW else left, width - 6)
     top, height = (36 + more, 210 + more) if several else (14.0, 210.0)
-    each = (width - left - right) / max(len(names), 1)
-    thick = min(0.7 * each, 44.0)
+    column_width = (width - left - right) / max(len(names), 1)
+    thick = min(0.7 * column_width, 44.0)
 
     def at_y(y: float) -> float:
         return height - bottom - (height - top - bottom) * y / marks[-1]
@@ -176,14 +178,14 @@ def columns(
     for mark in marks:
         parts.append(line(left, at_y(mark), width - right, at_y(mark), "grid"))
         parts.append(label(left - 6, at_y(mark) + 4, said(mark), anchor="end"))
-    fitting = int((each - 4) / CHARACTER)
+    fitting = int((column_width - 4) / CHARACTER)
     briefs = [short(name, max(min(fitting, 16), 6)) if fitting > 4 else short(name) for name in names]
     shown = set(spread(range(len(names)), _room(width - left - right, briefs)))
     for i, name in enumerate(names):
-        middle, below = left + (i + 0.5) * each, 0.0
+        middle, below = left + (i + 0.5) * column_width, 0.0
         for kind, (of, values) in enumerate(series.items()):
             upper = below + values[i]
-            told = f"{name}, {of}: {said(values[i])}"
+            tooltip = f"{name}, {of}: {said(values[i])}"
             parts.append(
                 rect(
                     middle - thick / 2,
@@ -191,19 +193,19 @@ def columns(
                     thick,
                     at_y(below) - at_y(upper),
                     f"b s{kind}",
-                    title=told,
+                    title=tooltip,
                 )
             )
             below = upper
         if i in shown:
             parts.append(within(middle, height - bottom + 18, briefs[i], width))
     parts.append(within((left + width - right) / 2, height - 6, x_name, width))
-    told = f"Columns of {', '.join(series)}; the table has the values."
-    return svg(width, height, title, told, *parts)
+    description = f"Columns of {', '.join(series)}; the table has the values."
+    return svg(width, height, title, description, *parts)
 
 
 def spread(xs: Sequence[int], most: int = 14) -> list[int]:
-    """Return as many of these as there is room for, evenly, the first and the last among them.
+    """Return at most ``most`` of the values, evenly spaced, with the first and the last.
 
     >>> spread(range(31), 6), spread(range(30), 6)
     ([0, 6, 12, 18, 24, 30], [0, 6, 12, 18, 29])
@@ -218,12 +220,12 @@ def spread(xs: Sequence[int], most: int = 14) -> list[int]:
 def epsilons(
     ranges: Mapping[int, tuple[float, float]], promised: Mapping[int, float], note: str = ""
 ) -> Markup:
-    """Draw both ends of what silos tell, and the promise.
+    """Draw both ends of the epsilons that silos report, and the promised one.
 
     Args:
-        ranges: round -> the lowest and the highest epsilon that silos tell.
-        promised: round -> the job's own.
-        note: what the caption adds.
+        ranges: round -> lowest and highest epsilon that silos report.
+        promised: round -> the job's epsilon.
+        note: appended to the caption.
     """
     xs = sorted({*ranges, *promised})
     ends = [ranges.get(x, (None, None)) for x in xs]
@@ -239,21 +241,21 @@ def epsilons(
         x_name="round",
         low=0.0,
     )
-    said = (
+    caption = (
         "Epsilon that the silos have spent on this job up to each round: ends of the ranges that they tell."
     )
-    return figure(chart, f"{said} {note}".strip())
+    return figure(chart, f"{caption} {note}".strip())
 
 
 Row = tuple[str, float, tuple[float, float], Sequence[float]]
-"""Name, mean, its limits, and the single values."""
+"""Name, mean, the mean's limits, and the single values."""
 
 
 def forest(title: str, rows: Sequence[Row], x_name: str, *, width: float = DESK) -> Markup:
-    """Draw the rows; the line at zero is no difference, and where it is narrow, names stand above."""
+    """Draw the rows; the line at zero means no difference, and in a narrow picture names stand above."""
     above = 18.0 if width < NARROW else 0.0
-    each, top = 34.0 + above, 12.0
-    height = top + each * len(rows) + 48
+    row_height, top = 34.0 + above, 12.0
+    height = top + row_height * len(rows) + 48
     ends = [end for _, _, limits, singles in rows for end in (*limits, *singles)]
     marks = ticks(min([*ends, 0.0]), max([*ends, 0.0]), 6)
     left, right = 20.0 if above else 20 + widest([name for name, *_ in rows], 24), 20.0
@@ -269,7 +271,7 @@ def forest(title: str, rows: Sequence[Row], x_name: str, *, width: float = DESK)
     parts.append(line(at(0), top, at(0), height - 44, "grid ink"))
     parts.append(within((left + width - right) / 2, height - 8, x_name, width))
     for place, (name, mean, (low, high), singles) in enumerate(rows):
-        y = top + place * each + (each + above) / 2
+        y = top + place * row_height + (row_height + above) / 2
         parts.append(tag("g", tag("title", name), label(6, y - 14 if above else y + 4, short(name, most))))
         parts.append(line(at(low), y, at(high), y, "l s0"))
         parts += [marker(at(value), y, 2, f"{value:+.4f}", hollow=True) for value in singles]
@@ -278,12 +280,12 @@ def forest(title: str, rows: Sequence[Row], x_name: str, *, width: float = DESK)
 
 
 def _room(width: float, names: Sequence[str]) -> int:
-    """Return how many of the names have room beside each other."""
+    """Return how many names fit beside each other."""
     return max(int(width / (widest(names) + 14)), 1)
 
 
 def _run(item: Series, xs: Sequence[int], at_x: Place, at_y: Place) -> list[Part]:
-    """Draw a series' line, in pieces between what is missing, and its points."""
+    """Draw a series' line, interrupted at missing values, and its points."""
     pieces: list[list[str]] = [[]]
     points: list[Part] = []
     marked = {*spread([i for i, value in enumerate(item.values) if value is not None], _MOST_MARKERS)}
@@ -313,9 +315,9 @@ def _run(item: Series, xs: Sequence[int], at_x: Place, at_y: Place) -> list[Part
 
 
 def _in_words(series: Sequence[Series], x_name: str) -> str:
-    told = []
+    courses = []
     for item in series:
         there = [value for value in item.values if value is not None]
         course = f"from {there[0]:.3g} to {there[-1]:.3g}" if there else "missing throughout"
-        told.append(f"{item.label or item.name} {course}")
-    return f"Over {x_name}: {'; '.join(told)}. The table has the values."
+        courses.append(f"{item.label or item.name} {course}")
+    return f"Over {x_name}: {'; '.join(courses)}. The table has the values."

@@ -28,9 +28,9 @@ class Wanted:
     """Values that a reader sets.
 
     Attributes:
-        specificity, sensitivity: that an operating point must reach.
-        prevalence: of the class (or of every class, under None) among the people that the model is for; of a
-            class that is not named it is that of the test records.
+        specificity, sensitivity: least values at an operating point.
+        prevalence: of a class (None: of every class) in the model's target population; a class that is not
+            named has that of the test records.
     """
 
     specificity: float = 0.9
@@ -42,11 +42,11 @@ DEFAULT = Wanted()
 
 
 def reading(fold: FoldMetrics, whose: str, wanted: Wanted = DEFAULT, copies: int = 1) -> Markup | None:
-    """Show what the score histograms say; None if the results have none.
+    """Show calibration, operating points and net benefit from score histograms; None without histograms.
 
     Args:
         fold: metrics of the model on some records.
-        whose: of whom these are.
+        whose: owner of these records, in words.
         copies: how often each record is counted, where silos share their test records.
 
     Raises:
@@ -56,28 +56,28 @@ def reading(fold: FoldMetrics, whose: str, wanted: Wanted = DEFAULT, copies: int
         _named(wanted, ())
         return None
     wanted = _named(wanted, tuple(fold.scores))
-    found = {name: _scores(fold, name, copies) for name in fold.scores}
-    told = {name: scores for name, scores in found.items() if scores.told}
-    silent = [name for name in found if name not in told]
-    if not told:
+    by_class = {name: _scores(fold, name, copies) for name in fold.scores}
+    readable = {name: scores for name, scores in by_class.items() if scores.told}
+    silent = [name for name in by_class if name not in readable]
+    if not readable:
         return section(TITLE, tag("p", "No class has enough records of its own, and of others, to tell."))
-    bins = next(iter(told.values())).bins
+    bins = next(iter(readable.values())).bins
     parts: list[Part] = [
         tag("p", _words(fold, whose, bins)),
         tag("h3", "Calibration"),
         table(
             ["class", "share of the test records", "mean score", "Brier score", "ECE"],
-            [_calibration(name, scores) for name, scores in told.items()],
+            [_calibration(name, scores) for name, scores in readable.items()],
         ),
     ]
     for title, points in (
         (
             f"At a specificity of at least {wanted.specificity:g}",
-            {name: clinical.at_specificity(scores, wanted.specificity) for name, scores in told.items()},
+            {name: clinical.at_specificity(scores, wanted.specificity) for name, scores in readable.items()},
         ),
         (
             f"At a sensitivity of at least {wanted.sensitivity:g}",
-            {name: clinical.at_sensitivity(scores, wanted.sensitivity) for name, scores in told.items()},
+            {name: clinical.at_sensitivity(scores, wanted.sensitivity) for name, scores in readable.items()},
         ),
     ):
         parts += [
@@ -93,15 +93,15 @@ def reading(fold: FoldMetrics, whose: str, wanted: Wanted = DEFAULT, copies: int
                     "PPV",
                     "NPV",
                 ],
-                [_rule(name, told[name], point, wanted) for name, point in points.items()],
+                [_rule(name, readable[name], point, wanted) for name, point in points.items()],
             ),
         ]
     parts.append(tag("p", _notes(fold, silent)))
-    if len(told) <= MOST_DRAWN:
+    if len(readable) <= MOST_DRAWN:
         parts.append(tag("h3", "Calibration and decision curves"))
         # Of two classes one is the other, mirrored.
-        first = list(told)[-1] if len(found) == 2 and fold.findings is None else None
-        for name, scores in told.items():
+        first = list(readable)[-1] if len(by_class) == 2 and fold.findings is None else None
+        for name, scores in readable.items():
             pictures = list(_pictures(name, scores, noisy=fold.noisy))
             if name == first:
                 parts += [tag("p", tag("b", name)), *pictures]
@@ -114,13 +114,13 @@ def _scores(fold: FoldMetrics, name: str, copies: int) -> Scores:
     positives, negatives = (np.asarray(counts, np.float64) / copies for counts in (fold.scores or {})[name])
     limits = None
     if fold.noisy:
-        found = fold.findings[name].records_interval if fold.findings else fold.records_interval
-        limits = (0.0, math.inf) if found is None else found
+        interval = fold.findings[name].records_interval if fold.findings else fold.records_interval
+        limits = (0.0, math.inf) if interval is None else interval
     return Scores(positives, negatives, fold.scores_deviation if fold.noisy else None, limits)
 
 
 def _named(wanted: Wanted, classes: Sequence[str]) -> Wanted:
-    """Return what is wanted with the classes' names as the results write them.
+    """Return the wanted values under the class names of the results.
 
     Raises:
         ResultsError: TF-804 for another class.
@@ -156,14 +156,14 @@ def _words(fold: FoldMetrics, whose: str, bins: int) -> str:
 
 
 def _notes(fold: FoldMetrics, silent: Sequence[str]) -> str:
-    said = (
+    notes = (
         "The thresholds were chosen on the same test records: expect a little less elsewhere. PPV and NPV "
         "hold for people among whom the class is as frequent as stated, and otherwise like these records."
     )
     if silent:
-        few = "enough noisy records" if fold.noisy else "records of both kinds"
-        said += f" Not known, without {few}: {', '.join(silent)}."
-    return said
+        needed = "enough noisy records" if fold.noisy else "records of both kinds"
+        notes += f" Not known, without {needed}: {', '.join(silent)}."
+    return notes
 
 
 def _calibration(name: str, scores: Scores) -> list[Part]:
@@ -206,7 +206,7 @@ def _pictures(name: str, scores: Scores, *, noisy: bool) -> Iterator[Markup]:
         + ("Bins that the noise hides are left out." if noisy else "Few records make long bars."),
     )
     edges = range(1, scores.bins)
-    found = [clinical.net_benefit(scores, edge) for edge in edges]
+    benefits = [clinical.net_benefit(scores, edge) for edge in edges]
     thresholds = [edge / scores.bins for edge in edges]
     yield figure(
         partial(
@@ -214,10 +214,10 @@ def _pictures(name: str, scores: Scores, *, noisy: bool) -> Iterator[Markup]:
             f"Decision curve of {name}",
             thresholds,
             [
-                Series("by the model", [None if item is None else item.value for item in found], 0),
+                Series("by the model", [None if item is None else item.value for item in benefits], 0),
                 Series("everybody", [clinical.treat_all(scores.prevalence, at) for at in thresholds], 1),
-                Series("lower limit", [None if item is None else item.low for item in found], 2),
-                Series("upper limit", [None if item is None else item.high for item in found], 3),
+                Series("lower limit", [None if item is None else item.low for item in benefits], 2),
+                Series("upper limit", [None if item is None else item.high for item in benefits], 3),
             ],
         ),
         f"{name}: net true positives a person if one treats from a score on, at the prevalence of these test "
@@ -231,7 +231,7 @@ def _prevalence(name: str, scores: Scores, wanted: Wanted) -> float:
 
 
 def _share(share: Share | None) -> str:
-    """Return a proportion with its interval; the limits are rounded outwards.
+    """Return a proportion with its interval, limits rounded outwards.
 
     >>> _share(Share(0.5, 0.4001, 0.5999))
     '0.500 [0.400, 0.600]'

@@ -1,4 +1,4 @@
-"""The page of a comparison: curves over rounds, last values, paired differences, what the jobs differ in."""
+"""Page of a comparison: curves over rounds, last metrics, paired differences, differing job values."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def page(runs: Sequence[Run]) -> str:
 
 def measured(run: Run, name: str) -> Part:
     """Return a measure of a run's last model, with its interval where there is one."""
-    found = None if run.test is None else getattr(run.test, name)
-    return MISSING if found is None else with_interval(found, run.interval(name))
+    value = None if run.test is None else getattr(run.test, name)
+    return MISSING if value is None else with_interval(value, run.interval(name))
 
 
 def _last(runs: Sequence[Run]) -> Markup:
@@ -78,18 +78,18 @@ def _curves(runs: Sequence[Run]) -> Markup:
     xs = sorted({row.round for run in runs for row in run.found.rows if row.test is not None})
     pictures: list[Part] = []
     groups = settings(runs)
-    # As many settings in one picture as the style can tell apart; seeds of one share its colour.
+    # At most as many settings in one picture as the style has series; seeds of one share its colour.
     for start in range(0, len(groups), SERIES):
         series = []
         for kind, (setting, repeats) in enumerate(groups[start : start + SERIES]):
             name = f"{setting} ({len(repeats)} seeds)" if len(repeats) > 1 else setting
             for run in repeats:
-                found = {
+                by_round = {
                     row.round: row.test.balanced_accuracy for row in run.found.rows if row.test is not None
                 }
                 planned = run.found.outcome.exactly_evaluated
                 skipped = [planned is not None and x not in planned for x in xs]
-                values = [found.get(x) for x in xs]
+                values = [by_round.get(x) for x in xs]
                 series.append(Series(name, values, kind, label=run.name, skipped=skipped))
         title = "Balanced accuracy by round" + (f", from setting {start + 1}" if start else "")
         pictures.append(
@@ -102,13 +102,13 @@ def _curves(runs: Sequence[Run]) -> Markup:
 
 
 def _paired(runs: Sequence[Run]) -> Markup:
-    title, found = "Paired differences", paired(runs)
-    if not found:
+    title, comparisons = "Paired differences", paired(runs)
+    if not comparisons:
         return section(
             title, tag("p", "None: no two settings have two or more seeds in common. One seed says little.")
         )
     names = {run.name: name for name, group in settings(runs) for run in group}
-    rows = [(names[item.names[0]], item.mean, item.limits, item.differences) for item in found]
+    rows = [(names[item.names[0]], item.mean, item.limits, item.differences) for item in comparisons]
     body: list[list[Part]] = [
         [
             name,
@@ -117,7 +117,7 @@ def _paired(runs: Sequence[Run]) -> Markup:
             ", ".join(f"{value:+.3f}" for value in item.differences),
             ", ".join(map(str, item.seeds)),
         ]
-        for (name, *_), item in zip(rows, found, strict=True)
+        for (name, *_), item in zip(rows, comparisons, strict=True)
     ]
     return section(
         title,
@@ -133,11 +133,11 @@ def _paired(runs: Sequence[Run]) -> Markup:
 
 
 def _differing(runs: Sequence[Run]) -> Markup:
-    found = differing(runs)
-    if not found:
+    by_key = differing(runs)
+    if not by_key:
         return section("What the jobs differ in", tag("p", "Nothing."))
     rows: list[list[Part]] = [
-        [key, *("-" if value is None else str(value) for value in values)] for key, values in found.items()
+        [key, *("-" if value is None else str(value) for value in values)] for key, values in by_key.items()
     ]
     return section("What the jobs differ in", table(["value", *(run.name for run in runs)], rows))
 
@@ -148,8 +148,8 @@ def findings(runs: Sequence[Run]) -> list[list[str]]:
     for name, count in positives(runs).items():
         row = [name, "-" if count is None else str(count)]
         for run in runs:
-            found = None if run.test is None else (run.test.findings or {}).get(name)
-            row.append("-" if found is None else f"{shown(found.sensitivity)}, {shown(found.auroc)}")
+            finding = None if run.test is None else (run.test.findings or {}).get(name)
+            row.append("-" if finding is None else f"{shown(finding.sensitivity)}, {shown(finding.auroc)}")
         rows.append(row)
     return rows
 
@@ -158,8 +158,8 @@ def _findings(runs: Sequence[Run]) -> list[Part]:
     rows: list[list[Part]] = [[*row] for row in findings(runs)]
     head = ["finding", "positives", *(run.name for run in runs)]
     note = few_positives(runs)
-    said = [tag("p", f"{note}.")] if note else []
-    return [section("Findings: sensitivity, AUROC", table(head, rows), *said)] if rows else []
+    notes = [tag("p", f"{note}.")] if note else []
+    return [section("Findings: sensitivity, AUROC", table(head, rows), *notes)] if rows else []
 
 
 def lines(runs: Sequence[Run]) -> list[list[str]]:

@@ -1,4 +1,4 @@
-"""Participation: silos by exchange, who was missing and why, and what the protocol made of it."""
+"""Participation: silos by exchange, missing silos with reasons, and the survivors of each sum."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from tightframe.results.rows import Row, names
 from tightframe.results.words import plural
 
 _REFUSALS = ("TF-1", "TF-2", "TF-4", "TF-6", "TF-7", "TF-505", "TF-509")
-"""Codes of answers that were not given or not taken on purpose; others are failures."""
+"""Codes of answers that a silo or the server refused; others are failures."""
 _ASSUMED = {"malicious": "malicious (any deviation)", "semi_honest": "semi-honest (curious only)"}
-"""Server that the sums are protected against, whatever the real one is."""
+"""Assumed server that sums are protected against."""
 _WHAT_TO_DO = tag("p", "tightframe explain CODE says what to do.")
 _SAID = {"in": "answered", "late": "late", "refused": "refused", "out": "failed", "idle": "not asked"}
 
 
-def silos(found: ServerResults) -> Markup:
-    """Show the grid of silos and exchanges, and everyone who was missing."""
-    outcome = found.outcome
-    rows = [row for row in found.rows if row.asked]
+def silos(run: ServerResults) -> Markup:
+    """Show the grid of silos and exchanges, and list the missing silos."""
+    outcome = run.outcome
+    rows = [row for row in run.rows if row.asked]
     if not rows and outcome.not_enrolled:
         return _only_asked(outcome)
     missing = [
@@ -39,7 +39,7 @@ def silos(found: ServerResults) -> Markup:
         missing += [[silo, where, code, reason(code)] for silo, code in sorted(row.dropped.items())]
     parts: list[Part] = []
     if rows:
-        everyone = _everyone(found, rows)
+        everyone = _everyone(run, rows)
         cells = [
             [
                 _cell(silo, row, where, outcome.not_enrolled)
@@ -54,7 +54,7 @@ def silos(found: ServerResults) -> Markup:
                 "Where too few answered, nothing was opened.",
             )
         )
-        parts.append(kept(len(everyone), "All silos in numbers", _counted(everyone, cells, found)))
+        parts.append(kept(len(everyone), "All silos in numbers", _counted(everyone, cells, run)))
     else:
         parts.append(tag("p", "No exchange with the silos is on record."))
     if missing:
@@ -75,7 +75,7 @@ def silos(found: ServerResults) -> Markup:
 
 
 def _only_asked(outcome: Outcome) -> Markup:
-    """List every silo of a run that ended before anything was summed."""
+    """List the silos of a run that ended before any sum."""
     roster = [*outcome.roster, *sorted(outcome.not_enrolled.keys() - set(outcome.roster))]
     body = [
         [name, outcome.not_enrolled[name], _why(outcome, name)]
@@ -92,7 +92,7 @@ def _only_asked(outcome: Outcome) -> Markup:
 
 
 def _why(outcome: Outcome, silo: str) -> str:
-    """Say why a silo is not in the run, with the rules that it tells."""
+    """Say why a silo is not in the run, with the rules that it disclosed."""
     return "; ".join([reason(outcome.not_enrolled[silo]), *outcome.not_enrolled_rules.get(silo, [])])
 
 
@@ -102,24 +102,24 @@ def reason(code: str) -> str:
 
 
 def coded(code: str) -> str:
-    """Return a code, and what it means where a few words say it."""
+    """Return a code, with its meaning where it has a short one."""
     return f"{code} ({REASONS[code]})" if code in REASONS else code
 
 
-def sums(found: ServerResults) -> Markup:
-    """Show what the protocol needed and had in each sum; of plain sums the job's own minimum."""
-    outcome, transcript = found.outcome, found.transcript
-    said = tag("p", f"{outcome.sums[:1].upper()}{outcome.sums[1:]}.") if outcome.sums else None
+def sums(run: ServerResults) -> Markup:
+    """Show threshold and survivors of each secret sum; for plain sums the job's minimum."""
+    outcome, transcript = run.outcome, run.transcript
+    summary = tag("p", f"{outcome.sums[:1].upper()}{outcome.sums[1:]}.") if outcome.sums else None
     if transcript is None:
         minimum = outcome.job.get("min_sites")
         what = (
             "plain" if outcome.summation == "plain" else "secret, but no transcript lies beside the results"
         )
         facts_ = [("sums", what), ("silos that a sum needs", None if minimum is None else str(minimum))]
-        return section("Protocol", said, facts(facts_))
+        return section("Protocol", summary, facts(facts_))
     return section(
         "Protocol",
-        said,
+        summary,
         facts(
             [
                 ("transcript begun", transcript.started),
@@ -147,20 +147,20 @@ def sums(found: ServerResults) -> Markup:
     )
 
 
-def norms(found: ServerResults) -> Markup | None:
-    """Show in each round how many silos' updates have a norm in which range; None without `update_norm`."""
-    rows = [row for row in found.rows if row.kind == "train" and row.asked]
-    told = [row.update_norms for row in rows if row.update_norms is not None]
-    if not told:
+def norms(run: ServerResults) -> Markup | None:
+    """Show how many silos' updates have a norm in each range, by round; None without `update_norm`."""
+    rows = [row for row in run.rows if row.kind == "train" and row.asked]
+    all_norms = [row.update_norms for row in rows if row.update_norms is not None]
+    if not all_norms:
         return None
-    limit = told[-1].limit
-    ranges = {item.above: str(item) for one in told for item in one.histogram}
+    limit = all_norms[-1].limit
+    ranges = {item.above: str(item) for one in all_norms for item in one.histogram}
     body: list[list[Part]] = []
     for (where, _), row in zip(names(rows), rows, strict=True):
         counts = {item.above: item.silos for item in row.update_norms.histogram} if row.update_norms else {}
         cells: list[Part] = [str(counts.get(above, "-")) if counts else MISSING for above in sorted(ranges)]
         body.append([where, *cells, "one silo" if row.update_norms and row.update_norms.apart else "-"])
-    apart = sum(one.apart for one in told)
+    apart = sum(one.apart for one in all_norms)
     verdict = (
         f"In {plural(apart, 'sum')} one silo's update was more than four times as long as all others': its "
         "records, labels or units may be wrong, or it has far more records. Each silo's own log has the norm "
@@ -197,7 +197,7 @@ def _survivors(transcript: Transcript) -> list[Part]:
         "Survivors and threshold by sum",
         xs,
         [
-            # A sum may fail before it is settled who is left.
+            # A sum may fail before its survivors are settled.
             Series("survivors", [float(len(item.survivors)) if item.survivors else None for item in rows], 0),
             *(Series(name, values, kind) for kind, (name, values) in enumerate(needed.items(), 1)),
         ],
@@ -232,7 +232,7 @@ def _survivors(transcript: Transcript) -> list[Part]:
 
 
 def _keys(named: Sequence[tuple[str, str]]) -> str:
-    """Explain short names that are no round's number."""
+    """Explain the short names that are not round numbers."""
     kinds = {
         brief.partition(".")[0]: name.partition(",")[0] for name, brief in named if not brief[:1].isdigit()
     }
@@ -244,10 +244,10 @@ def _results(transcript: Transcript) -> str:
     return f"{len(transcript.sums) - failed} opened, {failed} not opened"
 
 
-def _everyone(found: ServerResults, rows: Sequence[Row]) -> list[str]:
-    """Return the roster and whoever is named beside it, so that a wrong file hides no silo."""
+def _everyone(run: ServerResults, rows: Sequence[Row]) -> list[str]:
+    """Return the roster and any other silo in the rows, so that a wrong file hides no silo."""
     named = {silo for row in rows for silo in (*row.silos, *row.dropped)}
-    return [*found.outcome.roster, *sorted(named - set(found.outcome.roster))]
+    return [*run.outcome.roster, *sorted(named - set(run.outcome.roster))]
 
 
 def _cell(silo: str, row: Row, where: str, absent: dict[str, str]) -> Cell:
@@ -268,8 +268,8 @@ def _cell(silo: str, row: Row, where: str, absent: dict[str, str]) -> Cell:
     return Cell("idle", "", f"{silo}, {where}: not asked")
 
 
-def _counted(everyone: Sequence[str], cells: Sequence[Sequence[Cell]], found: ServerResults) -> Markup:
-    weights = found.card.public_weights if found.card else {}
+def _counted(everyone: Sequence[str], cells: Sequence[Sequence[Cell]], run: ServerResults) -> Markup:
+    weights = run.card.public_weights if run.card else {}
     body = []
     for silo, row in zip(everyone, cells, strict=True):
         kinds = [cell.kind for cell in row]

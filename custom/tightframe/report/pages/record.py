@@ -1,4 +1,4 @@
-"""The rest of a server's page: privacy, time and traffic, configuration, versions, hashes."""
+"""Sections of a server's page on privacy, time and traffic, configuration, versions and hashes."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ UNSET = {
 """Meaning of a value without default that a job leaves out."""
 
 
-def privacy(found: ServerResults) -> Markup:
-    """Show which rules held and which were off, the promise, and what was spent as far as it may be shown."""
-    outcome = found.outcome
+def privacy(run: ServerResults) -> Markup:
+    """Show which rules held, the promised epsilon, and the spent one as far as silos disclose it."""
+    outcome = run.outcome
     parts: list[Part] = [tag("p", "Which rules held, and which were off:"), listed(outcome.rules)]
     promise = outcome.privacy
     if promise is None:
@@ -54,9 +54,9 @@ def privacy(found: ServerResults) -> Markup:
         ),
         tag("h3", "What was spent"),
     ]
-    told = [(row.round, row.privacy) for row in found.rows if row.privacy is not None]
-    if told:
-        parts += _spent(told)
+    spent_by_round = [(row.round, row.privacy) for row in run.rows if row.privacy is not None]
+    if spent_by_round:
+        parts += _spent(spent_by_round)
     else:
         parts.append(
             tag(
@@ -68,12 +68,12 @@ def privacy(found: ServerResults) -> Markup:
     return section("Privacy", *parts)
 
 
-def _spent(told: list[tuple[int, Spent]]) -> list[Part]:
+def _spent(spent_by_round: list[tuple[int, Spent]]) -> list[Part]:
     parts: list[Part] = []
-    ranged = {number: item.range for number, item in told if item.range is not None}
-    promised = {number: item.promised for number, item in told}
+    ranged = {number: item.range for number, item in spent_by_round if item.range is not None}
+    promised = {number: item.promised for number, item in spent_by_round}
     if ranged:
-        silent = any(item.untold for _, item in told)
+        silent = any(item.untold for _, item in spent_by_round)
         note = "Some silos tell nothing, and may have spent all of it." if silent else ""
         parts.append(plots.epsilons(ranged, promised, note))
     body: list[list[Part]] = [
@@ -88,24 +88,24 @@ def _spent(told: list[tuple[int, Spent]]) -> list[Part]:
             # In thousandths, rounded up by the silo itself.
             ", ".join(f"{site} {epsilon:.3f}" for site, epsilon in sorted(item.shown.items())) or "-",
         ]
-        for number, item in told
+        for number, item in spent_by_round
     ]
     head = ["round", "epsilon of the silos", "promised", "delta", "how many silos", "silos that show theirs"]
     return [*parts, kept(len(body), "All rounds in numbers", table(head, body))]
 
 
-def withdrawal(found: ServerResults) -> Markup | None:
-    """Show what was taken out of an ended run, what both totals tell, and which models are not covered."""
-    withdrawn = found.outcome.withdrawn
+def withdrawal(run: ServerResults) -> Markup | None:
+    """Show what was withdrawn from an ended run, what both totals disclose, and the models not covered."""
+    withdrawn = run.outcome.withdrawn
     return None if withdrawn is None else section("Withdrawal", listed(withdrawn.lines()))
 
 
-def traffic(found: ServerResults) -> Markup | None:
-    """Show seconds and bytes of each exchange."""
-    rows = [row for row in found.rows if row.seconds or row.bytes_up or row.bytes_down]
+def traffic(run: ServerResults) -> Markup | None:
+    """Show seconds and bytes by exchange."""
+    rows = [row for row in run.rows if row.seconds or row.bytes_up or row.bytes_down]
     if not rows:
         return None
-    asked = [row for row in found.rows if row.asked]
+    asked = [row for row in run.rows if row.asked]
     by_row = {id(row): name for row, name in zip(asked, names(asked), strict=True)}
     named = [by_row.get(id(row), (row.kind, row.kind)) for row in rows]
     brief = [short for _, short in named]
@@ -127,7 +127,7 @@ def traffic(found: ServerResults) -> Markup | None:
                 x_name="exchange",
             ),
             "Seconds of each exchange, its training included; the whole run took "
-            f"{found.outcome.seconds:.0f} s.",
+            f"{run.outcome.seconds:.0f} s.",
         ),
         figure(
             partial(
@@ -150,20 +150,20 @@ def traffic(found: ServerResults) -> Markup | None:
     )
 
 
-def configuration(found: ServerResults) -> Markup:
-    """Show every value of the job, as it held."""
-    job, whole = found.outcome.job, found.outcome.effective
+def configuration(run: ServerResults) -> Markup:
+    """Show every value of the job that was in force."""
+    job, effective = run.outcome.job, run.outcome.effective
     if not job:
         return section("Configuration", tag("p", "The results do not say what the job was."))
     # A job of statistics trains nothing.
-    idle = ("training.", "method_options", "model") if found.outcome.statistics_only else ()
+    idle = ("training.", "method_options", "model") if run.outcome.statistics_only else ()
     rows: list[list[Part]] = [
-        [key, _told(key, value)] for key, value in dotted(whole or job) if not key.startswith(idle)
+        [key, _cell(key, value)] for key, value in dotted(effective or job) if not key.startswith(idle)
     ]
     about = (
         "Every value of the job, with the defaults of what it leaves out, those of its method, data set and "
         "model among them"
-        if whole
+        if effective
         else "Every value of the job, its own defaults among them; what its method, data set and model take "
         "where it says nothing, these results do not tell"
     )
@@ -176,9 +176,9 @@ def configuration(found: ServerResults) -> Markup:
     )
 
 
-def proof(found: ServerResults) -> Markup:
-    """Show versions, hashes, and how the transcript is checked."""
-    outcome, card, transcript = found.outcome, found.card, found.transcript
+def proof(run: ServerResults) -> Markup:
+    """Show versions, hashes, and how to check the transcript."""
+    outcome, card, transcript = run.outcome, run.card, run.transcript
     start = card.initial_model if card else None
     parts: list[Part] = [
         facts(
@@ -193,10 +193,10 @@ def proof(found: ServerResults) -> Markup:
         tag("p", "Hashes are SHA-256. Two copies of a transcript with the same last line are the same."),
     ]
     if transcript is not None:
-        root = SIMULATED_ROOT if found.simulated else "rootCA.pem"
+        root = SIMULATED_ROOT if run.simulated else "rootCA.pem"
         whose = (
             "The root is a simulation's own: its identities prove nothing about who took part."
-            if found.simulated
+            if run.simulated
             else "Take rootCA.pem from your own startup kit, not from whoever gave you the transcript."
         )
         parts += [
@@ -221,10 +221,10 @@ def _plain(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _told(key: str, value: Any) -> str:
-    """Return one of a job's values for a cell.
+def _cell(key: str, value: Any) -> str:
+    """Return a job's value as a cell's text.
 
-    >>> _told("prototype_sites", None), _told("method_options.lite_m", None), _told("model_options", {})
+    >>> _cell("prototype_sites", None), _cell("method_options.lite_m", None), _cell("model_options", {})
     ('all', 'not set', 'none')
     """
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""Metrics of models: curves, recall, confusion; for the server's page and a silo's."""
+"""Metrics of models (curves, recall, confusion) for pages of the server and of a silo."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ LONG = 24
 _PAIRS = 30
 
 
-def value(found: float | None, digits: int = 3) -> Part:
-    """Return a number for a table; what is missing is marked as missing."""
-    return MISSING if found is None else shown(found, digits)
+def value(number: float | None, digits: int = 3) -> Part:
+    """Return a number for a table; None is marked as missing."""
+    return MISSING if number is None else shown(number, digits)
 
 
-def _limited(found: float | None, limits: tuple[float, float] | None) -> Part:
-    return MISSING if found is None else with_interval(found, limits)
+def _limited(number: float | None, limits: tuple[float, float] | None) -> Part:
+    return MISSING if number is None else with_interval(number, limits)
 
 
 def metric_cell(fold: FoldMetrics | None, name: str) -> Part:
-    """Return a metric of a fold for a table; a noisy one with its interval and its classes."""
-    found = None if fold is None else getattr(fold, name, None)
-    return MISSING if found is None or fold is None else metric(fold, name)
+    """Return a fold's metric for a table; a noisy one with its interval and its number of classes."""
+    value = None if fold is None else getattr(fold, name, None)
+    return MISSING if value is None or fold is None else metric(fold, name)
 
 
 def kept(rows: int, summary: str, content: Markup) -> Markup:
-    """Return a table as it is, or folded if it is long."""
+    """Return a table, folded if it is long."""
     return content if rows <= LONG else folded(summary, content)
 
 
@@ -50,12 +50,12 @@ def curves(
     own_models: bool = False,
     planned: Container[int] | None = None,
 ) -> Markup:
-    """Show loss and balanced accuracy of each round's model, and the training's own loss, of ``done`` rounds.
+    """Show loss and balanced accuracy of each round's model, and the training loss, of ``done`` rounds.
 
-    With ``own_models``, each silo's, there is an evaluation after the last round only.
+    With ``own_models`` (one per silo) there is an evaluation after the last round only.
 
     Args:
-        planned: the rounds whose models were to be evaluated; None where this is not known.
+        planned: rounds whose models were to be evaluated; None if unknown.
     """
     models: dict[int, Evaluation | None] = {}
     judges: dict[int, list[str]] = {}
@@ -72,8 +72,8 @@ def curves(
     partly = [bool(models[x]) and sorted(judges[x]) != sorted(roster) for x in xs]
 
     def of(fold: str, name: str) -> list[float | None]:
-        found = [models[x] for x in xs]
-        return [None if item is None else getattr(getattr(item, fold), name) for item in found]
+        evaluations = [models[x] for x in xs]
+        return [None if item is None else getattr(getattr(item, fold), name) for item in evaluations]
 
     loss = [
         Series("test", of("test", "loss"), 0, partly, skipped=skipped),
@@ -87,7 +87,7 @@ def curves(
     ]
     noisy = any(item.test.noisy for item in models.values() if item is not None)
     if noisy:
-        # Without validation, whose own limits there is no room for here; the table has them.
+        # Without validation: there is no room for its limits, which the table has.
         good = [good[0], *_ends([models[x] for x in xs])]
     findings = any(item.test.findings is not None for item in models.values() if item is not None)
     what = f"mean recall of the classes{NOISY if noisy else ''}"
@@ -128,10 +128,10 @@ def _ends(models: Sequence[Evaluation | None]) -> list[Series]:
 def _in_numbers(
     models: Mapping[int, Evaluation | None], losses: Mapping[int, float], by: Sequence[str | None]
 ) -> Markup:
-    """List each round's model and losses, and who counted them (None: nobody)."""
+    """List each round's metrics and losses, and the silos that evaluated (None: no silo)."""
     body: list[list[Part]] = []
-    for (x, found), judges in zip(sorted(models.items()), by, strict=True):
-        folds = [None, None] if found is None else [found.validation, found.test]
+    for (x, evaluation), judges in zip(sorted(models.items()), by, strict=True):
+        folds = [None, None] if evaluation is None else [evaluation.validation, evaluation.test]
         body.append(
             [
                 str(x),
@@ -153,7 +153,7 @@ def recall(fold: FoldMetrics, whose: str, finds: str = "the final model finds") 
     classes = list(fold.recall)
     counts = [fold.class_records.get(name) for name in classes]
     limits = {name: f" [{low}, {high}]" for name, (low, high) in fold.class_records_interval.items()}
-    # Noisy numbers have their limits beside them: in the picture as bars, of the records in the table only.
+    # Limits of noisy recall are bars in the picture; those of noisy records are in the table only.
     notes = ["" if count is None or fold.noisy else f"n = {count}" for count in counts]
     bars = [("recall", [fold.recall[name] for name in classes])]
     if fold.noisy:
@@ -190,22 +190,22 @@ def recall(fold: FoldMetrics, whose: str, finds: str = "the final model finds") 
 
 
 def recall_title(fold: FoldMetrics) -> str:
-    """Name the share of a class's, or a finding's, records that a model finds."""
+    """Return the title of recall by class, or of sensitivity by finding."""
     return "Recall by class" if fold.findings is None else "Sensitivity by finding"
 
 
 def _recalled(fold: FoldMetrics, name: str, count: int | None) -> Part:
-    """Return a class's recall; a noisy count of 0 does not say that there are no records."""
+    """Return a class's recall; a noisy count of 0 does not mean no records."""
     if fold.noisy:
-        told = fold.recall[name]
-        return TOO_FEW if told is None else with_interval(told, fold.recall_interval.get(name))
+        share = fold.recall[name]
+        return TOO_FEW if share is None else with_interval(share, fold.recall_interval.get(name))
     return "no records" if count == 0 else value(fold.recall[name])
 
 
 def confusion(
     classes: Sequence[str], counts: Sequence[Sequence[int]], whose: str, model: str = "the final model"
 ) -> Markup:
-    """Show the confusion matrix, and in words what is mistaken most often."""
+    """Show the confusion matrix and the most frequent mistakes."""
     if len(counts) != len(classes) or any(len(row) != len(classes) for row in counts):
         return section("Confusion matrix", tag("p", "The matrix in the results does not fit its classes."))
     wrong = sorted(
@@ -238,15 +238,15 @@ def confusion(
 
 
 def findings(fold: FoldMetrics, whose: str, model: str = "the final model") -> Markup:
-    """Show each finding of a multi-label: its counts, and what follows from them."""
+    """Show the counts and metrics of each finding of a multi-label task."""
     rows: list[list[Part]] = []
-    for name, found in (fold.findings or {}).items():
-        numbers = (found.sensitivity, found.specificity, found.auroc, found.average_precision)
+    for name, finding in (fold.findings or {}).items():
+        numbers = (finding.sensitivity, finding.specificity, finding.auroc, finding.average_precision)
         counts: tuple[Part, ...] = (MISSING,) * 4
-        if found.confusion is not None:
-            (absent, false), (missed, hits) = found.confusion
+        if finding.confusion is not None:
+            (absent, false), (missed, hits) = finding.confusion
             counts = (str(hits), str(missed), str(false), str(absent))
-        limits = (found.sensitivity_interval, found.specificity_interval, None, None)
+        limits = (finding.sensitivity_interval, finding.specificity_interval, None, None)
         rows.append([name, *counts, *map(_limited, numbers, limits)])
     head = ["finding", "found", "missed", "false alarms", "rightly absent", "sensitivity", "specificity"]
     return section(
@@ -263,17 +263,17 @@ def findings(fold: FoldMetrics, whose: str, model: str = "the final model") -> M
 def side_by_side(
     models: Mapping[str, FoldMetrics | None], by_class: Mapping[str, Mapping[str, float | None]]
 ) -> Markup:
-    """Show several models on the same records: their metrics, and recall by class.
+    """Compare models on the same records: recall by class.
 
     Args:
-        models: name -> metrics; None where the model has only its recall.
-        by_class: name of the model -> recall by class.
+        models: name -> metrics; None if the model has only recall.
+        by_class: model name -> recall by class.
     """
     classes = list(next(iter(by_class.values())))
     counts = next(item for item in models.values() if item is not None).class_records
     notes = [f"n = {counts[name]}" if name in counts else "" for name in classes]
     rows: list[list[Part]] = [
-        [name, *(value(found.get(name)) for found in by_class.values()), str(counts.get(name, "-"))]
+        [name, *(value(recalls.get(name)) for recalls in by_class.values()), str(counts.get(name, "-"))]
         for name in classes
     ]
     return tag(
@@ -283,7 +283,7 @@ def side_by_side(
                 plots.bars,
                 "Recall by class, model by model",
                 list(zip(classes, notes, strict=True)),
-                [(name, [found.get(item) for item in classes]) for name, found in by_class.items()],
+                [(name, [recalls.get(item) for item in classes]) for name, recalls in by_class.items()],
             ),
             "Share of each class's own test records that each model finds; a dash: no records.",
         ),

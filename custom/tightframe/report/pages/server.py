@@ -1,4 +1,4 @@
-"""The server's report: from totals and public facts only, as all of its result files are."""
+"""The server's report, made only from totals and public facts, like all of its result files."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from tightframe.results.parts.evaluation import Evaluation, FoldMetrics
 from tightframe.results.words import count_in_words, metric, one_answer, plural, sentence, shown, untested
 
 
-def page(found: ServerResults, wanted: clinical.Wanted = clinical.DEFAULT) -> str:
+def page(run: ServerResults, wanted: clinical.Wanted = clinical.DEFAULT) -> str:
     """Return the whole page.
 
     Args:
-        wanted: what the clinical reading is to be at.
+        wanted: operating points and prevalences of the clinical reading.
     """
-    outcome = found.outcome
+    outcome = run.outcome
     final = outcome.evaluation
-    parts: list[Part] = [*_notices(found), tag("p", in_words(found)), _tiles(found)]
-    if found.statistics is not None:
-        parts += statistics.sections(found.statistics)
+    parts: list[Part] = [*_notices(run), tag("p", in_words(run)), _tiles(run)]
+    if run.statistics is not None:
+        parts += statistics.sections(run.statistics)
     if outcome.one_sum is not None and outcome.trained:
         parts.append(_one_sum(outcome.one_sum))
     if final is not None:
-        parts.append(_metrics(found, final))
+        parts.append(_metrics(run, final))
     if outcome.personal is not None:
-        parts.append(_personal(found))
-    own, whose = outcome.own_models, _whose(found)
+        parts.append(_personal(run))
+    own, whose = outcome.own_models, _whose(run)
     if not outcome.evaluates_only and not outcome.statistics_only:
         parts.append(
             results.curves(
-                found.rows,
+                run.rows,
                 outcome.roster,
                 outcome.rounds_done,
                 own_models=own,
@@ -52,14 +52,14 @@ def page(found: ServerResults, wanted: clinical.Wanted = clinical.DEFAULT) -> st
         copies = len(outcome.evaluated_by) if _same(outcome) else 1
         parts.append(clinical.reading(final.test, f"the test records of {whose}", wanted, copies))
     parts += [
-        participation.silos(found),
-        participation.norms(found),
-        participation.sums(found),
-        record.withdrawal(found),
-        record.privacy(found),
-        record.traffic(found),
-        record.configuration(found),
-        record.proof(found),
+        participation.silos(run),
+        participation.norms(run),
+        participation.sums(run),
+        record.withdrawal(run),
+        record.privacy(run),
+        record.traffic(run),
+        record.configuration(run),
+        record.proof(run),
         tag(
             "footer",
             tag(
@@ -72,11 +72,11 @@ def page(found: ServerResults, wanted: clinical.Wanted = clinical.DEFAULT) -> st
     return layout.page(outcome.job_name, "Tightframe report of a run, at the server", *parts)
 
 
-def in_words(found: ServerResults) -> str:
+def in_words(run: ServerResults) -> str:
     """Describe the run, its end and its model in one paragraph."""
-    outcome = found.outcome
+    outcome = run.outcome
     if outcome.statistics_only:
-        return _statistics_in_words(found)
+        return _statistics_in_words(run)
     data = outcome.data or str(outcome.job.get("dataset", "unnamed records"))
     done = outcome.length
     what = _models(outcome.job)
@@ -87,26 +87,28 @@ def in_words(found: ServerResults) -> str:
     elif outcome.one_sum is not None:
         verb = "gave" if outcome.trained else "was to give"
         what += " its head from one sum, without training,"
-    said = [
+    sentences = [
         f"The method {outcome.method} {verb} {what} over {plural(len(outcome.roster), 'silo')} with "
         f"{outcome.summation} sums. Data: {data}.",
     ]
     if outcome.evaluates_only:
         how = "ended as planned" if outcome.ended == "evaluated" else "did not evaluate the model"
-        said.append(f"The run {how}{_without(outcome)} after {outcome.seconds:.0f} s; nothing was trained.")
+        sentences.append(
+            f"The run {how}{_without(outcome)} after {outcome.seconds:.0f} s; nothing was trained."
+        )
     elif outcome.trained and outcome.reason is None:
         planned = "ended as planned, with" if outcome.ended == "trained" and not outcome.lost else "finished"
-        said.append(f"The run {planned} {done}{_without(outcome)} after {outcome.seconds:.0f} s.")
+        sentences.append(f"The run {planned} {done}{_without(outcome)} after {outcome.seconds:.0f} s.")
     elif outcome.trained:
-        said.append(f"The model is trained ({done}) and kept, but the run then ended with an error.")
+        sentences.append(f"The model is trained ({done}) and kept, but the run then ended with an error.")
     else:
-        said.append(f"The run ended early: {done} were finished after {outcome.seconds:.0f} s.")
+        sentences.append(f"The run ended early: {done} were finished after {outcome.seconds:.0f} s.")
     final = outcome.evaluation
     if final is not None and (final.test.records or final.test.noisy):
         test, validation = final.test, final.validation
         noisy = "noisy " if test.noisy else ""
-        said.append(
-            f"On {_records(found)} of {_whose(found)} {model_named(outcome)} {noisy}balanced accuracy "
+        sentences.append(
+            f"On {_records(run)} of {_whose(run)} {model_named(outcome)} {noisy}balanced accuracy "
             f"{metric(test, 'balanced_accuracy')} and AUROC {metric(test, 'auroc')}"
             + (
                 f"; on {_number(validation, 'validation record')}, "
@@ -117,59 +119,59 @@ def in_words(found: ServerResults) -> str:
             )
         )
         if (answer := one_answer(test.one_answer)) is not None:
-            said.append(f"On the test records {answer}.")
+            sentences.append(f"On the test records {answer}.")
         if not test.noisy and test.findings is None and (missing := untested(test.recall)) is not None:
-            said.append(f"{missing[0].upper()}{missing[1:]}.")
+            sentences.append(f"{missing[0].upper()}{missing[1:]}.")
     else:
-        said.append(f"Its test metrics are missing: {why_missing(found)}.")
-    return " ".join(said)
+        sentences.append(f"Its test metrics are missing: {why_missing(run)}.")
+    return " ".join(sentences)
 
 
-def _statistics_in_words(found: ServerResults) -> str:
-    """Describe a run that summed statistics in one paragraph."""
-    outcome = found.outcome
+def _statistics_in_words(run: ServerResults) -> str:
+    """Describe in one paragraph a run that summed statistics."""
+    outcome = run.outcome
     how = "ended as planned" if outcome.ended == "counted" else "opened no statistics"
-    told = (
+    text = (
         f"Statistics of the tables of {plural(len(outcome.roster), 'silo')}, before any training, with "
         f"{outcome.summation} sums. Data: {outcome.data}. The run {how} after {outcome.seconds:.0f} s."
     )
-    if found.statistics is not None and found.statistics.failed:
-        told += f" {plural(found.statistics.failed, 'silo')} could not count, and is in no number."
-    return told
+    if run.statistics is not None and run.statistics.failed:
+        text += f" {plural(run.statistics.failed, 'silo')} could not count, and is in no number."
+    return text
 
 
 def _without(outcome: Outcome) -> str:
-    """Name the silos that the run had lost when it ended."""
+    """Name the silos that had dropped out by the end of the run."""
     if not outcome.lost:
         return ","
     return f", the last of them without {sentence(sorted(outcome.lost))},"
 
 
 def _models(job: Mapping[str, Any]) -> str:
-    """Name what was trained: the job's model, and those of silos that have others."""
+    """Name the trained models: the job's, and those of silos that have others."""
     model, others = job.get("model"), job.get("site_models")
     if not isinstance(others, Mapping) or not others:
         return f"the model {model}" if model else "a model"
     own = {site: values.get("model") for site, values in others.items() if isinstance(values, Mapping)}
-    told = ", ".join(f"{name} at {site}" for site, name in sorted(own.items()))
-    return f"the silos' own models ({model}; others are {told})"
+    listed = ", ".join(f"{name} at {site}" for site, name in sorted(own.items()))
+    return f"the silos' own models ({model}; others are {listed})"
 
 
 def model_named(outcome: Outcome) -> str:
-    """Name what the metrics are of, with its verb."""
+    """Name the evaluated model, with its verb."""
     if outcome.own_models:
         return "the silos' own models, each on its silo's records, have (there is no global model)"
     return "the final model has"
 
 
-def why_missing(found: ServerResults) -> str:
+def why_missing(run: ServerResults) -> str:
     """Say why the server has no evaluation of the final model."""
-    outcome = found.outcome
+    outcome = run.outcome
     if not outcome.trained:
         return "training did not end" if outcome.own_models else "there is no final model"
     if outcome.privacy is not None:
         return "under differential privacy they stay at the silos, each in its own report"
-    if any(row.kind == "closing" and not row.static_opened for row in found.rows):
+    if any(row.kind == "closing" and not row.static_opened for row in run.rows):
         return "counts stay shut after a drop-out"
     if outcome.evaluation is not None:
         return "there are no test records"
@@ -177,8 +179,8 @@ def why_missing(found: ServerResults) -> str:
     return f"{model} not evaluated"
 
 
-def _notices(found: ServerResults) -> list[Part]:
-    outcome = found.outcome
+def _notices(run: ServerResults) -> list[Part]:
+    outcome = run.outcome
     notices: list[Part] = []
     verdict = tag("b", f"{outcome.ended.capitalize()}.")
     if outcome.trained and outcome.reason is None:
@@ -199,23 +201,23 @@ def _notices(found: ServerResults) -> list[Part]:
                 "that the software works; they say nothing about medicine or about a method.",
             )
         )
-    if found.simulated:
+    if run.simulated:
         notices.append(
             layout.notice("warn", "A simulation: the silos' identities are made up and prove nothing.")
         )
-    told = next((row.evaluation.test for row in found.rows if row.evaluation), None)
+    test = next((row.evaluation.test for row in run.rows if row.evaluation), None)
     if outcome.evaluation is not None:
-        told = outcome.evaluation.test
-    if told is not None and told.noisy:
-        notices.append(layout.notice("warn", tag("b", "Noisy metrics."), _noise(told)))
-    if told is not None and outcome.evaluation is not None:
-        answer = one_answer(told.one_answer)
-        if answer is not None and told.one_answer is not None:
-            title = "One answer." if told.one_answer.certain else "Perhaps one answer only."
+        test = outcome.evaluation.test
+    if test is not None and test.noisy:
+        notices.append(layout.notice("warn", tag("b", "Noisy metrics."), _noise(test)))
+    if test is not None and outcome.evaluation is not None:
+        answer = one_answer(test.one_answer)
+        if answer is not None and test.one_answer is not None:
+            title = "One answer." if test.one_answer.certain else "Perhaps one answer only."
             notices.append(layout.notice("warn", tag("b", title), f"On the test records {answer}."))
     if outcome.statistics_only:
         return notices
-    if outcome.privacy is not None and not any(row.evaluation for row in found.rows):
+    if outcome.privacy is not None and not any(row.evaluation for row in run.rows):
         notices.append(
             layout.notice(
                 "warn",
@@ -230,7 +232,7 @@ def _notices(found: ServerResults) -> list[Part]:
 
 
 def _noise(test: FoldMetrics) -> str:
-    """Say how noisy the numbers are."""
+    """Describe the noise of the metrics."""
     limits = (
         ""
         if test.level is None
@@ -245,14 +247,14 @@ def _noise(test: FoldMetrics) -> str:
     )
 
 
-def _tiles(found: ServerResults) -> Markup:
-    outcome = found.outcome
+def _tiles(run: ServerResults) -> Markup:
+    outcome = run.outcome
     values: list[tuple[str, str]] = []
     if outcome.evaluation is not None:
         test = outcome.evaluation.test
         noisy = "noisy " if test.noisy else ""
-        again = f", {len(outcome.evaluated_by)} times the same {same}" if (same := _same(outcome)) else ""
-        counted = "test records, with noise" if test.noisy else f"test records counted{again}"
+        repeats = f", {len(outcome.evaluated_by)} times the same {same}" if (same := _same(outcome)) else ""
+        counted = "test records, with noise" if test.noisy else f"test records counted{repeats}"
         records = "" if test.records_interval is None else _brackets(test.records_interval)
         values += [
             (
@@ -262,13 +264,13 @@ def _tiles(found: ServerResults) -> Markup:
             (shown(test.auroc), f"{noisy}AUROC, test{_limits(test, 'auroc')}"),
             (str(test.records), f"{counted}{records}"),
         ]
-    if found.statistics is not None:
-        for name, count in found.statistics.records.items():
+    if run.statistics is not None:
+        for name, count in run.statistics.records.items():
             values.append((count_in_words(count), f"records, {name}"))
     if not outcome.evaluates_only and not outcome.statistics_only:
         values.append((f"{outcome.rounds_done} of {outcome.rounds}", "rounds"))
-    # Where enrolment itself failed, no results say who was enrolled; the reason does, in words.
-    if found.rows:
+    # If enrolment failed, only the reason says who was enrolled.
+    if run.rows:
         joined = len(outcome.roster) - len(outcome.not_enrolled)
         values.append((f"{joined} of {len(outcome.roster)}", "silos enrolled"))
         if outcome.lost:
@@ -278,7 +280,7 @@ def _tiles(found: ServerResults) -> Markup:
 
 
 def _limits(test: FoldMetrics, name: str) -> str:
-    """Return the interval of a noisy number, and how many classes it is over."""
+    """Return a noisy metric's interval, and the number of classes that it covers."""
     text, value = metric(test, name), shown(getattr(test, name))
     return f": {text.removeprefix(value).lstrip(', ')}" if text != value else ""
 
@@ -288,15 +290,15 @@ def _brackets(limits: Sequence[int]) -> str:
 
 
 def _number(fold: FoldMetrics, noun: str) -> str:
-    """Count records, with the limits of their noise."""
+    """Return the number of records, with its noise limits."""
     if not fold.noisy:
         return f"the {plural(fold.records, noun)}"
     limits = "" if fold.records_interval is None else _brackets(fold.records_interval)
     return f"about {fold.records}{limits} (noisy) {noun}s"
 
 
-def _metrics(found: ServerResults, final: Evaluation) -> Markup:
-    own = found.outcome.own_models
+def _metrics(run: ServerResults, final: Evaluation) -> Markup:
+    own = run.outcome.own_models
     by = ", each by the model of its own silo" if own else ""
     folds = (("validation", final.validation), ("test", final.test))
     rows: list[list[Part]] = [
@@ -316,7 +318,7 @@ def _metrics(found: ServerResults, final: Evaluation) -> Markup:
         table(head, rows),
         tag(
             "p",
-            f"Counted on the records of {_whose(found)}{by}. "
+            f"Counted on the records of {_whose(run)}{by}. "
             "AUROC and average precision are means over classes: chance is 0.5, and the mean of the classes' "
             "shares.",
         ),
@@ -338,8 +340,8 @@ def _one_sum(opened: OpenedSum) -> Markup:
     )
 
 
-def _personal(found: ServerResults) -> Markup:
-    personal = found.outcome.personal
+def _personal(run: ServerResults) -> Markup:
+    personal = run.outcome.personal
     if personal is None:
         return section("Personal models")
     return section(
@@ -364,31 +366,31 @@ def _personal(found: ServerResults) -> Markup:
             "They are the silos' own models of the first table. The numbers differ because here each silo "
             "counts once, and there each record.",
         )
-        if found.outcome.own_models
+        if run.outcome.own_models
         else None,
     )
 
 
-def _or_missing(found: float | None) -> Part:
-    return results.MISSING if found is None else shown(found)
+def _or_missing(value: float | None) -> Part:
+    return results.MISSING if value is None else shown(value)
 
 
-def _whose(found: ServerResults) -> str:
-    by, same = found.outcome.evaluated_by, _same(found.outcome)
-    again = f" (the same {plural(same, 'test record')} at each of {len(by)} silos)" if same else ""
-    if sorted(by) == sorted(found.outcome.roster):
-        return f"all silos{again}"
-    return f"{sentence(by)} only{again}"
+def _whose(run: ServerResults) -> str:
+    by, same = run.outcome.evaluated_by, _same(run.outcome)
+    repeats = f" (the same {plural(same, 'test record')} at each of {len(by)} silos)" if same else ""
+    if sorted(by) == sorted(run.outcome.roster):
+        return f"all silos{repeats}"
+    return f"{sentence(by)} only{repeats}"
 
 
 def _same(outcome: Outcome) -> int:
-    """Count the test records that several silos have in common; 0 where each has its own."""
+    """Count the test records that several silos share; 0 if each has its own."""
     silos = len(outcome.evaluated_by)
     if outcome.evaluation is None or outcome.evaluation.test.noisy or not outcome.test_shared or silos < 2:
         return 0
     return outcome.evaluation.test.records // silos
 
 
-def _records(found: ServerResults) -> str:
-    evaluation = found.outcome.evaluation
+def _records(run: ServerResults) -> str:
+    evaluation = run.outcome.evaluation
     return "the 0 test records" if evaluation is None else _number(evaluation.test, "test record")

@@ -1,4 +1,4 @@
-"""A silo's own report: its records, the models side by side, what its privacy has cost. It stays there."""
+"""A silo's own report, which stays there: its records, a comparison of models, its privacy spending."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from tightframe.results.words import (
 GLOBAL, OWN, LOCAL, PERSONAL = "global", "own", "local-only", "personal"
 
 
-def page(found: SiloResults, wanted: clinical.Wanted = clinical.DEFAULT) -> str:
+def page(silo_results: SiloResults, wanted: clinical.Wanted = clinical.DEFAULT) -> str:
     """Return the whole page.
 
     Args:
-        wanted: what the clinical reading is to be at.
+        wanted: operating points and prevalences of the clinical reading.
     """
-    report = found.report
+    report = silo_results.report
     test = report.final.test
     parts: list[Part] = [
         layout.notice(
@@ -74,62 +74,62 @@ def page(found: SiloResults, wanted: clinical.Wanted = clinical.DEFAULT) -> str:
 
 
 def _one_answers(report: SiloReport) -> list[str]:
-    """Name in sentences the models that give one answer."""
-    told = {_final_model(report): report.final.test.one_answer}
+    """Return a sentence for each model that always gives one answer."""
+    answers = {_final_model(report): report.final.test.one_answer}
     if report.local_only is not None:
-        told["the local-only model"] = report.local_only.test.one_answer
+        answers["the local-only model"] = report.local_only.test.one_answer
     if report.personal is not None and report.personal.one_answer is not None:
-        told["the personal model"] = report.personal.one_answer
+        answers["the personal model"] = report.personal.one_answer
     return [
         f"On this silo's test records {answer.replace('the model', name, 1)}."
-        for name, values in told.items()
+        for name, values in answers.items()
         if (answer := one_answer(values)) is not None
     ]
 
 
 def in_words(report: SiloReport) -> str:
-    """Compare the models on the silo's own test records in one paragraph."""
+    """Compare in one paragraph the models on the silo's own test records."""
     test = report.final.test
-    said = [
+    sentences = [
         f"{report.silo} has {plural(report.records.together('train'), 'training record')} "
         f"and {plural(report.records.together('test'), 'test record')}. Data: {report.data}."
     ]
     if not test.records:
-        said.append("Without test records there is nothing to compare.")
-        return " ".join(said)
-    said.append(
+        sentences.append("Without test records there is nothing to compare.")
+        return " ".join(sentences)
+    sentences.append(
         f"On them {_final_model(report)} has balanced accuracy {shown(test.balanced_accuracy)} and accuracy "
         f"{shown(test.accuracy)}."
     )
     if report.local_only is None:
-        said.append("No model was trained on this silo's records alone (local_baseline_epochs).")
+        sentences.append("No model was trained on this silo's records alone (local_baseline_epochs).")
     else:
         alone = report.local_only.test
-        said.append(
+        sentences.append(
             "A model trained on this silo's records alone for "
             f"{plural(report.local_only.epochs, 'epoch')} has "
             f"{shown(alone.balanced_accuracy)} and {shown(alone.accuracy)}."
         )
     if report.personal is None:
-        said.append("No personal model was made (personalise).")
+        sentences.append("No personal model was made (personalise).")
     elif report.personal.silos:
         own = report.personal.balanced_accuracy
-        said.append(f"The personal model has {shown(own)} and {shown(report.personal.accuracy)}.")
-    return " ".join(said)
+        sentences.append(f"The personal model has {shown(own)} and {shown(report.personal.accuracy)}.")
+    return " ".join(sentences)
 
 
 def recalls(report: SiloReport) -> dict[str, Mapping[str, float | None]]:
-    """Return recall by class of each model that there is."""
-    found: dict[str, Mapping[str, float | None]] = {_final(report): report.final.test.recall}
+    """Return each model's recall by class."""
+    by_model: dict[str, Mapping[str, float | None]] = {_final(report): report.final.test.recall}
     if report.local_only is not None:
-        found[LOCAL] = report.local_only.test.recall
+        by_model[LOCAL] = report.local_only.test.recall
     if report.personal is not None:
-        found[PERSONAL] = dict(zip(report.final.test.recall, report.personal.recalls, strict=False))
-    return found
+        by_model[PERSONAL] = dict(zip(report.final.test.recall, report.personal.recalls, strict=False))
+    return by_model
 
 
 def _final(report: SiloReport) -> str:
-    """Name the model that the last round has left here."""
+    """Name the last round's model at this silo."""
     return OWN if report.own_model else GLOBAL
 
 
@@ -195,7 +195,7 @@ def _row(name: str, fold: FoldMetrics) -> list[Part]:
 def _own_row(own: SiloPersonal, test: int) -> list[Part]:
     records = test if own.confusion is None else sum(map(sum, own.confusion))
     accuracy = results.value(own.accuracy if own.silos else None)
-    # Only counts of hits are kept of it, from which nothing else follows.
+    # Only counts of hits are kept, which give no other metric.
     return [
         f"{PERSONAL}, test",
         str(records),
@@ -206,14 +206,14 @@ def _own_row(own: SiloPersonal, test: int) -> list[Part]:
 
 
 def _disclosed(report: SiloReport) -> Markup:
-    """Show what left the silo, for whom, and under which policy."""
+    """Show what left the silo, the recipients, and the policy."""
     title = "What left this silo"
-    given = report.disclosed
-    if given is None:
+    sent = report.disclosed
+    if sent is None:
         return section(title, tag("p", "Not recorded: the version that wrote this report did not count it."))
     how = (
         "Each term was masked: the server could open only totals over several silos."
-        if given.masked
+        if sent.masked
         else "Each term was sent as it is: the server saw this silo's own numbers."
     )
     exact = (
@@ -229,20 +229,20 @@ def _disclosed(report: SiloReport) -> Markup:
             described(item.numbers, item.times, item.terms_with),
             f"{item.bytes / 1e6:,.2f}",
         ]
-        for item in given.sent
+        for item in sent.sent
     ]
     return section(
         title,
         tag(
             "p",
-            f"Terms of sums over {plural(len(given.silos), 'silo')} ({', '.join(given.silos)}), sent to the "
+            f"Terms of sums over {plural(len(sent.silos), 'silo')} ({', '.join(sent.silos)}), sent to the "
             f"federation's server. {how} {exact} The server gets the totals, all silos "
             "what it makes of them. At enrolment the silo also declared its public weight "
-            f"(rule: {given.weights}) and its rules. "
+            f"(rule: {sent.weights}) and its rules. "
             "Records never leave.",
         ),
         table(["sums", "terms", "what (numbers in a term)", "MB"], rows, wrapped=[2]),
-        facts([("under the policy", given.policy)]),
+        facts([("under the policy", sent.policy)]),
     )
 
 

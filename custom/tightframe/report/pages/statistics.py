@@ -1,4 +1,4 @@
-"""Statistics before training on the server's page: Table 1 by class, and a picture of each column."""
+"""Statistics before training on the server's page: Table 1 by class, and a histogram of each column."""
 
 from __future__ import annotations
 
@@ -17,61 +17,61 @@ from tightframe.results.statistics import (
 from tightframe.results.words import count_in_words, plural
 
 MOST_SERIES = 4
-"""Classes up to which each has its own colour."""
+"""Most classes that each have their own colour."""
 WITHHELD = "withheld"
 _UNKNOWN = ("not known", "-")
 
 
-def sections(found: TableStatistics) -> list[Part]:
-    """Return Table 1, and the columns' histograms with all of their numbers."""
-    timed = [] if found.survival is None else [_survival(found.survival)]
-    return [_table_1(found), *timed, _columns(found)]
+def sections(stats: TableStatistics) -> list[Part]:
+    """Return Table 1, and the columns' histograms with all counts."""
+    timed = [] if stats.survival is None else [_survival(stats.survival)]
+    return [_table_1(stats), *timed, _columns(stats)]
 
 
-def in_words(found: TableStatistics) -> str:
-    """Say how to read the numbers."""
-    if found.noisy:
-        assert found.epsilon is not None and found.delta is not None  # noqa: S101 - of noisy ones
+def in_words(stats: TableStatistics) -> str:
+    """Explain how to read the numbers."""
+    if stats.noisy:
+        assert stats.epsilon is not None and stats.delta is not None  # noqa: S101 - of noisy ones
         return (
-            f"Every number has the noise of differential privacy (epsilon {found.epsilon:g}, delta "
-            f"{found.delta:g}, for one {found.neighbours} more or less): {found.noise_deviation:.1f} records "
+            f"Every number has the noise of differential privacy (epsilon {stats.epsilon:g}, delta "
+            f"{stats.delta:g}, for one {stats.neighbours} more or less): {stats.noise_deviation:.1f} records "
             "(standard deviation) in a count by class. In brackets: where the exact number lies, as far as "
-            f"the noise goes, at {found.level or 0:.0%}. Nothing is withheld."
-            + (" Each patient counts with one record." if found.neighbours == "patient" else "")
+            f"the noise goes, at {stats.level or 0:.0%}. Nothing is withheld."
+            + (" Each patient counts with one record." if stats.neighbours == "patient" else "")
         )
-    least = found.least[0] if found.least[0] == found.least[1] else f"{found.least[0]} to {found.least[1]}"
+    least = stats.least[0] if stats.least[0] == stats.least[1] else f"{stats.least[0]} to {stats.least[1]}"
     return (
-        f"Numbers are exact sums. A silo withholds a cell of fewer than {least} {found.whom} (its own "
+        f"Numbers are exact sums. A silo withholds a cell of fewer than {least} {stats.whom} (its own "
         "`min_class_count`), and further ones that would give it away, before the sum; a number that fewer "
-        f"than {found.holders} silos tell is not opened. Such numbers are marked, and never shown as zero."
+        f"than {stats.holders} silos tell is not opened. Such numbers are marked, and never shown as zero."
     )
 
 
-def _table_1(found: TableStatistics) -> Markup:
-    names = list(found.records) if len(found.records) > 1 else []  # one class is all records
+def _table_1(stats: TableStatistics) -> Markup:
+    names = list(stats.records) if len(stats.records) > 1 else []  # one class is all records
     rows: list[list[Part]] = [
         [
             "records",
-            count_in_words(found.all_records),
-            *(_share(found.records[name], found.shares.get(name)) for name in names),
+            count_in_words(stats.all_records),
+            *(_share(stats.records[name], stats.shares.get(name)) for name in names),
         ]
     ]
-    for item in found.columns:
+    for item in stats.columns:
         parts = [item.overall, *(item.classes[name] for name in names)]
         unit = f" ({item.unit})" if item.unit else ""
         if item.kind == "number":
             rows.append([f"{item.column}{unit}: mean (deviation)", *map(_mean, parts)])
-            told = {
+            quartiles = {
                 share: [_quantile(part, place, item.edges) for part in parts]
                 for place, share in enumerate(("lower quartile", "median", "upper quartile"))
             }
-            if all(text in _UNKNOWN for texts in told.values() for text in texts):
+            if all(text in _UNKNOWN for texts in quartiles.values() for text in texts):
                 rows.append([f"{item.column}: quartiles", *[_UNKNOWN[0]] * len(parts)])
             else:
-                rows += [[f"{item.column}: {share} between", *texts] for share, texts in told.items()]
+                rows += [[f"{item.column}: {share} between", *texts] for share, texts in quartiles.items()]
         else:
-            # A level of times names its bin and event by itself.
-            timed = found.survival is not None and item is found.columns[-1]
+            # A level of times already names its bin and event.
+            timed = stats.survival is not None and item is stats.columns[-1]
             for place, level in enumerate(item.names):
                 named = level if timed else f"{item.column} = {level}"
                 rows.append([named, *(_of_all(part, part.counts[place]) for part in parts)])
@@ -79,7 +79,7 @@ def _table_1(found: TableStatistics) -> Markup:
             rows.append([f"{item.column}: no value", *(count_in_words(part.missing) for part in parts)])
     return section(
         "Table 1",
-        tag("p", in_words(found)),
+        tag("p", in_words(stats)),
         table(["", "all", *names], rows),
         tag(
             "p",
@@ -93,33 +93,33 @@ def _table_1(found: TableStatistics) -> Markup:
     )
 
 
-def _survival(found: SurvivalStatistics) -> Markup:
-    """Show the curves that are known, and the test of whether they are the same."""
-    ends = [f"{end:g}" for end in found.ends]
-    known = {name: curve for name, curve in found.curves.items() if curve is not None}
-    said = (
+def _survival(survival: SurvivalStatistics) -> Markup:
+    """Show the known survival curves and the log-rank test."""
+    ends = [f"{end:g}" for end in survival.ends]
+    known = {name: curve for name, curve in survival.curves.items() if curve is not None}
+    text = (
         "Kaplan-Meier estimates by class; all times of a bin count as its end, and 95 % limits are "
         "Greenwood's."
     )
-    if found.noisy:
-        said = (
+    if survival.noisy:
+        text = (
             "Kaplan-Meier estimates by class from noisy counts; all times of a bin count as its end. The "
             "95 % limits include sampling and the noise of differential privacy, and so does the test."
         )
-        if found.lacks:
-            said += f" Not told: {'; '.join(found.lacks)}."
-        if found.untested:
-            said += f" No log-rank test: {found.untested}."
-    elif found.lacks:
-        said += f" Withheld: {'; '.join(found.lacks)}. Fewer bins "
-        said += "(`statistics.time_bins`, or `time_ends`) withhold less."
-    if found.log_rank is not None:
-        degrees = plural(found.degrees or 0, "degree")
-        unit = f" {found.unit}" if found.unit else ""
-        until = "" if found.until is None else f" up to {found.until:g}{unit}"
-        said += f" Log-rank test of equal curves{until}: {found.log_rank:.4g}, {degrees} of freedom, "
-        said += f"p = {found.p:.3g}."
-    head = [f"by{f' ({found.unit})' if found.unit else ''}"]
+        if survival.lacks:
+            text += f" Not told: {'; '.join(survival.lacks)}."
+        if survival.untested:
+            text += f" No log-rank test: {survival.untested}."
+    elif survival.lacks:
+        text += f" Withheld: {'; '.join(survival.lacks)}. Fewer bins "
+        text += "(`statistics.time_bins`, or `time_ends`) withhold less."
+    if survival.log_rank is not None:
+        degrees = plural(survival.degrees or 0, "degree")
+        unit = f" {survival.unit}" if survival.unit else ""
+        until = "" if survival.until is None else f" up to {survival.until:g}{unit}"
+        text += f" Log-rank test of equal curves{until}: {survival.log_rank:.4g}, {degrees} of freedom, "
+        text += f"p = {survival.p:.3g}."
+    head = [f"by{f' ({survival.unit})' if survival.unit else ''}"]
     head += [f"{name}: {what}" for name in known for what in ("at risk", "events", "survival")]
     rows: list[list[Part]] = []
     longest = max((len(curve.events) for curve in known.values()), default=0)
@@ -128,15 +128,15 @@ def _survival(found: SurvivalStatistics) -> Markup:
         row: list[Part] = [end]
         for curve in known.values():
             if place >= len(curve.events):
-                row += ["too few" if found.noisy else WITHHELD, "", ""]
+                row += ["too few" if survival.noisy else WITHHELD, "", ""]
                 continue
             limits = (curve.low[place], curve.high[place])
             low, high = limits
             at = curve.survival[place]
-            told = "-" if at is None else f"{at:.3f}"
+            cell = "-" if at is None else f"{at:.3f}"
             if low is not None and high is not None:
-                told += f" [{low:.3f}, {high:.3f}]"
-            row += [str(curve.at_risk[place]), str(curve.events[place]), told]
+                cell += f" [{low:.3f}, {high:.3f}]"
+            row += [str(curve.at_risk[place]), str(curve.events[place]), cell]
         rows.append(row)
     lines = [
         plots.Series(name, [*curve.survival, *[None] * (longest - len(curve.events))], place)
@@ -146,16 +146,16 @@ def _survival(found: SurvivalStatistics) -> Markup:
     picture = partial(plots.lines, "Survival", bins, lines, x_name="bin of time", low=0.0, high=1.0)
     shown = [figure(picture, "Share without the event after each bin.")] if lines else []
     return section(
-        "Noisy survival" if found.noisy else "Survival",
-        tag("p", said),
+        "Noisy survival" if survival.noisy else "Survival",
+        tag("p", text),
         *shown,
         table(head, rows) if known else None,
     )
 
 
-def _columns(found: TableStatistics) -> Markup:
+def _columns(stats: TableStatistics) -> Markup:
     parts: list[Part] = []
-    for item in found.columns:
+    for item in stats.columns:
         unit = f", {item.unit}" if item.unit else ""
         starred = [_starred(item, place) for place in range(len(item.names))]
         names = [f"{name} *" if star else name for name, star in zip(item.names, starred, strict=True)]
@@ -184,7 +184,7 @@ def _starred(item: ColumnStatistics, place: int) -> bool:
 
 
 def _series(item: ColumnStatistics) -> dict[str, list[int]]:
-    """Return the counts by class; of more classes than there are colours, all of them together."""
+    """Return the counts by class; with more classes than colours, their total."""
     if len(item.classes) <= MOST_SERIES:
         return {name: [count.value or 0 for count in part.counts] for name, part in item.classes.items()}
     counts = [[part.counts[place].value or 0 for part in item.classes.values()] for place in _places(item)]
@@ -196,36 +196,36 @@ def _places(item: ColumnStatistics) -> range:
 
 
 def _share(count: Count, share: float | None) -> str:
-    told = count_in_words(count)
-    return told if share is None else f"{told} ({share:.1%})"
+    text = count_in_words(count)
+    return text if share is None else f"{text} ({share:.1%})"
 
 
 def _of_all(part: OfClass, count: Count) -> str:
-    """Return a level's number, with its share of the records with a value if all of these are known."""
+    """Return a level's count, with its share of the records with a value if all their counts are known."""
     total = sum(one.value or 0 for one in part.counts)
     known = all(one.complete for one in part.counts) and total
     return _share(count, (count.value or 0) / total if known else None)
 
 
 def _mean(part: OfClass) -> str:
-    found = part.moments
-    if found is None or found.records is None:
+    moments = part.moments
+    if moments is None or moments.records is None:
         return WITHHELD
-    if found.mean is None:
-        return "too few to tell" if found.records else "no records"
-    told = f"{found.mean:.4g}{_limits(found.mean_interval)}"
-    if found.deviation is not None:
-        told += f" ({found.deviation:.4g}{_limits(found.deviation_interval)})"
-    elif found.deviation_interval is not None:
-        told += f" (at most {found.deviation_interval[1]:.4g})"
-    # Values that hide a few missing ones are in no mean (``disclosure``).
-    hiding = part.missing.withheld and not found.withheld
-    return told + _without(found) + (f", of {found.records} records" if hiding else "")
+    if moments.mean is None:
+        return "too few to tell" if moments.records else "no records"
+    text = f"{moments.mean:.4g}{_limits(moments.mean_interval)}"
+    if moments.deviation is not None:
+        text += f" ({moments.deviation:.4g}{_limits(moments.deviation_interval)})"
+    elif moments.deviation_interval is not None:
+        text += f" (at most {moments.deviation_interval[1]:.4g})"
+    # Records with a value that are withheld to hide a few without one are in no mean (``disclosure``).
+    hiding = part.missing.withheld and not moments.withheld
+    return text + _without(moments) + (f", of {moments.records} records" if hiding else "")
 
 
-def _without(found: Moments) -> str:
-    at = f", of {found.records} records, {WITHHELD} at {plural(found.withheld, 'silo')}"
-    return at if found.withheld else ""
+def _without(moments: Moments) -> str:
+    at = f", of {moments.records} records, {WITHHELD} at {plural(moments.withheld, 'silo')}"
+    return at if moments.withheld else ""
 
 
 def _limits(interval: tuple[float, float] | None) -> str:
