@@ -1,6 +1,6 @@
-"""The files in which NVFlare's own recipes leave their metrics, and what `nvflare job download` lists.
+"""Metrics files in the format of NVFlare's own recipes, which `nvflare job download` lists.
 
-They have what ``metrics.jsonl`` and ``outcome.json`` have, of all silos together; ``sites`` is empty in them.
+They hold the pooled values of ``metrics.jsonl`` and ``outcome.json``; ``sites`` is empty.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _KEY = {"name": "test_balanced_accuracy", "mode": "max"}
 
 
 def write(folder: Path, job_name: str, rows: Sequence[Row], best: tuple[float, int] | None) -> None:
-    """Write the files of a run's folder; those of metrics only if a model was evaluated.
+    """Write the files into a run's folder; metrics only if a model was evaluated.
 
     Args:
-        best: balanced accuracy on the validation records of the best model, and its round.
+        best: the best model's balanced accuracy on validation records, and its round.
     """
     measured = [row for row in rows if row.test is not None]
     if measured:
@@ -74,7 +74,7 @@ def _summary(job_name: str, last: Row, best: tuple[float, int] | None) -> dict[s
 
 
 def _metrics(row: Row) -> list[dict[str, Any]]:
-    """Return a row's scores of both folds, those that it has."""
+    """Return a row's scores on both folds, without missing ones."""
     if row.evaluation is None:
         return []
     folds = {"test": row.evaluation.test, "validation": row.evaluation.validation}

@@ -1,7 +1,7 @@
-"""Names of the files that a run leaves, and the form in which the JSON ones are written and read.
+"""Names of a run's result files, and the format in which the JSON ones are written and read.
 
-Each JSON file says in ``format`` which form it has. One without that key is of a version before 0.1.0,
-and is read if its values still fit; one of a later form is refused, and the message says what to do.
+Each JSON file states its ``format``. One without that key is of a version before 0.1.0, and is read if its
+values still fit; one of a later format is refused, and the message says what to do.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ MODEL, BEST = "model.safetensors", "best_model.safetensors"
 PERSONAL = "personal_model.safetensors"
 """A silo's own model, in its run folder."""
 UNPROVEN, NEEDS = "unproven", "needs.json"
-"""Folder in a silo's of what rests on a total that is not proven yet, and its file of what would prove it."""
+"""Subfolder of a silo's results that rest on an unproven total, and its file of what would prove it."""
 CHECKPOINT = "checkpoint.safetensors"
 PAGE = "report.html"
 TRANSCRIPT, SIMULATED_ROOT = "transcript.jsonl", "simulated_root.pem"
 EVENTS = "tb_events"
 """Folder of the TensorBoard events."""
 MAX_BYTES = 2**28
-"""Largest size of a result file; a larger one is not ours."""
+"""Largest size of a result file in bytes; a larger one is refused."""
 _MOST_PROBLEMS = 5
 _VERSION = re.compile(r"[0-9][\w.+-]{0,30}")
 
 WritePage = Callable[[Path, logging.Logger], None]
-"""Writes the page of a folder of results, whatever may be wrong with them."""
+"""Writes the page of a folder of results, and logs failures."""
 
 
 class ResultsError(TightframeError):
@@ -51,10 +51,10 @@ class ResultsError(TightframeError):
 
 
 def not_proven(place: Path) -> str | None:
-    """Describe results that are kept apart because their total was not proven; None if there are none.
+    """Describe results kept apart because their total was not proven; None if there are none.
 
     Args:
-        place: a folder, or a file that is there or that is looked for.
+        place: a folder, or a file that exists or is expected.
     """
     folders = [place, place.parent, place / UNPROVEN]
     if not place.exists():
@@ -76,7 +76,7 @@ class Values(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False, populate_by_name=True)
 
     def as_json(self) -> dict[str, Any]:
-        """Return plain values, with the keys of the files."""
+        """Return plain values under the files' keys."""
         return self.model_dump(mode="json", by_alias=True)
 
 
@@ -84,7 +84,7 @@ class ResultFile(Values):
     """Base of a whole file, or of a line of one.
 
     Attributes:
-        format: form of the file; 1 in files from before there was the key.
+        format: of the file; 1 in files older than the key.
     """
 
     NAME: ClassVar[str]
@@ -95,7 +95,7 @@ class ResultFile(Values):
     @field_validator("format")
     @classmethod
     def _is_known(cls, form: int) -> int:
-        """Refuse a form that this version does not know."""
+        """Refuse a format that this version does not know."""
         if not 1 <= form <= cls.FORMAT:
             raise ValueError(f"Expected a format from 1 to {cls.FORMAT}, but got {form}")
         return form
@@ -106,7 +106,7 @@ class ResultFile(Values):
 
     @classmethod
     def read(cls, folder: Path) -> Self:
-        """Read the file of a folder.
+        """Read the file from a folder.
 
         Raises:
             ResultsError: TF-802, naming the file and what is wrong with it.
@@ -116,10 +116,10 @@ class ResultFile(Values):
 
     @classmethod
     def checked(cls, values: Any, place: str) -> Self:
-        """Make the model of a file's plain values.
+        """Validate a file's plain values.
 
         Args:
-            values: as JSON has them.
+            values: parsed JSON.
             place: of the file, for messages.
 
         Raises:
@@ -153,7 +153,7 @@ def read_bytes(path: Path) -> bytes:
 
 
 def unreadable(path: Path, error: OSError) -> ResultsError:
-    """Describe a file that the system does not let us read."""
+    """Describe a file that cannot be read."""
     return ResultsError(f"Expected to read {path}, but got: {error.strerror or error}.")
 
 
@@ -161,17 +161,17 @@ def parsed(raw: bytes | str, place: str) -> Any:
     """Parse JSON.
 
     Raises:
-        ResultsError: TF-802 if it is none.
+        ResultsError: TF-802 if it is not JSON.
     """
     try:
         return json.loads(raw)
     except (ValueError, RecursionError) as error:
-        said = str(error) if isinstance(error, json.JSONDecodeError) else type(error).__name__
-        raise ResultsError(f"Expected JSON in {place}, but it is none: {said}.") from None
+        reason = str(error) if isinstance(error, json.JSONDecodeError) else type(error).__name__
+        raise ResultsError(f"Expected JSON in {place}, but it is none: {reason}.") from None
 
 
 def problems(error: ValidationError) -> str:
-    """List the first values that do not fit, in one line."""
+    """List the first invalid values in one line."""
     listed = [
         f"{'.'.join(str(part) for part in item['loc']) or 'the whole'}: {item['msg']}"
         for item in error.errors(include_url=False, include_input=False)
@@ -181,7 +181,7 @@ def problems(error: ValidationError) -> str:
 
 
 def _later(values: dict[str, Any], known: int) -> str | None:
-    """Describe a form that this version cannot know; None if it can."""
+    """Describe a format that this version does not know; None if it does."""
     form = values.get("format", known)
     if type(form) is int and 1 <= form <= known:
         return None
@@ -192,7 +192,7 @@ def _later(values: dict[str, Any], known: int) -> str | None:
 
 
 def _advice(values: Any) -> str:
-    """Say which version wrote values that do not fit, and what to do."""
+    """Name the version that wrote invalid values, and what to do."""
     if not isinstance(values, dict) or "format" in values:
         return ""
     by = _writer(values) or "a version before there were format numbers"
@@ -203,7 +203,7 @@ def _advice(values: Any) -> str:
 
 
 def _writer(values: dict[str, Any]) -> str | None:
-    """Name the version that a file says it is of."""
+    """Name the version that a file declares."""
     versions = values.get("versions")
     version = versions.get("tightframe") if isinstance(versions, dict) else None
     known = isinstance(version, str) and _VERSION.fullmatch(version) is not None

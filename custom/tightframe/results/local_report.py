@@ -1,4 +1,4 @@
-"""A silo's own report, ``local_report.json``: exact results on its own records, which stay with it."""
+"""A silo's own report, ``local_report.json``: exact results on its own records, which never leave it."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class SiloRecords(Values):
     """Records of each class in each fold.
 
     Attributes:
-        train, validation, test: of each class; or with each finding, of which a record may have several.
-        folds: of all records, where they have findings.
-        unknown: fold -> finding -> records of which it is unknown, where there are any.
+        train, validation, test: by class, or by finding, of which a record may have several.
+        folds: number of all records, if they have findings.
+        unknown: fold -> finding -> number of records in which it is unknown, if any.
     """
 
     train: dict[str, int]
@@ -27,8 +27,8 @@ class SiloRecords(Values):
     unknown: dict[str, dict[str, int]] | None = None
 
     @model_serializer(mode="wrap")
-    def _as_made(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out what records with one class do not have."""
+    def _omit_unset(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out the keys that only records with findings have."""
         return {key: value for key, value in handler(self).items() if value is not None}
 
     def together(self, fold: str) -> int:
@@ -55,11 +55,11 @@ class SiloPersonal(Values):
 
     Attributes:
         model_sha256: of its file.
-        confusion: (C, C), rows are true classes; None where records have findings.
-        findings: of each finding (2, 2), rows absent and present; None where records have one class.
-        one_answer: if the model gives one answer.
-        accuracy: 0 where ``silos`` is 0: the silo has no test records.
-        valid_classes, label_share: PM(V) and PM(L); 0 where ``judged`` is 0.
+        confusion: (C, C), rows are true classes; None if records have findings.
+        findings: (2, 2) of each finding, rows absent and present; None if records have one class.
+        one_answer: set if the model always gives one answer.
+        accuracy: 0 if ``silos`` is 0, as the silo has no test records.
+        valid_classes, label_share: PM(V) and PM(L); 0 if ``judged`` is 0.
         silos, judged: 1 if the silo counts in the means over silos.
     """
 
@@ -82,13 +82,13 @@ class SiloPersonal(Values):
 
     @property
     def balanced_accuracy(self) -> float | None:
-        """Mean recall of the classes with records; of findings the mean of sensitivity and specificity."""
+        """Mean recall over classes with records; for findings the mean of sensitivity and specificity."""
         shares = self.recalls
         if self.findings is not None:
             rows = [(table[0], table[1]) for table in self.findings if any(table[0]) and any(table[1])]
             shares = [_share(row, place) for pair in rows for place, row in enumerate(pair)]
-        there = [share for share in shares if share is not None]
-        return sum(there) / len(there) if there else None
+        known = [share for share in shares if share is not None]
+        return sum(known) / len(known) if known else None
 
 
 def _share(row: list[int], place: int) -> float | None:
@@ -96,15 +96,15 @@ def _share(row: list[int], place: int) -> float | None:
 
 
 class SiloPrivacy(Values):
-    """Cost of a job for a silo's records, exactly, by each accountant.
+    """Exact privacy cost of a job for a silo's records, by accountant.
 
     Attributes:
         epsilon: guaranteed.
         rdp, pld, prv, exact: by one accountant.
         delta, promised: of the job.
-        alone: guaranteed epsilon if no other silo adds noise; None if it counts on none.
+        alone: guaranteed epsilon if no other silo adds noise; None if it does not rely on others' noise.
         exact_jobs: number of jobs at this silo that released exact totals, which no epsilon counts; None in
-            files of before it was counted.
+            older files.
     """
 
     epsilon: float
@@ -124,9 +124,9 @@ class SentTerms(Values):
     Attributes:
         kind: of the exchange, ``train`` for instance.
         times: number of terms, repeated ones included.
-        numbers: numbers in each term, by what they are: a field's name up to its slash.
-        bytes: of all these terms together, as they were encoded.
-        terms_with: number of terms that have them, by the same names; empty where it was not counted yet.
+        numbers: count of numbers in each term, by field name up to its slash.
+        bytes: of all these terms, encoded.
+        terms_with: number of terms with such numbers, by the same names; empty in older files.
     """
 
     kind: str
@@ -137,16 +137,16 @@ class SentTerms(Values):
 
 
 class Disclosure(Values):
-    """Terms that left a silo in a job and in those that it continues, for whose sums, by which policy.
+    """Terms that left a silo in a job and in those that it resumes, with the silos summed and the policy.
 
     Attributes:
-        masked: whether its terms were masked, so that the server could open totals only.
-        silos: in whose sums they are.
+        masked: whether its terms were masked, so that the server could open only totals.
+        silos: in the sums.
         policy: the site's, in one line.
         weights: rule of the public weight that the silo declared.
         sent: its terms.
-        evaluated: what the job's exact evaluations tell of its records, in words, with each limit that the
-            site has over all jobs.
+        evaluated: what the job's exact evaluations disclose of its records, in words, with the site's limits
+            over all jobs.
     """
 
     masked: bool
@@ -163,17 +163,17 @@ class SiloReport(ResultFile):
     Attributes:
         silo: its name.
         data: its records in one line; ``synthetic`` if they are generated.
-        records: of each class in each fold.
+        records: numbers by class and fold.
         model_sha256: of ``model.safetensors``: the final model.
         final: metrics of the final model on the silo's own records (``global`` in the file).
         own_model: whether the final model is the silo's own, as there is no global one.
-        model: what the silo trained.
-        lost: silos that were missing at the end, as the server told; ``notes``: what that means.
+        model: the backbone that the silo trained.
+        lost: silos missing at the end, as the server reported; ``notes``: the consequences.
         local_only: metrics of the model trained on the silo's own records alone.
         personal: results of the personal model.
-        privacy: what the job has cost the silo's records.
-        disclosed: what left the silo; None in files of before it was recorded.
-        job: the job's plain values, by which the silo's models can be loaded; empty in older files.
+        privacy: the job's privacy cost for the silo's records.
+        disclosed: what left the silo; None in older files.
+        job: the job's plain values, to load the silo's models with; empty in older files.
         classes: names, in the order of the models' outputs.
     """
 

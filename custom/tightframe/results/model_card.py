@@ -1,4 +1,4 @@
-"""The model card, ``model.json``: what a model is, made from what, by which versions."""
+"""The model card, ``model.json``: a model's job, method, records and software versions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class MethodCard(Values):
 
 
 class InitialModel(Values):
-    """A pretrained start: its hash, and the tensors that it did not have."""
+    """A pretrained start: its hash, and the tensors that it lacked."""
 
     sha256: str
     fresh: list[str] = []
@@ -30,15 +30,15 @@ class Card(ResultFile):
     Attributes:
         job, job_sha256: the job's plain values, and their hash.
         classes: names, in the order of the model's outputs.
-        absent_classes: those that too few silos hold: a model of one sum never answers them; absent if none.
+        absent_classes: held by too few silos, so that a model of one sum never answers them; absent if none.
         data: one line about the records; ``synthetic`` if they are generated.
         public_weights: silo -> weight in the sums.
-        model_sha256: of ``model.safetensors``; None where each silo has a model of its own.
+        model_sha256: of ``model.safetensors``; None if each silo has its own model.
         initial_model: of a pretrained start.
-        withdrawn: which records left the total of an ended run, and which models continue from that.
+        withdrawn: records that left the total of an ended run, and models that continue from it.
         best_round_by_validation: the round whose model ``best_model.safetensors`` is.
-        privacy_spent: what silos told last of the epsilon that the job has cost them.
-        evaluation, evaluated_by: of the last model, and the silos that counted it.
+        privacy_spent: epsilon that silos last reported as spent on the job.
+        evaluation, evaluated_by: of the last model, and the silos that evaluated it.
         versions: package -> version at the server.
     """
 
@@ -62,7 +62,7 @@ class Card(ResultFile):
     versions: dict[str, str] = {}
 
     def as_json(self) -> dict[str, Any]:
-        """Return plain values, of absent classes only where there are any."""
+        """Return plain values, leaving out empty absent classes."""
         values = super().as_json()
         if not self.absent_classes:
             del values["absent_classes"]

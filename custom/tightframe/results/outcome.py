@@ -41,13 +41,13 @@ from tightframe.results.words import (
 
 _FILES = (MODEL, BEST, CARD, STATISTICS, METRICS, OUTCOME, PAGE, TRANSCRIPT, CHECKPOINT, EVENTS)
 FEW = 3
-"""Exchanges named one by one on the screen."""
+"""Most exchanges named on the screen."""
 TOO_FEW = "too few to tell"
-"""Recall of a class that has fewer noisy records than the floor."""
+"""Recall of a class with fewer noisy records than the floor."""
 
 
 class Personal(Values):
-    """Means over silos of how good their personal models are.
+    """Mean accuracies of personal models over silos.
 
     Attributes:
         accuracy: mean over ``silos`` silos.
@@ -64,7 +64,7 @@ class OpenedSum(Values):
     """The one sum of which the model is a function.
 
     Attributes:
-        numbers: what was opened -> how many numbers of it.
+        numbers: what was opened -> count of its numbers.
         noisy: whether they have the noise of differential privacy.
         follows: how the head follows from them, in one sentence.
     """
@@ -74,9 +74,9 @@ class OpenedSum(Values):
     follows: str
 
     def __str__(self) -> str:
-        """Name what was opened, and how much of it."""
-        told = ", ".join(f"{count:,} of {what}" for what, count in self.numbers.items())
-        return f"{told}{', all with noise' if self.noisy else ''}"
+        """Name what was opened, with counts."""
+        listed = ", ".join(f"{count:,} of {what}" for what, count in self.numbers.items())
+        return f"{listed}{', all with noise' if self.noisy else ''}"
 
 
 class LeftOut(Values):
@@ -91,27 +91,26 @@ class Outcome(ResultFile):
     """``outcome.json``.
 
     Attributes:
-        status: how the run ended, in the words that every surface has; files of before have none.
-        measured: whether test records of the silos say how good the final model is.
-        reason: why the run stopped, or could not be measured; None if all is well.
-        not_enrolled: silo -> code of those not enrolled; ``not_enrolled_rules``: the rules that they told.
-        resumed: what the job goes on with, if it does.
-        withdrawn: which records left the total of an ended run, if the job withdraws any.
+        status: how the run ended, as every surface words it; absent in older files.
+        measured: whether the final model was measured on the silos' test records.
+        reason: why the run stopped, or could not be measured; None if neither.
+        not_enrolled: silo -> code of those not enrolled; ``not_enrolled_rules``: rules that they told.
+        resumed: the run that the job resumes, if any.
+        withdrawn: records that left the total of an ended run, if the job withdraws any.
         summation: ``secure`` or ``plain``; ``sums``: what the sums protect, in words.
-        rules: which privacy rules held, and which were off.
-        privacy: what the job promises; ``privacy_spent``: what silos told last of what it has cost them.
+        rules: privacy rules in force, and those that were off.
+        privacy: the job's promise; ``privacy_spent``: epsilon that silos last reported as spent on it.
         best_round_by_validation: the round whose model ``best_model.safetensors`` is.
-        dropped: the exchanges that silos were missing from.
-        lost: silo -> since when it is missing; ``notes``: what that means, in sentences.
-        evaluation, evaluated_by: of the last model, and the silos that counted it.
-        test_shared: all silos test on the same records, so that pooled counts have each of them once for
-            every silo.
-        one_sum: what the one sum opened, where the model is a function of it; absent if not.
+        dropped: exchanges from which silos were missing.
+        lost: silo -> since when it is missing; ``notes``: the consequences, in sentences.
+        evaluation, evaluated_by: of the last model, and the silos that evaluated it.
+        test_shared: all silos test on the same records, so that pooled counts have each once per silo.
+        one_sum: what the one sum opened, if the model is a function of it; else absent.
         own_models: each silo has a model of its own, and there is no global one.
         absent_classes: those that too few silos hold, so that the class rules kept them out of the one sum,
             or of class sums; absent if none.
         seconds: of the whole run.
-        job, job_sha256: also in the model's card, which a run that failed has not.
+        job, job_sha256: also in the model card, which a failed run lacks.
         effective: the job's values with all defaults, of its method, data set and models, too.
         versions: package -> version at the server.
     """
@@ -156,7 +155,7 @@ class Outcome(ResultFile):
     versions: dict[str, str] = {}
 
     def as_json(self) -> dict[str, Any]:
-        """Return plain values, of a sum and of absent classes only where there are any."""
+        """Return plain values, leaving out an absent sum and empty absent classes."""
         values = super().as_json()
         if self.one_sum is None:
             del values["one_sum"]
@@ -166,12 +165,12 @@ class Outcome(ResultFile):
 
     @property
     def evaluates_only(self) -> bool:
-        """Check whether the job trained nothing and evaluated a finished model."""
+        """Check whether the job only evaluated a finished model."""
         return self.job.get("evaluate_only") is not None
 
     @property
     def statistics_only(self) -> bool:
-        """Check whether the job trained nothing and summed statistics of the sites' tables."""
+        """Check whether the job only summed statistics of the sites' tables."""
         return self.job.get("statistics") is not None
 
     @property
@@ -191,9 +190,9 @@ class Outcome(ResultFile):
 
     @property
     def ended(self) -> str:
-        """End of the run in a few words: ``trained``, ``trained, not measured``, ``not trained``.
+        """End of the run in words: ``trained``, ``trained, not measured``, ``not trained``.
 
-        Of a job that evaluates only: ``evaluated``, ``not evaluated``; of one of statistics ``counted``,
+        For a job that only evaluates: ``evaluated``, ``not evaluated``; for one of statistics ``counted``,
         ``not counted``.
         """
         if self.statistics_only:
@@ -210,8 +209,8 @@ def ending(*, trained: bool, measured: bool, evaluates: bool) -> str:
 
     Args:
         trained: whether there is a model.
-        measured: whether test records say how good it is.
-        evaluates: whether the job has the server measure models; else nothing is missing here.
+        measured: whether the model was measured on test records.
+        evaluates: whether the server is to measure models.
     """
     if not trained:
         return "not trained"
@@ -225,13 +224,13 @@ def is_measured(final: Row | None) -> bool:
 
 
 class Ended(Outcome):
-    """The outcome in the process that ran the job, with what lies beside its file.
+    """The outcome in the process that ran the job, with the other result files.
 
     Attributes:
         title: of the method.
         rows: of ``metrics.jsonl``.
         folder: of the files.
-        temporary: whether the files go with this value.
+        temporary: whether the files are deleted with this value.
         statistics: of ``statistics.json``, in a job that sums them.
     """
 
@@ -246,7 +245,7 @@ class Ended(Outcome):
         return final_row(self.rows, self.rounds_done)
 
     def screen(self) -> str:
-        """Describe the run on one screen: trained or not, which silos, the metrics, where the files are."""
+        """Describe the run on one screen: its end, silos, metrics and files."""
         lines = ["", "=" * 78]
         lines.append(
             f" {self.ended.upper()}: {self.job_name}, {self.title}, "
@@ -259,8 +258,8 @@ class Ended(Outcome):
                 for i, line in enumerate(self.reason.split("\n"))
             ]
         lines += [f" Note: {line}" for line in self.notes]
-        told = [] if self.withdrawn is None else self.withdrawn.lines()
-        lines += [f" Withdrawn: {line}" if i == 0 else f"   {line}" for i, line in enumerate(told)]
+        withdrawn = [] if self.withdrawn is None else self.withdrawn.lines()
+        lines += [f" Withdrawn: {line}" if i == 0 else f"   {line}" for i, line in enumerate(withdrawn)]
         lines.append(f" Data: {self.data}")
         lines.append(f" Sums: {self.sums}")
         if self.one_sum is not None and self.trained:
@@ -289,16 +288,16 @@ class Ended(Outcome):
         lines = [f" Silos: {len(always)} of {len(self.roster)} {did} in {where}"]
         if always:
             lines[0] += f" ({', '.join(always)})"
-        named = (self.reason or "").startswith("TF-509")  # the reason of a refusal names each silo's
+        named = (self.reason or "").startswith("TF-509")  # this reason already names each silo's
         for name, code in () if named else sorted(self.not_enrolled.items()):
             why = "; ".join([REASONS.get(code, "named"), *self.not_enrolled_rules.get(name, ())])
             lines.append(f"   {name} was not enrolled: {code} ({why})")
         if failed:
-            found = [f"{row.failed} in {row.name}" for row in failed[:FEW]]
-            found += [f"and so on, {len(failed)} times in all"] if len(failed) > FEW else []
+            exchanges = [f"{row.failed} in {row.name}" for row in failed[:FEW]]
+            exchanges += [f"and so on, {len(failed)} times in all"] if len(failed) > FEW else []
             lines.append(
-                f"   silos answered but contributed nothing: {', '.join(found)}; which, and why, is in their "
-                "own logs"
+                f"   silos answered but contributed nothing: {', '.join(exchanges)}; which, and why, is in "
+                "their own logs"
             )
         gone: set[str] = set()
         for row in self.rows:
@@ -366,7 +365,7 @@ class Ended(Outcome):
         return lines
 
     def _counted(self, records: int, silos: Sequence[str]) -> str:
-        """Say how many test records were counted, and which of them are the same ones."""
+        """Return the number of test records, and how many of them silos share."""
         if not self.test_shared or len(silos) < 2:
             return str(records)
         return f"{records}: the same {records // len(silos)} at each of {len(silos)} silos"
@@ -401,8 +400,8 @@ def _counted_lines(statistics: TableStatistics | None) -> list[str]:
     if statistics is None:
         return [" Statistics: none were opened"]
     noise = ", noisy" if statistics.noisy else ""
-    told = ", ".join(f"{name} {count_in_words(count)}" for name, count in statistics.records.items())
-    lines = [f" Records of {plural(len(statistics.silos), 'silo')}{noise}: {told}"]
+    counts = ", ".join(f"{name} {count_in_words(count)}" for name, count in statistics.records.items())
+    lines = [f" Records of {plural(len(statistics.silos), 'silo')}{noise}: {counts}"]
     if statistics.failed:
         lines.append(f"   {plural(statistics.failed, 'silo')} could not count, and is in no number")
     if statistics.withheld:
@@ -421,8 +420,8 @@ def noisy_lines(test: FoldMetrics, whose: str, course: Sequence[tuple[int, FoldM
 
     Args:
         test: metrics of the last model on the test fold.
-        whose: of which silos the records are.
-        course: round and test metrics of each model that was evaluated.
+        whose: silos with these records, in words.
+        course: round and test metrics of each evaluated model.
     """
     low, high = test.records_interval or (test.records, test.records)
     lines = [
@@ -442,6 +441,6 @@ def noisy_lines(test: FoldMetrics, whose: str, course: Sequence[tuple[int, FoldM
         lines += [f"   {number}: {metric(fold, 'balanced_accuracy')}" for number, fold in course]
     lines.append(" Noisy recall:")
     for name, value in test.recall.items():
-        told = TOO_FEW if value is None else with_interval(value, test.recall_interval.get(name), digits=2)
-        lines.append(f"   {name} {told}")
+        text = TOO_FEW if value is None else with_interval(value, test.recall_interval.get(name), digits=2)
+        lines.append(f"   {name} {text}")
     return [*lines, f" Exact test metrics: at each silo, in its own {LOCAL}"]

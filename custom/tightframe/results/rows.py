@@ -1,4 +1,4 @@
-"""Lines of ``metrics.jsonl``: one for each exchange with the silos, and the model that it made."""
+"""Lines of ``metrics.jsonl``: one per exchange with the silos, with the model that it made."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _HEADLINE = (
     "recall",
 )
 FAILED_SILOS = "failed_silos"
-"""Key of ``Row.counts``: silos in the sum whose term changes nothing, because they could not contribute."""
+"""Key of ``Row.counts``: number of silos whose term is neutral, because they could not contribute."""
 EVALUATED_MODELS = 11
-"""How many models of a job are evaluated exactly, unless it says another number."""
+"""Default number of a job's models that are evaluated exactly."""
 _SHORT = {"statistics": "stat", "before": "pre", "after": "post", "closing": "close", "personal": "own"}
 
 
@@ -36,17 +36,17 @@ class Row(ResultFile):
 
     Attributes:
         round, kind: of the exchange.
-        phase, phases: its place, from 0 on, among the phases of its round.
-        training: mean loss of local training, and the terms of it, by name.
-        privacy: what silos tell of the epsilon that the job has cost them so far.
+        phase, phases: its index from 0, and the number of phases in its round.
+        training: mean loss of local training and its terms, by name.
+        privacy: epsilon that silos report as spent on the job so far.
         silos: in the sum.
-        dropped: silo -> code of those that are not.
-        seconds, bytes_down, bytes_up: time that the exchange took, size of requests and answers.
-        evaluation: of the model that the exchange made, so that the *next* exchange counts it.
-        evaluated_by: the silos that counted it, which need not be those that trained it.
+        dropped: silo -> code of those not in the sum.
+        seconds, bytes_down, bytes_up: duration of the exchange, size of requests and answers.
+        evaluation: of the model that the exchange made, measured in the *next* exchange.
+        evaluated_by: silos that evaluated it, which need not be those that trained it.
         static_opened: whether counts and class sums were opened; they stay masked after a drop-out.
-        update_norms: norms of the silos' updates, if the job has an ``update_norm``; absent if not.
-        counts: numbers that riders without a key of their own have noted, by rider; absent if there are none.
+        update_norms: norms of the silos' updates, if the job has an ``update_norm``; else absent.
+        counts: numbers of riders without a key of their own, by rider; absent if there are none.
     """
 
     NAME = METRICS
@@ -70,22 +70,22 @@ class Row(ResultFile):
 
     @property
     def asked(self) -> bool:
-        """Check whether silos were asked at all: the start is a model and no exchange."""
+        """Check whether it is an exchange with silos, not the start's model."""
         return bool(self.silos or self.dropped)
 
     @property
     def failed(self) -> int:
-        """Number of silos that answered but could not contribute; which ones nobody learns."""
+        """Number of silos that answered but could not contribute; their names stay hidden."""
         return round(self.counts.get(FAILED_SILOS, 0))
 
     @property
     def makes_model(self) -> bool:
-        """Check whether it makes a model to be evaluated, as the last phase of a round does."""
+        """Check whether it makes a model to evaluate: the start, or the last phase of a round."""
         return self.kind in ("start", "train") and self.phase == self.phases - 1
 
     @property
     def name(self) -> str:
-        """Name of the exchange for people: ``round 3, phase 2``."""
+        """Readable name of the exchange: ``round 3, phase 2``."""
         return exchange_name(self.kind, self.round, self.phase if self.phases > 1 else None)
 
     @property
@@ -94,12 +94,12 @@ class Row(ResultFile):
         return None if self.evaluation is None else self.evaluation.test
 
     def as_json(self, *, reading: bool = False) -> dict[str, Any]:
-        """Return plain values: of the test metrics those people look for on top, and no table of counts.
+        """Return plain values: the main test metrics first, and no table of counts.
 
-        All lines are written anew after each exchange, and a matrix of 100 classes has 10 000 cells.
+        All lines are rewritten after each exchange, and a matrix of 100 classes has 10 000 cells.
 
         Args:
-            reading: also the clinical reading of the scores, class by class.
+            reading: include the clinical reading of the scores, by class.
         """
         left_out = {"confusion", "scores", *(() if reading else ("scores_deviation", "read_at", "reading"))}
         values = self.model_dump(
@@ -135,7 +135,7 @@ def read_rows(folder: Path) -> tuple[Row, ...]:
 
 
 def _counted(rows: Sequence[Row]) -> list[Row]:
-    """Count the phases of each round of lines that do not tell them."""
+    """Set the number of phases in rows of older files, which lack it."""
     last: dict[tuple[str, int], int] = {}
     for row in rows:
         place = (row.kind, row.round)
@@ -149,7 +149,7 @@ def _counted(rows: Sequence[Row]) -> list[Row]:
 
 
 def write_rows(folder: Path, rows: Sequence[Row]) -> None:
-    """Write ``metrics.jsonl``, whole at every moment; the last model's line has the reading of its scores."""
+    """Write ``metrics.jsonl`` atomically; the last model's line has the clinical reading of its scores."""
     last = max((place for place, row in enumerate(rows) if row.evaluation is not None), default=None)
     text = "".join(
         json.dumps(row.as_json(reading=place == last), allow_nan=False) + "\n"
@@ -159,7 +159,7 @@ def write_rows(folder: Path, rows: Sequence[Row]) -> None:
 
 
 def evaluated_rounds(rounds: int, models: int = EVALUATED_MODELS) -> tuple[int, ...]:
-    """Return the rounds whose models are evaluated exactly: the last one, the start's (0), others between.
+    """Return the rounds whose models are evaluated exactly: the last, the start (0), and others between.
 
     >>> evaluated_rounds(100, 6), evaluated_rounds(3), evaluated_rounds(3, 1)
     ((0, 20, 40, 60, 80, 100), (0, 1, 2, 3), (3,))
@@ -169,7 +169,7 @@ def evaluated_rounds(rounds: int, models: int = EVALUATED_MODELS) -> tuple[int, 
 
 
 def last_spent(rows: Sequence[Row]) -> Spent | None:
-    """Return the silos' last report of the epsilon that a job has cost them."""
+    """Return the epsilon that silos last reported as spent on a job."""
     return next((row.privacy for row in reversed(rows) if row.privacy is not None), None)
 
 
@@ -185,7 +185,7 @@ def round_line(
     """Describe an exchange in one line.
 
     Args:
-        before: the row whose model this exchange has evaluated, if it has.
+        before: the row whose model this exchange evaluated, if any.
         start: name of the model that the rounds begin with.
     """
     parts = []
@@ -196,7 +196,7 @@ def round_line(
             f"training loss {shown(loss)}" + (f" (terms before their weights: {terms})" if terms else "")
         )
     if before is not None and before.test is not None:
-        # A closed form's sum before the first round makes a model, too.
+        # A closed form's sum before the first round also makes a model.
         first = start if before.kind == "start" else "model before round 1"
         which = first if before.round == 0 else f"model after round {before.round}"
         parts.append(f"test of the {which}: {in_words(before.test)}")
@@ -221,21 +221,21 @@ def round_line(
 def in_words(test: FoldMetrics) -> str:
     """Describe a model's test metrics in one line."""
     noisy = "noisy " if test.noisy else ""
-    said = [
+    parts = [
         ", ".join(
             f"{noisy}{name.replace('_', ' ')} {metric(test, name)}"
             for name in ("balanced_accuracy", "accuracy")
         )
     ]
     if (answer := one_answer(test.one_answer)) is not None:
-        said.append(answer)
+        parts.append(answer)
     if test.noisy:
-        said.append(noise_words(test))
-    return "; ".join(said)
+        parts.append(noise_words(test))
+    return "; ".join(parts)
 
 
 def noise_words(test: FoldMetrics) -> str:
-    """Say how much noise there is, and what the brackets mean."""
+    """Describe the noise and the brackets."""
     interval = "an interval" if test.level is None else f"the {test.level:.0%} interval"
     return (
         f"noise of {shown(test.noise_deviation, 1)} records (standard deviation) in each confusion cell; in "
@@ -244,14 +244,14 @@ def noise_words(test: FoldMetrics) -> str:
 
 
 def names(rows: Iterable[Row]) -> list[tuple[str, str]]:
-    """Return a name and a short one for each exchange: its round, its phase, which try it is."""
-    seen: Counter[tuple[str, int, int]] = Counter()
+    """Return a full and a short name of each exchange: round, phase, number of the try."""
+    tries: Counter[tuple[str, int, int]] = Counter()
     named = []
     for row in rows:
         brief = str(row.round) if row.kind == "train" else _SHORT.get(row.kind, row.kind)
         brief += f".{row.phase + 1}" if row.phases > 1 else ""
         place = (row.kind, row.round, row.phase)
-        seen[place] += 1
-        name = row.name if seen[place] == 1 else f"{row.name}, try {seen[place]}"
+        tries[place] += 1
+        name = row.name if tries[place] == 1 else f"{row.name}, try {tries[place]}"
         named.append((name, brief))
     return named

@@ -1,7 +1,7 @@
 """Statistics of the sites' tables, over all silos: ``statistics.json``.
 
-A number that is withheld is never written as zero: ``value`` is null where no total was opened, and
-``withheld`` counts the silos whose records are not in one that was.
+A withheld number is never written as zero: ``value`` is null if no total was opened, and ``withheld`` counts
+the silos whose records an opened total lacks.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from tightframe.results.files import ResultFile, Values
 
 STATISTICS = "statistics.json"
 NOISY = ("noisy", "untested")
-"""Attributes of noisy survival alone."""
+"""Attributes that only noisy survival has."""
 
 
 class Count(Values):
-    """Number of records over the silos that tell it.
+    """Number of records over the silos that disclose it.
 
     Attributes:
-        value: None where fewer than ``TableStatistics.holders`` silos tell it; with noise never below 0.
-        withheld: number of silos that withhold theirs, which is not in the value; over all classes the
-            most of one class.
-        interval: limits of the exact number, for the noise alone; None where counts are exact.
+        value: None if fewer than ``TableStatistics.holders`` silos disclose it; with noise never below 0.
+        withheld: number of silos that withhold theirs, which the value lacks; over all classes the maximum
+            of one class.
+        interval: limits of the exact number, for the noise alone; None if counts are exact.
     """
 
     value: int | None
@@ -41,9 +41,9 @@ class Moments(Values):
     """Mean and deviation of a number.
 
     Attributes:
-        records: with a value, over the silos that tell them; None if too few do.
-        withheld: number of silos that tell none, because they have too few.
-        mean, deviation: in the column's unit; the deviation has the divisor n - 1. None where there are too
+        records: with a value, over the silos that disclose them; None if too few do.
+        withheld: number of silos that disclose none, because they have too few.
+        mean, deviation: in the column's unit; the deviation has the divisor n - 1. None if there are too
             few records, or too few for the noise.
         mean_interval, deviation_interval: limits for the noise alone.
     """
@@ -61,8 +61,8 @@ class Quantile(Values):
 
     Attributes:
         share: of the records below it.
-        low, high: limits between which it lies, wherever values lie in their bins and withheld ones in
-            theirs; with noise at ``TableStatistics.level``.
+        low, high: limits over all positions of values and withheld records in their bins; with noise at
+            ``TableStatistics.level``.
     """
 
     share: float
@@ -76,8 +76,8 @@ class OfClass(Values):
     Attributes:
         counts: of each bin, level or truth value.
         missing: records without a value.
-        moments: of a number; None of others.
-        quantiles: of a number, as far as they are known.
+        moments: of a number; else None.
+        quantiles: known ones of a number.
     """
 
     counts: list[Count]
@@ -92,9 +92,9 @@ class ColumnStatistics(Values):
     Attributes:
         column, kind, unit: as in the contract.
         names: of the levels, or the lower edges of the bins.
-        edges: of a number's bins, one more than these; empty for others.
+        edges: of a number's bins, one more than bins; else empty.
         classes: class -> the column among its records.
-        overall: among all records.
+        overall: the column among all records.
     """
 
     column: str
@@ -107,13 +107,13 @@ class ColumnStatistics(Values):
 
 
 class Curve(Values):
-    """Survival of a class (Kaplan-Meier), after each bin of time up to the first that cannot be told.
+    """Survival of a class (Kaplan-Meier) after each bin of time, up to the first withheld one.
 
     Attributes:
         at_risk: records at the beginning of each bin.
-        events: in it.
-        survival: None from where nobody is at risk; never rising, with noise, too.
-        low, high: 95 % limits, with noise for both that and sampling; None where exact survival is 0 or 1.
+        events: in each bin.
+        survival: None once no record is at risk; never rising, also with noise.
+        low, high: 95 % limits, for sampling and any noise; None where exact survival is 0 or 1.
     """
 
     at_risk: list[int]
@@ -124,14 +124,14 @@ class Curve(Values):
 
 
 class SurvivalStatistics(Values):
-    """Survival by class, as far as no cell was withheld, or as there are enough records for the noise.
+    """Survival by class, up to the first withheld cell, or to too few records for the noise.
 
     Attributes:
-        ends: of the bins of time, as all times in them count.
+        ends: of the bins of time, which all times in a bin count as.
         unit: of the time.
-        curves: class -> curve; None where the first bin cannot be told.
+        curves: class -> curve; None if its first bin is withheld.
         log_rank, degrees, p: test of equal curves of all classes; None unless all are known.
-        until: end of the last bin that the test has; None if it has all.
+        until: end of the test's last bin; None if it covers all.
         noisy: whether curves are estimates from noisy counts, and limits and test include the noise.
         untested: why there is no test of noisy curves.
     """
@@ -147,13 +147,13 @@ class SurvivalStatistics(Values):
     untested: str | None = None
 
     @model_serializer(mode="wrap")
-    def _as_made(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out what only noisy curves have."""
+    def _omit_unset(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out the keys of noisy curves from exact ones."""
         return {key: item for key, item in handler(self).items() if self.noisy or key not in NOISY}
 
     @property
     def lacks(self) -> list[str]:
-        """Say which curves are missing, or end early, and why."""
+        """Name the curves that are missing or end early, and why."""
         first, then = "a cell of the first bin is withheld", "a cell of the next bin is withheld"
         if self.noisy:
             first = then = "too few are left for the noise"
@@ -175,20 +175,20 @@ class TableStatistics(ResultFile):
         title: of the contract.
         contract: its SHA-256.
         records: class -> number of records; ``all_records`` of all classes.
-        shares: class -> its share of all records (prevalence); empty if not every number is known.
+        shares: class -> its share of all records (prevalence); empty unless all numbers are known.
         columns: in the contract's order.
         silos: in the sums.
-        failed: number of them that could not count, and are in no number.
-        least: smallest and largest of the silos' least numbers of patients in a cell (``min_class_count``).
+        failed: number of silos that could not count, and are in no number.
+        least: smallest and largest of the silos' minimum of patients per cell (``min_class_count``).
         named: whether the contract names patients; else cells count records.
-        holders: fewest silos of a total that is opened.
-        grid: part of its range to which a number was rounded before it was summed.
+        holders: least number of silos in an opened total.
+        grid: fraction of its range to which a number was rounded before summing.
         noisy: whether totals carry the noise of differential privacy.
         epsilon, delta, neighbours: of the job; None without privacy.
         noise_deviation: standard deviation of the noise in a number of records.
         level: of the intervals.
         synthetic: whether the records were generated.
-        survival: where the contract has time and event.
+        survival: if the contract has time and event.
     """
 
     NAME = STATISTICS
@@ -215,22 +215,22 @@ class TableStatistics(ResultFile):
     survival: SurvivalStatistics | None = None
 
     @model_serializer(mode="wrap")
-    def _as_made(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out a survival that there is not."""
+    def _omit_unset(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out a missing survival."""
         return {key: item for key, item in handler(self).items() if key != "survival" or item is not None}
 
     @property
     def whom(self) -> str:
-        """Name what a silo counts in a cell."""
+        """Name the unit that a silo counts in a cell."""
         return "patients" if self.named else "records"
 
     @property
     def withheld(self) -> bool:
-        """Check whether any number is not that of all records."""
+        """Check whether any number lacks records."""
         parts = [part for item in self.columns for part in item.classes.values()]
         counts = [count for part in parts for count in (*part.counts, part.missing)]
-        few = [part.moments for part in parts if part.moments is not None]
+        moments = [part.moments for part in parts if part.moments is not None]
         return (
             not all(count.complete for count in (*self.records.values(), *counts))
-            or any(item.withheld or item.records is None for item in few)
+            or any(item.withheld or item.records is None for item in moments)
         ) and not self.noisy

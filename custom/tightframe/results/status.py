@@ -1,6 +1,6 @@
-"""Status of a run, for whoever watches it while it runs.
+"""Status of a running job, for its watchers.
 
-Only totals and facts of the protocol: of a single silo its name, and why it is not there, as a code.
+It has only totals and facts of the protocol: of a single silo the name, and the code of why it is missing.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from tightframe.results.rows import Row
 
 State = Literal["starting", "enrolling", "summing", "trained", "stopped"]
 MOST_MOMENTS = 400
-"""Rounds of a course; of more, every second, fourth, ... one is kept."""
+"""Most rounds of a course; of more, every second, fourth, ... is kept."""
 
 
 class Moment(Values):
-    """Totals of one round, as ``metrics.jsonl`` has them too; None where a round has none.
+    """Totals of one round, also in ``metrics.jsonl``; None if a round has none.
 
     Attributes:
         round: of the sum, and of the model that it made.
         loss: of local training.
         balanced_accuracy: of the round's model on the test records.
-        balanced_accuracy_interval: its limits without the noise; None where there is no noise.
-        epsilon: above what and up to what all told epsilons lie.
+        balanced_accuracy_interval: its limits without the noise; None without noise.
+        epsilon: open lower and closed upper end of all reported epsilons.
     """
 
     round: int
@@ -39,34 +39,34 @@ class Moment(Values):
 
 
 class Status(ResultFile):
-    """One moment of a run; whoever changes it replaces it, so that it may be read from another thread.
+    """Immutable state of a run; changes replace it, so that other threads may read it.
 
     Attributes:
         job_name, rounds: of the job.
         state: ``summing`` while silos are asked, ``trained`` or ``stopped`` at the end.
-        reason: why it stopped, as a code.
-        kind: what the sum is for: ``train``, ``closing``, ...
+        reason: code of why it stopped.
+        kind: of the sum: ``train``, ``closing``, ...
         round: of the sum.
-        phase, phases: its place among the phases of its round, from 1 on.
-        waiting: silos whose answer is awaited while they are enrolled.
-        joined: the silos enrolled.
-        refused: silo -> code of those that were not.
-        answered: silos whose terms have come in this sum, or are in the last one.
-        late: silos that were too late for the last sum that is over.
-        dropped: silo -> code of the others that are not in it.
-        lost: silo -> since when it is missing, of those that are in no sum any more.
-        notes: what that means, in sentences.
-        loss: of local training in the last round that told one.
-        balanced_accuracy: on the test records, of the last model that was evaluated.
-        evaluated_round: the round which made that model.
-        noisy: whether that evaluation was one with differential privacy's noise.
-        balanced_accuracy_interval: its limits without the noise; None where there is none.
-        classes: how many classes it is over, and of how many; None without noise.
-        one_answer: the class that the model answers whatever the record, if it is such a model.
-        unmeasured_since: the first of the rounds up to now without loss and metrics, as silos are missing.
-        epsilon: the upper end of the range in which all told epsilons lie.
-        epsilon_promised, delta: that the job promises each silo; None without privacy.
-        privacy: what silos tell of the epsilon that the job has cost them so far.
+        phase, phases: its number from 1 among the phases of its round.
+        waiting: silos whose answer to enrolment is awaited.
+        joined: the enrolled silos.
+        refused: silo -> code of those not enrolled.
+        answered: silos whose terms have arrived in this sum, or are in the last one.
+        late: silos too late for the last finished sum.
+        dropped: silo -> code of the others missing from it.
+        lost: silo -> since when it is missing from all sums.
+        notes: the consequences, in sentences.
+        loss: of local training in the last round that reported one.
+        balanced_accuracy: of the last evaluated model, on the test records.
+        evaluated_round: the round of that model.
+        noisy: whether that evaluation had the noise of differential privacy.
+        balanced_accuracy_interval: its limits without the noise; None without noise.
+        classes: number of classes that it is over, and of all; None without noise.
+        one_answer: set if the model gives one answer to every record.
+        unmeasured_since: the first round of those without loss and metrics, as silos are missing.
+        epsilon: upper end of the range of all reported epsilons.
+        epsilon_promised, delta: promised to each silo; None without privacy.
+        privacy: epsilon that silos report as spent on the job so far.
         seconds, bytes_down, bytes_up: of all sums so far.
         course: the rounds so far, for curves.
     """
@@ -110,33 +110,33 @@ class Status(ResultFile):
         return self.model_copy(update=values)
 
     def enrolling(self, waiting: Iterable[str]) -> Self:
-        """Ask silos whether they take part."""
+        """Wait for silos to answer the enrolment."""
         return self._with(state="enrolling", waiting=tuple(sorted(waiting)))
 
     def heard(self, site: str, code: str | None = None) -> Self:
-        """Wait for a silo no longer: it answered, or is left out with a code."""
+        """Stop waiting for a silo, which answered or is left out with a code."""
         refused = self.refused if code is None else {**self.refused, site: code}
         return self._with(waiting=tuple(name for name in self.waiting if name != site), refused=refused)
 
     def enrolled(self, joined: Iterable[str], refused: Mapping[str, str]) -> Self:
-        """Know who takes part, and who does not."""
+        """Set the enrolled silos, and the others with codes."""
         return self._with(waiting=(), joined=tuple(sorted(joined)), refused=dict(refused))
 
     def summing(self, kind: str, number: int, phase: int, phases: int) -> Self:
-        """Ask silos for their terms; ``phase`` counts from 0.
+        """Start a sum; ``phase`` counts from 0.
 
-        Who was missing in the sum before stays told: the next one follows at once, before anybody could look.
+        Silos missing from the previous sum stay listed, as this one follows at once.
         """
         return self._with(
             state="summing", kind=kind, round=number, phase=phase + 1, phases=phases, answered=()
         )
 
     def answer(self, site: str) -> Self:
-        """Have one more term."""
+        """Add a silo whose term arrived."""
         return self._with(answered=tuple(sorted({*self.answered, site})))
 
     def without(self, lost: Mapping[str, Lost], notes: Iterable[str], unmeasured: int | None = None) -> Self:
-        """Tell who is missing now, as soon as the server knows it."""
+        """Set the silos that are now missing."""
         return self._with(lost=dict(sorted(lost.items())), notes=tuple(notes), unmeasured_since=unmeasured)
 
     def summed(self, row: Row) -> Self:
@@ -155,22 +155,22 @@ class Status(ResultFile):
         )
 
     def evaluated(self, row: Row) -> Self:
-        """Have the metrics of the model that a row made."""
+        """Set the metrics of a row's model."""
         test = row.test
         if test is None:
             return self
-        told = None if test.classes_told is None else (test.classes_told, test.classes or len(test.recall))
+        classes = None if test.classes_told is None else (test.classes_told, test.classes or len(test.recall))
         return self.noted(row)._with(
             balanced_accuracy=test.balanced_accuracy,
             evaluated_round=row.round,
             noisy=test.noisy,
             balanced_accuracy_interval=test.balanced_accuracy_interval,
-            classes=told,
+            classes=classes,
             one_answer=test.one_answer,
         )
 
     def noted(self, row: Row) -> Self:
-        """Take what a row knows of its round into the course; what it does not know takes nothing back."""
+        """Merge a row's known values of its round into the course."""
         test = row.test
         values = {
             "loss": row.training.get("loss"),
@@ -178,22 +178,24 @@ class Status(ResultFile):
             "balanced_accuracy_interval": None if test is None else test.balanced_accuracy_interval,
             "epsilon": None if row.privacy is None else row.privacy.range,
         }
-        known = {name: value for name, value in values.items() if value is not None}
-        if not known:
+        values = {name: value for name, value in values.items() if value is not None}
+        if not values:
             return self
         moments = {item.round: item for item in self.course}
-        moments[row.round] = moments.get(row.round, Moment(round=row.round)).model_copy(update=known)
+        moments[row.round] = moments.get(row.round, Moment(round=row.round)).model_copy(update=values)
         course, step = [moments[key] for key in sorted(moments)], 1
-        few = {item.round for item in course if item.balanced_accuracy is not None}
-        few = few if len(few) <= MOST_MOMENTS // 4 else set()  # models that are evaluated now and then
+        evaluated = {item.round for item in course if item.balanced_accuracy is not None}
+        evaluated = evaluated if len(evaluated) <= MOST_MOMENTS // 4 else set()  # only if few are
         while len(course) > MOST_MOMENTS:
-            step *= 2  # the last two rounds are not whole yet
+            step *= 2  # the last two rounds are not complete yet
             first = course[0].round
-            kept = [item for item in course[:-2] if item.round in few or (item.round - first) % step == 0]
+            kept = [
+                item for item in course[:-2] if item.round in evaluated or (item.round - first) % step == 0
+            ]
             course = [*kept, *course[-2:]]
         return self._with(course=tuple(course))
 
     def ended(self, *, trained: bool, reason: str | None) -> Self:
-        """End the run; of its reason the code alone is kept."""
+        """End the run, keeping only its reason's code."""
         code = None if reason is None else reason.partition(":")[0]
         return self._with(state="trained" if trained else "stopped", reason=code, waiting=())

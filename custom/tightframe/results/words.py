@@ -1,4 +1,4 @@
-"""Numbers and places of a run in words, and what a silo's term of a sum holds."""
+"""Texts for numbers, exchanges and the content of a silo's terms."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def rounded_up(value: float, digits: int = 3) -> str:
-    """Round a cost for people: never below what it is.
+    """Round a cost up, for display.
 
     >>> rounded_up(5.81234), rounded_up(8.0)
     ('5.813', '8.000')
@@ -21,12 +21,12 @@ def rounded_up(value: float, digits: int = 3) -> str:
 
 
 def rounded_down(value: float, digits: int = 3) -> str:
-    """Round for people what is left of a budget: never above what it is."""
+    """Round the rest of a budget down, for display."""
     return str(Decimal(value).quantize(Decimal(1).scaleb(-digits), ROUND_FLOOR))
 
 
 def shown(value: float | None, digits: int = 3) -> str:
-    """Return a number for people; ``-`` where there is none.
+    """Return a number as text; ``-`` for None.
 
     >>> shown(0.12345), shown(None)
     ('0.123', '-')
@@ -40,7 +40,7 @@ def with_interval(
     over: tuple[int, int] | None = None,
     digits: int = 3,
 ) -> str:
-    """Return a metric with the interval of its noise and the classes that it is over, where it has them.
+    """Return a metric with its interval and the number of classes that it is over, if it has them.
 
     >>> with_interval(0.578, [0.412, 0.721], (3, 8)), with_interval(0.578), with_interval(None, None, (0, 8))
     ('0.578 [0.412, 0.721], 3 of 8 classes', '0.578', '-, 0 of 8 classes')
@@ -55,7 +55,7 @@ _COUNTED = {"balanced_accuracy": "classes_told", "auroc": "auroc_classes"}
 
 
 def count_in_words(count: Count) -> str:
-    """Return a number of records with what is withheld of it, which is never shown as zero.
+    """Return a number of records with its withheld part, which is never shown as zero.
 
     >>> from tightframe.results.statistics import Count
     >>> count_in_words(Count(value=12)), count_in_words(Count(value=12, withheld=1))
@@ -73,7 +73,7 @@ def count_in_words(count: Count) -> str:
 
 
 def metric(fold: FoldMetrics, name: str, digits: int = 3) -> str:
-    """Return a metric of a fold; a noisy one never without its interval and classes.
+    """Return a fold's metric; a noisy one with its interval and classes.
 
     >>> from tightframe.results.parts.evaluation import FoldMetrics
     >>> metric(FoldMetrics(records=2, accuracy=0.5), "accuracy")
@@ -86,7 +86,7 @@ def metric(fold: FoldMetrics, name: str, digits: int = 3) -> str:
 
 
 def one_answer(answer: OneAnswer | None) -> str | None:
-    """Describe a model that gives one answer, whatever the record; None for any other.
+    """Describe a model that gives one answer to every record; None for any other.
 
     >>> from tightframe.results.parts.evaluation import OneAnswer
     >>> one_answer(OneAnswer(of_class="nv", share=1.0))
@@ -110,7 +110,7 @@ def one_answer(answer: OneAnswer | None) -> str | None:
 
 
 def untested(recall: Mapping[str, float | None]) -> str | None:
-    """Say which classes no exactly counted record is of; None if there is one of each.
+    """Name the classes without an exactly counted record; None if there are none.
 
     >>> untested({"a": 0.5, "b": 1.0, "c": None})
     'no counted test record is of c: balanced accuracy is the mean over 2 of 3 classes'
@@ -124,7 +124,7 @@ def untested(recall: Mapping[str, float | None]) -> str | None:
 
 
 def without_others(epsilon: float) -> str:
-    """Say what an epsilon would be without the noise of others on which it counts."""
+    """State the epsilon without the other hospitals' noise."""
     return (
         "This counts on the noise of other hospitals in the joint sums. If none of them added any, it would "
         f"be epsilon {rounded_up(epsilon)}."
@@ -138,7 +138,7 @@ NOT_COUNTED = (
 
 
 def in_their_case(name: str, names: Collection[str]) -> str:
-    """Return the only one of names that is this one in another case; the name itself if there is none.
+    """Return the only name that equals this one but for case; the name itself if there is none.
 
     >>> in_their_case("mel", ["MEL", "NV"]), in_their_case("x", ["X", "x"]), in_their_case("y", ["X"])
     ('MEL', 'x', 'y')
@@ -153,7 +153,7 @@ def plural(number: int, noun: str) -> str:
 
 
 def megabytes(number: int) -> str:
-    """Return bytes in MB, as a table shows them.
+    """Return bytes in MB, for a table.
 
     >>> megabytes(1_234_567)
     '1.23'
@@ -162,7 +162,7 @@ def megabytes(number: int) -> str:
 
 
 def sentence(items: Sequence[str]) -> str:
-    """Join names as they stand in a sentence.
+    """Join names with commas and `and`.
 
     >>> sentence(["a", "b", "c"])
     'a, b and c'
@@ -171,7 +171,7 @@ def sentence(items: Sequence[str]) -> str:
 
 
 def dotted(values: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield nested values by dotted keys; an empty mapping is a value.
+    """Yield nested values under dotted keys; an empty mapping is a value.
 
     >>> dict(dotted({"rounds": 4, "training": {"epochs": 1}, "privacy": {}}))
     {'rounds': 4, 'training.epochs': 1, 'privacy': {}}
@@ -184,7 +184,7 @@ def dotted(values: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, An
 
 
 def exchange_name(kind: str, number: int, phase: int | None = None) -> str:
-    """Name an exchange: its kind, or its round, and its phase where there are several.
+    """Name an exchange: its kind or round, and its phase if there are several.
 
     >>> exchange_name("train", 3, 1), exchange_name("closing", 4)
     ('round 3, phase 2', 'closing')
@@ -196,12 +196,12 @@ def exchange_name(kind: str, number: int, phase: int | None = None) -> str:
 def absent_classes(
     classes: Sequence[str], *, in_sums_only: bool, least: Sequence[int], holders: int, noisy: bool = False
 ) -> str:
-    """Say which classes the class rules left out of a model, why, and what changes that.
+    """Name the classes that the class rules left out of a model, why, and what to change.
 
     Args:
-        in_sums_only: the model is trained and lacks class sums alone; otherwise it is one sum's, and never
-            answers these.
-        least: training records of a class from which each silo counts; empty without the class rules.
+        in_sums_only: the model is trained and lacks only their class sums; otherwise it is one sum's, and
+            never answers them.
+        least: each silo's minimum of training records of a class; empty without the class rules.
         holders: least number of silos.
         noisy: the sum has the noise of differential privacy.
 
@@ -234,7 +234,7 @@ SUMS: Mapping[str, str] = {
     "closing": "closing, on the last model",
     "personal": "personal models",
 }
-"""Kinds of sums in words."""
+"""Kind of sums -> text."""
 TERMS: Mapping[str, str] = {
     "classes": "flags of the classes that it holds",
     "closing": "a note that it has closed the run",
@@ -255,20 +255,20 @@ TERMS: Mapping[str, str] = {
     "training": "training losses",
     "update": "changes of the model",
 }
-"""Meaning of fields by the first part of their names; others are a method's own and shown by name."""
+"""First part of a field's name -> meaning; other fields are a method's own and shown by name."""
 
 
 def described(numbers: Mapping[str, int], times: int = 1, terms_with: Mapping[str, int] | None = None) -> str:
-    """Return the numbers of a term in words.
+    """Describe the numbers in a term.
 
     Args:
         numbers: by the first part of the fields' names.
         times: number of such terms.
-        terms_with: how many of them have these numbers, by name; all if it is not said.
+        terms_with: number of terms with these numbers, by name; all by default.
 
     >>> described({"update": 1226, "failed": 1}, 20, {"update": 20, "failed": 2})
     'changes of the model (1,226); a flag that it could not contribute, in 2 of them (1)'
     """
-    held = {name: times for name in numbers} | dict(terms_with or {})
-    some = {name: f", in {held[name]} of them" if held[name] < times else "" for name in numbers}
-    return "; ".join(f"{TERMS.get(name, name)}{some[name]} ({n:,})" for name, n in numbers.items())
+    terms = {name: times for name in numbers} | dict(terms_with or {})
+    notes = {name: f", in {terms[name]} of them" if terms[name] < times else "" for name in numbers}
+    return "; ".join(f"{TERMS.get(name, name)}{notes[name]} ({n:,})" for name, n in numbers.items())

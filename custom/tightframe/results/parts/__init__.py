@@ -1,1 +1,1 @@
-"""Parts that several result files share: metrics, silos lost, budgets, update norms, withdrawals."""
+"""Parts of several result files: metrics, lost silos, budgets, update norms, withdrawals."""

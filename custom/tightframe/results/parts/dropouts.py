@@ -1,7 +1,7 @@
-"""Silos that a run has lost: since when, with which code, and what that means for its metrics.
+"""Silos that a run has lost: since when, with which code, and the consequences for its metrics.
 
-A silo is lost from the exchange on that was the first of those without it, until one has it again. Every
-place that tells of it (status, last screen, outcome, pages) has the same sentences from here.
+A silo is lost from the first exchange without it until one includes it again. Status, last screen, outcome
+and pages share the sentences of this module.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tightframe.results.files import Values
 from tightframe.results.words import exchange_name, plural, sentence
 
 NOT_MEASURED = "trained, not measured"
-"""End of a run whose model is there, and whose final model nobody was allowed or able to measure."""
+"""End of a run with a final model that no silo was allowed or able to measure."""
 
 WHERE: Mapping[str, str] = {
     "train": "",
@@ -27,16 +27,16 @@ WHERE: Mapping[str, str] = {
     "closing": "the last evaluation",
     "personal": "the evaluation of personal models",
 }
-"""Exchange that a silo is missing from, by its kind; a training round has a number instead."""
+"""Kind of exchange -> name in sentences; a training round has its number instead."""
 
 
 class Lost(Values):
-    """Since when a silo is missing; held to the form in which this package's server tells it.
+    """First exchange without a silo, validated in the form that this package's server sends.
 
     Attributes:
         kind, round: of the first exchange without it.
-        at: when the server knew it, in UTC, to the second: ``2026-11-22T21:42:10Z``.
-        code: why, as the server knows it.
+        at: when the server noticed, in UTC, to the second: ``2026-11-22T21:42:10Z``.
+        code: the server's reason.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -47,25 +47,25 @@ class Lost(Values):
     code: str
 
     def words(self, silo: str) -> str:
-        """Say it in one sentence."""
+        """Return a sentence on the missing silo."""
         when = self.at.replace("T", " ").removesuffix("Z")
         why = REASONS.get(self.code, "see tightframe explain")
         where = WHERE.get(self.kind) or exchange_name(self.kind, self.round)
         return f"{silo} is missing since {where} ({when} UTC): {self.code} ({why})."
 
 
-def read(told: Any, silos: Collection[str], rounds: int) -> dict[str, Lost]:
-    """Read who is missing, as a server tells a silo; what a run of this job cannot say is left out.
+def read(received: Any, silos: Collection[str], rounds: int) -> dict[str, Lost]:
+    """Parse the lost silos that a server reports, leaving out values that a run of this job cannot have.
 
     Args:
-        told: silo -> values of ``Lost``, or anything else.
+        received: silo -> values of ``Lost``, or anything else.
     """
     lost: dict[str, Lost] = {}
-    for silo in sorted(silos) if isinstance(told, Mapping) else ():
-        if silo not in told:
+    for silo in sorted(silos) if isinstance(received, Mapping) else ():
+        if silo not in received:
             continue
         try:
-            item = Lost.model_validate(told[silo])
+            item = Lost.model_validate(received[silo])
         except ValidationError:
             continue
         if item.kind in WHERE and item.code in REASONS and item.round <= rounds:
@@ -74,12 +74,12 @@ def read(told: Any, silos: Collection[str], rounds: int) -> dict[str, Lost]:
 
 
 def now() -> str:
-    """Return the time, as ``Lost.at`` has it."""
+    """Return the time in the format of ``Lost.at``."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def unmeasured_since(exchanges: Iterable[tuple[str, int, bool]]) -> int | None:
-    """Return the first of the last rounds in a row whose counts stayed shut; None if the last is open.
+    """Return the first of the latest consecutive rounds whose counts stayed shut; None if the last is open.
 
     Args:
         exchanges: kind, round, and whether counts stayed shut, in order.
@@ -105,32 +105,32 @@ def notes(
     measured: Sequence[str] | None = None,
     last_measured: int | None = None,
 ) -> list[str]:
-    """Say in sentences who is missing and what cannot be measured for it.
+    """Return sentences on missing silos and on what cannot be measured without them.
 
     Args:
         lost: silo -> since when it is missing.
-        enrolled: silos that the run began with.
+        enrolled: number of silos that the run began with.
         since: the first round without loss and metrics, see ``unmeasured_since``.
         closing_shut: whether the last evaluation stayed shut.
-        measured: who counted the final model; None if nobody did, or it is not time for it.
-        last_measured: the round that made the last model which was measured.
+        measured: silos that evaluated the final model; None if none did, or not yet.
+        last_measured: the round of the last measured model.
     """
-    said = [item.words(silo) for silo, item in sorted(lost.items())]
+    sentences = [item.words(silo) for silo, item in sorted(lost.items())]
     if since is not None:
-        said.append(f"No loss and no metric from round {since} on: {rule(enrolled)}.")
+        sentences.append(f"No loss and no metric from round {since} on: {rule(enrolled)}.")
     if closing_shut:
         why = f": {rule(enrolled)}" if since is None else " for the same reason"
         last = "" if last_measured is None else f" The last measured model is that of round {last_measured}."
-        said.append(
+        sentences.append(
             f"The final model was not measured{why}; an evaluation over the other silos alone is not allowed "
             f"(static_cohort: enrolled).{last} Each silo's own report has its results on its own records."
         )
     elif measured is not None and (away := sorted(set(lost) - set(measured))):
-        said.append(
+        sentences.append(
             f"The final model was measured without {sentence(away)}: by {len(measured)} of "
             f"{plural(enrolled, 'silo')}."
         )
-    return said
+    return sentences
 
 
 def rule(enrolled: int) -> str:

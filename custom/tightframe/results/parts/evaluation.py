@@ -1,4 +1,4 @@
-"""Metrics of a model on the folds that training does not see, as all result files have them."""
+"""Metrics of a model on validation and test records, in the form of all result files."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from tightframe.results.files import Values
 
 
 class OneAnswer(Values):
-    """A model that gives one answer whatever the record.
+    """A model that gives one answer to every record.
 
     Attributes:
         of_class: the class that it answers.
-        share: of the other classes' records that get this answer, too.
-        interval: limits of the share without the noise; None where counts are exact.
+        share: of the other classes' records that also get this answer.
+        interval: limits of the share without the noise; None if counts are exact.
         certain: whether it holds at the lower limit.
     """
 
@@ -27,14 +27,14 @@ class OneAnswer(Values):
 
 
 class Rule(Values):
-    """The rule that calls a record positive whose score for a class is at least ``threshold``.
+    """The rule that a record is positive whose score for a class is at least ``threshold``.
 
     Attributes:
         threshold: an edge of the score histogram's bins; at 1 no record is positive.
-        sensitivity, specificity: at that edge, and their limits: for the sampling of few records where
-            counts are exact (Wilson), else for the noise alone.
-        reachable: the most that the number which was not set could be at a threshold between this edge and
-            the next; absent where counts are noisy.
+        sensitivity, specificity: at that edge, with limits for sampling (Wilson) if counts are exact, else
+            for the noise alone.
+        reachable: upper bound of the value that was not set, at a threshold between this edge and the next;
+            absent if counts are noisy.
     """
 
     threshold: float
@@ -49,10 +49,10 @@ class ClassReading(Values):
     """Scores of a class, one-vs-rest, read from its score histogram.
 
     Attributes:
-        brier, calibration_error: lower and upper bound, wherever the scores lie in their bins (and, where
-            counts are noisy, whatever the noise was, at 95 %).
-        at_specificity: the rule with the most sensitivity at a specificity of ``FoldMetrics.read_at``.
-        at_sensitivity: likewise the other way round.
+        brier, calibration_error: lower and upper bound over all positions of scores in their bins (with
+            noisy counts also over the noise, at 95 %).
+        at_specificity: the rule of greatest sensitivity at a specificity of ``FoldMetrics.read_at``.
+        at_sensitivity: the rule of greatest specificity at that sensitivity.
     """
 
     brier: tuple[float, float] | None = None
@@ -62,15 +62,15 @@ class ClassReading(Values):
 
 
 class Finding(Values):
-    """A finding of a multi-label, at a probability of 0.5.
+    """A finding of a multi-label task, at a probability of 0.5.
 
     Attributes:
-        confusion: test records where it is known: rows absent and present, columns what the model said; None
-            if too few silos know it of enough records, as all that follows from it.
+        confusion: test records with known finding: rows absent and present, columns predictions; None, like
+            all that follows from it, if too few silos know it in enough records.
         sensitivity, specificity: of these counts.
         auroc, average_precision: from the score histogram.
-        sensitivity_interval, specificity_interval: limits without the noise; None where counts are exact.
-        records_interval: limits of the number of records where it is known, where counts are noisy.
+        sensitivity_interval, specificity_interval: limits without the noise; None if counts are exact.
+        records_interval: limits of the number of records with known finding, if counts are noisy.
     """
 
     confusion: tuple[tuple[int, int], tuple[int, int]] | None
@@ -88,20 +88,20 @@ Counts = tuple[list[int | float], list[int | float]]
 
 
 class FoldMetrics(Values):
-    """Metrics of one fold; without records there is nothing else. Rows of ``confusion`` are true classes.
+    """Metrics of one fold, empty without records. Rows of ``confusion`` are true classes.
 
     With ``noisy`` all numbers come from totals with noise of ``noise_deviation`` records in each cell of the
-    confusion matrix, and a class with fewer noisy records than ``class_floor`` has no recall. Limits between
-    which exact numbers lie, as far as the noise goes, are in what ends in ``_interval``, at ``level``.
+    confusion matrix, and a class with fewer noisy records than ``class_floor`` has no recall. Fields ending
+    in ``_interval`` are limits of the exact number for the noise alone, at ``level``.
     ``balanced_accuracy`` is then over ``classes_told`` of ``classes``, ``auroc`` over ``auroc_classes``.
 
     ``scores`` has the score histogram of each class, with noise of ``scores_deviation`` in each count if
-    noisy; ``reading`` what follows from it for a clinic, of the classes that have records of both kinds
-    (with noise: enough of them).
+    noisy; ``reading`` the clinical reading of classes with positive and negative records (with noise:
+    enough of both).
 
-    Of a multi-label ``findings`` has each one, ``recall`` their sensitivities, ``class_records`` the records
-    that have them, of those told; ``accuracy`` and ``balanced_accuracy`` are means over findings, the
-    latter over those with records of both kinds.
+    In a multi-label task ``findings`` has each finding, ``recall`` their sensitivities, ``class_records``
+    the known records that have them; ``accuracy`` and ``balanced_accuracy`` are means over findings, the
+    latter over those with positive and negative records.
     """
 
     noisy: bool = False
@@ -135,18 +135,18 @@ class FoldMetrics(Values):
     reading: dict[str, ClassReading] | None = None
 
     def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
-        """Show the main numbers; counts and curves fill a page.
+        """Yield the main numbers, without counts and curves.
 
         >>> FoldMetrics(records=2, accuracy=0.5, confusion=[[1, 0], [1, 0]])
         FoldMetrics(records=2, accuracy=0.5)
         """
         for name in ("records", "balanced_accuracy", "accuracy", "auroc", "loss"):
-            if (told := getattr(self, name)) is not None:
-                yield name, round(told, 4)
+            if (number := getattr(self, name)) is not None:
+                yield name, round(number, 4)
 
     @model_serializer(mode="wrap")
-    def _as_made(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out what was not set: exact metrics have no keys of noise."""
+    def _omit_unset(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out unset values: exact metrics have no keys of noise."""
         return {key: value for key, value in handler(self).items() if key in self.model_fields_set}
 
 

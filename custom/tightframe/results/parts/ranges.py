@@ -1,4 +1,4 @@
-"""Ranges that silos tell in place of values, as histograms over silos: norms of updates, spent epsilon."""
+"""Ranges that silos report instead of values, as histograms over silos: update norms, spent epsilon."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ class Spent(Values):
     """Epsilon that silos reported in one round.
 
     Attributes:
-        round: up to and including which the charges count.
+        round: last round included in the charges.
         promised: the most that the job may cost each silo.
         delta: of all epsilons here.
-        range: above what and up to what all told epsilons lie; None if no silo tells anything.
+        range: open lower and closed upper end of all reported epsilons; None if no silo reports.
         histogram: the ranges with silos in them, in order.
-        untold: silos in the sum whose policy tells nothing.
-        shown: silo -> its own epsilon, rounded up, of those that tell it.
+        untold: number of silos in the sum whose policy discloses nothing.
+        shown: silo -> its own epsilon, rounded up, if it discloses it.
     """
 
     round: int
@@ -36,7 +36,7 @@ class Spent(Values):
     shown: dict[str, float] = {}
 
     def __str__(self) -> str:
-        """Describe it in one line."""
+        """Describe the spending in one line."""
         text = ", ".join(self.ranges()) or "not told"
         others = self.exact()
         if self.untold and self.histogram:
@@ -55,7 +55,7 @@ class Spent(Values):
 
 
 class NormBin(Values):
-    """Number of silos whose update has a norm above ``above`` and up to ``up_to``; None has no end."""
+    """Number of silos whose update has a norm above ``above`` and up to ``up_to`` (None: unbounded)."""
 
     above: float
     up_to: float | None
@@ -76,7 +76,7 @@ class UpdateNorms(Values):
     Attributes:
         limit: the job's ``update_norm``, to which longer ones were rescaled.
         histogram: the ranges with silos in them, in order.
-        apart: whether one silo lies above all others with an empty range between, or more than one.
+        apart: whether one silo lies above all others, at least one empty range apart.
     """
 
     limit: float
@@ -84,6 +84,6 @@ class UpdateNorms(Values):
     apart: bool
 
     def __str__(self) -> str:
-        """Describe them in one line."""
+        """Describe the norms in one line."""
         ranges = ", ".join(f"{plural(item.silos, 'silo')} {item}" for item in self.histogram)
         return f"update norms (limit {self.limit:g}): {ranges}"

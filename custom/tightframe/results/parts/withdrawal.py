@@ -1,4 +1,4 @@
-"""Result of a withdrawal: what it took out, what the new total reveals, which models it does not reach."""
+"""Result of a withdrawal: the records taken out, what the new total reveals, the models not covered."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from tightframe.results.files import CARD, MAX_BYTES, Values
 from tightframe.results.words import plural
 
 BESIDE = (f"*/{CARD}", f"../*/server/{CARD}", f"../*/workspace/{CARD}")
-"""Places, from the folder above a run's results, in which other runs have their cards: of the same server, in
-a simulator's workspace, or downloaded beside it."""
+"""Patterns of other runs' cards, from the folder above a run's results: on the same server, in a simulator's
+workspace, or downloaded beside it."""
 ARCHIVES = "*/workspace"
-"""ZIP files, in the folder in which the engine's server keeps ended jobs, with the results of each."""
+"""Pattern of ZIP files of results in the folder in which the engine's server keeps ended jobs."""
 
 
 class NotCovered(Values):
-    """A model on record that was trained on from the run that records were withdrawn from.
+    """A model on record that continues from the run whose records were withdrawn.
 
     Attributes:
         job_name: of its job.
         folder: of its results.
-        how: by what it continued.
+        how: it continues, in words.
     """
 
     job_name: str
@@ -37,12 +37,12 @@ class WithdrawnRecords(Values):
     """The withdrawal of one run.
 
     Attributes:
-        previous: the engine's id of the run from whose total records were taken out.
+        previous: the engine's id of the run whose total the records left.
         lineage: of the first run of its chain.
-        records: number of training records that left the total; the model is the one without them.
+        records: number of training records that left the total.
         stay: number of records in the new total.
-        silos: the least number of silos among whose records the withdrawn ones are.
-        withheld: folds that are not evaluated, because too few of their records were withdrawn.
+        silos: least number of silos that the withdrawn records come from.
+        withheld: folds not evaluated, because too few of their records were withdrawn.
         not_covered: models on record that continue from the run; others may exist.
     """
 
@@ -55,37 +55,39 @@ class WithdrawnRecords(Values):
     not_covered: list[NotCovered] = []
 
     def lines(self) -> list[str]:
-        """Say it in sentences."""
-        said = [
+        """Describe the withdrawal in sentences."""
+        sentences = [
             f"{plural(self.records, 'training record')} of at least {self.silos} hospitals left the total of "
             f"run {self.previous}: the model is, bit for bit, that of the {self.stay} others",
             "whoever has both totals knows the sum of the records that left, class by class; with fewer of "
             "them than features he can tell whether a record that he has is among them",
         ]
-        said += [
+        sentences += [
             f"{fold} records are not evaluated any more: of these too few were withdrawn, and counts before "
             "and after would tell of single ones"
             + ("; the model keeps its temperature" if fold == "validation" else "")
             for fold in self.withheld
         ]
-        said += [f"NOT covered: {item.job_name} in {item.folder} ({item.how})" for item in self.not_covered]
-        said.append(
+        sentences += [
+            f"NOT covered: {item.job_name} in {item.folder} ({item.how})" for item in self.not_covered
+        ]
+        sentences.append(
             f"{'others' if self.not_covered else 'models'} that continue from the run, or were trained on "
             "the records elsewhere (other jobs, personal models, copies), are not covered, and may exist"
         )
-        return said
+        return sentences
 
 
 def not_covered(
     above: Path, lineage: str, models: Iterable[str], own: Path, ended_jobs: Path | None = None
 ) -> list[NotCovered]:
-    """List the models on record that continue from a run: resumed jobs, pretrained starts, and theirs.
+    """List the models on record that continue from a run, directly or not: resumed jobs, pretrained starts.
 
     Args:
         above: folder above the results of this run.
         models: SHA-256 of the files of its models.
-        own: folder of this run's results, which is left out.
-        ended_jobs: folder in which the engine's server keeps ended jobs; None where it keeps none.
+        own: folder of this run's results, left out.
+        ended_jobs: folder in which the engine's server keeps ended jobs; None if it keeps none.
     """
     cards = [
         (path.parent.resolve(), card)
@@ -97,20 +99,20 @@ def not_covered(
         archives = [path for path in sorted(ended_jobs.glob(ARCHIVES)) if path.is_file()]
         cards += [(path.parent.resolve(), card) for path in archives if (card := _archived(path)) is not None]
     reached = set(models)
-    found: dict[Path, tuple[dict[str, Any], str]] = {}
+    continuing: dict[Path, tuple[dict[str, Any], str]] = {}
     while True:
         new = {
             place: (card, how)
             for place, card in cards
-            if place not in found and (how := _continues(card, lineage, reached)) is not None
+            if place not in continuing and (how := _continues(card, lineage, reached)) is not None
         }
         if not new:
             break
-        found |= new
+        continuing |= new
         reached |= {str(card.get("model_sha256")) for card, _ in new.values()}
     return [
         NotCovered(job_name=str(_job(card).get("job_name")), folder=str(place), how=how)
-        for place, (card, how) in sorted(found.items())
+        for place, (card, how) in sorted(continuing.items())
     ]
 
 
@@ -128,7 +130,7 @@ def _job(card: dict[str, Any]) -> dict[str, Any]:
 
 
 def _card(path: Path) -> dict[str, Any] | None:
-    """Read the plain values of a card, of whatever version; None if it cannot be read."""
+    """Read a card's plain values, of any version; None if it cannot be read."""
     try:
         return _values(path.read_bytes())
     except OSError:
@@ -136,7 +138,7 @@ def _card(path: Path) -> dict[str, Any] | None:
 
 
 def _archived(path: Path) -> dict[str, Any] | None:
-    """Read the plain values of the card in an ended job's archive; None if there is none, or unreadable."""
+    """Read the plain values of the card in an ended job's archive; None if it is missing or unreadable."""
     try:
         with zipfile.ZipFile(path) as archive:
             entry = archive.getinfo(CARD)
