@@ -113,15 +113,15 @@ def check(
     for _ in range(2):
         table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
-    findings = list(dict.fromkeys(check_site(scope)))  # the withdrawn records are looked at twice
+    findings = list(dict.fromkeys(check_site(scope)))  # withdrawn records are checked twice
     problems = [finding for finding in findings if finding.state == "problem"]
     refusals = sum(finding.of_job for finding in problems)
     own = len(problems) - refusals
     if form == "json":
         from tightframe_app.outputs import SiteCheck, SiteFinding
 
-        told = tuple(SiteFinding.model_validate(finding) for finding in findings)
-        formats.show(SiteCheck(valid=not problems, findings=told))
+        listed = tuple(SiteFinding.model_validate(finding) for finding in findings)
+        formats.show(SiteCheck(valid=not problems, findings=listed))
         raise typer.Exit(1 if problems else 0)
     for finding in findings if verbose else in_blocks(findings):
         table.add_row(Text(finding.state, style=STYLES[finding.state]), finding.area, _shown(finding.text))
@@ -213,7 +213,7 @@ def serve(
 
 
 def _only(configs: Sequence[Path]) -> Path:
-    """Return the one site configuration that was named, by itself or by its kit's folder."""
+    """Return the one site configuration, which may be named by its kit's folder."""
     if len(configs) > 1:
         text = f"expected one site's, got {len(configs)}: call this once for each of"
         raise typer.BadParameter(f"{text} {', '.join(map(str, configs))}", param_hint="--config")
@@ -222,7 +222,7 @@ def _only(configs: Sequence[Path]) -> Path:
 
 
 def in_blocks(findings: Sequence[Finding]) -> list[Finding]:
-    """Return findings with one block for each site of a file for several: a summary, and the problems."""
+    """Return findings in one block per site, of a summary and the problems, for a file of several sites."""
     shown: list[Finding] = []
     if len(sites := {one.site for one in findings} - {""}) < 2:
         return list(findings)
@@ -248,7 +248,7 @@ def in_blocks(findings: Sequence[Finding]) -> list[Finding]:
 
 
 def _notes(findings: Sequence[Finding]) -> list[Finding]:
-    """Return the notes on sites of a file for several, each text once."""
+    """Return the sites' notes, each text once, for a file of several sites."""
     every = list(dict.fromkeys(one.site for one in findings if one.site))
     sites: dict[tuple[str, str], list[str]] = {}
     for one in findings:
@@ -261,7 +261,7 @@ def _notes(findings: Sequence[Finding]) -> list[Finding]:
 
 
 def _agreed(question: str) -> bool:
-    """Ask a yes-or-no question; no answer, as from a script without a terminal, counts as a no."""
+    """Ask a yes-or-no question; no answer, as without a terminal, is a no."""
     try:
         return typer.confirm(question)
     except typer.Abort:
@@ -270,7 +270,7 @@ def _agreed(question: str) -> bool:
 
 
 def _shown(text: str) -> str:
-    """Return a text that may hold values of a file, without anything that can control a terminal."""
+    """Escape characters of a text that could control a terminal."""
     return "".join(
         part if part.isprintable() or part == "\n" else part.encode("unicode_escape").decode()
         for part in text
@@ -310,5 +310,5 @@ def features(
         formats.show(Features(feature_cache=kind, files=len(kept), bytes=size, deleted=delete))
         return
     files = "1 file" if len(kept) == 1 else f"{len(kept)} files"
-    told = f"{files} of features, {size / 2**20:.1f} MiB, in {state}"
-    out.print(f"deleted: {told}" if delete else f"{told} (feature_cache: {entry.feature_cache})")
+    summary = f"{files} of features, {size / 2**20:.1f} MiB, in {state}"
+    out.print(f"deleted: {summary}" if delete else f"{summary} (feature_cache: {entry.feature_cache})")

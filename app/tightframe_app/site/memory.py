@@ -1,4 +1,4 @@
-"""Access to a site's lasting records of sums, budgets and jobs, for commands that show or decide on them."""
+"""Access to a site's lasting records of sums, budgets and jobs, for commands that show them or decide."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Memory:
     startup: Path | None
 
     def read(self) -> list[Entry]:
-        """Return all entries about the site's secure sums, oldest first, without writing anything.
+        """Return all entries on the site's secure sums, oldest first, without writing.
 
         Raises:
             TightframeError: if the ledger is lost, altered or cannot be read.
@@ -51,16 +51,16 @@ class Memory:
 
     @cached_property
     def facts(self) -> list[tuple[datetime, Mapping[str, Any]]]:
-        """Facts about the site's secure sums with their times, oldest first, as plain values; read once."""
+        """Facts on the site's secure sums with their times, as plain values, oldest first; read once."""
         from tightframe.rounds.site_ledger import read_contents
 
-        whole = read_contents(self.places, check=self.check())
-        entries = () if whole is None else whole.entries
+        contents = read_contents(self.places, check=self.check())
+        entries = () if contents is None else contents.entries
         return [(entry.time, fact) for entry in entries for fact in getattr(entry.content, "facts", ())]
 
     @cached_property
     def first_days(self) -> dict[str, date]:
-        """Day of each job's first fact, by the job's id, in UTC."""
+        """Day (UTC) of each job's first fact, by the job's id."""
         days: dict[str, date] = {}
         for time, fact in self.facts:
             for job in {str(fact.get("job", "")), str(fact.get("lineage", ""))}:
@@ -81,7 +81,7 @@ class Memory:
         return signature_check(trusted_roots(self.entry, anchor), name=self.site)
 
     def site_ledger(self) -> SiteLedger:
-        """Return the ledger, opened for a person's decision, which is signed with the site's key.
+        """Return the ledger, opened for a decision that the site's key signs.
 
         Raises:
             SiteConfigError: TF-615 without a kit.
@@ -170,13 +170,13 @@ def memory_of(config: Path, site: str | None, kit: Path | None) -> Memory:
 
 
 LONGEST_NAME = 300
-"""Characters of a name."""
+"""Most characters of a name."""
 
 
 def job_name(folder: Path, site: str) -> str | None:
-    """Return name and method in a job's folder at a site, or that it is a withdrawal; None if there is none.
+    """Return the name and method in a job's folder at a site, or that it withdraws; None without a job.
 
-    A method that the name has in it is not said again.
+    A method that is part of the name is left out.
     """
     try:
         path = folder / f"app_{site}" / "config" / "config_fed_client.json"
@@ -192,6 +192,6 @@ def job_name(folder: Path, site: str) -> str | None:
 
 
 def with_id(job: str, folder: Path | None, site: str) -> str:
-    """Return a job's name with its id, ``name (id)``; the id alone where no folder has the name."""
+    """Return ``name (id)`` of a job; the id alone if no folder has the name."""
     name = None if folder is None else job_name(folder, site)
     return f"{name} ({job})" if name else job

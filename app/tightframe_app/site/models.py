@@ -1,4 +1,4 @@
-"""``tightframe site model``: a person's decisions on given models, from which jobs may start here."""
+"""``tightframe site model``: decisions on given models from which jobs may start here."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ def show(config: Config, site: Site = None, form: formats.Form = "text") -> None
     """Show the given models that a person accepted at this site, and who."""
     from tightframe_app.outputs import AcceptedModel, AcceptedModels
 
-    _, own = _entries(config, site)
-    entry = _checked(own)
+    _, part = _entries(config, site)
+    entry = _checked(part)
     rule = entry.policy.resolve(production=True).given_models
     if form == "json":
-        found = tuple(AcceptedModel(sha256=key, note=note) for key, note in entry.accepted_models.items())
-        formats.show(AcceptedModels(given_models=rule, models=found))
+        models = tuple(AcceptedModel(sha256=key, note=note) for key, note in entry.accepted_models.items())
+        formats.show(AcceptedModels(given_models=rule, models=models))
         return
     out.print(f"given_models {rule}; accepted: {len(entry.accepted_models) or 'none'}")
     for sha256, note in entry.accepted_models.items():
@@ -80,23 +80,23 @@ def accept(
 
     For a job that this site refuses with TF-626. It is kept in the site's own configuration.
     """
-    values, own = _entries(config, site)
-    entry = _checked(own)
+    values, part = _entries(config, site)
+    entry = _checked(part)
     if (file is None) == (sha256 is None):
         raise typer.BadParameter("expected the model's file or its SHA-256", param_hint="--file, --sha256")
     if file is not None:
         with file.open("rb") as stream:
-            found = hashlib.file_digest(stream, "sha256").hexdigest()
+            digest = hashlib.file_digest(stream, "sha256").hexdigest()
     else:
-        found = str(sha256).lower()
-    if found in entry.accepted_models:
-        out.print(f"{found} is accepted already: {entry.accepted_models[found]}")
+        digest = str(sha256).lower()
+    if digest in entry.accepted_models:
+        out.print(f"{digest} is accepted already: {entry.accepted_models[digest]}")
         return
     note = f"{source}; accepted by {by or getpass.getuser()} on {datetime.now(UTC):%Y-%m-%d}"
-    own[KEY] = {**entry.accepted_models, found: note}
-    _checked(own)
+    part[KEY] = {**entry.accepted_models, digest: note}
+    _checked(part)
     whence = TYPED if file is None else COMPUTED.format(path=file)
-    out.print(REVEALS.format(sha256=found, whence=whence))
+    out.print(REVEALS.format(sha256=digest, whence=whence))
     if not yes and not typer.confirm("Accept it at this site?"):
         out.print("nothing was changed")
         raise typer.Exit(1)
@@ -106,7 +106,7 @@ def accept(
 
 
 def _entries(config: Path, site: str | None) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the content of a configuration, and within it the site's own part."""
+    """Return a configuration's content, and the site's part of it."""
     from tightframe.config.site import read_object
 
     values = read_object(config)
@@ -118,8 +118,8 @@ def _entries(config: Path, site: str | None) -> tuple[dict[str, Any], dict[str, 
     return values, sites[site]
 
 
-def _checked(own: Mapping[str, Any]) -> Any:
+def _checked(part: Mapping[str, Any]) -> Any:
     """Return the site's entry, validated."""
     from tightframe.config.site import parse_single
 
-    return parse_single(dict(own))[0]
+    return parse_single(dict(part))[0]

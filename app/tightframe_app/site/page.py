@@ -1,7 +1,7 @@
-"""``tightframe site page``: what runs at a hospital, what left it, was spent and refused, as a live page.
+"""``tightframe site page``: live page of a hospital's jobs, contributions, privacy spending and refusals.
 
-Its sources are this site's own files and processes, which are read and never written: the configuration,
-the ledger, the kit's logs. No record, key or credential is on it.
+It reads, and never writes, this site's own configuration, ledger, kit's logs and processes. It shows no
+record, key or credential.
 """
 
 from __future__ import annotations
@@ -46,18 +46,18 @@ if TYPE_CHECKING:
 
 KIND = "Tightframe: a hospital's own page, for this machine only"
 DELTA = 1e-5
-"""Delta for epsilon if the policy sets none."""
+"""Delta of epsilon if the policy sets none."""
 EVERY = 2.0
-"""Seconds between two looks."""
+"""Seconds between two updates."""
 TAIL = 2**20
-"""Bytes of each log that are looked through, from its end."""
+"""Bytes read from the end of each log."""
 MOST_REFUSALS = 40
 LONGEST = 300
-"""Characters of a message; the log has it whole."""
+"""Most characters of a message; the log has all."""
 CHECK_AGAIN = 600.0
 """Seconds after which the site is checked again, as by ``tightframe site check``."""
 _SETTINGS = {"changes": "training", "features": "features"}
-"""Kind of what is summed -> the setting of a release profile that only jobs with such sums have."""
+"""Kind of sum -> setting of a release profile that only jobs with such sums have."""
 _ITEM = "  - "
 _LINE = re.compile(
     r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d),\d+ - [^-]+ - "
@@ -76,11 +76,11 @@ class Released:
     """Sums to which this site contributed in one job, by its ledger.
 
     Attributes:
-        first: when its first sum was answered.
-        last: when its last one was.
+        first: time of its first sum.
+        last: time of its last sum.
         sums: number of sums to which this site gave its shares.
-        fewest: smallest number of sites in one of them.
-        groups: what the sums were of.
+        fewest: least number of sites in one of them.
+        groups: kinds of values summed.
     """
 
     job: str
@@ -96,8 +96,8 @@ class Refusal:
     """A line with a code in a log of this kit.
 
     Attributes:
-        when: as the log has it, by this machine's clock and zone.
-        text: what it says.
+        when: the log's time, in this machine's zone.
+        text: of the message.
         job: id; empty for the client's own log.
     """
 
@@ -113,19 +113,19 @@ class Known:
 
     Attributes:
         running: a line for each of the kit's processes.
-        jobs: ids of the jobs that run.
+        jobs: ids of the running jobs.
         entry: the site's configuration; None if it cannot be used.
         policy: rules, complete.
-        released: what left, newest job first.
-        cohorts: data set -> for which silos its counts may be known.
-        spendings: on each data set.
+        released: sums this site contributed to, newest job first.
+        cohorts: data set -> silos for which its counts may be opened.
+        spendings: by data set.
         exact: ids of the jobs that released exact totals.
-        told: data set -> what exact totals have told of what the policy's limits allow, and what a person
-            accepted, in words.
-        names: job id -> what people call it, where that is known.
+        told: data set -> sentences on what exact totals disclosed, what the policy's limits leave, and what
+            was accepted by hand.
+        names: job id -> name, where known.
         refusals: newest first.
         findings: of the last check.
-        problems: what could not be read, with the reason.
+        problems: files that could not be read, with the reason.
     """
 
     site: str
@@ -146,7 +146,7 @@ class Known:
 
 
 class Looker:
-    """Looks at a site again and again; reads a file again only when it has changed.
+    """Polls a site's state; reads a file again only when it has changed.
 
     Args:
         kit: of the site, with its ``local/tightframe.json``.
@@ -160,7 +160,7 @@ class Looker:
         self._checked = -CHECK_AGAIN
 
     def look(self) -> Known:
-        """Return what is known now; what cannot be read is named in ``problems``."""
+        """Return the current values, naming what cannot be read in ``problems``."""
         folder = self._kit.folder
         processes = stop.running(folder)
         known = replace(
@@ -180,12 +180,12 @@ class Looker:
         shown = {*known.jobs, *(one.job for one in known.released), *(one.job for one in known.refusals)} - {
             ""
         }
-        found = {
+        names = {
             job: name
             for job in shown - known.names.keys()
             if (name := job_name(self._kit.folder / job, self._kit.name))
         }
-        known = replace(known, names={**known.names, **found})
+        known = replace(known, names={**known.names, **names})
         self._known = known
         return known
 
@@ -209,8 +209,8 @@ class Looker:
             return known
         try:
             memory = memory_of(self._config, self._kit.name, self._kit.startup)
-            whole = read_contents(memory.places, check=memory.check())
-            entries = () if whole is None else whole.entries
+            contents = read_contents(memory.places, check=memory.check())
+            entries = () if contents is None else contents.entries
             spent = tuple(spendings(entries, policy.delta_cap or DELTA))
             return replace(
                 known,
@@ -235,49 +235,49 @@ class Looker:
 
 
 def released(entries: Sequence[Entry]) -> tuple[Released, ...]:
-    """Return what left for each job, by the facts that this site wrote down before it gave its shares."""
-    found: dict[str, Released] = {}
+    """Return each job's released sums, by the facts that this site recorded before it gave its shares."""
+    by_job: dict[str, Released] = {}
     kinds = _kinds(entries)
     for entry in entries:
         for fact in getattr(entry.content, "facts", ()):
             if fact.get("entry") != "revealed":
                 continue
             job, silos = str(fact["job"]), len(fact["survivors"])
-            old = found.pop(job, Released(job, entry.time, entry.time, 0, silos, ()))
+            old = by_job.pop(job, Released(job, entry.time, entry.time, 0, silos, ()))
             of_sums = (
                 kinds.get(job, ["update"]) if name == "update" else [str(name)] for name in fact["groups"]
             )
             groups = tuple(sorted({*old.groups, *(name for names in of_sums for name in names)}))
-            found[job] = Released(job, old.first, entry.time, old.sums + 1, min(old.fewest, silos), groups)
-    return tuple(reversed(found.values()))
+            by_job[job] = Released(job, old.first, entry.time, old.sums + 1, min(old.fewest, silos), groups)
+    return tuple(reversed(by_job.values()))
 
 
 def _kinds(entries: Sequence[Entry]) -> dict[str, list[str]]:
-    """Return job -> which of model changes and sums of features it sums, where profile or charges say so."""
+    """Return job -> ``changes`` or ``features``, as profiles or charges say."""
     from tightframe.privacy.ledger.entries import Charge
 
-    found: dict[str, set[str]] = {}
+    by_job: dict[str, set[str]] = {}
     lineages: dict[str, str] = {}
     for entry in entries:
         if isinstance(charge := entry.content, Charge):
             kind = "features" if charge.purpose.endswith("feature sums") else "changes"
-            found.setdefault(charge.job_id, set()).add(kind)
+            by_job.setdefault(charge.job_id, set()).add(kind)
         for fact in getattr(entry.content, "facts", ()):
             if "job" in fact and "lineage" in fact:
                 lineages[str(fact["job"])] = str(fact["lineage"])
             if fact.get("entry") == "profile_used":
                 names = [str(name).partition(" ")[0] for name in fact["profile"]]
                 kinds = {kind for kind, name in _SETTINGS.items() if name in names}
-                found.setdefault(str(fact["lineage"]), set()).update(kinds)
+                by_job.setdefault(str(fact["lineage"]), set()).update(kinds)
     return {
-        job: sorted(found[first])
-        for job, first in {**{job: job for job in found}, **lineages}.items()
-        if found.get(first)
+        job: sorted(by_job[first])
+        for job, first in {**{job: job for job in by_job}, **lineages}.items()
+        if by_job.get(first)
     }
 
 
 def cohorts(entries: Sequence[Entry]) -> dict[str, tuple[str, ...]]:
-    """Return for which silos the counts of each data set may be known now."""
+    """Return data set -> silos for which its counts may now be opened."""
     kinds = ("static_masked", "static_opened", "cohort_accepted")
     return {
         str(fact["dataset"]): tuple(map(str, fact["roster"]))
@@ -288,7 +288,7 @@ def cohorts(entries: Sequence[Entry]) -> dict[str, tuple[str, ...]]:
 
 
 def told_exactly(memory: Memory, policy: Policy) -> dict[str, tuple[str, ...]]:
-    """Return what exact totals over each data set have told, what is left, and what a person accepted."""
+    """Return data set -> sentences on what exact totals disclosed, what is left, and acceptances by hand."""
     from tightframe.rounds.evaluation_bits import most
     from tightframe.securesum.site.journal import Evaluated, History, Multiplied, ProfileUsed, Trained
     from tightframe_app.site.releases import consents, evaluations_told, rounds_told
@@ -306,28 +306,28 @@ def told_exactly(memory: Memory, policy: Policy) -> dict[str, tuple[str, ...]]:
 
 
 def refusals(kit: Path, logs: Sequence[Path]) -> tuple[Refusal, ...]:
-    """Return the lines with codes in a kit's logs, each with the list below it, newest first."""
-    found: list[Refusal] = []
+    """Return the lines with codes in a kit's logs, with their lists, newest first."""
+    refused: list[Refusal] = []
     for path in logs:
         job = path.parent.name if path.parent != kit else ""
         within = False
         for line in _tail(path).splitlines():
             if (match := _LINE.match(line)) is not None:
                 when, code, text = match.groups()
-                found.append(Refusal(when, code, text[:LONGEST], job))
+                refused.append(Refusal(when, code, text[:LONGEST], job))
                 within = True
             elif within := within and line.startswith(_ITEM):
-                longer = f"{found[-1].text} {line.removeprefix(_ITEM)}"
-                found[-1] = replace(found[-1], text=longer[:LONGEST])
-    found.sort(key=lambda one: one.when, reverse=True)
-    return tuple(found[:MOST_REFUSALS])
+                longer = f"{refused[-1].text} {line.removeprefix(_ITEM)}"
+                refused[-1] = replace(refused[-1], text=longer[:LONGEST])
+    refused.sort(key=lambda one: one.when, reverse=True)
+    return tuple(refused[:MOST_REFUSALS])
 
 
 def content(known: Known) -> Content:
-    """Return the page's content: a pure function of what is known."""
+    """Return the page's content, a pure function of the known values."""
     doing = f"{plural(len(known.jobs), 'job')} running" if known.running else "the client does not run"
     wrong = [one for one in known.findings if one.state == "problem"]
-    said = f"{known.site}: {doing}" + (f"; {plural(len(wrong), 'problem')}" if wrong else "")
+    summary = f"{known.site}: {doing}" + (f"; {plural(len(wrong), 'problem')}" if wrong else "")
     parts = [
         tag("div", *_top(known, doing, wrong), id="top"),
         _left(known),
@@ -336,7 +336,7 @@ def content(known: Known) -> Content:
         _rules(known),
         _checked(known),
     ]
-    return Content(f"{known.site} \N{EN DASH} {doing}", said, join(parts))
+    return Content(f"{known.site} \N{EN DASH} {doing}", summary, join(parts))
 
 
 def _top(known: Known, doing: str, wrong: Sequence[Finding]) -> Iterator[Part]:
@@ -469,7 +469,7 @@ def _rules(known: Known) -> Markup:
 def _checked(known: Known) -> Markup:
     rows: list[list[Part]] = [[one.area, one.state, coded(one.text)] for one in known.findings]
     states = [one.state for one in known.findings]
-    said = f"{plural(states.count('problem'), 'problem')}, {plural(states.count('note'), 'note')}"
+    summary = f"{plural(states.count('problem'), 'problem')}, {plural(states.count('note'), 'note')}"
     return section(
         "Check",
         tag(
@@ -479,17 +479,17 @@ def _checked(known: Known) -> Markup:
             ", every ten minutes.",
         ),
         folded(
-            f"{said}; {plural(len(rows), 'thing')} looked at",
+            f"{summary}; {plural(len(rows), 'thing')} looked at",
             table(["what", "state", "what was found"], rows, wrapped=[2]),
         ),
     )
 
 
 def rule_words() -> dict[str, str]:
-    """Return rule -> what it means, by the documentation of ``Policy`` itself."""
+    """Return rule -> meaning, from the docstring of ``Policy``."""
     from tightframe.config.policy import Policy
 
-    return {name: said.replace("`", "") for name, said in meanings(Policy).items()}
+    return {name: meaning.replace("`", "") for name, meaning in meanings(Policy).items()}
 
 
 def _short(job: str) -> Markup:
@@ -497,7 +497,7 @@ def _short(job: str) -> Markup:
 
 
 def _named(known: Known, job: str, length: int = 8) -> str:
-    """Return a job's name with the start of its id, or that alone."""
+    """Return a job's name with the start of its id, or the id alone."""
     name = known.names.get(job)
     return f"{name} ({job[:length]})" if name else job[:length]
 
@@ -523,7 +523,7 @@ def _when(time: datetime) -> str:
 
 
 def _logged(when: str) -> str:
-    """Return a time of a log, which is of this machine's zone, in the page's; as it stands if it is none."""
+    """Convert a log's time from this machine's zone to UTC; return any other text unchanged."""
     try:
         return _when(datetime.strptime(when, "%Y-%m-%d %H:%M:%S").astimezone())
     except (ValueError, OverflowError):

@@ -1,4 +1,4 @@
-"""``tightframe site cohort`` and ``release``: a person's decisions on what a site's sums may reveal."""
+"""``tightframe site cohort`` and ``release``: decisions on what a site's sums may reveal."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def cohort_show(config: Config, site: Site = None, kit: Kit = None, form: format
     if form == "json":
         from tightframe_app.outputs import Cohort, Cohorts
 
-        told = [
+        listed = [
             Cohort(
                 dataset=dataset,
                 silos=entry.roster,
@@ -136,7 +136,7 @@ def cohort_show(config: Config, site: Site = None, kit: Kit = None, form: format
             )
             for dataset, entry in sorted(cohorts.items())
         ]
-        formats.show(Cohorts(site=site, cohorts=tuple(told)))
+        formats.show(Cohorts(site=site, cohorts=tuple(listed)))
         return
     if not cohorts:
         where = "" if entries else f": nothing is on record at {memory.places.ledger}"
@@ -168,13 +168,13 @@ def cohort_accept(
             f"expected {MIN_SITES} to {MAX_SITES} silos, including this one, {site}, but got {list(roster)}",
             param_hint="--silos",
         )
-    known = _cohorts(entries := memory.read(), dataset)
-    if not known:
+    cohorts = _cohorts(entries := memory.read(), dataset)
+    if not cohorts:
         raise typer.BadParameter(
             f"{site} has opened no counts of {dataset!r}; see `tightframe site cohort show`",
             param_hint="--dataset",
         )
-    if set(known) == {roster}:
+    if set(cohorts) == {roster}:
         out.print(f"{dataset} is open for {', '.join(roster)} already")
         return
     _print_leaks(entries, dataset, roster)
@@ -215,7 +215,7 @@ def release_show(config: Config, site: Site = None, kit: Kit = None, form: forma
     if form == "json":
         from tightframe_app.outputs import EvaluatedSoFar, Evaluations, Formed, Releases, TrainedSoFar
 
-        told = [
+        formed = [
             Formed(
                 dataset=entry.dataset,
                 settings=dict(entry.profile),
@@ -237,7 +237,7 @@ def release_show(config: Config, site: Site = None, kit: Kit = None, form: forma
             )
             for name in names
         )
-        formats.show(Releases(site=site, formed=tuple(told), evaluated=evaluated, trained=trained))
+        formats.show(Releases(site=site, formed=tuple(formed), evaluated=evaluated, trained=trained))
         return
     if not ways:
         out.print(
@@ -278,14 +278,14 @@ def release_show(config: Config, site: Site = None, kit: Kit = None, form: forma
 
 
 def _uncounted(memory: Memory, users: Sequence[ProfileUsed], counted: set[str]) -> None:
-    """Say of which jobs nothing of a kind is on record."""
+    """Name the jobs of which nothing of a kind is on record."""
     ids = dict.fromkeys(entry.lineage for entry in users if entry.lineage not in counted)
-    if jobs := ", ".join(_job(memory, each) for each in ids):
+    if jobs := ", ".join(_job(memory, job) for job in ids):
         out.print(f"Of {jobs} none are counted: it had none, or an earlier version did not count them.")
 
 
 def consents(memory: Memory, dataset: str) -> list[str]:
-    """Say when a person accepted what for a data set, and in which job it was first used."""
+    """List what was accepted by hand for a data set, when, and the job that first used it."""
     from tightframe.securesum.site.journal import (
         CohortAccepted,
         Evaluated,
@@ -305,43 +305,43 @@ def consents(memory: Memory, dataset: str) -> list[str]:
         RoundsAccepted.KIND: ("all exact rounds of one run of a job", (Trained.KIND, Multiplied.KIND)),
     }
     facts = [(time, fact) for time, fact in memory.facts if fact.get("dataset") == dataset]
-    told, known = [], list[Any]()
+    accepted, profiles = [], list[Any]()
     for place, (time, fact) in enumerate(facts):
         later = [item for _, item in facts[place + 1 :]]
         if fact["entry"] == CohortAccepted.KIND:
             what = f"the cohort {', '.join(fact['roster'])}"
-            of = [item for item in later if item["entry"] == StaticMasked.KIND]
-            jobs = [str(item["lineage"]) for item in of if item["roster"] == fact["roster"]]
+            uses = [item for item in later if item["entry"] == StaticMasked.KIND]
+            jobs = [str(item["lineage"]) for item in uses if item["roster"] == fact["roster"]]
         elif fact["entry"] == ProfileAccepted.KIND:
-            differing = differences(known, tuple(sorted(fact["profile"].items())))
-            wanted = {name: value for name, _, value in differing} or fact["profile"]
+            differing = differences(profiles, tuple(sorted(fact["profile"].items())))
+            settings = {name: value for name, _, value in differing} or fact["profile"]
             what = ", ".join(f"{name} {in_words(values, value)[1]}" for name, values, value in differing)
-            of = [item for item in later if item["entry"] == ProfileUsed.KIND]
-            jobs = [str(item["lineage"]) for item in of if wanted.items() <= item["profile"].items()]
+            uses = [item for item in later if item["entry"] == ProfileUsed.KIND]
+            jobs = [str(item["lineage"]) for item in uses if settings.items() <= item["profile"].items()]
         elif fact["entry"] in runs:
             what, kinds = runs[fact["entry"]]
-            of = [item for item in later if item["entry"] in kinds]
-            jobs = [str(item["job"]) for item in of if item["config"] == fact["config"]]
+            uses = [item for item in later if item["entry"] in kinds]
+            jobs = [str(item["job"]) for item in uses if item["config"] == fact["config"]]
         else:
             jobs, what = [], ""
         if fact["entry"] in (ProfileUsed.KIND, ProfileAccepted.KIND):
-            known.append(tuple(sorted(fact["profile"].items())))
+            profiles.append(tuple(sorted(fact["profile"].items())))
         if fact["entry"] in (CohortAccepted.KIND, ProfileAccepted.KIND, *runs):
             where = f"first used in job {_job(memory, jobs[0])}" if jobs else "not used yet"
             what = what or "a combination of settings"
-            told.append(f"accepted by hand on {time:%Y-%m-%d %H:%M} UTC: {what}; {where}")
-    return told
+            accepted.append(f"accepted by hand on {time:%Y-%m-%d %H:%M} UTC: {what}; {where}")
+    return accepted
 
 
 def _job(memory: Memory, job: str) -> str:
-    """Return a job's name, method and day with its id, as far as kit and ledger have them."""
+    """Return a job's id, with its name, method and day if kit and ledger have them."""
     kit = None if memory.startup is None else memory.startup.resolve().parent
     day = memory.first_days.get(job)
     return with_id(job, None if kit is None else kit / job, memory.site) + (f" of {day}" if day else "")
 
 
 def _withdrew(memory: Memory, job: str) -> bool:
-    """Check whether a job began as a withdrawal, by the state that this site keeps of it."""
+    """Check whether a job began as a withdrawal, by its state at this site."""
     from tightframe.rounds.context import STATE
     from tightframe.rounds.notes import WITHDRAWS, Notes
     from tightframe.rounds.withdrawn_list import NAMES
@@ -352,7 +352,7 @@ def _withdrew(memory: Memory, job: str) -> bool:
 
 
 def _together(profiles: Sequence[Profile], *, one_job: bool) -> str:
-    """Say what totals give together that were formed in these ways."""
+    """Describe what totals formed in these ways reveal together."""
     from tightframe.rounds.sums.revealed import what_both_reveal
     from tightframe.securesum.site.journal import in_words, values_of
 
@@ -361,17 +361,19 @@ def _together(profiles: Sequence[Profile], *, one_job: bool) -> str:
         name: list(dict.fromkeys(value for item in used for value in values_of(name, item)))
         for name in dict.fromkeys(name for item in used for name in item)
     }
-    differing = {name: known for name, known in values.items() if len(known) > 1}
+    differing = {name: options for name, options in values.items() if len(options) > 1}
     if not profiles:
         return UNUSED
     if not differing:
         lacking = ONE_JOB if one_job else NONE_DIFFERS
         return f"{ALIKE if len(profiles) == 1 else lacking}\n{CHANGED}"
-    told = {name: in_words(known[:-1], known[-1]) for name, known in differing.items()}
-    settings = "\n  ".join(f"{name}: {' or '.join((*some, last))}" for name, (some, last) in told.items())
-    said = [TOGETHER.format(ways=len(profiles), settings=settings)]
-    said += [f"- {text}" for text in dict.fromkeys(what_both_reveal(*each) for each in differing.items())]
-    return "\n".join([*said, NO_NOISE])
+    texts = {name: in_words(options[:-1], options[-1]) for name, options in differing.items()}
+    settings = "\n  ".join(
+        f"{name}: {' or '.join((*others, last))}" for name, (others, last) in texts.items()
+    )
+    lines = [TOGETHER.format(ways=len(profiles), settings=settings)]
+    lines += [f"- {text}" for text in dict.fromkeys(what_both_reveal(*each) for each in differing.items())]
+    return "\n".join([*lines, NO_NOISE])
 
 
 @release.command("accept")
@@ -453,7 +455,7 @@ def release_accept(
     if (site := memory.site) not in setup.job.sites:
         raise typer.BadParameter(f"expected a job with this site, {site}", param_hint="--job")
     dataset, entries = memory.entry.records_id(setup.job.dataset), memory.read()
-    history, decided = History(entries), list[Entry]()
+    history, decisions = History(entries), list[Entry]()
     profile, roster = release_profile(setup, memory.entry), setup.job.roster
     if profile is None or setup.job.summation != "secure":
         out.print("this job needs no such consent: its sums have noise, or are not secure sums")
@@ -481,13 +483,13 @@ def release_accept(
         "--counts": (counts, COUNTS, TRAINING, "trains a model"),
         "--head": (head, head_name(setup), "losses", "sums losses at a head"),
     }
-    for hint, (given, name, setting, what) in hashes.items():
-        if given is not None:
+    for hint, (digest, name, setting, what) in hashes.items():
+        if digest is not None:
             if setting not in dict(profile or ()):
                 raise typer.BadParameter(
                     f"expected a job that {what}, but this one does not", param_hint=hint
                 )
-            profile = with_formed(profile, {name: (_sha256(given, hint),)})
+            profile = with_formed(profile, {name: (_sha256(digest, hint),)})
     if records is not None:
         if (summed := records_name(setup)) is None:
             raise typer.BadParameter(
@@ -495,42 +497,42 @@ def release_accept(
                 param_hint="--records",
             )
         profile = with_formed(profile, {summed: (_sha256(records, "--records"),)})
-    assert profile is not None  # noqa: S101  (it was none above)
+    assert profile is not None  # noqa: S101  (checked above)
     differing = []
     try:
         history.check_profile(dataset, profile)
     except ProtocolError:
         differing = differences(history.profiles(dataset), profile)
-        decided.append(ProfileAccepted(dataset, profile))
-        told = [(name, *in_words(values, value)) for name, values, value in differing]
-        before = [f"{name}: {' or '.join(values)}" for name, values, _ in told]
-        after = [f"{name}: {value}" for name, _, value in told]
+        decisions.append(ProfileAccepted(dataset, profile))
+        texts = [(name, *in_words(values, value)) for name, values, value in differing]
+        before = [f"{name}: {' or '.join(values)}" for name, values, _ in texts]
+        after = [f"{name}: {value}" for name, _, value in texts]
         shown = FORMED.format(dataset=dataset, before="\n  ".join(before), after="\n  ".join(after))
         out.print(shown)
         for text in dict.fromkeys(
             what_both_reveal(name, [*values, value]) for name, values, value in differing
         ):
             out.print(f"- {text}")
-    known = _cohorts(entries, dataset)
-    if known and set(known) != {roster}:
-        decided.append(CohortAccepted(dataset, roster))
+    cohorts = _cohorts(entries, dataset)
+    if cohorts and set(cohorts) != {roster}:
+        decisions.append(CohortAccepted(dataset, roster))
         _print_leaks(entries, dataset, roster)
     if evaluations:
-        decided.append(EvaluationsAccepted(dataset, bytes.fromhex(setup.job.sha256())))
+        decisions.append(EvaluationsAccepted(dataset, bytes.fromhex(setup.job.sha256())))
         total = _planned(memory, setup, entries, _with_evaluations)
-        out.print(EVALUATED.format(dataset=dataset, before=_told(history, dataset), after=total))
+        out.print(EVALUATED.format(dataset=dataset, before=_evaluations(history, dataset), after=total))
     if rounds:
-        decided.append(RoundsAccepted(dataset, bytes.fromhex(setup.job.sha256())))
+        decisions.append(RoundsAccepted(dataset, bytes.fromhex(setup.job.sha256())))
         factor = memory.entry.policy.resolve(production=True).records_per_feature
         total = _planned(memory, setup, entries, _with_rounds)
         out.print(TRAINED.format(dataset=dataset, before=_rounds(history, dataset, factor), after=total))
-    if not decided:
+    if not decisions:
         out.print(f"{dataset}: this site's sums may already be formed as in this job")
         out.print(f"Refused all the same? {OTHERS}")
         return
     if differing:
         out.print(NO_NOISE)
-    _decide(memory, decided, yes)
+    _decide(memory, decisions, yes)
     out.print(f"{dataset}: this site's sums may now be formed as in this job, over {', '.join(roster)}")
 
 
@@ -538,9 +540,9 @@ def _planned(
     memory: Memory,
     setup: JobSetup,
     entries: Sequence[Entry],
-    told: Callable[[SiloContext, JobSetup, Sequence[Entry]], str],
+    describe: Callable[[SiloContext, JobSetup, Sequence[Entry]], str],
 ) -> str:
-    """Say what a job adds to what earlier ones told, by this site's records."""
+    """Describe what a job adds to earlier ones' disclosures, by this site's records."""
     from tightframe.rounds.context import SiloContext
     from tightframe.rounds.silo.checks.enrolment import UNKNOWN
 
@@ -549,49 +551,49 @@ def _planned(
     with tempfile.TemporaryDirectory() as folder:
         site = (memory.site, setup.job, memory.entry)
         try:
-            return told(SiloContext(*site, Path(folder), job_id=UNKNOWN, production=True), setup, entries)
+            return describe(SiloContext(*site, Path(folder), job_id=UNKNOWN, production=True), setup, entries)
         except (TightframeError, OSError) as error:
             return f"{UNREAD} They cannot be read: {error}"
 
 
 def _with_evaluations(context: SiloContext, setup: JobSetup, entries: Sequence[Entry]) -> str:
-    """Say what all jobs' exact evaluations tell with a job's, and what would tell less."""
+    """Describe what exact evaluations of all jobs disclose, a new one included, and a smaller job."""
     from tightframe.rounds.silo.checks.enrolment import evaluations_planned
     from tightframe.securesum.site.journal import History
 
-    if (found := evaluations_planned(context, setup, entries)) is None:
+    if (planned := evaluations_planned(context, setup, entries)) is None:
         return "This site's policy has no limit on them."
     history, dataset = History(entries), context.site.records_id(context.job.dataset)
-    total = [sum(both) for both in zip(history.evaluated(dataset), found.wanted, strict=True)]
-    said = WITH_EVALUATIONS.format(total=_words(total), allowed=_words(found.most))
-    left = history.left(dataset, found.most)
-    if found.fits(left):
-        return f"{said}\n{FITS}"
-    return f"{said}\n{LESS_EVALUATED.format(smaller=found.smaller(left))}"
+    total = [sum(both) for both in zip(history.evaluated(dataset), planned.wanted, strict=True)]
+    summary = WITH_EVALUATIONS.format(total=_words(total), allowed=_words(planned.most))
+    left = history.left(dataset, planned.most)
+    if planned.fits(left):
+        return f"{summary}\n{FITS}"
+    return f"{summary}\n{LESS_EVALUATED.format(smaller=planned.smaller(left))}"
 
 
 def _with_rounds(context: SiloContext, setup: JobSetup, entries: Sequence[Entry]) -> str:
-    """Say what all jobs' exact sums in training take with a job's, and how many of them would fit."""
+    """Describe what exact sums of all jobs in training use up, a new one included, and how many would fit."""
     from tightframe.rounds.few_records.across_jobs import rounds_left
     from tightframe.rounds.silo.checks.enrolment import rounds_planned, sizes_alike
 
     if (planned := rounds_planned(context, setup, entries, sizes_alike(context))) is None:
         return "This job has none, or this site's policy has no limit on them."
-    (found, before), factor = planned, context.policy.records_per_feature
-    parts = found.parts(factor)
+    (sums, before), factor = planned, context.policy.records_per_feature
+    parts = sums.parts(factor)
     total = max(now + earlier for now, earlier in zip(astuple(parts), astuple(before), strict=True))
-    said = WITH_ROUNDS.format(more=len(found.places), total=float(total))
+    summary = WITH_ROUNDS.format(more=len(sums.places), total=float(total))
     if parts.fit(before):
-        return f"{said}\n{FITS}"
+        return f"{summary}\n{FITS}"
     if parts.largest > 1:
-        return f"{said}\n{TOO_MUCH_ALONE}"
-    fit = rounds_left(found.parts(factor, [min(found.places)]), before)
-    return f"{said}\n{LESS_TRAINED.format(fit=fit or 'none')}"
+        return f"{summary}\n{TOO_MUCH_ALONE}"
+    fit = rounds_left(sums.parts(factor, [min(sums.places)]), before)
+    return f"{summary}\n{LESS_TRAINED.format(fit=fit or 'none')}"
 
 
 def evaluations_told(history: History, dataset: str, limits: Most) -> list[str]:
-    """Say what the exact evaluations of all jobs so far have told, and what a site's limits leave."""
-    lines = [f"Exact evaluations so far: {_told(history, dataset)}."]
+    """Describe what exact evaluations of all jobs have disclosed, and what a site's limits leave."""
+    lines = [f"Exact evaluations so far: {_evaluations(history, dataset)}."]
     if allowed := _words(limits):
         lines.append(f"Allowed over all jobs: {allowed}.")
         lines.append(f"Left: {_words(history.left(dataset, limits))}.")
@@ -599,63 +601,63 @@ def evaluations_told(history: History, dataset: str, limits: Most) -> list[str]:
 
 
 def rounds_told(history: History, dataset: str, factor: int) -> str:
-    """Say how many exact sums in training all jobs have opened, and what a site's rule leaves."""
+    """Describe the exact sums in training that all jobs have opened, and what a site's rule leaves."""
     return f"Exact sums of trained layers and features so far: {_rounds(history, dataset, factor)}."
 
 
-def _told(history: History, dataset: str) -> str:
-    """Say what the exact evaluations of all jobs so far have told."""
+def _evaluations(history: History, dataset: str) -> str:
+    """Describe what exact evaluations of all jobs have disclosed."""
     return _words(history.evaluated(dataset))
 
 
 def _words(numbers: Sequence[int | None]) -> str:
-    """Return words for numbers of exact evaluations; nothing for those without a limit."""
+    """Describe numbers of exact evaluations, without those that have no limit."""
     from tightframe.securesum.site.journal import opened
 
-    return ", ".join(each for each in opened(numbers) if each is not None)
+    return ", ".join(text for text in opened(numbers) if text is not None)
 
 
 def _trained(history: History, dataset: str, factor: int) -> tuple[Fraction | None, int | None]:
-    """Return the part of what records allow that exact sums in training took, and how many more fit.
+    """Return the share of what records allow that exact sums in training used, and how many more fit.
 
-    None where a policy has no rule; and where such sums as the last one fit any number of times.
+    The share is None if the policy has no rule; the number, if sums like the last fit any number of times.
     """
     from tightframe.rounds.few_records.across_jobs import rounds_left, taken
 
     if not factor:
         return None, None
     sums = history.trained(dataset)
-    took = taken(sums, factor)
-    return took.largest, rounds_left(taken(sums[-1:], factor), took)
+    used = taken(sums, factor)
+    return used.largest, rounds_left(taken(sums[-1:], factor), used)
 
 
 def _rounds(history: History, dataset: str, factor: int) -> str:
-    """Say how many exact sums in training all jobs have opened, and what their records still allow."""
+    """Describe the exact sums in training that all jobs have opened, and what records still allow."""
     if not (sums := history.trained(dataset)):
         return "none"
-    took, fit = _trained(history, dataset, factor)
-    told = f"{len(sums)} in {plural(len({each.job for each in sums}), 'job')}"
-    if took is None:
-        return f"{told}; this site's policy has no limit (`records_per_feature` 0)"
+    used, fit = _trained(history, dataset, factor)
+    count = f"{len(sums)} in {plural(len({item.job for item in sums}), 'job')}"
+    if used is None:
+        return f"{count}; this site's policy has no limit (`records_per_feature` 0)"
     more = "any number" if fit is None else str(fit)
-    left = f"{float(max(Fraction(0), 1 - took)):.1%} is left, for {more} more in another job like the last"
-    return f"{told}, {float(took):.1%} of what the records allow (`records_per_feature` {factor}); {left}"
+    left = f"{float(max(Fraction(0), 1 - used)):.1%} is left, for {more} more in another job like the last"
+    return f"{count}, {float(used):.1%} of what the records allow (`records_per_feature` {factor}); {left}"
 
 
 def _cohorts(entries: Sequence[Entry], dataset: str, *, all_of_them: bool = False) -> list[tuple[str, ...]]:
-    """Return the cohorts for which counts of a data set may be opened, the latest last; or ever could."""
+    """Return the cohorts for which counts of a data set may be opened, or ever could, the latest last."""
     from tightframe.securesum.site.journal import CohortAccepted, StaticMasked, StaticOpened
 
-    known: list[tuple[str, ...]] = []
+    cohorts: list[tuple[str, ...]] = []
     for entry in entries:
         if isinstance(entry, StaticMasked | StaticOpened | CohortAccepted) and entry.dataset == dataset:
             anew = isinstance(entry, CohortAccepted) and not all_of_them
-            known = [entry.roster] if anew else [*known, entry.roster]
-    return known
+            cohorts = [entry.roster] if anew else [*cohorts, entry.roster]
+    return cohorts
 
 
 def _weight(text: str) -> str:
-    """Return the value of ``own weight`` as profiles have it: as declared, or a positive number."""
+    """Return a profile's value of ``own weight``: as declared, or a positive number."""
     from tightframe.rounds.sums.release import DECLARED
 
     if text == DECLARED:
@@ -672,7 +674,7 @@ def _weight(text: str) -> str:
 
 
 def _classes(text: str, names: Sequence[str]) -> tuple[str, ...]:
-    """Return the classes that a JSON list names, in the data set's order."""
+    """Return the classes in a JSON list, in the data set's order."""
     try:
         named = json.loads(text)
     except ValueError:
@@ -686,14 +688,14 @@ def _classes(text: str, names: Sequence[str]) -> tuple[str, ...]:
 
 
 def _sha256(text: str, hint: str) -> str:
-    """Return the hash that an option gives, in lower case."""
+    """Return an option's hash in lower case."""
     if len(text) != 64 or set(text.lower()) - set("0123456789abcdef"):
         raise typer.BadParameter(f"expected 64 hexadecimal digits, but got {text!r}", param_hint=hint)
     return text.lower()
 
 
 def _leak(before: tuple[str, ...], roster: tuple[str, ...]) -> str:
-    """Describe what the counts of two cohorts reveal together."""
+    """Describe what counts of two cohorts reveal together."""
     gone, new = sorted(set(before) - set(roster)), sorted(set(roster) - set(before))
     parts = [f"the counts of {', '.join(names)} together" for names in (gone, new) if names]
     difference = "\n  minus ".join(parts)
@@ -701,14 +703,14 @@ def _leak(before: tuple[str, ...], roster: tuple[str, ...]) -> str:
 
 
 def _print_leaks(entries: Sequence[Entry], dataset: str, roster: tuple[str, ...]) -> None:
-    """Say what the counts of a cohort reveal together with those of each other so far."""
+    """Print what a cohort's counts reveal together with those of each earlier cohort."""
     for before in dict.fromkeys(_cohorts(entries, dataset, all_of_them=True)):
         if before != roster:
             out.print(_leak(before, roster))
 
 
 def _decide(memory: Memory, entries: Sequence[Entry], yes: bool) -> None:
-    """Ask for a person's decision, and write it into the site's ledger.
+    """Ask for a decision and write it into the site's ledger.
 
     Raises:
         TightframeError: without the site's kit, or if its ledger cannot be used.

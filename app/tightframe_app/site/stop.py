@@ -1,11 +1,11 @@
 """``tightframe site stop``: end the engine's processes of one kit, a site's or the server's, and no others.
 
-Processes are identified by their command lines: the engine's own modules with this kit as their workspace,
-and the script in the kit's ``startup`` that restarts the client, as an owner of the kit's files or root:
-anybody can give a program such a command line. If another account trains, its processes of this site's jobs
-are identified by that account and the site's name; the service that started them ends them when the client
-ends. A file with a process number proves nothing, because the number may belong to
-another process by now, and with ``--once`` the engine writes none.
+Processes are identified by their command lines (the engine's modules with this kit as their workspace, and
+the script in the kit's ``startup`` that restarts the client) and by their account, root or an owner of the
+kit's files, as anybody can forge a command line. If another account trains, its processes of this site's
+jobs are identified by that account and the site's name; the service that started them ends them when the
+client ends. A file with a process number proves nothing, because the number may have been reused, and with
+``--once`` the engine writes none.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ class KitProcess:
     """A process of the kit.
 
     Attributes:
-        process: the process; another one that has got its number meanwhile is not mistaken for it.
-        job: id of the job that it runs, if it runs one.
+        process: distinguished from a later one with the same number.
+        job: id of its job, if any.
         account: the training account, if the process runs in it and it is not the client's account.
     """
 
@@ -96,7 +96,7 @@ def opened(folder: Path) -> Kit:
     """Return the kit of a site or of the server in a folder.
 
     Raises:
-        SiteConfigError: TF-619, if it is a person's, with what to do instead; TF-615, if it is none.
+        SiteConfigError: TF-619, with what to do instead, for a person's kit; TF-615, if it is no kit.
     """
     startup = folder / "startup"
     if (startup / PERSON_FILE).is_file():
@@ -114,7 +114,7 @@ def site_kit(folder: Path) -> Kit:
     """Return the site's kit in a folder.
 
     Raises:
-        SiteConfigError: TF-619, if it is another kind of kit, with what to do instead; TF-615, if it is none.
+        SiteConfigError: TF-619, with what to do instead, for another kind of kit; TF-615, if it is no kit.
     """
     kit = opened(folder)
     if kit.kind == "server":
@@ -133,10 +133,12 @@ def _other_kit(expected: str, got: str, instead: str) -> SiteConfigError:
 
 
 def running(kit: Path) -> list[KitProcess]:
-    """Return the processes of a kit, the script first, so that it cannot restart one that was ended."""
-    whole, trainer = kit.resolve(), _trainer(kit)
+    """Return a kit's processes, the script first, so that it cannot restart an ended one."""
+    folder, trainer = kit.resolve(), _trainer(kit)
     processes = [
-        one for process in psutil.process_iter() if (one := _known(process, whole, trainer)) is not None
+        one
+        for process in psutil.process_iter()
+        if (one := _kit_process(process, folder, trainer)) is not None
     ]
     order: tuple[Role, ...] = ("script", "client", "server", "service", "job", "child")
     numbers = {one.process.pid for one in processes}
@@ -154,10 +156,10 @@ def jobs(processes: Iterable[KitProcess]) -> list[str]:
 
 
 def service(processes: Iterable[KitProcess]) -> str | None:
-    """Return the systemd unit that runs client or server, if its name has our prefix; None otherwise.
+    """Return the systemd unit that runs client or server, if its name has our prefix; else None.
 
-    The unit is that of the control group, which the process cannot leave. Other names say nothing: a client
-    started by hand is in the group of a login or a terminal, which may be a service too, or a user's own.
+    The unit is that of the control group, which the process cannot leave. Other names are not conclusive: a
+    client started by hand is in the group of a login or a terminal, which may also be a service.
     """
     for one in processes:
         if one.role in ("client", "server"):
@@ -181,7 +183,7 @@ def check_owner(processes: Iterable[KitProcess]) -> None:
     me = os.getuid()
     for one in processes:
         try:
-            # The training account's own service ends its processes when the client ends.
+            # The training account's service ends its processes when the client ends.
             if me in (0, one.process.uids().real) or one.account:
                 continue
             owner = one.process.username()
@@ -195,7 +197,7 @@ def check_owner(processes: Iterable[KitProcess]) -> None:
 
 
 def wait_idle(kit: Path, say: Callable[[str], None]) -> list[KitProcess]:
-    """Wait until no job runs, printing the jobs waited for; return the kit's processes then."""
+    """Wait until no job runs, printing the jobs waited for; return the kit's remaining processes."""
     waited: list[str] = []
     while (names := jobs(processes := running(kit))) != []:
         if names != waited:
@@ -206,7 +208,7 @@ def wait_idle(kit: Path, say: Callable[[str], None]) -> list[KitProcess]:
 
 
 def stop(kit: Path, processes: Sequence[KitProcess], *, timeout: float) -> Stopped:
-    """Terminate script, client and service, wait, kill what has not ended, and list what still runs.
+    """Terminate script, client and service, wait, kill the rest, and list what still runs.
 
     A job's process is not terminated: by the engine's design it ends within seconds of its client.
 
@@ -214,17 +216,17 @@ def stop(kit: Path, processes: Sequence[KitProcess], *, timeout: float) -> Stopp
         processes: from ``running``.
         timeout: seconds from terminating to killing.
     """
-    _each((one for one in processes if one.role in TERMINATED), psutil.Process.terminate)
+    _signal((one for one in processes if one.role in TERMINATED), psutil.Process.terminate)
     everything = list(processes)
     until = time.monotonic() + timeout
     while (alive := _alive(everything)) and time.monotonic() < until:
         psutil.wait_procs([one.process for one in alive], timeout=min(POLL, timeout))
         if not _alive(everything):
-            # Processes that were started meanwhile have not been terminated yet.
+            # Processes started meanwhile have not been terminated yet.
             new = [one for one in running(kit) if one not in everything]
-            _each((one for one in new if one.role in TERMINATED), psutil.Process.terminate)
+            _signal((one for one in new if one.role in TERMINATED), psutil.Process.terminate)
             everything += new
-    _each(alive, psutil.Process.kill)
+    _signal(alive, psutil.Process.kill)
     psutil.wait_procs([one.process for one in alive], timeout=GRACE)
     left = running(kit)
     if not left:
@@ -245,7 +247,7 @@ def _lives(process: psutil.Process) -> bool:
         return False
 
 
-def _each(processes: Iterable[KitProcess], do: Callable[[psutil.Process], None]) -> None:
+def _signal(processes: Iterable[KitProcess], do: Callable[[psutil.Process], None]) -> None:
     for one in processes:
         try:
             do(one.process)
@@ -264,7 +266,7 @@ def _children(process: psutil.Process) -> list[psutil.Process]:
 
 
 def _trainer(kit: Path) -> tuple[str, str] | None:
-    """Return the training account that a kit's launcher names, and the site's name; None with one account."""
+    """Return the training account in a kit's launcher, and the site's name; None with one account."""
     from tightframe.flare.identity import SITE_FILE
 
     for item in components(kit / "local"):
@@ -275,28 +277,28 @@ def _trainer(kit: Path) -> tuple[str, str] | None:
     return None
 
 
-def _known(process: psutil.Process, kit: Path, trainer: tuple[str, str] | None) -> KitProcess | None:
-    """Return a process as one of the kit's; None if it is not, or cannot be inspected.
+def _kit_process(process: psutil.Process, kit: Path, trainer: tuple[str, str] | None) -> KitProcess | None:
+    """Identify a process of the kit; return None for any other, or if it cannot be inspected.
 
     Args:
         process: any.
-        trainer: account that trains for it, and name of its site.
+        trainer: the kit's training account and site name.
     """
     try:
-        found = _by_command(process, kit, trainer)
-        return found if found is not None and _may_run(process, kit, trainer) else None
+        kit_process = _by_command(process, kit, trainer)
+        return kit_process if kit_process is not None and _may_run(process, kit, trainer) else None
     except (psutil.NoSuchProcess, psutil.AccessDenied):
         return None
 
 
 def _by_command(process: psutil.Process, kit: Path, trainer: tuple[str, str] | None) -> KitProcess | None:
-    """Return what a process is by its command line, whoever runs it."""
+    """Identify a process by its command line alone."""
     command = process.cmdline()
     if not command or not _lives(process):
         return None
     if Path(command[0]).name in SHELLS:
-        given = (Path(text) for text in command[1:] if Path(text).name == SCRIPT)
-        if any(_in_folder(process, path) == kit / "startup" / SCRIPT for path in given):
+        scripts = (Path(text) for text in command[1:] if Path(text).name == SCRIPT)
+        if any(_in_folder(process, path) == kit / "startup" / SCRIPT for path in scripts):
             return KitProcess(process, "script")
         return None
     if any(list(pair) == SERVE for pair in pairwise(command)):
@@ -317,7 +319,7 @@ def _by_command(process: psutil.Process, kit: Path, trainer: tuple[str, str] | N
 
 
 def _may_run(process: psutil.Process, kit: Path, trainer: tuple[str, str] | None) -> bool:
-    """Check whether a process runs in an account that can use the kit's key, or in the one that trains."""
+    """Check whether a process runs in an account that can use the kit's key, or in the training account."""
     owners = (path.lstat().st_uid for path in (kit, *(kit / "startup").glob("*")) if path.exists())
     uid = process.uids().real
     return uid == 0 or uid in owners or (trainer is not None and process.username() == trainer[0])
@@ -329,7 +331,7 @@ def _trains(process: psutil.Process, arguments: Sequence[str], trainer: tuple[st
 
 
 def _after(command: Sequence[str], module: str) -> Iterator[str]:
-    """Yield the arguments of ``python -m MODULE``; none if it is another program."""
+    """Yield the arguments of ``python -m MODULE``; nothing for another program."""
     for place in range(len(command) - 1):
         if command[place : place + 2] == ["-m", module]:
             yield from command[place + 2 :]
@@ -341,5 +343,5 @@ def _values(arguments: Sequence[str], *options: str) -> Iterator[str]:
 
 
 def _in_folder(process: psutil.Process, path: Path) -> Path:
-    """Return a path, resolved from the process's working folder."""
+    """Resolve a path from the process's working folder."""
     return (path if path.is_absolute() else Path(process.cwd()) / path).resolve()

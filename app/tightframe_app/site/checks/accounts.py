@@ -60,7 +60,7 @@ def check_accounts(entry: SiteEntry, scope: Scope) -> Iterator[Finding]:
         yield Finding(AREA, "problem", f"cannot read {error.filename}: run this check as {owner}")
         return
     for line in wrong:
-        # Files that everybody can change are a problem with one account too.
+        # Files that everybody can change are a problem even with one account.
         grave = entry.engine_account is not None or " can change " in line
         yield Finding(AREA, "problem" if grave else "note", f"{_code(entry)}{line}")
     if not wrong:
@@ -74,16 +74,16 @@ def check_accounts(entry: SiteEntry, scope: Scope) -> Iterator[Finding]:
 
 
 def _unreadable(scope: Scope, uid: int) -> Iterator[Finding]:
-    """Report the site's own file if the account that has its kit cannot read it; root, who looks, can."""
+    """Report the site's own file if the account of its kit cannot read it, though root can."""
     config, owner = scope.config.resolve(), _name(uid)
-    of = config.stat().st_uid
+    holder = config.stat().st_uid
     try:
         account = Account.named(owner)
     except TightframeError:  # an account without a name, as in a container
         account = Account(owner, uid, frozenset())
-    if of != uid and not account.may(config, permissions.READ):
+    if holder != uid and not account.may(config, permissions.READ):
         text = (
-            f"TF-202: {config} belongs to {_name(of)}, and {owner}, which has the kit, cannot read it: "
+            f"TF-202: {config} belongs to {_name(holder)}, and {owner}, which has the kit, cannot read it: "
             f"chown {owner} {quoted(config)}"
         )
         yield Finding(AREA, "problem", text)
@@ -95,7 +95,7 @@ def _engine_kit(scope: Scope, engine: Account, kit: Path, owner: str) -> Iterato
         text = "the engine's own kit was not checked: give its folder with --engine-kit, as root"
         yield Finding(AREA, "note", text)
         return
-    # The folder may be given as the kit or as its `startup`, as with --kit.
+    # The folder may be the kit or its `startup`, as with --kit.
     root = scope.engine_kit.resolve()
     root = root.parent if root.name == "startup" else root
     if root == kit:
@@ -148,7 +148,7 @@ def _identity_files(config: Path) -> tuple[Path, bytes] | None:
 
 
 def _launcher(local: Path, owner: str) -> Iterator[Finding]:
-    """Report any launcher but ours: with two accounts, none may start jobs in the engine's account."""
+    """Report any other launcher: with two accounts, none may start jobs in the engine's account."""
     launchers = [item for item in components(local) if "auncher" in str(item.get("path"))]
     named = [str(item.get("path")) for item in launchers]
     if named != [LAUNCHER]:

@@ -1,7 +1,7 @@
 """Checks of ``tightframe site check``: everything that a site needs before its first job.
 
-Each check is a function that yields findings and raises no user error, so that all problems are
-reported at once. It writes nothing except for a probe in the state folder, which it removes.
+Each check yields findings and raises no user error, so that all problems are reported at once. The only
+file written is a probe in the state folder, which is removed.
 """
 
 from __future__ import annotations
@@ -98,9 +98,9 @@ def check_site(scope: Scope) -> Iterator[Finding]:
 
 
 def _configuration(scope: Scope) -> tuple[dict[str, SiteEntry], ServerEntry | None, list[Finding]]:
-    """Return the entries by site, the server's of a whole simulation, and the findings.
+    """Return the entries by site, the server's entry of a simulation, and the findings.
 
-    An empty name stands for the site whose own file it is.
+    An empty name stands for the only site of its own file.
     """
     server: ServerEntry | None = None
     area = "configuration"
@@ -176,7 +176,7 @@ def _policy(policy: Policy, label: str, production: bool) -> Iterator[Finding]:
 
 
 def _left_out(job: JobConfig, held: Mapping[str, Held]) -> Iterator[Finding]:
-    """Note the classes that the job's model of one sum would never answer, if all its sites are known."""
+    """Note the classes that the job's model of one sum would never answer, if all its counts are known."""
     if job.privacy is not None or job.class_rules == "off" or not set(job.roster) <= held.keys():
         return
     try:
@@ -199,7 +199,7 @@ def _data(
     *,
     named: bool,
 ) -> Iterator[Finding]:
-    """Open the records, or say that a job is needed; ``named``: a contract must be the one of the entry."""
+    """Open the records, or say that a job is needed; with ``named`` the entry must name the contract."""
     area = area_of("data", label)
     rehearses = entry.rehearses and not scope.production
     if job is not None and job.dataset not in entry.data and not rehearses:
@@ -229,7 +229,7 @@ def _data(
         except ValidationError as error:
             yield Finding(area, "problem", f"{name}: the job's dataset_options: {error.error_count()} wrong")
         except DataError as error:
-            # The default vocabulary has the paper's length; a site's own may have another.
+            # The default vocabulary has the paper's length; a site's may have another.
             foreign = error.code == "TF-209" and not asks
             hint = " (with default options; give --job to check with a job's)" if foreign else ""
             yield Finding(area, "note" if foreign else "problem", f"{name}: {error}{hint}")
@@ -254,7 +254,7 @@ def _data(
 
 
 LEAST_FREE, LITTLE_FREE = 2**30, 10 * 2**30
-"""Free bytes on the state folder's disk below which there is a problem, and a note."""
+"""Free bytes on the state folder's disk below which there is a problem, or a note."""
 JUMP_SECONDS = 0.05
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 

@@ -19,7 +19,7 @@ RENEW = timedelta(days=30)
 
 
 def identity(scope: Scope) -> tuple[str | None, list[Finding]]:
-    """Return the site's name, if not given the one in its certificate, and the findings about its kit."""
+    """Return the site's name, by default the one in its certificate, and the findings about its kit."""
     from tightframe.flare.identity import SITE_FILE, site_identity
     from tightframe.securesum.identity import public_key_hash
 
@@ -152,7 +152,7 @@ def _resources_in(resources: dict[str, Any], wanted: State) -> Iterator[Finding]
 
 
 def _doors_in(resources: dict[str, Any], wanted: State) -> Iterator[Finding]:
-    """Check that the engine's command channel is shut, and that its version was tested for that."""
+    """Check that the engine's command channel is shut, and that its version was tested."""
     from tightframe.flare.doors.rules import TESTED
 
     if DOORS in [item.get("path") for item in _dicts(resources, "components")]:
@@ -178,7 +178,7 @@ def components(local: Path) -> list[dict[str, Any]]:
 
 
 def _shell_allowed(authorization: dict[str, Any] | None) -> bool:
-    """Check whether any role may run shell commands; without a file the engine checks no rights."""
+    """Check whether any role may run shell commands, as without a file, when the engine checks no rights."""
     permissions = (authorization or {}).get("permissions")
     if not isinstance(permissions, dict) or not permissions:
         return True
@@ -190,7 +190,7 @@ def _shell_allowed(authorization: dict[str, Any] | None) -> bool:
 
 
 def _object(path: Path) -> dict[str, Any] | None:
-    """Return the JSON object in a file of the engine, or in its default; None if there is none."""
+    """Return the JSON object in an engine's file, or in its default; None if neither has one."""
     for one in (path, path.with_name(path.name + ".default")):
         try:
             values = json.loads(one.read_text(encoding="utf-8"))

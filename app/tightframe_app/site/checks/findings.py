@@ -17,10 +17,10 @@ class Finding:
     """One result of the check.
 
     Attributes:
-        area: part of the site that it is about.
+        area: checked part of the site.
         state: ``ok``, ``note`` (worth knowing, or not checked), or ``problem``.
         text: the result, and for a problem the remedy.
-        of_job: true for a problem of the job, for the lead to correct.
+        of_job: whether it is a problem of the job, for the lead to correct.
     """
 
     area: str
@@ -30,7 +30,7 @@ class Finding:
 
     @property
     def site(self) -> str:
-        """Site that it is about in a file for several sites; empty for a single site's file."""
+        """Checked site of a file for several sites; empty for a single site's file."""
         return self.area.partition(" of ")[2]
 
 
@@ -45,7 +45,7 @@ class Scope:
         kit: the startup kit's folder ``startup``; the one beside the configuration's folder if not given.
         job: values of a job to check against the site; None for none.
         folder: of that job, to check its signature.
-        submitter: the person who would submit that job.
+        submitter: of that job.
         records: read every record, which can take minutes.
         progress: called with a text while records are read.
         engine_kit: folder of the engine's own kit, at a site with two accounts.
@@ -69,7 +69,7 @@ class Scope:
 
     @property
     def real(self) -> bool:
-        """Whether it is about a site of production: one beside a kit is, though not all may be ready."""
+        """Whether it checks a site of production, as a file beside a kit is, even if not all is ready."""
         return self.production or self.startup is not None
 
     @property
@@ -85,10 +85,10 @@ class Scope:
 
 
 def file_of(config: Path | None) -> Path | None:
-    """Return a site's own file, which may be named by its kit's folder, as the option ``--config`` has it."""
+    """Return a site's own file for ``--config``, which may name the kit's folder."""
     return config / "local" / FILE if config is not None and config.is_dir() else config
 
 
 def area_of(name: str, label: str) -> str:
-    """Return the name of an area, with its site if the file has several."""
+    """Return an area's name, with its site if the file has several."""
     return f"{name} of {label}" if label else name

@@ -1,6 +1,6 @@
-"""Prediction of a site's refusals of a job: by its policy, and by its records of earlier jobs.
+"""Prediction of a site's refusals of a job, by its policy and its records of earlier jobs.
 
-Both use the code that decides when the site enrols. Ledger and journal are read; nothing is written.
+It uses the code that decides at enrolment. Ledger and journal are only read.
 """
 
 from __future__ import annotations
@@ -80,13 +80,13 @@ NEWCOMER = (
     "cohort accept`); this site is not, so ask them before you take part. Only noise (differential privacy) "
     "prevents it"
 )
-"""Note for a site before its first job, equivalent to what the earlier sites are shown."""
+"""Note for a site before its first job, the counterpart of what earlier sites are shown."""
 
 
 def check_policy(
     job: JobConfig, name: str | None, entry: SiteEntry, policy: Policy, scope: Scope
 ) -> Iterator[Finding]:
-    """Check a job against the site's policy, and yield the refusals that the lead would get."""
+    """Check a job against the site's policy; yield the refusals that the lead would get."""
     area = area_of("job", name or "")
     refused = False
     if name is not None and name not in job.sites:
@@ -116,7 +116,7 @@ def check_policy(
             refused = True
             for refusal in error.refusals:
                 text = str(refusal)
-                if text.endswith(ACCEPT_MODEL):  # the command needs no more than who made the model
+                if text.endswith(ACCEPT_MODEL):  # only the model's maker is missing
                     where = f"-c {quoted(scope.config)}" + (
                         f" --site {name}" if name and not scope.real else ""
                     )
@@ -135,7 +135,7 @@ def check_policy(
 
 
 def _unpinned(job: JobConfig, name: str | None, policy: Policy, area: str, scope: Scope) -> Iterator[Finding]:
-    """Check that the policy has a pin of each other silo if it refuses those without."""
+    """Check that a policy with ``pinned_only`` has a pin of each other silo."""
     if not policy.pinned_only or job.summation != "secure":
         return
     without = [site for site in job.roster if site != name and site not in policy.pins]
@@ -146,7 +146,7 @@ def _unpinned(job: JobConfig, name: str | None, policy: Policy, area: str, scope
 
 
 def check_roster(job: JobConfig, entries: Mapping[str, SiteEntry]) -> Iterator[Finding]:
-    """Check that a simulation's file has an entry for each site of the job, if it has any."""
+    """Check that a simulation's file has an entry for each site of the job, or none at all."""
     if entries and (missing := [site for site in job.roster if site not in entries]):
         text = f"TF-201: the file has no entry for {', '.join(missing)}: add it, or export the job for others"
         yield Finding("job", "problem", f"{text} (--sites)")
@@ -175,14 +175,14 @@ def _where(loop: str) -> str:
 
 
 def signature(job: JobConfig, name: str, policy: Policy, scope: Scope) -> Iterator[Finding]:
-    """Check that the job's folder is signed as this site requires, and report until when."""
+    """Check that the job's folder is signed as this site requires, and report the validity."""
     area = area_of("job", name)
     if scope.folder is None or scope.startup is None:
         return
     app, central = scope.folder / "app", policy.central_provisioning
     try:
         _, anchor = site_identity(scope.startup, name, production=scope.production, missing_role=central)
-        made = job_manifest.verify(app, job, name, anchor, now=datetime.now(UTC))
+        manifest = job_manifest.verify(app, job, name, anchor, now=datetime.now(UTC))
     except SiteConfigError:
         return  # reported with the identity
     except ManifestError as error:
@@ -192,8 +192,8 @@ def signature(job: JobConfig, name: str, policy: Policy, scope: Scope) -> Iterat
             text = "not signed yet, and this site accepts signed jobs only: the lead must sign it at the end"
             yield Finding(area, "note", text)
         return
-    state: State = "ok" if datetime.now(UTC) < made.until else "problem"
-    text = f"signed by {made.signer}, valid from {made.created} until {made.expires}"
+    state: State = "ok" if datetime.now(UTC) < manifest.until else "problem"
+    text = f"signed by {manifest.signer}, valid from {manifest.created} until {manifest.expires}"
     yield Finding(area, state, text, of_job=True)
 
 
@@ -203,9 +203,9 @@ def check_history(
     """Check a job against the cohorts and the privacy budget that earlier jobs leave.
 
     Args:
-        job: to check; there are no findings if it is not for this site.
+        job: to check; no findings if it is not for this site.
         entry: the site's only configuration.
-        entries: of its ledger; None if they are unknown.
+        entries: of its ledger; None if unknown.
     """
     if name not in job.sites:
         return
@@ -223,12 +223,12 @@ def check_history(
         if job.privacy is not None:
             yield _budget(context, setup, entries, area)
         if context.production and entry.data and entry.state_dir is not None:
-            yield from _known(context, entries or (), area, scope)
+            yield from _check_names(context, entries or (), area, scope)
         yield from _records(context, setup, area, several=False)
 
 
 def check_own_records(job: JobConfig, name: str, entry: SiteEntry, scope: Scope) -> Iterator[Finding]:
-    """Check a job against a simulated site's records: sites of a simulation have no memory of other jobs."""
+    """Check a job against a simulated site's records; such a site remembers no other jobs."""
     try:
         setup = prepare(job, entry.policy.resolve(production=scope.real).ceilings)
     except JobError:
@@ -241,21 +241,21 @@ def check_own_records(job: JobConfig, name: str, entry: SiteEntry, scope: Scope)
 
 
 def check_sizes(job: JobConfig, entries: Mapping[str, SiteEntry], scope: Scope) -> Iterator[Finding]:
-    """Check that a simulation's sites together have records enough for what the job sums (TF-625)."""
+    """Check that a simulation's sites together have enough records for the job's sums (TF-625)."""
     if not all(site in entries and entries[site].data for site in job.roster):
         return
-    told: dict[str, list[str]] = {}
+    refusals: dict[str, list[str]] = {}
     try:
         setup = prepare(job)
         with tempfile.TemporaryDirectory() as folder:
             contexts = [
                 SiloContext(site, job, entries[site], Path(folder), job_id=UNKNOWN) for site in job.roster
             ]
-            own = {each.name: public_weight(len(own_labels(each.data)), job.weights) for each in contexts}
-            sizes = Sizes.of(own, job.assumed_colluders(len(own)))
+            weights = {each.name: public_weight(len(own_labels(each.data)), job.weights) for each in contexts}
+            sizes = Sizes.of(weights, job.assumed_colluders(len(weights)))
             for context in contexts:
                 for text in _too_few(context, setup, sizes):
-                    told.setdefault(text, []).append(context.name)
+                    refusals.setdefault(text, []).append(context.name)
             hidden = _hidden_scores(
                 setup, np.sum([_tested(context, setup) for context in contexts], axis=0), ""
             )
@@ -263,17 +263,17 @@ def check_sizes(job: JobConfig, entries: Mapping[str, SiteEntry], scope: Scope) 
         return  # reported for each site
     if hidden:
         yield Finding("job", "note", hidden)
-    for text, sites in told.items():
+    for text, sites in refusals.items():
         yield Finding("job", "problem", f"{', '.join(sites)}: {text}", of_job=True)
 
 
 def _tested(context: SiloContext, setup: JobSetup) -> NDArray[np.int64]:
-    """Return the number of a site's test records of each class."""
+    """Return a site's number of test records by class."""
     return class_counts(context.data.labels("test"), setup.dataset.num_classes)
 
 
 def _hidden_scores(setup: JobSetup, tested: NDArray[np.int64], guessed: str) -> str:
-    """Say that noise hides all scores of so many test records of each class; empty if it does not."""
+    """Say that noise hides all scores of these numbers of test records by class; empty if it does not."""
     plan = setup.privacy
     if plan is None or plan.evaluation is None:
         return ""
@@ -283,7 +283,7 @@ def _hidden_scores(setup: JobSetup, tested: NDArray[np.int64], guessed: str) -> 
 
 
 def _too_few(context: SiloContext, setup: JobSetup, sizes: Sizes) -> list[str]:
-    """Return this site's refusals of a job over so many declared records; none where they tell nothing."""
+    """Return this site's refusals of a job for too few declared records; none if the rule does not apply."""
     job = context.job
     if job.privacy is not None or job.withdraw is not None or not context.policy.records_per_feature:
         return []
@@ -298,7 +298,7 @@ def _too_few(context: SiloContext, setup: JobSetup, sizes: Sizes) -> list[str]:
 
 
 def _records(context: SiloContext, setup: JobSetup, area: str, *, several: bool) -> Iterator[Finding]:
-    """Check what depends on this site's records: possible rows, and the records that it withdraws."""
+    """Check what depends on this site's records: possible rows, withdrawn records, small sums."""
     if not context.site.data:
         return
     if context.job.privacy is None:
@@ -310,7 +310,7 @@ def _records(context: SiloContext, setup: JobSetup, area: str, *, several: bool)
 
 
 def _alone(context: SiloContext, setup: JobSetup, area: str) -> Iterator[Finding]:
-    """Note what this site would refuse if the others had as many records as it has."""
+    """Note what this site would refuse if the others had as many records."""
     try:
         sizes = sizes_alike(context)
         alike = len(context.job.sites) * _tested(context, setup)
@@ -323,7 +323,7 @@ def _alone(context: SiloContext, setup: JobSetup, area: str) -> Iterator[Finding
 
 
 def _rehearsed(context: SiloContext, setup: JobSetup, area: str) -> Iterator[Finding]:
-    """Note exact evaluations that a site in production refuses; a simulation only warns of them."""
+    """Note exact evaluations that a site in production refuses and a simulation only warns of."""
     try:
         why = refused_at_first(context, setup)
     except TightframeError:
@@ -336,7 +336,7 @@ def _withdrawal(context: SiloContext, setup: JobSetup, area: str, *, several: bo
     """Check that this site can name the records that it withdraws, and has withdrawn no others.
 
     Args:
-        several: in a simulation's file, whose sites' states are where it was run.
+        several: for a simulation's file, whose sites' states are where it ran.
     """
     job, outliving = context.job, context.site.state_dir
     assert job.withdraw is not None  # noqa: S101  (the caller has checked)
@@ -358,15 +358,15 @@ def _withdrawal(context: SiloContext, setup: JobSetup, area: str, *, several: bo
     left, kept = (class_counts(data.labels("train"), classes) for data in (before, stays))
     patients, every = patients_of(before, "train", context.withdrawn.names, classes)
     if setup.job.class_rules == "off":
-        few = "in all" if 0 < patients.sum() < least else ""
+        small = "in all" if 0 < patients.sum() < least else ""
     else:
-        found = too_few(left - kept, kept, least, patients, every)
-        few = ", ".join(setup.dataset.class_names[place] for place in found)
-    if few:
+        places = too_few(left - kept, kept, least, patients, every)
+        small = ", ".join(setup.dataset.class_names[place] for place in places)
+    if small:
         return Finding(
             area,
             "problem",
-            f"{text}, but fewer than {least} ({few}), or of fewer patients, that would leave "
+            f"{text}, but fewer than {least} ({small}), or of fewer patients, that would leave "
             "the total (`min_class_count`): if the run summed these, this site cannot take part (TF-523). "
             "Wait until there are more.",
         )
@@ -374,11 +374,11 @@ def _withdrawal(context: SiloContext, setup: JobSetup, area: str, *, several: bo
 
 
 def _cohort(context: SiloContext, setup: JobSetup, area: str, scope: Scope) -> Iterator[Finding]:
-    """Check that this site takes part in the sums of these silos, formed as in this job."""
+    """Check that this site takes part in this job's sums with its silos."""
     state_dir, job = context.site.state_dir, context.job
     try:
-        kept = _journal(context, scope)
-        check_sums(context, setup, kept)
+        journal = _journal(context, scope)
+        check_sums(context, setup, journal)
     except SecureSumError as error:
         if error.code == "TF-601" and context.policy.sum_refusals(job):
             return  # reported by ``check_policy``
@@ -398,20 +398,20 @@ def _cohort(context: SiloContext, setup: JobSetup, area: str, scope: Scope) -> I
         area, "ok", f"{job.job_name}: this site takes part in sums over {', '.join(job.roster)}{which}"
     )
     dataset = context.site.records_id(job.dataset)
-    known = any(
+    opened_before = any(
         isinstance(entry, StaticMasked | StaticOpened | CohortAccepted) and entry.dataset == dataset
-        for entry in kept
+        for entry in journal
     )
-    if state_dir is not None and job.privacy is None and not known:
+    if state_dir is not None and job.privacy is None and not opened_before:
         others = ", ".join(site for site in job.roster if site != context.name)
         yield Finding(area, "note", NEWCOMER.format(job=job.job_name, dataset=dataset, others=others))
 
 
 def _rows(context: SiloContext, setup: JobSetup, area: str) -> Iterator[Finding]:
-    """Check that exact totals do not tell its records, because so few rows are possible, or of a class."""
+    """Check that exact totals do not disclose records because few rows are possible, or few of a class."""
     try:
         check_rows(context, setup)
-        few, least = classes_left_out(context, setup)
+        rare, least = classes_left_out(context, setup)
         small, count = classes_too_small(context, setup)
     except BelowPolicyError as error:
         for refusal in error.refusals:
@@ -425,9 +425,9 @@ def _rows(context: SiloContext, setup: JobSetup, area: str) -> Iterator[Finding]
                 f"fewer than {count} training records of each (`min_class_count`)"
             )
             yield Finding(area, "note", text)
-        if few:
+        if rare:
             text = (
-                f"{context.job.job_name}: this site leaves {', '.join(few)} out of the class sums: of each "
+                f"{context.job.job_name}: this site leaves {', '.join(rare)} out of the class sums: of each "
                 f"its records have fewer than the {least} values that its rounds and features ask for "
                 "(`records_per_feature`); with fewer rounds or features it would take part"
             )
@@ -435,7 +435,7 @@ def _rows(context: SiloContext, setup: JobSetup, area: str) -> Iterator[Finding]
 
 
 def _evaluations(context: SiloContext, setup: JobSetup, area: str, scope: Scope) -> Iterator[Finding]:
-    """Check what the job's exact evaluations tell of this site's records, with those of earlier jobs."""
+    """Check what exact evaluations of this and earlier jobs disclose of this site's records."""
     if not context.limits_evaluations:
         return
     name = context.job.job_name
@@ -443,11 +443,11 @@ def _evaluations(context: SiloContext, setup: JobSetup, area: str, scope: Scope)
         yield Finding(area, "note", f"{name}: exact evaluations not checked, because that needs its records")
         return
     try:
-        kept = _journal(context, scope)
+        journal = _journal(context, scope)
     except (LedgerError, TamperError, OSError, TightframeError):
         return  # reported with the cohort
     try:
-        checked = check_evaluations(context, setup, kept)
+        checked = check_evaluations(context, setup, journal)
     except SecureSumError as error:
         hint = "" if scope.folder is None else f" To decide: {_accept(scope)} --evaluations"
         yield Finding(area, "problem", f"{error}{hint}", of_job=error.code == "TF-627")
@@ -459,26 +459,26 @@ def _evaluations(context: SiloContext, setup: JobSetup, area: str, scope: Scope)
     wanted, before, most = checked
     numbers = (wanted.models, wanted.validation, wanted.test)
     now, limits, earlier = (opened(each) for each in (numbers, most, before))
-    told = [
-        f"{str(number).partition(' ')[0]} of {limit}, {str(known).partition(' ')[0]} opened by earlier jobs"
-        for number, limit, known in zip(now, limits, earlier, strict=True)
+    counts = [
+        f"{str(number).partition(' ')[0]} of {limit}, {str(past).partition(' ')[0]} opened by earlier jobs"
+        for number, limit, past in zip(now, limits, earlier, strict=True)
         if limit is not None
     ]
 
     def exceeded(runs: int) -> bool:
         return any(
-            limit is not None and known + runs * number > limit
-            for number, limit, known in zip(numbers, most, before, strict=True)
+            limit is not None and past + runs * number > limit
+            for number, limit, past in zip(numbers, most, before, strict=True)
         )
 
     last = "; after it another job of this form is refused (TF-627)" if exceeded(2) else ""
     if exceeded(1):
         last = "; that is more than allowed: a person at this site accepted one run of it"
-    yield Finding(area, "ok", f"{name}: its exact evaluations open {'; '.join(told)}{last}")
+    yield Finding(area, "ok", f"{name}: its exact evaluations open {'; '.join(counts)}{last}")
 
 
 def _rounds(context: SiloContext, setup: JobSetup, area: str, scope: Scope) -> Iterator[Finding]:
-    """Check the job's exact rounds with those of earlier jobs, if other sites have as many records."""
+    """Check the job's exact rounds together with earlier jobs', if other sites have as many records."""
     if not context.limits_rounds or not context.site.data:
         return
     try:
@@ -495,12 +495,12 @@ def _rounds(context: SiloContext, setup: JobSetup, area: str, scope: Scope) -> I
         return  # of records and ledger, which have findings of their own
     if checked is None:
         return
-    found, before = checked
-    parts = found.parts(context.policy.records_per_feature)
+    sums, before = checked
+    parts = sums.parts(context.policy.records_per_feature)
     if parts.largest <= 1:
         more = "" if parts.fit(before) else "; that is more: a person at this site accepted one run of it"
-        told = f"{float(parts.largest):.1%} of what records allow, {float(before.largest):.1%}"
-        takes = f"take {told} taken by earlier jobs{more}"
+        shares = f"{float(parts.largest):.1%} of what records allow, {float(before.largest):.1%}"
+        takes = f"take {shares} taken by earlier jobs{more}"
         yield Finding(area, "ok", f"{context.job.job_name}: its exact sums of what is trained {takes}")
 
 
@@ -513,41 +513,43 @@ def _journal(context: SiloContext, scope: Scope) -> list[JournalEntry]:
         return read_journal(places, check=None)
 
 
-def _known(context: SiloContext, entries: Sequence[Entry], area: str, scope: Scope) -> Iterator[Finding]:
-    """Check that the ledger knows these records by no other name."""
+def _check_names(
+    context: SiloContext, entries: Sequence[Entry], area: str, scope: Scope
+) -> Iterator[Finding]:
+    """Check that the ledger has these records under no other name."""
     try:
         if context.data.synthetic:
             return
         places = LedgerPaths.of_site(Path(str(context.site.state_dir)), context.name, scope.kit_root)
-        said = check_records(context, entries, read_secret(places.ledger))
+        note = check_records(context, entries, read_secret(places.ledger))
     except (DatasetError, LedgerError) as error:
         yield Finding(area, "problem", str(error))
     except TightframeError:
         return  # of the records, which have findings of their own
     else:
-        if said:
-            yield Finding(area, "note", said)
+        if note:
+            yield Finding(area, "note", note)
 
 
 def _accept(scope: Scope) -> str:
-    """Return the command with which a person at this site accepts a job."""
+    """Return the command that accepts a job at this site."""
     assert scope.folder is not None  # noqa: S101  (the caller has checked)
     where = f"-c {quoted(scope.config)} --job {quoted(scope.folder)}"
     return f"tightframe site release accept {where}"
 
 
 def records_option(refusal: str) -> str:
-    """Return the option that accepts this site's records as a refusal names them; empty if it does not.
+    """Return the option that accepts this site's records in a refusal; empty if it names none.
 
-    Without it, accepting the job lifts the rest of the refusal only, and the next one asks again.
+    Without it, accepting the job lifts only the rest of the refusal, and the next job asks again.
     """
     _, _, asked = refusal.partition("but found another")
-    found = re.search(rf'{SUMMED} from form \w+ \["([0-9a-f]{{64}})"\]', asked)
-    return "" if found is None else " --records " + found.group(1)
+    match = re.search(rf'{SUMMED} from form \w+ \["([0-9a-f]{{64}})"\]', asked)
+    return "" if match is None else " --records " + match.group(1)
 
 
 def _budget(context: SiloContext, setup: JobSetup, entries: Sequence[Entry] | None, area: str) -> Finding:
-    """Check that the job's planned charges fit into what is left of the budget."""
+    """Check that the job's planned charges fit into the remaining budget."""
     name = context.job.job_name
     if entries is None or not context.site.data:
         what = "its ledger" if entries is None else "its records"
@@ -565,7 +567,7 @@ def _budget(context: SiloContext, setup: JobSetup, entries: Sequence[Entry] | No
 
 
 def would_leave(job: JobConfig) -> Iterator[Finding]:
-    """Yield what each site would send as terms of sums, by kind of sum; nothing if the job is wrong."""
+    """List the terms that each site would send, by kind of sum; nothing if the job is wrong."""
     try:
         planned = terms(job)
     except TightframeError:
@@ -579,9 +581,9 @@ def would_leave(job: JobConfig) -> Iterator[Finding]:
 
 
 def terms(job: JobConfig) -> dict[str, tuple[int, dict[str, int], dict[str, int]]]:
-    """Return kind of sum -> how many a job plans, the numbers of a term, and how many of the terms have them.
+    """Return kind of sum -> planned sums, numbers in a term, and terms with them.
 
-    Both by the first part of the fields' names.
+    The latter two are by the first part of the fields' names.
 
     Raises:
         TightframeError: if the job is wrong.
@@ -602,33 +604,34 @@ def terms(job: JobConfig) -> dict[str, tuple[int, dict[str, int], dict[str, int]
 
 @dataclass(frozen=True)
 class Held:
-    """Training records of each class at one site, and how many it asks of a class (``min_class_count``)."""
+    """Training records by class at one site, and its minimum of a class (``min_class_count``)."""
 
     counts: Sequence[int]
     least: int
 
 
 def never_answered(methods: str, held: Mapping[str, Held], names: Sequence[str]) -> str:
-    """Say which classes a model of one sum over these sites will never answer; empty if there are none.
+    """Name the classes that a model of one sum over these sites will never answer; empty if there are none.
 
     Args:
-        methods: what makes the model.
+        methods: names, as the sentence's subject.
         held: by site, at least one.
         names: of the classes, in the counts' order.
     """
     from tightframe.rounds.riders.class_rules import MIN_HOLDERS
 
-    few = [
+    absent = [
         name
         for place, name in enumerate(names)
         if sum(site.counts[place] >= site.least for site in held.values()) < MIN_HOLDERS
     ]
     low, high = (choose(site.least for site in held.values()) for choose in (min, max))
-    it = "it" if len(few) == 1 else "them"
-    if not few:
+    it = "it" if len(absent) == 1 else "them"
+    if not absent:
         return ""
     return (
-        f"{', '.join(few)}: fewer than {MIN_HOLDERS} sites have {low if low == high else f'{low} to {high}'} "
-        f"training records; {methods} will never answer {it}. Take more sites that have {it}, another method "
+        f"{', '.join(absent)}: fewer than {MIN_HOLDERS} sites have "
+        f"{low if low == high else f'{low} to {high}'} training records; {methods} will never answer {it}. "
+        f"Take more sites that have {it}, another method "
         "(fedavg) or class_rules=off, with which a class sum can be one site's."
     )

@@ -33,7 +33,7 @@ class LedgerFindings:
 
     Attributes:
         findings: problems that would stop a job with differential privacy.
-        entries: all entries of a whole ledger; none if there is no ledger yet; None if they are unknown.
+        entries: of an intact ledger; empty if there is none yet; None if unknown.
     """
 
     findings: tuple[Finding, ...] = ()
@@ -41,36 +41,36 @@ class LedgerFindings:
 
 
 def check_ledger(entry: SiteEntry, name: str | None, scope: Scope) -> LedgerFindings:
-    """Check a site's ledger without writing anything."""
+    """Check a site's ledger without writing."""
     if entry.state_dir is None or not Path(entry.state_dir).is_dir():
         return LedgerFindings()
     if name is None:
-        return _one("note", "not checked: name the site with --site")
+        return _single("note", "not checked: name the site with --site")
     places = LedgerPaths.of_site(Path(entry.state_dir), name, scope.kit_root)
     path = places.ledger
     if not path.exists() and (gone := describe_loss(places, None)) is not None:
-        return _one("problem", f"TF-620: {gone}: restore the newest backup; if there is none, {BEGIN}")
+        return _single("problem", f"TF-620: {gone}: restore the newest backup; if there is none, {BEGIN}")
     if not ledger_expected(path):
         text = f"{path}: none yet; the first job with secure sums or differential privacy creates it"
         return LedgerFindings((Finding(AREA, "ok", text),), ())
     if not path.exists():
-        return _one(
+        return _single(
             "problem", f"TF-704: {path} is missing, and the files beside it are not: restore it from a backup"
         )
     mode = stat.S_IMODE(path.stat().st_mode)
     if mode & _OTHERS:
-        return _one("problem", f"{path} is open to others (mode {mode:04o}): chmod 0600 {quoted(path)}")
+        return _single("problem", f"{path} is open to others (mode {mode:04o}): chmod 0600 {quoted(path)}")
     if not os.access(path, os.R_OK | os.W_OK):
-        return _one("problem", f"this account cannot write {path}: run the check as the client's account")
-    return _whole(places, entry, name, scope)
+        return _single("problem", f"this account cannot write {path}: run the check as the client's account")
+    return _check_chain(places, entry, name, scope)
 
 
-def _one(state: State, text: str) -> LedgerFindings:
+def _single(state: State, text: str) -> LedgerFindings:
     return LedgerFindings((Finding(AREA, state, text),))
 
 
-def _whole(places: LedgerPaths, entry: SiteEntry, name: str, scope: Scope) -> LedgerFindings:
-    """Check the chain, and the signatures if there is a kit to verify them with."""
+def _check_chain(places: LedgerPaths, entry: SiteEntry, name: str, scope: Scope) -> LedgerFindings:
+    """Check the chain, and the signatures if there is a kit."""
     check, path = None, places.ledger
     try:
         if scope.startup is not None:
@@ -81,11 +81,11 @@ def _whole(places: LedgerPaths, entry: SiteEntry, name: str, scope: Scope) -> Le
         assert ledger is not None  # noqa: S101 - it exists
     except TamperError as error:
         hint = " If its first entries were signed in another project, add that root to `ledger_roots`."
-        return _one("problem", f"{path}: {error}{hint}")
+        return _single("problem", f"{path}: {error}{hint}")
     except SiteConfigError as error:
-        return _one("problem", f"{path} was not checked: {error}")
+        return _single("problem", f"{path} was not checked: {error}")
     except TightframeError as error:
-        return _one("problem", str(error))
+        return _single("problem", str(error))
     how = "whole" if ledger.signatures else "whole by its hashes; signatures not checked without a kit"
     text = f"{path}: {len(ledger.entries)} entries, {how}; {left(ledger.entries, entry, scope)}"
     return LedgerFindings(
@@ -95,7 +95,7 @@ def _whole(places: LedgerPaths, entry: SiteEntry, name: str, scope: Scope) -> Le
 
 
 def left(entries: Sequence[Entry], entry: SiteEntry, scope: Scope) -> str:
-    """Return what is left of the policy's cap for the site's records; empty if there is no cap."""
+    """Return the rest of the policy's cap for the site's records; empty without a cap."""
     policy = entry.policy.resolve(production=scope.real)
     cap, delta = policy.epsilon_cap, policy.delta_cap or DELTA
     if cap is None:

@@ -1,6 +1,6 @@
 """Check that the running package is the installed one, file by file.
 
-``pip`` keeps a list of hashes beside an installed wheel's files. It shows changes made by accident, by an
+``pip`` keeps a list of hashes beside an installed wheel's files. It detects changes by accident, by an
 update, or by somebody who did not think of the list. Whoever can write there can also change the list and
 this code; ``docs/release.md`` compares the files with the signed list, independently of both.
 """
@@ -22,7 +22,7 @@ PROJECT = "tightframe"
 PACKAGES = (PROJECT, "tightframe_app")
 AREA = "package"
 MOST = 5
-"""Most files that are listed by name; further ones are counted."""
+"""Most files listed by name; more are counted."""
 
 
 def package() -> Iterator[Finding]:
@@ -45,7 +45,7 @@ def compared(installed: Distribution, runs: Path) -> Iterator[Finding]:
     """Compare an installed distribution with its own list of files.
 
     Args:
-        runs: folder of the package that this process has imported.
+        runs: folder of the package that this process imported.
     """
     what = f"{PROJECT} {installed.version}"
     root = Path(str(installed.locate_file(""))).resolve()
@@ -57,22 +57,22 @@ def compared(installed: Distribution, runs: Path) -> Iterator[Finding]:
         yield Finding(AREA, "problem", text)
         return
     if _editable(installed):
-        what = f"{PROJECT} {__version__}"  # the installation's own may be of an earlier checkout
+        what = f"{PROJECT} {__version__}"  # the installed version may be of an earlier checkout
         yield Finding(AREA, "note", f"{what} runs from {runs}, a checkout: {_UNSIGNED}")
         return
     wrong, listed = [], set()
-    # Not `installed.files`: from Python 3.12 on it leaves out what is missing.
-    for path, given, _ in csv.reader((installed.read_text("RECORD") or "").splitlines()):
+    # Not `installed.files`, which omits missing files from Python 3.12 on.
+    for path, digest, _ in csv.reader((installed.read_text("RECORD") or "").splitlines()):
         place = Path(str(installed.locate_file(path))).resolve()
         listed.add(place)
-        mode, _, value = given.partition("=")
-        if not given:
+        mode, _, value = digest.partition("=")
+        if not digest:
             continue
         if not place.is_file():
             wrong.append(f"{path} is missing")
         elif _hash(place, mode) != value:
             wrong.append(f"{path} was changed")
-    wrong += [f"{path.relative_to(root)} does not belong to it" for path in _strangers(root, listed)]
+    wrong += [f"{path.relative_to(root)} does not belong to it" for path in _unlisted(root, listed)]
     if not listed:
         yield Finding(AREA, "problem", f"{what}: its list of files is missing: reinstall the signed wheel")
     elif wrong:
@@ -92,15 +92,15 @@ def _editable(installed: Distribution) -> bool:
 
 
 def _hash(path: Path, mode: str) -> str:
-    """Return a file's hash as the list writes it: URL-safe base64 without padding."""
+    """Return a file's hash in the list's form: URL-safe base64 without padding."""
     digest = hashlib.new(mode, path.read_bytes()).digest()
     return base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
 
 
-def _strangers(root: Path, listed: set[Path]) -> Iterator[Path]:
-    """Yield files in the packages' folders that are not listed: a module can take the place of another.
+def _unlisted(root: Path, listed: set[Path]) -> Iterator[Path]:
+    """Yield unlisted files in the packages' folders, which could shadow a module.
 
-    Python's compiled files of listed modules are left out.
+    Compiled files of listed modules are left out.
     """
     for package in PACKAGES:
         for path in sorted((root / package).rglob("*")):

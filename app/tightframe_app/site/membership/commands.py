@@ -1,4 +1,4 @@
-"""``tightframe site join``, ``start`` and ``leave``: what a hospital's IT does to take part and to end it."""
+"""``tightframe site join``, ``start``, ``page`` and ``leave``: commands for a hospital's IT."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def join(
             f"expected a new folder in one that is there, but there is no {parent}: make it first",
             param_hint="--state-dir",
         )
-    said = joining.Settings(
+    settings = joining.Settings(
         data=None if not data else {} if data == [LATER] else federations.records(data),
         dataset_id=dataset_id,
         policy=policy,
@@ -95,34 +95,34 @@ def join(
         gpu_memory=gpu_memory,
     )
     if joining.is_answer(request):
-        _finish(joining.Answer.read(request), output, fingerprint, said)
+        _finish(joining.Answer.read(request), output, fingerprint, settings)
     else:
-        _ask(request, output, said)
+        _ask(request, output, settings)
 
 
-def _ask(request: Path, output: Path | None, said: Settings) -> None:
+def _ask(request: Path, output: Path | None, settings: Settings) -> None:
     from tightframe_app.site.membership import joining
 
     who = joining.read_request(request)
     folder = joining.request_folder(who, output)
     _say(who.described())
-    if who.kind == "site" and said.data is None:
-        said = said.updated(joining.Settings(data=_records()))
-    asked = joining.ask(request, who, folder, said)
+    if who.kind == "site" and settings.data is None:
+        settings = settings.updated(joining.Settings(data=_records()))
+    key_request = joining.ask(request, who, folder, settings)
     _say(f"key         {folder / who.name}.key, which stays here")
-    _say(f"send        {asked.zipped}  to the keeper of the root key")
-    _say(f"code        {asked.code}, of the key")
+    _say(f"send        {key_request.zipped}  to the keeper of the root key")
+    _say(f"code        {key_request.code}, of the key")
     _say("The keeper calls you back. Read the code to them, and write down the root's fingerprint.")
     _say(f"With the answer:  tightframe site join {who.name}.signed.zip")
 
 
-def _finish(answer: Answer, output: Path | None, fingerprint: str | None, said: Settings) -> None:
+def _finish(answer: Answer, output: Path | None, fingerprint: str | None, options: Settings) -> None:
     from tightframe_app.federation import kits
     from tightframe_app.site.membership import joining
 
     who = answer.participant
     folder = joining.find_request(answer, output)
-    settings = joining.noted(folder).updated(said)
+    settings = joining.noted(folder).updated(options)
     _say(who.described())
     if fingerprint is None:
         question = "The root's fingerprint, as the keeper told it (SHA256:...)"
@@ -135,7 +135,7 @@ def _finish(answer: Answer, output: Path | None, fingerprint: str | None, said: 
         return
     opened = kits.Kit.open(place)
     written = opened.local / ("resources.json" if opened.kind == "server" else kits.CONFIG_FILE)
-    if not written.exists() or said.said:
+    if not written.exists() or options.said:
         if opened.kind == "site" and settings.data is None:
             settings = settings.updated(joining.Settings(data=_records()))
         joining.configure(opened, who, folder, settings)
@@ -259,7 +259,7 @@ def _records() -> dict[str, Any]:
 
 
 def _answer(ask: Callable[[], Any], option: str) -> str:
-    """Ask; where nobody can answer, name the option."""
+    """Ask, and name the option if nobody can answer."""
     try:
         return str(ask()).strip()
     except typer.Abort:

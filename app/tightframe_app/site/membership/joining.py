@@ -1,7 +1,7 @@
 """``tightframe site join``: from the lead's request file to a key and a request, from the answer to a kit.
 
-A first call makes the key, and notes beside it what this machine has decided (``join.json``). A second one
-takes the keeper's answer: the root that is in it must have the fingerprint that the keeper has told.
+The first call makes the key, and notes this machine's settings beside it (``join.json``). The second takes
+the keeper's answer, whose root must have the fingerprint that the keeper gave by telephone.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tightframe_app.federation import kits
 from tightframe_app.federation.provisioner import ROOT, SIGNED, described, is_a, key_code, provisioner, zipped
 
 NOTES = "join.json"
-"""File beside the key: the settings that were given with the request, for the kit that comes later."""
+"""File beside the key with the settings from the request, for the later kit."""
 KITS, STATE = "kits", "state"
 """Folders beside the request's own."""
 _FINGERPRINT = re.compile(r"(?:sha-?256)?\s*(?:fingerprint)?\s*[:=]?\s*([0-9a-f]{64})", re.IGNORECASE)
@@ -30,10 +30,10 @@ _KINDS = {"client": "site", "server": "server", "admin": "user"}
 
 
 class Settings(StrictModel):
-    """This machine's own decisions; None where nothing was said yet.
+    """This machine's settings; None where not yet set.
 
     Attributes:
-        data: data set name -> location of its records; empty if that is decided later.
+        data: data set name -> location of its records; empty if set later.
         dataset_id: the site's own name for its records.
         policy: profile to start from.
         state_dir: absolute path of the folder for lasting state.
@@ -51,18 +51,18 @@ class Settings(StrictModel):
     gpu_memory: int | None = None
 
     def updated(self, later: Settings) -> Settings:
-        """Return these settings with all that was said later."""
+        """Return these settings, overridden by later ones."""
         return self.model_copy(update=later.model_dump(exclude_none=True))
 
     @property
     def said(self) -> bool:
-        """Return True if anything was said."""
+        """Whether anything is set."""
         return bool(self.model_dump(exclude_none=True))
 
 
 @dataclass(frozen=True)
 class Participant:
-    """Participant whom a request file or an answer names.
+    """Participant in a request file or an answer.
 
     Attributes:
         project: the federation's name.
@@ -84,11 +84,11 @@ class Participant:
 
 @dataclass(frozen=True)
 class Asked:
-    """A request that was made.
+    """A key with its request.
 
     Attributes:
-        zipped: what to send.
-        code: of the key, for the telephone.
+        zipped: file to send.
+        code: of the key, to read out by telephone.
     """
 
     folder: Path
@@ -101,8 +101,8 @@ class Answer:
     """A keeper's answer to a request.
 
     Attributes:
-        participant: whom it certifies.
-        version: of the federation's root, a part of the kit's path.
+        participant: that it certifies.
+        version: of the federation's root, part of the kit's path.
         root: fingerprint of the root in it, 64 hexadecimal digits.
     """
 
@@ -114,10 +114,10 @@ class Answer:
 
     @classmethod
     def read(cls, path: Path) -> Answer:
-        """Read an answer; nothing of it is believed before ``check_root``.
+        """Read an answer, untrusted until ``check_root``.
 
         Raises:
-            JoinError: TF-751, if it is none.
+            JoinError: TF-751, if it is not one.
         """
         from cryptography import x509
         from cryptography.hazmat.primitives import hashes
@@ -139,22 +139,22 @@ class Answer:
         fingerprint = certificate.fingerprint(hashes.SHA256()).hex()
         return cls(path.resolve(), who, values["request_id"], version, fingerprint)
 
-    def check_root(self, told: str) -> None:
+    def check_root(self, heard: str) -> None:
         """Refuse a root whose fingerprint is not the keeper's.
 
         Raises:
             JoinError: TF-753.
         """
-        match = _FINGERPRINT.fullmatch(re.sub(r"(?<=[0-9a-fA-F])[:\s](?=[0-9a-fA-F])", "", told.strip()))
+        match = _FINGERPRINT.fullmatch(re.sub(r"(?<=[0-9a-fA-F])[:\s](?=[0-9a-fA-F])", "", heard.strip()))
         if match is None:
             raise JoinError(
-                f"Expected the root's fingerprint, 64 digits 0-9A-F, got {told!r}. Nothing was made. Ask the "
-                "keeper of the root key by telephone.",
+                f"Expected the root's fingerprint, 64 digits 0-9A-F, got {heard!r}. Nothing was made. Ask "
+                "the keeper of the root key by telephone.",
                 code="TF-753",
             )
         if match.group(1).lower() != self.root:
             raise JoinError(
-                f"Expected {self.path.name} to hold the root with the fingerprint {told.strip()}, but it "
+                f"Expected {self.path.name} to hold the root with the fingerprint {heard.strip()}, but it "
                 "holds another. Nothing was made. Compare what you heard; if it is right, somebody has put "
                 "another root in between: call the keeper of the root key.",
                 code="TF-753",
@@ -182,7 +182,7 @@ def read_request(path: Path) -> Participant:
     """Read the lead's request file.
 
     Raises:
-        JoinError: TF-751, if it is none.
+        JoinError: TF-751, if it is not one.
     """
     import yaml  # type: ignore[import-untyped]
 
@@ -202,7 +202,7 @@ def read_request(path: Path) -> Participant:
 
 
 def request_folder(who: Participant, output: Path | None) -> Path:
-    """Return the folder for a request, which must be free.
+    """Return the folder for a request, which must be unused.
 
     Raises:
         JoinError: TF-755, if there is a request already.
@@ -223,7 +223,7 @@ def ask(request: Path, who: Participant, folder: Path, settings: Settings) -> As
 
     Raises:
         JoinError: TF-752, if the engine refused.
-        SiteConfigError: TF-202, if the settings are wrong; nothing was made then.
+        SiteConfigError: TF-202, if the settings are wrong; then nothing is made.
     """
     if who.kind == "site":
         configuration(who, folder, settings)
@@ -243,18 +243,18 @@ def ask(request: Path, who: Participant, folder: Path, settings: Settings) -> As
     return Asked(folder, Path(str(values["request_zip"])), code)
 
 
-def find_request(answer: Answer, given: Path | None) -> Path:
+def find_request(answer: Answer, output: Path | None) -> Path:
     """Find the folder with the key that an answer belongs to.
 
     Args:
-        given: the folder, if it is none of the usual ones: beside the answer, or in the current folder.
+        output: the folder, if it is neither beside the answer nor in the current folder.
 
     Raises:
         JoinError: TF-754, if there is none.
     """
     name = answer.participant.name
     usual = [answer.path.parent / name, Path(name), answer.path.parent]
-    for folder in [given] if given is not None else usual:
+    for folder in [output] if output is not None else usual:
         try:
             values = json.loads((folder / "request.json").read_text(encoding="utf-8"))
         except (OSError, ValueError):
@@ -262,7 +262,7 @@ def find_request(answer: Answer, given: Path | None) -> Path:
         matches = isinstance(values, dict) and values.get("request_id") == answer.number
         if matches and (folder / f"{name}.key").is_file():
             return folder.resolve()
-    for folder in [given] if given is not None else usual:
+    for folder in [output] if output is not None else usual:
         who, kit = answer.participant, folder.absolute().parent / KITS
         if (on := kits.left_on(kit / who.project / f"prod_{answer.version}" / name)) is not None:
             raise JoinError(
@@ -271,16 +271,16 @@ def find_request(answer: Answer, given: Path | None) -> Path:
                 "folder.",
                 code="TF-754",
             )
-    looked = ", ".join(str(folder) for folder in ([given] if given is not None else usual))
+    searched = ", ".join(str(folder) for folder in ([output] if output is not None else usual))
     raise JoinError(
-        f"Expected the folder of request {answer.number}, with the key {name}.key, in one of: {looked}. It "
+        f"Expected the folder of request {answer.number}, with the key {name}.key, in one of: {searched}. It "
         "is none of them. Join on the machine that has asked, in the same folder, or name it with --output.",
         code="TF-754",
     )
 
 
 def noted(folder: Path) -> Settings:
-    """Return the settings that were noted with a request; none if the engine's own command made it.
+    """Return the settings noted with a request; none if the engine's own command made it.
 
     Raises:
         JoinError: TF-754, if they cannot be read.
@@ -298,16 +298,16 @@ def noted(folder: Path) -> Settings:
         ) from None
 
 
-def package(answer: Answer, folder: Path, told: str) -> Path:
-    """Make the startup kit, or find the one that an interrupted call has made; return its folder.
+def package(answer: Answer, folder: Path, heard: str) -> Path:
+    """Make the startup kit, or find that of an interrupted call; return its folder.
 
     Args:
-        told: the root's fingerprint, by telephone.
+        heard: the root's fingerprint, given by telephone.
 
     Raises:
         JoinError: TF-752 if the engine refused, TF-753 for another root, TF-755 if there is another kit.
     """
-    answer.check_root(told)
+    answer.check_root(heard)
     who, workspace = answer.participant, folder.parent / KITS
     kit = workspace / who.project / f"prod_{answer.version}" / who.name
     if kit.exists():
@@ -323,9 +323,9 @@ def package(answer: Answer, folder: Path, told: str) -> Path:
         return kit
     fingerprint = "SHA256:" + ":".join(re.findall("..", answer.root.upper()))
     words: list[str | Path] = ["--request-dir", folder, "--fingerprint", fingerprint, "-w", workspace]
-    made = Path(str(provisioner("package", answer.path, *words)["output_dir"]))
-    if made.resolve() != kit.resolve():
-        raise JoinError(f"Expected the engine to make {kit}, but it made {made}.", code="TF-752")
+    created = Path(str(provisioner("package", answer.path, *words)["output_dir"]))
+    if created.resolve() != kit.resolve():
+        raise JoinError(f"Expected the engine to make {kit}, but it made {created}.", code="TF-752")
     kit.chmod(0o700)  # it will hold the jobs' results beside the key
     return kit
 
@@ -337,13 +337,13 @@ def configuration(who: Participant, folder: Path, settings: Settings) -> dict[st
         SiteConfigError: TF-202, listing all problems.
     """
     data = settings.data or {}
-    # A name of its own outlives a change of the folder; with several data sets each has its derived one.
-    own = settings.dataset_id or (None if len(data) > 1 else next(iter(data), who.name))
+    # An explicit name survives a change of folder; of several data sets each has a derived one.
+    dataset_id = settings.dataset_id or (None if len(data) > 1 else next(iter(data), who.name))
     return kits.site_configuration(
         settings.policy or "standard",
         state_folder(who, folder, settings),
         data,
-        {"dataset_id": own},
+        {"dataset_id": dataset_id},
         settings.device or "auto",
     )
 
@@ -354,10 +354,10 @@ def state_folder(who: Participant, folder: Path, settings: Settings) -> Path:
 
 
 def configure(kit: kits.Kit, who: Participant, folder: Path, settings: Settings) -> None:
-    """Fill the ``local/`` of a kit, and make the folder for lasting state.
+    """Fill a kit's ``local/``, and make the folder for lasting state.
 
     Raises:
-        FileExistsError: if there are other files already; nothing was written.
+        FileExistsError: if there are other files already; then nothing is written.
         SiteConfigError: TF-202, listing all problems.
     """
     state = state_folder(who, folder, settings)

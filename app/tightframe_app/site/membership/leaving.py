@@ -1,6 +1,6 @@
-"""``tightframe site leave``: remove from this machine what joining has made.
+"""``tightframe site leave``: remove from this machine what joining made.
 
-The ledger and the keys stay unless they are named; jobs' results, logs and the records always stay.
+Ledger and keys stay unless named; jobs' results, logs and the records always stay.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tightframe_app.site.membership.joining import NOTES
 
 KEY = "client.key"
 PROOFS = frozenset({KEY, "client.crt", "rootCA.pem"})
-"""Files of ``startup`` without which the ledger and transcripts cannot be verified, and the key itself."""
+"""Files of ``startup`` needed to verify ledger and transcripts, and the key itself."""
 
 
 @dataclass(frozen=True)
@@ -29,15 +29,15 @@ class Departure:
     """Files that leaving removes, and files that stay.
 
     Attributes:
-        files: files and folders that joining, or the engine for it, has made.
-        keys: the private key, wherever it lies.
-        ledger: the privacy ledger, what shows its loss, and transcripts.
-        project: the federation's name, by the certificate of its root.
+        files: files and folders made by joining, or by the engine for it.
+        keys: all copies of the private key.
+        ledger: the privacy ledger, files that show its loss, and transcripts.
+        project: the federation's name, from its root certificate.
         name: the site's.
         pin: the site's; empty if its certificate cannot be read.
-        ends: when the certificate ends.
-        state: folder for lasting state, if there is one.
-        cohort: the hospitals of its latest secure sums, this one included; empty if that is not known.
+        ends: end of the certificate's validity.
+        state: folder for lasting state, if any.
+        cohort: hospitals of its latest secure sums, this one included; empty if unknown.
     """
 
     files: tuple[Path, ...]
@@ -52,7 +52,7 @@ class Departure:
 
 
 def departure(kit: Kit, request: Path | None) -> Departure:
-    """List what a site has of its joining; nothing is changed.
+    """List a site's files from joining, without changing any.
 
     Args:
         kit: of the site, which does not run.
@@ -80,18 +80,18 @@ def departure(kit: Kit, request: Path | None) -> Departure:
     digest = hashes.Hash(hashes.SHA256())
     digest.update(public)
     state = starting.state_folder(kit)
-    asked = _request(kit, request, public)
+    request_folder = _request(kit, request, public)
     files = [path for path in sorted(kit.startup.iterdir()) if path.name not in PROOFS]
     files += [path for path in sorted(kit.local.iterdir()) if path.name != CONFIG_FILE]
     files += [kit.folder / name for name in ("transfer", "readme.txt", *stop.NOTES)]
     files += starting.notes(kit)
     keys = [kit.startup / KEY]
-    if asked is not None:
+    if request_folder is not None:
         names = [f"{kit.name}.csr", f"{kit.name}.request.zip", "request.json", "site.yaml", NOTES]
-        # Packaging leaves what was in the answer.
+        # Packaging leaves the answer's files.
         names += [f"{kit.name}.crt", "signed.json", "signed.json.sig", "rootCA.pem"]
-        files += [*_audit(asked), *(asked / name for name in names)]
-        keys.append(asked / f"{kit.name}.key")
+        files += [*_audit(request_folder), *(request_folder / name for name in names)]
+        keys.append(request_folder / f"{kit.name}.key")
     issuer = certificate.issuer.get_attributes_for_oid(x509.NameOID.COMMON_NAME)
     return Departure(
         tuple(path for path in files if path.is_symlink() or path.exists()),
@@ -107,7 +107,7 @@ def departure(kit: Kit, request: Path | None) -> Departure:
 
 
 def remove(paths: tuple[Path, ...], *roots: Path) -> None:
-    """Remove files and folders, and of their parents below ``roots`` those that are empty then."""
+    """Remove files and folders, and then their empty parents below ``roots``."""
     for path in paths:
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
@@ -123,13 +123,13 @@ def remove(paths: tuple[Path, ...], *roots: Path) -> None:
 
 
 def note(kit: Kit) -> None:
-    """Note in the folder of a kit, if anything of it is left, when the site has left."""
+    """Note in a kit's folder, if it still exists, when the site left."""
     if kit.folder.is_dir():
         write_json(kit.folder / LEFT, {"site": kit.name, "on": f"{datetime.now(UTC):%Y-%m-%d}"})
 
 
 def duties(going: Departure) -> list[str]:
-    """Return what the others have to do, for the lead; nothing of it can be done from here."""
+    """List for the lead what the others have to do, none of which can be done here."""
     until = "its end" if going.ends is None else f"{going.ends:%Y-%m-%d}"
     name = going.name
     return [
@@ -147,18 +147,18 @@ def duties(going: Departure) -> list[str]:
 
 
 def _left(going: Departure) -> str:
-    """Say whether the hospitals of the last cohort are enough for secure sums without this one."""
+    """Say whether the last cohort without this hospital is enough for secure sums."""
     need = f"Secure sums need {MIN_SITES} hospitals"
     others = [name for name in going.cohort if name != going.name]
     if not others:
         return f"{need}: how many remain is not known here."
-    few = "; a third has to join first" if len(others) == MIN_SITES - 1 else "; others have to join first"
+    missing = "; a third has to join first" if len(others) == MIN_SITES - 1 else "; others have to join first"
     remain = f"of the last cohort remain {len(others)}, {', '.join(others)}"
-    return f"{need}: {remain}{few if len(others) < MIN_SITES else ''}."
+    return f"{need}: {remain}{missing if len(others) < MIN_SITES else ''}."
 
 
 def _cohort(kit: Kit) -> tuple[str, ...]:
-    """Return the hospitals of this site's latest secure sums; none if its ledger does not tell."""
+    """Return the hospitals of this site's latest secure sums; empty if its ledger has none."""
     from tightframe.securesum.site.journal import CohortAccepted, StaticMasked, StaticOpened
     from tightframe_app.site.memory import memory_of
 
@@ -172,7 +172,7 @@ def _cohort(kit: Kit) -> tuple[str, ...]:
 
 
 def _ledger(kit: Kit, state: Path | None) -> Iterator[Path]:
-    """Yield what is this site's in its state folder, which other sites may share; and its copy in the kit."""
+    """Yield this site's files in its state folder, which other sites may share, and the copy in the kit."""
     from tightframe.flare.submitter import TAKEN_UP
     from tightframe.privacy.ledger.ledger import ledger_path
     from tightframe.rounds.site_ledger import KIT_HEAD, journal_folder
@@ -192,8 +192,8 @@ def _is_job(name: str) -> bool:
         return False
 
 
-def _request(kit: Kit, given: Path | None, public: bytes) -> Path | None:
-    """Find the folder of the request for this kit's key; None if it is not there any more."""
+def _request(kit: Kit, output: Path | None, public: bytes) -> Path | None:
+    """Find the folder of the request for this kit's key; None if it is gone."""
     from cryptography.hazmat.primitives.serialization import (
         Encoding,
         PublicFormat,
@@ -201,7 +201,7 @@ def _request(kit: Kit, given: Path | None, public: bytes) -> Path | None:
     )
 
     beside = kit.folder.parents[3] / kit.name if len(kit.folder.parents) > 3 else Path(kit.name)
-    for folder in [given] if given is not None else [beside, Path(kit.name)]:
+    for folder in [output] if output is not None else [beside, Path(kit.name)]:
         try:
             key = load_pem_private_key((folder / f"{kit.name}.key").read_bytes(), None)
         except (OSError, ValueError, TypeError):
@@ -212,7 +212,7 @@ def _request(kit: Kit, given: Path | None, public: bytes) -> Path | None:
 
 
 def _audit(request: Path) -> Iterator[Path]:
-    """Yield the engine's own note of a request, in this account's home folder."""
+    """Yield the engine's note of a request, in this account's home folder."""
     try:
         number = str(json.loads((request / "request.json").read_text(encoding="utf-8"))["request_id"])
         path = Path.home() / ".nvflare" / "cert_requests" / uuid.UUID(number).hex

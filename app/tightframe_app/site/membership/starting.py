@@ -1,8 +1,8 @@
-"""``tightframe site start``: whether a kit may be started now, because nothing runs it or a copy of it.
+"""``tightframe site start``: refuse to start a kit that runs already, or whose copy does.
 
 A file beside ``startup``, and one in the folder for lasting state, which copies of a kit share, name the
-kit and the process that was started last. They prove nothing by themselves: a process that has ended, or
-whose number another program has by now, is found by its command line.
+kit and its last process. They prove nothing by themselves: the command line shows whether the process has
+ended, or another program has its number.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ ENGINES = ("script", "client", "server")
 
 
 def notes(kit: Kit) -> list[Path]:
-    """Return the files that name the last start of a kit, and of all that share its state folder."""
+    """Return the files with the last start of a kit, and of all that share its state folder."""
     state = state_folder(kit)
     shared = [] if state is None or not state.is_dir() else [state / f"started-{kit.name}.json"]
     return [kit.folder / STARTED, *shared]
 
 
 def state_folder(kit: Kit) -> Path | None:
-    """Return the folder for lasting state that a kit's ``local`` names; None if it names none."""
+    """Return the folder for lasting state in a kit's ``local``; None if it names none."""
     try:
         if kit.kind == "site":
             values = json.loads((kit.local / CONFIG_FILE).read_text(encoding="utf-8"))
@@ -55,24 +55,24 @@ def claim(kit: Kit) -> None:
     """Note that this process starts a kit.
 
     Raises:
-        JoinError: TF-758, if the kit runs, or another with the same state folder; the text names the process
-            and says how to stop it.
+        JoinError: TF-758, naming the process and how to stop it, if the kit runs, or another with the same
+            state folder.
     """
     _refuse(kit, kit.folder, _engine(kit.folder))
-    with ExitStack() as held:
-        files = [held.enter_context(_held(path)) for path in notes(kit)]
+    with ExitStack() as stack:
+        files = [stack.enter_context(_locked(path)) for path in notes(kit)]
         for descriptor in files:
             last = _read(descriptor)
             _refuse(kit, Path(str(last.get("kit"))), _running(last))
         for descriptor in files:
-            own = {"kit": str(kit.folder), "process": os.getpid(), "started": round(time.time())}
+            start = {"kit": str(kit.folder), "process": os.getpid(), "started": round(time.time())}
             os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, (json.dumps(own) + "\n").encode(), 0)
+            os.pwrite(descriptor, (json.dumps(start) + "\n").encode(), 0)
 
 
 @contextmanager
-def _held(path: Path) -> Iterator[int]:
-    """Open a file that no other start reads or writes meanwhile."""
+def _locked(path: Path) -> Iterator[int]:
+    """Open a file under a lock against other starts."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     except OSError as error:
@@ -97,7 +97,7 @@ def _read(descriptor: int) -> Mapping[str, Any]:
 
 
 def _engine(folder: Path) -> int | None:
-    """Return the process of the engine that runs a kit; None if none does."""
+    """Return the engine's process that runs a kit; None if there is none."""
     return next((one.process.pid for one in stop.running(folder) if one.role in ENGINES), None)
 
 
@@ -105,8 +105,8 @@ def _running(last: Mapping[str, Any]) -> int | None:
     """Return the process of a noted start; None if it has ended."""
     if not last:
         return None
-    # It may not be the engine yet: the number is the same before and after. Its command comes first, so that
-    # one that becomes the engine meanwhile is found as that.
+    # The process may not be the engine yet, and keeps its number. Its command is read first, so that one
+    # that becomes the engine meanwhile is found as the engine.
     number = last.get("process")
     command: list[str] = []
     with suppress(psutil.Error, ValueError, TypeError):
