@@ -20,7 +20,7 @@ from tightframe_app.screens import Terminal
 
 POLL_SECONDS = 0.25
 PLAIN_SECONDS = 60.0
-"""Seconds between two lines if there is no terminal."""
+"""Seconds between two lines without a terminal."""
 
 
 @contextmanager
@@ -28,11 +28,11 @@ def shown(out: Console) -> Iterator[Callable[[str], None] | None]:
     """Show the progress of the silos while a simulation runs.
 
     Args:
-        out: console to which the run's lines go.
+        out: console of the run's lines.
 
     Yields:
-        A function that prints a line of the run above the bars; None if there is no terminal, so that the
-        run can write its lines itself.
+        A function that prints a line of the run above the bars; None without a terminal, where the run
+        writes its lines itself.
     """
     ended = threading.Event()
     with tempfile.TemporaryDirectory(prefix="tightframe-") as folder:
@@ -87,7 +87,7 @@ class _Bars:
 
 
 def read(folder: Path) -> dict[str, dict[str, Any]]:
-    """Return each working silo's activity (``what``), and ``done`` of ``of`` batches; ``of`` 0 if unknown."""
+    """Return each working silo's activity (``what``) and ``done`` of ``of`` batches (0 if unknown)."""
     silos = {}
     for path in folder.glob("*.json"):
         try:
@@ -103,7 +103,7 @@ def read(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def plain(silos: dict[str, dict[str, Any]]) -> str:
-    """Return one line about the working silos; empty if there are none."""
+    """Describe the working silos in one line; empty if there are none."""
     busy = [f"{name}: {values['what']}{_batches(values, ', ')}" for name, values in sorted(silos.items())]
     more = f"; and {len(busy) - 4} more" if len(busy) > 4 else ""
     return f"at work: {'; '.join(busy[:4])}{more}" if busy else ""

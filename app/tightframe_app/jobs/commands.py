@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tightframe_app.watch.monitoring import Server
 
 _PAGES = {".htm", ".html", ".mht", ".mhtml", ".shtml", ".svg", ".xht", ".xhtml", ".xml"}
-"""Endings of files that a browser carries out."""
+"""Suffixes of files that a browser may execute."""
 
 app = typer.Typer(no_args_is_help=True)
 out = lines()
@@ -53,7 +53,7 @@ def list_jobs(form: formats.Form = "text") -> None:
 
 
 def _complete(incomplete: str) -> list[str]:
-    """Return the jobs whose name begins so, for the shell's completion."""
+    """Return the jobs whose name has this prefix, for the shell's completion."""
     from tightframe_app.jobs import recipes
 
     return [recipe.name for recipe in recipes.RECIPES if recipe.name.startswith(incomplete)]
@@ -187,15 +187,15 @@ def export(
     from tightframe_app.jobs import recipes
 
     others_of = (statistics, evaluate, resume, withdraw_from)
-    if initial_model is not None and any(each is not None for each in others_of):
+    if initial_model is not None and any(item is not None for item in others_of):
         raise typer.BadParameter("expected a job that begins to train", param_hint="--initial-model")
     if statistics is not None:
         wrong: dict[str, Any] = {"NAME": name, "--method": method, "--data": dataset, "--contract": contract}
         wrong |= {"--rounds": rounds, "--resume": resume, "--withdraw-from": withdraw_from}
         wrong |= {"--evaluate": evaluate, "--committed": committed or None}
-        if given := [option for option, value in wrong.items() if value is not None]:
+        if unwanted := [option for option, value in wrong.items() if value is not None]:
             raise typer.BadParameter(
-                f"nothing is trained: omit {', '.join(given)}", param_hint="--statistics"
+                f"nothing is trained: omit {', '.join(unwanted)}", param_hint="--statistics"
             )
         numbers = {"min_sites": min_sites, "seed": seed}
         wanted_values = {key: value for key, value in numbers.items() if value is not None}
@@ -205,18 +205,20 @@ def export(
     if evaluate is not None:
         wrong = {"--rounds": rounds, "--resume": resume, "--withdraw-from": withdraw_from}
         wrong |= {"--committed": committed or None}
-        if given := [option for option, value in wrong.items() if value is not None]:
-            raise typer.BadParameter(f"nothing is trained: omit {', '.join(given)}", param_hint="--evaluate")
+        if unwanted := [option for option, value in wrong.items() if value is not None]:
+            raise typer.BadParameter(
+                f"nothing is trained: omit {', '.join(unwanted)}", param_hint="--evaluate"
+            )
         if name is None and method is None and (contract or dataset):
             raise typer.BadParameter("expected --method, too: that of the network", param_hint="--evaluate")
-        own = {"min_sites": min_sites, "seed": seed}
-        wanted_values = {key: value for key, value in own.items() if value is not None}
+        numbers = {"min_sites": min_sites, "seed": seed}
+        wanted_values = {key: value for key, value in numbers.items() if value is not None}
         wanted_values |= _changes(change or [])
         named = None if name is None and method is None else (name, method, dataset, contract, preset)
         _evaluate(evaluate, named, _names(sites), wanted_values, output, gpus or 0, gpu_memory, force)
         return
-    on = [item for item in (dataset, contract) if item is not None]
-    if (name is None) == (method is None or len(on) != 1) or (name and (method or on)):
+    sources = [item for item in (dataset, contract) if item is not None]
+    if (name is None) == (method is None or len(sources) != 1) or (name and (method or sources)):
         expected = "expected a job's NAME, or --method with --data or --contract"
         raise typer.BadParameter(expected, param_hint="NAME")
     numbers = {"rounds": rounds, "min_sites": min_sites, "seed": seed}
@@ -224,11 +226,11 @@ def export(
         others: dict[str, Any] = {f"--{key.replace('_', '-')}": value for key, value in numbers.items()}
         others = {"--sites": sites} | others | {"--set": change, "--committed": committed or None}
         others |= {"--preset": None if preset == "rehearsal" else preset}
-        again: dict[str, Any] = {"gpus": gpus or 0, "gpu_memory": gpu_memory, "force": force}
+        options: dict[str, Any] = {"gpus": gpus or 0, "gpu_memory": gpu_memory, "force": force}
         if resume is not None:
-            _resume(name, resume, output, others | {"--withdraw-from": withdraw_from}, **again)
+            _resume(name, resume, output, others | {"--withdraw-from": withdraw_from}, **options)
         elif withdraw_from is not None:
-            _withdraw(name, withdraw_from, output, others, **again)
+            _withdraw(name, withdraw_from, output, others, **options)
         return
     from tightframe.config.job import NAME
     from tightframe_app.jobs import pairs
@@ -260,11 +262,11 @@ def export(
     job = recipe.job(preset, sites=_names(sites), changes=changes)
     if not committed and "update_norm" not in changes:
         job = recipes.with_norm(job)
-    told: Sequence[str] = ()
+    notes: Sequence[str] = ()
     if job.initial_model_sha256 is not None:
         from tightframe_app.jobs.evaluating import network
 
-        told = network(job, start)
+        notes = network(job, start)
     wanted = gpus if gpus is not None else int(preset == "full")
     files = job_folders.job_files(job, gpus=wanted, gpu_memory=gpu_memory)
     if committed:
@@ -280,7 +282,7 @@ def export(
 
         out.print(f"it starts from the model with SHA-256 {job.initial_model_sha256}")
         path = initial_model or Path("/path/to/model.safetensors")
-        _print_written("", [*told, *named_model(path.absolute(), folder)])
+        _print_written("", [*notes, *named_model(path.absolute(), folder)])
 
 
 def _evaluate(
@@ -298,17 +300,17 @@ def _evaluate(
     from tightframe_app.jobs import folders as job_folders
 
     if named is None:
-        made = evaluating.of_run(place, sites, changes)
+        evaluation = evaluating.of_run(place, sites, changes)
     else:
         name, method, dataset, contract, preset = named
-        on = [item for item in (dataset, contract) if item is not None]
+        sources = [item for item in (dataset, contract) if item is not None]
         if not place.is_file():
             raise typer.BadParameter(
                 "expected a safetensors file with a job's NAME; a run's own folder says itself which job "
                 "trained the model: omit NAME",
                 param_hint="--evaluate",
             )
-        if (name is None) == (method is None or len(on) != 1) or (name and (method or on)):
+        if (name is None) == (method is None or len(sources) != 1) or (name and (method or sources)):
             expected = "expected a job's NAME, or --method with --data or --contract"
             raise typer.BadParameter(expected, param_hint="NAME")
         from tightframe_app.jobs import pairs
@@ -321,10 +323,10 @@ def _evaluate(
             recipe = pairs.pair(str(method), str(dataset))
         of_network = {key: value for key, value in changes.items() if not key.startswith("privacy")}
         job = recipe.job(preset, sites=sites, changes=of_network)
-        made = evaluating.of_file(place, job, changes)
-    folder = output or Path("exported", made.job.job_name)
-    files = job_folders.job_files(made.job, gpus=gpus, gpu_memory=gpu_memory)
-    _print_written(job_folders.write_job(files, folder, force=force), made.lines(folder))
+        evaluation = evaluating.of_file(place, job, changes)
+    folder = output or Path("exported", evaluation.job.job_name)
+    files = job_folders.job_files(evaluation.job, gpus=gpus, gpu_memory=gpu_memory)
+    _print_written(job_folders.write_job(files, folder, force=force), evaluation.lines(folder))
 
 
 def _statistics(
@@ -347,7 +349,7 @@ def _statistics(
 
 
 def _print_written(replaced: str, lines: Iterable[str]) -> None:
-    """Print which folder was replaced, if any, and a summary of the exported job."""
+    """Print the replaced folder, if any, and a summary of the exported job."""
     if replaced:
         err.print(replaced)
     for line in lines:
@@ -374,7 +376,7 @@ def _names(sites: str | None) -> list[str] | None:
 
 
 def _one_sum(job: JobConfig) -> bool:
-    """Check whether records can be taken out of runs of a job, but for how its inputs are scaled."""
+    """Check whether records can be withdrawn from a job's runs, apart from how its inputs are scaled."""
     from tightframe import methods
 
     if job.privacy is not None or job.statistics is not None or job.evaluate_only is not None:
@@ -439,9 +441,9 @@ def _resume(
 
     if name is None:
         raise typer.BadParameter("expected the stopped job's NAME with it, got none", param_hint="--resume")
-    if given := [option for option, value in others.items() if value is not None]:
+    if unwanted := [option for option, value in others.items() if value is not None]:
         raise typer.BadParameter(
-            f"a resumed job is the stopped one, unchanged: omit {', '.join(given)}",
+            f"a resumed job is the stopped one, unchanged: omit {', '.join(unwanted)}",
             param_hint="--resume",
         )
     folder = output or Path("exported", f"{name}-resumed")
@@ -466,9 +468,9 @@ def _withdraw(
         raise typer.BadParameter("expected the ended job's NAME with it, got none", param_hint=hint)
     changes = _changes(others.pop("--set") or [])
     least = changes.pop("withdraw.min_withdrawn", None)
-    given = [option for option, value in others.items() if value is not None]
-    if given or changes:
-        wrong = ", ".join([*given, *(f"--set {key}" for key in changes)])
+    unwanted = [option for option, value in others.items() if value is not None]
+    if unwanted or changes:
+        wrong = ", ".join([*unwanted, *(f"--set {key}" for key in changes)])
         raise typer.BadParameter(
             f"the job is the ended one, unchanged but for withdraw.min_withdrawn: omit {wrong}",
             param_hint=hint,
@@ -524,9 +526,9 @@ def _check_as_json(folders: list[Path], root: Path) -> NoReturn:
     checked = []
     for folder in folders:
         problems = tuple(job_folders.check_folder(folder))
-        told = {} if problems else {"traffic": str(job_folders.traffic(folder))}
-        told |= {} if problems else {"signature": job_folders.signature(folder)}
-        checked.append(JobFolder(folder=str(folder), problems=problems, **told))
+        facts = {} if problems else {"traffic": str(job_folders.traffic(folder))}
+        facts |= {} if problems else {"signature": job_folders.signature(folder)}
+        checked.append(JobFolder(folder=str(folder), problems=problems, **facts))
     if not folders:
         checked = [JobFolder(folder=str(root / "jobs"), problems=tuple(_check_committed(root, say=False)))]
     valid = not any(item.problems for item in checked)
@@ -561,7 +563,7 @@ def sign(
 
 
 def _startup(kit: Path) -> Path:
-    """Return the ``startup`` of a kit, which may be named by itself."""
+    """Return a kit's ``startup``, which may itself be given."""
     return kit if kit.name == "startup" else kit / "startup"
 
 
@@ -572,8 +574,9 @@ def _sign(folder: Path, kit: Path, days: int) -> Path:
 
     startup = _startup(kit)
     signer, _ = person_identity(startup)
-    made = job_folders.sign(folder, signer, days=days)
-    out.print(f"{folder}: signed by {made.signer} for {', '.join(made.sites)}, valid until {made.expires}")
+    manifest = job_folders.sign(folder, signer, days=days)
+    names = ", ".join(manifest.sites)
+    out.print(f"{folder}: signed by {manifest.signer} for {names}, valid until {manifest.expires}")
     return startup
 
 
@@ -620,7 +623,7 @@ def submit(
         if text := _where_metrics_stay(job_folders.read_job(folder)):
             out.print(text, soft_wrap=True)
         if results is None:
-            with contextlib.suppress(LostError, WatchError):  # it is submitted, whatever else is known
+            with contextlib.suppress(LostError, WatchError):  # it is submitted in any case
                 for text in server.look(job_id).told:
                     out.print(shown(text), soft_wrap=True)
             out.print(f"watch it:  tightframe watch {job_id}", soft_wrap=True)
@@ -637,7 +640,7 @@ def submit(
 
 
 def _where_metrics_stay(values: dict[str, Any]) -> str:
-    """Say where a private job's test metrics are found; empty if the server gets them."""
+    """Say where a private job's test metrics stay; empty if the server gets them."""
     privacy = values.get("privacy")
     if not isinstance(privacy, dict) or privacy.get("evaluation") == "noisy" or values.get("statistics"):
         return ""
@@ -673,7 +676,7 @@ def fetch(
 
 
 def _verify(place: Path, startup: Path, job_id: str) -> None:
-    """Verify the transcript in a job's results, which has to be of that job; without one exit with 1."""
+    """Verify the transcript in a job's results, which must be of that job; exit with 1 without one."""
     from tightframe.results.files import TRANSCRIPT
     from tightframe_app.transcripts import verify_of_job
 
@@ -696,12 +699,12 @@ def _fetched(server: Server, job_id: str, into: Path) -> Path:
             f"`tightframe jobs fetch {job_id} -o {quoted(into)}`."
         ) from None
     out.print(f"results: {place}", soft_wrap=True)
-    _own_page(place)
+    _replace_pages(place)
     return place
 
 
-def _own_page(place: Path) -> None:
-    """Put a page made here in the place of all that the server made for a browser: it could be a program."""
+def _replace_pages(place: Path) -> None:
+    """Replace the server's files for a browser, which could contain a program, by a page made here."""
     from tightframe.report import writing
 
     for path in place.parent.rglob("*"):
@@ -709,7 +712,7 @@ def _own_page(place: Path) -> None:
             path.unlink()
     try:
         out.print(f"page: {writing.write(place)}", soft_wrap=True)
-    except Exception as error:  # whatever the server has put into the files
+    except Exception as error:  # the server may have put anything into the files
         err.print(f"no page of these results: {error or type(error).__name__}")
 
 
@@ -728,9 +731,9 @@ def _check_committed(root: Path, *, say: bool = True) -> list[str]:
         problems += job_folders.out_of_sync(
             job_folders.committed_files(recipe.job()), root / "jobs" / recipe.name
         )
-    known = {recipe.name for recipe in recipes.RECIPES}
+    names = {recipe.name for recipe in recipes.RECIPES}
     problems += [
-        f"{path} belongs to no recipe" for path in sorted((root / "jobs").iterdir()) if path.name not in known
+        f"{path} belongs to no recipe" for path in sorted((root / "jobs").iterdir()) if path.name not in names
     ]
     allow_list = root / "simulator_workspace" / "local" / "resources.json"
     if not allow_list.is_file():
@@ -743,7 +746,7 @@ def _check_committed(root: Path, *, say: bool = True) -> list[str]:
 
 
 def _report(problems: list[str], mend: str) -> None:
-    """Print problems and exit with 1; return if there are none."""
+    """Print problems and exit with 1, if there are any."""
     if problems:
         for problem in problems:
             err.print(f"out of sync: {problem}")

@@ -1,4 +1,4 @@
-"""Export of the job that evaluates a finished model: of a run, or of a file from elsewhere."""
+"""Export of the job that evaluates a finished model, of a run or from a file."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NOT_OF_IT = (
     *("resume", "withdraw", "start", "personalise", "local_baseline_epochs", "site_models"),
     *("sites_per_round", "prototype_sites"),
 )
-"""Values of the run that trained the model which an evaluation has not."""
+"""Values of a training run that its evaluation lacks."""
 ENDING = "-evaluation"
 LONGEST = 63
 
@@ -36,7 +36,7 @@ class Evaluation:
 
     Attributes:
         job: validated.
-        title: what it is, in one line.
+        title: in one line.
     """
 
     job: JobConfig
@@ -44,7 +44,7 @@ class Evaluation:
     title: str
 
     def lines(self, folder: Path) -> list[str]:
-        """Say what was written, and how it is run."""
+        """Describe the written folder, and how to run it."""
         job = self.job
         noise = "exact" if job.privacy is None else f"noisy, epsilon {job.privacy.epsilon:g}"
         return [
@@ -55,7 +55,7 @@ class Evaluation:
 
 
 def named_model(model: Path, folder: Path) -> list[str]:
-    """Say where the file of the model that a job names has to be named, and how the job is run then."""
+    """Say where to name the file of a job's model, and how to run the job."""
     entry, where = json.dumps({"server": {"initial_model": str(model)}}), quoted(folder)
     return [
         "each hospital is asked for it first:  tightframe site model accept (TF-626)",
@@ -66,7 +66,7 @@ def named_model(model: Path, folder: Path) -> list[str]:
 
 
 def network(job: JobConfig, content: bytes | None = None) -> list[str]:
-    """Say which tensors a file must have that a job starts from, and of a table its inputs in order.
+    """List the tensors of a job's initial model, and a table's inputs in order.
 
     Args:
         content: of the file; None if there is none yet.
@@ -92,21 +92,21 @@ def of_run(place: Path, sites: Sequence[str] | None, changes: Mapping[str, Any])
     """Return the job that evaluates a run's global model.
 
     Args:
-        place: as of ``tightframe.load_model``.
+        place: as in ``tightframe.load_model``.
         sites: silos; those of the run by default.
         changes: dotted key -> value, for example ``{"privacy.epsilon": 2}``.
 
     Raises:
         ModelError: TF-821, TF-822 if there is no such model.
-        JobError: if the job cannot be: the model is a silo's own, or a value is wrong.
+        JobError: if the model is a silo's own, or a value is wrong.
     """
     model = load_model(place)
     if model.path.name == PERSONAL:
         raise JobError([f"evaluate_only: {model.path} is a silo's personal model, which does not leave it"])
     ran = model.setup.job
-    made = from_job(ran, model.hash, sites or ran.sites, ran.normalisation or "batch", changes)
+    evaluation = from_job(ran, model.hash, sites or ran.sites, ran.normalisation or "batch", changes)
     title = f"{model.setup.method.title} on {model.setup.dataset.title} with {ran.models}"
-    return Evaluation(made, model.path, title)
+    return Evaluation(evaluation, model.path, title)
 
 
 def of_file(path: Path, job: JobConfig, changes: Mapping[str, Any]) -> Evaluation:
@@ -114,18 +114,18 @@ def of_file(path: Path, job: JobConfig, changes: Mapping[str, Any]) -> Evaluatio
 
     Args:
         path: safetensors file with the tensors of the job's network.
-        job: that names data set, network and silos.
+        job: with data set, network and silos.
         changes: as in ``of_run``.
 
     Raises:
         JobError: if the file does not fit the network, listing every difference.
     """
     content = read_weights(path)
-    made = from_job(
+    evaluation = from_job(
         job, hashlib.sha256(content).hexdigest(), job.sites, job.normalisation or "batch", changes
     )
-    start_state(prepare(made), content)  # refuses a file that does not fit
-    return Evaluation(made, path, f"{path.name} on {job.dataset} with {job.models}")
+    start_state(prepare(evaluation), content)  # refuses a file that does not fit
+    return Evaluation(evaluation, path, f"{path.name} on {job.dataset} with {job.models}")
 
 
 def from_job(

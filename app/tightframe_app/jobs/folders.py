@@ -1,6 +1,6 @@
-"""Job folders: a job in the form that the engine takes, with a checkpoint if it continues another job.
+"""Job folders: write, read and check a job in the engine's form, with a checkpoint if it continues a run.
 
-A folder holds configuration as plain JSON, no code; it is written, read and checked here.
+A folder holds configuration as plain JSON, no code.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ CONTROLLER = "tightframe.flare.controller.FederationController"
 EXECUTOR = "tightframe.flare.executor.SiloExecutor"
 SERVER_FILE = "config/config_fed_server.json"
 APPS = ("app_server", "app")
-"""Folders of the apps; the last one is the silos'."""
+"""Folders of the apps, the silos' last."""
 SCRIPT = "job.py"
-"""Script that runs the job as a recipe; only in committed folders, and never sent to the engine's parties."""
+"""Script that runs the job as a recipe; only in committed folders, and never sent to a party."""
 CHECKPOINT_FILE = f"app_server/config/{CHECKPOINT}"
-"""Path of the checkpoint of a job that continues a run: in the server's own app, unseen by silos."""
+"""Path of a continued run's checkpoint, in the server's app, which silos do not get."""
 LINE = 10.0
 """Assumed bandwidth of a silo's line, in Mbit/s."""
 UNSEEN = 64 * 2**20
-"""Bytes of an answer that the engine passes to the connection before it waits for an acknowledgement."""
+"""Bytes of an answer that the engine sends before it waits for an acknowledgement."""
 
 
 def prepared(values: dict[str, Any]) -> JobConfig:
-    """Return the validated job of plain values; this imports torch, which listing recipes must not."""
+    """Return the validated job of plain values; imports torch, which listing recipes must not."""
     from tightframe.rounds.setup import prepare
 
     return prepare(values).job
@@ -52,11 +52,11 @@ def prepared(values: dict[str, Any]) -> JobConfig:
 def job_files(
     job: JobConfig, *, gpus: int = 0, gpu_memory: int = 8, checkpoint: bytes | None = None
 ) -> dict[str, str | bytes]:
-    """Return the files of a job folder: relative path -> text, or bytes if it is not text.
+    """Return the files of a job folder: relative path -> text or bytes.
 
     Args:
         checkpoint: of the run that the job continues.
-        gpus: GPUs that the engine must find free at every silo before the job starts there.
+        gpus: GPUs that must be free at every silo before the job starts there.
         gpu_memory: GiB of memory on each of them.
     """
     if (job.continues is None) != (checkpoint is None):
@@ -88,13 +88,13 @@ def job_files(
             }
         ],
     }
-    from tightframe.rounds.silo.session import TASKS  # and with it the protocol, which no listing needs
+    from tightframe.rounds.silo.session import TASKS  # imports the protocol, which listing does not need
 
-    again = resend_after(job)
+    resend = resend_after(job)
     client = {
         "format_version": 2,
-        "get_task_timeout": again,
-        "submit_task_result_timeout": again,
+        "get_task_timeout": resend,
+        "submit_task_result_timeout": resend,
         "executors": [
             {
                 "tasks": list(TASKS),
@@ -114,7 +114,7 @@ def job_files(
 
 
 def committed_files(job: JobConfig) -> dict[str, str | bytes]:
-    """Return the files of a committed folder: those of the job, and the script that runs it as a recipe."""
+    """Return the files of a committed folder: the job's, and the script that runs it as a recipe."""
     return {**job_files(job), SCRIPT: script(job.job_name)}
 
 
@@ -141,14 +141,14 @@ def write_job(
     Args:
         files: relative path -> text or bytes.
         force: write it even if the folder holds something else, which is kept beside it.
-        anew: the folder is a generated one, like the committed ones: replace its files without reporting it.
+        anew: replace the files of a generated folder, such as a committed one, without reporting it.
 
     Returns:
-        A description of the content that was replaced or moved, to print; empty if there was none.
+        A description of replaced or moved content, to print; empty if there was none.
 
     Raises:
-        JobFolderError: TF-102, if the folder holds anything else and ``force`` is not given, if its content
-            cannot be kept, or if it is the current folder or one above it. Nothing is changed then.
+        JobFolderError: TF-102, without changes, if the folder holds anything else and ``force`` is not given,
+            if its content cannot be kept, or if it is the current folder or one above it.
     """
     replaced = ""
     if folder.is_symlink() or folder.exists():
@@ -162,9 +162,9 @@ def write_job(
                 raise JobFolderError(
                     f"Expected {folder} to be free or an earlier export of the same job, but it {other}. "
                     "Nothing was written: choose another folder with --output, or give --force, which keeps "
-                    f"the present content as {_kept(folder)}."
+                    f"the present content as {_aside(folder)}."
                 )
-            replaced = f"{folder} {other}: it is kept as {_keep(folder)}"
+            replaced = f"{folder} {other}: it is kept as {_move_aside(folder)}"
         else:
             replaced = "" if anew else _replaced(files, folder)
             shutil.rmtree(folder)
@@ -189,18 +189,18 @@ def out_of_sync(files: Mapping[str, str | bytes], folder: Path, *, source: str =
             problems.append(f"{path} is missing")
         elif path.read_bytes() != _bytes(content):
             problems.append(f"{path} differs from {source}")
-    problems += [f"{folder / name} does not belong to {source}" for name in _strangers(files, folder)]
+    problems += [f"{folder / name} does not belong to {source}" for name in _unlisted(files, folder)]
     return problems
 
 
 def check_folder(folder: Path, *, to_sign: bool = False) -> list[str]:
     """Describe the files of an exported job folder that differ from an export of its own job.
 
-    The job is read from the server's file and the GPUs from ``meta.json``, and the whole folder is then
-    exported again in memory. This finds silos with other values, another class, and added files.
+    The job is read from the server's file and the GPUs from ``meta.json``, and exported again in memory. This
+    detects silos with other values, another class, and added files.
 
     Args:
-        to_sign: refuse the script of a committed folder, too: what is signed is submitted whole.
+        to_sign: also refuse the script of a committed folder, as a signed folder is submitted whole.
 
     Raises:
         JobFolderError: TF-106 if there is no such folder.
@@ -215,14 +215,14 @@ def check_folder(folder: Path, *, to_sign: bool = False) -> list[str]:
 
 
 def traffic(folder: Path) -> Traffic:
-    """Return the network traffic of a silo in the job of a folder."""
+    """Return a silo's network traffic in a folder's job."""
     from tightframe.rounds.setup import prepare
 
     return Traffic.of(prepare(read_job(folder)))
 
 
 def read_job(folder: Path) -> dict[str, Any]:
-    """Return the job values of a job folder, as the server would read them.
+    """Return a job folder's job values, as the server reads them.
 
     Raises:
         JobFolderError: TF-106 if there is no such folder, or no job in it.
@@ -236,19 +236,19 @@ def read_job(folder: Path) -> dict[str, Any]:
 
 
 def no_job(folder: Path) -> JobFolderError:
-    """Return the error for a folder that holds no job, with the folder that was probably meant."""
+    """Return the error for a folder without a job, with the closest match."""
     what = (
         "it has no job in it" if folder.is_dir() else "it is a file" if folder.exists() else "there is none"
     )
     places = dict.fromkeys((folder.parent, Path("jobs"), Path("exported")))
-    known = [path for place in places if place.is_dir() for path in sorted(place.iterdir()) if _has_job(path)]
+    jobs = [path for place in places if place.is_dir() for path in sorted(place.iterdir()) if _has_job(path)]
     inside = [path for path in sorted(folder.iterdir()) if _has_job(path)] if folder.is_dir() else []
-    names = {path.name: path for path in reversed(known)}
+    names = {path.name: path for path in reversed(jobs)}
     near = inside or [names[name] for name in difflib.get_close_matches(folder.name, list(names), n=1)]
-    meant = f" Did you mean {near[0]}?" if near else ""
-    there = f" Known: {', '.join(str(path) for path in known[:12])}." if known and not inside else ""
+    suggestion = f" Did you mean {near[0]}?" if near else ""
+    listing = f" Known: {', '.join(str(path) for path in jobs[:12])}." if jobs and not inside else ""
     return JobFolderError(
-        f"Expected a job folder at {folder}, but {what}.{meant}{there} "
+        f"Expected a job folder at {folder}, but {what}.{suggestion}{listing} "
         "`tightframe jobs export NAME` writes one.",
         code="TF-106",
     )
@@ -274,10 +274,10 @@ def _arguments(server: Mapping[str, Any], path: Path | str) -> dict[str, Any]:
 
 
 def _checkpoint(job: JobConfig, folder: Path) -> bytes | None:
-    """Return the checkpoint in the folder of a job that continues a run; None if the job is a new one.
+    """Return the checkpoint in the folder of a job that continues a run; None for a new job.
 
     Raises:
-        JobError: if it is missing, not the one that the job names, or of another job.
+        JobError: if it is missing, not the job's, or of another job.
     """
     if job.continues is None:
         return None
@@ -316,16 +316,16 @@ def _read_object(path: Path) -> dict[str, Any]:
 
 
 def _in_the_way(files: Mapping[str, str | bytes], folder: Path, *, anew: bool) -> str:
-    """Return the reason why a folder is not an earlier export of these files' job; empty if it is one."""
+    """Say why a folder is not an earlier export of these files' job; empty if it is one."""
     if folder.is_symlink() or not folder.is_dir():
         return "is a link" if folder.is_symlink() else "is a file"
-    if strangers := _strangers(files, folder):
-        more = "" if len(strangers) <= 3 else f" and {len(strangers) - 3} more"
-        return f"also holds {strangers[:3]}{more}"
+    if unlisted := _unlisted(files, folder):
+        more = "" if len(unlisted) <= 3 else f" and {len(unlisted) - 3} more"
+        return f"also holds {unlisted[:3]}{more}"
     if not any(path.is_file() for path in folder.rglob("*")):
         return ""
     try:
-        present = read_job(folder)  # any job of the engine may have files of these names
+        present = read_job(folder)  # any engine's job may have files of these names
         named = _read_object(folder / "meta.json").get("name")
     except (JobFolderError, JobError):
         return "holds no complete job export"
@@ -335,13 +335,13 @@ def _in_the_way(files: Mapping[str, str | bytes], folder: Path, *, anew: bool) -
     for key in () if anew else ("method", "dataset"):
         if present.get(key) != expected[key]:
             return f"holds a job {named!r} with the {key} {present.get(key)!r}, not {expected[key]!r}"
-    if not anew and _by_hand(folder):
+    if not anew and _edited(folder):
         return f"holds files of the job {named!r} that were edited, or written by another version"
     return ""
 
 
-def _by_hand(folder: Path) -> bool:
-    """Check whether an export holds anything that differs from an export of its own job."""
+def _edited(folder: Path) -> bool:
+    """Check whether an export differs from a new export of its own job."""
     try:
         return bool(check_folder(folder))
     except JobError:
@@ -349,15 +349,15 @@ def _by_hand(folder: Path) -> bool:
 
 
 def _replaced(files: Mapping[str, str | bytes], folder: Path) -> str:
-    """Describe the values of an earlier export of the same job that a new one changes; empty if none."""
+    """Describe the values that a new export of the same job changes; empty if none."""
     if not out_of_sync(files, folder):
         return ""
     try:
         before, after = dict(dotted(read_job(folder))), dict(dotted(_values(files)))
     except JobFolderError:
         return ""  # empty folders
-    lost = [key for key in sorted({*before, *after}) if before.get(key) != after.get(key)]
-    changed = [f"{key} was {json.dumps(before.get(key))}, is {json.dumps(after.get(key))}" for key in lost]
+    keys = [key for key in sorted({*before, *after}) if before.get(key) != after.get(key)]
+    changed = [f"{key} was {json.dumps(before.get(key))}, is {json.dumps(after.get(key))}" for key in keys]
     what = "; ".join(changed) or "the same values, other resources or another checkpoint"
     return f"replaced the earlier export in {folder}: {what}"
 
@@ -368,43 +368,43 @@ def _values(files: Mapping[str, str | bytes]) -> dict[str, Any]:
     return _arguments(json.loads(server), name)
 
 
-def _kept(folder: Path) -> Path:
-    """Return the path, beside a folder, to which its present content is moved."""
+def _aside(folder: Path) -> Path:
+    """Return the path beside a folder to which its present content is moved."""
     return folder.absolute().with_name(f"{folder.absolute().name}{BEFORE}")
 
 
-def _keep(folder: Path) -> Path:
+def _move_aside(folder: Path) -> Path:
     """Move a folder's present content aside, and return its new path.
 
     Raises:
         JobFolderError: TF-102, if it cannot be moved.
     """
-    kept = _kept(folder)
-    if kept.is_symlink() or kept.exists():
+    aside = _aside(folder)
+    if aside.is_symlink() or aside.exists():
         raise JobFolderError(
-            f"Expected to move the content of {folder} to {kept}, but that exists already: move it away. "
+            f"Expected to move the content of {folder} to {aside}, but that exists already: move it away. "
             "Nothing was written."
         )
     try:
-        folder.absolute().rename(kept)
+        folder.absolute().rename(aside)
     except OSError as error:
         raise JobFolderError(
-            f"Expected to move the content of {folder} to {kept}, but got: {error.strerror}. Nothing was "
+            f"Expected to move the content of {folder} to {aside}, but got: {error.strerror}. Nothing was "
             "written: give the account the right to move it, or choose another folder with --output."
         ) from None
-    return kept
+    return aside
 
 
-def _strangers(files: Mapping[str, str | bytes], folder: Path) -> list[str]:
-    """Return the files, folders and links in a folder other than these files and their folders."""
-    own = {Path(name) for name in files}
-    own |= {parent for name in own for parent in name.parents}
-    own |= {Path(app) / job_manifest.PLACE for app in APPS if (folder / app).is_dir()}
+def _unlisted(files: Mapping[str, str | bytes], folder: Path) -> list[str]:
+    """Return the entries of a folder other than these files and their folders."""
+    expected = {Path(name) for name in files}
+    expected |= {parent for name in expected for parent in name.parents}
+    expected |= {Path(app) / job_manifest.PLACE for app in APPS if (folder / app).is_dir()}
     return sorted(
         path.relative_to(folder).as_posix()
         for path in folder.rglob("*")
         if path.is_symlink()
-        or not (path.relative_to(folder) in own or path.name in job_manifest.ENGINE_FILES)
+        or not (path.relative_to(folder) in expected or path.name in job_manifest.ENGINE_FILES)
     )
 
 
@@ -416,7 +416,7 @@ def sign(folder: Path, signer: Signer, *, days: int = job_manifest.DAYS) -> job_
         days: number of days in which sites may accept the job.
 
     Raises:
-        JobFolderError, JobError: see ``check_folder``; JobError also lists the files that differ.
+        JobFolderError, JobError: see ``check_folder``; JobError also lists differing files.
         ManifestError: TF-634, TF-635; see ``job_manifest.sign``.
     """
     if problems := check_folder(folder, to_sign=True):
@@ -430,12 +430,12 @@ def sign(folder: Path, signer: Signer, *, days: int = job_manifest.DAYS) -> job_
 def signature(folder: Path) -> str:
     """Describe a job folder's signature: signer and expiry, not verified against any root certificate."""
     try:
-        made = job_manifest.read(folder / "app")
+        manifest = job_manifest.read(folder / "app")
     except ManifestError as error:
         if error.code == "TF-633":
             return "not signed; production sites require it: tightframe jobs sign FOLDER"
         return str(error)
-    return f"signed by {made.signer}, valid until {made.expires}"
+    return f"signed by {manifest.signer}, valid until {manifest.expires}"
 
 
 def _json(values: Any) -> str:
@@ -443,9 +443,9 @@ def _json(values: Any) -> str:
 
 
 def resend_after(job: JobConfig) -> int:
-    """Return the seconds after which a silo sends again what was lost with its connection.
+    """Return the seconds after which a silo resends an answer lost with its connection.
 
-    The engine's default of 300 s is longer than many a silo has for its whole task.
+    The engine's default of 300 s can exceed a silo's time for the whole task.
     """
     return max(5, job.site_timeout // 3)
 
@@ -455,10 +455,10 @@ class Traffic:
     """Network traffic of one task of a silo.
 
     Attributes:
-        down: bytes of the largest total, from which a silo computes the next state of the run.
+        down: bytes of the largest total, from which a silo computes the run's next state.
         up: bytes of the largest term.
         site_timeout: seconds that the silo has for the task.
-        again: seconds after which it sends its answer again.
+        again: seconds after which it resends its answer.
     """
 
     down: int
@@ -482,21 +482,21 @@ class Traffic:
         )
 
     def seconds(self, line: float = LINE) -> float:
-        """Return the seconds that a task takes on a line of ``line`` Mbit/s, down and then up."""
+        """Return the seconds of a task's transfers on a line of ``line`` Mbit/s."""
         return 8 * (self.down + self.up) / (line * 1e6)
 
     @property
     def slowest(self) -> float:
-        """Return the bandwidth that a line needs, in Mbit/s.
+        """Return the least bandwidth of a line, in Mbit/s.
 
-        On a slower one the transfer takes more than half of the silo's time, or the silo takes its own answer
-        for lost and sends it a second time.
+        On a slower one the transfer takes more than half of the silo's time, or the silo takes its answer for
+        lost and resends it.
         """
         resent = min(self.up, UNSEEN) / self.again
         return 8 * max(resent, 2 * (self.down + self.up) / self.site_timeout) / 1e6
 
     def __str__(self) -> str:
-        """Return one line to print."""
+        """Describe the traffic in one line."""
         moves = f"a task moves up to {megabytes(self.down)} MB to a silo and {megabytes(self.up)} MB back"
         takes = f"{self.seconds():.1f} s of its {self.site_timeout} s on a line of {LINE:g} Mbit/s"
         text = f"{moves}: {takes}"

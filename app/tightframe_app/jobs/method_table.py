@@ -1,7 +1,7 @@
 """``tightframe methods``: every method, the fields of its sums, and their size.
 
-Nothing here is written by hand: these are the sums that a job would declare and hash into its transcript.
-Those of the usual setting are kept in ``method_sums.json`` (``tightframe_app.kept``).
+All are generated from the sums that a job would declare and hash into its transcript. Those of the usual
+setting are kept in ``method_sums.json`` (``tightframe_app.kept``).
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ class Sums:
     Attributes:
         name, title, paper: the method's.
         sums: number of sums in a round; each takes two exchanges with every silo, after a drop-out three.
-        upload: bytes of a silo's terms in the round with the most of them.
-        upload_once: of those of sums formed once, before the first round or after the last one.
+        upload: bytes of a silo's terms in the largest round.
+        upload_once: bytes of those formed once, before the first round or after the last.
         each_round: fields of a silo's terms in a round, other than the model's update and the mean losses.
-        once: the same for sums formed once, before the first round or after the last one.
-        private: reason why there is no form with record-level differential privacy; None if there is one.
+        once: fields of sums formed once, before the first round or after the last.
+        private: why there is no form with record-level differential privacy; None if there is one.
         shares_noise: whether silos can make the noise of training together (``privacy.noise: shared``).
-        rounded: whether silos on different processors agree on the next model within rounding only.
-        opened: of a model that is a function of one sum: what that opens -> how many numbers; else empty.
+        rounded: whether silos on different processors agree on the next model only within rounding.
+        opened: what the sum of a model of one sum opens -> count of numbers; else empty.
         follows: how the model follows from it, in one sentence; else empty.
-        own_training: whether a site's own training loop may train in place of ours.
-        logits_only: whether a network that returns logits only will do.
+        own_training: whether a site's own training loop may replace ours.
+        logits_only: whether a network that returns only logits suffices.
     """
 
     name: str
@@ -94,8 +94,8 @@ def methods(
         from tightframe_app.jobs import presets
         from tightframe_app.outputs import Methods, MethodSums
 
-        told = [{**asdict(item), **presets.described(item.name)} for item in sums]
-        formats.show(Methods(like=like, methods=tuple(MethodSums.model_validate(item) for item in told)))
+        listed = [{**asdict(item), **presets.described(item.name)} for item in sums]
+        formats.show(Methods(like=like, methods=tuple(MethodSums.model_validate(item) for item in listed)))
         return
     if name is None:
         console(140).print(_table(sums, like))
@@ -105,29 +105,29 @@ def methods(
 
 
 def computed(name: str | None, like: str, contract: Path | None = None) -> list[Sums]:
-    """Return the sums of a method, or of all that have a job with the contract."""
+    """Return the sums of a method, or of all methods that allow a job with the contract."""
     from tightframe.errors import JobError
     from tightframe.methods import METHODS, get
 
     if name is not None:
         return [describe(get(name).name, like, contract)]
-    found = []
+    sums = []
     for method in METHODS:
         try:
-            found.append(describe(method.name, like, contract))
+            sums.append(describe(method.name, like, contract))
         except JobError:
             if contract is None:
                 raise
-    return found
+    return sums
 
 
 def kept(name: str | None = None) -> list[Sums]:
-    """Return the kept sums of a method, or of all; nothing for an unknown name."""
-    found = [item for item in files.read(KEPT) if name is None or item["name"] == name]
+    """Return the kept sums of a method, or of all; empty for an unknown name."""
+    entries = [item for item in files.read(KEPT) if name is None or item["name"] == name]
     try:
         return [
             Sums(**{**item, "each_round": tuple(item["each_round"]), "once": tuple(item["once"])})
-            for item in found
+            for item in entries
         ]
     except (KeyError, TypeError) as error:
         raise ValueError(f"Expected {KEPT} to be of this code, but it is stale: {files.ANEW}.") from error
@@ -169,7 +169,7 @@ def describe(name: str, like: str = LIKE, contract: Path | None = None) -> Sums:
 def setup_of(name: str, like: str, contract: Path | None = None) -> JobSetup:
     """Return the setup of a recipe's rehearsal with another method and its default options.
 
-    With a contract it is that of the job which ``tightframe jobs export --method --contract`` writes.
+    With a contract it is that of the job from ``tightframe jobs export --method --contract``.
     """
     from tightframe.methods import get
     from tightframe.rounds.setup import prepare
@@ -188,18 +188,18 @@ def _bytes_of(exchanges: Iterable[Exchange]) -> int:
 
 
 def _described(phases: Iterable[Phase]) -> tuple[str, ...]:
-    """Describe the fields other than updates and mean losses; each field once, those of one kind together."""
+    """Describe the fields other than updates and mean losses, each once, by kind."""
     fields = [item for phase in phases for item in phase.schema.fields]
     others = [item for item in dict.fromkeys(fields) if not item.name.startswith((_MODEL, _BUFFERS, _LOSSES))]
     texts: list[str] = []
     if fields and not any(item.name.startswith(_MODEL) for item in fields):
         texts.append(NO_UPDATE)
     for group in dict.fromkeys(item.name.partition("/")[0] for item in others):
-        mine = [item for item in others if item.name.partition("/")[0] == group]
-        if len(mine) > 5:
-            texts.append(f"{group}: {sum(item.size for item in mine):,} numbers in {len(mine)} fields")
+        members = [item for item in others if item.name.partition("/")[0] == group]
+        if len(members) > 5:
+            texts.append(f"{group}: {sum(item.size for item in members):,} numbers in {len(members)} fields")
         else:
-            texts += [_field(item) for item in mine]
+            texts += [_field(item) for item in members]
     return tuple(dict.fromkeys(texts))
 
 
@@ -246,14 +246,16 @@ def _lines(item: Sums, like: str) -> list[str]:
     each_round = "; ".join(item.each_round[replaced:]) or "nothing"
     once = "; ".join(item.once) or "nothing"
     more = f", and {item.upload_once:,} once" if item.upload_once else ""
-    made = f"tightframe jobs export --method {item.name} --contract CONTRACT.json"
+    export = f"tightframe jobs export --method {item.name} --contract CONTRACT.json"
     opened = "; ".join(f"{count:,} of {what}" for what, count in item.opened.items())
-    told = [f"  one exchange opens, as one sum: {opened}", f"  the model: {item.follows}"] if opened else []
+    release = (
+        [f"  one exchange opens, as one sum: {opened}", f"  the model: {item.follows}"] if opened else []
+    )
     return [
         f"{item.name}: {item.title}",
         f"paper: {item.paper}",
         f"with the data and the model of {like}, its default options:",
-        *told,
+        *release,
         f"  sums per round: {item.sums}, each with two exchanges with every silo (three after a drop-out)",
         f"  bytes that a silo sends: {item.upload:,} in a round{more} (without evaluation and protocol)",
         f"  per round, {beside} the mean losses: {each_round}",
@@ -269,7 +271,7 @@ def _lines(item: Sums, like: str) -> list[str]:
         f"  needs of a network: {'logits' if item.logits_only else 'features and head'}",
         *presets.lines(item.name),
         f"options:  tightframe explain {item.name}",
-        f"export a job:  {made}  (or --data DATASET; `tightframe data init` writes a contract)",
+        f"export a job:  {export}  (or --data DATASET; `tightframe data init` writes a contract)",
     ]
 
 

@@ -1,8 +1,8 @@
 """A job of any method on any data set: ``tightframe jobs export --method``, ``--data`` or ``--contract``.
 
-If there is a recipe for the pair, it is used. Otherwise the job has the data set's own setting with the
+A recipe of the pair is used if there is one. Otherwise the job has the data set's own setting with the
 method's preset (``presets``); the job's validation refuses pairs that cannot be combined. A contract alone
-gives the job that sums statistics of the sites' tables before any training (``--statistics``).
+gives the job that sums statistics of the sites' tables before training (``--statistics``).
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ BASES: Mapping[str, str] = {
     "eicu": "fedavg_eicu",
     "fed_heart_disease": "fedetf_heart",
 }
-"""Data set -> the recipe whose data, model and training a pair uses."""
+"""Data set -> recipe with a pair's data, model and training."""
 ONE_SUM_BASES: Mapping[str, str] = {
     "fed_isic2019": "fed3r_isic",
     "eicu": "fed3r_eicu",
     "fed_heart_disease": "fedncm_heart",
 }
-"""The same for methods of one sum, which need a frozen encoder."""
+"""Data set -> recipe for methods of one sum, which need a frozen encoder."""
 
 TABLE_BINS = 8
 """Score bins of a job on the sites' own tables."""
@@ -54,7 +54,7 @@ def pair(method: str, dataset: str) -> Recipe:
     """
     from tightframe import methods
 
-    chosen = methods.get(method)  # an unknown method is named before the data set
+    chosen = methods.get(method)  # refuses an unknown method before an unknown data set
     if dataset not in BASES:
         raise JobError(
             [
@@ -63,11 +63,11 @@ def pair(method: str, dataset: str) -> Recipe:
             ]
         )
     for recipe in recipes.RECIPES:
-        own = recipe.values
-        if (own["method"], own["dataset"]) == (method, dataset) and "privacy" not in own:
+        values = recipe.values
+        if (values["method"], values["dataset"]) == (method, dataset) and "privacy" not in values:
             return recipe
     bases = BASES if chosen.one_sum is None else ONE_SUM_BASES
-    return _on(recipes.get(bases[dataset]), method, dataset)
+    return _with_method(recipes.get(bases[dataset]), method, dataset)
 
 
 def pair_with_contract(method: str, path: Path) -> Recipe:
@@ -90,23 +90,25 @@ def pair_with_contract(method: str, path: Path) -> Recipe:
     contract = read_contract(path)
     chosen = methods.get(method)
     if "picture" in contract:
-        return _on(_of_pictures(contract, one_sum=chosen.start is not None), method, str(contract["title"]))
+        return _with_method(
+            _of_pictures(contract, one_sum=chosen.start is not None), method, str(contract["title"])
+        )
     base = recipes.get(BASES["fed_heart_disease"])
-    alone: dict[str, Any] = {
+    table_values: dict[str, Any] = {
         "dataset": "table",
         "dataset_options": {"contract": contract},
-        # Histograms that a hospital of some hundred records may open (``evaluated_share``, TF-627).
+        # A hospital of a few hundred records may open such histograms (``evaluated_share``, TF-627).
         "evaluation": {**base.values["evaluation"], "score_bins": TABLE_BINS},
     }
     if chosen.start is not None:
-        alone |= {"model": "identity", "model_options": {"standardise": True}}
+        table_values |= {"model": "identity", "model_options": {"standardise": True}}
     presets = {name: {**base.presets[name], "rounds": rounds} for name, rounds in _TABLE_ROUNDS.items()}
-    if chosen.own_model is not None:  # pooled moments, and a baseline, come with a global model
-        alone["model_options"] = {**base.values["model_options"], "standardise": False}
+    if chosen.own_model is not None:  # pooled moments and a baseline need a global model
+        table_values["model_options"] = {**base.values["model_options"], "standardise": False}
         for layer in presets.values():
             layer.pop("local_baseline_epochs", None)
-    base = replace(base, name="of_table", values={**base.values, **alone}, presets=presets)
-    return _on(base, method, str(contract["title"]))
+    base = replace(base, name="of_table", values={**base.values, **table_values}, presets=presets)
+    return _with_method(base, method, str(contract["title"]))
 
 
 def _of_pictures(contract: dict[str, Any], *, one_sum: bool) -> Recipe:
@@ -119,16 +121,16 @@ def _of_pictures(contract: dict[str, Any], *, one_sum: bool) -> Recipe:
     for layer in presets.values():
         layer.pop("dataset_options")
         if picture.dimensions == 3:
-            own: dict[str, Any] = {"model": "monai", "model_options": {"network": "ResNet10"}}
-            own = {"model": "random_features", "model_options": {"width": 256}} if one_sum else own
+            model: dict[str, Any] = {"model": "monai", "model_options": {"network": "ResNet10"}}
+            model = {"model": "random_features", "model_options": {"width": 256}} if one_sum else model
         elif one_sum:
-            # As on Fed-ISIC2019: wavelets cover a quarter of the smaller side, 16 pixels at most.
+            # As on Fed-ISIC2019: wavelets cover a quarter of the smaller side, at most 16 pixels.
             scales = max(1, min(4, min(picture.size).bit_length() - 3))
             options = {"J": scales, "width": 256} | ({"colours": "rgb"} if picture.channels == 3 else {})
-            own = {"model": "scattering", "model_options": options}
+            model = {"model": "scattering", "model_options": options}
         else:
-            own = {}
-        layer |= own
+            model = {}
+        layer |= model
         if one_sum:
             layer["training"] = {**layer["training"], "augment": False}
             layer.pop("local_baseline_epochs", None)
@@ -136,7 +138,7 @@ def _of_pictures(contract: dict[str, Any], *, one_sum: bool) -> Recipe:
 
 
 def form_of(values: Mapping[str, Any]) -> type[Contract]:
-    """Return the form of a contract: of pictures, if it has a ``picture``, else of a table."""
+    """Return the class of a contract: of pictures if it has a ``picture``, else of a table."""
     from tightframe.data.contract import Contract
     from tightframe.data.images.contract import PictureContract
 
@@ -144,10 +146,10 @@ def form_of(values: Mapping[str, Any]) -> type[Contract]:
 
 
 def read_contract(path: Path) -> dict[str, Any]:
-    """Return the values of a contract's file, as the job has them.
+    """Return the values in a contract's file, for the job.
 
     Raises:
-        JobError: TF-101, listing what is wrong.
+        JobError: TF-101, listing all problems.
     """
     from pydantic import ValidationError
 
@@ -170,7 +172,7 @@ def read_contract(path: Path) -> dict[str, Any]:
 _TABLE_ROUNDS = {"rehearsal": 20, "full": 100}
 
 
-def _on(base: Recipe, method: str, dataset: str) -> Recipe:
+def _with_method(base: Recipe, method: str, dataset: str) -> Recipe:
     """Return a data set's recipe with another method."""
     from tightframe import methods
 
@@ -189,7 +191,7 @@ def _on(base: Recipe, method: str, dataset: str) -> Recipe:
         if "training" in layer:
             layer["training"] = {**layer["training"], **preset.training}
         if brings_head and "model_options" in layer:
-            # Options of the backbone's own head, which the method replaces.
+            # Drop options of the backbone's own head, which the method replaces.
             layer["model_options"] = {
                 name: value for name, value in layer["model_options"].items() if name not in _head_options()
             }
@@ -202,7 +204,7 @@ def _on(base: Recipe, method: str, dataset: str) -> Recipe:
 
 
 def added(job: JobConfig, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values that a method's preset gives a job, by dotted key, less those that are changed."""
+    """Return the values that a method's preset sets in a job, by dotted key, without changed ones."""
     preset, training = of(job.method), job.training.model_dump()
     values: dict[str, Any] = {"personalise": True} if job.personalise else {}
     values |= {f"training.{key}": value for key, value in preset.training.items() if training[key] == value}
@@ -244,7 +246,7 @@ def statistics_of(path: Path, sites: Sequence[str] | None, changes: Mapping[str,
                 "pictures take `tightframe data describe`"
             ]
         )
-    named = list(sites or STATISTICS_SITES)
+    roster = list(sites or STATISTICS_SITES)
     title = re.sub(r"[^A-Za-z0-9]+", "_", str(contract["title"])).strip("_").lower()[:LONGEST_TITLE]
     values: dict[str, Any] = {
         "job_name": f"statistics_{title}".rstrip("_"),
@@ -252,8 +254,8 @@ def statistics_of(path: Path, sites: Sequence[str] | None, changes: Mapping[str,
         "dataset": "table",
         "dataset_options": {"contract": contract},
         "model": STATISTICS_MODEL,
-        "sites": named,
-        "min_sites": recipes.minimum(len(named)),
+        "sites": roster,
+        "min_sites": recipes.minimum(len(roster)),
         "rounds": 0,
         "weights": "uniform",
         "statistics": {},
@@ -263,7 +265,7 @@ def statistics_of(path: Path, sites: Sequence[str] | None, changes: Mapping[str,
     for key, value in changes.items():
         recipes.set_value(values, key, value)
     if isinstance(values.get("privacy"), dict):
-        # One release, of all silos: nothing is kept back for a second, and each share of noise is smaller.
+        # One release of all silos needs no reserve for a second, and each share of noise is smaller.
         values["privacy"] = {"spare_rounds": 0, **values["privacy"]}
         if values.get("summation", "secure") == "secure":
             values.setdefault("whole_sums", True)
@@ -271,7 +273,7 @@ def statistics_of(path: Path, sites: Sequence[str] | None, changes: Mapping[str,
 
 
 def lines_of_statistics(job: JobConfig, folder: Path) -> list[str]:
-    """Say what was written, and how it is run."""
+    """Describe the written folder, and how to run it."""
     where = quoted(folder)
     noise = "exact" if job.privacy is None else f"noisy, epsilon {job.privacy.epsilon:g}"
     title = job.dataset_options["contract"]["title"]

@@ -1,4 +1,4 @@
-"""A preset for every method: what its paper sets, and what was seen of it here.
+"""A preset for every method: its paper's setting, and its effects measured here.
 
 ``tightframe jobs export --method`` applies it to a data set's setting. Rounds, epochs, batches and learning
 rate are the data set's, because the papers chose them for theirs. ``tightframe methods NAME`` shows it with
@@ -19,21 +19,21 @@ FILE, CLINICAL = "effects.json", "clinical_effects.json"
 ELSEWHERE = dict.fromkeys(
     ("fed3r", "fedcgs", "fedncm"), "with five seeds: docs/which.txt; docs/benchmarks.md, Models of one sum"
 )
-"""Where comparisons on other data stand."""
+"""Method -> place of its comparisons on other data."""
 _FROZEN = {"model": "scattering (of volumes random_features, of tables identity)"}
 _SGD = "SGD with momentum 0.9"
 
 
 @dataclass(frozen=True)
 class Preset:
-    """What a job of a method sets.
+    """Values that a method sets in a job.
 
     Attributes:
-        printed: the setting in print, as far as it is known to us.
+        printed: the published setting, as far as known to us.
         training: values of the job's ``training``.
         options: values of its ``method_options``.
-        own_models: whether each hospital gets a model of its own (``personalise``), in exported jobs too.
-        other: what else it sets, by key, in words.
+        own_models: whether each hospital gets its own model (``personalise``), also in exported jobs.
+        other: further values, by key, in words.
     """
 
     printed: str
@@ -45,7 +45,7 @@ class Preset:
 
     @property
     def sets(self) -> str:
-        """Return ``training.momentum 0.0`` and the like; what stands for nothing."""
+        """List the values, such as ``training.momentum 0.0``, or say that there are none."""
         values: dict[str, Any] = {"personalise": "true"} if self.own_models else {}
         values |= self.other
         values |= {f"training.{key}": value for key, value in self.training.items()}
@@ -141,7 +141,7 @@ PRESETS: Mapping[str, Preset] = {
 
 
 def of(method: str) -> Preset:
-    """Return a method's preset; one that sets nothing for a method of another package."""
+    """Return a method's preset; an empty one for a method of another package."""
     return PRESETS.get(method, Preset("not known here", "its own package", own_models=False))
 
 
@@ -150,9 +150,9 @@ class Effect:
     """A measured comparison of a method with another.
 
     Attributes:
-        method, options: what was compared.
-        measure: of the difference; a ``loss`` and a ``spread`` are better where they are lower.
-        baseline: title of the other.
+        method, options: of the compared method.
+        measure: of the difference; a lower ``loss`` or ``spread`` is better.
+        baseline: title of the other method.
         mean, low, high: of the paired differences over seeds, with the 95 % t interval.
     """
 
@@ -169,7 +169,7 @@ class Effect:
 
     @property
     def seen(self) -> bool:
-        """Whether five seeds or more show the method ahead, with an interval that leaves zero out."""
+        """Whether at least five seeds show the method ahead, with an interval that excludes zero."""
         return self.seeds >= 5 and (self.high < 0 if self.measure in ("loss", "spread") else self.low > 0)
 
     @property
@@ -188,11 +188,11 @@ class Effect:
 
 
 def effects(method: str) -> Iterator[Effect]:
-    """Yield the comparisons of a method, those that show it first."""
+    """Yield a method's comparisons, those that show an effect first."""
     folder = files("tightframe_app.jobs")
-    known = [json.loads((folder / name).read_text(encoding="utf-8")) for name in (FILE, CLINICAL)]
-    mine = [Effect(**values) for values in chain(*known) if values["method"] == method]
-    yield from sorted(mine, key=lambda effect: not effect.seen)
+    tables = [json.loads((folder / name).read_text(encoding="utf-8")) for name in (FILE, CLINICAL)]
+    matching = [Effect(**values) for values in chain(*tables) if values["method"] == method]
+    yield from sorted(matching, key=lambda effect: not effect.seen)
 
 
 def described(method: str) -> dict[str, Any]:
@@ -204,15 +204,15 @@ def described(method: str) -> dict[str, Any]:
 
 
 def lines(method: str) -> list[str]:
-    """Return a method's preset and what was seen of it, as ``tightframe methods NAME`` shows them."""
+    """Describe a method's preset and effects for ``tightframe methods NAME``."""
     preset, compared = of(method), list(effects(method))
     shown = [f"preset (`tightframe jobs export --method {method} --data DATASET`): {preset.sets}"]
     if method in PRESETS:
         shown += [f"  in print: {preset.printed}", f"  source: {preset.source}"]
     if not compared:
         place = ELSEWHERE.get(method)
-        told = "not measured here against a baseline" if place is None else f"measured here {place}"
-        return [*shown, f"effect: {told}"]
+        summary = "not measured here against a baseline" if place is None else f"measured here {place}"
+        return [*shown, f"effect: {summary}"]
     if not any(effect.seen for effect in compared):
         shown.append("effect: none found with five seeds; tried:")
     else:

@@ -1,4 +1,4 @@
-"""Job recipes, from which the committed job folders are generated, and those that a consortium exports.
+"""Job recipes, from which committed and exported job folders are generated.
 
 A job folder holds configuration as plain JSON, no code. ``tightframe jobs check`` checks that the
 committed ones match their recipes.
@@ -61,7 +61,7 @@ class Recipe:
         """
         from tightframe_app.jobs.folders import (
             prepared,
-        )  # and with it the schema of jobs, which no listing needs
+        )  # imports the job schema, which listing does not need
 
         changes = changes or {}
         values = self._changed(preset, changes)
@@ -79,7 +79,7 @@ class Recipe:
         return prepared(json.loads(json.dumps(values)))
 
     def adapted(self, preset: str, changes: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the values with which ``privacy`` replaces the recipe's own, by dotted key.
+        """Return the values that ``privacy`` replaces in the recipe, by dotted key.
 
         >>> get("fedncm_heart").adapted("rehearsal", {"privacy.epsilon": 2})
         {'weights': 'uniform', 'model_options.standardise': False}
@@ -88,8 +88,8 @@ class Recipe:
         return {key: value for key, value in _excluded(values).items() if not _set_by(changes, key)}
 
     def _changed(self, preset: str, changes: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the recipe's values with these changes."""
-        values = self._own(preset)
+        """Return the recipe's values, changed."""
+        values = self._values(preset)
         replaced = _replaced(values, changes)
         kept = _kept(values, changes, replaced)
         for kind in replaced:
@@ -103,14 +103,14 @@ class Recipe:
         return values
 
     def dropped(self, preset: str, changes: Mapping[str, Any]) -> dict[str, list[str]]:
-        """Return the recipe's options that these changes drop, by the kind of component that is replaced.
+        """Return the recipe's options that changes drop, by kind of replaced component.
 
-        Options that the changes set themselves are not listed.
+        Options that the changes themselves set are not listed.
 
         >>> get("fedmr_isic").dropped("rehearsal", {"dataset": "digits", "model": "small_cnn"})
         {'dataset': ['dataset_options.image_size']}
         """
-        values = self._own(preset)
+        values = self._values(preset)
         replaced = _replaced(values, changes)
         kept = {f"model_options.{name}" for name in _kept(values, changes, replaced)}
         lost = {
@@ -125,13 +125,13 @@ class Recipe:
         return {kind: keys for kind, keys in lost.items() if keys}
 
     def described(self, job: JobConfig, preset: str) -> str:
-        """Return the title of a job made from this recipe: the recipe's own only if it is still true."""
-        own = self._own(preset)
+        """Return the title of a job from this recipe: the recipe's own if it still applies."""
+        values = self._values(preset)
         as_titled = all(
-            getattr(job, key) == own.get(key, type(job).model_fields[key].default) for key in _IN_TITLE
+            getattr(job, key) == values.get(key, type(job).model_fields[key].default) for key in _IN_TITLE
         )
         # A title says whether training is private, not how private it is.
-        if as_titled and (job.privacy is None) == (own.get("privacy") is None):
+        if as_titled and (job.privacy is None) == (values.get("privacy") is None):
             return self.title
         from tightframe import methods
         from tightframe.config.site import dataset_of
@@ -140,7 +140,7 @@ class Recipe:
         title += ", personal models" if job.personalise else ""
         return title if job.privacy is None else f"{title}, differential privacy"
 
-    def _own(self, preset: str) -> dict[str, Any]:
+    def _values(self, preset: str) -> dict[str, Any]:
         """Return the recipe's own job values."""
         values: dict[str, Any] = {"job_name": self.name}
         for layer in (self.values, self.presets[preset]):
@@ -154,14 +154,14 @@ _IN_TITLE = ("method", "method_options", "dataset", "dataset_options", "site_mod
 
 
 def _replaced(values: Mapping[str, Any], changes: Mapping[str, Any]) -> list[str]:
-    """Return those of method, data set and model that the changes replace."""
+    """Return the kinds (method, data set, model) that the changes replace."""
     return [kind for kind in _NAMED if kind in changes and changes[kind] != values.get(kind)]
 
 
 def _kept(values: Mapping[str, Any], changes: Mapping[str, Any], replaced: Sequence[str]) -> dict[str, Any]:
-    """Return the options of a recipe's model that another one for the same records has, too.
+    """Return the recipe's model options that carry over to another model for the same records.
 
-    Whether inputs are standardised is a matter of the records.
+    Standardisation of inputs depends on the records.
     """
     options = values.get("model_options", {})
     if list(replaced) != ["model"] or "standardise" not in options:
@@ -173,22 +173,22 @@ def _kept(values: Mapping[str, Any], changes: Mapping[str, Any], replaced: Seque
 
 
 def _excluded(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what must stand in the place of values that ``privacy`` excludes, by dotted key."""
+    """Return the replacements of values that ``privacy`` excludes, by dotted key."""
     if values.get("privacy") is None:
         return {}
     options = values.get("model_options")
-    found: dict[str, tuple[Any, Any]] = {
+    rules: dict[str, tuple[Any, Any]] = {
         "weights": (values.get("weights", "exact") != "uniform", "uniform"),
         "personalise": (values.get("personalise"), False),
         "local_baseline_epochs": (values.get("local_baseline_epochs"), 0),
-        # Pooled moments would be sums that nothing protects.
+        # Pooled moments would be unprotected sums.
         "model_options.standardise": (isinstance(options, dict) and options.get("standardise"), False),
     }
-    return {key: wanted for key, (excluded, wanted) in found.items() if excluded}
+    return {key: wanted for key, (excluded, wanted) in rules.items() if excluded}
 
 
 def assignments(values: Mapping[str, Any]) -> list[str]:
-    """Return values as ``--set`` takes them.
+    """Return values in the form of ``--set``.
 
     >>> assignments({"weights": "uniform", "personalise": False})
     ['weights=uniform', 'personalise=false']
@@ -197,12 +197,12 @@ def assignments(values: Mapping[str, Any]) -> list[str]:
 
 
 def _set_by(changes: Mapping[str, Any], key: str) -> bool:
-    """Check whether changes name a key, or the object that holds it."""
+    """Check whether changes name a key or its object."""
     return key in changes or key.partition(".")[0] in changes
 
 
 def _own_rounds(method: Any) -> int | None:
-    """Return the number of rounds that a registered method has; None for any."""
+    """Return a registered method's fixed number of rounds; None for any."""
     from tightframe import methods
 
     return next((item.rounds for item in methods.METHODS if item.name == method), None)
@@ -222,14 +222,14 @@ def minimum(sites: int) -> int:
 
 
 UPDATE_NORM, NOISY_UPDATE_NORM = 100.0, 1000.0
-"""``update_norm`` of an exported job, without and with differential privacy, whose noise makes updates long.
+"""``update_norm`` of an exported job, without and with differential privacy, whose noise lengthens updates.
 
-Ten times the longest update of a round that was measured with the recipes and backbones (docs/decisions.md).
+Ten times the longest update of a round measured with the recipes and backbones (docs/decisions.md).
 """
 
 
 def with_norm(job: JobConfig) -> JobConfig:
-    """Return a job with an ``update_norm``, as production sites require; the same if it can have none."""
+    """Return a job with an ``update_norm``, as production sites require; unchanged if it can have none."""
     from tightframe.config.policy import takes_norm
     from tightframe.rounds.setup import prepare
 
@@ -266,8 +266,8 @@ def _joined(*layers: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any
 
 
 # With differential privacy. A record needs the same noise whatever its silo's size, so small silos learn
-# little: the rehearsal shows that it runs, not that it is accurate. Gradients are clipped, so the learning
-# rate is larger.
+# little: the rehearsal shows that it runs, not that it is accurate. Clipped gradients need a larger learning
+# rate.
 _PRIVATE: Mapping[str, Any] = {"weights": "uniform", "privacy": {"epsilon": 8.0, "delta": 1e-5}}
 _PRIVATE_PRESETS: Mapping[str, Mapping[str, Any]] = {
     "rehearsal": {
@@ -438,7 +438,7 @@ RECIPES: list[Recipe] = [
             "threads": 1,
             "training": {"epochs": 4, "batch_size": 16, "learning_rate": 0.03, "momentum": 0.9},
             "personalise": True,
-            # Of few records little may be told over all jobs (``evaluated_share``).
+            # Few records allow few evaluations over all jobs (``evaluated_share``).
             "evaluation": {"models": 3},
         },
         _HEART_PRESETS,

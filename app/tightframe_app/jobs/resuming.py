@@ -1,4 +1,4 @@
-"""Export of the job that continues a run, from its server's results: to resume it, or withdraw records."""
+"""Export of the job that continues a run from its server's results, to resume it or to withdraw records."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ PLACES = (
     "app_server/config",
     "workspace/app_server/config",
 )
-"""Folders in which a run may have its checkpoint: the server's results, a downloaded job, a simulator's
-workspace; last the checkpoint that the run itself continued, if it stopped before completing a round."""
+"""Folders of a run's checkpoint: the server's results, a downloaded job, a simulator's workspace; last, that
+of the checkpoint that the run itself continued, if it stopped before completing a round."""
 
 
 def export(
@@ -36,9 +36,9 @@ def export(
     """Write the folder of a job that continues a stopped run.
 
     Args:
-        name: of the job, or of its recipe, so that nobody continues another run by mistake.
-        stopped: the server's results of the stopped run, or a downloaded job with them.
-        gpus: as in ``folders.job_files``; the stopped job's are not on record.
+        name: of the job, or of its recipe, against continuing another run by mistake.
+        stopped: the stopped run's server results, or a downloaded job with them.
+        gpus: as in ``folders.job_files``; the stopped job's are not recorded.
         gpu_memory: likewise.
         force: as in ``folders.write_job``.
 
@@ -58,8 +58,8 @@ def export(
         raise JobError([f"Expected the run in {stopped} to be of {name!r}, but it is of {job.job_name!r}"])
     if any(_finished(place) for place in (path.parent, path.resolve().parents[2])):
         raise JobError([f"there is nothing left to do: the run in {stopped} is complete"])
-    workspace, used = _simulated(path, job)
-    also = "" if used is None else f" --site-config {quoted(used)}"
+    workspace, site_config = _simulated(path, job)
+    option = "" if site_config is None else f" --site-config {quoted(site_config)}"
     previous = "OLD_WORKSPACE" if workspace is None else quoted(workspace)
     files = folders.job_files(job, gpus=gpus, gpu_memory=gpu_memory, checkpoint=path.read_bytes())
     replaced = folders.write_job(files, folder, force=force)
@@ -70,7 +70,7 @@ def export(
         f"{folder}: {job.job_name} continues after round {job.done} of {job.rounds}",
         f"{plural(job.done, 'round')} done, {plural(left, 'round')} left, then the closing phase",
         f"continues job {job.resume.previous}; the first of its chain is {job.resume.lineage}",
-        f"run it here:  tightframe simulate {where} --previous-run {previous}{also}",
+        f"run it here:  tightframe simulate {where} --previous-run {previous}{option}",
         f"or at the consortium's server:  tightframe jobs submit {where}",
     ]
 
@@ -101,7 +101,7 @@ def export_withdrawal(
     Raises:
         FileNotFoundError: if there is no checkpoint.
         RunError: TF-507, TF-521; see ``rounds.server.resume.withdrawal_job``.
-        JobError: if the run is another job's, has not ended, or none from which records can be withdrawn.
+        JobError: if the run is another job's, has not ended, or does not allow withdrawals.
         JobFolderError: TF-102; see ``folders.write_job``.
     """
     path = find(ended)
@@ -145,10 +145,10 @@ def find(folder: Path) -> Path:
 
 
 def _simulated(checkpoint: Path, job: JobConfig) -> tuple[Path | None, Path | None]:
-    """Return the simulator workspace of a run, and the site configuration that the run used.
+    """Return a run's simulator workspace and site configuration.
 
-    The engine copies the workspace's ``local`` folder to every site, and with it the marker that names the
-    configuration. Either is None if it is missing, as in a run of a consortium.
+    The engine copies the workspace's ``local`` folder to every site, with the marker that names the
+    configuration. Either is None if missing, as in a consortium's run.
     """
     for folder in list(checkpoint.absolute().parents)[:5]:
         local = next(
@@ -169,8 +169,10 @@ def _simulated(checkpoint: Path, job: JobConfig) -> tuple[Path | None, Path | No
 def _is_called(name: str, job: JobConfig) -> bool:
     if name == job.job_name:
         return True
-    known = [recipe.values for recipe in recipes.RECIPES if recipe.name == name]
-    return any(values["method"] == job.method and values["dataset"] == job.dataset for values in known)
+    recipe_values = [recipe.values for recipe in recipes.RECIPES if recipe.name == name]
+    return any(
+        values["method"] == job.method and values["dataset"] == job.dataset for values in recipe_values
+    )
 
 
 def _finished(results: Path) -> bool:

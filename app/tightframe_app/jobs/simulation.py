@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from tightframe.rounds.setup import JobSetup
 
 INTERRUPTED = "TF-105"
-"""Code of a run that was cut off, which can be started again as it is."""
+"""Code of an interrupted run, which can be restarted unchanged."""
 REFUSED = "TF-509"
-"""Code of a run that sites refused, each with a code of its own."""
+"""Code of a run that sites refused, each with its own code."""
 
 
 def records(local: Path, used: Path | None, job: JobConfig) -> str:
-    """Describe the records that a run will use, after checking that they can be opened.
+    """Describe the records of a run, after checking that they can be opened.
 
     Args:
         local: the workspace's ``local/``.
@@ -51,7 +51,7 @@ def records(local: Path, used: Path | None, job: JobConfig) -> str:
         except SiteConfigError as error:
             if error.code != "TF-201":
                 raise  # the error covers the whole file, with all its problems
-            # The user's own file, of which the workspace has a copy.
+            # Name the user's own file, of which the workspace has a copy.
             problem = str(error).replace(str(local / FILE_NAME), str(used))
             problems.setdefault(problem, []).append(site)
         else:
@@ -67,7 +67,7 @@ def records(local: Path, used: Path | None, job: JobConfig) -> str:
 
 
 def check_start(local: Path, setup: JobSetup) -> None:
-    """Refuse a run whose named model is not the file at the server (``rounds.run_state.check_start``).
+    """Refuse a run whose initial model is not the server's file (``rounds.run_state.check_start``).
 
     Args:
         local: the workspace's ``local/``.
@@ -78,12 +78,12 @@ def check_start(local: Path, setup: JobSetup) -> None:
 
 
 def unconfigured(job: JobConfig) -> str:
-    """Describe the records of a silo without a configuration: generated ones, or real ones without files.
+    """Describe an unconfigured silo's records: generated, or real without files.
 
     Raises:
         TightframeError: if the data set has neither, or not for so many sites.
     """
-    # With too many sites, the last one of the roster is the first to have no share.
+    # With too many sites, the roster's last is the first without a share.
     stand_in = open_data(job, job.roster[-1], None)
     title = dataset_of(job)[0].title
     if stand_in.synthetic:
@@ -95,16 +95,16 @@ def unconfigured(job: JobConfig) -> str:
 
 
 def unreadable(job: JobConfig, entries: Mapping[str, SiteEntry]) -> dict[str, list[str]]:
-    """Return the problems that keep configured records from being opened -> the sites that have them.
+    """Return problem of opening configured records -> sites that have it.
 
-    The check opens the records as each silo will. A folder that many sites share is checked once; the silos
-    themselves check that every single record can be read, before any training.
+    Records are opened as each silo will. A folder that many sites share is checked once; before training the
+    silos check that every record can be read.
     """
     problems: dict[str, list[str]] = {}
     folders: dict[tuple[Path, ...], str | None] = {}
     for site, entry in entries.items():
         if entry.rehearses:
-            continue  # nothing is configured that could be checked
+            continue  # nothing is configured
         problem = None
         try:
             opened = open_data(job, site, entry)
@@ -120,7 +120,7 @@ def unreadable(job: JobConfig, entries: Mapping[str, SiteEntry]) -> dict[str, li
 
 
 def _problem_of_labels(opened: SiloData, job: JobConfig) -> str | None:
-    """Return the error of reading the labels: some data sets are opened without reading their files."""
+    """Return the error of reading the labels, as some data sets open without reading their files."""
     try:
         check_form(opened, *dataset_of(job))
     except TightframeError as error:
@@ -129,13 +129,13 @@ def _problem_of_labels(opened: SiloData, job: JobConfig) -> str | None:
 
 
 def _paths(job: JobConfig, entry: SiteEntry) -> tuple[Path, ...]:
-    """Return every path in a site's configuration of its records."""
+    """Return all paths in a site's configuration of its records."""
     place = data.get(job.dataset).site.model_validate(entry.data[job.dataset])
     return tuple(value for _, value in sorted(dict(place).items()) if isinstance(value, Path))
 
 
 def keep(workspace: Path, most: int, say: Callable[[str], None]) -> Path | None:
-    """Move an earlier run out of the workspace, which the engine wipes; report and return its new folder."""
+    """Move an earlier run out of the workspace, which the engine wipes; return its new folder."""
     folder, removed = workspaces.keep_results(workspace, most=most)
     if folder is not None:
         say(f"kept the earlier run as {_short(folder)}; the last {most} runs are kept (--keep)")
@@ -145,14 +145,14 @@ def keep(workspace: Path, most: int, say: Callable[[str], None]) -> Path | None:
 
 
 def set_previous(previous: Path | None, workspace: Path, kept: Path | None) -> Path | None:
-    """Set the environment variable by which the silos find the stopped simulation that this job continues.
+    """Set the environment variable that names to silos the stopped simulation that this job continues.
 
     Args:
-        previous: the folder that the user gave; it may be this workspace.
+        previous: the user's folder, which may be this workspace.
         kept: folder to which the workspace's earlier run was moved.
 
     Returns:
-        The folder that holds the stopped simulation now; None without one.
+        The stopped simulation's present folder; None without one.
     """
     if previous is None:
         return None
@@ -175,11 +175,11 @@ def left_behind(
     options: Sequence[str] = (),
     previous: Path | None = None,
 ) -> list[str]:
-    """Write the results and the report of a run that was interrupted; return how to continue it.
+    """Write results and report of an interrupted run; return how to continue it.
 
     Args:
-        stopped: the cause of the interruption; None if the run failed by itself.
-        options: command-line options of this run that the next one needs too, above all --site-config.
+        stopped: cause of the interruption; None if the run failed by itself.
+        options: command-line options that the next run also needs, mainly --site-config.
         previous: present folder of the simulation that this one continued.
 
     Returns:
@@ -198,18 +198,18 @@ def left_behind(
         )
     if not outcome.is_file() or _trained(results):
         return []
-    place, also = _quoted(workspace), "".join(f" {shlex.quote(word)}" for word in options)
+    place, suffix = _quoted(workspace), "".join(f" {shlex.quote(word)}" for word in options)
     page = results / PAGE
     lines = [f"results so far: {_short(page if page.is_file() else outcome)}"]
     if (results / CHECKPOINT).is_file():
-        name, again = setup.job.job_name, Path("exported", f"{setup.job.job_name}-resumed")
+        name, resumed = setup.job.job_name, Path("exported", f"{setup.job.job_name}-resumed")
         lines += [
             "to continue after its last complete round:",
-            f"  tightframe jobs export {name} --resume {_quoted(results)} -o {_quoted(again)}",
-            f"  tightframe simulate {_quoted(again)} -w {place} --previous-run {place}{also}",
+            f"  tightframe jobs export {name} --resume {_quoted(results)} -o {_quoted(resumed)}",
+            f"  tightframe simulate {_quoted(resumed)} -w {place} --previous-run {place}{suffix}",
         ]
     elif previous is not None:
-        repeated = f"tightframe simulate {_quoted(job)} -w {place} --previous-run {_quoted(previous)}{also}"
+        repeated = f"tightframe simulate {_quoted(job)} -w {place} --previous-run {_quoted(previous)}{suffix}"
         if (code := _cause(results)) in (None, INTERRUPTED):
             lines.append(f"no new round was completed, so run it again:  {repeated}")
         else:
@@ -218,8 +218,8 @@ def left_behind(
     elif (code := _cause(results)) not in (None, INTERRUPTED):
         lines.append(f"no round was completed: correct the cause first (tightframe explain {code})")
     else:
-        anew = f"tightframe simulate {_quoted(job)} -w {place}{also}"
-        lines.append(f"no round was completed, so start again:  {anew}")
+        command = f"tightframe simulate {_quoted(job)} -w {place}{suffix}"
+        lines.append(f"no round was completed, so start again:  {command}")
     return lines
 
 
@@ -253,7 +253,7 @@ def _trained(results: Path) -> bool:
 
 
 def _cause(results: Path) -> str | None:
-    """Return the code of the reason for which a run stopped, of a refusal the sites'; None without one."""
+    """Return the code of why a run stopped, or the refusing sites' codes; None without one."""
     outcome = Outcome.read(results)
     code = (outcome.reason or "").partition(":")[0]
     if code == REFUSED and outcome.not_enrolled:

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True)
 
 LOST = ("TF-604", "TF-620", "TF-702")
-"""Codes of records that are lost or altered, as opposed to unreadable for the moment."""
+"""Codes of lost or altered records, as opposed to temporarily unreadable ones."""
 FORGOTTEN = """\
 If you begin a new ledger, this site forgets
 - how much privacy budget its records have spent: jobs can spend it again;
@@ -59,13 +59,13 @@ If you begin a new ledger, this site forgets
 
 @dataclass(frozen=True)
 class WhatIf:
-    """Releases and training to fit into the budget; None stands for the last of its kind in the ledger."""
+    """Releases and training to fit into the budget; None is the last of its kind in the ledger."""
 
     release: Gaussian | None
     training: SubsampledGaussian | None
 
     def fitting(self, spending: Spending, epsilon: float) -> list[str]:
-        """Return sentences about what would still fit under a cap."""
+        """Describe what would still fit under a cap."""
         from tightframe.privacy.ledger.summary import fits
 
         release = self.release or spending.last(Gaussian)
@@ -149,7 +149,7 @@ def ledger_verify(
     from tightframe.rounds.sums.common import package_errors
     from tightframe.rounds.sums.vault import journal_of
 
-    out, heads = console(WIDTH), [_known(text) for text in known or ()]
+    out, heads = console(WIDTH), [_parse_head(text) for text in known or ()]
     check = signature_check([_anchor(item, missing_role) for item in root]) if root else None
     memory = None if config is None else memory_of(config, site, kit)
     if memory is not None and check is None:
@@ -168,16 +168,16 @@ def ledger_verify(
     if state_dir is not None and not path.exists():
         check_not_lost(places, None)
     try:
-        whole = (renew_head_file if renew_head else read_ledger)(path, check=check, known=heads)
+        verified = (renew_head_file if renew_head else read_ledger)(path, check=check, known=heads)
         check_witness(
             places,
-            whole.head.ledger,
+            verified.head.ledger,
             lambda count, hashed: read_ledger(path, check=None, known=[(count, hashed)]),
         )
         if state_dir is not None:
-            check_not_lost(places, whole.entries)
+            check_not_lost(places, verified.entries)
         with package_errors():
-            remembered = journal_of(whole.entries)
+            remembered = journal_of(verified.entries)
     except (TamperError, LostError) as error:
         if form == "json":
             from tightframe_app.outputs import LedgerVerified
@@ -188,18 +188,18 @@ def ledger_verify(
         reason = f" {shown(str(path))}: {shown(str(error))}"
         console(WIDTH, stderr=True).print(Text.assemble(("invalid:", "bold red"), reason))
         raise typer.Exit(1) from None
-    told = _verified(path, whole, len(remembered), len(heads))
+    report = _verified(path, verified, len(remembered), len(heads))
     if form == "json":
-        formats.show(told)
+        formats.show(report)
     else:
-        _print_verified(out, told)
+        _print_verified(out, report)
 
 
-def _verified(path: Path, whole: Verified, secure_sums: int, known: int) -> LedgerVerified:
-    """Return what is known of a whole ledger.
+def _verified(path: Path, verified: Verified, secure_sums: int, known: int) -> LedgerVerified:
+    """Return the report on an intact ledger.
 
     Args:
-        secure_sums: number of its entries that are about secure sums.
+        secure_sums: number of its entries on secure sums.
         known: number of heads that it continues.
     """
     from tightframe.rounds.site_ledger.keys import signer_name
@@ -209,40 +209,40 @@ def _verified(path: Path, whole: Verified, secure_sums: int, known: int) -> Ledg
         Signer(
             name=signer_name(certificate),
             certificate=name,
-            entries=sum(entry.signer == name for entry in whole.entries),
+            entries=sum(entry.signer == name for entry in verified.entries),
         )
-        for name, certificate in sorted(whole.certificates.items())
+        for name, certificate in sorted(verified.certificates.items())
     ]
     return LedgerVerified(
         valid=True,
         ledger=str(path),
-        id=whole.head.ledger,
-        entries=len(whole.entries),
+        id=verified.head.ledger,
+        entries=len(verified.entries),
         secure_sum_entries=secure_sums,
-        first=whole.entries[0].time if whole.entries else None,
-        last=whole.entries[-1].time if whole.entries else None,
+        first=verified.entries[0].time if verified.entries else None,
+        last=verified.entries[-1].time if verified.entries else None,
         signers=tuple(signers),
-        head=f"{whole.head.count}:{whole.head.hash}",
+        head=f"{verified.head.count}:{verified.head.hash}",
         proves=tuple(proves(known)),
         does_not_prove=tuple(does_not_prove(known)),
     )
 
 
-def _print_verified(out: Console, told: LedgerVerified) -> None:
-    """Print a ledger that is whole: what is in it, who signed it, and what that proves."""
-    out.print(Text.assemble(("whole:", "bold green"), f" {shown(told.ledger)}"))
-    facts = [("entries", str(told.entries)), ("ledger", str(told.id))]
-    # One entry may have several steps of a sum.
-    facts.append(("secure sums", f"{plural(told.secure_sum_entries or 0, 'step')} in these entries"))
-    if told.first is not None and told.last is not None:
-        facts.append(("from, to", f"{_time(told.first)}, {_time(told.last)}"))
-    for one in told.signers:
+def _print_verified(out: Console, report: LedgerVerified) -> None:
+    """Print the report on an intact ledger: content, signers, and what they prove."""
+    out.print(Text.assemble(("whole:", "bold green"), f" {shown(report.ledger)}"))
+    facts = [("entries", str(report.entries)), ("ledger", str(report.id))]
+    # An entry may have several steps of a sum.
+    facts.append(("secure sums", f"{plural(report.secure_sum_entries or 0, 'step')} in these entries"))
+    if report.first is not None and report.last is not None:
+        facts.append(("from, to", f"{_time(report.first)}, {_time(report.last)}"))
+    for one in report.signers:
         many = "1 entry" if one.entries == 1 else f"{one.entries} entries"
         facts.append(("signed by", f"{shown(one.name)}, certificate {one.certificate[:16]}: {many}"))
-    facts.append(("head", str(told.head)))
+    facts.append(("head", str(report.head)))
     out.print(Padding(facts_of(facts), (0, 0, 0, 2)))
-    print_list(out, "What this proves", told.proves)
-    print_list(out, "What this does not prove", told.does_not_prove)
+    print_list(out, "What this proves", report.proves)
+    print_list(out, "What this does not prove", report.does_not_prove)
 
 
 @app.command("begin")
@@ -290,7 +290,7 @@ def ledger_begin(
 
 
 def proves(known: int) -> list[str]:
-    """Return the sentences that a whole ledger proves."""
+    """List what an intact ledger proves."""
     proven = [
         "Every entry was signed by the key of a site that the given root certified, and none was changed, "
         "moved or removed from between others since.",
@@ -302,7 +302,7 @@ def proves(known: int) -> list[str]:
 
 
 def does_not_prove(known: int) -> list[str]:
-    """Return the sentences that a whole ledger does not prove, the most important first."""
+    """List what an intact ledger does not prove, the most important first."""
     gone = "any entries after the newest of the given heads" if known else "its newest entries"
     return [
         f"That this is the newest state: ledger and head file may both be an older copy, without {gone}.",
@@ -348,7 +348,7 @@ def ledger_explain(
     if form == "json":
         from tightframe_app.outputs import DatasetExplained, LedgerExplained
 
-        told = [
+        data_sets = [
             DatasetExplained(
                 dataset=spending.dataset_id,
                 paragraphs=tuple(explain(spending, query.epsilon, exact)),
@@ -360,7 +360,7 @@ def ledger_explain(
         explained = LedgerExplained(
             ledger=str(query.path),
             signatures_checked=checked,
-            data_sets=tuple(told),
+            data_sets=tuple(data_sets),
             exact_jobs=tuple(exact),
         )
         formats.show(explained)
@@ -370,11 +370,11 @@ def ledger_explain(
         for paragraph in explain(spending, query.epsilon, exact):
             out.print(Padding(shown(paragraph), (0, 0, 1, 2)))
         if query.epsilon is not None and (sentences := what_if.fitting(spending, query.epsilon)):
-            said = (
+            heading = (
                 "What would fit, each by itself (a noise multiplier is the size of the noise over the most "
                 "that one record can change):"
             )
-            out.print(Padding(said, (0, 0, 0, 2)))
+            out.print(Padding(heading, (0, 0, 0, 2)))
             for text in sentences:
                 out.print(Padding(f"- {text}", (0, 0, 0, 2)))
             out.print()
@@ -385,12 +385,12 @@ def _read(query: Query, options: Options) -> tuple[Verified, list[Spending]]:
     from tightframe.privacy.ledger.chain import read_ledger
     from tightframe.privacy.ledger.summary import spendings
 
-    whole = read_ledger(query.path, check=_check(options))
-    names, wanted = _datasets(whole), query.datasets
+    verified = read_ledger(query.path, check=_check(options))
+    names, wanted = _datasets(verified), query.datasets
     if query.named and wanted is not None and not set(wanted) <= set(names):
         raise typer.BadParameter(f"expected one of {names}, got {wanted[0]!r}", param_hint="--dataset")
-    entries = [entry for entry in whole.of_records if wanted is None or _dataset(entry) in wanted]
-    return whole, spendings(entries, query.delta)
+    entries = [entry for entry in verified.of_records if wanted is None or _dataset(entry) in wanted]
+    return verified, spendings(entries, query.delta)
 
 
 def _check(options: Options) -> Check | None:
@@ -404,8 +404,8 @@ def _check(options: Options) -> Check | None:
     return None if Scope(options.config).startup is None else memory_of(options.config, None, None).check()
 
 
-def _datasets(whole: Verified) -> list[str]:
-    return sorted({_dataset(entry) for entry in whole.of_records})
+def _datasets(verified: Verified) -> list[str]:
+    return sorted({_dataset(entry) for entry in verified.of_records})
 
 
 def _dataset(entry: Entry) -> str:
@@ -419,7 +419,7 @@ def _anchor(path: Path, missing_role: bool) -> Anchor:
     return Anchor(_root_certificate(path), missing_role=missing_role)
 
 
-def _known(text: str) -> tuple[int, str]:
+def _parse_head(text: str) -> tuple[int, str]:
     count, _, hashed = text.partition(":")
     if not count.isdecimal() or len(hashed) != 64:
         raise typer.BadParameter(
@@ -428,8 +428,8 @@ def _known(text: str) -> tuple[int, str]:
     return int(count), hashed
 
 
-def _shown(query: Query, whole: Verified, spent: list[Spending]) -> LedgerShown:
-    """Return what was spent, by data set."""
+def _shown(query: Query, verified: Verified, spent: list[Spending]) -> LedgerShown:
+    """Return the spending by data set."""
     from tightframe.privacy.ledger.entries import Charge
     from tightframe.privacy.ledger.summary import event_text
     from tightframe_app.outputs import ChargeLine, DatasetSpending, LedgerShown, Spent
@@ -450,7 +450,7 @@ def _shown(query: Query, whole: Verified, spent: list[Spending]) -> LedgerShown:
             for entry, total in spending.entries
             if isinstance(charge := entry.content, Charge)
         ]
-        told = DatasetSpending(
+        data_set = DatasetSpending(
             dataset=spending.dataset_id,
             neighbours=spending.neighbours,
             charges=tuple(charges),
@@ -459,11 +459,11 @@ def _shown(query: Query, whole: Verified, spent: list[Spending]) -> LedgerShown:
             fingerprints=spending.fingerprints,
             left=None if query.epsilon is None else query.epsilon - spending.spent.guaranteed,
         )
-        data_sets.append(told)
+        data_sets.append(data_set)
     return LedgerShown(
         ledger=str(query.path),
-        entries=len(whole.entries),
-        signatures_checked=whole.signatures,
+        entries=len(verified.entries),
+        signatures_checked=verified.signatures,
         delta=query.delta,
         epsilon_cap=query.epsilon,
         data_sets=tuple(data_sets),
@@ -490,37 +490,37 @@ def _charges(spending: Spending) -> Table:
     return table
 
 
-def _exact(whole: Verified, query: Query) -> list[str]:
-    """Return the jobs that released exact totals: a simulated run's charges are in a ledger of their own."""
+def _exact(verified: Verified, query: Query) -> list[str]:
+    """Return the jobs that released exact totals, also from the charges' own ledger of a simulated run."""
     from tightframe.privacy.ledger.chain import read_ledger
     from tightframe.privacy.ledger.summary import exact_jobs
 
     charges = charges_beside(query.path)
-    also = () if charges is None else read_ledger(charges, check=None).entries
-    return exact_jobs([*whole.entries, *also])
+    charged = () if charges is None else read_ledger(charges, check=None).entries
+    return exact_jobs([*verified.entries, *charged])
 
 
-def _named(job: str, path: Path, options: Options) -> str:
-    """Return a job's name with its id, by its folder in the kit or in the simulator; or the id alone."""
+def _job_title(job: str, path: Path, options: Options) -> str:
+    """Return a job's id, with its name if its folder is in the kit or the simulator."""
     kit = None if options.config is None else Scope(options.config).kit_root
     folder = run_of(path) or (None if kit is None else kit / job)
     return with_id(job, folder, path.parent.name)
 
 
-def _print_checked(out: Console, whole: Verified, query: Query, options: Options) -> None:
+def _print_checked(out: Console, verified: Verified, query: Query, options: Options) -> None:
     from tightframe.privacy.ledger.summary import exact_text
 
     if (charges := charges_beside(query.path)) is not None:
         text = f"the secure sums of a simulated run, whose charges are in {shown(str(charges))}"
         out.print(text, soft_wrap=True)
-    elif not whole.of_records:
+    elif not verified.of_records:
         out.print("nothing has been charged yet")
-    if jobs := _exact(whole, query):
-        out.print(shown(exact_text([_named(job, query.path, options) for job in jobs])))
-    how = "and signatures" if whole.signatures else "only; give --root to check signatures"
-    out.print(f"{len(whole.entries)} entries; checked: hashes {how}")
+    if jobs := _exact(verified, query):
+        out.print(shown(exact_text([_job_title(job, query.path, options) for job in jobs])))
+    how = "and signatures" if verified.signatures else "only; give --root to check signatures"
+    out.print(f"{len(verified.entries)} entries; checked: hashes {how}")
     if query.datasets is not None and not query.named:
-        names = set(_datasets(whole))
+        names = set(_datasets(verified))
         for name in sorted(set(query.datasets) - names):
             out.print(f"nothing has been charged on {shown(name)} yet", markup=False)
         if others := sorted(names - set(query.datasets)):
@@ -532,5 +532,4 @@ def _time(time: datetime) -> str:
 
 
 def _up(value: float) -> str:
-
     return rounded_up(value)

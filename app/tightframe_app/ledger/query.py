@@ -1,4 +1,4 @@
-"""Selection of the ledger, data sets and cap for ``tightframe ledger``, by options or the site's file."""
+"""Selection of ledger, data sets and cap for ``tightframe ledger``, by options or the site's file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tightframe_app.site.memory import own_entry, state_dir_of
 
 WIDTH = 110
 DELTA = 1e-5
-"""Delta at which epsilon is computed if neither an option nor a policy gives one."""
+"""Delta of epsilon if neither an option nor a policy gives one."""
 
 
 File = Annotated[
@@ -53,11 +53,11 @@ ROOT_HELP = (
 
 @dataclass(frozen=True)
 class Query:
-    """Ledger, data sets and cap that a command is about.
+    """Ledger, data sets and cap of a command.
 
     Attributes:
-        delta: at which epsilon is computed.
-        epsilon: cap to compare with; None if there is none.
+        delta: of epsilon.
+        epsilon: cap to compare with; None without one.
         datasets: the data sets to show; None for all.
         named: whether an option names the data sets, so that they must be in the ledger.
     """
@@ -71,7 +71,7 @@ class Query:
 
 @dataclass(frozen=True)
 class Options:
-    """Options of the commands that show what was spent: which ledger, how it is checked, which cap."""
+    """Options of the commands that show spending: the ledger, how to check it, and the cap."""
 
     file: File = None
     state_dir: StateDir = None
@@ -91,10 +91,10 @@ class Options:
     dataset: Annotated[str | None, typer.Option(help="Show one `dataset_id` only.")] = None
 
     def query(self, *, needed: bool = False) -> Query:
-        """Return the query, with values from the site's file where no option gives them.
+        """Return the query, with defaults from the site's file.
 
         Args:
-            needed: a ledger that does not exist yet is an error, and not the command's end.
+            needed: a missing ledger is an error, not the command's end.
 
         Raises:
             SiteConfigError: TF-201 if neither the file nor an option names ``state_dir``; TF-202 if the file
@@ -104,7 +104,7 @@ class Options:
         datasets: tuple[str, ...] | None = None if self.dataset is None else (self.dataset,)
         if self.config is not None:
             entry = own_entry(self.config)
-            policy = entry.policy.resolve(production=True)  # a ledger that outlives its run is production's
+            policy = entry.policy.resolve(production=True)  # only production's ledger outlives a run
             delta = policy.delta_cap if delta is None else delta
             epsilon = policy.epsilon_cap if epsilon is None else epsilon
             if self.file is None and state_dir is None:
@@ -117,23 +117,23 @@ class Options:
 
 
 def taking_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the fields of ``Options``, its first parameter, as options of the command line."""
+    """Add the fields of ``Options``, a command's first parameter, to its command line."""
     shared = inspect.signature(Options, eval_str=True).parameters
-    _, *own = inspect.signature(command, eval_str=True).parameters.values()
+    _, *specific = inspect.signature(command, eval_str=True).parameters.values()
 
     @functools.wraps(command)
     def run(**values: Any) -> None:
         options = Options(**{name: values.pop(name) for name in shared})
         command(options, **values)
 
-    parameters = [*shared.values(), *own]
+    parameters = [*shared.values(), *specific]
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {item.name: item.annotation for item in parameters}
     return run
 
 
 def ledger_of(file: Path | None, state_dir: Path | None, site: str | None, *, needed: bool = False) -> Path:
-    """Return the ledger's path; if there is none yet, end the command, with an error if it is ``needed``."""
+    """Return the ledger's path; without a ledger end the command, with an error if it is ``needed``."""
     from tightframe.privacy.ledger.ledger import FILE, FOLDER, ledger_path
     from tightframe.results.files import TRANSCRIPT
     from tightframe.rounds.site_ledger import journal_folder
@@ -174,7 +174,7 @@ def ledger_of(file: Path | None, state_dir: Path | None, site: str | None, *, ne
 
 
 def run_of(ledger: Path) -> Path | None:
-    """Return the simulated run's folder at a site, of whose secure sums or charges a file is the ledger."""
+    """Return a simulated run's folder at a site, given its ledger of secure sums or charges."""
     from tightframe.rounds.context import SECURE_FOLDER, STATE
 
     places = ledger.absolute().parents
@@ -185,7 +185,7 @@ def run_of(ledger: Path) -> Path | None:
 
 
 def charges_beside(ledger: Path) -> Path | None:
-    """Return the ledger with the charges of the simulated run whose secure sums are in another one."""
+    """Return the ledger of charges of a simulated run, given that of its secure sums."""
     from tightframe.privacy.ledger.ledger import ledger_path
     from tightframe.rounds.context import STATE
 
@@ -195,12 +195,12 @@ def charges_beside(ledger: Path) -> Path | None:
 
 
 def ledgers_below(folder: Path) -> list[Path]:
-    """Return the ledgers of simulated runs in a site's or a simulator's folder: of charges, if there are."""
+    """Return the ledgers of simulated runs in a site's or simulator's folder, preferably of charges."""
     from tightframe.privacy.ledger.ledger import FILE, FOLDER
     from tightframe.rounds.context import SECURE_FOLDER, STATE
 
     for kind in (STATE, f"{SECURE_FOLDER}/*"):
         for depth in ("", "*/", "*/*/"):
-            if found := sorted(folder.glob(f"{depth}{kind}/{FOLDER}/*/{FILE}")):
-                return found
+            if ledgers := sorted(folder.glob(f"{depth}{kind}/{FOLDER}/*/{FILE}")):
+                return ledgers
     return []

@@ -1,1 +1,1 @@
-"""Pages that a browser on this machine shows while a command runs."""
+"""Pages for a browser on this machine while a command runs."""

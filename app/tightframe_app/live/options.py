@@ -31,9 +31,9 @@ def check_port(port: int | None, *, web: bool) -> None:
 
 
 def lines_of(out: Console) -> Console:
-    """Return where lines about the page go: the terminal, else the stream that no program reads.
+    """Return the console for lines about the page: the terminal, else stderr, which no program reads.
 
-    The stream is taken now: other threads print while the engine's prints are kept off it.
+    The stream is taken now, as other threads print while the engine's prints are redirected.
     """
     if out.is_terminal:
         return out
@@ -51,5 +51,5 @@ def announce(live: Live, out: Console) -> None:
 
 
 def tell(out: Console, text: str) -> None:
-    """Print what happens to the link; called by the page's threads."""
+    """Print an event of the link; called by the page's threads."""
     out.print(f"page: {text}", soft_wrap=True)

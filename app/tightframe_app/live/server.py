@@ -1,17 +1,17 @@
 """A live page's server: this machine only, one browser, read-only.
 
-What it relies on, and what each test of it takes away:
+Its protections, each of which a test removes:
 
-- It listens on loopback; there is no option for another address. From another machine: ``ssh -L``.
-- The link that is printed has a token, which opens the page once. The browser gets a cookie for it, which
-  scripts cannot read, which no other site's requests carry, and which belongs to a path that only this page
-  has: cookies do not know ports.
-- A request must name this address as its host, so that no other site's name can be made to point here (DNS
-  rebinding), and must not come from another origin's page.
-- Only GET is answered, by comparison with four fixed paths; no file is opened for any request.
-- A page runs one script, by its hash, loads nothing, and is shown in no other page's frame.
+- It listens only on loopback, without an option for another address. From another machine: ``ssh -L``.
+- The printed link has a token, which opens the page once. The browser gets a cookie for it that scripts
+  cannot read and other sites' requests do not carry, for a path that only this page has, as cookies do not
+  distinguish ports.
+- A request must name this address as its host, against DNS rebinding, and must not come from another
+  origin's page.
+- Only GET is answered, by comparison with four fixed paths; no request opens a file.
+- A page runs one script, by its hash, loads nothing, and cannot be framed by another page.
 
-Content is made by the command in its own time and handed over whole: no request makes anything be read.
+The command makes the content in its own time and hands it over complete: no request causes a read.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from tightframe.report.drawing import layout
 from tightframe.report.drawing.markup import Markup, tag
 
 EVERY = 2.0
-"""Seconds between two questions of a browser."""
+"""Seconds between two requests of a browser."""
 SCRIPT = (
     (files(__package__) / "script.js").read_text(encoding="utf-8").replace("EVERY", f"{EVERY * 1000:.0f}")
 )
@@ -45,11 +45,11 @@ LOOPBACK = "127.0.0.1"
 COOKIE = "tightframe"
 SECRET_BYTES = 32
 MOST_CONNECTIONS = 16
-"""Connections at a time; a further one is closed."""
+"""Most simultaneous connections; a further one is closed."""
 PATIENCE = 10.0
-"""Seconds in which a browser must have sent its request."""
+"""Seconds in which a browser must send its request."""
 LEAVE = 3 * EVERY
-"""Seconds for which the last content waits to be fetched by a browser that looks."""
+"""Seconds for which the last content waits for an active browser."""
 HEADERS = {
     "Content-Security-Policy": f"{layout.policy(SCRIPT)}; frame-ancestors 'none'",
     "X-Frame-Options": "DENY",
@@ -61,12 +61,12 @@ HEADERS = {
 }
 """Headers of every answer."""
 _OWN = (None, "none", "same-origin")
-"""Where a browser may say that a request comes from: typed, or this very page."""
+"""Accepted values of ``Sec-Fetch-Site``: typed, or from this page."""
 _USED = "This link was used before: it opens the page once. Start the command again for a new one."
 _LINK = "This page opens with the link that its command printed."
 _TYPED = "Another page led here. Copy the link that the command printed into the address bar."
 _PLACES = {"": "text/html", "state": "application/json"}
-"""Below the page's own path: what is there, and its type."""
+"""Place below the page's own path -> content type."""
 
 
 class LiveError(TightframeError):
@@ -80,9 +80,9 @@ class Content:
     """Content of a live page at one moment.
 
     Attributes:
-        said: one sentence, which screen readers say when it changes.
+        said: one sentence, which screen readers announce when it changes.
         parts: of the page, each an element with an id.
-        over: whether nothing will change any more.
+        over: whether it is final.
     """
 
     title: str
@@ -92,13 +92,13 @@ class Content:
 
 
 class Live:
-    """A page that is served while the ``with`` block runs.
+    """A page that is served during the ``with`` block.
 
     Args:
-        kind: what kind of a page it is.
+        kind: of the page, above its title.
         first: content at the start.
-        port: to listen on; 0 for one that is free.
-        say: told in one line when the link was used, and when somebody tried it again.
+        port: to listen on; 0 for a free one.
+        say: called with a line when the link was used, and when somebody tried it again.
 
     Raises:
         LiveError: TF-816 if the port cannot be used.
@@ -118,8 +118,8 @@ class Live:
         self._path = f"/{secrets.token_urlsafe(SECRET_BYTES)}/"
         self._unused = True
         self._lock = threading.Lock()
-        self._fetched = threading.Event()  # the content that is over, by a browser
-        self._looked = 0.0  # when a browser asked last
+        self._fetched = threading.Event()  # set when a browser has the final content
+        self._looked = 0.0  # time of a browser's last request
         self.show(first)
         try:
             self._server = _Server(self, port)
@@ -134,18 +134,18 @@ class Live:
 
     @property
     def link(self) -> str:
-        """The link that opens the page once; never in a command line or a log, which others read."""
+        """The link that opens the page once; keep it off command lines and logs, which others read."""
         return f"http://{LOOPBACK}:{self.port}/?token={self._token}"
 
     def __enter__(self) -> Self:
-        """Start to answer."""
+        """Start serving."""
         self._thread.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Wait shortly until a browser that looks has what came last, and stop."""
+        """Wait briefly until an active browser has the final content, and stop."""
         if kind is None and self._over and time.monotonic() - self._looked < LEAVE:
             self._fetched.wait(LEAVE)
         self._server.shutdown()
@@ -153,7 +153,7 @@ class Live:
         self._thread.join()
 
     def show(self, content: Content) -> None:
-        """Put other content on the page."""
+        """Replace the page's content."""
         state = {"title": content.title, "said": content.said, "content": content.parts, "over": content.over}
         raw = json.dumps(state).encode()
         page = layout.page(
@@ -172,15 +172,15 @@ class Live:
     def answer(
         self, target: str, cookies: str, known: str | None
     ) -> tuple[HTTPStatus, dict[str, str], bytes]:
-        """Return status, headers and body for a GET of this machine.
+        """Return status, headers and body for a GET from this machine.
 
         Args:
-            target: path and query as the request has them; compared, never resolved.
-            known: the version that the browser has.
+            target: the request's path and query; compared, never resolved.
+            known: the browser's version of the content.
         """
         path, query = _parted(target)
-        if path == "/" and (given := dict(query).get("token")) is not None:
-            return self._opened(given)
+        if path == "/" and (token := dict(query).get("token")) is not None:
+            return self._opened(token)
         if not self._is_ours(cookies):
             return _text(HTTPStatus.FORBIDDEN, _LINK)
         place = path.removeprefix(self._path) if path.startswith(self._path) else None
@@ -195,9 +195,9 @@ class Live:
             return HTTPStatus.NOT_MODIFIED, headers, b""
         return HTTPStatus.OK, headers, bodies[place]
 
-    def _opened(self, given: str) -> tuple[HTTPStatus, dict[str, str], bytes]:
+    def _opened(self, token: str) -> tuple[HTTPStatus, dict[str, str], bytes]:
         """Exchange the token for a cookie, once."""
-        if not _same(given, self._token):
+        if not _same(token, self._token):
             return _text(HTTPStatus.FORBIDDEN, _LINK)
         with self._lock:
             first, self._unused = self._unused, False
@@ -215,7 +215,7 @@ class Live:
 
 
 def _parted(target: str) -> tuple[str, list[tuple[str, str]]]:
-    """Return path and query; a target that is none of this server's forms has no path."""
+    """Split a target into path and query; the path is empty for a form that this server does not use."""
     try:
         parts = urlsplit(target)
         query = parse_qsl(parts.query, keep_blank_values=True, max_num_fields=4)
@@ -224,9 +224,9 @@ def _parted(target: str) -> tuple[str, list[tuple[str, str]]]:
     return ("" if parts.scheme or parts.netloc else parts.path), query
 
 
-def _same(given: str, secret: str) -> bool:
-    """Compare in a time that does not tell how much of it is right."""
-    return hmac.compare_digest(given.encode("utf-8", "surrogatepass"), secret.encode())
+def _same(value: str, secret: str) -> bool:
+    """Compare in constant time."""
+    return hmac.compare_digest(value.encode("utf-8", "surrogatepass"), secret.encode())
 
 
 def _text(status: HTTPStatus, text: str) -> tuple[HTTPStatus, dict[str, str], bytes]:
@@ -234,7 +234,7 @@ def _text(status: HTTPStatus, text: str) -> tuple[HTTPStatus, dict[str, str], by
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """One request; everything that is decided here is about its form, not about the page."""
+    """One request; it decides only about the request's form."""
 
     server: _Server
     timeout = PATIENCE
@@ -252,13 +252,13 @@ class _Handler(BaseHTTPRequestHandler):
         return self._send(*self.server.live.answer(self.path, cookies, self.headers.get("If-None-Match")))
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """Answer what is no GET, or no HTTP, without repeating any of it."""
+        """Answer anything but a GET without echoing it."""
         status = HTTPStatus.METHOD_NOT_ALLOWED if code == HTTPStatus.NOT_IMPLEMENTED else HTTPStatus(code)
         status, headers, body = _text(status, "Expected a GET request.")
         self._send(status, {**headers, "Allow": "GET"}, body)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Write nothing: the first request's line has the token."""
+        """Log nothing, as the first request's line has the token."""
 
     def _send(self, status: HTTPStatus, headers: dict[str, str], body: bytes) -> None:
         self.send_response(status)
@@ -271,11 +271,11 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 class _Server(ThreadingTCPServer):
-    """Listens on loopback, for a few connections at a time."""
+    """Server on loopback with a limited number of connections."""
 
     daemon_threads = True
     block_on_close = False
-    allow_reuse_address = True  # as soon as the last one has ended
+    allow_reuse_address = True  # at once after the previous server
 
     def __init__(self, live: Live, port: int) -> None:
         self.live = live
@@ -295,4 +295,4 @@ class _Server(ThreadingTCPServer):
             self._room.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing of a browser that has gone."""
+        """Log nothing about a browser that disconnected."""

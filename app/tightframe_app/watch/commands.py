@@ -1,4 +1,4 @@
-"""``tightframe watch``, which imports what it shows with only when it is called."""
+"""``tightframe watch``, which imports its screen only when called."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from tightframe_app.screens import shown
 
 
 def id_of(job: str) -> str:
-    """Return the id of a job as the engine writes it.
+    """Return a job's id in the engine's form.
 
     Raises:
-        typer.BadParameter: if it is none.
+        typer.BadParameter: if it is not an id.
     """
     try:
         return str(uuid.UUID(job.strip()))

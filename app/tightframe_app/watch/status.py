@@ -1,4 +1,4 @@
-"""Values that a watcher has of a run, and the verdict at its end; without engine or terminal."""
+"""A watcher's values of a run, and the verdict at its end; without engine or terminal."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from tightframe.results.words import metric, one_answer
 
 COMPLETED = "FINISHED:COMPLETED"
 OVER = "FINISHED"
-"""Prefix of the engine's statuses of a job that is over."""
+"""Prefix of the engine's statuses of finished jobs."""
 WAITING: Mapping[str, str] = {
     "SUBMITTED": "waiting to be sent to its sites",
     "APPROVED": "waiting to be sent to its sites",
     "DISPATCHED": "being sent to its sites",
     "RUNNING": "starting",
 }
-"""The engine's words, and ours, for a job without a status."""
+"""Engine's status -> our words, for a job without its own status."""
 ENDS: Mapping[str, tuple[str, str]] = {
     "FINISHED:ABORTED": ("ABORTED", "somebody, or the engine, ended it before it was done"),
     "FINISHED:EXECUTION_EXCEPTION": ("STOPPED", "it could not go on"),
@@ -32,7 +32,7 @@ ENDS: Mapping[str, tuple[str, str]] = {
     "FINISHED:FAILED_TO_RUN": ("NOT STARTED", "it could not be sent to its sites, or not be started there"),
     "FINISHED:ABANDONED": ("ABANDONED", "the server was restarted while it ran"),
 }
-"""The engine's words for an end without success: ours, and what they mean."""
+"""Engine's status of an end without success -> our word and its meaning."""
 NEVER_BEGAN = ("FINISHED:CAN_NOT_SCHEDULE", "FINISHED:FAILED_TO_RUN")
 """Ends of jobs that have no result."""
 OF_A_RUN: Mapping[str, str] = {
@@ -42,11 +42,11 @@ OF_A_RUN: Mapping[str, str] = {
     "TF-507": "a checkpoint is torn",
     "TF-510": "statistics could not be opened",
 }
-"""Meaning of the codes that a run stops with and no silo sends."""
+"""Meaning of codes with which a run stops, and which no silo sends."""
 FETCHED = Path("results")
-"""Folder of `tightframe jobs fetch` unless it is told another."""
+"""Default folder of `tightframe jobs fetch`."""
 TRAINED, NOT_TRAINED, NOT_KNOWN = 0, 1, 3
-"""Exit codes; 2 is that of errors and wrong arguments."""
+"""Exit codes; 2 is for errors and wrong arguments."""
 
 
 class WatchError(TightframeError):
@@ -60,11 +60,11 @@ class WatchError(TightframeError):
 
 
 class LostError(Exception):
-    """The server did not answer this time; asking again may help."""
+    """The server did not answer this time; a retry may help."""
 
 
 class NoOutcomeError(Exception):
-    """The outcome of a run that is over cannot be read; the message says why.
+    """The outcome of a finished run cannot be read; the message says why.
 
     Args:
         allowed: whether this person may fetch the result at all.
@@ -77,14 +77,14 @@ class NoOutcomeError(Exception):
 
 @dataclass(frozen=True)
 class Seen:
-    """Answer of the server to where a job stands.
+    """The server's answer about a job.
 
     Attributes:
-        engine: the engine's word for where the job stands.
-        told: of the engine's: why it still waits, or why it was not sent to its sites.
+        engine: the engine's status of the job.
+        told: the engine's reasons why it still waits, or was not sent to its sites.
         status: the run's own; None before it has begun and after it is over.
-        silent: silos that are waited for and of which the server hears nothing: when it heard of each last,
-            in seconds of its clock; None of one that is not registered there any more.
+        silent: awaited silo that the server does not hear from -> its last message, in seconds of the
+            server's clock; None if it is not registered any more.
     """
 
     engine: str
@@ -101,7 +101,7 @@ class Seen:
 
 @dataclass(frozen=True)
 class Verdict:
-    """End of a run: the exit code, a word for it, what is known."""
+    """End of a run: the exit code, a title, and lines of detail."""
 
     code: int
     title: str
@@ -112,7 +112,7 @@ def read_status(values: Mapping[str, Any]) -> Status:
     """Read the status that the server sent.
 
     Raises:
-        WatchError: TF-815, if it is none that this version knows.
+        WatchError: TF-815, if this version does not know its form.
     """
     try:
         return Status.checked(dict(values), "the server's answer")
@@ -146,81 +146,81 @@ def meaning(code: str) -> str:
 
 def judge(
     job_id: str,
-    seen: Seen,
+    answer: Seen,
     last: Status | None,
-    found: Outcome | NoOutcomeError,
+    result: Outcome | NoOutcomeError,
     results: Path | None = None,
 ) -> Verdict:
-    """Tell how a run ended, from what is known and nothing else.
+    """Judge how a run ended.
 
-    The engine's word alone is not enough: it calls any job without an error ``FINISHED:COMPLETED``, and one
-    that has trained ``FINISHED:ABNORMAL`` where a silo's client died. So the run's own outcome decides.
+    The engine's status is not enough: any job without an error is ``FINISHED:COMPLETED``, and one that has
+    trained is ``FINISHED:ABNORMAL`` if a silo's client died. So the run's own outcome decides.
 
     Args:
-        seen: the server's last answer.
-        last: the run's own last status, if any was seen.
-        found: what the run left behind, or why that could not be read.
-        results: folder into which whoever asks fetches the result of a run whose end is known.
+        answer: the server's last answer.
+        last: the run's own last status, if any.
+        result: the run's outcome, or why it could not be read.
+        results: folder into which the caller fetches the result of a finished run.
     """
-    outcome = found if isinstance(found, Outcome) else None
-    allowed = isinstance(found, Outcome) or found.allowed
+    outcome = result if isinstance(result, Outcome) else None
+    allowed = isinstance(result, Outcome) or result.allowed
     into = "" if results is None else f" -o {quoted(results)}"
     by_hand = (f"its result: tightframe jobs fetch {job_id}{into}",) if allowed else ()
     fetch = by_hand if results is None else ()
     if outcome is not None and outcome.trained:
         done = f"{outcome.length} in {outcome.seconds:.0f} s"
         title = outcome.ended.upper()
-        told = (*_reason(outcome, last), *outcome.notes, *_metrics(outcome), *_after(seen), *fetch)
-        return Verdict(TRAINED, f"{title}, {done}", told)
-    if seen.engine != COMPLETED:
+        lines = (*_reason(outcome, last), *outcome.notes, *_metrics(outcome), *_after(answer), *fetch)
+        return Verdict(TRAINED, f"{title}, {done}", lines)
+    if answer.engine != COMPLETED:
         on = () if outcome is None else _go_on(job_id, outcome, results)
-        return _failed(seen, last, outcome, (*fetch, *on))
+        return _failed(answer, last, outcome, (*fetch, *on))
     if outcome is not None:
         done = f"{outcome.length} in {outcome.seconds:.0f} s"
-        told = (*_reason(outcome, last), *outcome.notes, *fetch, *_go_on(job_id, outcome, results))
-        return Verdict(NOT_TRAINED, f"{outcome.ended.upper()}, {done}", told)
+        lines = (*_reason(outcome, last), *outcome.notes, *fetch, *_go_on(job_id, outcome, results))
+        return Verdict(NOT_TRAINED, f"{outcome.ended.upper()}, {done}", lines)
     if last is not None and last.state in ("trained", "stopped"):
         trained = last.state == "trained"
-        said = (f"by the run's own last status; its outcome was not read: {found}",)
+        note = (f"by the run's own last status; its outcome was not read: {result}",)
         title, code = ("TRAINED", TRAINED) if trained else ("NOT TRAINED", NOT_TRAINED)
-        return Verdict(code, title, (*_reason(None, last), *said, *fetch))
+        return Verdict(code, title, (*_reason(None, last), *note, *fetch))
     return Verdict(
         NOT_KNOWN,
         "OVER; whether it trained is not known here",
-        (f"the engine says {COMPLETED}, which alone does not mean that it trained", str(found), *by_hand),
+        (f"the engine says {COMPLETED}, which alone does not mean that it trained", str(result), *by_hand),
     )
 
 
-def _failed(seen: Seen, last: Status | None, outcome: Outcome | None, fetch: tuple[str, ...]) -> Verdict:
-    title, means = ENDS.get(seen.engine, (seen.engine, "the engine ended it"))
-    lines = [f"{seen.engine}: {means}", *seen.told, *_reason(outcome, last)]
+def _failed(answer: Seen, last: Status | None, outcome: Outcome | None, fetch: tuple[str, ...]) -> Verdict:
+    title, means = ENDS.get(answer.engine, (answer.engine, "the engine ended it"))
+    lines = [f"{answer.engine}: {means}", *answer.told, *_reason(outcome, last)]
     if outcome is not None:
         lines += [f"{outcome.length} done", *outcome.notes]
-    return Verdict(NOT_TRAINED, title, (*lines, *(() if seen.engine in NEVER_BEGAN else fetch)))
+    return Verdict(NOT_TRAINED, title, (*lines, *(() if answer.engine in NEVER_BEGAN else fetch)))
 
 
-def _after(seen: Seen) -> tuple[str, ...]:
-    """Describe what the engine did once the run was over, where it did not just end the job."""
-    if seen.engine == COMPLETED:
+def _after(answer: Seen) -> tuple[str, ...]:
+    """Describe what the engine did after the run's end, unless it just ended the job."""
+    if answer.engine == COMPLETED:
         return ()
-    _, means = ENDS.get(seen.engine, ("", "the engine ended it"))
-    if seen.engine == "FINISHED:ABNORMAL":
+    _, means = ENDS.get(answer.engine, ("", "the engine ended it"))
+    if answer.engine == "FINISHED:ABNORMAL":
         means = "a client did not report the end of the job"
-    return (f"after that the engine called the job {seen.engine} ({means}); its outcome counts",)
+    return (f"after that the engine called the job {answer.engine} ({means}); its outcome counts",)
 
 
 def _go_on(job_id: str, outcome: Outcome, results: Path | None) -> tuple[str, ...]:
-    """Say how a run goes on that was stopped after a round was done."""
+    """Say how to resume a run that stopped after a complete round."""
     if not outcome.rounds_done:
         return ()
     folder = quoted((results or FETCHED) / job_id)
-    made = f"tightframe jobs export {outcome.job_name} --resume {folder} -o resumed"
+    command = f"tightframe jobs export {outcome.job_name} --resume {folder} -o resumed"
     once = ", once it is fetched" if results is None else ""
-    return (f"to go on after round {outcome.rounds_done}{once}: {made}",)
+    return (f"to go on after round {outcome.rounds_done}{once}: {command}",)
 
 
 def _reason(outcome: Outcome | None, last: Status | None) -> list[str]:
-    """Say why it stopped: at best in the run's own words, else by the code that was seen."""
+    """Say why the run stopped, by its own reason, else by its last code."""
     if outcome is not None:
         return [] if outcome.reason is None else [f"reason: {outcome.reason}"]
     return [] if last is None or last.reason is None else [f"reason: {meaning(last.reason)}"]

@@ -56,39 +56,39 @@ if TYPE_CHECKING:
 
 INTERRUPTED = 130
 UNBROKEN = 100_000
-"""Columns where there is no terminal: lines are for programs, too."""
+"""Columns without a terminal, as programs read the lines."""
 QUIET = 30.0
-"""Seconds after which a line is said again where nothing has changed, so that a log shows that it lives."""
+"""Seconds after which an unchanged line is repeated, so that a log shows that the watch is alive."""
 FETCHES = 3
-"""Number of times that the outcome is asked for if the connection is lost just then."""
+"""Tries to read the outcome when the connection is lost."""
 
 
 class Watched(Protocol):
-    """Questions that a watcher asks a server; ``monitoring.Server`` answers them."""
+    """A watcher's requests to a server, as of ``monitoring.Server``."""
 
     def look(self, job_id: str) -> Seen:
-        """Ask where a job stands."""
+        """Ask for a job's state."""
 
     def outcome(self, job_id: str) -> Outcome:
-        """Return the outcome of a run that is over."""
+        """Return a finished run's outcome."""
 
 
 def screen(view: View) -> RenderableType:
-    """Draw the live view: a pure function of what is known."""
-    seen, status = view.seen, view.last
-    name = seen.name if seen is not None else view.job_id if status is None else status.job_name
-    engine = "" if seen is None else shown(seen.engine)
+    """Draw the live screen of a view."""
+    answer, status = view.seen, view.last
+    name = answer.name if answer is not None else view.job_id if status is None else status.job_name
+    engine = "" if answer is None else shown(answer.engine)
     title = Text.assemble((shown(name), "bold"), (f"  {engine}  {clock_words(view.elapsed)}", "cyan"))
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="dim", no_wrap=True)
     grid.add_column(overflow="fold")
     grid.add_row("job", view.job_id)
     final = status is None or status.state in ENDED
-    grid.add_row("state", standing(view) if final or seen is None or not seen.over else OVER_EARLY)
-    if seen is not None and seen.told:
-        grid.add_row("engine", shown("; ".join(seen.told)))
+    grid.add_row("state", standing(view) if final or answer is None or not answer.over else OVER_EARLY)
+    if answer is not None and answer.told:
+        grid.add_row("engine", shown("; ".join(answer.told)))
     if status is not None:
-        _rows(grid, status, {} if seen is None else seen.silent)
+        _rows(grid, status, {} if answer is None else answer.silent)
     if view.lost is not None:
         grid.add_row(Text("lost", style="bold yellow"), Text(_lost(view), style="yellow"))
     return Group(title, Padding(grid, (0, 0, 0, 2)))
@@ -112,7 +112,7 @@ def _lost(view: View) -> str:
 
 
 def line(view: View) -> str:
-    """Describe a view in one line, for files and pipes, without time and bytes, which only count on."""
+    """Describe a view in one line, for files and pipes, without time and bytes, which always grow."""
     if view.lost is not None:
         return f"{view.job_id}: {shown(view.why)}; trying again"
     if view.seen is None:
@@ -143,25 +143,25 @@ def follow(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Verdict:
-    """Ask until the job is over, and say how it ended.
+    """Ask until the job is over, and return the verdict.
 
     Args:
-        server: whom to ask.
+        server: to ask.
         show: called with each new view.
-        every: seconds between questions.
-        patience: seconds without any answer after which it is given up.
+        every: seconds between requests.
+        patience: seconds without any answer before giving up.
         results: folder into which the caller then fetches the result.
         clock: seconds.
 
     Raises:
-        WatchError: if it cannot be watched, or not any more (TF-812).
+        WatchError: if it cannot be watched, or no longer (TF-812).
     """
     began = answered = clock()
     view = View(job_id)
     show(view)
     while True:
         try:
-            seen = server.look(job_id)
+            answer = server.look(job_id)
         except LostError as error:
             lost = clock() - answered
             if view.seen is None or lost > patience:
@@ -169,12 +169,12 @@ def follow(
             view = replace(view, elapsed=clock() - began, lost=lost, why=str(error))
         else:
             answered = clock()
-            view = View(job_id, seen, seen.status or view.last, answered - began)
+            view = View(job_id, answer, answer.status or view.last, answered - began)
         show(view)
         if view.lost is None and view.seen is not None and view.seen.over:
             ran = view.seen.engine not in NEVER_BEGAN
-            found = _outcome(server, job_id, sleep, every) if ran else NoOutcomeError("it never began")
-            return judge(job_id, view.seen, view.last, found, results)
+            outcome = _outcome(server, job_id, sleep, every) if ran else NoOutcomeError("it never began")
+            return judge(job_id, view.seen, view.last, outcome, results)
         sleep(every)
 
 
@@ -193,7 +193,7 @@ def _unreachable(view: View, error: str, lost: float) -> str:
 def _outcome(
     server: Watched, job_id: str, sleep: Callable[[float], None], every: float
 ) -> Outcome | NoOutcomeError:
-    """Return what the run left behind, or why that cannot be read."""
+    """Return the run's outcome, or why it cannot be read."""
     why = ""
     for _ in range(FETCHES):
         try:
@@ -207,9 +207,9 @@ def _outcome(
 
 
 def closing_words(verdict: Verdict) -> RenderableType:
-    """Draw how the run ended, as the last thing on the screen."""
-    said = [Text(shown(item)) for line in verdict.lines for item in line.split("\n")]
-    lines = [Padding(item, (0, 0, 0, 2), expand=False) for item in said]
+    """Draw the verdict, last on the screen."""
+    texts = [Text(shown(item)) for line in verdict.lines for item in line.split("\n")]
+    lines = [Padding(item, (0, 0, 0, 2), expand=False) for item in texts]
     style = {TRAINED: "bold green", NOT_KNOWN: "bold yellow"}.get(verdict.code, "bold red")
     if verdict.title.startswith(NOT_MEASURED.upper()):
         style = "bold yellow"
@@ -218,52 +218,52 @@ def closing_words(verdict: Verdict) -> RenderableType:
 
 @contextmanager
 def _shower(out: Console) -> Iterator[Callable[[View], None]]:
-    """Give what shows a view: live on a terminal, elsewhere a line for each change and every half minute."""
+    """Yield a function that shows a view: live on a terminal, else a line per change and half minute."""
     if not out.is_terminal:
-        said, when = "", 0.0
+        printed, when = "", 0.0
 
         def say(view: View) -> None:
-            nonlocal said, when
+            nonlocal printed, when
             text, still = line(view), time.monotonic() - when >= QUIET
-            if text != said or still:
-                again = "still " if text == said else ""
-                said, when = text, time.monotonic()
-                out.print(f"{time.strftime('%H:%M:%S')} {again}{text}", soft_wrap=True)
+            if text != printed or still:
+                prefix = "still " if text == printed else ""
+                printed, when = text, time.monotonic()
+                out.print(f"{time.strftime('%H:%M:%S')} {prefix}{text}", soft_wrap=True)
 
         yield say
         return
-    # The engine prints into what stands for stdout; this console has the terminal itself.
+    # The engine's prints go to a substitute of stdout; this console has the terminal itself.
     with Screen(console=out, auto_refresh=False, redirect_stdout=False, redirect_stderr=False) as live:
         yield lambda view: live.update(screen(view), refresh=True)
 
 
 def look_once(server: Watched, job_id: str, *, as_json: bool) -> None:
-    """Print where a job stands.
+    """Print a job's state.
 
     Raises:
         WatchError: TF-812 if the server does not answer.
     """
     began = time.monotonic()
     try:
-        seen = server.look(job_id)
+        answer = server.look(job_id)
     except LostError as error:
         raise WatchError(_unreachable(View(job_id), str(error), 0.0)) from None
-    view = View(job_id, seen, seen.status, time.monotonic() - began)
+    view = View(job_id, answer, answer.status, time.monotonic() - began)
     if as_json:
-        formats.show(told(view), line=True)
+        formats.show(watch_line(view), line=True)
     else:
         typer.echo(line(view))
 
 
-def told(view: View, verdict: Verdict | None = None) -> WatchLine:
+def watch_line(view: View, verdict: Verdict | None = None) -> WatchLine:
     """Return a view as a line of JSON."""
     from tightframe_app.outputs import End
     from tightframe_app.outputs import Watched as WatchLine
 
-    seen = view.seen
-    known: dict[str, Any] = {}
-    if seen is not None:
-        known = {"engine": seen.engine, "told": seen.told, "silent": dict(seen.silent)}
+    answer = view.seen
+    fields: dict[str, Any] = {}
+    if answer is not None:
+        fields = {"engine": answer.engine, "told": answer.told, "silent": dict(answer.silent)}
     return WatchLine(
         job_id=view.job_id,
         seconds=round(view.elapsed, 1),
@@ -271,7 +271,7 @@ def told(view: View, verdict: Verdict | None = None) -> WatchLine:
         lost=view.lost,
         status=view.last,
         end=None if verdict is None else End.model_validate(verdict),
-        **known,
+        **fields,
     )
 
 
@@ -280,22 +280,22 @@ def told_until_over(server: Watched, job_id: str, *, every: float, patience: flo
 
     Raises:
         typer.Exit: with code 130 after Ctrl-C; the job goes on.
-        WatchError: if it cannot be watched, or not any more.
+        WatchError: if it cannot be watched, or no longer.
     """
-    last, said = View(job_id), ""
+    last, printed = View(job_id), ""
 
     def show(view: View) -> None:
-        nonlocal last, said
+        nonlocal last, printed
         last = view
-        if (text := line(view)) != said:
-            said = text
-            formats.show(told(view), line=True)
+        if (text := line(view)) != printed:
+            printed = text
+            formats.show(watch_line(view), line=True)
 
     try:
         verdict = follow(server, job_id, show, every=every, patience=patience)
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None
-    formats.show(told(last, verdict), line=True)
+    formats.show(watch_line(last, verdict), line=True)
     return verdict
 
 
@@ -339,7 +339,7 @@ def _page(job_id: str, port: int | None, out: Console) -> AbstractContextManager
 
 
 def _also(show: Callable[[View], None], page: WatchPage | None) -> Callable[[View], None]:
-    """Show each view on the page, too, if there is one."""
+    """Show each view also on the page, if there is one."""
     if page is None:
         return show
 

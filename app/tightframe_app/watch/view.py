@@ -1,4 +1,4 @@
-"""Words for what is known of a watched run, for the terminal and for the page."""
+"""Texts on a watched run, for the terminal and the page."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ class View:
 
     Attributes:
         seen: the server's last answer; None before the first.
-        last: the run's own last status; it stays where an answer has none.
+        last: the run's own last status, kept when an answer has none.
         elapsed: seconds since the watch began.
-        lost: seconds since the server answered, if it does not answer.
-        why: what the last try to reach it said.
+        lost: seconds since the server's last answer, if it does not answer.
+        why: error of the last try to reach it.
     """
 
     job_id: str
@@ -47,7 +47,7 @@ class View:
 
     @property
     def ending(self) -> bool:
-        """Check whether the run is over while the engine still has the job, whose process reports no more."""
+        """Check whether the run is over while the engine still has the job."""
         if self.seen is None or self.last is None or self.seen.engine != LIVE:
             return False
         over = self.last.state in ENDED or self.last.kind in ("closing", "personal")
@@ -55,7 +55,7 @@ class View:
 
 
 def standing(view: View) -> str:
-    """Describe where a job stands."""
+    """Describe a job's state."""
     if view.seen is None:
         return "asking the server"
     if view.seen.over:
@@ -71,13 +71,13 @@ def standing(view: View) -> str:
 
 
 def round_words(status: Status) -> str:
-    """Say which round, and which phase of several."""
+    """Describe the round, and the phase if there are several."""
     text = f"{status.round} of {status.rounds}"
     return f"{text}, phase {status.phase} of {status.phases}" if status.phases > 1 else text
 
 
 def done(status: Status) -> float:
-    """Return the part of the rounds that is done, 0 to 1; a round under way counts by its phases."""
+    """Return the share of rounds done, 0 to 1; the current round counts by its phases."""
     if status.state == "trained" or status.kind in ("after", "closing", "personal"):
         return 1.0
     if status.kind != "train" or not status.rounds:
@@ -87,7 +87,7 @@ def done(status: Status) -> float:
 
 
 def loss_words(status: Status) -> str:
-    """Say the last loss, or why there is none."""
+    """Describe the last loss, or why there is none."""
     if status.loss is None:
         return "-" if status.epsilon_promised is None else "stays at the silos"
     since = status.unmeasured_since
@@ -95,18 +95,18 @@ def loss_words(status: Status) -> str:
 
 
 def accuracy_words(status: Status) -> str:
-    """Say the last balanced accuracy, of which model, and how noisy."""
+    """Describe the last balanced accuracy, its model and its noise."""
     if status.balanced_accuracy is None:
         return "-"
     noisy = ", noisy" if status.noisy else ""
-    told = with_interval(status.balanced_accuracy, status.balanced_accuracy_interval, status.classes)
+    text = with_interval(status.balanced_accuracy, status.balanced_accuracy_interval, status.classes)
     answer = one_answer(status.one_answer)
     only = "" if answer is None else f"; {answer}"
-    return shown(f"{told} balanced, model of round {status.evaluated_round}{noisy}{only}")
+    return shown(f"{text} balanced, model of round {status.evaluated_round}{noisy}{only}")
 
 
 def privacy_words(status: Status) -> str:
-    """Say what silos tell of epsilon, and what was promised."""
+    """Describe the epsilons that silos report, and the promise."""
     if status.privacy is not None:
         return shown(spent_words(status.privacy))
     if status.epsilon_promised is None:
@@ -115,15 +115,15 @@ def privacy_words(status: Status) -> str:
 
 
 def spent_words(spent: Spent) -> str:
-    """Describe what silos tell of epsilon."""
-    told = (spent.ranges() or ["not told"]) + spent.exact()
+    """Describe the epsilons that silos report."""
+    parts = (spent.ranges() or ["not told"]) + spent.exact()
     if spent.untold and spent.histogram:
-        told.append(f"{plural(spent.untold, 'silo')} told nothing")
-    return f"{', '.join(told)}; at most {spent.promised:g} promised, delta {spent.delta:g}"
+        parts.append(f"{plural(spent.untold, 'silo')} told nothing")
+    return f"{', '.join(parts)}; at most {spent.promised:g} promised, delta {spent.delta:g}"
 
 
 def cost_words(status: Status) -> str:
-    """Say seconds and bytes so far."""
+    """Describe seconds and bytes so far."""
     down, up = megabytes(status.bytes_down), megabytes(status.bytes_up)
     return f"{status.seconds:.1f} s in sums, {down} MB down, {up} MB up"
 
@@ -134,5 +134,5 @@ def clock_words(seconds: float) -> str:
     >>> clock_words(3671.9)
     '1:01:11'
     """
-    whole = int(seconds)
-    return f"{whole // 3600}:{whole // 60 % 60:02}:{whole % 60:02}"
+    total = int(seconds)
+    return f"{total // 3600}:{total // 60 % 60:02}:{total % 60:02}"

@@ -1,6 +1,6 @@
-"""The page of ``tightframe watch --web``: what the terminal shows, a table of silos, and curves.
+"""The page of ``tightframe watch --web``: the terminal's content, a table of silos, and curves.
 
-Its source is the run's status alone: totals that the server has anyway, names of silos, and codes.
+Its only source is the run's status: totals that the server has anyway, names of silos, and codes.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class WatchPage:
 
     Args:
         port: to serve it on; None for a free one.
-        out: for what happens to its link.
+        out: console for messages about its link.
     """
 
     def __init__(self, job_id: str, port: int | None, out: Console) -> None:
@@ -60,12 +60,12 @@ class WatchPage:
         self.live = Live(f"Job {job_id}", KIND, content(self._view), port=port or 0, say=partial(tell, out))
 
     def show(self, view: View) -> None:
-        """Put what is known now on the page."""
+        """Show a view on the page."""
         self._view = view
         self.live.show(content(view))
 
     def end(self, verdict: Verdict) -> None:
-        """Put on the page how the run ended; nothing follows."""
+        """Show how the run ended, as the page's last content."""
         self.live.show(content(self._view, verdict))
 
 
@@ -86,23 +86,25 @@ def watch_page(job_id: str, port: int | None, out: Console) -> Iterator[WatchPag
 
 
 def content(view: View, verdict: Verdict | None = None) -> Content:
-    """Return the page's content: a pure function of what is known.
+    """Return the page's content.
 
     Args:
-        view: what the terminal shows.
-        verdict: how the run ended, once it has.
+        view: as on the terminal.
+        verdict: at the run's end.
     """
     status = view.last
     name = view.seen.name if view.seen is not None else "" if status is None else status.job_name
     now = standing(view) if verdict is None else verdict.title
-    said = f"{name or 'job'}: {now}"
+    summary = f"{name or 'job'}: {now}"
     if status is not None and status.kind == "train" and verdict is None:
-        said += f", round {round_words(status)}"
+        summary += f", round {round_words(status)}"
     parts = [tag("div", *_top(view, verdict, name), id="top")]
     if status is not None:
         silent = {} if view.seen is None else view.seen.silent
         parts += [_silos(status, silent), _course(status), _privacy(status)]
-    return Content(f"{now} \N{EN DASH} {name or 'Tightframe'}", said, join(parts), over=verdict is not None)
+    return Content(
+        f"{now} \N{EN DASH} {name or 'Tightframe'}", summary, join(parts), over=verdict is not None
+    )
 
 
 def _top(view: View, verdict: Verdict | None, name: str) -> Iterator[Part]:
@@ -161,18 +163,18 @@ def _tiles(status: Status) -> Markup:
 
 
 def _silos(status: Status, silent: silos.Silent) -> Markup:
-    """Show who is there, who is waited for, and who is not there, and why."""
-    waited = silos.missing(status)
+    """Show the silos that take part, are awaited, or are missing, and why."""
+    awaited = silos.missing(status)
     body: list[list[Part]] = [
         [name, now, note or without("nothing is to be said of it", "none")]
         for name, now, note in silos.each(status, silent)
     ]
     body_states = {row[1] for row in body}
     count = (
-        f"{plural(len(waited), 'silo')} training: {', '.join(waited)}."
-        if waited and "training" in body_states and "waited for" not in body_states
-        else f"Waiting for {plural(len(waited), 'silo')}: {', '.join(waited)}."
-        if waited
+        f"{plural(len(awaited), 'silo')} training: {', '.join(awaited)}."
+        if awaited and "training" in body_states and "waited for" not in body_states
+        else f"Waiting for {plural(len(awaited), 'silo')}: {', '.join(awaited)}."
+        if awaited
         else "Nobody is waited for."
     )
     return section(
@@ -236,12 +238,12 @@ def _accuracy(item: Moment) -> Part:
     if item.balanced_accuracy is None:
         return without("this round's model was not evaluated, or not yet", "none")
     limits = item.balanced_accuracy_interval
-    told = f" [{number(limits[0])}, {number(limits[1])}]" if limits else ""
-    return f"{number(item.balanced_accuracy)}{told}"
+    limits_text = f" [{number(limits[0])}, {number(limits[1])}]" if limits else ""
+    return f"{number(item.balanced_accuracy)}{limits_text}"
 
 
 def _privacy(status: Status) -> Markup:
-    """Draw what silos tell of epsilon: ranges, never one silo's number that its policy does not show."""
+    """Draw the ranges of epsilon that silos report, never a silo's own that its policy does not disclose."""
     title = "Privacy spent"
     if status.epsilon_promised is None:
         return section(title, tag("p", "The job has no differential privacy."))
