@@ -221,4 +221,6 @@ def simulate(
             same = [word for name, value in typed if value is not None for word in (name, str(value))]
             for line in simulation.left_behind(setup, workspace, job, stopped, same, previous):
                 err.print(line)
+        elif (hint := simulation.one_answer_hint(setup, workspace)) is not None:
+            err.print(hint)
     raise typer.Exit(code)

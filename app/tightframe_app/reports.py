@@ -153,7 +153,7 @@ def compare(
         screen.print(each)
     for note in filter(None, (comparing.few_positives(runs), comparing.unopened(runs))):
         screen.print(shown(note), soft_wrap=True)
-    for line in comparing.absent_classes(runs):
+    for line in (*comparing.absent_classes(runs), *comparing.one_answers(runs)):
         screen.print(shown(line), soft_wrap=True)
     if not (pairs := comparing.paired(runs)):
         screen.print("no two settings have two or more seeds in common: one seed says little")

@@ -93,6 +93,7 @@ def predict(
     if model.absent_classes:
         lacks = ", ".join(model.absent_classes)
         err.print(f"NOT IN THE MODEL: {lacks}; it never answers that, whatever the record (see its report)")
+    _say_one_answer(model)
     if model.synthetic:
         err.print("SYNTHETIC TWIN: the model was trained on generated records; its answers mean nothing")
     last = time.monotonic()
@@ -127,6 +128,14 @@ def predict(
         if (more := len(found.problems) - SHOWN) > 0:
             err.print(f"  and {more} more")
         raise typer.Exit(1)
+
+
+def _say_one_answer(model: TrainedModel) -> None:
+    """Say of a model which gives one answer that it does."""
+    from tightframe.results.words import one_answer
+
+    if (told := one_answer(model.one_answer)) is not None:
+        err.print(shown(f"ONE ANSWER: on the test records {told}"))
 
 
 def _entry(model: TrainedModel, config: Path, site: str | None) -> TableSite:
@@ -177,6 +186,7 @@ def export(
     if output.exists():
         raise FileExistsError(f"Expected {output} to be free, but it is there: name another.")
     model = load_model(model_dir)
+    _say_one_answer(model)
     if model.synthetic:
         err.print("SYNTHETIC TWIN: the model was trained on generated records; its answers mean nothing")
     made = written(model, chosen, output, tolerance=tolerance)

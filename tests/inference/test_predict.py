@@ -197,6 +197,20 @@ def test_which_model_answers_is_said(heart: Path, tmp_path: Path) -> None:
     assert "(round 7's, the best by validation)" in named and "if you name" not in named
 
 
+def test_a_model_that_gives_one_answer_is_said_to(heart: Path, tmp_path: Path) -> None:
+    card = json.loads((heart / CARD).read_text())
+    card["evaluation"]["test"]["one_answer"] = {"class": "disease", "share": 0.99}
+    (tmp_path / CARD).write_text(json.dumps(card))
+    for name in (MODEL, BEST):
+        shutil.copy(heart / name, tmp_path / name)
+    table = write_table(tmp_path / "in.csv", list(FEATURES), [list(row) for row in heart_rows(1)[0]])
+    told = "ONE ANSWER: on the test records the model gives one answer: disease, for nearly all records"
+    assert told in " ".join(predict(tmp_path, table, "-o", tmp_path / "out.csv").stderr.split())
+    best = predict(tmp_path / BEST, table, "-o", tmp_path / "best.csv").stderr
+    assert "ONE ANSWER" not in best, "another round's"
+    assert "ONE ANSWER" not in predict(heart, table, "-o", tmp_path / "sound.csv").stderr
+
+
 def test_all_that_is_wrong_with_a_header_is_told_at_once(heart: Path, tmp_path: Path) -> None:
     header = [*[name for name in FEATURES if name not in ("chol", "sex")], "age"]
     table = write_table(tmp_path / "in.csv", header, [])

@@ -112,13 +112,18 @@ def test_features_that_are_alike_for_all_but_few_records_are_refused(batch: int)
         model[0].bias.fill_(-9.0)
         model[2].bias.fill_(0.5)
     rows = torch.linspace(0, 8, 40)[:, None]
-    assert "those of 0 of 39 did" in alike(model, rows, batch)
+    assert "10 or more of 39 steps from a drawn record to the next, but they differ in 0." in alike(
+        model, rows, batch
+    )
     rows[[3, 9], 0] = 12.0  # two records are four differences
-    assert "those of 4 of 39 did" in alike(model, rows, batch)
+    assert "differ in 4." in alike(model, rows, batch)
     rows[12, 0] = 13.0
-    assert "those of 12 of 79 did" in alike(model, rows.repeat(2, 1), batch, 40), "two epochs tell no more"
+    assert (
+        "differ in 20 or more of 79 steps from a drawn record to the next, but they differ in 12."
+        in alike(model, rows.repeat(2, 1), batch, 40)
+    ), "two epochs tell no more"
     rows[14, 0] = 13.0
-    assert "those of 8 of 39 did" in alike(model, rows, batch)
+    assert "differ in 8." in alike(model, rows, batch)
     rows[16, 0] = 14.0
     assert not alike(model, rows, batch)
     assert not alike(model, rows[8:14], batch), "of six records half are enough"

@@ -88,6 +88,16 @@ def test_results_that_privacy_left_at_the_silos_are_not_silently_missing(made: M
     assert "test results of private: in each silo's" in call(exact, private).stdout
 
 
+def test_a_run_whose_model_gives_one_answer_is_said_to(made: Made, tmp_path: Path) -> None:
+    runs = [made("sound"), made("one")]
+    outcome = json.loads((runs[1] / "outcome.json").read_text())
+    outcome["evaluation"]["test"]["one_answer"] = {"class": "b", "share": 1.0}
+    (runs[1] / "outcome.json").write_text(json.dumps(outcome))
+    told = "one: the model gives one answer: b, for all records"
+    assert told in call(*runs, "--out", tmp_path / "report.html").stdout
+    assert told in Page.of(tmp_path).text and "sound: the model" not in Page.of(tmp_path).text
+
+
 def test_paired_differences_are_those_of_a_t_test_over_the_seeds_in_common(made: Made) -> None:
     base = [made(f"base-{seed}", hits, seed=seed) for seed, hits in enumerate([(30, 45), (28, 50), (33, 41)])]
     other = [

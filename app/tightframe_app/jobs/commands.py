@@ -409,10 +409,11 @@ def _print_export(recipe: Recipe, job: JobConfig, preset: str, changes: dict[str
         )
     if job.privacy is None and job.dataset == "table":
         bins, models = job.evaluation.score_bins, min(job.evaluation.models, job.rounds + 1)
+        fewer = ", or --set evaluation.models=1" if models > 1 else ""
         err.print(
             f"exact evaluations: {plural(models, 'model')}, {bins} score bins; a site with few validation or "
             "test records refuses so many numbers and says what fits (TF-627): let each run `tightframe site "
-            "check --job`, or --set evaluation.models=1"
+            f"check --job`{fewer}"
         )
     noisy = job.privacy is not None and job.privacy.evaluation == "noisy"
     if noisy and (plan := prepare(job).privacy) is not None and plan.evaluation is not None:

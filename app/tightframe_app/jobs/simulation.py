@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +15,7 @@ import typer
 
 from tightframe import data
 from tightframe.config.job import JobConfig
+from tightframe.config.policy import PolicyBlock
 from tightframe.config.site import FILE_NAME, SiteEntry, dataset_of, open_data, server_entry, site_entry
 from tightframe.data.base import SiloData, check_form
 from tightframe.errors import RunError, SiteConfigError, TightframeError
@@ -28,6 +31,10 @@ INTERRUPTED = "TF-105"
 """Code of an interrupted run, which can be restarted unchanged."""
 REFUSED = "TF-509"
 """Code of a run that sites refused, each with its own code."""
+FAILED = "TF-513"
+"""Code of a run in which silos failed, each with its own code in its log."""
+NOTHING = re.compile(r"nothing can be contributed to this sum: (TF-\d{3})")
+"""A silo's log line that has it."""
 
 
 def records(local: Path, used: Path | None, job: JobConfig) -> str:
@@ -201,26 +208,52 @@ def left_behind(
     place, suffix = _quoted(workspace), "".join(f" {shlex.quote(word)}" for word in options)
     page = results / PAGE
     lines = [f"results so far: {_short(page if page.is_file() else outcome)}"]
+    code = _cause(results)
     if (results / CHECKPOINT).is_file():
         name, resumed = setup.job.job_name, Path("exported", f"{setup.job.job_name}-resumed")
+        first = "" if code in (None, INTERRUPTED) else f", the cause corrected (tightframe explain {code})"
         lines += [
-            "to continue after its last complete round:",
+            f"to continue after its last complete round{first}:",
             f"  tightframe jobs export {name} --resume {_quoted(results)} -o {_quoted(resumed)}",
             f"  tightframe simulate {_quoted(resumed)} -w {place} --previous-run {place}{suffix}",
         ]
     elif previous is not None:
         repeated = f"tightframe simulate {_quoted(job)} -w {place} --previous-run {_quoted(previous)}{suffix}"
-        if (code := _cause(results)) in (None, INTERRUPTED):
+        if code in (None, INTERRUPTED):
             lines.append(f"no new round was completed, so run it again:  {repeated}")
         else:
             first = f"no new round was completed: correct the cause first (tightframe explain {code})"
             lines.append(f"{first}, then run it again:  {repeated}")
-    elif (code := _cause(results)) not in (None, INTERRUPTED):
+    elif code not in (None, INTERRUPTED):
         lines.append(f"no round was completed: correct the cause first (tightframe explain {code})")
     else:
         command = f"tightframe simulate {_quoted(job)} -w {place}{suffix}"
         lines.append(f"no round was completed, so start again:  {command}")
     return lines
+
+
+def one_answer_hint(setup: JobSetup, workspace: Path) -> str | None:
+    """Warn of stricter sites, which may end the run of a model with one answer; None for any other model.
+
+    A silo asks for records that a network tells apart only without privacy and with ``records_per_feature``,
+    which a simulation leaves out unless its site configuration has it.
+    """
+    try:
+        outcome = Outcome.read(workspace / workspaces.RESULTS)
+    except ResultsError:
+        return None
+    answer = None if outcome.evaluation is None else outcome.evaluation.test.one_answer
+    if answer is None or not answer.certain or setup.privacy is not None or setup.method.one_sum is not None:
+        return None
+    for site in setup.job.roster:
+        entry = site_entry(workspace / "local", site, production=False, alone=len(setup.job.roster) == 1)
+        block = PolicyBlock() if entry is None else entry.policy
+        if not block.resolve(production=False).records_per_feature:
+            return (
+                "one answer: if the network does not tell records apart, profile `standard` ends such a run "
+                "(tightframe explain TF-305)"
+            )
+    return None
 
 
 def _write_outcome(setup: JobSetup, results: Path, reason: str, local: Path) -> None:
@@ -258,7 +291,18 @@ def _cause(results: Path) -> str | None:
     code = (outcome.reason or "").partition(":")[0]
     if code == REFUSED and outcome.not_enrolled:
         return " ".join(sorted({*outcome.not_enrolled.values()}))
+    if code == FAILED and (codes := _silos_codes(results.parents[1], outcome.roster)):
+        return " ".join(sorted(codes))
     return code if code.startswith("TF-") else None
+
+
+def _silos_codes(workspace: Path, sites: Sequence[str]) -> set[str]:
+    """Return the codes for which silos contributed nothing, from their own logs."""
+    codes = set[str]()
+    for site in sites:
+        with suppress(OSError), (workspace / site / "log.txt").open(errors="replace") as lines:
+            codes.update(match[1] for line in lines if (match := NOTHING.search(line)))
+    return codes
 
 
 def _short(path: Path) -> str:

@@ -30,6 +30,7 @@ from tightframe.learning.one_sum.temperature import BIAS, WEIGHT
 from tightframe.results.files import BEST, CARD, LOCAL, MODEL, OUTCOME, PERSONAL, not_proven, read_bytes
 from tightframe.results.local_report import SiloReport
 from tightframe.results.model_card import Card
+from tightframe.results.parts.evaluation import OneAnswer
 from tightframe.rounds.setup import JobSetup, assemble
 
 if TYPE_CHECKING:
@@ -89,6 +90,13 @@ class TrainedModel:
     def best_round(self) -> int | None:
         """The round whose model was the best by validation; None where none was kept."""
         return self.card.best_round_by_validation if isinstance(self.card, Card) else None
+
+    @property
+    def one_answer(self) -> OneAnswer | None:
+        """The only answer that a run's last model gave on the test records; None of any other model."""
+        if not isinstance(self.card, Card) or self.card.evaluation is None or self.path.name != MODEL:
+            return None
+        return self.card.evaluation.test.one_answer
 
     @property
     def origin(self) -> str:

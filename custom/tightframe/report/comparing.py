@@ -16,7 +16,7 @@ from tightframe.report.reading import ServerResults, only_run, read
 from tightframe.results.files import ResultsError
 from tightframe.results.parts.evaluation import Finding, FoldMetrics
 from tightframe.results.rows import Row, last_spent
-from tightframe.results.words import dotted
+from tightframe.results.words import dotted, one_answer
 
 MEASURES = ("balanced_accuracy", "accuracy", "auroc", "average_precision")
 NOT_THE_ARM = ("job_name", "seed")
@@ -231,6 +231,12 @@ def absent_classes(runs: Sequence[Run]) -> list[str]:
             where = "model" if run.found.outcome.one_sum is not None else "class sums"
             lines.append(f"{run.name}: not in the {where}, because too few silos have it: {', '.join(lacks)}")
     return lines
+
+
+def one_answers(runs: Sequence[Run]) -> list[str]:
+    """Say of each run whose last model gives one answer that it does."""
+    answers = {run.name: None if run.test is None else one_answer(run.test.one_answer) for run in runs}
+    return [f"{name}: {answer}" for name, answer in answers.items() if answer is not None]
 
 
 def unopened(runs: Sequence[Run]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import logging
 import os
 import shlex
 import signal
@@ -13,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -24,8 +26,16 @@ from typer.testing import CliRunner, Result
 from tightframe import federation
 from tightframe.config.site import MARKER
 from tightframe.data.isic.folder import IMAGES, SPLIT
-from tightframe.errors import JobError, JobFolderError, RunError, SiteConfigError, WorkspaceError
+from tightframe.errors import (
+    JobError,
+    JobFolderError,
+    RunError,
+    SiteConfigError,
+    TrainingError,
+    WorkspaceError,
+)
 from tightframe.flare.simulation import simulator, workspace
+from tightframe.rounds.riders import failures
 from tightframe.rounds.setup import prepare
 from tightframe_app.cli import app
 from tightframe_app.jobs import folders as job_folders
@@ -530,6 +540,73 @@ def test_after_a_refusal_the_sites_own_codes_are_explained(tmp_path: Path) -> No
     assert first.endswith("report.html") and line.endswith("(tightframe explain TF-625 TF-628)")
     (results / "report.html").unlink()  # as where the disk was full
     assert simulation.left_behind(setup, tmp_path, tmp_path / "job", None)[0].endswith("outcome.json")
+
+
+def test_where_silos_fail_the_codes_of_their_own_logs_are_explained(tmp_path: Path) -> None:
+    results = tmp_path / "server" / "simulate_job"
+    results.mkdir(parents=True)
+    setup = prepare(recipes.get("fedetf_heart").job().model_dump(mode="json"))
+    simulation._write_outcome(setup, results, "TF-513: 1 of 4 silos failed.", tmp_path / "local")
+    (_, line) = simulation.left_behind(setup, tmp_path, tmp_path / "job", None)
+    assert line.endswith("(tightframe explain TF-513)"), "no log has it"
+    for site, code in (("site-1", "TF-305"), ("site-2", "TF-305"), ("site-3", "TF-402")):
+        context: Any = SimpleNamespace(log=logging.getLogger(site), name=site)
+        (tmp_path / site).mkdir()
+        handler = logging.FileHandler(tmp_path / site / "log.txt")
+        context.log.addHandler(handler)
+        failures.note(context, TrainingError("why", code=code))
+        context.log.removeHandler(handler)
+        handler.close()
+    (_, line) = simulation.left_behind(setup, tmp_path, tmp_path / "job", None)
+    assert line.endswith("(tightframe explain TF-305 TF-402)")
+    (results / "checkpoint.safetensors").touch()
+    assert "the cause corrected (tightframe explain TF-305 TF-402):" in "".join(
+        simulation.left_behind(setup, tmp_path, tmp_path / "job", None)
+    )
+
+
+@pytest.mark.parametrize(
+    ("recipe", "profile", "answer", "told"),
+    [
+        ("fedetf_heart", "research", {"class": "disease", "share": 1.0}, True),
+        ("fedetf_heart", "standard", {"class": "disease", "share": 1.0}, False),
+        ("fedetf_heart", "research", {"class": "disease", "share": 1.0, "certain": False}, False),
+        ("fedetf_heart", "research", None, False),
+        ("fedncm_heart", "research", {"class": "disease", "share": 1.0}, False),
+        ("fedetf_isic_dp", "research", {"class": "NV", "share": 1.0}, False),
+    ],
+)
+def test_of_a_model_with_one_answer_it_is_said_that_hospitals_may_end_such_a_run(
+    tmp_path: Path, recipe: str, profile: str, answer: dict[str, Any] | None, told: bool
+) -> None:
+    results = tmp_path / "server" / "simulate_job"
+    results.mkdir(parents=True)
+    setup = prepare(recipes.get(recipe).job().model_dump(mode="json"))
+    simulation._write_outcome(setup, results, "", tmp_path / "local")
+    file = results / "outcome.json"
+    test = {"records": 9, "one_answer": answer}
+    values = json.loads(file.read_text()) | {"evaluation": {"validation": {"records": 0}, "test": test}}
+    file.write_text(json.dumps(values))
+    (tmp_path / "local").mkdir(exist_ok=True)
+    sites = {name: {"policy": {"profile": profile}} for name in setup.job.roster}
+    (tmp_path / "local" / "tightframe.json").write_text(json.dumps({"sites": sites}))
+    assert ("TF-305" in (simulation.one_answer_hint(setup, tmp_path) or "")) == told
+    (tmp_path / "local" / "tightframe.json").unlink()
+    without = simulation.one_answer_hint(setup, tmp_path)
+    assert (without is not None) == (told or profile == "standard"), "research is a simulation's profile"
+
+
+def test_an_export_hints_at_fewer_evaluations_only_where_there_are_several(tmp_path: Path) -> None:
+    column, label = (
+        {"column": "drug", "kind": "boolean"},
+        {"column": "ill", "classes": [{"code": "0"}, {"code": "1"}]},
+    )
+    (tmp_path / "c.json").write_text(json.dumps({"title": "Ward", "columns": [column], "label": label}))
+    for method, hinted in (("fedavg", True), ("fedncm", False)):
+        job = ["--method", method, "--contract", str(tmp_path / "c.json"), "-o", str(tmp_path / method)]
+        done = CliRunner().invoke(app, ["jobs", "export", *job])
+        assert done.exit_code == 0 and "exact evaluations: " in done.output, done.output
+        assert ("evaluation.models=1" in done.output) == hinted
 
 
 def test_a_job_path_that_does_not_exist_suggests_the_nearest(

@@ -529,7 +529,8 @@ def test_the_silos_log_has_where_what_nobody_expected_happened(caplog: pytest.Lo
 
 
 def test_the_silos_log_has_an_errors_own_code() -> None:
-    assert failures.reason(TrainingError("not finite", code="TF-301")).startswith("TF-301 (")
+    told = failures.reason(TrainingError("no room", code="TF-302"))
+    assert told.startswith("TF-302 (") and told.endswith("): no room"), "the code is there once"
     assert failures.reason(RuntimeError("CUDA error")).startswith("TF-503 (")
 
 

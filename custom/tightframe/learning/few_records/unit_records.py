@@ -52,6 +52,7 @@ fails, which costs nothing: it cannot learn.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
@@ -291,13 +292,16 @@ class UnitRecords:
         differing = torch.cat(self._differing)  # one record unlike all others differs twice
         count, most = int(differing.sum()), differing.numel() / 2
         times = max(1.0, differing.numel() / self._records) * self._repeats
-        if count < min(2 * self._least * times, most):
+        needed = min(2 * self._least * times, most)
+        if count < needed:
             raise TrainingError(
-                f"Expected features that differ from record to record at {self._least} records or more, but "
-                f"those of {count} of {differing.numel()} did. Such a network learns nothing, and what it "
-                "sends follows from this silo's class counts alone. If this log says above that columns say "
-                "nothing, make its first layer narrower (model_options.widths). Otherwise standardise inputs "
-                "(model_options.standardise), or take wider layers, another seed or a smaller learning rate.",
+                f"Expected features that tell {self._least} records or more apart, so that they differ in "
+                f"{math.ceil(needed)} or more of {differing.numel()} steps from a drawn record to the next, "
+                f"but they differ in {count}. Such a network learns nothing, and what it sends follows from "
+                "this silo's class counts alone. If this log says above that columns say nothing, make its "
+                "first layer narrower (model_options.widths). Otherwise take a smaller learning rate, "
+                "standardised inputs (model_options.standardise), wider layers or another seed, or several "
+                "of these.",
                 code="TF-305",
             )
 

@@ -11,6 +11,7 @@ from tightframe.report.comparing import (
     absent_classes,
     differing,
     few_positives,
+    one_answers,
     paired,
     positives,
     settings,
@@ -30,7 +31,7 @@ def page(runs: Sequence[Run]) -> str:
         parts.append(
             layout.notice("warn", "Synthetic records: the numbers say nothing about medicine or a method.")
         )
-    parts += [layout.notice("warn", line) for line in absent_classes(runs)]
+    parts += [layout.notice("warn", line) for line in (*absent_classes(runs), *one_answers(runs))]
     parts += [_last(runs), *_findings(runs), _curves(runs), _paired(runs), _differing(runs)]
     return layout.page(f"{len(runs)} runs", "Tightframe comparison of runs", *parts)
 

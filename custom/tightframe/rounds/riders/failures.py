@@ -325,15 +325,15 @@ def note(context: SiloContext, error: Exception) -> None:
     """Write to the silo's own log why it cannot contribute."""
     unexpected = None if isinstance(error, TightframeError) else error
     context.log.error(
-        "%s: nothing can be contributed to this sum: %s: %s",
+        "%s: nothing can be contributed to this sum: %s",
         context.name,
         reason(error),
-        error,
         exc_info=unexpected,
     )
 
 
 def reason(error: Exception) -> str:
-    """Return an error's code in words, for the silo's own log."""
+    """Return an error's code, the code in words, and the message, for the silo's own log."""
     code = error.code if isinstance(error, TightframeError) else "TF-503"
-    return f"{code} ({REASONS.get(code, 'see tightframe explain')})"
+    message = str(error).removeprefix(f"{code}: ")
+    return f"{code} ({REASONS.get(code, 'see tightframe explain')}): {message}"

@@ -284,9 +284,7 @@ class Contributor:
         except Exception as error:
             if not failures.hidden(error):
                 raise
-            context.log.warning(
-                "%s: features cannot be computed: %s: %s", context.name, failures.reason(error), error
-            )
+            context.log.warning("%s: features cannot be computed: %s", context.name, failures.reason(error))
 
     def _measure(self, part: str | None, silo: LocalSilo, message: Message) -> None:
         """Train a first round for oneself before the first work on a state that a server could choose.
@@ -313,9 +311,7 @@ class Contributor:
             timed = self._seen_at_work(lambda: rehearse(context, self._setup, self._device, requested, start))
             context.pace.rehearsed(timed)
         except Exception as error:  # what training meets as well, and answers in the form of any other term
-            context.log.warning(
-                "%s: a first round fails by itself: %s: %s", context.name, failures.reason(error), error
-            )
+            context.log.warning("%s: a first round fails by itself: %s", context.name, failures.reason(error))
 
     def _silo(
         self,
@@ -429,10 +425,9 @@ class Contributor:
             if not failures.hidden(error):
                 raise
             self._context.log.error(
-                "%s: there is no local-only baseline: %s: %s",
+                "%s: there is no local-only baseline: %s",
                 self._context.name,
                 failures.reason(error),
-                error,
             )
             return {}
         own_report.add(self._context, local_only=alone)
