@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -365,11 +366,14 @@ def test_a_record_that_an_epochs_batches_have_five_times_is_one() -> None:
     """Batches drawn anew have some records often and others never, and some layers train in some epochs."""
     often = np.array([5, 2, 1, 1, 1])
     slopes = torch.tensor([[1.0, 1], [0, 1], [0, 1], [0, 1], [0, 1]])
-    for epochs, told, few in ((1, False, [False, False]), (1, True, [True, False]), (2, True, [True, False])):
+    for size, (epochs, told, few) in itertools.product(
+        (1, 4, 10), ((1, False, [False, False]), (1, True, [True, False]), (2, True, [True, False]))
+    ):
         layer = nn.Linear(1, 2)
+        places = np.concatenate([np.repeat(np.arange(5), often)] * epochs)
         with UnitRecords(layer, 10, least=3) as units:
-            for place in [*np.repeat(np.arange(5), often).tolist()] * epochs:
+            for batch in np.array_split(places, len(places) / size):
                 if told:
-                    units.next_batch(often[[place]] * epochs, 10 * epochs)
-                (layer(torch.ones(1, 1)) * slopes[place]).sum().backward()
+                    units.next_batch(often[batch] * epochs, 10 * epochs)
+                (layer(torch.ones(len(batch), 1)) * slopes[batch]).sum().backward()
         assert units.few()["bias"].tolist() == few
