@@ -148,7 +148,11 @@ def simulate(
     ] = None,
     keep: Annotated[
         int,
-        typer.Option(min=0, help="Number of earlier runs to keep in WORKSPACE.runs; 0 wipes the last one."),
+        typer.Option(
+            min=0,
+            help="Number of earlier runs to keep in WORKSPACE.runs; those without a finished round go first, "
+            "then the oldest. 0 wipes the last one.",
+        ),
     ] = 5,
     gpu: Annotated[
         str | None, typer.Option(help="GPU ids for the silos, in the engine's notation: 0,1 or [0,1]")

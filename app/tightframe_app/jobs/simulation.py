@@ -145,9 +145,9 @@ def keep(workspace: Path, most: int, say: Callable[[str], None]) -> Path | None:
     """Move an earlier run out of the workspace, which the engine wipes; return its new folder."""
     folder, removed = workspaces.keep_results(workspace, most=most)
     if folder is not None:
-        say(f"kept the earlier run as {_short(folder)}; the last {most} runs are kept (--keep)")
+        say(f"kept the earlier run as {_short(folder)}; {most} runs are kept (--keep)")
     for path in removed:
-        say(f"removed the oldest run, {_short(path)}")
+        say(f"removed an earlier run, {_short(path)}")
     return folder
 
 

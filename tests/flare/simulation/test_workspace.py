@@ -80,6 +80,20 @@ def test_an_earlier_run_is_kept_and_the_oldest_beyond_the_bound_removed(tmp_path
     assert keep_results(there, most=0) == (None, []) and (there / RESULTS).is_dir()
 
 
+def test_runs_that_left_nothing_are_removed_before_a_trained_one(tmp_path: Path) -> None:
+    there = tmp_path / "ws"
+    trained, failed = '{"trained": true}', '{"trained": false}'
+    texts = [trained, failed, failed, "broken", failed, trained, trained]
+    kept = []
+    for number, text in enumerate(texts):
+        finished(there, text, at=1_700_000_000 + 60 * number)
+        if number == 2:
+            (there / RESULTS / "checkpoint.safetensors").touch()
+        kept.append(keep_results(there, most=4)[0])
+    there_still = [number for number, path in enumerate(kept) if path is not None and path.exists()]
+    assert there_still == [2, 3, 5, 6], "those without a round first, then the oldest"
+
+
 def test_two_runs_of_one_second_are_both_kept(tmp_path: Path) -> None:
     folders = set()
     for _ in range(2):

@@ -115,7 +115,8 @@ def keep_results(workspace: Path, *, most: int = KEPT_RUNS) -> tuple[Path | None
 
     Args:
         workspace: held by the caller.
-        most: number of runs to keep; older ones are removed.
+        most: number of runs to keep; of the others those without a finished round are removed first, then the
+            oldest.
 
     Returns:
         The folder that holds the earlier run now, None if there was nothing to keep; and the folders removed.
@@ -138,11 +139,21 @@ def keep_results(workspace: Path, *, most: int = KEPT_RUNS) -> tuple[Path | None
         if path.name not in ("local", "startup"):
             path.rename(partial / path.name)
     partial.rename(folder)
-    runs = sorted(path for path in kept.iterdir() if path.is_dir() and not path.name.startswith("."))
-    removed = [path for path in runs[: max(0, len(runs) - most)] if path != folder]
+    runs = [path for path in kept.iterdir() if path.is_dir() and not path.name.startswith(".")]
+    earlier = sorted(set(runs) - {folder}, key=lambda path: (not _is_empty(path / RESULTS), path.name))
+    removed = earlier[: max(0, len(runs) - most)]
     for path in removed:
         shutil.rmtree(path)
     return folder, removed
+
+
+def _is_empty(results: Path) -> bool:
+    """Check whether a kept run ended without a result and without a round from which it could go on."""
+    try:
+        trained = json.loads((results / OUTCOME).read_text(encoding="utf-8"))["trained"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+    return trained is False and not (results / CHECKPOINT).is_file()
 
 
 def _job_name(results: Path) -> str:
