@@ -89,6 +89,7 @@ def test_nor_behind_a_layer_with_another_after_it() -> None:
             slopes = torch.tensor([[1.0]] * 3 + [[rest]] * 5)
             (model(torch.ones(8, 1)) * slopes).sum().backward()
         assert {bool(item.all()) for item in units.few().values()} == {few}
+        assert units.unbacked() == (["0", "1"] if few else [])
 
 
 def alike(model: nn.Module, rows: torch.Tensor, batch: int = 64, records: int | None = None) -> str:
