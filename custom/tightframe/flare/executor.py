@@ -39,8 +39,8 @@ from tightframe.rounds.site_ledger import journal_folder
 from tightframe.rounds.sums.simulated_identity import simulated_identity
 from tightframe.securesum.identity import Anchor, KeySigner
 
-_NAMED = {"enroll": "enrolling", "contribute": "reading records", "baseline": "local baseline"}
-"""Progress text of each task until the records are read."""
+_NAMED = {"enroll": "enrolling", "contribute": "preparing", "baseline": "local baseline"}
+"""Progress text at the start of each task."""
 
 
 class SiloExecutor(Executor):

@@ -111,7 +111,7 @@ def test_a_site_is_told_what_it_would_withdraw(ended: Path, tmp_path: Path) -> N
     assert job.withdraw is not None
     (tmp_path / "state" / job.withdraw.previous / "a" / STATE).mkdir(parents=True)
     ((state, text),) = said()
-    assert state == "problem" and "fewer than 5 (" in text and "TF-523" in text
+    assert state == "problem" and "fewer than 5 (of class " in text and "TF-523" in text
     entry = entry.model_copy(update={"policy": PolicyBlock(min_class_count=1)})
     assert [(state, "2 training, 0 validation and 1 test records" in text) for state, text in said()] == [
         ("ok", True)

@@ -361,7 +361,8 @@ def _withdrawal(context: SiloContext, setup: JobSetup, area: str, *, several: bo
         small = "in all" if 0 < patients.sum() < least else ""
     else:
         places = too_few(left - kept, kept, least, patients, every)
-        small = ", ".join(setup.dataset.class_names[place] for place in places)
+        names = ", ".join(setup.dataset.class_names[place] for place in places)
+        small = f"of class {names}" if names else ""
     if small:
         return Finding(
             area,
