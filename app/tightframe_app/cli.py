@@ -77,7 +77,7 @@ PARTS = {
         ),
     )
 }
-"""Commands in the order of their list; the first line of a function's own help is the same."""
+"""Commands in the order of the list, with the first line of each function's own help."""
 
 app = typer.Typer(
     cls=group_of(PARTS),
@@ -91,11 +91,11 @@ err = lines(stderr=True)
 STORAGE = frozenset(
     (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG)
 )
-"""What a full, read-only or forbidden place makes of a call, which is no bug."""
+"""Errors of a full, read-only or forbidden place, which are no bugs."""
 
 
 def main() -> None:
-    """Run the command line: an error of data or disk is one message and exit code 2, a bug a traceback."""
+    """Run the command line; errors of data or disk give a message and exit code 2, bugs a traceback."""
     try:
         app()
     except TightframeError as error:
@@ -222,8 +222,8 @@ def simulate(
             err.print("interrupted: the run was stopped, and all its processes have ended")
         if code:
             typed = [("--site-config", site_config), ("--threads", threads), ("--gpu", gpu)]
-            same = [word for name, value in typed if value is not None for word in (name, str(value))]
-            for line in simulation.left_behind(setup, workspace, job, stopped, same, previous):
+            words = [word for name, value in typed if value is not None for word in (name, str(value))]
+            for line in simulation.left_behind(setup, workspace, job, stopped, words, previous):
                 err.print(line)
         elif (hint := simulation.one_answer_hint(setup, workspace)) is not None:
             err.print(hint)

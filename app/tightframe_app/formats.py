@@ -1,4 +1,4 @@
-"""``--format json``, and ``tightframe schema``: the JSON schema of what a command prints then."""
+"""``--format json``, and ``tightframe schema``: the JSON schema of a command's output."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ Form = Annotated[
 
 
 def show(output: Output, *, line: bool = False) -> None:
-    """Print an output as JSON, in one line if more follow; what could control a terminal is escaped."""
+    """Print an output as JSON, in one line if more follow, with control characters escaped."""
     text = output.model_dump_json(by_alias=True, indent=None if line else 2)
-    if not text.replace("\n", "").isprintable():  # within strings alone
+    if not text.replace("\n", "").isprintable():  # only within strings
         text = "".join(one if one.isprintable() or one == "\n" else json.dumps(one)[1:-1] for one in text)
     typer.echo(text)
 
@@ -55,17 +55,17 @@ def schema_of(name: str) -> dict[str, object]:
     """Return the JSON schema of a command's output."""
     from tightframe_app.outputs import OUTPUTS
 
-    made = _portable(OUTPUTS[name].model_json_schema(mode="serialization"))
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **made, "title": f"tightframe {name}"}
+    body = _portable(OUTPUTS[name].model_json_schema(mode="serialization"))
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **body, "title": f"tightframe {name}"}
 
 
 def _portable(value: Any) -> Any:
-    r"""Return a schema whose patterns are those of JSON Schema, which has no ``\A`` and ``\z``."""
+    r"""Return a schema with patterns of JSON Schema, which lacks ``\A`` and ``\z``."""
     if isinstance(value, list):
         return [_portable(item) for item in value]
     if not isinstance(value, dict):
         return value
-    made = {key: _portable(item) for key, item in value.items()}
-    if isinstance(pattern := made.get("pattern"), str):
-        made["pattern"] = pattern.replace(r"\A", "^").replace(r"\z", "$")
-    return made
+    copied = {key: _portable(item) for key, item in value.items()}
+    if isinstance(pattern := copied.get("pattern"), str):
+        copied["pattern"] = pattern.replace(r"\A", "^").replace(r"\z", "$")
+    return copied

@@ -1,8 +1,8 @@
-"""Answers that take torch and seconds to work out, kept in files beside the code that works them out.
+"""Results that need torch and seconds to compute, kept in files beside the code that computes them.
 
     python -m tightframe_app.kept
 
-writes them anew. Tests work each of them out again and compare.
+rewrites them. Tests recompute and compare them.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ ANEW = "write it anew with `python -m tightframe_app.kept`"
 
 
 def read(file: Path) -> Any:
-    """Return what a file keeps."""
+    """Return a file's kept results."""
     return json.loads(file.read_text(encoding="utf-8"))
 
 
-def write(file: Path, answers: Any) -> None:
-    """Keep answers in a file."""
-    file.write_text(json.dumps(answers, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+def write(file: Path, results: Any) -> None:
+    """Keep results in a file."""
+    file.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def main() -> None:
-    """Work all of them out, and keep them."""
+    """Compute and keep all results."""
     from dataclasses import asdict
 
     from tightframe_app.explain import options, topics
@@ -34,7 +34,7 @@ def main() -> None:
     sums = method_table.computed(None, method_table.LIKE)
     write(method_table.KEPT, [asdict(item) for item in sums])
     kinds = options.computed()
-    write(topics.KEPT, {kind: [asdict(topic) for topic in found] for kind, found in kinds.items()})
+    write(topics.KEPT, {kind: [asdict(topic) for topic in entries] for kind, entries in kinds.items()})
 
 
 if __name__ == "__main__":

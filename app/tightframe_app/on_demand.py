@@ -1,4 +1,4 @@
-"""A command's parts, imported when they are asked for: most of a listing's time would be other commands'."""
+"""Parts of the command line, imported on demand, as a listing would spend most of its time on others."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ MARKUP: Final = "markdown"
 
 
 class Group(TyperGroup):
-    """A group that looks at options without a command, ``--help`` among them, only if one is typed.
+    """A group that parses options without a command, such as ``--help``, only if one is typed.
 
-    Typer loads pydantic to find that they were not, which is a third of the time of a command's help.
+    Typer loads pydantic even if none is, which is a third of the time of a command's help.
     """
 
     _named = False
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Read what stands before the command's name."""
+        """Parse the arguments before the command's name."""
         self._named = bool(args) and not args[0].startswith("-")
         try:
             return super().parse_args(ctx, args)
@@ -31,32 +31,32 @@ class Group(TyperGroup):
             self._named = False
 
     def get_params(self, ctx: Any) -> list[Any]:
-        """Return the options that may be there."""
+        """Return the possible options."""
         params = super().get_params(ctx)
         return [one for one in params if one.expose_value] if self._named else params
 
 
 @dataclass(frozen=True)
 class Part:
-    """A command, or a group of them.
+    """A command, or a group of commands.
 
     Attributes:
-        place: ``module:name`` of its function or of its ``Typer``.
-        help: its line in the list of commands; of a group also the text above its own list.
+        place: ``module:name`` of its function or its ``Typer``.
+        help: its line in the list of commands; for a group also the text above its own list.
     """
 
     place: str
     help: str
 
     def load(self, name: str) -> Any:
-        """Import it, and return it as a command of this name."""
+        """Import it as a command of this name."""
         module, _, attribute = self.place.partition(":")
-        found = getattr(importlib.import_module(module), attribute)
+        target = getattr(importlib.import_module(module), attribute)
         holder = typer.Typer(rich_markup_mode=MARKUP, add_completion=False)
-        if isinstance(found, typer.Typer):
-            holder.add_typer(found, name=name, help=self.help, cls=Group)
+        if isinstance(target, typer.Typer):
+            holder.add_typer(target, name=name, help=self.help, cls=Group)
         else:
-            holder.command(name)(found)
+            holder.command(name)(target)
         holder.callback()(_nothing)  # so that one command alone has its name, too
         return get_command(holder).commands[name]  # type: ignore[attr-defined]
 
@@ -66,7 +66,7 @@ def _nothing() -> None:
 
 
 class _Commands(Mapping[str, Any]):
-    """Commands by their names, each loaded once."""
+    """Commands by name, each loaded once."""
 
     def __init__(self, parts: Mapping[str, Part]) -> None:
         self.parts = parts
@@ -85,7 +85,7 @@ class _Commands(Mapping[str, Any]):
 
 
 def group_of(parts: Mapping[str, Part]) -> type[TyperGroup]:
-    """Return a kind of group that has these parts, in their order."""
+    """Return a class of group with these parts, in order."""
 
     class OnDemand(Group):
         def __init__(self, **values: Any) -> None:

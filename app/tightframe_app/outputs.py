@@ -1,4 +1,4 @@
-"""Output of commands with ``--format json``: a model for each, from which its schema follows."""
+"""Output of commands with ``--format json``: a model for each, which defines its schema."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ def _finite(value: Any) -> Any:
 
 
 Number = Annotated[float | None, BeforeValidator(_finite)]
-"""A number; null where there is none, or no finite one."""
+"""A number; null if there is none, or no finite one."""
 
 
 class Part(BaseModel):
-    """Base of all that is printed."""
+    """Base of all printed values."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", from_attributes=True)
 
 
 class Output(Part):
-    """Base of what a command prints as a whole."""
+    """Base of a command's whole output."""
 
     format: Literal[1] = 1
 
@@ -59,14 +59,14 @@ class JobFolder(Part):
 
 
 class JobFolders(Output):
-    """Job folders held against exports; without folders the committed ones, as one."""
+    """Job folders compared with exports; without folders the committed ones, as one."""
 
     valid: bool
     folders: tuple[JobFolder, ...]
 
 
 class MethodPreset(Part):
-    """What a method's paper sets, and what ``jobs export --method`` takes of it."""
+    """A method's published setting, and the values that ``jobs export --method`` takes from it."""
 
     printed: str
     source: str
@@ -121,7 +121,7 @@ class Methods(Output):
 
 
 class CodeExplained(Part):
-    """What an error code means, what to do, and what leaves a site with it."""
+    """An error code's meaning, what to do, and what leaves a site with it."""
 
     code: str
     title: str
@@ -139,7 +139,7 @@ class ValueExplained(Part):
 
 
 class TopicExplained(Part):
-    """Values that belong together."""
+    """Related values."""
 
     name: str
     about: str
@@ -147,7 +147,7 @@ class TopicExplained(Part):
 
 
 class Explained(Output):
-    """What the words mean; without words those that are known."""
+    """Explanations of words; without words the known ones."""
 
     codes: tuple[CodeExplained, ...]
     topics: tuple[TopicExplained, ...]
@@ -180,7 +180,7 @@ class DataCheck(Output):
 
 
 class Column(Part):
-    """A column of the records that keep the contract, or a measure of pictures."""
+    """A column of the records that fit the contract, or a measure of pictures."""
 
     name: str
     kind: str
@@ -197,7 +197,7 @@ class DataDescribed(Part):
     """A site's records by a contract.
 
     ``withheld`` has for each column, by number of bins, how many of its cells exact statistics withhold, and
-    of how many; ``curves`` for each class, by number of bins of time, where its curve ends.
+    how many there are; ``curves`` for each class, by number of bins of time, where its curve ends.
     """
 
     site: str | None
@@ -215,7 +215,7 @@ class DataDescribed(Part):
 class DataDescription(Output):
     """Summary of sites' records. Exact numbers: private to the sites.
 
-    ``unreadable`` has why others of several sites cannot be shown, by site.
+    ``unreadable`` has the reasons why other sites cannot be shown, by site.
     """
 
     title: str
@@ -262,22 +262,22 @@ class Formed(Part):
 
 
 class Evaluations(Part):
-    """Exact evaluations: of how many models, and shares of what the folds hold; null without a limit."""
+    """Exact evaluations: number of models, and shares of the folds' content; null without a limit."""
 
     models: int | None
     validation: float | None
     test: float | None
 
     @classmethod
-    def of(cls, numbers: Sequence[int | None], whole: int) -> Evaluations:
-        """Return it from models and parts, of which a fold has so many."""
+    def of(cls, numbers: Sequence[int | None], total: int) -> Evaluations:
+        """Return the evaluations of a number of models and of parts, out of ``total`` per fold."""
         models, *folds = numbers
-        validation, test = (None if parts is None else parts / whole for parts in folds)
+        validation, test = (None if parts is None else parts / total for parts in folds)
         return cls(models=models, validation=validation, test=test)
 
 
 class EvaluatedSoFar(Part):
-    """What exact evaluations of a data set told, what the site allows over all jobs, and what is left."""
+    """Exact evaluations of a data set, with the site's limits over all jobs, and what is left."""
 
     dataset: str
     models: int
@@ -288,9 +288,9 @@ class EvaluatedSoFar(Part):
 
 
 class TrainedSoFar(Part):
-    """Exact sums of what was trained on a data set, what they took of what records allow, and what is left.
+    """Exact sums in training on a data set, the share of what records allow that they used, and the rest.
 
-    ``sums_left`` counts sums like the last one. What has no limit is null.
+    ``sums_left`` counts sums like the last one. Values without a limit are null.
     """
 
     dataset: str
@@ -301,13 +301,13 @@ class TrainedSoFar(Part):
 
     @classmethod
     def of(cls, dataset: str, sums: int, taken: Fraction | None, sums_left: int | None) -> TrainedSoFar:
-        """Return it from the part that the sums took."""
+        """Return the sums with the used share, and what is left."""
         part, left = (None, None) if taken is None else (float(taken), float(max(Fraction(0), 1 - taken)))
         return cls(dataset=dataset, sums=sums, taken=part, left=left, sums_left=sums_left)
 
 
 class Releases(Output):
-    """The ways in which sums over a site's records may be formed, and what all jobs have told of these."""
+    """Ways in which sums over a site's records may be formed, and what all jobs disclosed of the records."""
 
     site: str
     formed: tuple[Formed, ...]
@@ -330,7 +330,7 @@ class AcceptedModels(Output):
 
 
 class Features(Output):
-    """Features of records on a site's disk, or what was deleted of them."""
+    """Features of records on a site's disk, or the deleted ones."""
 
     feature_cache: Literal["memory", "run", "kept"]
     files: int
@@ -349,7 +349,7 @@ class Spent(Part):
 
 
 class ChargeLine(Part):
-    """A charge, with the epsilon of all up to it."""
+    """A charge, with the epsilon of all charges up to it."""
 
     entry: int
     time: datetime
@@ -410,7 +410,7 @@ class Signer(Part):
 
 
 class LedgerVerified(Output):
-    """Result for a ledger; fields after ``reason`` only if it is whole."""
+    """Result for a ledger; fields after ``reason`` only if it is intact."""
 
     valid: bool
     ledger: str
@@ -465,7 +465,7 @@ class TranscriptVerified(Output):
 
 
 class File(Part):
-    """A file of ``provisioning/``; its content if it was asked for by name."""
+    """A file of ``provisioning/``; with its content if asked for by name."""
 
     name: str
     content: str | None = None
@@ -478,7 +478,7 @@ class Files(Output):
 
 
 class Pins(Output):
-    """A site's pin, and those that it has of its peers; null before it has a configuration."""
+    """A site's pin, and its peers'; null before it has a configuration."""
 
     site: str
     pin: str
@@ -486,7 +486,7 @@ class Pins(Output):
 
 
 class Reported(Output):
-    """A written page, and of a server's results how the run ended."""
+    """A written page, and for a server's results how the run ended."""
 
     page: str
     of: Literal["server", "silo"]
@@ -535,7 +535,7 @@ class Difference(Part):
 
 
 class Compared(Output):
-    """Runs held against each other; ``differing`` has a value for each run."""
+    """A comparison of runs; ``differing`` has a value for each run."""
 
     runs: tuple[ComparedRun, ...]
     differing: Mapping[str, tuple[Any, ...]]
@@ -551,10 +551,10 @@ class End(Part):
 
 
 class Watched(Output):
-    """One line of a watch: what is known at a moment, and on the last line the end.
+    """One line of a watch: the current state, and on the last line the end.
 
-    ``silent`` has the silos that the server does not hear, and since when on its clock; ``lost`` the seconds
-    since the server itself answered.
+    ``silent`` has the silos that the server does not hear from, and since when by its clock; ``lost`` the
+    seconds since the server itself answered.
     """
 
     job_id: str
@@ -590,4 +590,4 @@ OUTPUTS: Mapping[str, type[Output]] = {
     "compare": Compared,
     "watch": Watched,
 }
-"""Command -> what it prints."""
+"""Command -> model of its output."""

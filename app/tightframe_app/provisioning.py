@@ -19,7 +19,7 @@ PLACES = (
     Path(__file__).parent / "provisioning_files",
     Path(__file__).parents[2] / "provisioning",
 )
-"""Where the files lie: in a wheel, in a checkout."""
+"""Folders of the files: in a wheel, in a checkout."""
 
 WIDTH = 110
 
@@ -29,7 +29,7 @@ out = lines()
 
 @app.callback()
 def _group() -> None:
-    """Keep ``show`` a command of its own, although it is the only one."""
+    """Keep ``show`` as a subcommand although it is the only one."""
 
 
 def folder() -> Path:
@@ -47,15 +47,15 @@ def folder() -> Path:
 
 
 def names() -> list[str]:
-    """Return every file's name below the folder, sorted."""
+    """Return the names of all files below the folder, sorted."""
     root = folder()
     return sorted(str(path.relative_to(root)) for path in root.rglob("*") if path.is_file())
 
 
 def _complete(incomplete: str) -> list[str]:
-    """Return the files and folders whose name begins so, for the shell's completion."""
-    folders = {f"{each.partition('/')[0]}/" for each in names() if "/" in each}
-    return sorted(each for each in {*names(), *folders} if each.startswith(incomplete))
+    """Return the files and folders whose name has this prefix, for the shell's completion."""
+    folders = {f"{name.partition('/')[0]}/" for name in names() if "/" in name}
+    return sorted(name for name in {*names(), *folders} if name.startswith(incomplete))
 
 
 @app.command()
@@ -80,14 +80,16 @@ def show(
 
     Nothing that exists is replaced.
     """
-    known = names()
+    available = names()
     wanted = (
-        known if name is None else [each for each in known if (each + "/").startswith(name.rstrip("/") + "/")]
+        available
+        if name is None
+        else [file for file in available if (file + "/").startswith(name.rstrip("/") + "/")]
     )
     if not wanted:
         from tightframe.options import unknown_name
 
-        raise typer.BadParameter(unknown_name("file", str(name), known), param_hint="NAME")
+        raise typer.BadParameter(unknown_name("file", str(name), available), param_hint="NAME")
     if explain:
         _explain(name, output, form)
     elif form == "json":
@@ -95,19 +97,19 @@ def show(
 
         if output is not None:
             raise typer.BadParameter("expected text where files are written", param_hint="--format")
-        told = [File(name=each, content=_content(each) if each == name else None) for each in wanted]
-        formats.show(Files(files=tuple(told)))
+        listed = [File(name=file, content=_content(file) if file == name else None) for file in wanted]
+        formats.show(Files(files=tuple(listed)))
     elif output is not None:
         _write(wanted, output)
-    elif name in known:
+    elif name in available:
         typer.echo((folder() / name).read_bytes(), nl=False)
     else:
-        for each in wanted:
-            out.print(each)
+        for file in wanted:
+            out.print(file)
 
 
 def _explain(name: str | None, output: Path | None, form: formats.Form) -> None:
-    """Print each rule of a policy, as its file has it, and what it means."""
+    """Print each rule in a policy's file, and its meaning."""
     from tightframe.config.policy import Policy
     from tightframe.options import meanings
 
@@ -115,10 +117,10 @@ def _explain(name: str | None, output: Path | None, form: formats.Form) -> None:
         raise typer.BadParameter("expected a policy, such as policies/strict.json", param_hint="--explain")
     if output is not None or form == "json":
         raise typer.BadParameter("expected neither --out nor --format json with it", param_hint="--explain")
-    told, page = meanings(Policy), console(WIDTH)
+    texts, page = meanings(Policy), console(WIDTH)
     for rule, value in json.loads(_content(name)).items():
         page.print(f"{rule}: {json.dumps(value)}", markup=False)
-        page.print(Padding(shown(told[rule]), (0, 0, 0, 4)))
+        page.print(Padding(shown(texts[rule]), (0, 0, 0, 4)))
 
 
 def _content(name: str) -> str:
@@ -126,11 +128,13 @@ def _content(name: str) -> str:
 
 
 def _write(wanted: list[str], output: Path) -> None:
-    """Write files, after making sure that none is there."""
-    there = [str(output / each) for each in wanted if (output / each).exists()]
-    if there:
-        raise FileExistsError(f"Expected no such files, but found {', '.join(there)}: nothing was written.")
-    for each in wanted:
-        (output / each).parent.mkdir(parents=True, exist_ok=True)
-        (output / each).write_bytes((folder() / each).read_bytes())
-        out.print(str(output / each))
+    """Write files, refusing if any exists."""
+    existing = [str(output / name) for name in wanted if (output / name).exists()]
+    if existing:
+        raise FileExistsError(
+            f"Expected no such files, but found {', '.join(existing)}: nothing was written."
+        )
+    for name in wanted:
+        (output / name).parent.mkdir(parents=True, exist_ok=True)
+        (output / name).write_bytes((folder() / name).read_bytes())
+        out.print(str(output / name))

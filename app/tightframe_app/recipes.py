@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 
 class Recipe:
-    """A named job, with any value of it changed by keyword, to execute in an environment of NVFlare.
+    """A named job, with values changed by keyword, to execute in an environment of NVFlare.
 
-    Keywords are the values of ``config.job.JobConfig``, which describes each; a block such as ``training`` is
-    a dictionary of those to change.
+    Keywords are the values of ``config.job.JobConfig``; a block such as ``training`` is a dictionary of the
+    values to change.
 
     Args:
         name: of ``tightframe jobs list``.
@@ -34,7 +34,7 @@ class Recipe:
     Raises:
         JobError: listing every problem.
         KeyError: if no job has the name.
-        TypeError: for a keyword that no job has.
+        TypeError: for an unknown keyword.
     """
 
     def __init__(self, name: str, /, preset: str = "rehearsal", **values: Any) -> None:
@@ -44,7 +44,7 @@ class Recipe:
         sites = values.pop("sites", None)
         changes: dict[str, Any] = {}
         for key, value in values.items():
-            # A silo's name may have a dot, which would be read as a block's key.
+            # A silo's name may contain a dot, which would separate a block from its key.
             block = isinstance(value, dict) and value and key != "site_models"
             changes |= {f"{key}.{part}": item for part, item in value.items()} if block else {key: value}
         job = named.get(name).job(preset, sites=sites, changes=changes)
@@ -69,19 +69,19 @@ def results(folder: str | Path) -> ServerResults:
     """Return the server's results below a folder, such as that of ``Run.get_result``.
 
     Raises:
-        ResultsError: if it has none, or more than one run's.
+        ResultsError: if it has none, or those of several runs.
     """
-    found = read(only_run(Path(folder)))
-    if not isinstance(found, ServerResults):
+    loaded = read(only_run(Path(folder)))
+    if not isinstance(loaded, ServerResults):
         raise ResultsError(f"Expected a server's results in {folder}, but got a silo's.", code="TF-801")
-    return found
+    return loaded
 
 
 def _signature() -> inspect.Signature:
-    """Return the signature with every value of a job, from the model itself."""
-    own = list(inspect.signature(Recipe.__init__, eval_str=False).parameters.values())[1:3]
+    """Return the signature with all values of a job, from its model."""
+    fixed = list(inspect.signature(Recipe.__init__, eval_str=False).parameters.values())[1:3]
     return inspect.Signature(
-        own
+        fixed
         + [
             inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, annotation=field.annotation)
             for key, field in JobConfig.model_fields.items()

@@ -147,10 +147,10 @@ def compare(
         for run in runs:
             screen.print(shown(f"{run.name}: {run.folder}"), soft_wrap=True)
     if by_finding := comparison.findings(runs):
-        each = Table("sensitivity, AUROC", "positives", *(shown(run.name) for run in runs), box=None)
+        table = Table("sensitivity, AUROC", "positives", *(shown(run.name) for run in runs), box=None)
         for row in by_finding:
-            each.add_row(*map(shown, row))
-        screen.print(each)
+            table.add_row(*map(shown, row))
+        screen.print(table)
     for note in filter(None, (comparing.few_positives(runs), comparing.unopened(runs))):
         screen.print(shown(note), soft_wrap=True)
     for line in (*comparing.absent_classes(runs), *comparing.one_answers(runs)):
@@ -172,7 +172,7 @@ def compare(
 
 
 def _prevalence(typed: str) -> tuple[str | None, float]:
-    """Read ``0.02`` (of every class) or ``MEL=0.02``."""
+    """Parse ``0.02`` (for every class) or ``MEL=0.02``."""
     name, _, number = typed.rpartition("=")
     try:
         value = float(number)

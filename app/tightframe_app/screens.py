@@ -14,7 +14,7 @@ from rich.text import Text
 
 
 class Terminal(Console):
-    """A terminal that nothing printed can control: words of servers, peers and files stand in every message.
+    """A terminal that printed text cannot control, as messages contain text of servers, peers and files.
 
     Markup is off, because users' paths and values may contain "[x]" and ":x:".
     """
@@ -23,7 +23,7 @@ class Terminal(Console):
         super().__init__(**{"highlight": False, "markup": False, "emoji": False, **options})
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """Render with what would control the terminal shown as such; what rich itself sends passes."""
+        """Render with control characters escaped, except rich's own."""
         for part in super().render(renderable, options):
             text = part.text
             if part.control or text.isprintable() or text == "\n":
@@ -39,12 +39,12 @@ def console(most: int, *, stderr: bool = False) -> Console:
 
 
 def lines(*, stderr: bool = False) -> Console:
-    """Return a console that does not wrap lines, so that paths and commands can be copied whole."""
+    """Return a console that does not wrap lines, so that paths and commands can be copied."""
     return Terminal(soft_wrap=True, stderr=stderr)
 
 
 def shown(text: str) -> str:
-    """Return a file's text without anything that can control a terminal."""
+    """Escape characters of a text that could control a terminal."""
     return "".join(part if part.isprintable() else part.encode("unicode_escape").decode() for part in text)
 
 
@@ -59,7 +59,7 @@ def print_list(out: Console, title: str, sentences: Sequence[str]) -> None:
 
 
 def facts_of(rows: Iterable[tuple[str, str]]) -> Table:
-    """Return names with their values, of which long ones are folded."""
+    """Return a grid of names and values, folding long ones."""
     facts = Table.grid(padding=(0, 2))
     facts.add_column(no_wrap=True)
     facts.add_column(overflow="fold")
@@ -69,7 +69,7 @@ def facts_of(rows: Iterable[tuple[str, str]]) -> Table:
 
 
 def table_of(*columns: str) -> Table:
-    """Return a table without lines, whose cells are folded."""
+    """Return a table without lines, with folded cells."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for name in columns:
         table.add_column(name, overflow="fold")

@@ -86,10 +86,10 @@ def transcript_verify(
 
 
 def verify_of_job(file: Path, root: Path, job_id: str) -> None:
-    """Check a transcript as ``transcript verify`` does, and that hospitals have signed it for one job.
+    """Check a transcript as ``transcript verify`` does, and that hospitals signed it for one job.
 
     Raises:
-        typer.Exit: 1, if it is invalid, of another job or signed by nobody; the reason is printed.
+        typer.Exit: 1, with a printed reason, if it is invalid, of another job or unsigned.
     """
     from tightframe.securesum.identity import Anchor
 
@@ -97,7 +97,7 @@ def verify_of_job(file: Path, root: Path, job_id: str) -> None:
     report = _verified(file, anchor)
     if report.job != job_id:
         _refuse("another job's:", file, f"of job {job_id}, but it is of {shown(report.job)}")
-    if not report.epochs:  # the first line, with the job's id, is the server's word alone
+    if not report.epochs:  # the first line, with the job's id, is only the server's claim
         _refuse(
             "signed by nobody:",
             file,
@@ -116,7 +116,7 @@ def _refuse(what: str, file: Path, expected: str) -> NoReturn:
 def _verified(
     file: Path, anchor: Anchor, any_static_cohort: bool = False, form: formats.Form = "text"
 ) -> Report:
-    """Return the report on a valid transcript; print why it is invalid, and end with exit code 1."""
+    """Return the report on a valid transcript; for an invalid one print why, and exit with 1."""
     from tightframe.securesum.identity import BY_ROOT
     from tightframe.securesum.transcript import TranscriptError, verify
 
@@ -143,10 +143,10 @@ def _verified(
 
 
 def out_of_order(report: Report) -> str | None:
-    """Return which sum is out of the order of the plan that the schemas name; None if none is.
+    """Describe a sum that is out of the order of the plan that the schemas name; None if none is.
 
-    Whether they name one is read from the parameters, which sites sign: a sum's line names its schema, and a
-    failed one its sum, by the writer's word.
+    The plan is read from the parameters, which sites sign, as the schema in a sum's line, and the sum in a
+    failed one's, are the writer's claims.
     """
     from tightframe.rounds.order import KINDS, may_follow, place_of, position
     from tightframe.rounds.sums.common import SEAL
@@ -158,19 +158,19 @@ def out_of_order(report: Report) -> str | None:
         return None  # no plan can be read from these schemas
     first, reached, opened = min(params, default=0), (0, 0, 0), None
     for item in report.sums:
-        place, told, epoch = place_of(item.sum_id), item.rests_on, params[item.epoch]
+        place, rests_on, epoch = place_of(item.sum_id), item.rests_on, params[item.epoch]
         if set(item.missing) == set(epoch.roster):
-            continue  # nobody has signed that it was asked
+            continue  # no site signed that it was asked
         if item.schema.partition("/")[0] != (SEAL if place[0] == SEAL else item.sum_id.phase):
             return f"the sum of {item.sum_id} has the fields of another one, {item.schema}"
         if place[0] == SEAL:
             continue
-        # In a new epoch the server goes on from what it opened; a site does not know what that was.
-        last = opened if told is None else told
-        # A job that continues another one begins where that one stopped; version 1 names no total.
+        # In a new epoch the server continues from its last opened sum, which a site does not know.
+        last = opened if rests_on is None else rests_on
+        # A job that continues another begins where that stopped; version 1 names no total.
         begins = (item.epoch == first or report.view == SERVER) and epoch.lineage == epoch.job
-        known = report.form > 1 and (begins or last is not None)
-        if known and not may_follow(epoch.schemas, None if last is None else place_of(last), place):
+        checkable = report.form > 1 and (begins or last is not None)
+        if checkable and not may_follow(epoch.schemas, None if last is None else place_of(last), place):
             behind = "as the first one" if last is None else f"behind that of {last}"
             return f"the sum of {item.sum_id} was asked {behind}"
         if position(place) < reached:
@@ -234,7 +234,7 @@ def _show_json(file: Path, report: Report, anchor: Anchor) -> None:
 
 
 def proves(report: Report) -> list[str]:
-    """Return the sentences that a valid transcript proves."""
+    """List what a valid transcript proves."""
     if not report.epochs:
         return ["Nothing: no session was set up, so nothing in it is signed."]
     proven = [
@@ -264,7 +264,7 @@ def proves(report: Report) -> list[str]:
 
 
 def does_not_prove(report: Report, anchor: Anchor) -> list[str]:
-    """Return the sentences that a valid transcript does not prove, the most important first."""
+    """List what a valid transcript does not prove, the most important first."""
     unproven = []
     if report.simulated:
         unproven.append(
@@ -290,7 +290,7 @@ def does_not_prove(report: Report, anchor: Anchor) -> list[str]:
 
 
 def _unverified(report: Report) -> list[str]:
-    """Return what is not proved of totals."""
+    """List what is not proved about totals."""
     unproven = []
     if report.unchecked:
         named = ", ".join(f"{item.epoch}/{item.slot} ({item.sum_id})" for item in report.unchecked)
@@ -354,7 +354,6 @@ def _completeness(report: Report) -> str:
 
 
 def _print_epochs(out: Console, report: Report) -> None:
-
     table = table_of(
         "epoch", "sites", "threshold", "smallest", "colluders", "server assumed", "weights", "static", "slots"
     )
@@ -415,12 +414,12 @@ def _lines(file: Path) -> Iterator[bytes]:
     from tightframe.securesum.transcript import MAX_LINE
 
     with file.open("rb") as stream:
-        # One byte more than a line may have, so that an endless line is refused without reading it all.
+        # One byte more than allowed in a line, so that an endless one is refused without reading it all.
         yield from iter(partial(stream.readline, MAX_LINE + 2), b"")
 
 
 def _written_by_another(file: Path) -> str:
-    """Say which other version a transcript names as its writer; nothing if it names this one, or none."""
+    """Name the other version that wrote a transcript; empty for this one, or for none."""
     from tightframe import __version__
     from tightframe.securesum.transcript.lines import parse, written_by_another
 
@@ -432,7 +431,7 @@ def _written_by_another(file: Path) -> str:
 
 
 def _root_certificate(path: Path) -> bytes:
-    """Return the only certificate in a PEM file, in DER; it must be a CA's, to rule out a site's."""
+    """Return the only certificate in a PEM file, in DER, which must be a CA's, not a site's."""
     from cryptography.hazmat.primitives.serialization import Encoding
 
     from tightframe.rounds.site_ledger.keys import read_root

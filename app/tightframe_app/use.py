@@ -1,4 +1,4 @@
-"""``tightframe predict`` and ``tightframe export``: use a trained model here, or in other programs."""
+"""``tightframe predict`` and ``tightframe export``: use a trained model here or in other programs."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def predict(
         else OperatingPoint.parsed(operating_point, model.class_names, class_codes(model))
     )
     entry = None if site_config is None else _entry(model, site_config, site)
-    found = files.find(model, inputs, originals=originals, name_column=name, modality=modality, entry=entry)
+    records = files.find(model, inputs, originals=originals, name_column=name, modality=modality, entry=entry)
     kind = "findings" if model.findings else "classes"
     what = f"{model.setup.method.title}, {kind} {', '.join(model.class_names)}"
     err.print(f"model {model.hash[:12]} ({model.origin}): {what}")
@@ -108,24 +108,26 @@ def predict(
     try:
         with new_file(partial) as stream:  # answers about patients
             stream.write(header(model, point))
-            for made in predictions(model, found, point, progress):
-                stream.write(line(model, made, point))
+            for prediction in predictions(model, records, point, progress):
+                stream.write(line(model, prediction, point))
                 count += 1
-                names[made.name] += 1
+                names[prediction.name] += 1
         partial.replace(output)
     finally:
         partial.unlink(missing_ok=True)
-    out.print(f"{output}: {count} of {len(found)} inputs")
-    if twice := [f"{name!r} {times} times" for name, times in names.items() if times > 1]:
-        rest = f" and {len(twice) - SHOWN} more" if len(twice) > SHOWN else ""
-        err.print(shown(f"names that are there more than once: {', '.join(twice[:SHOWN])}{rest}"))
-    if found.left:
-        err.print(f"{found.left} other files in these folders are no pictures by their names, and were left")
-    if found.problems:
-        err.print(f"{len(found.problems)} inputs could not be judged:")
-        for problem in found.problems[:SHOWN]:
+    out.print(f"{output}: {count} of {len(records)} inputs")
+    if repeated := [f"{name!r} {times} times" for name, times in names.items() if times > 1]:
+        rest = f" and {len(repeated) - SHOWN} more" if len(repeated) > SHOWN else ""
+        err.print(shown(f"names that are there more than once: {', '.join(repeated[:SHOWN])}{rest}"))
+    if records.left:
+        err.print(
+            f"{records.left} other files in these folders are no pictures by their names, and were left"
+        )
+    if records.problems:
+        err.print(f"{len(records.problems)} inputs could not be judged:")
+        for problem in records.problems[:SHOWN]:
             err.print(shown(f"  {problem}"))
-        if (more := len(found.problems) - SHOWN) > 0:
+        if (more := len(records.problems) - SHOWN) > 0:
             err.print(f"  and {more} more")
         raise typer.Exit(1)
 
@@ -139,10 +141,10 @@ def _say_one_answer(model: TrainedModel) -> None:
 
 
 def _entry(model: TrainedModel, config: Path, site: str | None) -> TableSite:
-    """Return a site's entry for the table that a model judges.
+    """Return a site's entry for a table to predict on.
 
     Raises:
-        ModelError: TF-823 for a model of other data, and several sites to choose from.
+        ModelError: TF-823 for a model of other data, or without a choice among several sites.
         SiteConfigError: if there is no such site or entry.
     """
     from tightframe.data.table.encoding import check_mapping
@@ -154,12 +156,12 @@ def _entry(model: TrainedModel, config: Path, site: str | None) -> TableSite:
             f"--site-config is for own tables, but the model is of {dataset.title}.", code="TF-823"
         )
     contract = dataset.options.model_validate(model.setup.job.dataset_options).contract  # type: ignore[attr-defined]
-    found = entries(config, site, contract)
-    if len(found) != 1:
-        names = ", ".join(name for name, _ in found)
+    matching = entries(config, site, contract)
+    if len(matching) != 1:
+        names = ", ".join(name for name, _ in matching)
         raise ModelError(f"Expected one site, but {config} has {names}: name it with --site.", code="TF-823")
-    check_mapping(contract, found[0][1])
-    return found[0][1]
+    check_mapping(contract, matching[0][1])
+    return matching[0][1]
 
 
 def export(
@@ -189,6 +191,6 @@ def export(
     _say_one_answer(model)
     if model.synthetic:
         err.print("SYNTHETIC TWIN: the model was trained on generated records; its answers mean nothing")
-    made = written(model, chosen, output, tolerance=tolerance)
-    out.print(f"{made.path}: model {model.hash}")
-    out.print(f"largest difference of a probability on generated records: {made.difference:.2g}")
+    result = written(model, chosen, output, tolerance=tolerance)
+    out.print(f"{result.path}: model {model.hash}")
+    out.print(f"largest difference of a probability on generated records: {result.difference:.2g}")

@@ -1,1 +1,1 @@
-"""`tightframe data`: contracts, a site's records described, downloaded data sets prepared."""
+"""`tightframe data`: contracts, descriptions of a site's records, preparation of downloads."""

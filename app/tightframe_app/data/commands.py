@@ -1,4 +1,4 @@
-"""``tightframe data``: a site's own tables, and downloaded data sets in the form that the readers expect."""
+"""``tightframe data``: a site's own tables, and preparation of downloaded data sets for the readers."""
 
 from __future__ import annotations
 
@@ -223,7 +223,7 @@ def _tenths(what: str) -> Callable[[int, int], None]:
 
 @contextmanager
 def _resumable() -> Iterator[None]:
-    """Print, if the command is interrupted, that it can be continued."""
+    """If the command is interrupted, print that it can be continued."""
     try:
         yield
     except KeyboardInterrupt:
@@ -253,6 +253,6 @@ def split(
     }
     config.write_text(json.dumps({"sites": sites}, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     out.print(f"{config}: where they lie, for --site-config; `dataset_id` is the column's value")
-    whole = f"{quoted(file)} --ignore {shlex.quote(by)}"
+    source = f"{quoted(file)} --ignore {shlex.quote(by)}"
     out.print("a contract needs the classes and ranges of all sites, so propose it from the whole table:")
-    out.print(shown(f"  tightframe data init {whole} --label COLUMN --title NAME"))
+    out.print(shown(f"  tightframe data init {source} --label COLUMN --title NAME"))

@@ -1,6 +1,6 @@
-"""``tightframe data init`` and ``check``: a contract for a table or pictures, and these against it.
+"""``tightframe data init`` and ``check``: propose a contract for a table or pictures, and check data by it.
 
-All of it is for the eyes of whoever runs it at a site; nothing is sent anywhere.
+All output is for the person at the site; nothing is sent anywhere.
 """
 
 from __future__ import annotations
@@ -101,37 +101,37 @@ def init(
             code="TF-206",
         )
     if label is None and not folder:
-        known = ", ".join(proposal.candidates(file)) or "none"
+        candidates = ", ".join(proposal.candidates(file)) or "none"
         raise typer.BadParameter(
-            f"expected the column to be learned; possible are: {known}", param_hint="--label"
+            f"expected the column to be learned; possible are: {candidates}", param_hint="--label"
         )
     roles = {"label": label, "record": record, "patient": patient, "fold": fold}
     if folder:
-        made = of_pictures.propose_folders(file, size=size, title=title)
+        draft = of_pictures.propose_folders(file, size=size, title=title)
     elif picture is not None:
-        made = of_pictures.propose(file, roles, picture, size=size, root=root, title=title)
+        draft = of_pictures.propose(file, roles, picture, size=size, root=root, title=title)
     else:
-        made = proposal.propose(file, roles, title=title, missing=missing or (), ignored=ignore or ())
+        draft = proposal.propose(file, roles, title=title, missing=missing or (), ignored=ignore or ())
     notes = output.with_name(f"{output.name.removesuffix('.json')}.notes.md")
-    if there := [path for path in (output, notes) if path.exists()]:
-        raise FileExistsError(f"{there[0]} exists already: choose another --output, or move it away.")
-    proposed = json.dumps(made.contract, indent=2, ensure_ascii=False) + "\n"
-    for path, text in ((output, proposed), (notes, proposal.notes_text(made, file))):
-        with new_file(path) as stream:  # until a person has decided, it tells of the site's own records
+    if existing := [path for path in (output, notes) if path.exists()]:
+        raise FileExistsError(f"{existing[0]} exists already: choose another --output, or move it away.")
+    proposed = json.dumps(draft.contract, indent=2, ensure_ascii=False) + "\n"
+    for path, text in ((output, proposed), (notes, proposal.notes_text(draft, file))):
+        with new_file(path) as stream:  # until a person decides, it discloses the site's records
             stream.write(text)
-    if "picture" in made.contract:
-        found, key = made.contract["picture"], "images"
-        what = f"{found['colour']} pictures of {' x '.join(map(str, found['size']))} pixels (height first)"
+    if "picture" in draft.contract:
+        shape, key = draft.contract["picture"], "images"
+        what = f"{shape['colour']} pictures of {' x '.join(map(str, shape['size']))} pixels (height first)"
     else:
-        what, key = f"{len(made.contract['columns'])} columns", "table"
-    target = made.contract["label"]
-    named = target.get("column") or ", ".join(item["column"] for item in target["findings"])
-    out.print(f"{output}: {what}, label {shown(named)}")
-    print_list(out, f"To decide ({notes}):", [shown(note) for note in made.notes])
+        what, key = f"{len(draft.contract['columns'])} columns", "table"
+    target = draft.contract["label"]
+    columns = target.get("column") or ", ".join(item["column"] for item in target["findings"])
+    out.print(f"{output}: {what}, label {shown(columns)}")
+    print_list(out, f"To decide ({notes}):", [shown(note) for note in draft.notes])
     out.print()
     divided = ", unless `tightframe data split` has written sites.json" if ignore else ""
     out.print(f"For a site's configuration{divided}:")
-    out.print(shown(json.dumps({"data": {key: made.site}}, ensure_ascii=False)))
+    out.print(shown(json.dumps({"data": {key: draft.site}}, ensure_ascii=False)))
     out.print(f"then: tightframe data check --contract {quoted(output)} --site-config FILE")
 
 
@@ -162,8 +162,8 @@ def check(contract: _Contract, site_config: _Config, site: _Site = None, form: f
     if wrong is not None:
         raise wrong
     if bad:
-        of = f"{bad} of {len(tables)} sites" if len(tables) > 1 else "the data"
-        out.print(f"{of} cannot take part like this")
+        who = f"{bad} of {len(tables)} sites" if len(tables) > 1 else "the data"
+        out.print(f"{who} cannot take part like this")
         raise typer.Exit(1)
     if len(tables) > 1 and (text := _left_out(agreed, site_config, held)):
         out.print(shown(text))
@@ -173,17 +173,17 @@ def check(contract: _Contract, site_config: _Config, site: _Site = None, form: f
 
 
 def _left_out(contract: Contract, config: Path, held: Mapping[str, Sequence[int]]) -> str:
-    """Say which classes a model of one sum over all sites of a file would never answer."""
+    """Name the classes that a model of one sum over all sites of a file would never answer."""
     from tightframe.data.contract import MultiLabel
     from tightframe_app.site.checks.job import Held, never_answered
 
     if isinstance(contract.label, MultiLabel):
         return ""
-    asked = {
+    sites = {
         name: Held(held[name], policy.resolve(production=False).class_count(synthetic=False))
         for name, _, policy in with_policies(config, None, contract)
     }
-    return never_answered("fed3r, fedcgs and fedncm", asked, contract.label.titles)
+    return never_answered("fed3r, fedcgs and fedncm", sites, contract.label.titles)
 
 
 def _check_as_json(contract: Contract, tables: list[tuple[str, TableSite]]) -> NoReturn:
@@ -192,7 +192,7 @@ def _check_as_json(contract: Contract, tables: list[tuple[str, TableSite]]) -> N
 
     sites = []
     for name, entry in tables:
-        findings = tuple(Finding(state=state, text=text) for state, text in _told(contract, entry, []))
+        findings = tuple(Finding(state=state, text=text) for state, text in _findings(contract, entry, []))
         sites.append(DataChecked(site=name or None, place=str(entry.place), findings=findings))
     valid = not any(item.state == "problem" for one in sites for item in one.findings)
     formats.show(DataCheck(valid=valid, sites=tuple(sites)))
@@ -203,7 +203,7 @@ def read_contract(path: Path) -> Contract:
     """Return the contract of a file.
 
     Raises:
-        JobError: TF-101, listing what is wrong.
+        JobError: TF-101, listing all problems.
     """
     from tightframe_app.jobs import pairs
 
@@ -212,7 +212,7 @@ def read_contract(path: Path) -> Contract:
 
 
 def entries(config: Path, site: str | None, contract: Contract) -> list[tuple[str, TableSite]]:
-    """Return the entries for a contract's data in a site's configuration, or in several sites'.
+    """Return the entries for a contract's data in a configuration of one or several sites.
 
     Raises:
         FileNotFoundError, SiteConfigError: if there is no file, no such site, or no such entry in it.
@@ -221,17 +221,17 @@ def entries(config: Path, site: str | None, contract: Contract) -> list[tuple[st
 
 
 def _valid_entries(config: Path, site: str | None, contract: Contract) -> list[tuple[str, TableSite]]:
-    """Return the entries of a file for several sites that are valid, each by itself."""
+    """Return the individually valid entries of a file for several sites."""
     from tightframe.config.site import parse_site_file, read_object
 
-    there, found = read_object(config).get("sites"), []
-    for name, entry in there.items() if isinstance(there, dict) else ():
+    sites, entries = read_object(config).get("sites"), []
+    for name, entry in sites.items() if isinstance(sites, dict) else ():
         try:
             valid = parse_site_file({"sites": {name: entry}}, str(config)).sites
-            found += _of_kind(valid, site, contract)
+            entries += _of_kind(valid, site, contract)
         except SiteConfigError:
             continue  # the whole file's error names it
-    return [(name, entry) for name, entry, _ in found]
+    return [(name, entry) for name, entry, _ in entries]
 
 
 def with_policies(
@@ -281,9 +281,9 @@ def _of_kind(
 
 
 def _possible_rows(contract: Contract, data: TableData) -> tuple[int, float] | None:
-    """Return how many bits a row needs by ``standard``, and at most has here; None if these do.
+    """Return the bits that a row needs by ``standard``, and has at most here; None if these suffice.
 
-    The site counts again what exact sums take, without values by which few patients stand out.
+    For a job's exact sums the site counts again, without values by which few patients stand out.
     """
     import torch
 
@@ -296,10 +296,10 @@ def _possible_rows(contract: Contract, data: TableData) -> tuple[int, float] | N
 
 
 def _checked(name: str, contract: Contract, entry: TableSite, held: dict[str, Sequence[int]]) -> bool:
-    """Print what is found at one site; return whether it can take part.
+    """Print one site's findings; return whether it can take part.
 
     Args:
-        held: gets the site's training records by class.
+        held: filled with the site's training records by class.
     """
     out.print(Text(f"{name}: {entry.place}" if name else entry.place, style="bold"))
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 2), show_header=False)
@@ -307,7 +307,7 @@ def _checked(name: str, contract: Contract, entry: TableSite, held: dict[str, Se
     table.add_column(overflow="fold")
     good = True
     counts: list[int] = []
-    for state, text in _told(contract, entry, counts):
+    for state, text in _findings(contract, entry, counts):
         good = good and state != "problem"
         style = {"ok": "green", "note": "yellow", "problem": "bold red"}[state]
         table.add_row(Text(state, style=style), "\n".join(map(shown, text.splitlines())))
@@ -316,19 +316,21 @@ def _checked(name: str, contract: Contract, entry: TableSite, held: dict[str, Se
     return good
 
 
-def _told(contract: Contract, entry: TableSite, counts: list[int]) -> Iterator[tuple[State, str]]:
-    """Yield what is found; data that cannot be read is the last finding."""
+def _findings(contract: Contract, entry: TableSite, counts: list[int]) -> Iterator[tuple[State, str]]:
+    """Yield all findings; unreadable data is the last one."""
     try:
-        yield from _found(contract, entry, counts)
+        yield from _readable_findings(contract, entry, counts)
     except DataError as error:
         yield "problem", str(error)
 
 
-def _found(contract: Contract, entry: TableSite, counts: list[int]) -> Iterator[tuple[State, str]]:
-    """Yield what is found, each with its state; the last is how many records there are, if any.
+def _readable_findings(
+    contract: Contract, entry: TableSite, counts: list[int]
+) -> Iterator[tuple[State, str]]:
+    """Yield the findings with states, last the number of records, if any.
 
     Args:
-        counts: gets the training records by class, if the label has classes.
+        counts: filled with the training records by class, if the label has classes.
     """
     import numpy as np
 
@@ -381,16 +383,19 @@ def _found(contract: Contract, entry: TableSite, counts: list[int]) -> Iterator[
         )
     for column, texts in no_numbers(rows, contract, entry).items():
         for do in sorted(set(map(advice, texts))):
-            so = [text for text in texts if advice(text) == do]
-            some = ", ".join(map(repr, so[:5])) + (", ..." if len(so) > 5 else "")
-            yield "note", f"{column}: no number: {some}; {do}"
+            similar = [text for text in texts if advice(text) == do]
+            examples = ", ".join(map(repr, similar[:5])) + (", ..." if len(similar) > 5 else "")
+            yield "note", f"{column}: no number: {examples}; {do}"
     for column, codes in unknown_codes(rows, contract, entry).items():
         if "" in codes:
             yield "note", f"{column}: no text at all: have '' in `missing`, too, if that means no value"
         if not (others := [code for code in codes if code]):
             continue
-        some = ", ".join(map(repr, others[:20])) + (", ..." if len(others) > 20 else "")
-        yield "note", f"{column}: not in the contract: {some}; map them in `codes`, if they mean what it has"
+        examples = ", ".join(map(repr, others[:20])) + (", ..." if len(others) > 20 else "")
+        yield (
+            "note",
+            f"{column}: not in the contract: {examples}; map them in `codes`, if they mean what it has",
+        )
     if encoded.findings and not aside:
         yield "note", 'correct these rows, or leave them out: "invalid": "set_aside" in the site\'s entry'
         return
@@ -409,11 +414,11 @@ def _found(contract: Contract, entry: TableSite, counts: list[int]) -> Iterator[
     labels, titles = data.labels("train"), contract.label.titles
     everywhere = np.concatenate([data.labels(fold) for fold in FOLDS])
     if isinstance(contract.label, MultiLabel):
-        without = np.flatnonzero(~(everywhere == 1).any(axis=0))
+        lacking = np.flatnonzero(~(everywhere == 1).any(axis=0))
     else:
-        without = np.setdiff1d(np.arange(len(titles)), everywhere)
-    if len(without):
-        yield "note", f"no record of {', '.join(repr(titles[place]) for place in without)} here"
+        lacking = np.setdiff1d(np.arange(len(titles)), everywhere)
+    if len(lacking):
+        yield "note", f"no record of {', '.join(repr(titles[place]) for place in lacking)} here"
     if isinstance(contract.label, MultiLabel):
         of_findings = zip(
             finding_counts(labels).tolist(), unknown_counts(labels, titles).items(), strict=True

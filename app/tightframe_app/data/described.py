@@ -1,4 +1,4 @@
-"""``tightframe data describe``: a site's records as they would enter a job, in the terminal and as a page."""
+"""``tightframe data describe``: a site's records as a job would use them, in the terminal and as a page."""
 
 from __future__ import annotations
 
@@ -80,29 +80,31 @@ def describe(
 
 
 def _show(described: list[tuple[str, Description]]) -> None:
-    """Print each site's table, and what it would withhold."""
-    for name, found in described:
-        counts = ", ".join(f"{shown(title)} {count}" for title, count in found.records.items())
-        tables.out.print(f"{name}: {found.where}" if name else found.where, style="bold")
-        broken = plural(found.broken, "row")
-        tables.out.print(f"{sum(found.records.values())} records ({counts}); {broken} broken")
-        if found.present:
+    """Print each site's table, and the cells that it would withhold."""
+    for name, description in described:
+        counts = ", ".join(f"{shown(title)} {count}" for title, count in description.records.items())
+        tables.out.print(f"{name}: {description.where}" if name else description.where, style="bold")
+        broken = plural(description.broken, "row")
+        tables.out.print(f"{sum(description.records.values())} records ({counts}); {broken} broken")
+        if description.present:
             present = ", ".join(
                 f"{shown(title)} {count}" + (f" ({unknown} unknown)" if unknown else "")
-                for (title, count), unknown in zip(found.present.items(), found.unknown.values(), strict=True)
+                for (title, count), unknown in zip(
+                    description.present.items(), description.unknown.values(), strict=True
+                )
             )
             tables.out.print(f"records with a finding, of which they may have several: {present}")
         table = Table(*HEAD, box=None, pad_edge=False, padding=(0, 2, 0, 0))
-        for summary in found.columns:
+        for summary in description.columns:
             table.add_row(*(shown(cell) for cell in _cells(summary)))
         console(tables.WIDTH).print(table)
-        for said, rows in _withheld(found):
-            tables.out.print(shown(said))
+        for caption, rows in _withheld(description):
+            tables.out.print(shown(caption))
             table = Table(*rows[0], box=None, pad_edge=False, padding=(0, 2, 0, 0))
             for row in rows[1:]:
                 table.add_row(*map(shown, row))
             console(tables.WIDTH).print(table)
-        if advised := _fewer_bins(found):
+        if advised := _fewer_bins(description):
             tables.out.print(advised)
 
 
@@ -110,7 +112,7 @@ def _show_json(title: str, described: list[tuple[str, Description]], unreadable:
     from tightframe_app.outputs import Column, DataDescribed, DataDescription
 
     sites = []
-    for name, found in described:
+    for name, description in described:
         columns = [
             Column(
                 name=item.column.column,
@@ -123,61 +125,63 @@ def _show_json(title: str, described: list[tuple[str, Description]], unreadable:
                 names=item.names,
                 counts={key: tuple(map(int, values)) for key, values in item.counts.items()},
             )
-            for item in found.columns
+            for item in description.columns
         ]
-        told = DataDescribed(
+        entry = DataDescribed(
             site=name or None,
-            place=str(found.where),
-            records=found.records,
-            broken=found.broken,
-            present=found.present,
-            unknown=found.unknown,
-            findings=tuple(map(str, found.findings)),
-            withheld={} if found.preview is None else found.preview.cells,
-            curves={} if found.preview is None else found.preview.curves,
+            place=str(description.where),
+            records=description.records,
+            broken=description.broken,
+            present=description.present,
+            unknown=description.unknown,
+            findings=tuple(map(str, description.findings)),
+            withheld={} if description.preview is None else description.preview.cells,
+            curves={} if description.preview is None else description.preview.curves,
             columns=tuple(columns),
         )
-        sites.append(told)
+        sites.append(entry)
     formats.show(DataDescription(title=title, sites=tuple(sites), unreadable=unreadable))
 
 
-def _withheld(found: Description) -> list[tuple[str, list[list[str]]]]:
-    """Return tables of what exact statistics would withhold here, each with what it says, head first."""
-    if (seen := found.preview) is None:
+def _withheld(description: Description) -> list[tuple[str, list[list[str]]]]:
+    """Return tables of cells that exact statistics would withhold, each with a caption and head first."""
+    if (preview := description.preview) is None:
         return []
-    made = []
-    some = {column: of for column, of in seen.cells.items() if any(hidden for hidden, _ in of.values())}
-    rule = f"a cell is withheld below {seen.least} {'patients' if seen.patients else 'records'}"
+    sections = []
+    affected = {
+        column: of for column, of in preview.cells.items() if any(hidden for hidden, _ in of.values())
+    }
+    rule = f"a cell is withheld below {preview.least} {'patients' if preview.patients else 'records'}"
     cells = "of all cells: each class's bins or levels, and its missing values"
-    if some:
-        head = ["column", *map(str, next(iter(some.values())))]
+    if affected:
+        head = ["column", *map(str, next(iter(affected.values())))]
         rows = [
             [column, *(f"{hidden} of {most}" if hidden else "-" for hidden, most in of.values())]
-            for column, of in some.items()
+            for column, of in affected.items()
         ]
-        said = f"cells that this site withholds of exact statistics, {cells}, by bins ({rule}):"
-        made.append((said, [head, *rows]))
-    if seen.curves:
-        head = ["class", *map(str, next(iter(seen.curves.values())))]
+        caption = f"cells that this site withholds of exact statistics, {cells}, by bins ({rule}):"
+        sections.append((caption, [head, *rows]))
+    if preview.curves:
+        head = ["class", *map(str, next(iter(preview.curves.values())))]
         rows = [
             [title, *(f"{end:.4g}" if end else "-" for end in of.values())]
-            for title, of in seen.curves.items()
+            for title, of in preview.curves.items()
         ]
         by = "time_bins"
-        if seen.ends:
-            by = f"time_ends {','.join(format(end, 'g') for end in seen.ends)}, and one more bin"
-        made.append((f"curves of this site end at, by {by} ({rule}):", [head, *rows]))
-    return made
+        if preview.ends:
+            by = f"time_ends {','.join(format(end, 'g') for end in preview.ends)}, and one more bin"
+        sections.append((f"curves of this site end at, by {by} ({rule}):", [head, *rows]))
+    return sections
 
 
-def _fewer_bins(found: Description) -> str:
-    """Return the advice to take fewer bins, if of most numbers' cells more than half are withheld."""
-    if found.preview is None:
+def _fewer_bins(description: Description) -> str:
+    """Advise fewer bins if on average more than half of the numbers' cells are withheld; else empty."""
+    if description.preview is None:
         return ""
-    numbers = {item.column.column for item in found.columns if item.column.kind == "number"}
+    numbers = {item.column.column for item in description.columns if item.column.kind == "number"}
     shares = [
         {bins: hidden / most for bins, (hidden, most) in of.items()}
-        for column, of in found.preview.cells.items()
+        for column, of in description.preview.cells.items()
         if column in numbers
     ]
     if not shares:
@@ -218,7 +222,7 @@ def _of(
 
 
 def _cells(summary: Summary) -> list[str]:
-    """Return a column's cells of the table."""
+    """Return a column's cells in the table."""
     unit = f" ({summary.column.unit})" if summary.column.unit else ""
     name = [summary.column.column + unit, str(summary.missing)]
     if summary.column.kind != "number":
@@ -244,25 +248,27 @@ def _page(title: str, described: list[tuple[str, Description]]) -> str:
             "not pass it on.",
         )
     ]
-    for name, found in described:
-        tiles = [(str(count), name_of_class) for name_of_class, count in found.records.items()]
+    for name, description in described:
+        tiles = [(str(count), name_of_class) for name_of_class, count in description.records.items()]
         inner: list[Part] = [
-            tag("p", found.where),
-            layout.tiles([*tiles, (str(found.broken), "rows broken")]),
+            tag("p", description.where),
+            layout.tiles([*tiles, (str(description.broken), "rows broken")]),
         ]
-        if found.present:
-            total = sum(found.records.values())
+        if description.present:
+            total = sum(description.records.values())
             of_findings = [
                 (title, str(count), str(total - count - unknown), str(unknown))
-                for (title, count), unknown in zip(found.present.items(), found.unknown.values(), strict=True)
+                for (title, count), unknown in zip(
+                    description.present.items(), description.unknown.values(), strict=True
+                )
             ]
             inner.append(table(("finding", "present", "absent", "unknown"), of_findings))
-        if found.findings:
-            inner.append(listed([str(finding) for finding in found.findings]))
-        inner.append(table(HEAD, [_cells(summary) for summary in found.columns]))
-        for said, (head, *body) in _withheld(found):
-            inner += [tag("p", said), table(head, body)]
-        for summary in found.columns:
+        if description.findings:
+            inner.append(listed([str(finding) for finding in description.findings]))
+        inner.append(table(HEAD, [_cells(summary) for summary in description.columns]))
+        for caption, (head, *body) in _withheld(description):
+            inner += [tag("p", caption), table(head, body)]
+        for summary in description.columns:
             unit = f", {summary.column.unit}" if summary.column.unit else ""
             series = _series(summary)
             picture = partial(
@@ -278,7 +284,7 @@ def _page(title: str, described: list[tuple[str, Description]]) -> str:
 
 
 def _series(summary: Summary) -> dict[str, tuple[int, ...]]:
-    """Return the counts by class; of more classes than there are colours, all of them together."""
+    """Return the counts by class; with more classes than colours, their total."""
     if len(summary.counts) <= MOST_SERIES:
         return summary.counts
     return {"all classes": tuple(map(sum, zip(*summary.counts.values(), strict=True)))}

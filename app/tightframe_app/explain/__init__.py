@@ -1,1 +1,1 @@
-"""``tightframe explain``: what an error code, a value of a job, a site's rule or an option means."""
+"""``tightframe explain``: meaning of an error code, a job's value, a site's rule or an option."""

@@ -30,27 +30,27 @@ def explain(
     Without words it lists what it knows, by subject. A value stands with its (default).
     """
     codes: list[str] = []
-    found: list[Topic] = []
+    matches: list[Topic] = []
     known: tuple[str, ...] = ()
     for word in words or ():
         if re.fullmatch(r"TF-\d+", word, re.IGNORECASE):
             codes.append(_code(word.upper()))
         else:
-            found += topics.find(word)
+            matches += topics.find(word)
     if not words:
         known = (*errors.ENTRIES, *topics.offered(), *topics.ours())
     if form == "json":
         from tightframe_app.outputs import CodeExplained, Explained, TopicExplained
 
-        told = [CodeExplained(code=code, title=errors.title(code), **_plain(code)) for code in codes]
-        blocks = [TopicExplained.model_validate(asdict(topic)) for topic in found]
-        formats.show(Explained(codes=tuple(told), topics=tuple(blocks), known=known))
+        explained = [CodeExplained(code=code, title=errors.title(code), **_plain(code)) for code in codes]
+        blocks = [TopicExplained.model_validate(asdict(topic)) for topic in matches]
+        formats.show(Explained(codes=tuple(explained), topics=tuple(blocks), known=known))
         return
     if known:
         _print_known()
     for code in codes:
         _print_code(code)
-    for topic in found:
+    for topic in matches:
         _print_topic(topic)
 
 
@@ -68,7 +68,7 @@ def _print_known() -> None:
 
 
 def _runs(codes: Iterable[str]) -> list[str]:
-    """Return codes with those that follow each other as one."""
+    """Return codes, with consecutive ones as a range."""
     runs: list[list[str]] = []
     for code in codes:
         if runs and int(code[3:]) == int(runs[-1][-1][3:]) + 1:
@@ -79,7 +79,7 @@ def _runs(codes: Iterable[str]) -> list[str]:
 
 
 def _code(word: str) -> str:
-    """Refuse what is no code."""
+    """Refuse an unknown code."""
     if word not in errors.ENTRIES:
         from tightframe.options import unknown_name
 
@@ -88,7 +88,7 @@ def _code(word: str) -> str:
 
 
 def _plain(code: str) -> dict[str, str]:
-    """Return an entry's texts with links as words."""
+    """Return an entry's texts, with links as text."""
     entry = errors.ENTRIES[code]
     texts = {"means": entry.means, "do": entry.do, "leaves": entry.leaves}
     return {name: _LINK.sub(r"\1 (docs/\2)", text) for name, text in texts.items()}

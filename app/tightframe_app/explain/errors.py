@@ -1,7 +1,7 @@
-"""Meaning of every error code: what it means, what to do, and what leaves a site with it.
+"""Register of error codes: meaning, what to do, and what leaves a site with it.
 
-The texts stand in ``errors.toml``. ``tightframe explain TF-612`` prints an entry, and the site of the guides
-shows them all.
+The texts are in ``errors.toml``. ``tightframe explain TF-612`` prints an entry, and the guides' site shows
+them all.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ CODE = "The code."
 
 @dataclass(frozen=True)
 class Entry:
-    """What a code means.
+    """Explanation of a code.
 
     Attributes:
         do: what to do.
-        title: in a few words; empty where ``tightframe.errors.REASONS`` has them.
-        means: more than the title says; may be empty.
+        title: in a few words; empty if in ``tightframe.errors.REASONS``.
+        means: beyond the title; may be empty.
         leaves: what the server learns besides the silo's name.
     """
 
@@ -39,7 +39,7 @@ class Section:
 
     Attributes:
         codes: in order.
-        about: what holds for all of them; may be empty.
+        about: text on all of them; may be empty.
     """
 
     title: str
@@ -60,7 +60,7 @@ ENTRIES: Mapping[str, Entry] = {code: entry for section in SECTIONS for code, en
 
 
 def title(code: str) -> str:
-    """Return what a code means in a few words.
+    """Return a code's title.
 
     >>> title("TF-502"), title("TF-614")
     ('a silo was late', "below the site's policy")

@@ -1,4 +1,4 @@
-"""Topics of ``tightframe explain``, from the docstrings of the models that hold the values."""
+"""Topics of ``tightframe explain``, from the docstrings of the values' models."""
 
 from __future__ import annotations
 
@@ -27,41 +27,41 @@ from tightframe_app.explain.topics import Topic, Value
 
 
 def topic(name: str, model: type[BaseModel], prefix: str = "", about: str = "") -> Topic:
-    """Return a model's values.
+    """Return the topic of a model's values.
 
     Args:
         model: with a docstring, or descriptions, for each field.
-        about: in place of the first line of the docstring.
+        about: replaces the docstring's first line.
     """
-    told = meanings(model)
-    told |= {
-        key: told.get(key, "") + _choices(field.annotation, told.get(key, ""))
+    texts = meanings(model)
+    texts |= {
+        key: texts.get(key, "") + _choices(field.annotation, texts.get(key, ""))
         for key, field in model.model_fields.items()
     }
-    given = tuple(
+    values = tuple(
         Value(
             prefix + key,
             "required" if field.is_required() else _default(field.get_default()),
-            told.get(key, ""),
+            texts.get(key, ""),
         )
         for key, field in model.model_fields.items()
     )
-    return Topic(name, about or _first(model), given)
+    return Topic(name, about or _first(model), values)
 
 
-def _choices(annotation: Any, told: str) -> str:
-    """Return the names to choose from, unless the meaning gives them all.
+def _choices(annotation: Any, meaning: str) -> str:
+    """Return the possible names, unless the meaning has them all.
 
     >>> _choices(Literal["a", "b"] | None, "`a`: the first."), _choices(Literal["a"], "`a`: all.")
     (' One of `a`, `b`.', '')
     """
     kinds = [annotation, *get_args(annotation)]
     names = [f"`{name}`" for kind in kinds if get_origin(kind) is Literal for name in get_args(kind)]
-    return "" if all(name in told for name in names) else f" One of {', '.join(names)}."
+    return "" if all(name in meaning for name in names) else f" One of {', '.join(names)}."
 
 
 def _default(value: Any) -> str:
-    """Return a default as the guides write it.
+    """Return a default in the guides' notation.
 
     >>> [_default(value) for value in (None, True, (32, 64), {}, 1e-5)]
     ['null', 'true', '32, 64', 'none', '1e-05']
@@ -78,25 +78,25 @@ def _default(value: Any) -> str:
 
 
 def _policy() -> Topic:
-    """Return a site's rules, each with its value in every profile, or the one that all have."""
-    told = meanings(Policy)
-    given = []
+    """Return a site's rules, each with its value in every profile, or their common one."""
+    texts = meanings(Policy)
+    rules = []
     for name in Policy.model_fields:
         if name == "profile":
             continue
-        values = [rules[name] for rules in PROFILES.values()]
+        values = [profile[name] for profile in PROFILES.values()]
         shown = [_default(value) for value in values]
-        given.append(
+        rules.append(
             Value(
-                f"policy.{name}", shown[0] if len(set(shown)) == 1 else "; ".join(shown), told.get(name, "")
+                f"policy.{name}", shown[0] if len(set(shown)) == 1 else "; ".join(shown), texts.get(name, "")
             )
         )
     about = f"A site's rules, with their values in the profiles ({'; '.join(PROFILES)})."
-    return Topic("policy", about, tuple(given))
+    return Topic("policy", about, tuple(rules))
 
 
 def computed() -> dict[str, list[Topic]]:
-    """Return all topics of ours by their kind: what ``tightframe_app.kept`` keeps."""
+    """Return all our topics by kind, for ``tightframe_app.kept``."""
     return {
         topics.BLOCKS: _blocks(),
         topics.CONTRACTS: _contracts(),
@@ -109,7 +109,7 @@ def computed() -> dict[str, list[Topic]]:
 
 
 def of_package(kind: str, name: str) -> Topic:
-    """Return the options of a method, model or data set that an installed package adds.
+    """Return the options of an installed package's method, model or data set.
 
     Args:
         kind: ``topics.METHODS``, ``MODELS`` or ``DATA``.
@@ -120,7 +120,7 @@ def of_package(kind: str, name: str) -> Topic:
 
 
 def _blocks() -> list[Topic]:
-    """Return what a job and a site may say."""
+    """Return the topics of a job's and a site's values."""
     of_job: dict[str, type[BaseModel]] = {
         "training": job.Training,
         "evaluation": job.Evaluation,
@@ -140,7 +140,7 @@ def _blocks() -> list[Topic]:
 
 
 def _contracts() -> list[Topic]:
-    """Return what a contract of tables, and the picture of one of pictures, may say."""
+    """Return the topics of a table's contract, and of the picture in a contract of pictures."""
     of_contract: dict[str, type[BaseModel]] = {
         "columns": contract.Column,
         "label": contract.Label,
@@ -156,10 +156,10 @@ def _contracts() -> list[Topic]:
     }
     table = topic("contract", contract.Contract)
     inner = [topic(name, model, f"{name}.").values for name, model in of_contract.items()]
-    seen = [topic(name, model, f"{name}.").values for name, model in of_picture.items()]
+    of_pictures = [topic(name, model, f"{name}.").values for name, model in of_picture.items()]
     return [
         replace(table, values=(*table.values, *chain.from_iterable(inner))),
-        Topic("picture", _first(Picture), tuple(chain.from_iterable(seen))),
+        Topic("picture", _first(Picture), tuple(chain.from_iterable(of_pictures))),
     ]
 
 
@@ -179,14 +179,14 @@ def _data(spec: DatasetSpec) -> Topic:
 
 
 def _status() -> Topic:
-    """Return what ``tightframe watch`` and consoles show of a run."""
+    """Return the topic of a run's status in ``tightframe watch`` and consoles."""
     shown = topic("status", Status, about="What can be seen of a run while it goes on.")
     keys = tuple(replace(value, default="") for value in shown.values if value.name != "format")
     return replace(shown, values=keys)
 
 
 def _results() -> list[Topic]:
-    """Return what the keys of a run's files say, as far as their names do not."""
+    """Return the topics of keys in a run's files whose names do not explain them."""
     kinds: dict[str, dict[str, type[BaseModel]]] = {
         "outcome.json": {"": outcome.Outcome, "personal.": outcome.Personal},
         "metrics.jsonl": {"": rows.Row, "update_norms.": UpdateNorms},

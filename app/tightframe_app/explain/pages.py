@@ -1,4 +1,4 @@
-"""The same as parts of the guides: a page has a mark, and the site of the guides what stands for it."""
+"""Explanations as parts of the guides: the guides' site replaces marks in pages by them."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from tightframe_app.explain import errors, topics
 from tightframe_app.jobs import presets
 
 MARK = re.compile(r"^<!--explain:(.+)-->$", re.MULTILINE)
-"""A line of a guide; after the colon ``errors``, ``effects``, or names of ``explain.topics`` joined by +,
-before which ``file:`` may stand, for what a method's file says first."""
+"""A mark in a guide; after the colon ``errors``, ``effects``, or names of ``explain.topics`` joined by +,
+optionally with ``file:`` before them, for the docstring of a method's file."""
 FILE = "file:"
 
 
 def filled(page: str) -> str:
-    """Return a guide with what its marks stand for."""
+    """Return a guide with its marks replaced."""
     return MARK.sub(lambda mark: "\n\n".join(map(_part, mark[1].split("+"))), page)
 
 
@@ -27,7 +27,7 @@ def _part(name: str) -> str:
     if name == "effects":
         return "\n".join(_effects())
     if name.startswith(FILE):
-        return _said_first(name.removeprefix(FILE))
+        return _docstring(name.removeprefix(FILE))
     topic = topics.ours()[name]
     lines = [f"- `{value.name}`{value.shown_default}: {value.means}" for value in topic.values] or [
         "No options."
@@ -35,17 +35,17 @@ def _part(name: str) -> str:
     return "\n".join(lines if name in topics.of(topics.METHODS) else (topic.about, "", *lines))
 
 
-def _said_first(place: str) -> str:
-    """Return source and equations from a method's file, which is not imported, as Markdown.
+def _docstring(place: str) -> str:
+    """Return source and equations in a method's file, as Markdown, without importing it.
 
     Args:
         place: the file, ``fedprox`` or ``fedilc/fishr``, or a function, ``fedmr.intra_class_loss``.
     """
     path, _, function = place.partition(".")
     folder = files("tightframe").joinpath("methods")
-    one = folder.joinpath(f"{path}.py")
+    file = folder.joinpath(f"{path}.py")
     tree = ast.parse(
-        (one if one.is_file() else folder.joinpath(path, "__init__.py")).read_text(encoding="utf-8")
+        (file if file.is_file() else folder.joinpath(path, "__init__.py")).read_text(encoding="utf-8")
     )
     named = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
     text = (ast.get_docstring(named[function] if function else tree) or "").removeprefix("Return ")
@@ -63,13 +63,13 @@ def _effects() -> Iterator[str]:
         yield "|---|---|---|---|---|---|"
         for method, effect in (pair for pair in measured if pair[1].baseline == baseline):
             named = f"{method.title} (`{effect.options}`)" if effect.options else method.title
-            found = (
+            cells = (
                 effect.measure,
                 effect.numbers,
                 str(effect.seeds),
                 "**seen**" if effect.seen else "not seen",
             )
-            yield f"| {' | '.join((named, effect.setting, *found))} |"
+            yield f"| {' | '.join((named, effect.setting, *cells))} |"
         yield ""
 
 

@@ -1,6 +1,6 @@
-"""What ``tightframe explain`` knows beside codes: values that belong together, by name.
+"""Topics of ``tightframe explain`` besides codes: related values, by name.
 
-Ours are kept in ``topics.json`` (``tightframe_app.kept``), those of installed packages are worked out.
+Ours are kept in ``topics.json`` (``tightframe_app.kept``), those of installed packages are computed.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ KINDS = {
 
 @dataclass(frozen=True)
 class Value:
-    """A value that somebody may set.
+    """A value of a configuration or a result.
 
     Attributes:
-        name: with the blocks that it stands in, such as ``training.epochs``.
-        default: as a configuration has it, ``none`` (nothing in it) or ``required``; of a policy's rule that
-            of each profile; empty where nobody sets the value.
-        means: what it is.
+        name: with its blocks, such as ``training.epochs``.
+        default: in a configuration's notation, ``none`` (empty) or ``required``; for a policy's rule that of
+            each profile; empty for a value that is not set.
+        means: its meaning.
     """
 
     name: str
@@ -46,17 +46,17 @@ class Value:
 
     @property
     def shown_default(self) -> str:
-        """The default in brackets, after a blank; empty if there is none."""
+        """The default in brackets, after a blank; empty without one."""
         return f" ({self.default})" if self.default else ""
 
 
 @dataclass(frozen=True)
 class Topic:
-    """Values that belong together.
+    """Related values.
 
     Attributes:
-        name: by which they are asked for.
-        about: what they are, in a sentence.
+        name: to ask for them by.
+        about: describes them in a sentence.
         values: in the order of the model.
     """
 
@@ -67,21 +67,21 @@ class Topic:
 
 @cache
 def of(kind: str) -> Mapping[str, Topic]:
-    """Return our topics of a kind, by name: ``BLOCKS`` are what a job and a site may say."""
-    found = kept.read(KEPT)[kind]
+    """Return our topics of a kind, by name; ``BLOCKS`` are a job's and a site's values."""
+    entries = kept.read(KEPT)[kind]
     return {
         item["name"]: Topic(item["name"], item["about"], tuple(Value(**value) for value in item["values"]))
-        for item in found
+        for item in entries
     }
 
 
 def ours() -> dict[str, Topic]:
-    """Return all topics of ours, by name."""
+    """Return all our topics, by name."""
     return {name: topic for kind in KINDS for name, topic in of(kind).items()}
 
 
 def offered() -> dict[str, str]:
-    """Return the names of methods, models and data sets that installed packages add, each with its kind."""
+    """Return name -> kind of the methods, models and data sets that installed packages add."""
     from importlib.metadata import entry_points
 
     from tightframe import registry
@@ -91,10 +91,10 @@ def offered() -> dict[str, str]:
 
 
 def find(word: str) -> list[Topic]:
-    """Return the topics, or topics with one value alone, that a word names.
+    """Return the topics that a word names, or topics reduced to the value that it names.
 
     Raises:
-        typer.BadParameter: if there is none, naming one that is near.
+        typer.BadParameter: if there is none, suggesting the closest word.
     """
     blocks = of(BLOCKS)
     if word in blocks:
@@ -114,11 +114,11 @@ def find(word: str) -> list[Topic]:
     from tightframe.options import did_you_mean
 
     values = [value.name for item in blocks.values() for value in item.values]
-    meant = did_you_mean(word, [*packages, *known, *values])
-    raise typer.BadParameter(f"no such word as {word!r}: {meant}`tightframe explain` lists them all")
+    suggestion = did_you_mean(word, [*packages, *known, *values])
+    raise typer.BadParameter(f"no such word as {word!r}: {suggestion}`tightframe explain` lists them all")
 
 
 def _single(item: Topic, word: str) -> Topic:
-    """Return a topic with the values of a name alone, which is given with its block or without."""
+    """Return a topic with only the values of a name, which may include its block."""
     chosen = [value for value in item.values if f".{value.name}".endswith(f".{word}")]
     return replace(item, values=tuple(chosen))

@@ -1,4 +1,4 @@
-"""``tightframe federation certify``: the keeper of the root key certifies requests, after a call each."""
+"""``tightframe federation certify``: certify requests as the keeper of the root key, after a call to each."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from tightframe_app.federation.provisioner import (
 from tightframe_app.screens import shown
 
 ISSUED = "issued.json"
-"""File in the root key's folder: whose key was certified when."""
+"""File in the root key's folder: names with certified keys and dates."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """A participant's request, by its own words.
+    """A participant's request, unverified.
 
     Attributes:
         values: its ``request.json``.
@@ -44,7 +44,7 @@ class Request:
         """Read a request.
 
         Raises:
-            JoinError: TF-751, if it is none.
+            JoinError: TF-751, if it is not a request.
         """
         values = described(path, REQUESTED)
         csr = None if values is None else zipped(path, f"{values['name']}.csr")
@@ -62,7 +62,7 @@ class Request:
         return str(self.values["name"])
 
     def described(self) -> str:
-        """Return what would be certified: name, kind or role, organisation."""
+        """Describe what would be certified: name, kind or role, organisation."""
         kind = is_a(self.values["kind"], self.values.get("cert_role"))
         return f"{self.name}, {kind}, of {shown(self.values['org'])}"
 
@@ -70,28 +70,28 @@ class Request:
 def certify(
     requests: list[Request], ca: Path, profile: Path, output: Path, confirmed: Callable[[Request], bool]
 ) -> tuple[list[tuple[Request, Path]], list[Request]]:
-    """Certify the requests that are confirmed.
+    """Certify the confirmed requests.
 
     Args:
         ca: folder with the root's key.
         profile: the federation's.
-        confirmed: asked before each is certified.
+        confirmed: called before each is certified.
 
     Returns:
-        Each certified request with the zip for its sender, those included that were certified before, and
-        the requests that were not confirmed.
+        The certified requests, including earlier ones, each with the zip for its sender, and the requests
+        that were not confirmed.
 
     Raises:
         JoinError: TF-751, if two requests have one name; TF-755, if another was answered or certified;
             TF-752, if the engine refused, or certified something else.
     """
     names = [request.name for request in requests]
-    if twice := sorted({name for name in names if names.count(name) > 1}):
+    if duplicates := sorted({name for name in names if names.count(name) > 1}):
         raise JoinError(
-            f"Expected one request of each participant, got several of {', '.join(twice)}. "
+            f"Expected one request of each participant, got several of {', '.join(duplicates)}. "
             "Nothing was certified."
         )
-    made, left = [], []
+    certified, declined = [], []
     output.mkdir(parents=True, exist_ok=True)
     answers = [output.resolve() / f"{request.name}.signed.zip" for request in requests]
     for request, answer in zip(requests, answers, strict=True):
@@ -104,10 +104,10 @@ def certify(
     _refuse_issued(requests, ca)
     for request, answer in zip(requests, answers, strict=True):
         if answer.exists():
-            made.append((request, answer))
+            certified.append((request, answer))
             continue
         if not confirmed(request):
-            left.append(request)
+            declined.append(request)
             continue
         words: list[str | Path] = [
             request.path.resolve(),
@@ -129,12 +129,12 @@ def certify(
                 code="TF-752",
             )
         _note_issued(request, ca)
-        made.append((request, answer))
-    return made, left
+        certified.append((request, answer))
+    return certified, declined
 
 
 def _issued(ca: Path) -> dict[str, dict[str, str]]:
-    """Return the names that were certified: each with the code of its key, and when.
+    """Return the certified names, each with the code of its key and the date.
 
     Raises:
         JoinError: TF-755, if the file cannot be read.
@@ -144,7 +144,9 @@ def _issued(ca: Path) -> dict[str, dict[str, str]]:
         return {}
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
-        return {str(name): {"key": str(one["key"]), "on": str(one["on"])} for name, one in values.items()}
+        return {
+            str(name): {"key": str(entry["key"]), "on": str(entry["on"])} for name, entry in values.items()
+        }
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise JoinError(
             f"Expected the names that were certified in {path}, but it cannot be read. Nothing was "
@@ -154,14 +156,14 @@ def _issued(ca: Path) -> dict[str, dict[str, str]]:
 
 
 def _refuse_issued(requests: list[Request], ca: Path) -> None:
-    """Refuse another key of a name that has a certificate."""
+    """Refuse a second key of a certified name."""
     issued = _issued(ca)
     for request in requests:
-        one = issued.get(request.name)
-        if one is not None and one["key"] != request.code:
+        entry = issued.get(request.name)
+        if entry is not None and entry["key"] != request.code:
             raise JoinError(
-                f"Expected the first key of {request.name}, but its key {one['key']} was certified on "
-                f"{one['on']}, and stays valid. Nothing was certified. Call {request.name} back. A renewed "
+                f"Expected the first key of {request.name}, but its key {entry['key']} was certified on "
+                f"{entry['on']}, and stays valid. Nothing was certified. Call {request.name} back. A renewed "
                 "certificate, or a second account's, is certified by `nvflare cert approve` "
                 "(docs/operations.md, One at a time).",
                 code="TF-755",
@@ -169,11 +171,11 @@ def _refuse_issued(requests: list[Request], ca: Path) -> None:
 
 
 def _note_issued(request: Request, ca: Path) -> None:
-    one = {"key": request.code, "on": f"{datetime.now(UTC):%Y-%m-%d}"}
-    write_json(ca / ISSUED, _issued(ca) | {request.name: one})
+    entry = {"key": request.code, "on": f"{datetime.now(UTC):%Y-%m-%d}"}
+    write_json(ca / ISSUED, _issued(ca) | {request.name: entry})
 
 
 def _certified(answer: Path, name: str) -> str | None:
-    """Return the code of the key that an answer certifies."""
+    """Return the code of an answer's certified key."""
     content = zipped(answer, f"{name}.crt")
     return None if content is None else certified_code(content[0])

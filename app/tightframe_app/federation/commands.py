@@ -66,10 +66,10 @@ def init(
 
     if len(site) < MIN_SITES:
         _say(f"note: secure sums need at least {MIN_SITES} hospitals, got {len(site)}")
-    new, there = request_files.write(content, output)
+    new, existing = request_files.write(content, output)
     for path in new:
         _say(f"written: {output / path}")
-    for path in there:
+    for path in existing:
         _say(f"exists already: {output / path}")
     profile = quoted(output / request_files.PROFILE)
     _say("")
@@ -108,19 +108,19 @@ def certify(
     def confirmed(one: certifying.Request) -> bool:
         _say(f"{one.described()}: key {one.code}")
         if key is not None:
-            return one.code.replace(" ", "") in [given.replace(" ", "").lower() for given in key]
+            return one.code.replace(" ", "") in [text.replace(" ", "").lower() for text in key]
         try:
             return typer.confirm("Did they read this code of their key to you by telephone?", default=False)
         except typer.Abort:
             return False
 
     requests = [certifying.Request.read(path) for path in request]
-    made, left = certifying.certify(requests, ca, profile, output, confirmed)
-    for one, answer in made:
+    certified, declined = certifying.certify(requests, ca, profile, output, confirmed)
+    for one, answer in certified:
         _say(f"certified: {one.name}; return {answer}")
-    for one in left:
+    for one in declined:
         _say(f"not certified: {one.name}, whose key nobody has confirmed")
-    if left:
+    if declined:
         raise typer.Exit(1)
 
 
@@ -214,10 +214,10 @@ def add_site(
             files[CONFIG] = kits.site_configuration(policy, state, records(data or []), more, device)
     if not engine_only:
         kits.own_folder(state)
-    written, there = opened.add(files, force=force)
+    written, existing = opened.add(files, force=force)
     for file in written:
         _say(f"written: {opened.local / file}")
-    for file in there:
+    for file in existing:
         _say(f"exists already: {opened.local / file}")
     if opened.kind == "server":
         _say(f"jobs and results will be kept in {state}")
@@ -254,13 +254,13 @@ def pins(
     opened = kits.Kit.open(kit)
     if opened.kind != "site":
         raise typer.BadParameter("expected a site's kit, got the server's", param_hint="--kit")
-    own = opened.pin()
+    own_pin = opened.pin()
     if form == "json":
         if add or remove:
             raise typer.BadParameter("expected text where pins are changed", param_hint="--format")
-        _show_pins(opened.name, own, opened.local / CONFIG)
+        _show_pins(opened.name, own_pin, opened.local / CONFIG)
         return
-    _say(f"{opened.name}={own}")
+    _say(f"{opened.name}={own_pin}")
     if not add and not remove:
         return
     config = opened.local / CONFIG
@@ -270,14 +270,14 @@ def pins(
             f"tightframe federation add-site {opened.name} --kit {quoted(kit)}"
         )
     changes = [
-        (where, *_pin(where, text, opened.name, own))
+        (where, *_pin(where, text, opened.name, own_pin))
         for where, texts in (("--add", add), ("--remove", remove))
         for text in texts or []
     ]
-    _keep(config, changes)
+    _change_pins(config, changes)
 
 
-def _show_pins(name: str, own: str, config: Path) -> None:
+def _show_pins(name: str, own_pin: str, config: Path) -> None:
     """Print a site's pins as JSON."""
     from tightframe.config.site import parse_single, read_object
     from tightframe_app.outputs import Pins
@@ -285,29 +285,29 @@ def _show_pins(name: str, own: str, config: Path) -> None:
     peers = None
     if config.is_file():
         entry, _ = parse_single(read_object(config), str(config))
-        kept = entry.policy.resolve(production=True).pins
-        peers = {peer: tuple(pins) for peer, pins in sorted(kept.items())}
-    formats.show(Pins(site=name, pin=own, peers=peers))
+        by_peer = entry.policy.resolve(production=True).pins
+        peers = {peer: tuple(pins) for peer, pins in sorted(by_peer.items())}
+    formats.show(Pins(site=name, pin=own_pin, peers=peers))
 
 
-def _keep(config: Path, changes: list[tuple[str, str, str]]) -> None:
+def _change_pins(config: Path, changes: list[tuple[str, str, str]]) -> None:
     """Change the pins in a site's configuration, which must be valid afterwards."""
     from tightframe.config.site import parse_single, read_object
 
     values = read_object(config)
     parse_single(values, str(config))
     policy = values.setdefault("policy", {})
-    kept: dict[str, list[str]] = {peer: list(pins) for peer, pins in (policy.get("pins") or {}).items()}
+    by_peer: dict[str, list[str]] = {peer: list(pins) for peer, pins in (policy.get("pins") or {}).items()}
     for where, peer, pin in changes:
-        peer_pins = kept.setdefault(peer, [])
+        peer_pins = by_peer.setdefault(peer, [])
         if where == "--add" and pin not in peer_pins:
             peer_pins.append(pin)
         elif where == "--remove":
             if pin not in peer_pins:
                 raise typer.BadParameter(f"{peer} does not have the pin {pin}", param_hint=where)
             peer_pins.remove(pin)
-    # A peer without its last pin keeps an empty list, which refuses it: its key may be compromised.
-    policy["pins"] = dict(sorted(kept.items()))
+    # A peer without its last pin keeps an empty list, which refuses its possibly compromised key.
+    policy["pins"] = dict(sorted(by_peer.items()))
     entry, _ = parse_single(values, str(config))
     write_json(config, values, mode=config.stat().st_mode & 0o777)
     for peer, peer_pins in policy["pins"].items():
@@ -329,18 +329,18 @@ def _participant(option: str, text: str, kind: Any, role: Any = None) -> Any:
         raise typer.BadParameter(str(error), param_hint=option) from None
 
 
-def records(given: list[str]) -> dict[str, Any]:
-    """Return data set -> location of its records; of a table's file the entry that its first lines suggest.
+def records(texts: list[str]) -> dict[str, Any]:
+    """Return data set -> location of its records; for a table's file the entry that its first lines suggest.
 
     Raises:
-        DataError: TF-206 if the file is no table.
+        DataError: TF-206 if the file is not a table.
     """
     from tightframe.data.table.proposal import guessed
 
-    found: dict[str, Any] = {}
-    for text in given:
-        if os.path.isfile(text):  # of JSON too long for a name, Path.is_file raises
-            found["table"] = guessed(Path(text))
+    locations: dict[str, Any] = {}
+    for text in texts:
+        if os.path.isfile(text):  # Path.is_file raises for JSON too long for a name
+            locations["table"] = guessed(Path(text))
             continue
         name, separator, value = text.partition("=")
         try:
@@ -351,11 +351,11 @@ def records(given: list[str]) -> dict[str, Any]:
             raise typer.BadParameter(
                 f"expected a table's file or DATASET={{JSON object}}, got {text!r}", param_hint="--data"
             )
-        found[name.strip()] = values
-    return found
+        locations[name.strip()] = values
+    return locations
 
 
-def _pin(where: str, text: str, own_name: str, own: str) -> tuple[str, str]:
+def _pin(where: str, text: str, own_name: str, own_pin: str) -> tuple[str, str]:
     """Parse ``NAME=PIN`` into peer and pin."""
     name, separator, pin = (part.strip() for part in text.partition("="))
     pin = pin.lower()
@@ -364,8 +364,8 @@ def _pin(where: str, text: str, own_name: str, own: str) -> tuple[str, str]:
             f"expected NAME=PIN, a pin being 64 digits 0-9a-f, got {text!r}", param_hint=where
         )
     _participant(where, name, "client")
-    if where == "--add" and name == own_name and pin != own:
-        raise typer.BadParameter(f"{name} is this site, and its pin is {own}", param_hint=where)
+    if where == "--add" and name == own_name and pin != own_pin:
+        raise typer.BadParameter(f"{name} is this site, and its pin is {own_pin}", param_hint=where)
     return name, pin
 
 

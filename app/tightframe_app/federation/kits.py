@@ -1,7 +1,7 @@
 """Our files in the ``local/`` folder of a startup kit of a site or of the server.
 
-They are generated here; copies to read are in ``provisioning/``, and a test compares the two. A kit is
-identified by its ``startup`` folder and the certificate in it; nothing in ``startup`` is ever changed.
+They are generated here; ``provisioning/`` has copies to read, and a test compares the two. A kit is
+identified by its ``startup`` folder, which is never changed, and the certificate in it.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ LEFT = "left.json"
 PERSON_FILE = "fed_admin.json"
 """File in ``startup`` that only a person's kit has."""
 
-# `operate` is to shut down, restart, configure and lock out, the server's too for people of its organisation.
+# `operate` covers shutdown, restart, configuration and lock-out, also of the server for its organisation.
 _NOBODY = {name: "none" for name in ("operate", "shell_commands", "byoc", "server-predeployed-flwr")}
-# `app_command` is in none of the engine's categories: a role has it only if it names it.
+# `app_command` is in none of the engine's categories: a role has it only by name.
 _ALL_JOBS = ("submit_job", "clone_job", "manage_job", "download_job", "app_command")
 AUTHORIZATION: Mapping[str, Any] = {
     "format_version": "1.0",
@@ -97,8 +97,8 @@ def site_resources(
 
     Args:
         gpu_memory: of each, in GiB.
-        training: if another account trains, its name and the socket of its service; both kits of such a
-            site name it, so that neither can start a job in the engine's account.
+        training: name and service socket of another training account; both kits of such a site have it, so
+            that neither can start a job in the engine's account.
     """
     manager = "resource_managers.gpu_resource_manager.GPUResourceManager"
     return {
@@ -131,8 +131,8 @@ def server_resources(storage: Path) -> dict[str, Any]:
     """Return the server's ``resources.json``: only our classes, and its own folder for jobs and snapshots.
 
     The engine's default is a folder under the temporary directory, which all servers of a machine share.
-    There is no receiver of logs, because no site sends any. ``job_ending`` ends a job although a client is
-    dead. The process of a job looks twice a second whether its run is over; by default every three seconds.
+    There is no receiver of logs, because no site sends any. ``job_ending`` ends a job even if a client is
+    dead. A job's process checks twice a second whether its run is over; by default every three seconds.
     """
     files = "nvflare.app_common.storages.filesystem_storage.FilesystemStorage"
     return {
@@ -196,9 +196,9 @@ class Kit:
     """A packaged startup kit.
 
     Attributes:
-        folder: the folder that ``nvflare package`` created.
+        folder: created by ``nvflare package``.
         name: the owner's, from the certificate.
-        kind: of a site, or of the server.
+        kind: of owner.
     """
 
     folder: Path
@@ -207,7 +207,7 @@ class Kit:
 
     @classmethod
     def open(cls, folder: Path) -> Kit:
-        """Return the kit in a folder, from the files in its ``startup``.
+        """Return the kit in a folder, by the files in its ``startup``.
 
         Raises:
             SiteConfigError: TF-615, if it is not a kit of a site or of the server.
@@ -277,37 +277,37 @@ class Kit:
             force: replace files with other content, and keep a copy of each beside it.
 
         Returns:
-            The names of the files that were written, and of those that existed already.
+            The names of the written files, and of those that existed already.
 
         Raises:
             FileExistsError: if a file exists with other content, without ``force``. Nothing is written.
         """
-        there = [name for name in files if (self.local / name).exists()]
-        others = [name for name in there if _values(self.local / name) != files[name]]
-        if others and not force:
-            listed = ", ".join(str(self.local / name) for name in others)
+        existing = [name for name in files if (self.local / name).exists()]
+        differing = [name for name in existing if _values(self.local / name) != files[name]]
+        if differing and not force:
+            listed = ", ".join(str(self.local / name) for name in differing)
             raise FileExistsError(
                 f"Expected to write this site's files, but some exist with other content: {listed}. "
                 f"Nothing was written. Edit them by hand, or give --force, which keeps each as *{BEFORE}."
             )
-        written = [name for name in files if name not in there or name in others]
+        written = [name for name in files if name not in existing or name in differing]
         for name in written:
             path = self.local / name
-            if name in others:
+            if name in differing:
                 link_over(path, path.with_name(name + BEFORE))
             write_json(path, files[name], mode=0o600 if name == "tightframe.json" else 0o644)
-        return written, [name for name in there if name not in others]
+        return written, [name for name in existing if name not in differing]
 
 
 def left_on(folder: Path) -> str | None:
-    """Return the day on which a site left that had its kit in a folder; None if it has not."""
+    """Return the day on which the site of a kit's folder left; None if it has not."""
     values = _values(folder / LEFT)
     on = values.get("on") if isinstance(values, dict) else None
     return on if isinstance(on, str) and re.fullmatch(r"[0-9]{4}-[0-9]{2}-[0-9]{2}", on) else None
 
 
 def persons_kit(startup: Path) -> str:
-    """Describe a person's kit (a lead's, an admin's, a member's), with the person's name if it is there."""
+    """Describe a person's kit (a lead's, an admin's, a member's), with the person's name if known."""
     values = _values(startup / PERSON_FILE)
     admin = values.get("admin") if isinstance(values, dict) else None
     name = admin.get("username") if isinstance(admin, dict) else None
@@ -323,7 +323,7 @@ def _values(path: Path) -> Any:
 
 
 def own_folder(folder: Path) -> None:
-    """Create a folder for its owner alone, unless it exists.
+    """Create a folder with access only for its owner, unless it exists.
 
     Raises:
         SiteConfigError: TF-202, if it cannot be created.

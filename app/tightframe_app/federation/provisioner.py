@@ -1,6 +1,6 @@
-"""The engine's own provisioning commands, run apart, and the zip files that they exchange.
+"""The engine's provisioning commands, run as processes, and the zip files that they exchange.
 
-The engine's answers are read as JSON; its ``next_step``, which knows nothing of our files, is not shown.
+The engine's answers are read as JSON; its ``next_step``, which ignores our files, is not shown.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tightframe.errors import JoinError
 from tightframe_app.screens import shown
 
 LARGEST = 2**20
-"""Most bytes of a file in one of the zips that are read; each has a few thousand."""
+"""Most bytes of a file read from one of the zips; each has a few thousand."""
 REQUESTED, SIGNED = "request.json", "signed.json"
 ROOT = "rootCA.pem"
 CODE_DIGITS = 32
@@ -29,9 +29,9 @@ def provisioner(*words: str | Path) -> dict[str, Any]:
     """Run an ``nvflare`` command and return the values that it reports.
 
     Raises:
-        JoinError: TF-752, if the engine refused, with its own words.
+        JoinError: TF-752, with the engine's message, if it refused.
     """
-    # -P: a module in the current folder must not take the place of one of the engine's.
+    # -P: a module in the current folder must not shadow one of the engine's.
     command = [sys.executable, "-P", "-m", "nvflare.cli", *map(str, words), "--format", "json"]
     done = subprocess.run(  # noqa: S603 (our own words, and paths)
         command, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False
@@ -44,18 +44,18 @@ def provisioner(*words: str | Path) -> dict[str, Any]:
         values = answer.get("data")
         return values if isinstance(values, dict) else {}
     if isinstance(answer, dict):
-        said = f"{answer.get('error_code')}: {answer.get('message')} {answer.get('hint') or ''}"
+        reason = f"{answer.get('error_code')}: {answer.get('message')} {answer.get('hint') or ''}"
     else:
-        said = (done.stderr or done.stdout).strip()[-2000:]
+        reason = (done.stderr or done.stdout).strip()[-2000:]
     what = " ".join(map(str, words[:2]))
     raise JoinError(
-        f"Expected `nvflare {shown(what)}` to succeed, but the engine says: {shown(said.strip())}",
+        f"Expected `nvflare {shown(what)}` to succeed, but the engine says: {shown(reason.strip())}",
         code="TF-752",
     )
 
 
 def zipped(path: Path, *members: str) -> list[bytes] | None:
-    """Return the content of some files in a zip; None if it is no zip, or lacks one of them."""
+    """Return the content of some files in a zip; None if it is not a zip, or lacks one of them."""
     try:
         with zipfile.ZipFile(path) as packed:
             if any(packed.getinfo(member).file_size > LARGEST for member in members):
@@ -66,20 +66,20 @@ def zipped(path: Path, *members: str) -> list[bytes] | None:
 
 
 def key_code(csr: bytes) -> str | None:
-    """Return the code of the key that a request is for; None if it is no request signed by its key.
+    """Return the code of a request's key; None if it is not a request signed by its key.
 
-    128 bits of the SHA-256 of the public key, the beginning of the pin, in groups of four digits. What the
-    request says of itself, its id too, can be copied with another key under it; this cannot.
+    It is the first 128 bits of the SHA-256 of the public key, the beginning of the pin, in groups of four
+    digits. All else in the request, also its id, can be copied with another key under it.
     """
     from cryptography import x509
 
     try:
-        asked = x509.load_pem_x509_csr(csr)
-        if not asked.is_signature_valid:
+        request = x509.load_pem_x509_csr(csr)
+        if not request.is_signature_valid:
             return None
     except ValueError:
         return None
-    return _code(asked.public_key())
+    return _code(request.public_key())
 
 
 def certified_code(pem: bytes) -> str:
@@ -97,9 +97,9 @@ def _code(key: Any) -> str:
 
 
 def described(path: Path, member: str) -> dict[str, Any] | None:
-    """Return the JSON object in a zip that describes it; None if there is none.
+    """Return the JSON object that describes a zip; None if there is none.
 
-    Its name, which becomes a folder's, has been checked; everything else is the sender's word.
+    Its names, which become folders' names, are checked; all else is the sender's claim.
     """
     content = zipped(path, member)
     if content is None:

@@ -1,7 +1,7 @@
-"""A federation's profile and the participants' request files, which the engine's own provisioning reads.
+"""A federation's profile and the participants' request files for the engine's provisioning.
 
-The profile goes to the holder of the federation's root key, each request file to the participant that it
-names. Private keys are generated where they are used: nothing here holds or moves one.
+The profile goes to the holder of the federation's root key, each request file to its participant. Private
+keys are generated where they are used: nothing here holds or moves one.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Participant:
 
     Attributes:
         name: a silo's name, the server's host name, or a person's e-mail address.
-        organisation: its organisation; people operate the sites of their own organisation.
+        organisation: people operate the sites of their own.
         kind: the engine's name for the kind of participant.
         role: of a person.
     """
@@ -54,7 +54,7 @@ class Participant:
         """Parse ``NAME=ORGANISATION``, or ``NAME`` alone for an organisation of that name.
 
         Raises:
-            ValueError: if provisioning does not accept either of them.
+            ValueError: if provisioning does not accept one of them.
         """
         name, separator, organisation = (part.strip() for part in text.partition("="))
         pattern, expected = _NAMES[kind]
@@ -67,7 +67,7 @@ class Participant:
         return cls(name, organisation, kind, role)
 
     def request(self, project: str) -> str:
-        """Return the file that ``nvflare cert request -p`` reads; JSON strings are always valid YAML."""
+        """Return the file for ``nvflare cert request -p``; JSON strings are always valid YAML."""
         lines = [f"  - name: {json.dumps(self.name)}", f"    type: {self.kind}"]
         lines.append(f"    org: {json.dumps(self.organisation)}")
         lines += [f"    role: {self.role}"] if self.role is not None else []
@@ -75,7 +75,7 @@ class Participant:
 
 
 def profile(project: str, server: str, port: int) -> str:
-    """Return the file that ``nvflare cert init --profile`` reads: mutual TLS, one port for silos and console.
+    """Return the file for ``nvflare cert init --profile``: mutual TLS, one port for silos and console.
 
     Raises:
         ValueError: if provisioning does not accept the project's name.
@@ -115,20 +115,20 @@ def write(content: dict[Path, str], folder: Path) -> tuple[list[Path], list[Path
     """Write the files that do not exist yet; leave those with the same content untouched.
 
     Returns:
-        The files that were written, and those that existed already.
+        The written files, and those that existed already.
 
     Raises:
-        FileExistsError: if a file exists with other content. Nothing is written then.
+        FileExistsError: if a file exists with other content; then nothing is written.
     """
-    there = [path for path in content if (folder / path).exists()]
-    others = [str(folder / path) for path in there if (folder / path).read_text() != content[path]]
-    if others:
+    existing = [path for path in content if (folder / path).exists()]
+    differing = [str(folder / path) for path in existing if (folder / path).read_text() != content[path]]
+    if differing:
         raise FileExistsError(
-            f"Expected to write a federation's files, but others exist: {', '.join(others)}. Nothing was "
+            f"Expected to write a federation's files, but others exist: {', '.join(differing)}. Nothing was "
             "written. Give the same values as the first time, or another folder."
         )
-    new = [path for path in content if path not in there]
+    new = [path for path in content if path not in existing]
     for path in new:
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_text(content[path])
-    return new, there
+    return new, existing
