@@ -16,14 +16,14 @@ QUOTED = ("quoted", "_quoted", "shlex.quote")
 NO_PATHS = {  # names of jobs, methods, participants, values of options, and what was quoted before
     "name", "job_id", "item.name", "who.name", "opened.name", "error.code", "method", "like", "key", "mode",
     "outcome.job_name", "engine.name", "owner", "quoted", "place", "previous", "profile", "where", "root",
-    "TRANSCRIPT", "made", "folder", "code", "whole",
+    "TRANSCRIPT", "made", "folder", "code", "source",
 }  # fmt: skip
 ONLY_IN = {
     "folder": "app/tightframe_app/watch/status.py",
     "place": "app/tightframe_app/jobs/simulation.py",
     "key": "app/tightframe_app/jobs/commands.py",
     "code": "app/tightframe_app/jobs/simulation.py",
-    "whole": "app/tightframe_app/data/commands.py",
+    "source": "app/tightframe_app/data/commands.py",
 }
 """Names that are of a path elsewhere."""
 

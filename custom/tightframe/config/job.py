@@ -1,6 +1,6 @@
-"""The configuration of a job: plain values, validated as a whole, unknown keys refused.
+"""The configuration of a job: plain values, validated together, unknown keys refused.
 
-Nothing here opens a path or imports a module that a job names: a job *names* a method, a data set and
+Nothing here opens a path or imports a module on behalf of a job: a job *names* a method, a data set and
 a model from the registries, and the site decides which records it uses.
 """
 
@@ -34,8 +34,8 @@ LATER = "later"
 """Marks options of later versions: left out of files and hashes of jobs at their defaults."""
 
 ONE_RELEASE = frozenset({"fed3r", "fedcgs", "fedncm"})
-"""Methods that release one sum under privacy and train nothing; by name, because a process that only answers
-the protocol imports no method."""
+"""Names of methods that release one sum under privacy and train nothing; a process that only answers the
+protocol imports no method."""
 
 
 def _nothing_to_build(values: Any) -> Any:
@@ -62,7 +62,7 @@ class Lasting(StrictModel):
 
 
 def _plain_tree(values: Any, place: str = "", depth: int = 0) -> Any:
-    """Refuse what is no JSON, nested too deep, or has a key from which the engine would build an object."""
+    """Refuse values that are not JSON, nested too deep, or with a key that makes the engine build objects."""
     if depth > MAX_DEPTH:
         raise ValueError(f"{place}: Expected at most {MAX_DEPTH} levels of nesting")
     _nothing_to_build(values)
@@ -117,7 +117,7 @@ class Training(Lasting):
     loop: Annotated[str | None, LATER] = Field(default=None, min_length=1, max_length=200)
 
     def by_halves(self, records: int, drawn: int) -> Training:
-        """Return the same with batches of at most half of a silo's records.
+        """Return these values with batches of at most half of a silo's records.
 
         Args:
             records: of the silo's training fold, each counted once; at least 2.
@@ -411,9 +411,9 @@ class JobConfig(Lasting):
     @model_validator(mode="before")
     @classmethod
     def _fill_in_one_release(cls, values: Any) -> Any:
-        """Set what a private job of one release leaves open: no repeat is planned, and sums open whole.
+        """Set the unset values of a private job of one release: no planned repeats, and whole sums.
 
-        Filled in rather than meant by a default, so that files and hashes of all other jobs stay.
+        Filled in instead of defaults, so that files and hashes of all other jobs stay.
         """
         if not isinstance(values, dict) or values.get("method") not in ONE_RELEASE:
             return values
@@ -433,23 +433,23 @@ class JobConfig(Lasting):
     def models(self) -> str:
         """Description of the models: the job's, and those of silos with another one."""
         others = [
-            f"{site}: {'another ' if own.model == self.model else ''}{own.model}"
-            for site, own in sorted(self.site_models.items())
+            f"{site}: {'another ' if item.model == self.model else ''}{item.model}"
+            for site, item in sorted(self.site_models.items())
         ]
         return f"{self.model} ({', '.join(others)})" if others else self.model
 
     def assumed_colluders(self, sites: int) -> int:
-        """Return the number of silos that are assumed to collude in a roster of this size."""
+        """Return the assumed number of colluding silos in a roster of this size."""
         return default_colluders(sites) if self.colluders is None else self.colluders
 
     def smallest_sum(self, sites: int) -> int:
-        """Return the smallest number of silos in a secure sum, by threshold, c, and the job's own minimum.
+        """Return the least number of silos in a secure sum, by threshold, c, and the job's own minimum.
 
-        Where sums open whole only (``whole_sums``) it is the roster that enrolled. For fewer silos than any
-        secure sum can have it is the least number of a secure sum.
+        With ``whole_sums`` it is the whole enrolled roster. For fewer silos than any secure sum can have it
+        is the least number of a secure sum.
 
         Args:
-            sites: silos that enrolled.
+            sites: number of enrolled silos.
         """
         if sites < MIN_SITES:
             return MIN_SITES
@@ -471,7 +471,7 @@ class JobConfig(Lasting):
 
     @property
     def done(self) -> int:
-        """Rounds that earlier jobs of the chain have completed."""
+        """Rounds completed by earlier jobs of the chain."""
         return 0 if self.resume is None else self.resume.after_round
 
     @property
@@ -486,7 +486,7 @@ class JobConfig(Lasting):
 
     @property
     def continues(self) -> Resume | Withdraw | None:
-        """The job from whose checkpoint this one goes on; None for a new one."""
+        """The job whose checkpoint this one continues; None for a new one."""
         return self.resume or self.withdraw
 
     def lineage(self, job_id: str) -> str:
@@ -513,9 +513,9 @@ def _cross_problems(values: dict[str, Any]) -> list[str]:
     if isinstance(last, int) and isinstance(rounds, int) and last > rounds:
         problems.append(f"average_last: Expected at most `rounds` ({rounds}), but got {last}")
     for key, kind in (("prototype_sites", list), ("site_models", dict)):
-        named = values.get(key)
-        if isinstance(named, kind):
-            unknown = sorted({str(site) for site in named} - set(sites))
+        silos = values.get(key)
+        if isinstance(silos, kind):
+            unknown = sorted({str(site) for site in silos} - set(sites))
             problems += [f"{key}: {site}: {unknown_name('site of `sites`', site, sites)}" for site in unknown]
     if values.get("summation", "secure") == "secure":
         problems += _secure_problems(values, len(sites))
@@ -546,7 +546,7 @@ def _cross_problems(values: dict[str, Any]) -> list[str]:
 
 
 def _evaluation_problems(values: dict[str, Any]) -> list[str]:
-    """List options that contradict a job which evaluates only, or training rounds without any."""
+    """List options that contradict a job which only evaluates, or a training job without rounds."""
     rounds = values.get("rounds")
     if values.get("evaluate_only") is None:
         alone = "only a job with `evaluate_only` or `statistics` has none"
@@ -572,7 +572,7 @@ def _evaluation_problems(values: dict[str, Any]) -> list[str]:
 
 
 def _statistics_problems(values: dict[str, Any]) -> list[str]:
-    """List options that contradict a job which sums statistics only."""
+    """List options that contradict a job which only sums statistics."""
     if values.get("statistics") is None:
         method = values.get("method")
         alone = f"method: {STATISTICS_METHOD!r} trains nothing: it is that of a job with `statistics`"
@@ -639,7 +639,7 @@ def _privacy_problems(values: dict[str, Any]) -> list[str]:
 
 
 def _noisy_evaluation_problems(privacy: dict[str, Any]) -> list[str]:
-    """List options that cannot be combined with an evaluation with noise."""
+    """List options that cannot be combined with a noisy evaluation."""
     problems = []
     if (neighbours := privacy.get("neighbours", "record")) != "record":
         problems.append(

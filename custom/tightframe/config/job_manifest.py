@@ -1,8 +1,8 @@
 """The manifest that a lead signs for a job: its files, sites, validity and a nonce for single use.
 
 The engine's own signature covers the files one by one: files of two signed jobs can be mixed or removed,
-and a signed job can be run again at any time. This manifest covers the whole job. It is in the ``config``
-folder of each app of a job, with which it reaches the sites, and sites verify it by the project's root.
+and a signed job can be run again at any time. This manifest covers the whole job. It reaches the sites in
+the ``config`` folder of each app of a job, and they verify it by the project's root.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ class Manifest(StrictModel):
         job_sha256: hash of the job's values.
         sites: the silos of the job.
         files: name of each file below the app's folder -> its SHA-256.
-        created, expires: UTC; a site accepts the job between the two.
-        nonce: of this signature; a site accepts it for one job of the engine only.
+        created, expires: UTC; a site accepts the job between them.
+        nonce: of this signature; a site accepts it for only one job of the engine.
         signer: provisioned name of the signer.
         certificate: the signer's, DER in base64.
         signature: over ``signed``, in base64.
@@ -89,7 +89,7 @@ class Manifest(StrictModel):
 
     @property
     def until(self) -> datetime:
-        """The time at which it expires."""
+        """Time of expiry."""
         return _moment(self.expires)
 
 
@@ -101,8 +101,8 @@ def sign(
     Args:
         app: the app's folder.
         signer: the lead's identity.
-        days: how long sites may accept the job.
-        nonce: the same for all apps of a job; a new one by default.
+        days: of validity.
+        nonce: common to all apps of a job; a new one by default.
         now: the time, with a time zone.
 
     Raises:
@@ -197,10 +197,10 @@ def verify(app: Path, job: JobConfig, site: str, anchor: Anchor, *, now: datetim
 
 
 def take_up(manifest: Manifest, job_id: str, store: Path, *, now: datetime) -> None:
-    """Record that this site accepts a signed job, which it does only once.
+    """Record that this site accepts a signed job, as it does only once.
 
     Every process and task of the same engine job calls this again and passes, even after the manifest has
-    expired. The record is on the disk before this returns.
+    expired. The record is on disk before this returns.
 
     Args:
         manifest: verified.
@@ -275,7 +275,7 @@ def _files(app: Path) -> dict[str, str]:
     """Hash an app's files: name -> SHA-256, without the manifest and the engine's own files.
 
     Raises:
-        ManifestError: TF-635 at a link, or at anything that is neither file nor folder.
+        ManifestError: TF-635 for a link, or anything else that is neither file nor folder.
     """
     hashes = {}
     for path in sorted(app.rglob("*")):

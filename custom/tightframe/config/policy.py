@@ -1,8 +1,8 @@
 """A site's policy: the rules that it enforces itself, whatever a job or the server asks for.
 
 It is the ``policy`` block of the site's own ``local/tightframe.json``: a profile, and the rules that
-differ from it. In production the profile is ``standard`` unless the site names another; in the
-simulator it is ``research``. A job that asks for less than the policy is refused at enrolment.
+differ from it. The default profile is ``standard`` in production and ``research`` in the simulator. A job
+that asks for less than the policy is refused at enrolment.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from tightframe.securesum.rules import SiteRules, Trust
 
 MIN_CLASS_COUNT = 5
 REPEATED = ("epochs", "alternations")
-"""Endings of the names of method options that count passes over the records."""
+"""Suffixes of method options that count passes over the records."""
 
 
 @dataclass(frozen=True)
 class Ceilings:
-    """The largest sizes with which a job's model is built and its sums are planned; None sets no limit.
+    """Limits on a job's model and on its planned sums; None sets no limit.
 
-    The defaults hold where no policy sets them.
+    The defaults apply without a policy's own.
 
     Attributes:
         parameters: numbers in a model, including its buffers.
@@ -44,7 +44,7 @@ class Ceilings:
 
 
 class Policy(Rules):
-    """One site's rules, complete."""
+    """One site's complete rules."""
 
     def site_rules(self) -> SiteRules:
         """Return the rules that the secure sum enforces."""
@@ -89,7 +89,7 @@ class Policy(Rules):
 
     @property
     def ceilings(self) -> Ceilings:
-        """The size limits that are enforced where a job's model is built and its sums are planned."""
+        """The size limits for building a job's model and planning its sums."""
         return Ceilings(self.max_parameters, self.max_message_bytes)
 
     @contextmanager
@@ -111,10 +111,10 @@ class Policy(Rules):
         Args:
             options: the method's validated options; with ``splits_by_sign`` it sums by sign, with
                 ``geometric`` it takes geometric means; ``equations`` (1) of its fields are a silo's update
-                times a factor of its own; with ``share_units`` a network of so many hidden units takes its
-                class shares.
-            job: the job of the method; with differential privacy each record's influence must be bounded.
-                None leaves out what depends on it.
+                times a factor of its own; with ``share_units`` a network with that many hidden units takes
+                its class shares.
+            job: the method's; with differential privacy each record's influence must be bounded. None skips
+                the checks that depend on it.
 
         Raises:
             BelowPolicyError: TF-614.
@@ -163,7 +163,7 @@ class Policy(Rules):
         self.refuse(refusals)
 
     def _least_for(self, job: JobConfig, options: Any) -> int:
-        """Return how many silos a sum needs, so that its fields are fewer than the honest silos in it."""
+        """Return the least number of silos in a sum with fewer fields than honest silos."""
         several: int = getattr(options, "equations", 1)
         if units := getattr(options, "share_units", 0):
             spec = data.get(job.dataset)
@@ -177,16 +177,16 @@ class Policy(Rules):
         return self.max_update_norm is not None and job.update_norm is None and takes_norm(job, options)
 
     def private(self, job: JobConfig | None) -> bool:
-        """Return True if a job runs with differential privacy at this site: it asks for it, or must."""
+        """Check whether a job has, or must have, differential privacy at this site."""
         return self.required_privacy or getattr(job, "privacy", None) is not None
 
     def asks_of_method(self, job: JobConfig) -> bool:
-        """Return True if ``check_method`` can refuse, so that enrolment needs the method's options."""
+        """Check whether ``check_method`` can refuse, so that enrolment needs the method's options."""
         norm = self.max_update_norm is not None and job.update_norm is None
         return not self.allow_sign_split or self.private(job) or norm
 
     def refuse(self, refusals: Sequence[Refusal]) -> None:
-        """Refuse a job if there is any reason to.
+        """Refuse a job if there are any refusals.
 
         Raises:
             BelowPolicyError: TF-614.
@@ -200,7 +200,7 @@ class Policy(Rules):
         return f"{self.profile}" + (f" ({rules})" if rules else "")
 
     def name(self) -> str:
-        """Name the profile, and the rules that were changed in it."""
+        """Name the profile and its changed rules."""
         changed = ", ".join(f"{name} {value}" for name, value in self.differences(self.profile).items())
         return f"{self.profile}, with {changed}" if changed else self.profile
 
@@ -217,7 +217,7 @@ class Policy(Rules):
         return "required_privacy" if self.required_privacy else "privacy"
 
     def sum_refusals(self, job: JobConfig) -> list[Refusal]:
-        """List the rules that a job's sums, as it plans them for all its silos, violate."""
+        """List the rules that a job's sums, as planned for all its silos, violate."""
         refusals: list[Refusal] = []
         plain = job.summation == "plain"
         if self.require_secure_sum and plain:
@@ -285,7 +285,7 @@ class Policy(Rules):
         return refusals
 
     def _cohort_refusals(self, job: JobConfig) -> list[Refusal]:
-        """List what a job's number of silos violates; of smaller rosters in its run the protocol judges."""
+        """List the rules that a job's number of silos violates; the protocol checks smaller rosters later."""
         sites, least = len(job.sites), self.minimum_cohort
         plain = job.summation == "plain"
         refusals: list[Refusal] = []
@@ -351,7 +351,7 @@ class Policy(Rules):
         return refusals
 
     def _size_refusals(self, job: JobConfig) -> list[Refusal]:
-        """List the size rules that a job violates, as far as they are known before anything is built."""
+        """List the size rules that a job violates, as far as known before its model is built."""
         spec = data.get(job.dataset)
         values = math.prod(spec.input_shape(spec.options.model_validate(job.dataset_options)))
         batch = max(job.training.batch_size, job.evaluation.batch_size)
@@ -403,9 +403,9 @@ class PolicyBlock(_Optional):
     def resolve(self, *, production: bool) -> Policy:
         """Return the complete policy."""
         profile: Profile = self.profile or ("standard" if production else "research")
-        given = {name: getattr(self, name) for name in self.model_fields_set - {"profile"}}
-        kept = {name: value for name, value in given.items() if value is not None or name in NO_LIMIT}
-        return Policy(profile=profile, **{**PROFILES[profile], **kept})
+        written = {name: getattr(self, name) for name in self.model_fields_set - {"profile"}}
+        overrides = {name: value for name, value in written.items() if value is not None or name in NO_LIMIT}
+        return Policy(profile=profile, **{**PROFILES[profile], **overrides})
 
 
 def takes_norm(job: JobConfig, options: Any) -> bool:
@@ -415,7 +415,7 @@ def takes_norm(job: JobConfig, options: Any) -> bool:
     of gradients is bounded by record and must keep its noise.
 
     Args:
-        job: that names the method.
+        job: with the method.
         options: of the method, validated.
     """
     from tightframe import methods  # imports torch
@@ -438,25 +438,23 @@ def in_words(value: Any) -> str:
 
 
 def _clear_metrics(job: JobConfig) -> list[str]:
-    """Return the silo's own numbers that the server sees if the job's sums are plain."""
+    """Return the kinds of a silo's own numbers that the server sees in plain sums."""
     if job.privacy is not None:
-        return []  # losses and evaluation stay at the silo, or the silo adds all of the evaluation's noise
+        return []  # losses and evaluation stay at the silo, or have all of the evaluation's noise from it
     return ["training", "evaluation"] + ["personal"] * job.personalise
 
 
 def _releases(rounds: int, privacy: Any) -> int | None:
-    """Return the most noisy sums of a job: class sums, if its method has any, and noisy evaluations.
+    """Return an upper bound on a job's noisy sums: class sums, if its method has any, and noisy evaluations.
 
     Its rounds limit both. ``rounds.silo.budget``, which needs torch, counts the method's actual releases
-    before it trains.
+    before training.
     """
     if privacy.releases is None:
         return None
     if not rounds:
-        return 1  # the one evaluation, or the statistics, of a job that trains nothing
-    from tightframe.privacy.releases.class_sums_plan import (
-        release_rounds,
-    )  # tasks of jobs without privacy do not need it
+        return 1  # the evaluation or statistics of a job without training
+    from tightframe.privacy.releases.class_sums_plan import release_rounds  # jobs without privacy do without
 
     evaluated = 0
     if privacy.evaluation == "noisy":

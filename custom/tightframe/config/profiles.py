@@ -1,4 +1,4 @@
-"""The rules of a site's policy, and their values in the profiles that it starts from."""
+"""The rules of a site's policy, and their values in the profiles."""
 
 from __future__ import annotations
 

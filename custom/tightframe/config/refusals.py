@@ -1,4 +1,4 @@
-"""The reasons why a site refuses a job: rule, asked and required value, and what of them the lead may see."""
+"""Reasons why a site refuses a job: rule, asked and required value, and the part that the lead may see."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from dataclasses import dataclass
 from tightframe.errors import PolicyError
 
 REFUSALS = "tightframe.refusals"
-"""Message key of the refused rules that a site reports to the lead, besides the code."""
+"""Message key of the refused rules that a site reports to the lead with the code."""
 BELOW_POLICY = ("TF-614", "TF-625", "TF-626", "TF-628")
-"""Codes with which a site may report them."""
+"""Codes with which a site may report refused rules."""
 MAX_TOLD = 120
 """Longest asked or required value that a site reports to the lead, in characters."""
 MAX_RULES = 64
 """Most rules of one site that the server records."""
 BESIDE_RULES = ("privacy", "accepted_options", "contract", "training_loops")
-"""Subjects of a refusal that are no rules of a policy: the job's privacy, values of the site's entry."""
+"""Subjects of a refusal besides a policy's rules: the job's privacy, values of the site's entry."""
 _RULE, _PLAIN = re.compile(r"[a-z_.]+"), re.compile(r"[\w.+\-\[\]' ]*")
 
 
@@ -67,7 +67,7 @@ class BelowPolicyError(PolicyError):
         super().__init__(before + "\n" + "\n".join(f"  - {refusal}" for refusal in self.refusals), code=code)
 
     def outside(self) -> list[list[str]]:
-        """Return what may leave the site besides the code: rule, asked and required value of each refusal."""
+        """Return each refusal's rule, asked and required value, if they may leave the site with the code."""
         if not self.shown_to_lead:
             return []
         return [[item.rule, item.asked[:MAX_TOLD], item.required[:MAX_TOLD]] for item in self.refusals]
@@ -76,8 +76,8 @@ class BelowPolicyError(PolicyError):
 def in_words(reported: object) -> tuple[str, ...]:
     """Describe the refused rules that a site reported, one line each; malformed ones are dropped.
 
-    The text cannot control a terminal or pass for another site's: a rule is a plain name, and a value that
-    is more than a few plain words is quoted.
+    The text cannot control a terminal or pass for another site's, as a rule is a plain name, and a value of
+    more than plain words is quoted.
 
     >>> in_words([["epsilon_cap", "8", "at most 4"], [chr(27), "", ""], "nonsense"])
     ('epsilon_cap: asked 8, required at most 4',)

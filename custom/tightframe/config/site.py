@@ -27,8 +27,8 @@ from tightframe.registry import is_object
 
 FILE_NAME = "tightframe.json"
 MARKER = FILE_NAME + ".lent"
-"""Companion of a configuration that ``tightframe simulate`` copied into the workspace for one run: its
-SHA-256, its origin and the id of the process that copied it."""
+"""Companion of a configuration that ``tightframe simulate`` copied into the workspace for one run, with its
+SHA-256, its origin and the id of the copying process."""
 
 ACCEPT_MODEL = "tightframe site model accept"
 AbsolutePath = Annotated[str, AfterValidator(absolute)]
@@ -39,16 +39,16 @@ Accepted = Annotated[str, Field(min_length=1, max_length=500)]
 
 
 def _tracking_uri(text: str) -> str:
-    """Refuse what is no tracking server or folder of MLflow, or has a secret in it."""
+    """Refuse a URI that is no tracking server or folder of MLflow, or contains a secret."""
     from urllib.parse import urlsplit
 
-    found = urlsplit(text)
-    if found.username is not None or found.password is not None:
+    parts = urlsplit(text)
+    if parts.username is not None or parts.password is not None:
         raise ValueError(
             "Expected no user or password in it: set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
         )
-    if not (found.scheme in ("http", "https") and found.hostname) and not (
-        found.scheme == "file" and not found.netloc and found.path.startswith("/")
+    if not (parts.scheme in ("http", "https") and parts.hostname) and not (
+        parts.scheme == "file" and not parts.netloc and parts.path.startswith("/")
     ):
         raise ValueError("Expected http://HOST:PORT, https://HOST or file:///FOLDER")
     return text
@@ -111,14 +111,14 @@ class SiteEntry(StrictModel):
     policy: PolicyBlock = PolicyBlock()
 
     @model_validator(mode="after")
-    def _kept_somewhere(self) -> SiteEntry:
+    def _check_cache(self) -> SiteEntry:
         if self.feature_cache == "kept" and self.state_dir is None:
             raise ValueError("Expected `state_dir` with feature_cache 'kept', which keeps features there")
         return self
 
     @property
     def rehearses(self) -> bool:
-        """True if the entry only tries out a policy on generated records: it has a policy but no records.
+        """Whether the entry only tries out a policy on generated records: it has a policy but no records.
 
         Never in production, where an entry must have a ``state_dir``.
         """
@@ -173,7 +173,7 @@ class SiteFile(StrictModel):
 
 
 def read_site_file(folder: Path) -> dict[str, Any] | None:
-    """Read the raw content of ``folder/tightframe.json``; None if there is no such file.
+    """Read the raw content of ``folder/tightframe.json``; None without that file.
 
     Raises:
         SiteConfigError: TF-202 if it is not a JSON object.
@@ -189,10 +189,10 @@ def read_object(path: Path) -> dict[str, Any]:
     """Read the JSON object of a site configuration.
 
     Raises:
-        SiteConfigError: TF-202 if the file is not readable, or holds anything else.
+        SiteConfigError: TF-202 if the file is not readable, or has other content.
     """
     try:
-        # Encoded again, so that a lone surrogate is refused here and not where it is printed.
+        # Re-encoded to refuse a lone surrogate here rather than when it is printed.
         values = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=each_once)
         json.dumps(values, ensure_ascii=False).encode()
     except (OSError, ValueError, RecursionError) as error:
@@ -203,7 +203,7 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def _refuse_leftover(folder: Path) -> None:
-    """Refuse a file that was copied here for a run that has ended: this run must not use its records."""
+    """Refuse a file copied here for an ended run, whose records this run must not use."""
     try:
         process = int((folder / MARKER).read_text(encoding="utf-8").split("\n")[2])
         os.kill(process, 0)
@@ -219,7 +219,7 @@ def _refuse_leftover(folder: Path) -> None:
 
 
 def parse_site_file(values: dict[str, Any], where: str = FILE_NAME) -> SiteFile:
-    """Validate a file with entries for several sites, listing every problem, also those of the data sets.
+    """Validate a file with entries for several sites, listing every problem, also of the data sets.
 
     Raises:
         SiteConfigError: TF-202.
@@ -268,7 +268,7 @@ def parse_single(values: dict[str, Any], where: str = FILE_NAME) -> tuple[SiteEn
 
 
 def site_entry(folder: Path, site: str, *, production: bool, alone: bool = False) -> SiteEntry | None:
-    """Return the entry of one site; None if the simulator may use the synthetic twin.
+    """Return a site's entry; None if the simulator may use the synthetic twin.
 
     Args:
         folder: the site's ``local/``.
@@ -320,7 +320,7 @@ def site_entry(folder: Path, site: str, *, production: bool, alone: bool = False
 
 
 def server_entry(folder: Path) -> ServerEntry:
-    """Return the server's entry; defaults if there is no file, or no entry in it."""
+    """Return the server's entry; defaults without a file or an entry in it."""
     values = read_site_file(folder)
     if values is None:
         return ServerEntry()
@@ -329,15 +329,15 @@ def server_entry(folder: Path) -> ServerEntry:
 
 
 def open_data(job: JobConfig, site: str, entry: SiteEntry | None) -> SiloData:
-    """Open the silo's records: the configured ones, or the synthetic twin in a simulation that has none.
+    """Open the silo's records: the configured ones, or the synthetic twin in a simulation without any.
 
     Args:
         site: the silo's name.
         entry: the site's entry; None, or an entry that only ``rehearses`` a policy, opens the twin.
 
     Raises:
-        SiteConfigError: TF-201 if the site is configured, but not for this data set; TF-202 if what it
-            says of this one is not as expected.
+        SiteConfigError: TF-201 if the site is configured, but not for this data set; TF-202 if its entry
+            for this one is invalid.
         DataError: if the configured records are missing or damaged.
     """
     spec, options = dataset_of(job)
@@ -351,31 +351,30 @@ def open_data(job: JobConfig, site: str, entry: SiteEntry | None) -> SiloData:
             f"but the job asks for {spec.name}: add it to `data` in the site's {FILE_NAME}.",
             code="TF-201",
         )
-    # A file's entries were checked when it was read; one made in Python may be anything.
+    # A file's entries were checked on reading; one made in Python may be anything.
     if problems := _data_problems({"data": {spec.name: entry.data[spec.name]}}, ""):
         raise SiteConfigError(_problem_list(f"the entry of {site}", problems))
     return spec.open(spec.site.model_validate(entry.data[spec.name]), options)
 
 
 def dataset_of(job: JobConfig) -> tuple[DatasetSpec, BaseModel]:
-    """Return the data set that a job names and its options make, with these options, validated."""
+    """Return a job's data set, specialised by its options, with the validated options."""
     spec = data.get(job.dataset)
     options = spec.options.model_validate(job.dataset_options)
     return spec.of(options), options
 
 
 def check_record_options(job: JobConfig, entry: SiteEntry, policy: Policy) -> None:
-    """Refuse a job that selects which of the site's records take part, unless the site accepts that.
+    """Refuse a job that selects among the site's records, unless the site accepts that.
 
     Counts are opened exactly. Two jobs over the same silos that differ by a few records of one silo would
     disclose these records, so under a policy that keeps the class rules each such option has one accepted
     value: the default, or the one in the site's ``accepted_options``. With differential privacy no record
     may be used more than once, whatever the site accepts.
 
-    A contract selects records by its limits, codes and folds, and whether a site refuses it tells whether
-    all its records keep it: of one hospital six enrolments told the oldest patient's age, and two whether a
-    named patient is there, before anything was summed. So only the one that the site's entry names
-    is taken.
+    A contract selects records by its limits, codes and folds, and a site's refusal discloses whether all its
+    records fit: at one hospital six enrolments disclosed the oldest patient's age, and two whether a named
+    patient is there, before any sum. So only the contract in the site's entry is accepted.
 
     Raises:
         PolicyError: TF-614, naming the options.
@@ -392,15 +391,19 @@ def check_record_options(job: JobConfig, entry: SiteEntry, policy: Policy) -> No
         policy.refuse([refusal])
     if policy.class_rules_off:
         return
-    contract, own = getattr(options, "contract", None), entry.data.get(spec.name)
-    if contract is not None and own is not None and own.get("contract") != (given := contract.sha256()):
+    contract, values = getattr(options, "contract", None), entry.data.get(spec.name)
+    if (
+        contract is not None
+        and values is not None
+        and values.get("contract") != (digest := contract.sha256())
+    ):
         refusal = Refusal(
             "contract",
-            given,
-            f"the one that this site's entry names{'' if own.get('contract') else ' (none yet)'}",
+            digest,
+            f"the one that this site's entry names{'' if values.get('contract') else ' (none yet)'}",
             "how many records keep a contract, and whether all do, tells single ones; if `tightframe data "
             "check` finds nothing, whoever answers for the records may write "
-            f'"contract": "{given}" into {spec.name!r}',
+            f'"contract": "{digest}" into {spec.name!r}',
         )
         policy.refuse([refusal])
     accepted = entry.accepted_options.get(spec.name, {})
@@ -420,9 +423,9 @@ def check_record_options(job: JobConfig, entry: SiteEntry, policy: Policy) -> No
 
 
 def check_training_loop(job: JobConfig, entry: SiteEntry, policy: Policy) -> None:
-    """Refuse a job with an own training loop that this site does not allow, or has not installed.
+    """Refuse a job with a custom training loop that this site does not allow, or has not installed.
 
-    An object of a run in this process is its caller's own choice.
+    An object in a run of this process is its caller's choice.
 
     Raises:
         PolicyError: TF-614 if the site's ``training_loops`` does not name it.
@@ -447,10 +450,10 @@ def check_training_loop(job: JobConfig, entry: SiteEntry, policy: Policy) -> Non
 
 
 def check_given_model(job: JobConfig, entry: SiteEntry, policy: Policy) -> None:
-    """Refuse a job with a given model that nobody at this site accepted, before a record is read.
+    """Refuse a job with a given model that this site has not accepted, before a record is read.
 
-    Whoever makes its weights chooses what features are looked at: those that vanish for all patients but one
-    give this one's record in a sum over any number. No rule on such sums can tell, which counts records.
+    The maker of its weights chooses the features: those that vanish for all patients but one disclose this
+    one's record in a sum over any number. Rules that count records cannot detect that.
 
     Raises:
         PolicyError: TF-626.
@@ -481,7 +484,7 @@ def _raw_data(entry: Any) -> dict[str, Any]:
 
 
 def _data_problems(entry: Any, prefix: str) -> list[str]:
-    """List the problems of a raw entry's ``data``, even if other parts are invalid too."""
+    """List the problems of a raw entry's ``data``, even if other parts are also invalid."""
     problems: list[str] = []
     for name, values in _raw_data(entry).items():
         try:
@@ -494,7 +497,7 @@ def _data_problems(entry: Any, prefix: str) -> list[str]:
 
 
 def _accepted_problems(entry: Any, prefix: str) -> list[str]:
-    """List the problems of a raw entry's ``accepted_options``, where a misspelt name would have no effect."""
+    """List the problems of a raw entry's ``accepted_options``, as a misspelt name would have no effect."""
     accepted = entry.get("accepted_options") if isinstance(entry, dict) else None
     problems: list[str] = []
     for name, values in accepted.items() if isinstance(accepted, dict) else ():

@@ -1,8 +1,8 @@
-"""A trained model in a form that other programs run: ONNX, TorchScript, or a bundle of MONAI.
+"""Export of a trained model for other programs: ONNX, TorchScript, or a bundle of MONAI.
 
-What is exported maps records, as they are after the evaluation's transforms, to probabilities. Each export is
-run on the spot by the program that will run it, on generated records, and compared with the model; nothing is
-kept of one that differs by more than a tolerance. Card, classes and the model's hash are inside.
+An export maps records, after the evaluation's transforms, to probabilities. It is run by its target program
+on generated records and compared with the model; one that differs by more than a tolerance is deleted. Card,
+classes and the model's hash are inside.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ TOLERANCE = 1e-5
 RECORD, PROBABILITIES = "record", "probabilities"
 DESCRIPTION = "tightframe.json"
 NUMBERS = (7, 1)
-"""Numbers of generated records in the batches on which an export is compared."""
+"""Sizes of the batches of generated records for the comparison."""
 FEW, BISECTIONS, HALF, NEAR = 20, 24, 0.5, 0.3
 NEEDED = ("onnx", "onnxruntime", "onnxscript")
 Batches = Sequence[NDArray[np.float32]]
@@ -56,16 +56,16 @@ for batch in batches:
     run(config_file=config, bundle_root=root)
     os.replace(os.path.join(root, "output.npy"), batch)
 """
-"""Runs a bundle on each batch, of which probabilities take the place; MONAI takes seconds to import."""
+"""Program that runs a bundle and replaces each batch by its probabilities; MONAI takes seconds to import."""
 CONFIG, METADATA, SCRIPT = "configs/inference.json", "configs/metadata.json", "models/model.ts"
 
 
 @runtime_checkable
 class ForExport(Protocol):
-    """A part of a network that computes otherwise where other programs shall run it."""
+    """A part of a network that computes differently in exports."""
 
     def prepare_export(self) -> None:
-        """Compute from here on what these can hold."""
+        """Switch to computations that exports support."""
 
 
 class Probabilities(nn.Module):
@@ -83,14 +83,14 @@ class Probabilities(nn.Module):
         self.eval()
 
     def forward(self, record: torch.Tensor) -> torch.Tensor:
-        """Return the softmax of the logits, or of findings their sigmoid."""
+        """Return the softmax of the logits, or the sigmoid for findings."""
         logits = self._predict(self.network, record).float()
         return outputs.probabilities(logits, findings=self._findings)
 
 
 @dataclass(frozen=True)
 class Exported:
-    """Files that were written.
+    """The written files.
 
     Attributes:
         path: file, or folder of a bundle.
@@ -102,15 +102,15 @@ class Exported:
 
 
 def export(model: TrainedModel, form: Format, out: Path, *, tolerance: float = TOLERANCE) -> Exported:
-    """Write a model in another form, once it is found to give the same.
+    """Write a model in another form, after checking that it gives the same probabilities.
 
     Args:
-        out: file, or folder for a bundle; it must not be there.
+        out: file, or folder for a bundle; it must not exist.
         tolerance: largest difference of a probability.
 
     Raises:
-        ModelError: TF-825 if a package is missing, or the network has a part that this form cannot hold,
-            which is named; TF-826 if the export differs.
+        ModelError: TF-825 if a package is missing, or, naming it, for a part of the network that this form
+            cannot hold; TF-826 if the export differs.
     """
     make, run = {"onnx": (_onnx, _run_onnx), "torchscript": (_script, _run_script)}.get(
         form, (_bundle, _run_bundle)
@@ -123,20 +123,20 @@ def export(model: TrainedModel, form: Format, out: Path, *, tolerance: float = T
         )
     network = Probabilities(model)
     with tempfile.TemporaryDirectory(prefix="tightframe-") as place:
-        made = Path(place) / (out.name or "export")
+        draft = Path(place) / (out.name or "export")
         with warnings.catch_warnings(), _quiet("torch.onnx"):
-            warnings.simplefilter("ignore")  # of the exporters, about themselves
+            warnings.simplefilter("ignore")  # the exporters' own
             try:
-                make(model, network, made)
-            except Exception as error:  # each exporter has errors of its own
-                part = failing_part(network, _records(model, 2, 0), _tries(form))
-                said = (str(error).strip().splitlines() or [""])[0][:200]
+                make(model, network, draft)
+            except Exception as error:  # each exporter has its own errors
+                part = failing_part(network, _records(model, 2, 0), _attempt(form))
+                message = (str(error).strip().splitlines() or [""])[0][:200]
                 raise ModelError(
                     f"Expected a network that {form} can hold, but {part} cannot be exported: "
-                    f"{type(error).__name__}: {said}. Try another format, or use tightframe.load_model.",
+                    f"{type(error).__name__}: {message}. Try another format, or use tightframe.load_model.",
                     code="TF-825",
                 ) from error
-            difference = _largest_difference(model, made, run)
+            difference = _largest_difference(model, draft, run)
         if not difference <= tolerance:
             raise ModelError(
                 f"Expected {form} to give the model's probabilities to {tolerance:g}, but they differ by "
@@ -145,19 +145,19 @@ def export(model: TrainedModel, form: Format, out: Path, *, tolerance: float = T
             )
         out.parent.mkdir(parents=True, exist_ok=True)
         if not model.path.stat().st_mode & 0o077:  # a silo's own
-            made.chmod(0o700 if made.is_dir() else 0o600)
-        shutil.move(made, out)
+            draft.chmod(0o700 if draft.is_dir() else 0o600)
+        shutil.move(draft, out)
     return Exported(out, difference)
 
 
 def description(model: TrainedModel) -> dict[str, Any]:
-    """Return what the export says of itself: model, input, classes, card.
+    """Return the export's description: model, input, classes, card.
 
-    Of a silo's model it has the job and no results, which are the silo's own.
+    For a silo's model it has the job but no results, which are private to the silo.
     """
     form = _form(model)
     options = model.setup.job.dataset_options
-    made: dict[str, Any] = {
+    values: dict[str, Any] = {
         "format": 1,
         "model_sha256": model.hash,
         "class_names": list(model.class_names),
@@ -175,30 +175,30 @@ def description(model: TrainedModel) -> dict[str, Any]:
         "versions": {"tightframe": __version__, "torch": torch.__version__},
     }
     if "contract" in options:
-        made["contract"] = options["contract"]
+        values["contract"] = options["contract"]
     if model.setup.dataset.name == "table":
         contract = Contract.model_validate(options["contract"])
         pairs = zip(contract.features, contract.formulas, strict=True)
-        made["input"]["values"] = [{"name": name, "is": formula} for name, formula in pairs]
+        values["input"]["values"] = [{"name": name, "is": formula} for name, formula in pairs]
     if model.setup.dataset.name == "images":
-        made["input"]["value"] = PictureContract.model_validate(options["contract"]).picture.formula
+        values["input"]["value"] = PictureContract.model_validate(options["contract"]).picture.formula
     if isinstance(model.card, Card):
-        return {**made, "card": model.card.as_json()}
-    return {**made, "job": model.card.job}
+        return {**values, "card": model.card.as_json()}
+    return {**values, "job": model.card.job}
 
 
 def failing_part(
-    network: nn.Module, record: torch.Tensor, tried: Callable[[nn.Module, tuple[torch.Tensor, ...]], Any]
+    network: nn.Module, record: torch.Tensor, attempt: Callable[[nn.Module, tuple[torch.Tensor, ...]], Any]
 ) -> str:
     """Return the name and class of the innermost part of a network that cannot be exported.
 
     Args:
-        record: on which it is run once, to see what its parts are given.
-        tried: exports a module with its inputs; raises if it cannot.
+        record: to run the network on once, to record the inputs of its parts.
+        attempt: exports a module with its inputs; raises if it cannot.
     """
-    given: dict[str, tuple[Any, ...]] = {}
+    inputs_of: dict[str, tuple[Any, ...]] = {}
     hooks = [
-        module.register_forward_pre_hook(lambda _, inputs, name=name: given.setdefault(name, inputs))
+        module.register_forward_pre_hook(lambda _, inputs, name=name: inputs_of.setdefault(name, inputs))
         for name, module in network.named_modules()
     ]
     try:
@@ -212,11 +212,11 @@ def failing_part(
         inside = False
         for child, module in network.get_submodule(name).named_children():
             place = f"{name}.{child}" if name else child
-            inputs = given.get(place, ())
+            inputs = inputs_of.get(place, ())
             if not inputs or not all(isinstance(item, torch.Tensor) for item in inputs):
                 continue
             try:
-                tried(module, inputs)
+                attempt(module, inputs)
             except Exception:
                 name, inside = place, True
                 break
@@ -226,7 +226,7 @@ def failing_part(
 
 @contextmanager
 def _quiet(name: str) -> Iterator[None]:
-    """Let a package's loggers say errors alone: an exporter warns of packages that it could use."""
+    """Limit a package's loggers to errors, as exporters warn of optional packages."""
     levels = {
         logging.getLogger(of): logging.getLogger(of).level
         for of in [name, *logging.root.manager.loggerDict]
@@ -241,7 +241,7 @@ def _quiet(name: str) -> Iterator[None]:
             logger.setLevel(level)
 
 
-def _tries(form: Format) -> Callable[[nn.Module, tuple[torch.Tensor, ...]], Any]:
+def _attempt(form: Format) -> Callable[[nn.Module, tuple[torch.Tensor, ...]], Any]:
     if form != "onnx":
         return lambda module, inputs: torch.jit.trace(module, inputs)
     return lambda module, inputs: torch.onnx.export(module, inputs, dynamo=True, verbose=False)
@@ -259,19 +259,18 @@ def _records(model: TrainedModel, number: int, seed: int) -> torch.Tensor:
 
 
 def _largest_difference(
-    model: TrainedModel, made: Path, run: Callable[[Path, Batches], list[NDArray[Any]]]
+    model: TrainedModel, path: Path, run: Callable[[Path, Batches], list[NDArray[Any]]]
 ) -> float:
     """Return the largest difference of a probability on generated records; infinity for another shape.
 
-    One record is between two classes: where a model is sure, any other that is as sure has the same
-    probabilities.
+    One record is between two classes, because confident models all give the same probabilities.
     """
     worst, between = 0.0, _unsure(model)
     batches = [_records(model, number, seed).numpy() for seed, number in enumerate(NUMBERS, start=1)]
     if between is not None:
         for records in batches:
             records[-1:] = between
-    for records, theirs in zip(batches, run(made, batches), strict=True):
+    for records, theirs in zip(batches, run(path, batches), strict=True):
         ours = model.predict_proba(records)
         if theirs.shape != ours.shape or not np.isfinite(theirs).all():
             return float("inf")
@@ -280,7 +279,7 @@ def _largest_difference(
 
 
 def _unsure(model: TrainedModel) -> NDArray[np.float32] | None:
-    """Return a record (1, ...) between two classes, by bisection; None where all have one answer."""
+    """Return a record (1, ...) between two classes, by bisection; None if all have one answer."""
     drawn = _records(model, 3 * FEW, 0).numpy()
     scales = np.repeat(np.array([1, 10, 0.1], dtype=np.float32), FEW)
     drawn = drawn * scales.reshape(-1, *[1] * (drawn.ndim - 1))
@@ -291,10 +290,10 @@ def _unsure(model: TrainedModel) -> NDArray[np.float32] | None:
     low, high = (drawn[likely[:, place] == side][:1] for side in (False, True))
     for _ in range(BISECTIONS):
         middle = (low + high) / 2
-        found = model.predict_proba(middle)[0, place]
-        if abs(found - HALF) < NEAR:
+        probability = model.predict_proba(middle)[0, place]
+        if abs(probability - HALF) < NEAR:
             return middle
-        low, high = (low, middle) if found > HALF else (middle, high)
+        low, high = (low, middle) if probability > HALF else (middle, high)
     return low
 
 
@@ -314,12 +313,12 @@ def _onnx(model: TrainedModel, network: nn.Module, path: Path) -> None:
     )
     stored = onnx.load(path)
     onnx.checker.check_model(stored)
-    told = {
+    properties = {
         "tightframe": json.dumps(description(model)),
         "model_sha256": model.hash,
         "class_names": json.dumps(model.class_names),
     }
-    onnx.helper.set_model_props(stored, told)
+    onnx.helper.set_model_props(stored, properties)
     onnx.save(stored, path)
 
 
@@ -332,7 +331,7 @@ def _run_onnx(path: Path, batches: Batches) -> list[NDArray[Any]]:
 
 def _script(model: TrainedModel, network: nn.Module, path: Path) -> None:
     with torch.no_grad():
-        # Its own check traces again and compares on the same records; the export is compared on others.
+        # torch's own check traces again and compares on the same records; ours compares on others.
         traced = torch.jit.trace(network, _records(model, 3, 0), check_trace=False)
     torch.jit.save(traced, path, _extra_files={DESCRIPTION: json.dumps(description(model))})
 
@@ -344,17 +343,17 @@ def _run_script(path: Path, batches: Batches) -> list[NDArray[Any]]:
 
 
 def _bundle(model: TrainedModel, network: nn.Module, folder: Path) -> None:
-    """Write MONAI's folder: configs, the network as TorchScript, a page, and what the model is."""
+    """Write MONAI's folder: configs, the network as TorchScript, a page, and the description."""
     for name in ("configs", "models", "docs"):
         (folder / name).mkdir(parents=True)
     _script(model, network, folder / SCRIPT)
-    told = description(model)
-    for name, values in ((CONFIG, _inference()), (METADATA, _metadata(model)), (DESCRIPTION, told)):
+    about = description(model)
+    for name, values in ((CONFIG, _inference()), (METADATA, _metadata(model)), (DESCRIPTION, about)):
         (folder / name).write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
     (folder / "docs" / "README.md").write_text(
         f"# {model.setup.job.job_name}\n\n{model.setup.method.title} on {model.setup.dataset.title}; model "
         f"SHA-256 {model.hash}. For research only.\n\n`input.npy` has records "
-        f"{told['input']['shape']}, float32, {told['input']['records']}; the run writes `output.npy`, "
+        f"{about['input']['shape']}, float32, {about['input']['records']}; the run writes `output.npy`, "
         f"probabilities of {', '.join(model.class_names)}.\n\n    python -m monai.bundle run --config_file "
         f"{CONFIG} --bundle_root .\n",
         encoding="utf-8",
@@ -416,15 +415,15 @@ def _metadata(model: TrainedModel) -> dict[str, Any]:
 
 
 def _text(name: str) -> str:
-    """Return a name of a job's author as MONAI takes it for text: not a program, reference or file."""
+    """Quote a name from the job's author, so that MONAI does not take it for a program, reference or file."""
     return repr(name) if name.startswith(("$", "@", "%")) else name
 
 
 def _run_bundle(folder: Path, batches: Batches) -> list[NDArray[Any]]:
-    """Run a copy of a bundle in a process of its own, as ``python -m monai.bundle run`` does.
+    """Run a copy of a bundle in its own process, as ``python -m monai.bundle run`` does.
 
     Raises:
-        ModelError: TF-825 if that fails, with its last words.
+        ModelError: TF-825 if that fails, with its last line.
     """
     with tempfile.TemporaryDirectory(prefix="tightframe-") as place:
         root = Path(place) / "bundle"
@@ -433,7 +432,7 @@ def _run_bundle(folder: Path, batches: Batches) -> list[NDArray[Any]]:
         for file, records in zip(files, batches, strict=True):
             np.save(file, records)
         command = [sys.executable, "-c", RUN, str(root / CONFIG), str(root), *map(str, files)]
-        # Our own interpreter, on files that were written here.
+        # Our own interpreter, on files written here.
         done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=place)  # noqa: S603
         if done.returncode:
             last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]

@@ -1,6 +1,6 @@
-"""Files that a trained model is to judge, as records: pictures, DICOM files, rows of a table.
+"""Records for a trained model from files: pictures, DICOM files, rows of a table.
 
-What is wrong is collected, not raised: a run over a thousand files loses none of them to one that is broken.
+Problems are collected, not raised, so that one broken file among a thousand does not end a run.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ PICTURES = (".png", ".jpg", ".jpeg", ".tif", ".tiff")
 DICOM = (".dcm", ".dicom")
 TABLE = ".csv"
 MODES = ("1", "L", "P", "RGB", "RGBA", "CMYK", "YCbCr")
-"""Pillow's modes of 8 bits a channel."""
+"""Pillow's modes with 8 bits per channel."""
 MOST_COLUMNS = 100_000
 
 
 @dataclass(frozen=True)
 class Problem:
-    """An input that cannot be judged.
+    """An input without a prediction.
 
     Attributes:
         reason: what was expected, and what came.
@@ -51,16 +51,16 @@ class Problem:
 
 
 class Inputs(Protocol):
-    """Inputs to judge, in order."""
+    """Inputs for a model, in order."""
 
     problems: list[Problem]
     left: int
 
     def __len__(self) -> int:
-        """Return the number of inputs, with those that cannot be read."""
+        """Return the number of inputs, unreadable ones included."""
 
     def records(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield (name, record) of each that can be read; the others go to ``problems``."""
+        """Yield (name, record) of each readable input; the others go to ``problems``."""
 
 
 def find(
@@ -72,17 +72,17 @@ def find(
     modality: str | None = None,
     entry: TableSite | None = None,
 ) -> Inputs:
-    """Find what is to be judged, and hold its form against the model's, before anything is computed.
+    """Find the inputs, and check their form against the model's before any computation.
 
     Args:
         places: files, or folders with pictures; for a model of a table one CSV file.
-        originals: pictures are as the camera gave them, and are prepared as training records were.
-        name_column: of a table: the column that names a row in the output.
+        originals: pictures are the camera's, to be prepared like training records.
+        name_column: column of a table that names a row in the output.
         modality: the only one that DICOM files may have.
         entry: of a site, for a table with its own names, codes and units; by default it has the contract's.
 
     Raises:
-        ModelError: TF-823 listing all that is wrong at once.
+        ModelError: TF-823, listing all problems.
     """
     spec = model.setup.dataset
     options: Any = spec.options.model_validate(model.setup.job.dataset_options)
@@ -123,9 +123,9 @@ def find(
 
 
 def _wrong_options(*, originals: bool, modality: str | None) -> list[str]:
-    given = {"--originals": originals, "--modality": modality is not None}
+    flags = {"--originals": originals, "--modality": modality is not None}
     return [
-        f"{name} is for pictures, but the model judges rows of a table" for name, on in given.items() if on
+        f"{name} is for pictures, but the model judges rows of a table" for name, on in flags.items() if on
     ]
 
 
@@ -144,16 +144,16 @@ def _named(places: Sequence[Path]) -> str:
 
 
 def _files(places: Sequence[Path], endings: tuple[str, ...] = ()) -> tuple[list[Path], list[Path]]:
-    """Return the pictures among files and below folders, sorted in each, and all other files."""
-    found: list[Path] = []
+    """Return the pictures among files and below folders, sorted by folder, and all other files."""
+    pictures: list[Path] = []
     others: list[Path] = []
     for place in places:
         inside = place.is_dir()
         paths = sorted(item for item in place.rglob("*") if item.is_file()) if inside else [place]
         for path in paths:
-            known = path.name.lower().endswith((*PICTURES, *DICOM, *endings)) or dicom.is_dicom(path)
-            (found if known else others).append(path)
-    return list(dict.fromkeys(found)), others
+            is_picture = path.name.lower().endswith((*PICTURES, *DICOM, *endings)) or dicom.is_dicom(path)
+            (pictures if is_picture else others).append(path)
+    return list(dict.fromkeys(pictures)), others
 
 
 @dataclass
@@ -192,10 +192,10 @@ class PictureFiles:
         if self.form.read is not None:
             return self.form.read(path)
         if path.suffix.lower() not in PICTURES:
-            read = dicom.read(path)
-            if self.modality is not None and read.modality != self.modality:
-                raise _unreadable(f"the modality {self.modality}", read.modality or "none")
-            return _with_channels(read.pixels, self.form.channels)
+            picture = dicom.read(path)
+            if self.modality is not None and picture.modality != self.modality:
+                raise _unreadable(f"the modality {self.modality}", picture.modality or "none")
+            return _with_channels(picture.pixels, self.form.channels)
         from PIL import Image
 
         try:
@@ -204,19 +204,21 @@ class PictureFiles:
                     raise _unreadable("one picture", f"{frames} in one file: split it first")
                 if image.mode not in MODES:
                     raise _unreadable("8 bits a channel", f"the mode {image.mode}: convert it first")
-                made: Pixels = np.asarray(image.convert("RGB" if self.form.channels == 3 else "L"), np.uint8)
+                pixels: Pixels = np.asarray(
+                    image.convert("RGB" if self.form.channels == 3 else "L"), np.uint8
+                )
         except (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError) as error:
             raise _unreadable("a picture that can be decoded", str(error).replace(str(path), "it")) from None
-        return made if made.ndim == 3 else made[..., None]
+        return pixels if pixels.ndim == 3 else pixels[..., None]
 
     def _sized(self, path: Path, pixels: Pixels) -> Pixels:
-        """Return the pixels prepared, if they are originals, and of the size that the model takes."""
+        """Return the pixels, prepared if they are originals, in the model's size."""
         if self.originals and self.form.originals is not None:
             pixels = self.form.originals(pixels)
         if self.form.size is not None and pixels.shape[:2] != self.form.size:
             height, width = self.form.size
-            found = f"{pixels.shape[1]} x {pixels.shape[0]}"
-            raise _unreadable(f"{width} x {height} pixels", found)
+            size = f"{pixels.shape[1]} x {pixels.shape[0]}"
+            raise _unreadable(f"{width} x {height} pixels", size)
         return pixels
 
 
@@ -238,7 +240,7 @@ class TableRows:
         problems: see ``Inputs``.
 
     Raises:
-        ModelError: TF-823 for a header without the model's columns, with all that is wrong.
+        ModelError: TF-823 for a header without the model's columns, listing all problems.
     """
 
     path: Path
@@ -302,23 +304,23 @@ class TableRows:
             if self.name_column is not None:
                 name = row[self.header.index(self.name_column)].strip() or name
             values = [row[place].strip() for place in self._places]
-            made: NDArray[np.float32]
-            made, wrong = self.form.encode(self._columns, values)
+            encoded: NDArray[np.float32]
+            encoded, wrong = self.form.encode(self._columns, values)
             if wrong:
                 self.problems.append(Problem(name, "TF-824", "; ".join(wrong)))
                 continue
-            yield name, torch.from_numpy(made)
+            yield name, torch.from_numpy(encoded)
 
 
-def _unreadable(expected: str, found: str) -> ModelError:
-    return ModelError(f"Expected {expected}, but got {found}.", code="TF-824")
+def _unreadable(expected: str, actual: str) -> ModelError:
+    return ModelError(f"Expected {expected}, but got {actual}.", code="TF-824")
 
 
 class OwnRows:
     """Rows of a site's table with its own names, codes and units; see ``Inputs``.
 
-    They are read as in training, by the site's entry and the job's contract; but the label and whatever the
-    model does not learn from need not be there.
+    They are read as in training, by the site's entry and the job's contract, but need neither the label nor
+    other columns that are no inputs of the model.
 
     Args:
         path: of the file, in place of the entry's own table.
@@ -361,9 +363,9 @@ class OwnRows:
     def records(self) -> Iterator[tuple[str, torch.Tensor]]:
         """See ``Inputs``."""
         cells = self._rows.cells
-        features, found = features_of(cells, len(self._rows.numbers), self._contract, self._entry)
+        features, by_column = features_of(cells, len(self._rows.numbers), self._contract, self._entry)
         wrong: dict[int, list[str]] = {}
-        for column, faults in found.items():
+        for column, faults in by_column.items():
             for rule, places in faults.items():
                 for place in places:
                     wrong.setdefault(place, []).append(f"{column}: {rule}")

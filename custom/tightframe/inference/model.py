@@ -1,6 +1,6 @@
-"""A model of an ended run, loaded from what the run left: the function that its evaluation used.
+"""A model of an ended run, loaded from its results, as the function that its evaluation used.
 
-The card (``model.json``) of a server's results, or a silo's own report, has the whole job. From it the
+The card (``model.json``) of a server's results, or a silo's own report, has the whole job, from which the
 network is built as in the run: the method's head, the frozen encoder, the normalisation of a job with
 privacy. The tensors have all the rest: an ETF's temperature, the scale of a closed form, pooled moments.
 No record of the job is needed.
@@ -38,16 +38,16 @@ if TYPE_CHECKING:
     from tightframe.inference.predictions import Predicted
 
 PLACES = (".", "workspace", "server", "server/simulate_job")
-"""Where results are: in the folder itself, a downloaded job, a run in process, a simulation's workspace."""
+"""Folders of results: the folder itself, a downloaded job, a run in process, a simulation's workspace."""
 
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """A model that gives what the evaluation of its run used.
+    """A model that computes the same as its run's evaluation.
 
     Attributes:
         hash: SHA-256 (hex) of the file.
-        card: of the run, or the silo's own report where the model is of a silo's folder.
+        card: of the run, or the silo's own report for a model in a silo's folder.
         setup: of the run's job.
         module: the network, in evaluation mode, on ``device``.
     """
@@ -71,24 +71,24 @@ class TrainedModel:
 
     @cached_property
     def synthetic(self) -> bool:
-        """True if it was trained on generated records, so that it says nothing about real ones."""
+        """Whether it was trained on generated records, so that its answers mean nothing for real ones."""
         return self.card.synthetic
 
     @cached_property
     def absent_classes(self) -> tuple[str, ...]:
-        """Names of the classes that it never answers, because the sum that it is made of had none of them."""
+        """Names of the classes that it never answers, because its one sum lacked them."""
         if self.setup.method.one_sum is None:
             return ()
         tensors = self.module.state_dict()
         weight, bias = tensors[WEIGHT].cpu(), tensors[BIAS].cpu()
-        if len(weight) != len(self.class_names):  # one logit for two classes, which both are in it
+        if len(weight) != len(self.class_names):  # one logit for two classes, both present
             return ()
         absent = ((weight == 0).all(1) & (bias == ABSENT)).tolist()
         return tuple(name for name, lacks in zip(self.class_names, absent, strict=True) if lacks)
 
     @property
     def best_round(self) -> int | None:
-        """The round whose model was the best by validation; None where none was kept."""
+        """The round of the best model by validation; None if none was kept."""
         return self.card.best_round_by_validation if isinstance(self.card, Card) else None
 
     @property
@@ -100,7 +100,7 @@ class TrainedModel:
 
     @property
     def origin(self) -> str:
-        """Say of which round it is, or that it is personal."""
+        """Describe the model's round, or that it is personal."""
         if self.path.name == BEST and self.best_round is not None:
             return f"round {self.best_round}'s, the best by validation"
         return {BEST: "the best by validation", PERSONAL: "a silo's personal one"}.get(
@@ -113,42 +113,44 @@ class TrainedModel:
         return self.setup.dataset.multi_label
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the logits (B, C) of a batch as it is, without gradients."""
+        """Return the logits (B, C) of one batch, without gradients."""
         with torch.no_grad():
-            given = x.to(self.device)
-            if given.dim() == 4:
-                given = given.contiguous(memory_format=torch.channels_last)
-            return self.setup.method.predict(self.module, given).float()
+            tensor = x.to(self.device)
+            if tensor.dim() == 4:
+                tensor = tensor.contiguous(memory_format=torch.channels_last)
+            return self.setup.method.predict(self.module, tensor).float()
 
     def predict_proba(self, x: ArrayLike | torch.Tensor) -> NDArray[np.float64]:
-        """Return the probability of each class, (n, C), rows summing to 1; of findings each its own.
+        """Return the probability of each class, (n, C), rows summing to 1; for findings of each by itself.
 
         Args:
-            x: records (n, *input_shape) as the model takes them, which is after the transforms that the
-                evaluation applies; ``inference.inputs`` makes them from files.
+            x: records (n, *input_shape) after the evaluation's transforms; ``inference.inputs`` makes them
+                from files.
 
         Raises:
-            ModelError: TF-823 for another shape, values that are no numbers or not finite; TF-824 if a
+            ModelError: TF-823 for another shape, or values that are not finite numbers; TF-824 if a
                 probability is not finite.
         """
         records = self._checked(x)
         batches = merge_single_tail(records, self.setup.job.evaluation.batch_size)
         logits = (self.logits(batch).double() for batch in batches)
-        parts = [outputs.probabilities(found, findings=self.findings).cpu() for found in logits]
-        made = torch.cat(parts) if parts else torch.zeros(0, len(self.class_names), dtype=torch.float64)
-        if not bool(torch.isfinite(made).all()):
-            first = int((~torch.isfinite(made)).any(1).nonzero()[0])
+        parts = [outputs.probabilities(item, findings=self.findings).cpu() for item in logits]
+        probabilities = (
+            torch.cat(parts) if parts else torch.zeros(0, len(self.class_names), dtype=torch.float64)
+        )
+        if not bool(torch.isfinite(probabilities).all()):
+            first = int((~torch.isfinite(probabilities)).any(1).nonzero()[0])
             raise ModelError(
                 f"Expected finite probabilities, but record {first} has none: the record is far outside of "
                 "what the model was trained on, or its training diverged.",
                 code="TF-824",
             )
-        return made.numpy()
+        return probabilities.numpy()
 
     def predict(self, x: ArrayLike | torch.Tensor) -> NDArray[np.int64]:
         """Return the most probable class of each record, (n,), as an index of ``class_names``.
 
-        Of findings: 1 for each with a probability of 0.5 or more, else 0, (n, K).
+        For findings: 1 for each with a probability of 0.5 or more, else 0, (n, K).
 
         Raises:
             ModelError: see ``predict_proba``.
@@ -160,14 +162,14 @@ class TrainedModel:
     def predict_table(
         self, path: str | Path, *, name: str | None = None
     ) -> tuple[list[Predicted], list[Problem]]:
-        """Return what it says of each row of a CSV file, and the rows that cannot be judged.
+        """Return the predictions for the rows of a CSV file, and the rows with problems.
 
         Args:
             path: of the file, with the model's columns in any order.
             name: column that names a row.
 
         Raises:
-            ModelError: TF-823 for another header, or a model of no table.
+            ModelError: TF-823 for another header, or a model of other data.
         """
         from tightframe.inference.inputs import find
         from tightframe.inference.predictions import predictions
@@ -178,18 +180,18 @@ class TrainedModel:
     def _checked(self, x: Any) -> torch.Tensor:
         """Return the records as float32 (n, *input_shape)."""
         try:
-            given = x if isinstance(x, torch.Tensor) else torch.from_numpy(np.asarray(x, dtype=np.float32))
+            tensor = x if isinstance(x, torch.Tensor) else torch.from_numpy(np.asarray(x, dtype=np.float32))
         except (TypeError, ValueError) as error:
             raise ModelError(f"Expected records as numbers, but got: {error}.", code="TF-823") from None
         wanted = self.input_shape
-        if given.dim() != 1 + len(wanted) or tuple(given.shape[1:]) != wanted:
+        if tensor.dim() != 1 + len(wanted) or tuple(tensor.shape[1:]) != wanted:
             shown = ", ".join(map(str, wanted))
             raise ModelError(
-                f"Expected records of shape (n, {shown}), but got {tuple(given.shape)}: a single record "
+                f"Expected records of shape (n, {shown}), but got {tuple(tensor.shape)}: a single record "
                 "needs an axis in front.",
                 code="TF-823",
             )
-        records = given.detach().to("cpu", torch.float32)
+        records = tensor.detach().to("cpu", torch.float32)
         finite = torch.isfinite(records).reshape(len(records), -1).all(1) if len(records) else None
         if finite is not None and not bool(finite.all()):
             first = int((~finite).nonzero()[0])
@@ -210,15 +212,14 @@ def load_model(place: str | Path, *, device: str | torch.device = "cpu") -> Trai
         model.predict_proba(x)                                            # (n, C)
 
     Args:
-        place: results of a run's server or of a silo, or a folder above them as a run in process, a
-            simulation or a download has it; or one of the model files in such a folder.
+        place: results of a run's server or of a silo, or the folder above them of a run in process, a
+            simulation or a download; or one of the model files in such a folder.
 
     Raises:
-        ModelError: TF-821 if there is no model, or the run left too little to load it; TF-822 if the file is
-            not the one that the run wrote, or does not fit; TF-827 if a silo never verified its last total.
+        ModelError: TF-821 if there is no model, or too little to load it; TF-822 if the file is not the one
+            that the run wrote, or does not fit; TF-827 if a silo never verified its last total.
         ResultsError: TF-802 if a card or report cannot be read.
-        JobError: TF-101 if its job names what is not installed here, or values that this version does not
-            know.
+        JobError: TF-101 if its job names anything not installed here, or values unknown to this version.
     """
     path = _model_file(Path(place))
     folder = path.parent
@@ -239,8 +240,8 @@ def load_model(place: str | Path, *, device: str | torch.device = "cpu") -> Trai
             f"write it there made it. Copy {CARD} of the same run's server beside it."
         )
     content = read_bytes(path)
-    found = hashlib.sha256(content).hexdigest()
-    _check_hash(path, found, card if report is None else report)
+    digest = hashlib.sha256(content).hexdigest()
+    _check_hash(path, digest, card if report is None else report)
     try:
         setup = assemble(job)
     except JobError as error:
@@ -256,15 +257,15 @@ def load_model(place: str | Path, *, device: str | torch.device = "cpu") -> Trai
     _load(module, content, path)
     if len(setting.input_shape) == 3:
         module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    used = torch.device(device)
-    return TrainedModel(path, found, described, setup, module.to(used).eval(), used)
+    target = torch.device(device)
+    return TrainedModel(path, digest, described, setup, module.to(target).eval(), target)
 
 
 def _model_file(place: Path) -> Path:
-    """Return the file of the model that is meant.
+    """Return the model's file.
 
     Raises:
-        ModelError: TF-821, saying what is there instead.
+        ModelError: TF-821, describing what is there instead.
     """
     if place.is_file():
         if place.name in (MODEL, BEST, PERSONAL):
@@ -300,23 +301,23 @@ def _model_file(place: Path) -> Path:
     )
 
 
-def _check_hash(path: Path, found: str, described: Card | SiloReport | None) -> None:
-    """Refuse a file that is not the one that its run has on record."""
+def _check_hash(path: Path, digest: str, described: Card | SiloReport | None) -> None:
+    """Refuse a file whose hash is not the one that its run recorded."""
     wanted = None
     if path.name == MODEL and described is not None:
         wanted = described.model_sha256
     elif path.name == PERSONAL and isinstance(described, SiloReport) and described.personal is not None:
         wanted = described.personal.model_sha256
-    if wanted is not None and wanted != found:
+    if wanted is not None and wanted != digest:
         raise ModelError(
-            f"Expected {path} with SHA-256 {wanted}, as the files beside it say, but it has {found}: it was "
+            f"Expected {path} with SHA-256 {wanted}, as the files beside it say, but it has {digest}: it was "
             "changed, or is of another run. Copy the folder again from the run.",
             code="TF-822",
         )
 
 
 def _check_classes(described: Card | SiloReport | None, setup: JobSetup, folder: Path) -> None:
-    """Refuse a model whose classes the installed data set calls or orders otherwise."""
+    """Refuse a model whose classes differ in names or order from the installed data set's."""
     names = setup.dataset.class_names
     if described is not None and described.classes and tuple(described.classes) != names:
         raise ModelError(
@@ -327,7 +328,7 @@ def _check_classes(described: Card | SiloReport | None, setup: JobSetup, folder:
 
 
 def _load(module: nn.Module, content: bytes, path: Path) -> None:
-    """Put the tensors of a file into a module of their form."""
+    """Load a file's tensors into a module, which they must fit."""
     try:
         tensors = load(content)
     except SafetensorError as error:

@@ -17,14 +17,14 @@ from tightframe.learning import outputs
 from tightframe.results.words import in_their_case
 
 _FORMULA = frozenset("=+-@\t\r")
-"""What a cell begins with that a spreadsheet carries out."""
+"""First characters of a cell that a spreadsheet evaluates."""
 
 
 @dataclass(frozen=True)
 class OperatingPoint:
-    """The probability from which on one class is the answer; below it the most probable of the others is.
+    """The probability from which on one class is the answer; below it the most probable other class is.
 
-    Of findings it is that one's alone, in place of 0.5.
+    For findings it replaces 0.5 for that one only.
 
     Attributes:
         least: the probability, above 0 and at most 1.
@@ -37,10 +37,10 @@ class OperatingPoint:
     def parsed(
         cls, text: str, class_names: tuple[str, ...], codes: Mapping[str, str] | None = None
     ) -> OperatingPoint:
-        """Read ``CLASS=PROBABILITY``.
+        """Parse ``CLASS=PROBABILITY``.
 
         Args:
-            text: as it was typed.
+            text: as typed.
             codes: a contract's code of each class -> its name; either may be typed.
 
         Raises:
@@ -75,7 +75,7 @@ class OperatingPoint:
 
 
 def class_codes(model: TrainedModel) -> dict[str, str]:
-    """Return the code of each class or finding in the contract -> its name; empty without a contract."""
+    """Return code in the contract -> name of each class or finding; empty without a contract."""
     label = model.setup.job.dataset_options.get("contract", {}).get("label", {})
     if "classes" in label:
         return {item["code"]: item.get("title") or item["code"] for item in label["classes"]}
@@ -83,7 +83,7 @@ def class_codes(model: TrainedModel) -> dict[str, str]:
 
 
 def answers(model: TrainedModel, probabilities: np.ndarray, point: OperatingPoint | None) -> tuple[str, ...]:
-    """Return the class in words, or all findings, for probabilities (C,)."""
+    """Return the name of the class, or of all findings, for probabilities (C,)."""
     names = model.class_names
     if not model.findings:
         return (names[int(probabilities.argmax()) if point is None else point.answer(probabilities, names)],)
@@ -93,7 +93,7 @@ def answers(model: TrainedModel, probabilities: np.ndarray, point: OperatingPoin
 
 @dataclass(frozen=True)
 class Predicted:
-    """One input, judged.
+    """The prediction for one input.
 
     Attributes:
         probabilities: (C,).
@@ -116,25 +116,25 @@ def predictions(
     point: OperatingPoint | None = None,
     progress: Callable[[int, int], None] = lambda done, of: None,
 ) -> Iterator[Predicted]:
-    """Yield what the model says of each input that can be read, in order.
+    """Yield the model's prediction for each readable input, in order.
 
     Args:
-        inputs: in whose ``problems`` the others are afterwards.
-        point: by which the answer is chosen; None takes the most probable class.
-        progress: called after each batch with the number of inputs judged, and of all.
+        inputs: whose ``problems`` then list the others.
+        point: selects the answer; None takes the most probable class.
+        progress: called after each batch with the number of inputs done, and of all.
     """
     size, waiting, done = model.setup.job.evaluation.batch_size, [], 0
     for item in inputs.records():
         waiting.append(item)
         if len(waiting) == size:
-            yield from _judged(model, waiting, point, inputs.problems)
+            yield from _predicted(model, waiting, point, inputs.problems)
             done, waiting = done + len(waiting), []
             progress(done, len(inputs))
-    yield from _judged(model, waiting, point, inputs.problems)
+    yield from _predicted(model, waiting, point, inputs.problems)
     progress(done + len(waiting), len(inputs))
 
 
-def _judged(
+def _predicted(
     model: TrainedModel,
     items: list[tuple[str, torch.Tensor]],
     point: OperatingPoint | None,
@@ -143,22 +143,22 @@ def _judged(
     if not items:
         return
     try:
-        made = model.predict_proba(torch.stack([record for _, record in items]))
+        probabilities = model.predict_proba(torch.stack([record for _, record in items]))
     except ModelError as error:
         if len(items) == 1:
             problems.append(Problem(items[0][0], error.code, str(error.args[0])))
             return
-        for item in items:  # one record must not take the others with it
-            yield from _judged(model, [item], point, problems)
+        for item in items:  # one bad record must not spoil the others
+            yield from _predicted(model, [item], point, problems)
         return
-    for (name, _), row in zip(items, made, strict=True):
+    for (name, _), row in zip(items, probabilities, strict=True):
         yield Predicted(name, row, answers(model, row, point))
 
 
 def header(model: TrainedModel, point: OperatingPoint | None) -> str:
-    """Return the first line: input, one probability a class, the answer, the operating point, the model.
+    """Return the header: input, one probability per class, the answer, the operating point, the model.
 
-    Where a contract has codes that are not its titles, the answer's code follows the answer.
+    If a contract's codes differ from its titles, the answer's code follows the answer.
     """
     named = [f"p_{name}" for name in model.class_names]
     coded = ["answer_code"] * bool(_other_codes(model))
@@ -166,17 +166,17 @@ def header(model: TrainedModel, point: OperatingPoint | None) -> str:
     return _line(["input", *named, "answer", *coded, *point_at, "model_sha256"])
 
 
-def line(model: TrainedModel, made: Predicted, point: OperatingPoint | None) -> str:
-    """Return the line of an input; probabilities as they are, to the last bit."""
-    values = [repr(float(value)) for value in made.probabilities]
+def line(model: TrainedModel, predicted: Predicted, point: OperatingPoint | None) -> str:
+    """Return the line of an input, with exact probabilities."""
+    values = [repr(float(value)) for value in predicted.probabilities]
     shown = [] if point is None else [str(point)]
     codes = _other_codes(model)
-    coded = [";".join(codes[name] for name in made.answers)] if codes else []
-    return _line([made.name, *values, made.answer, *coded, *shown, model.hash])
+    coded = [";".join(codes[name] for name in predicted.answers)] if codes else []
+    return _line([predicted.name, *values, predicted.answer, *coded, *shown, model.hash])
 
 
 def _other_codes(model: TrainedModel) -> dict[str, str]:
-    """Return the name of each class or finding -> its code in the contract; empty if all are the same."""
+    """Return name -> code in the contract of each class or finding; empty if all are the same."""
     codes = {name: code for code, name in class_codes(model).items()}
     return {} if all(name == code for name, code in codes.items()) else codes
 
@@ -188,9 +188,9 @@ def _line(cells: list[str]) -> str:
 
 
 def _inert(cell: str) -> str:
-    """Return a cell with an apostrophe before it if a spreadsheet would carry it out as a formula.
+    """Prefix a cell with an apostrophe if a spreadsheet would evaluate it as a formula.
 
-    Names of classes are the job's writer's, and those of files and rows come with the records.
+    Names of classes come from the job's author, those of files and rows with the records.
 
     >>> [_inert(cell) for cell in ("=1+1", "@SUM(1)", "-2.5e-07", "-", "NV")]
     ["'=1+1", "'@SUM(1)", '-2.5e-07', '-', 'NV']

@@ -1,6 +1,6 @@
 """Metrics as pure functions of totals: counts summed over silos, never records.
 
-Eigenvalues look at features, so they are for one evaluator with all records.
+Eigenvalues are of features, so they need one evaluator with all records.
 """
 
 from tightframe.metrics.classification import (

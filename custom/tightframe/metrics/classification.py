@@ -4,7 +4,7 @@ Both kinds of counts are sums over records, so the metrics of all silos together
 summed counts. Rows of a confusion matrix are true classes, columns predicted ones. A score
 histogram has shape (C, 2, bins): for each class c the scores of class c in equal-width bins of
 [0, 1], of the records of class c ([c, 0], the positives) and of all others ([c, 1], the negatives).
-What does not exist (a metric of a class without records) is NaN.
+Undefined metrics, such as those of a class without records, are NaN.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 Counts: TypeAlias = NDArray[Any]
 """Integer or float counts."""
 
-# Softmax in float32 may leave [0, 1] by a rounding error; anything further off is no score.
+# Softmax in float32 may leave [0, 1] by a rounding error; values further off are not scores.
 _SCORE_TOLERANCE = 1e-6
 
 NEARLY_ALL = 0.98
-"""The share of records with the same answer from which on a model gives one answer."""
+"""Least share of records with the same answer at which a model gives one answer."""
 
 
 def confusion_matrix(labels: NDArray[Any], predictions: NDArray[Any], num_classes: int) -> NDArray[np.int64]:
@@ -56,11 +56,11 @@ def finding_confusion(labels: NDArray[Any], answers: NDArray[Any]) -> NDArray[np
     """Count the records of each (true, answered) pair of each finding.
 
     Args:
-        labels: 1 where a record has a finding, 0 where it has not, others where that is unknown, (n, K).
-        answers: whether the model says so, bool (n, K).
+        labels: 1 if a record has a finding, 0 if not, other values if unknown, (n, K).
+        answers: whether the model predicts it, bool (n, K).
 
     Returns:
-        Counts (K, 2, 2), rows true (absent, present), columns answered; without what is unknown.
+        Counts (K, 2, 2), rows true (absent, present), columns answered, without unknown labels.
 
     Raises:
         ValueError: if shapes differ.
@@ -73,17 +73,17 @@ def finding_confusion(labels: NDArray[Any], answers: NDArray[Any]) -> NDArray[np
             "Expected arguments `labels` and `answers` of one shape (n, K), but got "
             f"{labels.shape} and {answers.shape}."
         )
-    truths, said = ((labels == 0, labels == 1), (~answers, answers))
-    rows = [[(truth & answer).sum(0) for answer in said] for truth in truths]
+    truths, answered = ((labels == 0, labels == 1), (~answers, answers))
+    rows = [[(truth & answer).sum(0) for answer in answered] for truth in truths]
     return np.moveaxis(np.array(rows, dtype=np.int64), 2, 0)
 
 
 def score_histogram(scores: NDArray[Any], labels: NDArray[Any], bins: int) -> NDArray[np.int64]:
-    """Count the one-vs-rest scores of each class, apart for its own records and all others.
+    """Count the one-vs-rest scores of each class, separately for its own records and all others.
 
     Args:
         scores: in [0, 1], (n, C); usually probabilities.
-        labels: true classes, integers (n,), or findings (n, C) as of ``finding_confusion``.
+        labels: true classes, integers (n,), or findings (n, C) as in ``finding_confusion``.
         bins: number of equal-width bins of [0, 1]; 1 belongs to the last.
 
     Returns:
@@ -128,7 +128,7 @@ def accuracy(confusion: Counts) -> float:
 
 
 def per_class_recall(confusion: Counts) -> NDArray[np.float64]:
-    """Return the share of each true class that is predicted as it, (C,); NaN for classes without records.
+    """Return the share of each true class that is predicted correctly, (C,); NaN without records.
 
     >>> per_class_recall(np.array([[3, 1], [0, 0]])).tolist()
     [0.75, nan]
@@ -138,7 +138,7 @@ def per_class_recall(confusion: Counts) -> NDArray[np.float64]:
 
 
 def balanced_accuracy(confusion: Counts) -> float:
-    """Return the mean recall over the classes that have records; NaN without records.
+    """Return the mean recall over the classes with records; NaN without records.
 
     >>> balanced_accuracy(np.array([[3, 1, 0], [0, 1, 0], [0, 0, 0]]))
     0.875
@@ -159,8 +159,8 @@ def macro_mean(values: NDArray[np.float64]) -> float:
 def one_answer(confusion: Counts) -> tuple[int, float] | None:
     """Return the class that a model answers for nearly all records of any class, if there is one.
 
-    Judged by the records of all *other* classes: where most records are of one class, a good model often
-    answers it. A model whose records are of one class only is not judged.
+    The records of all *other* classes decide: if most records are of one class, a good model often answers
+    it. With records of only one class there is no result.
 
     Args:
         confusion: (C, C), rows are true classes.
@@ -184,9 +184,9 @@ def one_answer(confusion: Counts) -> tuple[int, float] | None:
 def auroc(histogram: Counts) -> NDArray[np.float64]:
     """Return the area under the one-vs-rest ROC curve of each class, (C,).
 
-    The share of (positive, negative) pairs in which the positive scores higher, pairs within a bin
-    counting one half: the trapezoid rule on the binned scores. NaN for a class without positives
-    or without negatives.
+    It is the share of (positive, negative) pairs in which the positive scores higher, with one half for
+    pairs within a bin: the trapezoid rule on the binned scores. NaN for a class without positives or without
+    negatives.
 
     >>> auroc(np.array([[[0, 1, 3], [4, 1, 0]]])).tolist()
     [0.975]
@@ -198,10 +198,10 @@ def auroc(histogram: Counts) -> NDArray[np.float64]:
 
 
 def average_precision(histogram: Counts) -> NDArray[np.float64]:
-    """Average precision of each class one-vs-rest, (C,); NaN for a class without positives.
+    """Return the average precision of each class one-vs-rest, (C,); NaN for a class without positives.
 
     ``sum_b (R_b - R_(b-1)) * precision_b`` with a threshold below each bin, from the highest: the
-    standard step-wise sum without interpolation, records within a bin being tied.
+    standard step-wise sum without interpolation, with ties within a bin.
 
     >>> average_precision(np.array([[[0, 1, 3], [4, 1, 0]]])).tolist()
     [0.95]
@@ -226,7 +226,7 @@ def _from_top(counts: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _share(part: Any, whole: Any) -> NDArray[np.float64]:
-    """Return ``part / whole``, NaN where the whole is 0."""
+    """Return ``part / whole``, NaN where ``whole`` is 0."""
     part, whole = np.asarray(part, np.float64), np.asarray(whole, np.float64)
     shares = np.full(whole.shape, np.nan)
     np.divide(part, whole, out=shares, where=whole != 0)

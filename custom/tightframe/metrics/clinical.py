@@ -1,20 +1,20 @@
 """Clinical reading of one class's score histogram: calibration, operating points, net benefit.
 
-A histogram counts the one-vs-rest scores of a class in B equal bins of [0, 1], apart for its own records
+A histogram counts the one-vs-rest scores of a class in B equal bins of [0, 1], separately for its own records
 (positives) and all others (negatives). From it follow
 
-- **exactly**: sensitivity and specificity of the rule ``score >= k / B`` at each edge k, and whatever is a
-  function of them: predictive values at a stated prevalence, and net benefit at threshold ``k / B``;
-- **up to where the scores lie within their bins**: Brier score, calibration error, and what a threshold
-  between two edges could reach. These are returned as lower and upper bounds, which hold for all scores
-  that give this histogram; no single value is made up between them.
+- **exactly**: sensitivity and specificity of the rule ``score >= k / B`` at each edge k, and functions of
+  them: predictive values at a stated prevalence, and net benefit at threshold ``k / B``;
+- **up to the scores' positions in their bins**: Brier score, calibration error, and the best values at a
+  threshold between two edges. These are returned as lower and upper bounds, which hold for all scores with
+  this histogram, and never as a single value between them.
 
 A record of bin b has a score in ``[b / B, (b + 1) / B]``.
 
-Intervals. Of exact counts they are Wilson's (E. B. Wilson, J. Am. Stat. Assoc. 22, 1927), for the sampling of
-few test records. Of noisy counts they are Fieller's, for the noise alone (``noise_intervals``). A number made
-of several proportions has the limits at the corners of their box: each proportion's at the level to the power
-of one over their number, so that all of them hold together at the level.
+Intervals. For exact counts they are Wilson's (E. B. Wilson, J. Am. Stat. Assoc. 22, 1927), for the sampling
+of test records. For noisy counts they are Fieller's, for the noise alone (``noise_intervals``). A function of
+several proportions has its limits at the corners of their box, each proportion at the level to the power of
+one over their number, so that together they hold at the level.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from tightframe.metrics import noise_intervals
 Floats = NDArray[np.float64]
 LEVEL = 0.95
 COUNT_FLOOR = 20.0
-"""A class with fewer noisy records of its own, or of others, is not read."""
+"""Least noisy number of a class's own records, and of others, for a reading."""
 DEVIATIONS = 3.0
-"""Neither is one whose count is below this many standard deviations of its own noise."""
+"""Least count for a reading, in standard deviations of its noise."""
 
 
 def class_floor(cell: float, classes: int) -> float:
-    """Return the least noisy number of a class's records of which scores are read.
+    """Return the least noisy number of a class's records for a reading of its scores.
 
     Args:
-        cell: standard deviation of the noise in each of the ``classes`` cells that the number is a sum of.
+        cell: standard deviation of the noise in each of the ``classes`` cells that the number sums.
     """
     return max(COUNT_FLOOR, DEVIATIONS * cell * math.sqrt(classes))
 
@@ -57,11 +57,11 @@ class Scores:
     Attributes:
         positives: counts (B,) of the class's own records, by their score.
         negatives: counts (B,) of all others.
-        noise: standard deviation of the noise in each count; None where counts are exact.
-        records: limits of the number of all records, where counts are noisy.
+        noise: standard deviation of the noise in each count; None if counts are exact.
+        records: limits of the number of all records, if counts are noisy.
 
     Raises:
-        ValueError: if the shapes differ, or noise has no limits of records with it.
+        ValueError: if the shapes differ, or only one of noise and limits of records is given.
     """
 
     positives: Floats
@@ -89,12 +89,12 @@ class Scores:
 
     @property
     def edges(self) -> Floats:
-        """Edges of the bins, (B + 1,): thresholds; at the last one no record is positive."""
+        """Edges of the bins, (B + 1,), as thresholds; at the last one no record is positive."""
         return np.arange(self.bins + 1) / self.bins
 
     @property
     def told(self) -> bool:
-        """Check whether both kinds of records are there, in numbers that their noise leaves."""
+        """Whether there are enough positives and negatives for their noise."""
         least = 1.0
         if self.noise is not None:
             least = max(COUNT_FLOOR, DEVIATIONS * self.noise * math.sqrt(self.bins))
@@ -102,18 +102,18 @@ class Scores:
 
     @property
     def prevalence(self) -> float:
-        """Share of the positives among the records; NaN without any."""
+        """Share of positives among the records; NaN without records."""
         total = float(self.positives.sum() + self.negatives.sum())
         return float(self.positives.sum()) / total if total > 0 else math.nan
 
 
 @dataclass(frozen=True)
 class Share:
-    """A proportion or a number made of some, with its interval.
+    """A proportion, or a function of several, with its interval.
 
     Attributes:
-        value: of the counts.
-        high: the other.
+        value: from the counts.
+        low, high: limits of the interval.
     """
 
     value: float
@@ -123,16 +123,16 @@ class Share:
 
 @dataclass(frozen=True)
 class Point:
-    """The rule that calls a record positive whose score is at least ``threshold``.
+    """The rule that a record is positive whose score is at least ``threshold``.
 
     Attributes:
         threshold: an edge of the bins, ``edge / B``; at 1 no record is positive.
         edge: its number, from 0 to B.
         sensitivity: share of the positives at or above the threshold.
         specificity: share of the negatives below it.
-        reachable: highest value that the number which was *not* set could have at a threshold between this
-            edge and the next, whatever the scores in the bin are; the value itself at an edge is the lowest.
-            None where counts are noisy.
+        reachable: upper bound of the value that was *not* set, at a threshold between this edge and the next
+            and over all scores in the bin; the value at the edge is the lower bound. None if counts are
+            noisy.
     """
 
     threshold: float
@@ -149,8 +149,8 @@ class CalibrationBin:
     Attributes:
         low: least score of its records.
         high: largest score of its records.
-        records: number of them (noisy counts may be off, and below 0).
-        share: of the positives among them; None where there are no records, or noise hides them.
+        records: number of them (noisy, and possibly below 0, with noise).
+        share: of positives among them; None if there are no records, or noise hides them.
     """
 
     low: float
@@ -167,8 +167,8 @@ def wilson(part: float, whole: float, level: float = LEVEL) -> Share:
     Raises:
         ValueError: unless ``0 <= part <= whole`` and there is a record.
 
-    >>> found = wilson(9, 10)
-    >>> round(found.low, 4), round(found.high, 4)
+    >>> share = wilson(9, 10)
+    >>> round(share.low, 4), round(share.high, 4)
     (0.5958, 0.9821)
     """
     if not 0 <= part <= whole or whole <= 0:
@@ -177,7 +177,7 @@ def wilson(part: float, whole: float, level: float = LEVEL) -> Share:
     middle = share + square / (2 * whole)
     reach = math.sqrt(square * (share * (1 - share) / whole + square / (4 * whole**2)))
     scale = 1 + square / whole
-    # At no and at all records one limit is the share itself, which rounding must not move.
+    # For 0 or all records one limit is the share itself, which rounding must not move.
     low = 0.0 if part == 0 else (middle - reach) / scale
     high = 1.0 if part == whole else (middle + reach) / scale
     return Share(share, max(0.0, low), min(1.0, high))
@@ -186,23 +186,22 @@ def wilson(part: float, whole: float, level: float = LEVEL) -> Share:
 def calibration(scores: Scores, level: float = LEVEL) -> list[CalibrationBin]:
     """Return the calibration curve: the share of positives among the records of each bin.
 
-    The score of a bin's records is known up to the bin; a share outside it is a deviation that no place of
-    the scores within the bin explains.
+    Scores are known up to their bin; a share outside the bin is a deviation that no scores within it explain.
     """
-    found = []
+    curve = []
     for index, (part, rest) in enumerate(zip(scores.positives, scores.negatives, strict=True)):
         low, high = scores.edges[index : index + 2].tolist()
-        found.append(
+        curve.append(
             CalibrationBin(low, high, float(part + rest), _share(part, rest, scores.noise, 1, 1, level))
         )
-    return found
+    return curve
 
 
 def brier(scores: Scores) -> tuple[float, float]:
     """Return bounds of the class's Brier score ``mean((score - y)^2)``, y being 1 for positives, else 0.
 
-    Of exact counts both bounds can be reached: all scores at one end of their bins. Of noisy counts the
-    bounds also allow for the noise, at ``LEVEL``. (G. W. Brier, Mon. Weather Rev. 78, 1950.)
+    For exact counts both bounds are attained, with all scores at one end of their bins. For noisy counts they
+    also include the noise, at ``LEVEL``. (G. W. Brier, Mon. Weather Rev. 78, 1950.)
 
     >>> brier(Scores(np.array([0, 3]), np.array([1, 0])))
     (0.0, 0.25)
@@ -214,7 +213,7 @@ def brier(scores: Scores) -> tuple[float, float]:
 
 
 def mean_score(scores: Scores) -> tuple[float, float]:
-    """Return bounds of the mean score of all records, to hold against the share of positives."""
+    """Return bounds of the mean score of all records, to compare with the share of positives."""
     low, high = scores.edges[:-1], scores.edges[1:]
     return _cut(_weighted(scores, low, low)[0], _weighted(scores, high, high)[1])
 
@@ -223,11 +222,11 @@ def calibration_error(scores: Scores) -> tuple[float, float]:
     """Return bounds of the expected calibration error in the histogram's own bins.
 
     ``ECE = sum_b n_b / n |positives_b / n_b - mean score of bin b|``. The mean score is known up to the bin:
-    the lower bound has it at the point of the bin that is nearest to the share, the upper one at the end that
-    is farther. Of noisy counts each summand ``|(1 - m) positives_b - m negatives_b|`` is off by the noise of
-    that difference at most, and the sum by their sum, whose 98 % quantile is taken off and added: noise
-    cannot make a model look better or worse calibrated than the bounds say, at ``LEVEL``. With few records
-    in a bin ECE is too large also for a calibrated model. (M. P. Naeini et al., AAAI 2015.)
+    the lower bound has it at the bin's nearest point to the share, the upper bound at the farther end. For
+    noisy counts each summand ``|(1 - m) positives_b - m negatives_b|`` is off by at most the noise of that
+    difference, and the sum by their sum, whose 98 % quantile is subtracted and added, so that the bounds hold
+    at ``LEVEL`` whatever the noise. With few records in a bin ECE is too large even for a calibrated model.
+    (M. P. Naeini et al., AAAI 2015.)
 
     >>> calibration_error(Scores(np.array([0, 4]), np.array([4, 0])))
     (0.0, 0.5)
@@ -247,7 +246,7 @@ def calibration_error(scores: Scores) -> tuple[float, float]:
 
 
 def point_at(scores: Scores, edge: int, level: float = LEVEL) -> Point | None:
-    """Return the rule at an edge of the bins; None where noise hides its sensitivity or specificity."""
+    """Return the rule at an edge of the bins; None if noise hides its sensitivity or specificity."""
     positives, negatives, bins = scores.positives, scores.negatives, scores.bins
     above, below = bins - edge, edge
     sensitivity = _share(positives[edge:].sum(), positives[:edge].sum(), scores.noise, above, below, level)
@@ -258,14 +257,14 @@ def point_at(scores: Scores, edge: int, level: float = LEVEL) -> Point | None:
 
 
 def at_specificity(scores: Scores, least: float, level: float = LEVEL) -> Point | None:
-    """Return the rule of the lowest edge from which on specificity is at least ``least``.
+    """Return the rule at the lowest edge from which on specificity is at least ``least``.
 
-    Its sensitivity is a lower bound of the best one at that specificity; thresholds within the bin below
-    could reach ``Point.reachable`` at most, and no threshold more.
+    Its sensitivity is a lower bound of the best one at that specificity; ``Point.reachable``, for thresholds
+    within the bin below, is an upper bound.
 
     Args:
         scores: of a class.
-        least: specificity wanted, in [0, 1].
+        least: specificity, in [0, 1].
 
     Returns:
         None for a class without positives or negatives, or with too much noise.
@@ -277,7 +276,7 @@ def at_specificity(scores: Scores, least: float, level: float = LEVEL) -> Point 
     if not scores.told:
         return None
     enough = _reaches(np.concatenate([[0.0], np.cumsum(scores.negatives)]), least, scores.noise)
-    # With noise the counts need not rise: from this edge on all are enough, as the last one always is.
+    # With noise the counts need not rise: from this edge on all suffice, as the last one always does.
     edge = scores.bins + 1 - int(np.argmin(np.append(enough[::-1], False)))
     point = point_at(scores, edge, level)
     if point is None or scores.noise is not None:
@@ -287,9 +286,9 @@ def at_specificity(scores: Scores, least: float, level: float = LEVEL) -> Point 
 
 
 def at_sensitivity(scores: Scores, least: float, level: float = LEVEL) -> Point | None:
-    """Return the rule of the highest edge up to which sensitivity is at least ``least``.
+    """Return the rule at the highest edge up to which sensitivity is at least ``least``.
 
-    Its specificity is a lower bound of the best one, ``Point.reachable`` an upper one; see
+    Its specificity is a lower bound of the best one, ``Point.reachable`` an upper bound; see
     ``at_specificity``.
     """
     turned = at_specificity(
@@ -304,18 +303,18 @@ def at_sensitivity(scores: Scores, least: float, level: float = LEVEL) -> Point 
 def predictive_values(
     scores: Scores, edge: int, prevalence: float, level: float = LEVEL
 ) -> tuple[Share, Share] | None:
-    """Return PPV and NPV of the rule at an edge, where a share ``prevalence`` of all people is positive.
+    """Return PPV and NPV of the rule at an edge, in a population with this prevalence.
 
     ``PPV = se pi / (se pi + (1 - sp) (1 - pi))``, ``NPV = sp (1 - pi) / (sp (1 - pi) + (1 - se) pi)``
-    (Bayes). They are NaN where the rule calls nobody positive, or nobody negative. Intervals are for
-    sensitivity and specificity; the prevalence is taken as it is stated.
+    (Bayes). PPV is NaN without positive calls, NPV without negative ones. Intervals are for sensitivity and
+    specificity; the prevalence is taken as exact.
 
     Raises:
         ValueError: unless the prevalence is above 0 and below 1.
     """
     if not 0 < prevalence < 1:
         raise ValueError(f"Expected argument `prevalence` above 0 and below 1, but got {prevalence}.")
-    point = point_at(scores, edge, _each(level, 2))
+    point = point_at(scores, edge, _single_level(level, 2))
     if point is None:
         return None
     se, sp = point.sensitivity, point.specificity
@@ -328,42 +327,42 @@ def predictive_values(
         clear = specificity * (1 - prevalence)
         return _over(clear, clear + (1 - sensitivity) * prevalence)
 
-    found = []
+    values = []
     for value in (ppv, npv):
         low, high = value(se.low, sp.low), value(se.high, sp.high)
-        # A corner where nobody is called so says nothing.
-        found.append(
+        # A corner without such calls gives no limit.
+        values.append(
             Share(
                 value(se.value, sp.value),
                 0.0 if math.isnan(low) else low,
                 1.0 if math.isnan(high) else high,
             )
         )
-    return found[0], found[1]
+    return values[0], values[1]
 
 
 def net_benefit(
     scores: Scores, edge: int, prevalence: float | None = None, level: float = LEVEL
 ) -> Share | None:
-    """Return the net benefit of treating whoever has a score of at least ``t = edge / B``.
+    """Return the net benefit of treating all people with a score of at least ``t = edge / B``.
 
     ``NB = se pi - (1 - sp) (1 - pi) t / (1 - t)`` (A. J. Vickers, E. B. Elkin, Med. Decis. Making 26, 2006),
-    in net true positives a person; with pi as in the test records it is ``TP / n - FP / n t / (1 - t)``.
-    The same t is the score's threshold and the odds at which harm is weighed, so the score is taken as a
+    in net true positives per person; with pi as in the test records it is ``TP / n - FP / n t / (1 - t)``.
+    The same t is the score's threshold and sets the odds at which harm is weighed, so the score is taken as a
     probability.
 
     Args:
         scores: of a class.
         edge: from 0 to B - 1.
-        prevalence: pi; by default that of the test records, whose interval then counts, too.
+        prevalence: pi; by default that of the test records, then with its interval.
 
     Raises:
         ValueError: for the last edge, where t / (1 - t) is infinite.
     """
     if not 0 <= edge < scores.bins:
         raise ValueError(f"Expected argument `edge` from 0 to {scores.bins - 1}, but got {edge}.")
-    each = _each(level, 2 if prevalence is not None else 3)
-    point, pi = point_at(scores, edge, each), _prevalence(scores, prevalence, each)
+    single = _single_level(level, 2 if prevalence is not None else 3)
+    point, pi = point_at(scores, edge, single), _prevalence(scores, prevalence, single)
     if point is None or pi is None:
         return None
     odds = point.threshold / (1 - point.threshold)
@@ -372,7 +371,7 @@ def net_benefit(
         return sensitivity * share - (1 - specificity) * (1 - share) * odds
 
     se, sp = point.sensitivity, point.specificity
-    # It grows with each of the three.
+    # The benefit grows with each of the three.
     return Share(
         benefit(se.value, sp.value, pi.value),
         benefit(se.low, sp.low, pi.low),
@@ -417,7 +416,7 @@ def _share(
 
 @lru_cache(maxsize=8)
 def _unit_error(bins: int) -> float:
-    """Return how far noise of standard deviation 1 moves the sum of ``calibration_error``, at most."""
+    """Return a bound on how far noise of standard deviation 1 moves the sum of ``calibration_error``."""
     own, other = np.random.default_rng(noise_intervals.SEED).normal(size=(2, noise_intervals.DRAWS, bins))
     edges = np.arange(bins + 1) / bins
     # |(1 - m) own - m other| is convex in m, so within a bin it is largest at an end.
@@ -428,7 +427,7 @@ def _unit_error(bins: int) -> float:
 def _reaches(rising: Floats, least: float, noise: float | None) -> NDArray[np.bool_]:
     """Check at each edge whether the share of a cumulative count is at least ``least``.
 
-    Of whole counts it is, without a rounding of the share: 9 of 10 are 0.9.
+    Exact counts are compared as integers, so that 9 of 10 is at least 0.9.
     """
     wanted = least * rising[-1]
     enough: NDArray[np.bool_] = rising >= (wanted if noise is not None else math.ceil(wanted - 1e-9))
@@ -436,7 +435,7 @@ def _reaches(rising: Floats, least: float, noise: float | None) -> NDArray[np.bo
 
 
 def _weighted(scores: Scores, own: Floats, other: Floats) -> tuple[float, float]:
-    """Return limits of the mean over records of a weight by bin, which are equal if counts are exact."""
+    """Return limits of the mean over records of a weight by bin, equal if counts are exact."""
     total = float((scores.positives * own).sum() + (scores.negatives * other).sum())
     off = 0.0
     if scores.noise is not None:
@@ -462,7 +461,7 @@ def _cut(low: float, high: float) -> tuple[float, float]:
     return noise_intervals.cut(low, high)
 
 
-def _each(level: float, number: int) -> float:
+def _single_level(level: float, number: int) -> float:
     return float(level ** (1 / number))
 
 

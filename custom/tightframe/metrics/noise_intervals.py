@@ -1,8 +1,8 @@
 """Confidence intervals of metrics from noisy counts, for the added noise alone, whose size is public.
 
-Each cell of an opened confusion matrix is a count plus noise: discrete Gaussian, of known standard deviation,
-and independent of all other cells. In at least 95 of 100 releases the interval contains the metric that the
-exact counts of the same records would give. It does not include the sampling error of few records.
+Each cell of an opened confusion matrix is a count plus discrete Gaussian noise of known standard deviation,
+independent of all other cells. In at least 95 of 100 releases the interval contains the metric of the same
+records' exact counts. It does not include the sampling error of few records.
 
 A share ``r = a / (a + b)`` of two noisy counts has Fieller's interval: all r for which ``a - r (a + b)`` is
 within its own noise of 0, so that the noise of the denominator is included (E. C. Fieller, J. R. Stat. Soc.
@@ -23,7 +23,7 @@ LEVEL = 0.95
 NORMAL = 2.170090377584560
 """Two-sided quantile of the normal distribution for 97 %.
 
-The same noisy counts decide which classes have enough records, which costs up to two points of coverage near
+The same noisy counts select the classes with enough records, which costs up to two points of coverage near
 the floor; with this quantile at least ``LEVEL`` remains.
 """
 TAILS = (0.015, 0.985)
@@ -47,7 +47,7 @@ def share(
         rest: noisy counts of the same shape.
         part_noise: standard deviation of the noise in ``part``.
         rest_noise: standard deviation of the noise in ``rest``.
-        normal: two-sided quantile of the normal distribution for the level wanted.
+        normal: two-sided quantile of the normal distribution for the level.
 
     Returns:
         Lower and upper limits; minus and plus infinity where the noise is too large to bound the share.
@@ -88,8 +88,8 @@ def mean_area(
 ) -> tuple[float, float]:
     """Compute limits of the mean area under the ROC curve over some classes, not clipped.
 
-    Noise is drawn again and subtracted, which gives possible values of the exact counts. There is no closed
-    form, because areas are products of counts.
+    Redrawn noise is subtracted, which gives possible exact counts. There is no closed form, because areas are
+    products of counts.
 
     Args:
         scores: noisy histograms, (C, 2, bins).
@@ -108,7 +108,7 @@ def mean_area(
 def mean_finding_area(
     scores: Floats, numbers: Floats, chosen: NDArray[np.bool_], number_noise: float, bin_noise: float
 ) -> tuple[float, float]:
-    """Compute limits of the mean area under the ROC curve over some findings, as ``mean_area``.
+    """Compute limits of the mean area under the ROC curve over some findings, like ``mean_area``.
 
     Args:
         scores: noisy histograms, (K, 2, bins).

@@ -1,12 +1,12 @@
-"""Survival from numbers of events and of censored records with noise, whose size is public.
+"""Survival from noisy numbers of events and of censored records; the size of the noise is public.
 
 Each class has 2 B cells and its number of records: 2 B + 1 counts, each with independent noise of standard
-deviation s. The cells' sum is drawn to the number of records, each count by as much (least squares), which
+deviation s. The cells' sum is fitted to the number of records, each count by as much (least squares), which
 leaves noise of covariance ``s**2 (I - 1 1' / (2 B + 1))``. Estimates are those of ``survival`` from these
-cells, which may be negative, so that noise stays symmetric; what is returned is clipped and made monotone.
+cells, which may be negative, so that noise stays symmetric; results are clipped and made monotone.
 
-Limits and test add the variance by sampling to that by noise, which is linearised (delta method). That holds
-where noise is small beside the records at risk: a curve ends before the first bin at whose end fewer than
+Limits and test add the variances of sampling and of noise, which is linearised (delta method). This holds if
+noise is small compared with the records at risk: a curve ends before the first bin at whose end fewer than
 ``TOO_FEW`` deviations of their noise are still at risk.
 """
 
@@ -23,7 +23,7 @@ from tightframe.metrics.noise_intervals import NORMAL
 Floats = NDArray[np.float64]
 TOO_FEW = 5.0
 UNSEEN = 2.0
-"""Least events that a bin is taken to have beside the counted ones, where limits are formed."""
+"""Least number of uncounted events that limits assume in a bin."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class NoisyCurve:
 
 
 def fitted(cells: Floats, records: float) -> Floats:
-    """Draw noisy cells to a class's noisy number of records.
+    """Fit noisy cells to a class's noisy number of records.
 
     Args:
         cells: events, then censored, in each bin, (2, B).
@@ -54,7 +54,7 @@ def fitted(cells: Floats, records: float) -> Floats:
 
 
 def reach(cells: Floats, deviation: float) -> int:
-    """Return how many bins have enough records at their end.
+    """Return the number of bins with enough records at their end.
 
     Args:
         cells: ``fitted``, (2, B).
@@ -71,8 +71,8 @@ def reach(cells: Floats, deviation: float) -> int:
 def kaplan_meier(cells: Floats, deviation: float) -> NoisyCurve:
     """Return the product-limit estimate with limits ``S exp(+-z sd(log S))``.
 
-    The variance of log S is Greenwood's, with some events more in each bin than counted, as few may be none
-    by chance, plus that of the noise. A lower limit never rises, and an upper one never does, both outwards.
+    The variance of log S is Greenwood's, with some more events in each bin than counted, as few may by chance
+    be none, plus that of the noise. Both limits never rise, and are moved outwards for that.
 
     Args:
         cells: ``fitted``, (2, B).
@@ -98,14 +98,14 @@ def kaplan_meier(cells: Floats, deviation: float) -> NoisyCurve:
 
 
 def log_rank(groups: Sequence[Floats], bins: int, deviation: float) -> float:
-    """Return the log-rank statistic of G groups, of chi squared with G - 1 degrees if their curves are equal.
+    """Return the log-rank statistic of G groups, chi-squared with G - 1 degrees if their curves are equal.
 
-    It is the squared distance of observed from expected events by the sum of their hypergeometric covariance
-    and that of the noise.
+    It is the squared distance between observed and expected events, by the sum of their hypergeometric
+    covariance and that of the noise.
 
     Args:
         groups: the ``fitted`` cells of each, (2, B).
-        bins: the first ones, which all groups reach; the others are censored.
+        bins: number of first bins, which all groups reach; later ones are censored.
         deviation: s.
     """
     cells = np.stack(groups)
@@ -114,7 +114,7 @@ def log_rank(groups: Sequence[Floats], bins: int, deviation: float) -> float:
     all_events, all_risk = events.sum(0), at_risk.sum(0)
     share = at_risk / all_risk
     gaps = (events - share * all_events).sum(1)
-    # Events below zero are noise; of all bins together less is.
+    # Events below zero are noise, which is rarer in the total of all groups.
     weight = np.clip(all_events, 0.0, None) * (all_risk - np.clip(all_events, 0.0, None)) / (all_risk - 1)
     covariance = np.diag((share * weight).sum(1)) - (share * weight) @ share.T
     same = np.eye(len(groups))
@@ -130,11 +130,11 @@ def log_rank(groups: Sequence[Floats], bins: int, deviation: float) -> float:
 
 
 def _variance(slopes: Floats, deviation: float) -> Floats:
-    """Return the covariance of numbers by their slopes in a class's cells, (N, 2, B)."""
+    """Return the covariance of N numbers, given their slopes in a class's cells, (N, 2, B)."""
     flat = slopes.reshape(len(slopes), -1)
     total = flat.sum(1)
-    made: Floats = deviation**2 * (flat @ flat.T - np.outer(total, total) / (flat.shape[1] + 1))
-    return made
+    covariance: Floats = deviation**2 * (flat @ flat.T - np.outer(total, total) / (flat.shape[1] + 1))
+    return covariance
 
 
 def _log_slopes(cells: Floats, at_risk: Floats, place: int) -> Floats:
@@ -144,7 +144,7 @@ def _log_slopes(cells: Floats, at_risk: Floats, place: int) -> Floats:
     steps[1, : place + 1] = 1 / at_risk[: place + 1]
     before = np.cumsum(steps[0])
     slopes = np.tile(before - np.cumsum(steps[1]), (2, 1))
-    slopes[0] -= steps[0]  # who has the event in a bin is not left at its end
+    slopes[0] -= steps[0]  # records with the event in a bin are not at risk at its end
     return slopes
 
 
@@ -154,5 +154,5 @@ def _at_risk(cells: Floats) -> Floats:
 
 
 def _falling(values: Floats) -> Floats:
-    """Return the middle between the least value so far and the largest to come: never rising."""
+    """Return the mean of the least value so far and the largest to come, which never rises."""
     return (np.minimum.accumulate(values) + np.maximum.accumulate(values[::-1])[::-1]) / 2

@@ -1,11 +1,11 @@
-"""Measures of single papers: accuracies of personal models, and how evenly features use their space.
+"""Measures from single papers: accuracies of personal models, and eigenvalues of features.
 
 PM(V) and PM(L). Source: Dai et al., Tackling Data Heterogeneity in Federated Learning with Class Prototypes,
 AAAI 2023. FedNH's slides and its experiments name the two weightings the other way round. Here, as in its
-tables, **V** is for *valid classes* and **L** for *label distribution*. Both are of a personal model on a
-test set that all silos share; on a silo's own test fold they are what that fold makes of them.
+tables, **V** is for *valid classes* and **L** for *label distribution*. The paper takes a personal model on a
+test set that all silos share; on a silo's own test fold the values depend on that fold.
 
-Eigenvalues of the features' correlation matrix: they are equal where features use their space evenly.
+Eigenvalues of the features' correlation matrix are equal if features use their space evenly.
 """
 
 from __future__ import annotations
@@ -95,11 +95,11 @@ def correlation_eigenvalues(features: NDArray[np.floating], k: int = 50) -> NDAr
     """Return the largest eigenvalues of the features' correlation matrix.
 
     Features are standardised by their mean and unbiased standard deviation over all records; a
-    constant feature stays zero, and so does its row.
+    constant feature and its row stay zero.
 
     Args:
         features: (n, d), n >= 2.
-        k: how many at the most.
+        k: most eigenvalues.
 
     Returns:
         Descending, (min(d, k),) float64.

@@ -1,6 +1,6 @@
 """Survival from numbers of events and of censored records in bins of time: sums over records.
 
-All times of a bin count as its end. A record that is censored in a bin is at risk in it, as of tied times.
+All times of a bin count as its end. A record that is censored in a bin is at risk in it, as with tied times.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Curve:
 
     Attributes:
         at_risk: records at the beginning of each bin, (B,).
-        survival: S, (B,); NaN from where nobody is at risk.
+        survival: S, (B,); NaN once no record is at risk.
         low, high: its limits at ``LEVEL``, by Greenwood's variance of ``log(-log S)``; NaN where S is 0 or 1.
     """
 
@@ -57,8 +57,9 @@ def kaplan_meier(events: NDArray[np.int64], censored: NDArray[np.int64]) -> Curv
 def log_rank(events: NDArray[np.int64], censored: NDArray[np.int64]) -> tuple[float, int]:
     """Return the log-rank statistic of G groups and its degrees of freedom.
 
-    Those are one less than the groups that share a bin of events with others; 0 if there are none.
-    It is the squared distance of the observed from the expected events, by their hypergeometric covariance.
+    The degrees are one less than the groups that share a bin of events with others; 0 if there are none.
+    The statistic is the squared distance between observed and expected events, by their hypergeometric
+    covariance.
     Source: Peto and Peto, Asymptotically Efficient Rank Invariant Test Procedures, JRSS A 135, 1972.
 
     Args:
@@ -75,9 +76,7 @@ def log_rank(events: NDArray[np.int64], censored: NDArray[np.int64]) -> tuple[fl
     compared = np.flatnonzero(variance > 0)
     if not len(compared):
         return 0.0, 0
-    others = compared[
-        compared != np.argmax(variance)
-    ]  # the gaps sum to 0: one of them follows from the others
+    others = compared[compared != np.argmax(variance)]  # the gaps sum to 0, so one is redundant
     covariance = np.diag((share * weight).sum(1)) - (share * weight) @ share.T
     inner = np.linalg.solve(covariance[np.ix_(others, others)], gaps[others])
     return max(float(gaps[others] @ inner), 0.0), len(others)
