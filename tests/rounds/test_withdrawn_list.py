@@ -251,6 +251,6 @@ def test_records_that_no_count_contained_hide_nobody(
     """Of 20 test records two are withdrawn: of a fold that was too small before, they do not count."""
     site.file.write_text("record,test-0\nrecord,test-3\n")
     context = site.begin("one", out_of="first", least=least)
-    silo = SimpleNamespace(context=context, _withhold=frozenset())
+    silo = SimpleNamespace(context=context, withhold=frozenset())
     labels, lost = LocalSilo.withdrawn_from(silo, "test")  # type: ignore[arg-type]
     assert (len(labels), lost) == (hidden, short)

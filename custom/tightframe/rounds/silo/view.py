@@ -14,37 +14,22 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import DataLoader
 
-from tightframe.data.base import (
-    class_counts,
-    distinct_records,
-    finding_counts,
-    in_steps,
-    own_labels,
-    own_patients,
-)
-from tightframe.data.table import TableOptions
-from tightframe.data.withdrawn import patients_of, record_ids
+from tightframe.data.base import class_counts, distinct_records, own_labels, own_patients
+from tightframe.data.withdrawn import record_ids
 from tightframe.errors import RunError, TrainingError
 from tightframe.learning import loop, own_loop
 from tightframe.learning.batches import merge_single_tail, reading_processes
-from tightframe.learning.few_records import class_parts
-from tightframe.learning.few_records.distinct_rows import DistinctRows, own_rows, row_digests
-from tightframe.learning.few_records.record_values import column_bits, count_values
 from tightframe.learning.few_records.unit_records import UnitRecords
-from tightframe.learning.model_update import build_template, shared_template
+from tightframe.learning.model_update import build_template
 from tightframe.learning.stages import FitReport, Stage, Term
 from tightframe.models.frozen import FrozenEncoder
-from tightframe.phases import Fold, OwnRows, Schema, Setting, Tensors, stream_seed
+from tightframe.phases import Fold, Setting, Tensors, stream_seed
 from tightframe.results.local_report import SiloPersonal
 from tightframe.results.parts.dropouts import Lost
 from tightframe.rounds.context import SiloContext
 from tightframe.rounds.encoded import LoadedEncoder, common_inputs, unit_sides
 from tightframe.rounds.few_records.layers import behind, units_on_records
-from tightframe.rounds.few_records.planned import sums_in_training
-from tightframe.rounds.few_records.rule import least_class_values
-from tightframe.rounds.job_checks import STANDARDISE_STD
-from tightframe.rounds.phases.statistics import UNIFORM, WEIGHED, mean_and_deviation, times_in_moments
-from tightframe.rounds.sums.declaration import EVALUATED
+from tightframe.rounds.few_records.own_counts import OwnCounts
 from tightframe.rounds.unproven import NO_NEEDS, Needs
 
 if TYPE_CHECKING:
@@ -96,7 +81,7 @@ class RequestedSum:
     behind: tuple[float, float] = (0.0, 0.0)
 
 
-class LocalSilo:
+class LocalSilo(OwnCounts):
     """A silo in an exchange, as methods (``phases.SiloView``) and riders (``riders.view.RiderView``) see it.
 
     Args:
@@ -119,8 +104,8 @@ class LocalSilo:
         self.context = context
         self.cohort, self.honest = requested.cohort, requested.honest
         self.left_out, self.lost, self.needs = requested.left_out, requested.lost, requested.needs
-        self.pooled, self._weight = requested.pooled, requested.weight
-        self._withhold, self._behind = requested.withhold, requested.behind
+        self.pooled, self.weight = requested.pooled, requested.weight
+        self.withhold, self._behind = requested.withhold, requested.behind
         self.setup = setup
         self._encoder: LoadedEncoder | None = None
         self._units: UnitRecords | None = None
@@ -143,76 +128,6 @@ class LocalSilo:
     def may_sum(self, fold: Fold) -> bool:
         """Check that neither the site's policy nor a lack of silos with its records leaves a fold out."""
         return fold not in self.left_out
-
-    def class_counts(self, fold: Fold, *, distinct: bool = False) -> torch.Tensor:
-        """Count the records of each class in a fold, int64 (C,).
-
-        Args:
-            distinct: count repeated training records once.
-        """
-        data = self.context.data
-        labels = own_labels(data) if distinct and fold == "train" else data.labels(fold)
-        return torch.from_numpy(class_counts(labels, self.setting.num_classes))
-
-    def finding_counts(self) -> torch.Tensor:
-        """Count distinct training records with each finding, and without it: int64 (K, 2).
-
-        The number of the others, of which it is unknown, is a multiple of ``min_class_count``.
-        """
-        return torch.from_numpy(finding_counts(in_steps(own_labels(self.context.data), self.min_class_count)))
-
-    def times_in_moments(self) -> torch.Tensor:
-        """Return how often each training record counts in moments of the inputs, float64 (n,)."""
-        records = len(self.context.data.labels("train"))
-        if self.setup.job.weights == "uniform":
-            return times_in_moments(records, UNIFORM).double() / UNIFORM
-        most = records if math.isinf(self._weight) else int(WEIGHED * self._weight)
-        return times_in_moments(records, min(records, most)).double()
-
-    def held_counts(self) -> torch.Tensor:
-        """Count distinct training records of each class for the class rules: int64 (C,).
-
-        Of a finding those with it or those without it, whichever are fewer: records of which it is unknown
-        are none or enough.
-        """
-        if self.setting.findings:
-            return self.finding_counts().amin(1)
-        return self.class_counts("train", distinct=True)
-
-    def enough_of_class(self, schema: Schema) -> torch.Tensor:
-        """Return a mask of the classes of which this silo's records have enough values for a sum, bool (C,).
-
-        Args:
-            schema: of the sum; without sums by class in training all classes pass.
-        """
-        counted = any(map(sums_in_training, schema.fields)) and not self.context.data.synthetic
-        least = least_class_values(self.context.policy, self.setup) if counted else 0
-        if not least:
-            return torch.ones(self.setting.num_classes, dtype=torch.bool)
-        rows = self.own_rows()
-        return rows.by_class * rows.values >= least
-
-    def backed(self, sizes: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Return a mask of the parts of each class's sum that enough of its records make, bool (C, K).
-
-        Args:
-            sizes: weight of each training record in each part, none negative, (n, K); all parts have equally
-                many numbers.
-            labels: (n,).
-        """
-        if not self.records_per_feature:  # no rule: nothing is counted
-            return torch.ones(self.setting.num_classes, sizes.shape[1], dtype=torch.bool)
-        ruled = not self.context.data.synthetic
-        needed = least_class_values(self.context.policy, self.setup) / sizes.shape[1] if ruled else 0.0
-        counts, distinct = (self.class_counts("train", distinct=only) for only in (False, True))
-        return class_parts.backed(
-            sizes,
-            labels,
-            repeats=(counts / distinct.clamp_min(1)).ceil().clamp_min(1),
-            least=self.min_class_count,
-            values=self.own_rows().values if needed else torch.ones(self.setting.num_classes),
-            needed=needed,
-        )
 
     def charge(self, purpose: str, events: Sequence[Event], *, alone: Event | None = None) -> None:
         """Charge a release to the site's ledger, before its noise is drawn.
@@ -256,84 +171,7 @@ class LocalSilo:
         if own_report.begun(self.context):
             own_report.add(self.context, personal=personal)
 
-    @property
-    def min_class_count(self) -> int:
-        """Least number of training records of a class with which this silo takes part in that class."""
-        return self.context.policy.class_count(synthetic=self.context.data.synthetic)
-
-    @property
-    def records_per_feature(self) -> int:
-        """Least number of records for each feature whose exact products leave this silo; 0 for no rule."""
-        return self.context.policy.records_per_feature
-
-    def record_values(self, *, staying: bool = False, evaluated: bool = False) -> torch.Tensor:
-        """Return how many unknown numbers a training record of each class has, float64 (C,).
-
-        Args:
-            staying: count the records that stay in a withdrawal, not those before it.
-            evaluated: count inputs as evaluations take them, not as the job trains on them
-                (``common_values``).
-        """
-        return count_values(
-            self._inputs(staying=staying, evaluated=evaluated),
-            self.setting.num_classes,
-            self.setup.columns,
-            self.min_class_count,
-            scale=self._scale(),
-        )
-
-    def column_bits(self, *, evaluated: bool = False) -> tuple[float, ...]:
-        """Return the bits of each column of this silo's table (``learning.few_records.record_values``).
-
-        They are computed once in a run. Numbers of units are rounded up to a power of two: otherwise the
-        widest layers with which a job passes (TF-628) would tell how many patients stand out in a column.
-
-        Args:
-            evaluated: see ``record_values``.
-        """
-        cache, scale = self.context.own_bits, self._scale()
-        key = evaluated, None if scale is None else scale.numpy().tobytes()
-        if key not in cache:
-            inputs = self._inputs(staying=True, evaluated=evaluated, rounded=True)
-            cache[key] = column_bits(inputs, self.setup.columns, scale)
-        return cache[key]
-
-    def _scale(self) -> torch.Tensor | None:
-        """Return the divisor that the model applies to each input of a table; None if nobody sets one."""
-        if len(shape := self.setting.input_shape) != 1:
-            return None
-        if STANDARDISE_STD in shared_template(self.setting).state_dict():
-            return None if self.pooled is None else mean_and_deviation(self.pooled)[1]
-        ranges = isinstance(self.setup.dataset_options, TableOptions)  # the job's contract has them
-        return torch.ones(shape, dtype=torch.float64) if ranges else None
-
-    def own_rows(self, *, staying: bool = False) -> OwnRows:
-        """Return the numbers of distinct training records, and of their values; counted once in a run.
-
-        Args:
-            staying: see ``record_values``.
-        """
-        cache, scale = self.context.own_rows, self._scale()
-        key = staying, None if scale is None else scale.numpy().tobytes()
-        if key not in cache:
-            rows = DistinctRows(self.setting.num_classes)
-            rows.add(*self.rows(staying=staying))
-            cache[key] = own_rows(rows, self.record_values(staying=staying))
-        return cache[key]
-
-    def rows(self, *, staying: bool = False) -> tuple[list[bytes], torch.Tensor]:
-        """Return a digest of each training record's inputs, and labels (n,), in order.
-
-        Args:
-            staying: see ``record_values``.
-        """
-        rows, labels = list[bytes](), [torch.zeros(0, dtype=torch.int64)]
-        for inputs, classes in self._inputs(staying=staying):
-            rows += row_digests(inputs)
-            labels.append(classes.cpu())
-        return rows, torch.cat(labels)
-
-    def _inputs(
+    def inputs(
         self, *, staying: bool = False, evaluated: bool = False, rounded: bool = False
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Yield batches of the training records' inputs, not features of a loaded model, and labels.
@@ -445,29 +283,6 @@ class LocalSilo:
         for features, labels in before.encoded(model, "train", exact=True):
             yield features, labels, stays[place : place + len(labels)]
             place += len(labels)
-
-    def class_patients(self, fold: Fold) -> tuple[torch.Tensor, torch.Tensor]:
-        """Count each class's patients with withdrawn records, and all before the withdrawal, int64 (C,)."""
-        data, names = self.context.before_withdrawal.data, self.context.withdrawn.names
-        withdrawn, before = patients_of(data, fold, names, self.setting.num_classes)
-        return torch.from_numpy(withdrawn), torch.from_numpy(before)
-
-    def withdrawn_from(self, fold: Fold) -> tuple[torch.Tensor, bool]:
-        """Return the labels (n,) of a fold's withdrawn records, and whether it is to be evaluated no more.
-
-        The latter if too few leave or stay, or if this site's limits leave no room. No labels if the previous
-        run's counts left the fold out: its records then hide nobody in the difference.
-        """
-        context, data = self.context, self.context.before_withdrawal.data
-        before, after = (
-            {part for part in parts if part.startswith(fold)}
-            for parts in (context.untold(), context.untold(without_withdrawn=True))
-        )
-        names = set() if fold in before else context.withdrawn.names
-        gone = np.array([name in names for name in record_ids(data, fold)], dtype=bool)
-        few = fold in EVALUATED and 0 < gone.sum() < context.policy.min_test_count
-        labels = torch.from_numpy(data.labels(fold)[gone])
-        return labels, bool(few) or before != after or fold in self._withhold
 
     def generator(self, purpose: str) -> torch.Generator:
         """Return a random generator on the CPU, keyed by (seed, silo, round, purpose)."""
