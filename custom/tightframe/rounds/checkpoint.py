@@ -33,7 +33,7 @@ def tensor_bytes(tensors: Tensors, metadata: dict[str, str] | None = None) -> by
     plain = {name: tensors[name].detach().cpu().contiguous() for name in sorted(tensors)}
     if any(item.dtype not in _OF_NUMPY for item in plain.values()):
         return safetensors.torch.save(plain, metadata)
-    # The same bytes in a quarter of the time, most of which is by tensor and not by number.
+    # The same bytes in a quarter of the time, most of which is spent per tensor and not per number.
     return safetensors.numpy.save({name: item.numpy() for name, item in plain.items()}, metadata)
 
 
@@ -48,7 +48,7 @@ MODEL, EXTRA = "model/", "extra/"
 
 
 def flattened(state: ServerState) -> dict[str, torch.Tensor]:
-    """Return all tensors of a state by one name each: ``model/<name>``, ``extra/<name>``."""
+    """Return all tensors of a state, named ``model/<name>`` and ``extra/<name>``."""
     flat = {MODEL + name: value for name, value in state.model.items()}
     return flat | {EXTRA + name: value for name, value in state.extra.items()}
 
@@ -90,7 +90,7 @@ def save_state(
         "run": dict(run or {}),
     }
     described["sha256"] = _hash(described, flat)
-    # One key, because the order of several differs between processes.
+    # One key, because the order of several keys differs between processes.
     metadata = {DESCRIPTION: json.dumps(described)}
     write_atomically(folder / CHECKPOINT, tensor_bytes(flat, metadata))
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from tightframe.rounds.withdrawn_list import Withdrawn
 
 NAMED = 8
-"""Columns that a warning names; of more it says how many there are."""
+"""Most columns that a warning names; it counts the rest."""
 STATE, SECURE_FOLDER = "silo_state", "secure_sum"
 COMMITTED, EARLIER, PROPOSED = "committed.safetensors", "earlier.safetensors", "proposed.safetensors"
 TOLD = "told.safetensors"
@@ -133,12 +133,12 @@ class SiloContext:
 
     @cached_property
     def content(self) -> Content | None:
-        """What the ledger recognises the records by; their source is read once more, as a task first asks."""
+        """Digest by which the ledger recognises the records; their source is read once more on first use."""
         return content_of(self.data)
 
     @property
     def has_rows(self) -> bool:
-        """Check that records are rows of numbers, and no pictures."""
+        """Check that records are rows of numbers, not pictures."""
         return len(self.input_shape) == 1
 
     @property
@@ -148,32 +148,32 @@ class SiloContext:
         return spec.input_shape(options)
 
     def common(self, units: float = 0, *, rounded: bool = False) -> CommonValues | CommonPixels | None:
-        """Return values of training records that exact sums take for others, so that no few stand out.
+        """Return the values that exact sums replace in training records, so that no small group stands out.
 
         Args:
-            units: as many records as these are few, too; of pictures 0 if none sees each pixel by itself.
-            rounded: take the next power of two of what is few, for a check that others see the end of.
+            units: number of records that is too few, too; of pictures 0 if no unit sees each pixel by itself.
+            rounded: round that number up to a power of two, for a check whose result others see.
         """
         if self.job.privacy is not None or not (self.has_rows or units):
             return None
         from tightframe.data.table.common_values import common_in, common_pixels  # which import torch
 
         least = self.policy.class_count(synthetic=self.data.synthetic)
-        few = max(least, math.ceil(units)) if least > 1 else least
-        wide = 1 << (few - 1).bit_length() if rounded and few > least else few
+        threshold = max(least, math.ceil(units)) if least > 1 else least
+        wide = 1 << (threshold - 1).bit_length() if rounded and threshold > least else threshold
         if wide not in self._common and not self.has_rows:
             self._common[wide] = common_pixels(self.data, wide)
         elif wide not in self._common:
-            self._common[wide] = found = common_in(self.data, least, wide)
-            if found is not None and wide == few > least and found.lost:
+            self._common[wide] = values = common_in(self.data, least, wide)
+            if values is not None and wide == threshold > least and values.lost:
                 text = "%s: %d of %d columns say nothing in training: %s. In each fewer than %d patients "
                 text += "stand out, as many as the first layer's units ask for. A narrower one keeps more."
-                names = self._values_named(found.lost)
-                self.log.warning(text, self.name, len(found.lost), found.varied, names, wide)
+                names = self._values_named(values.lost)
+                self.log.warning(text, self.name, len(values.lost), values.varied, names, wide)
         return self._common[wide]
 
     def _values_named(self, places: Sequence[int]) -> str:
-        """Name the first few of a record's values, or say at which places they stand."""
+        """Name the first few of a record's values, or give their positions."""
         spec, options = dataset_of(self.job)
         form = None if spec.form is None else spec.form(options)
         names = form.values if isinstance(form, TableForm) else ()
@@ -186,7 +186,7 @@ class SiloContext:
 
     @cached_property
     def own_rows(self) -> dict[tuple[bool, bytes | None], OwnRows]:
-        """Numbers of different training records, by whether they stay and how the model scales them."""
+        """Numbers of distinct training records, by whether they stay and how the model scales them."""
         return {}
 
     @cached_property
@@ -205,13 +205,13 @@ class SiloContext:
         return self.site.policy.resolve(production=self.production)
 
     def untold(self, *, without_withdrawn: bool = False) -> tuple[str, ...]:
-        """Return the parts of exact evaluations with fewer records than ``min_test_count``, left out of them.
+        """Return the parts with fewer records than ``min_test_count``, left out of exact evaluations.
 
-        A part is a fold, or of a fold a finding, by its place: ``test/2``. In a withdrawal they are those of
-        the run before, so that nobody sees by name where a part has become too small.
+        A part is a fold, or one finding of a fold, by its place: ``test/2``. In a withdrawal the parts are
+        those of the earlier run, so that nobody sees which part has become too small.
 
         Args:
-            without_withdrawn: of the records that stay, for a number that is summed.
+            without_withdrawn: count only the records that stay, for a number that is summed.
         """
         if self.job.privacy is not None:
             return ()
@@ -231,15 +231,15 @@ class SiloContext:
     def draws_batches(self) -> bool:
         """Return True if each batch is drawn from all training records, at most half of them.
 
-        Then no update is a function of the records and the model alone. An epoch that passes over every
-        record once is nearly one, however small its batches: at small steps their gradients add up to the
-        gradient over all records.
+        Then no update is a function of the records and the model alone. The update of an epoch that passes
+        over every record once nearly is, however small its batches: at small steps their gradients add up to
+        the gradient over all records.
         """
         return not (self.policy.full_batches or self.job.privacy is not None)
 
     @property
     def training(self) -> Training:
-        """Local training: the job's, where batches are drawn with at most half of the records in a batch.
+        """Local training: the job's; where batches are drawn, with at most half of the records in a batch.
 
         A silo lowers its batches by itself and reports it nowhere. A refusal would disclose whether it has
         fewer than twice as many records, and a series of jobs how many.
@@ -309,7 +309,7 @@ class SiloContext:
     def ledger_paths(self) -> LedgerPaths:
         """Paths of the ledger that records this silo's secure sums."""
         jobs = self.ledger_dir if self.production else None
-        # A simulated site is one for one job: it could not check what it signed under the root of another.
+        # A simulated site exists for one job: it could not check what it signed under another job's root.
         ledger_dir = self.ledger_dir or self.secure_folder / (self.job_id or "run")
         return LedgerPaths(
             self.name,
@@ -331,13 +331,13 @@ class SiloContext:
 
     @property
     def answer_grid(self) -> float:
-        """Seconds, to whole multiples of which this silo's terms are held back; 0 for none."""
+        """Time grid in seconds to which this silo's terms are held back; 0 for none."""
         grid = self.job.answer_grid
         return grid if grid is not None else 1.0 if self.production else 0.0
 
     @cached_property
     def pace(self) -> Pace:
-        """How long work on records lasts for others: in secure sums, in production or on a time grid."""
+        """Floor of this silo's answer times: for secure sums, in production or on a time grid."""
         on = (self.production or self.answer_grid > 0) and self.job.summation == "secure"
         return Pace(
             self.state_folder / PACE,
@@ -351,7 +351,8 @@ class SiloContext:
     def feature_folder(self) -> Path | None:
         """Folder of features on disk (``feature_cache``); None if they are kept in memory only.
 
-        What stays in a withdrawal is never stored: the next job has other records, or the same as before.
+        Features of the records that stay in a withdrawal are never stored: the next job has other records, or
+        the same as before.
         """
         kind = self.site.feature_cache
         if kind == "memory" or self.job.withdraw is not None:
@@ -362,10 +363,10 @@ class SiloContext:
         return lasting / FEATURES / self.name
 
     def end(self) -> None:
-        """Delete what the site keeps for this run only; called when the run has ended, however.
+        """Delete what the site keeps for this run only; called when the run has ended for any reason.
 
-        What cannot be deleted is named in the site's log: it was made from records. So is a final model whose
-        total was not proven.
+        The site's log names what cannot be deleted, because it was computed from records, and a final model
+        whose total was not proven.
         """
         from tightframe.rounds import unproven
 
@@ -392,12 +393,12 @@ class SiloContext:
 
     @cached_property
     def site_ledger(self) -> SiteLedger:
-        """Opener of that ledger; cached, because it verifies only the entries that it has not seen."""
+        """Opener of that ledger; cached, because it verifies only new entries."""
         return SiteLedger(self.ledger_paths, self.site, self.identity, self.log)
 
     @cached_property
     def budget_ledger(self) -> SiteLedger:
-        """Opener of the ledger of this silo's privacy budget: the same; in the simulator one in its state.
+        """Opener of the privacy budget's ledger: the same; in the simulator one in the silo's state.
 
         A resumed job copies that state.
         """

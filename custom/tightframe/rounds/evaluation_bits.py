@@ -1,19 +1,19 @@
-"""What a job's exact evaluations tell of a silo's validation and test records, in bits.
+"""Bits that a job's exact evaluations disclose of a silo's validation and test records.
 
 A score histogram or a confusion matrix is linear in the table that says how many records have each possible
 row. Of yes/no columns all rows can be written down, and integer programming finds the table: 83 of 83 test
 records of seven columns from the eleven evaluations of one honest job, all of ten columns from two jobs that
-differ in the seed. No rule on a single number sees that: what is told by all of them counts.
+differ in the seed. No rule on a single number prevents that: the bits of all numbers together count.
 
-So each evaluation costs the logarithm of how many answers it could have, with the numbers of records of each
-class as known, and a fold holds the logarithm of how many tables of rows it could be (``record_values`` says
-how many bits a row has). While less than half of that is opened (``evaluated_share``), the best programme
-finds hardly more records than a guess from what all know: none of it could tell which; with one to three
-times as much it finds all. The site adds up shares, in its ledger, over all jobs. In a table of many numbers
-a hospital that steers the model reads one record long before: against that counts the number of models
-(``max_evaluations``), starts among them: an author chooses seeds.
+So each evaluation costs the logarithm of its number of possible answers, given the number of records of each
+class, and a fold holds the logarithm of the number of tables of rows it could be (``record_values`` gives the
+bits of a row). While less than half of that is opened (``evaluated_share``), the best program finds hardly
+more records than a guess from public knowledge, and cannot tell which ones are right; with one to three times
+as much it finds all. The site adds up shares, in its ledger, over all jobs. In a table of many numbers a
+hospital that steers the model reads one record long before: against that the number of models is limited
+(``max_evaluations``), initial models included, because a job's author chooses seeds.
 
-All is about one site's own records, and known before a job runs.
+All bits concern one site's own records, and are known before a job runs.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ ALL = 10**3 * PARTS
 
 @dataclass(frozen=True)
 class Told:
-    """What is told: of how many models, and how many bits of each fold."""
+    """Bits disclosed: the number of evaluated models, and the bits of each fold."""
 
     models: int = 0
     validation: float = 0.0
@@ -59,12 +59,12 @@ class Evaluations:
     """The exact evaluations that a job plans at a site, and what the site lets all jobs open.
 
     Attributes:
-        told: by place in the plan; only those that tell anything.
+        told: disclosed bits by place in the plan; only places that disclose any.
         held: bits that the site's folds hold.
         most: the site's limits over all jobs.
         config: SHA-256 of the job.
-        smaller: what is left -> words for a job that would fit.
-        withheld: folds that a withdrawal evaluates no more, because the limits leave no room for them.
+        smaller: remaining limits -> advice for a smaller job that would fit.
+        withheld: folds that a withdrawal no longer evaluates, because the limits leave no room for them.
     """
 
     told: Mapping[Place, Told]
@@ -76,33 +76,33 @@ class Evaluations:
 
     @property
     def in_all(self) -> Told:
-        """What the whole job tells."""
+        """Bits that the whole job discloses."""
         return sum(self.told.values(), Told())
 
     def parts(self, told: Told) -> tuple[int, int, int]:
-        """Return models and parts of what each fold holds, rounded up, as a journal has them."""
+        """Return models, and disclosed parts of each fold's bits, rounded up, in a journal's units."""
         return told.models, _parts(told.validation, self.held.validation), _parts(told.test, self.held.test)
 
     @property
     def wanted(self) -> tuple[int, int, int]:
-        """What the entries of all sums of the job add up to."""
+        """Total of the entries of all sums of the job."""
         models, validation, test = zip(*map(self.parts, (Told(), *self.told.values())), strict=True)
         return sum(models), sum(validation), sum(test)
 
     def in_words(self) -> tuple[str, ...]:
-        """Say what the whole job tells of what has a limit, with the limit."""
+        """Describe what the whole job discloses, where there is a limit, with the limit."""
         pairs = zip(opened(self.wanted), opened(self.most), strict=True)
         return tuple(f"{now} (at most {most.partition(' ')[0]} over all jobs)" for now, most in pairs if most)
 
     def fits(self, left: Most) -> bool:
-        """Check whether the whole job fits into what is left."""
+        """Check whether the whole job fits into the remaining limits."""
         return all(most is None or number <= most for number, most in zip(self.wanted, left, strict=True))
 
     def check(self, dataset: str, job: str, history: History) -> None:
-        """Refuse a job that tells more than a site's limits leave.
+        """Refuse a job that discloses more than a site's remaining limits.
 
         Raises:
-            EvaluationsError: TF-627, with a smaller one that would fit.
+            EvaluationsError: TF-627, with a smaller job that would fit.
         """
         try:
             history.check_evaluations(self.entry(dataset, job), self.most)
@@ -112,7 +112,7 @@ class Evaluations:
             raise EvaluationsError(error.what, expected=error.expected, found=found) from None
 
     def entry(self, dataset: str, job: str, place: Place | None = None) -> Evaluated:
-        """Return a journal entry of what a sum tells; without a place one to check a whole job with."""
+        """Return the journal entry of a sum's disclosure; without a place one that checks a whole job."""
         kind, number, index = place or ("job", 0, 0)
         numbers = self.wanted if place is None else self.parts(self.told[place])
         return Evaluated(dataset, job, number, f"{kind}-{index}", self.config, *numbers)
@@ -125,23 +125,23 @@ def of_job(
     values: NDArray[np.float64] | None,
     untold: Iterable[str] = (),
 ) -> Evaluations:
-    """Return what a job without privacy evaluates exactly at a site.
+    """Return the exact evaluations of a job without privacy at a site.
 
     Args:
         labels: of the validation and test records.
-        values: unknown numbers of a record of each class (``record_values.count_values``); None of pictures.
+        values: unknown numbers of a record of each class (``record_values.count_values``); None for pictures.
         untold: folds that the site leaves out.
     """
-    left_out, told = set(untold), dict[Place, Told]()
+    left_out, by_place = set(untold), dict[Place, Told]()
     for exchange in setup.plan:
-        phase, found = exchange.phases[0], Told()
+        phase, opened = exchange.phases[0], Told()
         for item in phase.schema.fields:
-            found += _of_field(item, setup, labels, left_out)
-        if found != Told():
-            told[exchange.place] = found
+            opened += _of_field(item, setup, labels, left_out)
+        if opened != Told():
+            by_place[exchange.place] = opened
     bits = _bits_of_rows(setup, values)
     held = Told(0, _held(setup, labels["validation"], bits), _held(setup, labels["test"], bits))
-    return Evaluations(told, held, most(policy), bytes.fromhex(setup.job.sha256()))
+    return Evaluations(by_place, held, most(policy), bytes.fromhex(setup.job.sha256()))
 
 
 def most(policy: Policy) -> Most:
@@ -150,13 +150,13 @@ def most(policy: Policy) -> Most:
     return Most(policy.max_evaluations, share, share)
 
 
-def _parts(told: float, held: float) -> int:
-    """Return the parts of what a fold holds that are told, at most as many as no limit allows."""
-    return min(ALL, math.ceil(told / max(held, 1.0) * PARTS)) if told else 0
+def _parts(bits: float, held: float) -> int:
+    """Return the disclosed parts of a fold's bits, capped at a number that no limit allows."""
+    return min(ALL, math.ceil(bits / max(held, 1.0) * PARTS)) if bits else 0
 
 
 def answers(records: int, cells: int) -> float:
-    """Return the bits of a histogram: the logarithm of how many ways there are to fill it.
+    """Return the bits of a histogram: the logarithm of the number of ways to fill it.
 
     >>> round(answers(2, 2), 6), round(answers(41, 32))
     (1.584963, 68)
@@ -169,7 +169,7 @@ def answers(records: int, cells: int) -> float:
 def _of_field(
     item: Field, setup: JobSetup, labels: Mapping[Fold, NDArray[np.int64]], left_out: set[str]
 ) -> Told:
-    """Return what one field of a sum tells."""
+    """Return the disclosure of one field of a sum."""
     if item.name == temperature.LOSSES:
         records, classes = len(labels["validation"]), setup.dataset.num_classes
         return Told(
@@ -190,8 +190,8 @@ def _of_field(
 def _of_evaluation(kind: str, item: Field, setup: JobSetup, labels: NDArray[np.int64]) -> float:
     """Return the bits of one field of an evaluation.
 
-    With an even number of bins an answer of yes or no follows from the scores. Of two classes, so do the
-    second one's scores.
+    With an even number of bins a yes/no answer follows from the scores. With two classes, so do the scores of
+    the second.
     """
     bins, findings = setup.job.evaluation.score_bins, setup.dataset.multi_label
     if kind == "loss":
@@ -203,15 +203,15 @@ def _of_evaluation(kind: str, item: Field, setup: JobSetup, labels: NDArray[np.i
         cells = 2 if findings else len(parts)
         return sum(answers(own, cells) + findings * answers(other, cells) for own, other in parts)
     if kind == "scores":
-        told = parts if findings or len(parts) != 2 else parts[:1]
-        return sum(answers(own, bins) + answers(other, bins) for own, other in told)
-    if kind == "records":  # which the records themselves count, too
+        counted = parts if findings or len(parts) != 2 else parts[:1]
+        return sum(answers(own, bins) + answers(other, bins) for own, other in counted)
+    if kind == "records":  # included in the count of the records
         return 0.0
     raise ValueError(f"Expected an evaluation's field whose bits are known, but got {item.name!r}.")
 
 
 def _sizes(setup: JobSetup, labels: NDArray[np.int64]) -> list[tuple[int, int]]:
-    """Return of each class its records and all others, or of each finding those with and without it."""
+    """Return for each class its records and all others, or for each finding those with and without it."""
     if labels.ndim == 2:
         return [(int((column == 1).sum()), int((column == 0).sum())) for column in labels.T]
     counts = class_counts(labels, setup.dataset.num_classes)
@@ -219,7 +219,7 @@ def _sizes(setup: JobSetup, labels: NDArray[np.int64]) -> list[tuple[int, int]]:
 
 
 def _bits_of_rows(setup: JobSetup, values: NDArray[np.float64] | None) -> NDArray[np.float64]:
-    """Return the bits of a record of each class; a picture's are its values, as far as they are counted."""
+    """Return the bits of a record of each class; for a picture those of the values that are counted."""
     classes: Any = setup.dataset.num_classes
     if values is None:
         return np.full(classes, float(setup.most_values * PIXEL_BITS))
@@ -227,20 +227,20 @@ def _bits_of_rows(setup: JobSetup, values: NDArray[np.float64] | None) -> NDArra
 
 
 def _held(setup: JobSetup, labels: NDArray[np.int64], bits: NDArray[np.float64]) -> float:
-    """Return the bits that a fold holds: the logarithm of how many tables of rows it could be.
+    """Return the bits that a fold holds: the logarithm of the number of tables of rows it could be.
 
     >>> import types
     >>> two = types.SimpleNamespace(dataset=types.SimpleNamespace(num_classes=2))
     >>> round(_held(two, np.array([0] * 41 + [1] * 42), np.array([7.0, 7.0])))
     264
     """
-    if labels.ndim == 2:  # what a record's findings are is counted by each
+    if labels.ndim == 2:  # each finding is counted by itself
         return _tables(len(labels), float(bits.min(initial=0.0)))
     counts = class_counts(labels, setup.dataset.num_classes)
-    return sum(_tables(int(number), float(each)) for number, each in zip(counts, bits, strict=True))
+    return sum(_tables(int(count), float(of_record)) for count, of_record in zip(counts, bits, strict=True))
 
 
 def _tables(records: int, bits: float) -> float:
-    """Return the bits of so many rows without their order, of 2^bits possible rows."""
+    """Return the bits of a number of unordered rows, of 2^bits possible rows."""
     steps = np.arange(records, dtype=np.float64)
     return float((np.logaddexp2(bits, np.log2(np.maximum(steps, 1e-300))) - np.log2(steps + 1)).sum())

@@ -1,6 +1,6 @@
 """Folders in which a site keeps features of its records on disk, and their deletion.
 
-Torch-free, for ``tightframe site features``; what is in the files: ``encoded/files.py``.
+Torch-free, for ``tightframe site features``; ``encoded/files.py`` has the files' format.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ def stored(state_dir: Path) -> Iterator[Path]:
 
 
 def folders(state_dir: Path) -> list[Path]:
-    """Return the folders of features: those that outlive jobs, and those that killed jobs have left."""
-    found = (state_dir / FEATURES, *sorted(state_dir.glob(f"*/*/{FEATURES}")))
-    return [path for path in found if path.is_dir()]
+    """Return the folders of features: those that outlive jobs, and leftovers of killed jobs."""
+    paths = (state_dir / FEATURES, *sorted(state_dir.glob(f"*/*/{FEATURES}")))
+    return [path for path in paths if path.is_dir()]
 
 
 def delete_all(state_dir: Path) -> None:
-    """Delete the features of all sites and jobs below a site's state, and what killed rehearsals have left.
+    """Delete the features of all sites and jobs below a site's state, and leftovers of killed rehearsals.
 
     Raises:
-        OSError: if something of it is left.
+        OSError: if a file cannot be deleted.
     """
     for folder in folders(state_dir):
         delete(folder)
@@ -41,17 +41,17 @@ def delete_all(state_dir: Path) -> None:
 
 def delete_left(state_folder: Path) -> None:
     """Delete the folders of rehearsals that no process holds, in one silo's state of one run."""
-    for left in state_folder.glob(f"{REHEARSAL}*"):
-        with locked_folder(left) as free:
+    for folder in state_folder.glob(f"{REHEARSAL}*"):
+        with locked_folder(folder) as free:
             if free:
-                shutil.rmtree(left)
+                shutil.rmtree(folder)
 
 
 def delete(folder: Path) -> None:
     """Delete a folder of features, if there is one.
 
     Raises:
-        OSError: if something of it is left.
+        OSError: if a file cannot be deleted.
     """
     if folder.is_dir():
         shutil.rmtree(folder)

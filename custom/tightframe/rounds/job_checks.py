@@ -1,4 +1,4 @@
-"""What of a job does not go together: one check for each pair of a job's parts that may not meet.
+"""Checks of a job's parts against each other: one for each pair that may be incompatible.
 
 A check lists problems, each beginning with the value's place in the job; ``setup.prepare`` raises them all.
 """
@@ -34,9 +34,9 @@ def _evaluate_only(setup: JobSetup) -> list[str]:
 
 
 def _own_loop(setup: JobSetup) -> list[str]:
-    """Refuse an own training loop with a method whose local training is the method.
+    """Refuse a site's training loop with a method that consists of its local training.
 
-    Which loops there are, each site knows (``config.site.check_training_loop``).
+    Each site knows its loops (``config.site.check_training_loop``).
     """
     method = setup.method
     if setup.job.training.loop is None:
@@ -52,7 +52,7 @@ def _own_loop(setup: JobSetup) -> list[str]:
 
 
 def _plain_sums(setup: JobSetup) -> list[str]:
-    """Refuse plain sums of what tells of a silo what the class rules withhold."""
+    """Refuse plain sums that disclose of a silo what the class rules withhold."""
     method = setup.method
     if setup.job.summation != "plain" or method.needs_secure_sums is None:
         return []
@@ -61,7 +61,7 @@ def _plain_sums(setup: JobSetup) -> list[str]:
 
 
 def _findings(setup: JobSetup) -> list[str]:
-    """Refuse what needs the one class of each record where records have several findings."""
+    """Refuse options that need one class per record where records have several findings."""
     job, method = setup.job, setup.method
     if not setup.dataset.multi_label or job.statistics is not None:
         return []
@@ -95,7 +95,7 @@ def _encoder(setup: JobSetup) -> list[str]:
         try:
             model = model_update.shared_template(setting)
         except (ValueError, TypeError):
-            continue  # cannot be built, which the check of the sums tells
+            continue  # cannot be built, which the check of the sums reports
         if not models.is_frozen(model):
             continue
         name = job.model_at(site).model
@@ -139,26 +139,26 @@ def _start(setup: JobSetup) -> list[str]:
 
 
 def _withdrawal(setup: JobSetup) -> list[str]:
-    """Refuse a withdrawal from a run whose model is no function of sums over its records alone."""
+    """Refuse a withdrawal from a run whose model is not a function of sums over its records alone."""
     if setup.job.withdraw is None:
         return []
     problems, method = [], setup.method
-    again = "start a new job without the records instead"
+    advice = "start a new job without the records instead"
     if method.withdraw is None:
         able = ", ".join(item.name for item in methods.METHODS if item.withdraw is not None)
         problems.append(
             f"withdraw: {method.name} trains step by step, and no record can be taken out of what comes of "
-            f"that; it can with {able}; {again}"
+            f"that; it can with {able}; {advice}"
         )
     if setup.statistics_phases():
         problems.append(
             "withdraw: not possible with `model_options.standardise`, because every record's features depend "
-            f"on the moments of all records; {again}"
+            f"on the moments of all records; {advice}"
         )
     if getattr(setup.dataset_options, "oversample_minority", False):
         problems.append(
             "withdraw: not possible with `dataset_options.oversample_minority`, because how often a record "
-            f"counts depends on all records; {again}"
+            f"counts depends on all records; {advice}"
         )
     return problems
 
@@ -176,7 +176,7 @@ def views(setup: JobSetup) -> list[str]:
 
 
 def check_parts(setup: JobSetup) -> None:
-    """Refuse a job whose parts do not go together.
+    """Refuse a job whose parts are incompatible.
 
     Raises:
         JobError: TF-101, naming each problem of every check.
@@ -185,7 +185,7 @@ def check_parts(setup: JobSetup) -> None:
 
 
 def check_models(setup: JobSetup) -> None:
-    """Refuse models that do not go with the method; after ``check_sums``, which tells what cannot be built.
+    """Refuse models that do not fit the method; after ``check_sums``, which reports what cannot be built.
 
     Raises:
         JobError: TF-101, naming each problem of every check.
@@ -231,7 +231,7 @@ def check_sums(setup: JobSetup, ceilings: Ceilings) -> None:
 
 
 def _without_global_model(setup: JobSetup) -> list[str]:
-    """Refuse what needs a global model where the method has none."""
+    """Refuse options that need a global model where the method has none."""
     if setup.method.own_model is None:
         return []
     problems = []
@@ -246,7 +246,7 @@ def _without_global_model(setup: JobSetup) -> list[str]:
         )
     if standardises(setup.setting):
         problems.append(_no_moments("model_options", setup.method))
-    known: dict[int, list[str]] = {}  # by setting, which silos with the same model share
+    known: dict[int, list[str]] = {}  # by setting; silos with the same model share one
     for site, setting in sorted(setup.site_settings.items()):
         if id(setting) not in known:
             known[id(setting)] = _site_model_problems(setup, setting, setup.job.model_at(site).model)

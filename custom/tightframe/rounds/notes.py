@@ -1,4 +1,4 @@
-"""A silo's notes of what it verified: one file of words, which the jobs of a chain go on with.
+"""A silo's notes of what it verified: one file of words, which the jobs of a chain continue.
 
 A word is a state (SHA-256, hex) whose totals are verified, or has one of the forms below.
 """
@@ -16,9 +16,9 @@ from tightframe.securesum.messages import SumId, Told, Total
 VERIFIED = "verified"
 """File of these notes, in a silo's state."""
 RESUMED = "resumed"
-"""Word behind what was noted in the jobs that this one continues."""
+"""Word after the notes of each job that this one continues."""
 WITHDRAWS = "withdraws"
-"""Word before it, behind the run that a withdrawal begins with."""
+"""Word before ``RESUMED``, after the run from which a withdrawal begins."""
 
 
 @dataclass(frozen=True)
@@ -42,16 +42,16 @@ class Notes:
 
     @property
     def mine(self) -> Notes:
-        """What was noted in this job."""
+        """Notes of this job."""
         return self.jobs[-1]
 
     @property
     def last_state(self) -> str:
-        """The state that was noted last; empty if there is none."""
+        """The state noted last; empty if there is none."""
         return self.words[-1].partition(":")[0] if self.words else ""
 
     def have_total(self, total: Total | None) -> bool:
-        """Return True if a total is verified, or none was told."""
+        """Return True if a total is verified, or there is none."""
         return total is None or verified_total(total) in self.words
 
     def have_sum(self, state: str, sum_id: SumId | str) -> bool:
@@ -72,7 +72,7 @@ class Notes:
 def note_verified(folder: Path, basis: bytes, sum_id: SumId, told: Told | None = None) -> None:
     """Remember that the totals behind a state of the run are verified, and a sum that rests on it.
 
-    A silo vouches for such a state later, too: in another epoch, and in a job that resumes this one. And it
+    A silo vouches for such a state later, too: in another epoch, and in a job that resumes this one. It also
     vouches for what follows from this state and the sum's total.
 
     Args:

@@ -1,6 +1,6 @@
 """The order of a run's exchanges: which may come after a sum, from the plan's shape alone.
 
-Silos answer no other, and a transcript whose sums are in another order is not valid.
+Silos refuse any other order, and a transcript with another order is invalid.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ CLOSING: Final = "closing"
 PERSONAL: Final = "personal"
 KINDS: tuple[Kind, ...] = (STATISTICS, BEFORE, TRAIN, AFTER, CLOSING, PERSONAL)
 MAY_STAY_SHUT = (AFTER, CLOSING)
-"""Kinds of exchanges without whose sum a run goes on."""
+"""Kinds of exchanges whose sum a run can do without."""
 
 Place = tuple[str, int, int]
 """Kind, round and index of an exchange."""
@@ -37,8 +37,8 @@ def after(groups: Iterable[Group], last: Place | None) -> Iterator[Place]:
     """Yield the places that may come after a sum: the next one, and those behind it while it may stay shut.
 
     Args:
-        groups: of the plan, in order; at least from that of ``last`` on.
-        last: place of the last sum opened; None if none was.
+        groups: of the plan, in order; at least from the group of ``last`` on.
+        last: place of the last opened sum; None if there is none.
     """
     for kind, number, count in groups:
         first = 0
@@ -53,15 +53,15 @@ def after(groups: Iterable[Group], last: Place | None) -> Iterator[Place]:
 
 
 def position(place: Place) -> tuple[int, int, int]:
-    """Return what sorts places as a run has them."""
+    """Return the sort key of places in a run's order."""
     kind, number, index = place
     return tuple(map(str, KINDS)).index(kind), number, index
 
 
 def may_follow(schemas: Iterable[str], last: Place | None, now: Place) -> bool:
-    """Check whether a sum may rest on another one, as far as the names of a run's schemas tell its plan.
+    """Check whether a sum may rest on another one, by what the names of a run's schemas tell of its plan.
 
-    How many exchanges a round has they do not tell: each may be its last one.
+    They do not tell how many exchanges a round has: each may be its last one.
 
     Args:
         schemas: their names begin with kind and index.
@@ -74,7 +74,7 @@ def may_follow(schemas: Iterable[str], last: Place | None, now: Place) -> bool:
             counts[kind] = max(counts[kind], int(index) + 1)
     rounds = {number: index + 1 for kind, number, index in filter(None, (last, now)) if kind == TRAIN}
     first = last[1] if last is not None and last[0] == TRAIN else 1
-    # None of a later round comes next; who writes a transcript chooses the number.
+    # No exchange of a later round may come next: a transcript's author chooses the round number.
     numbers = [number for number in (first, first + 1) if number <= now[1] and counts[TRAIN]]
     groups = [
         *((kind, 0, counts[kind]) for kind in (STATISTICS, BEFORE)),

@@ -1,10 +1,10 @@
-"""Hold a silo's answers back, so that their time tells nothing of its records.
+"""Hold a silo's answers back, so that their timing discloses nothing about its records.
 
 How long a silo works can depend on a single record (a first batch that fails, a whole training), and a server
 can choose the state that one silo works on (``docs/threat-model.md``). So no answer leaves before a *floor*:
-1.25 times the longest training of this silo in this run. Only trainings on a state that no server has chosen
-count for it: the job's own start, what follows from verified totals, and a rehearsal before the first work on
-any other state. Work that takes longer raises the floor for good, so few answers of a run can be late.
+1.25 times the longest training of this silo in this run. Only trainings on a state that no server chose
+count: the job's own start, states that follow from verified totals, and a rehearsal before the first work on
+any other state. Work that takes longer raises the floor permanently, so few answers of a run can be late.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from tightframe.files import write_atomically
 
 HEADROOM = 1.25
-"""The floor is so many times the longest training: as much as trainings of one silo vary."""
+"""Ratio of the floor to the longest training: as much as trainings of one silo vary."""
 POLL = 0.1
-"""Seconds after which a silo that holds its answer back looks again whether the run was aborted."""
+"""Seconds between checks whether the run was aborted, while a silo holds its answer back."""
 
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
@@ -38,7 +38,7 @@ class _Pending(BaseModel):
         seconds: its duration.
     """
 
-    # Earlier versions wrote a key more.
+    # Earlier versions wrote one more key.
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     sum: str
@@ -50,7 +50,7 @@ class _Times(BaseModel):
     """Durations of a silo's trainings, in seconds.
 
     Attributes:
-        first: part of the run -> its first training on a verified state.
+        first: part of the run -> its first training on a verified state, in seconds.
         later: part of the run -> the longest one after that. It replaces the first, which read records from a
             cold disk.
         unverified: the longest work that raised the floor before its state was verified.
@@ -70,7 +70,7 @@ class _Times(BaseModel):
         return max([self.unverified, *{**self.first, **self.later}.values()])
 
     def noting(self, part: str, seconds: float) -> _Times:
-        """Return the times after work on a state that is the run's own."""
+        """Return the times after work on a verified state."""
         if part not in self.first:
             return self.model_copy(update={"first": {**self.first, part: seconds}})
         longest = max(seconds, self.later.get(part, 0.0))
@@ -79,7 +79,7 @@ class _Times(BaseModel):
 
 @dataclass
 class Work:
-    """Work on records for one answer; whoever does it says whether all of it was done."""
+    """Work on records for one answer; its caller sets whether all of it was done."""
 
     whole: bool = False
 
@@ -88,8 +88,8 @@ class Pace:
     """Floor of one silo's answers in one run, kept in a file for the silo's next process.
 
     Args:
-        on: whether answers are held back; only for a term that others see, and not in a simulation.
-        limit: seconds after which the server gives a silo up (``site_timeout``), for a warning.
+        on: whether answers are held back: for terms that others see, and not in a simulation.
+        limit: seconds after which the server gives up on a silo (``site_timeout``), for a warning.
         stopped: returns True once the run is aborted; then nothing is held back any longer.
     """
 
@@ -113,10 +113,10 @@ class Pace:
         return HEADROOM * self._times().longest
 
     def lacks(self, part: str) -> bool:
-        """Check whether work is to be preceded by a rehearsal.
+        """Check whether work needs a rehearsal first.
 
         Args:
-            part: of the run that is a measure of the work.
+            part: of the run whose duration the work measures.
         """
         return self.on and part not in self._times().first
 
@@ -132,8 +132,8 @@ class Pace:
         """Hold work on records back until the floor, whether it succeeds or not, unless the run is aborted.
 
         Args:
-            part: of the run that it is a measure of, if all of it is done; None if it is a measure of none.
-            known: its state is the job's start, or was verified before: no server has chosen it.
+            part: of the run whose duration it measures, if all of it is done; None if it measures none.
+            known: its state is the job's start, or was verified before: no server chose it.
         """
         work = Work()
         if not self.on:
@@ -147,7 +147,7 @@ class Pace:
             floor = self.floor
             try:
                 floor = self._note(sum_id, part if work.whole else None, seconds, known=known)
-            finally:  # also if it cannot be noted, on a full disk
+            finally:  # even if it cannot be noted, on a full disk
                 self._hold(started + floor)
 
     def _hold(self, until: float) -> None:
@@ -156,9 +156,9 @@ class Pace:
             self._sleep(min(left, POLL))
 
     def verified(self, sum_id: str) -> None:
-        """Note that this silo has revealed its shares of a sum, so that the sum's state is the run's own.
+        """Note that this silo has revealed its shares of a sum, which verifies the sum's state.
 
-        The floor stays where the work has raised it: all of it was seen to take as long.
+        The floor stays where the work has raised it: others saw it take that long.
         """
         if not self.on:
             return
@@ -169,17 +169,17 @@ class Pace:
         self._keep(times if pending.part is None else times.noting(pending.part, pending.seconds))
 
     def _note(self, sum_id: str, part: str | None, seconds: float, *, known: bool) -> float:
-        """Note work that is done; return how long it lasts for others, in seconds."""
+        """Note work that is done; return its duration as others see it, in seconds."""
         times = self._times()
         if known:
-            # What was pending is of work before, perhaps of a job that this one resumes with the same sums.
+            # The pending entry is of earlier work, perhaps of a job that this one resumes with the same sums.
             times = times.model_copy(update={"pending": None})
             self._keep(times if part is None else times.noting(part, seconds))
             return HEADROOM * times.longest
         floor, raised = HEADROOM * times.longest, HEADROOM * seconds
         pending = _Pending(sum=sum_id, part=part, seconds=seconds)
         longer = seconds if seconds > floor else times.unverified
-        # On disk before anything is sent: a new process must not fall behind what others have seen.
+        # On disk before anything is sent: a new process must know every duration that others have seen.
         self._keep(times.model_copy(update={"unverified": longer, "pending": pending}))
         if seconds <= floor:
             return floor

@@ -1,7 +1,7 @@
 """Every exchange of a run, in order, from the job alone.
 
-Server and silos both look up an exchange here: its phase, the riders that travel with it, what follows from
-its sum, and which sums a run can have at all. To add an exchange or a rider, change this file.
+Server and silos both look up an exchange here: its phase, the riders that travel with it, the state after its
+sum, and all sums that a run can have. To add an exchange or a rider, change this file.
 
     statistics, before   ->   train (each round)   ->   after   ->   closing   ->   personal
 """
@@ -72,11 +72,11 @@ class Exchange:
         return self.evaluating if evaluate and self.evaluating is not None else self.phase
 
     def phase_for(self, broadcast: Tensors) -> Phase:
-        """Return the phase, with its evaluation if the broadcast has a model; the closing's has it always."""
+        """Return the phase, with its evaluation if the broadcast has a model; the closing always has it."""
         return self.carrying(any(name.startswith(BROADCAST) for name in broadcast))
 
     def advance(self, state: ServerState, totals: IntegerTotals, cohort: Cohort) -> Reading:
-        """Compute what follows from its sum, from public values alone: the server and every silo do.
+        """Compute the next state from its sum, from public values alone: the server and every silo do.
 
         Args:
             state: before the exchange.
@@ -100,7 +100,7 @@ class Exchange:
 
     @property
     def phases(self) -> tuple[Phase, ...]:
-        """Its phase with and without the evaluation, in this order; once if both are the same."""
+        """Its phase with and without the evaluation, in this order; one if both are the same."""
         both = (self.evaluating, self.phase)
         return tuple({id(item): item for item in both if item is not None}.values())
 
@@ -111,7 +111,7 @@ class Exchange:
 
     @property
     def measure(self) -> str | None:
-        """Part of the run that work for it is a measure of; None if it is a measure of none."""
+        """Part of the run whose duration its work measures; None if it measures none."""
         if self.training:
             return str(self.index)
         return f"{self.kind}-{self.index}" if self.before else None
@@ -133,12 +133,12 @@ class Exchange:
 
     @property
     def reported(self) -> bool:
-        """Check whether a silo has its own report once this is over, if it took part in the closing."""
+        """Check whether a silo that took part in the closing has its own report after this exchange."""
         return self.kind in (CLOSING, PERSONAL)
 
     @property
     def counts_only(self) -> bool:
-        """Check whether its sum has only counts, which are opened for the whole roster only."""
+        """Check whether its sum has only counts, which are opened only for the whole roster."""
         last = self.kind in (CLOSING, PERSONAL)
         return last or (not self.training and bool(self.phase.schema.group("static")))
 
@@ -163,7 +163,7 @@ class RunPlan:
 
     def __init__(self, setup: JobSetup) -> None:
         self._setup, self._job = setup, setup.job
-        # The same exchanges are looked up several times a request; a long run's are not all kept.
+        # Each request looks up the same exchanges several times; not all of a long run's are cached.
         self._lately = functools.lru_cache(maxsize=16)(self._at)
 
     def __iter__(self) -> Iterator[Exchange]:
@@ -232,7 +232,7 @@ class RunPlan:
         return TRAIN, number, len(self._setup.training_phases(number)) - 1
 
     def _groups(self, last: Place | None) -> Iterator[order.Group]:
-        """Yield the plan's groups, from that of a place on; a long run has many."""
+        """Yield the plan's groups, starting with that of a place; a long run has many."""
         job = self._job
         rounds = range(job.done + 1 if last is None else max(last[1], 1), job.rounds + 1)
         places = [(STATISTICS, 0), (BEFORE, 0)] if last is None or last[0] in (STATISTICS, BEFORE) else []
@@ -304,7 +304,7 @@ class RunPlan:
 
     def _ruled(self, phase: Phase) -> Phase:
         # Under privacy one record could move a class across the threshold and change its whole sum; there
-        # the noise protects the sums, and a floor on the noisy counts replaces the threshold.
+        # noise protects the sums, and a floor on the noisy counts replaces the threshold.
         if self._job.class_rules == "off" or self._job.privacy is not None:
             return phase
         return class_rules.attach(phase, self._setup.dataset.num_classes)

@@ -110,17 +110,17 @@ class PrivacyPlan:
         )
 
     def training_shares(self, honest: int) -> int:
-        """Return of how many shares the noise of training is made: s - c, or 1 where it is a silo's own."""
+        """Return the number of shares of training's noise: s - c, or 1 where each silo adds all of it."""
         return honest if self.privacy.noise == "shared" else 1
 
     @property
     def counts_on_others(self) -> bool:
-        """Check whether some of the noise that protects a silo's records is made by other silos."""
+        """Check whether other silos add some of the noise that protects a silo's records."""
         joint = (self.class_noise, self.frozen, self.evaluation, self.statistics)
         return self.privacy.noise == "shared" or any(part is not None for part in joint)
 
     def training_in_words(self) -> str:
-        """Describe how the training is protected, in a part of a line."""
+        """Describe the protection of the training, as part of a line."""
         if self.gradients is None:
             return "DP-SGD"
         rate = self.gradients.sampling_rate
@@ -219,7 +219,7 @@ def make_plan(
 def _plan_gradients(
     job: JobConfig, plan: PrivacyPlan, phases: Sequence[tuple[int, Sequence[Phase]]], rate: float
 ) -> GradientSumConfig:
-    """Return the settings of a job's noisy sums of gradients: one noise for all rounds and all silos.
+    """Return the settings of a job's noisy sums of gradients: the same noise in all rounds and at all silos.
 
     Public numbers alone decide it: epsilon, rounds and the sampling rate.
     """
@@ -265,10 +265,10 @@ def honest_silos(job: JobConfig, enrolled: int) -> int:
 
 
 def noise_of_scores(job: JobConfig, plan: PrivacyPlan) -> tuple[float, float]:
-    """Return the noise of a job's noisy evaluations, as all its sites make it, in test records.
+    """Return the noise of a job's noisy evaluations, of all its sites together, in test records.
 
     Returns:
-        Its standard deviation in each cell, and the fewest records of a class of which scores are read.
+        Its standard deviation in each cell, and the fewest records of a class whose scores are read.
 
     Raises:
         ValueError: if the plan has no noisy evaluation.
@@ -344,7 +344,7 @@ class StatisticsRelease(_OneRelease):
 
 
 def with_statistics(plan: PrivacyPlan, job: JobConfig, *, columns: int, numbers: int) -> PrivacyPlan:
-    """Return the plan with the release of statistics, which has all of epsilon.
+    """Return the plan with the release of statistics, which takes all of epsilon.
 
     Args:
         plan: of a job that releases nothing else.
@@ -387,8 +387,8 @@ class FrozenRelease(_OneRelease):
 def plan_frozen(job: JobConfig, plan: PrivacyPlan, fields: Sequence[Field]) -> FrozenRelease:
     """Plan the release of sums of frozen features.
 
-    Where silos train nothing, it has all of epsilon but what evaluations need; for the start of a method that
-    trains, it has its part of ``class_noise_share``.
+    Where silos train nothing, it takes all of epsilon except what evaluations need; as the start of a method
+    that trains, it takes its part of ``class_noise_share``.
 
     Args:
         job: with ``privacy``.

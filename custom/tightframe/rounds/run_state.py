@@ -1,4 +1,4 @@
-"""The state of a run, which each silo computes for itself: at the start from the job, then from totals.
+"""The state of a run, which each silo computes by itself: at the start from the job, then from totals.
 
 What follows from a sum (``plan.Exchange.advance``) is a pure function of (state, totals, cohort), so the
 server sends totals, and no model. Both sides name a state by its SHA-256: a term states which one it rests
@@ -26,17 +26,18 @@ if TYPE_CHECKING:
     from tightframe.rounds.setup import JobSetup
 
 RELATIVE, ABSOLUTE = 1e-4, 1e-6
-"""Largest difference of two machines' results of one update: of a tensor's largest value, and in addition."""
+"""Largest difference between two machines' results of one update: relative to a tensor's largest value, and
+absolute."""
 
 
 def check_start(setup: JobSetup, path: str | None) -> None:
-    """Refuse a job that begins to train or evaluate, and whose named model is not the server's file.
+    """Refuse to begin a job whose named model is not the server's file.
 
     Args:
         path: of the safetensors file that the server's configuration names; None if it names none.
 
     Raises:
-        RunError: TF-505 if it is missing, or another.
+        RunError: TF-505 if it is missing, or another model.
         SiteConfigError, JobError: see ``start_state``.
     """
     from tightframe.models.pretrained import read_weights
@@ -53,18 +54,18 @@ def start_state(setup: JobSetup, weights: bytes | None) -> tuple[ServerState, In
         weights: content of the safetensors file of a pretrained start; None if there is none.
 
     Returns:
-        The state, and which tensors came from the file; None without a file.
+        The state, and the tensors that came from the file; None without a file.
 
     Raises:
         RunError: TF-505 if these are not the weights that the job names.
         SiteConfigError, JobError: see ``load_weights``.
     """
     wanted = setup.job.initial_model_sha256
-    found = None if weights is None else hashlib.sha256(weights).hexdigest()
+    digest = None if weights is None else hashlib.sha256(weights).hexdigest()
     what = "pretrained start" if setup.job.evaluate_only is None else "model to evaluate"
-    if found != wanted:
+    if digest != wanted:
         raise RunError(
-            f"Expected {_named(wanted, what)}, but got {_named(found, what)}: the job names it for all "
+            f"Expected {_model(wanted, what)}, but got {_model(digest, what)}: the job names it for all "
             "silos in `initial_model_sha256`. Name its file in the server's site configuration: "
             '{"server": {"initial_model": "/path/to/model.safetensors"}}.',
             code="TF-505",
@@ -107,7 +108,7 @@ def read_state(data: bytes) -> ServerState:
     """Read a state from its bytes.
 
     Raises:
-        RunError: TF-604 if they are no state.
+        RunError: TF-604 if they are not a state.
     """
     try:
         flat = safetensors.torch.load(data)
@@ -148,10 +149,10 @@ def _close(first: torch.Tensor, second: torch.Tensor) -> bool:
         return False
     one, two = first.double(), second.double()
     if not bool((torch.isfinite(one) & torch.isfinite(two)).all()):
-        return False  # to an infinite value of this silo's every other would be close
+        return False  # any value would be close to an infinite one of this silo
     largest = float(one.abs().max())
     return float((one - two).abs().max()) <= RELATIVE * largest + ABSOLUTE
 
 
-def _named(sha256: str | None, what: str) -> str:
+def _model(sha256: str | None, what: str) -> str:
     return f"no {what}" if sha256 is None else f"a {what} with SHA-256 {sha256}"

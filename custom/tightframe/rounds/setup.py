@@ -77,7 +77,7 @@ class JobSetup:
 
     @property
     def trains(self) -> bool:
-        """Check whether the job makes a model, rather than evaluating one or summing statistics only."""
+        """Check whether the job trains a model, rather than evaluating one or summing statistics only."""
         return self.job.evaluate_only is None and self.job.statistics is None
 
     @cached_property
@@ -87,12 +87,12 @@ class JobSetup:
 
     @property
     def columns(self) -> tuple[int, ...]:
-        """Numbers of each column of a table in a record's inputs; empty where each is one."""
+        """Width of each column of a table in a record's inputs; empty where every width is one."""
         return () if self.dataset.columns is None else self.dataset.columns(self.dataset_options)
 
     @property
     def most_values(self) -> int:
-        """How many values are counted of a record at most (``learning.few_records.record_values``)."""
+        """Most values that are counted of a record (``learning.few_records.record_values``)."""
         return most_values(self.setting.input_shape, self.columns)
 
     @cached_property
@@ -136,29 +136,29 @@ class JobSetup:
     def statistics_phases(self) -> tuple[Phase, ...]:
         """Return the phases of the pooled statistics that the method or the model's input scaling needs.
 
-        In a job with ``statistics`` they are all that it has.
+        A job with ``statistics`` has no others.
         """
         if self.layout is not None:
             return table_statistics.phases(self.layout, private=self.job.privacy is not None)
         if not self.trains:
-            return ()  # what they would give is in the model
+            return ()  # the model has their result
         names = self.method.statistics(self.setting) if self.method.statistics else ()
         if standardises(self.setting):
             names = names if "feature_moments" in names else (*names, "feature_moments")
-        made = statistics.phases(
+        phases = statistics.phases(
             self.setting,
             names,
             class_rules=self.job.class_rules == "on",
             uniform=self.job.weights == "uniform",
         )
-        if not made:
+        if not phases:
             return ()
-        last = made[-1]
+        last = phases[-1]
 
         def update(state: ServerState, totals: Totals, cohort: Cohort) -> ServerState:
             return self._standardised(last.update(state, totals, cohort))
 
-        return (*made[:-1], replace(last, update=update))
+        return (*phases[:-1], replace(last, update=update))
 
     def _standardised(self, state: ServerState) -> ServerState:
         """Copy the pooled moments into a model that standardises its inputs."""
@@ -194,7 +194,7 @@ class JobSetup:
 
     @property
     def withdrawal(self) -> Withdrawal | None:
-        """What the job says of the records that it takes out of an ended run; None if it takes none."""
+        """Options of the job's withdrawal of records from an ended run; None if it withdraws none."""
         withdraw = self.job.withdraw
         if withdraw is None:
             return None
@@ -227,7 +227,7 @@ class JobSetup:
 
 @dataclass(frozen=True)
 class _Network:
-    """Makes the untrained model of a job; equal for equal jobs, so that parties in one process share one.
+    """Builds the untrained model of a job; equal for equal jobs, so that parties in one process share one.
 
     Attributes:
         head: of the method, if it has one of its own (``Method.head``), with its options in ``config``.
@@ -272,7 +272,7 @@ def prepare(values: dict[str, Any] | JobConfig, ceilings: Ceilings = CEILINGS) -
     """
     setup = assemble(values, ceilings)
     job_checks.check_parts(setup)
-    _ = setup.layout  # refuses a data set whose statistics nobody can sum
+    _ = setup.layout  # refuses a data set whose statistics cannot be summed
     if setup.job.privacy is not None:
         setup = _with_privacy(setup)
     job_checks.check_sums(setup, ceilings)
@@ -283,7 +283,7 @@ def prepare(values: dict[str, Any] | JobConfig, ceilings: Ceilings = CEILINGS) -
 def assemble(values: dict[str, Any] | JobConfig, ceilings: Ceilings = CEILINGS) -> JobSetup:
     """Join a job with what it names, without checks of its sums and without a plan of privacy.
 
-    For whoever uses a model of an ended run and starts none.
+    For callers that use a model of an ended run, and start none.
 
     Args:
         ceilings: limits on what is built.
@@ -353,9 +353,9 @@ def _method(name: str) -> Method:
 
 
 def _site_models(method: Method | None, raw: Any, problems: list[str]) -> dict[str, tuple[Any, Any]]:
-    """Return backbone and options of each site model, and note what is wrong with them."""
+    """Return backbone and options of each site model, and note their problems."""
     if not isinstance(raw, dict) or not raw:
-        return {}  # the job's own validation has refused what is no mapping
+        return {}  # the job's own validation has refused anything but a mapping
     if method is not None and method.own_model is None:
         others = ", ".join(item.name for item in methods.METHODS if item.own_model is not None)
         problems.append(
@@ -373,7 +373,7 @@ def _site_models(method: Method | None, raw: Any, problems: list[str]) -> dict[s
 
 
 def _start(raw: Any, problems: list[str]) -> Method | None:
-    """Return the method that a job starts with, and note what is wrong with it."""
+    """Return the method that a job starts with, and note its problems."""
     if not isinstance(raw, str):
         return None  # none, or refused by the job's own validation
     if (start := look_up(methods.get, raw, "start", problems)) is not None and start.start is None:
@@ -385,7 +385,7 @@ def _start(raw: Any, problems: list[str]) -> Method | None:
 def _network_problems(
     raw: dict[str, Any], method: Method | None, backbone: models.BackboneSpec | None
 ) -> list[str]:
-    """List what of a job needs features of a network that returns logits only."""
+    """List the options of a job that need features, where a network returns only logits."""
     if backbone is None or not backbone.logits_only:
         return []
     add = f"give the network {PROTOCOL}"
@@ -491,9 +491,11 @@ def _without_losses(phase: Phase) -> Phase:
     fields = tuple(item for item in phase.schema.fields if not item.name.startswith(model_update.TRAINING))
 
     def contribute(silo: SiloView, broadcast: Tensors, state: Tensors) -> Contribution:
-        made = phase.contribute(silo, broadcast, state)
+        contribution = phase.contribute(silo, broadcast, state)
         names = {item.name for item in fields}
-        return replace(made, tensors={name: item for name, item in made.tensors.items() if name in names})
+        return replace(
+            contribution, tensors={name: item for name, item in contribution.tensors.items() if name in names}
+        )
 
     return replace(phase, schema=Schema(fields), contribute=contribute)
 
@@ -505,7 +507,7 @@ def set_threads(threads: int) -> None:
 
 
 SITE_RULES = frozenset({"min_class_count"})
-"""Rules of a site whose names no option of a job may have, so that no method takes them from a job."""
+"""Rules of a site whose names no job option may have, so that no method takes them from a job."""
 
 
 def look_up(get: Any, name: Any, key: str, problems: list[str]) -> Any:
@@ -518,7 +520,7 @@ def look_up(get: Any, name: Any, key: str, problems: list[str]) -> Any:
         problems: list to which a problem is added.
     """
     if not isinstance(name, str):
-        return None  # missing or no text, which the job's own validation has noted
+        return None  # missing or not text, which the job's own validation has noted
     try:
         return get(name)
     except JobError as error:

@@ -1,4 +1,4 @@
-"""What a silo keeps of a run's end before the total that it rests on is proven: apart from its results.
+"""Files of a run's end at a silo, kept apart from its results until the total that they rest on is proven.
 
 The last total of a run is proven by a later sum (the closing, the personal models, a seal), once this silo
 gives its shares of it: then all silos have named the same state and total, and the terms add up. A server
@@ -27,12 +27,12 @@ FILES = (MODEL, PERSONAL, LOCAL)
 
 @dataclass(frozen=True)
 class Needs:
-    """What a silo must note before what it made for a sum is its result (``notes.note_verified``).
+    """Notes that a silo needs before its files for a sum become its results (``notes.note_verified``).
 
     Attributes:
-        words: that it must note; none where nothing is to be proven.
+        words: to be noted; none where nothing is to be proven.
         since: number of words noted before. A state noted earlier proves nothing: a false total that changes
-            nothing would leave the state of the round before.
+            nothing would leave the state as in the round before.
     """
 
     words: tuple[str, ...] = ()
@@ -46,18 +46,18 @@ class Needs:
 
         Args:
             state: SHA-256 (hex) of the run's state.
-            total: the last one told; None if there is none.
+            total: the last one that the server named; None if there is none.
         """
         if context.job.summation != "secure":
             return cls()
         words = [state]
-        if total is not None and (context.state_folder / TOLD).is_file():  # so does its own state
+        if total is not None and (context.state_folder / TOLD).is_file():  # the silo's own state does so, too
             words.append(verified_total(total))
         return cls(tuple(words), len(Notes.read(context.state_folder).words))
 
     @classmethod
     def read(cls, value: Any) -> Needs:
-        """Read ``stored``; what cannot be read is never proven."""
+        """Read ``stored``; an unreadable file is never proven."""
         try:
             return cls(tuple(map(str, value["words"])), int(value["since"]))
         except (KeyError, TypeError, ValueError):
@@ -76,13 +76,13 @@ NO_NEEDS = Needs()
 
 
 def begin(context: SiloContext, needs: Needs) -> Path:
-    """Return the folder for a new final model, without what was kept apart before."""
+    """Return the folder for a new final model, after deleting files kept apart before."""
     shutil.rmtree(context.run_dir / UNPROVEN, ignore_errors=True)
     return place(context, needs)
 
 
 def place(context: SiloContext, needs: Needs) -> Path:
-    """Return the folder for files of the run's end. While something is kept apart, all that comes is, too."""
+    """Return the folder for files of the run's end. While one is kept apart, all later ones are, too."""
     apart = context.run_dir / UNPROVEN
     if (earlier := _needed(apart)) is None and needs.proven(context):
         return context.run_dir
@@ -93,7 +93,7 @@ def place(context: SiloContext, needs: Needs) -> Path:
 
 
 def current(context: SiloContext) -> Path:
-    """Return the folder into which additions to the report go."""
+    """Return the folder for additions to the report."""
     apart = context.run_dir / UNPROVEN
     return context.run_dir if _needed(apart) is None else apart
 
@@ -105,10 +105,10 @@ def reported(context: SiloContext) -> Path | None:
 
 
 def publish(context: SiloContext) -> bool:
-    """Make what is kept apart this silo's results, if it is proven by now; the next task tries again.
+    """Publish the files kept apart as this silo's results, if proven by now; else the next task tries again.
 
     Returns:
-        whether nothing is left that was never proven.
+        whether no unproven file is left.
     """
     apart = context.run_dir / UNPROVEN
     needed = _needed(apart)
@@ -138,7 +138,7 @@ def publish(context: SiloContext) -> bool:
 
 
 def end(context: SiloContext) -> None:
-    """Say in this silo's log what is still not proven when the run has ended."""
+    """Name in this silo's log the files still unproven when the run has ended."""
     if not publish(context):
         apart = context.run_dir / UNPROVEN
         context.log.error(
@@ -151,7 +151,7 @@ def end(context: SiloContext) -> None:
 
 
 def _needed(apart: Path) -> Iterable[Needs] | None:
-    """Return what all that is kept apart needs; None if nothing is."""
+    """Return the needs of all files kept apart; None if there are none."""
     if not (path := apart / NEEDS).is_file():
         return None
     try:

@@ -1,8 +1,8 @@
 """A silo's own state as it was before a request, kept until the term that answers it is masked.
 
-A request settles which training counts before a record is read for it. If its term never leaves, because
-the process dies or the training is refused, shares of an earlier sum may be asked for after all, and another
-total may be told. So what the request changed is undone then: a term that never left drops no training.
+A request settles which training counts before a record is read for it. If its term never leaves, because the
+process dies or the training is refused, the server may still ask for shares of an earlier sum, and name
+another total. So the request's changes are undone then: a term that never left drops no training.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ _REQUEST = "request"
 
 
 def keep(folder: Path, sum_id: SumId, request: bytes) -> None:
-    """Keep a silo's own state as it is before the request for a term; for a repeated one it is kept already.
+    """Keep a silo's own state from before a request for a term; for a repeated request it is kept already.
 
-    Its files are replaced and never written into, so that a second name of each is a copy.
+    Its files are replaced and never modified, so that a hard link to each is a copy.
 
     Args:
         folder: of the silo's state.
-        sum_id: that the request is for.
+        sum_id: of the sum that the request is for.
         request: digest of the request.
     """
-    kept, partial = folder / BEFORE_REQUEST, folder / f"{BEFORE_REQUEST}.partial"
-    if kept.is_dir():
+    backup, partial = folder / BEFORE_REQUEST, folder / f"{BEFORE_REQUEST}.partial"
+    if backup.is_dir():
         return
     shutil.rmtree(partial, ignore_errors=True)
     write_atomically(partial / _REQUEST, _line(sum_id, request).encode(), mode=0o600)
     for name in _FILES:
         if (folder / name).is_file():
             os.link(folder / name, partial / name)
-    os.replace(partial, kept)
+    os.replace(partial, backup)
     sync_folder(folder)
 
 
 def check(folder: Path, sum_id: SumId, request: bytes) -> None:
-    """Refuse to mask a term made for a request that was undone since, as another one came while it trained.
+    """Refuse to mask a term whose request was undone, because another one came while it trained.
 
     Args:
         folder, sum_id, request: as for ``keep``.
@@ -63,7 +63,7 @@ def check(folder: Path, sum_id: SumId, request: bytes) -> None:
 
 
 def sent(folder: Path) -> None:
-    """Forget what was kept: the term is masked, and with it the silo is bound to what the request told."""
+    """Delete the kept state: the term is masked, which binds the silo to what the request named."""
     partial = folder / f"{BEFORE_REQUEST}.partial"
     shutil.rmtree(partial, ignore_errors=True)
     os.replace(folder / BEFORE_REQUEST, partial)
@@ -71,30 +71,30 @@ def sent(folder: Path) -> None:
 
 
 def undo(folder: Path, masked: Container[SumId], request: bytes = b"") -> None:
-    """Go back to the state before the last request, unless its term was masked, or it comes again.
+    """Restore the state before the last request, unless its term was masked, or the same request comes again.
 
-    One that comes again settles the same once more, perhaps while another process still trains for it.
+    A repeated request settles the same trainings again, perhaps while another process still trains for it.
 
     Args:
         folder: of the silo's state.
         masked: sums of the session of which this silo has masked its term.
-        request: digest of the request that has come; empty if it is none for a term.
+        request: digest of the new request; empty if it is not for a term.
     """
-    kept = folder / BEFORE_REQUEST
-    if not kept.is_dir():
+    backup = folder / BEFORE_REQUEST
+    if not backup.is_dir():
         return
-    sum_id, _, before = (kept / _REQUEST).read_text().partition(" ")
+    sum_id, _, before = (backup / _REQUEST).read_text().partition(" ")
     if read_sum(sum_id) not in masked:
         if before == request.hex():
             return
         for name in _FILES:
-            if (kept / name).is_file():
-                link_over(kept / name, folder / name)
+            if (backup / name).is_file():
+                link_over(backup / name, folder / name)
             else:
                 (folder / name).unlink(missing_ok=True)
     sent(folder)
 
 
 def _line(sum_id: SumId, request: bytes) -> str:
-    """Return what is kept of a request."""
+    """Return the line that is kept of a request."""
     return f"{sum_id} {request.hex()}"

@@ -1,8 +1,9 @@
-"""Withdraw a silo's records from an ended run, and refuse two withdrawals that differ by a few.
+"""Withdraw a silo's records from an ended run, and refuse two withdrawals that differ by a few records.
 
-Two totals from which this silo took out sets of records that differ by one tell that record. So a site has
-one list for a data set, which grows: a withdrawal takes out just what the last one did, in whatever run, or,
-from the run out of which all of that has been taken, more. With each increment the numbers are asked anew.
+Two totals from which this silo withdrew sets of records that differ by one record disclose that record. So a
+site has one growing list for a data set: a withdrawal takes out exactly the records of the last one, in any
+run, or more, from a run from which all of those are already withdrawn. With each increment the numbers are
+checked again.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
     from tightframe.rounds.context import SiloContext
 
 NAMES = "withdrawn.json"
-"""File in a silo's state: names of the records that are out of the run's total, or will be after this run."""
+"""File in a silo's state: names of the records that are, or after this run will be, out of the run's
+total."""
 LIST = "withdrawn_list.json"
 """File that outlives runs: the names that this site has withdrawn so far, by data set."""
 LIST_LOCK = "withdrawn_list.lock"
@@ -51,9 +53,9 @@ class Withdrawn:
 
     @cached_property
     def names(self) -> frozenset[str]:
-        """Names of all records that are out of the total after this run.
+        """Names of all records withdrawn from the total after this run.
 
-        Once the run has begun they are those of the enrolment, whatever becomes of the file.
+        Once the run has begun they are those of the enrolment, even if the file changes.
 
         Raises:
             DataError: TF-214 for an unreadable file, or names that the records do not have.
@@ -83,7 +85,7 @@ class Withdrawn:
 
     @cached_property
     def remaining(self) -> Remaining:
-        """The records that stay, on which all else of the run is computed.
+        """The records that stay, from which everything else of the run is computed.
 
         Raises:
             DataError: TF-214 if fewer than two training records would stay.
@@ -98,19 +100,19 @@ class Withdrawn:
         return stays
 
     def begin(self) -> None:
-        """Keep the names in the run's state, and say in this silo's own log how many records they are."""
+        """Keep the names in the run's state, and log their number at this silo."""
         context, stays = self._context, self.remaining
         _write(context.state_folder / NAMES, self.names)
-        taken = {fold: len(self.before.labels(fold)) - len(stays.labels(fold)) for fold in FOLDS}
+        removed = {fold: len(self.before.labels(fold)) - len(stays.labels(fold)) for fold in FOLDS}
         context.log.info(
             "%s: withdraws %d training, %d validation and %d test records from run %s",
             context.name,
-            *(taken[fold] for fold in ("train", "validation", "test")),
+            *(removed[fold] for fold in ("train", "validation", "test")),
             context.job.withdraw.previous if context.job.withdraw is not None else "",
         )
 
     def check_again(self) -> None:
-        """Refuse names beside which others were put on the list since the run was enrolled.
+        """Refuse the names if others were added to the list since the run was enrolled.
 
         Raises:
             RunError: TF-524.
@@ -120,7 +122,7 @@ class Withdrawn:
     def note(self) -> None:
         """Add the names to the site's list, before anything computed from them leaves.
 
-        Another withdrawal may have been enrolled beside this one, and have added others since.
+        A concurrent withdrawal may have added others since.
 
         Raises:
             RunError: TF-524 if the site has withdrawn other records since this run was enrolled.
@@ -139,7 +141,7 @@ class Withdrawn:
 
     @property
     def _list(self) -> Path | None:
-        """Path of the site's list; in a simulation, whose silos have no memory, in the state it goes on."""
+        """Path of the site's list; in a simulation, whose silos have no memory, in the continued state."""
         context = self._context
         folder = context.journal_dir or context.previous_state
         return None if folder is None else folder / LIST
@@ -151,11 +153,13 @@ class Withdrawn:
         return frozenset(lists[self._dataset]) if self._dataset in lists else None
 
     def _check(self, names: frozenset[str], listed: frozenset[str] | None) -> None:
-        """Refuse names that are neither those withdrawn last, nor these and more."""
+        """Refuse names that are neither those withdrawn last, nor a superset of them."""
         if listed is None:
             return
-        known = {name for fold in FOLDS for name in withdrawn.record_ids(self._data, fold)} | self._gone
-        last = listed & known
+        record_names = {
+            name for fold in FOLDS for name in withdrawn.record_ids(self._data, fold)
+        } | self._gone
+        last = listed & record_names
         if names == last or (self._gone >= last and names >= last):
             return
         raise RunError(
@@ -168,17 +172,19 @@ class Withdrawn:
 
 
 def note_request(context: SiloContext, exchange: tuple[str, int], *, asked: bool, proven: bool) -> None:
-    """Note the names before their sums leave; tell classes and sums for no state that a server could choose.
+    """Note the names before their sums leave; refuse classes and sums for a state that a server could choose.
 
-    Once a term has left, the others can open it without this silo, so this cannot wait for its shares.
+    Once a term has left, the others can open it without this silo, so this must not wait for its shares.
 
     Args:
         exchange: kind and index of the phase.
-        asked: whether numbers and classes were asked first, by the state that the request rests on.
+        asked: whether numbers and classes were asked before, according to the state that the request rests
+            on.
         proven: whether this silo vouches for that state, and has verified the total that it follows from.
 
     Raises:
-        RunError: TF-523 if not, in a secure sum. TF-524 if other records were withdrawn meanwhile.
+        RunError: TF-523 if either is false, in a secure sum. TF-524 if other records were withdrawn
+            meanwhile.
     """
     job = context.job
     if job.withdraw is None or job.resume is not None or exchange not in (CLASSES, SUMS):
@@ -192,7 +198,7 @@ def note_request(context: SiloContext, exchange: tuple[str, int], *, asked: bool
         )
     if exchange == CLASSES:
         context.withdrawn.check_again()
-    if asked and exchange == SUMS:  # else no sum of these records is made
+    if asked and exchange == SUMS:  # else these records are in no sum
         context.withdrawn.note()
 
 

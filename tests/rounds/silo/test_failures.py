@@ -546,5 +546,5 @@ def test_a_failed_silo_sends_all_numbers_of_its_records_whatever_the_option(name
         return
     schemas = [phase.schema for exchange in setup.plan if exchange.training for phase in exchange.phases]
     for schema in schemas:
-        kept = failures._kept(schema)
+        kept = failures._kept_fields(schema)
         assert [item.name for item in failures.of_records(schema) if item not in kept] == []

@@ -63,7 +63,7 @@ class EncodedFold(Dataset[tuple[torch.Tensor, int | torch.Tensor]]):
 
 @dataclass(frozen=True)
 class LoadedEncoder:
-    """A model with a frozen encoder, and the hash by which features of it are known.
+    """A model with a frozen encoder, and the hash that identifies its features.
 
     Attributes:
         model: of which only the encoder is used.
@@ -80,7 +80,7 @@ class LoadedEncoder:
 
 
 def used_parts(setup: JobSetup) -> tuple[Part, ...]:
-    """Return the folds of which a run uses features of a frozen encoder that are computed once."""
+    """Return the folds whose frozen features a run computes once."""
     job = setup.job
     parts: list[Part] = []
     if setup.trains and (setup.method.one_sum is not None or setup.start is not None):
@@ -101,13 +101,13 @@ class FeatureCache:
     def __init__(self) -> None:
         self._encoder = ""
         self._folds: dict[Part, EncodedFold] = {}
-        self._told = False
-        self.seconds = 0.0  # that computing features has taken
+        self._reported = False
+        self.seconds = 0.0  # spent on computing features
 
     def lent(self) -> FeatureCache:
-        """Return a cache with the same features, of which this one learns nothing."""
+        """Return a cache with the same features, whose additions do not reach this one."""
         lent = FeatureCache()
-        lent._encoder, lent._folds, lent._told = self._encoder, dict(self._folds), self._told
+        lent._encoder, lent._folds, lent._reported = self._encoder, dict(self._folds), self._reported
         return lent
 
     def has(self, parts: Iterable[Part]) -> bool:
@@ -116,8 +116,8 @@ class FeatureCache:
 
     def tell_once(self, tell: Callable[[], None]) -> None:
         """Call ``tell`` the first time."""
-        if not self._told:
-            self._told = True
+        if not self._reported:
+            self._reported = True
             tell()
 
     def fold(
@@ -129,7 +129,7 @@ class FeatureCache:
         *,
         exact: bool = False,
     ) -> EncodedFold:
-        """Return a fold's features by this model's encoder, computed if they are not here yet.
+        """Return a fold's features by this model's encoder; compute them on first use.
 
         They are computed in the order of the records and in batches of one size, so that they are the same
         to the bit in each process that computes them.
@@ -147,26 +147,26 @@ class FeatureCache:
             started = time.monotonic()
             model = copy.deepcopy(encoder.model).double() if exact else encoder.model
             sides = unit_sides(context, model, fold)
-            made = _Encoding(context, model, fold, device, exact=exact, sides=sides)
-            # What units few records have a side of depends on all records, and a table's take no time.
-            kept = not sides.looks
-            files = FeatureFiles.of(context, encoder.sha256, device, exact=exact) if kept else None
-            found = made.computed() if files is None else _through(files, made, context.log)
-            self._folds[fold, exact] = EncodedFold(found.features, found.labels)
+            encoding = _Encoding(context, model, fold, device, exact=exact, sides=sides)
+            # Which units have few records on a side depends on all records, and a table's features are cheap.
+            storable = not sides.looks
+            files = FeatureFiles.of(context, encoder.sha256, device, exact=exact) if storable else None
+            features = encoding.computed() if files is None else _through(files, encoding, context.log)
+            self._folds[fold, exact] = EncodedFold(features.features, features.labels)
             self.seconds += time.monotonic() - started
         return self._folds[fold, exact]
 
 
 def unit_sides(context: SiloContext, model: torch.nn.Module, fold: Fold) -> UnitSides:
-    """Return what keeps few training records of a table on the others' side of a model's units.
+    """Return the hook that moves few training records of a table to the others' side of a model's units.
 
-    It looks at none in a job with privacy, and where the site's policy has no ``records_per_feature``.
+    It is off in a job with privacy, and where the site's policy has no ``records_per_feature``.
     """
     policy, data = context.policy, context.data
-    asked = (
+    limited = (
         fold == "train" and context.has_rows and context.job.privacy is None and policy.records_per_feature
     )
-    least = policy.class_count(synthetic=data.synthetic) if asked else 0
+    least = policy.class_count(synthetic=data.synthetic) if limited else 0
     if least < 2:
         return UnitSides(model, torch.zeros(0), least=0)
     owners = own_patients(data)
@@ -176,27 +176,27 @@ def unit_sides(context: SiloContext, model: torch.nn.Module, fold: Fold) -> Unit
 def common_inputs(
     context: SiloContext, model: torch.nn.Module, fold: Fold
 ) -> CommonValues | CommonPixels | None:
-    """Return what a silo's training records are taken for before a model that is not trained sees them.
+    """Return the values that replace a silo's training records before an untrained model sees them.
 
-    Of pictures only where features are as many as pixels, which are taken for the pixels themselves, and the
+    For pictures only where there are as many features as pixels, which then count as the pixels, and the
     site's policy has ``records_per_feature``.
     """
     as_they_are = feature_width(model) == math.prod(context.input_shape)
-    asked = as_they_are and context.policy.records_per_feature > 0
-    return context.common(float(asked)) if fold == "train" else None
+    limited = as_they_are and context.policy.records_per_feature > 0
+    return context.common(float(limited)) if fold == "train" else None
 
 
-def _through(files: FeatureFiles, made: _Encoding, log: logging.Logger) -> StoredFeatures:
-    """Return a fold's features from its file if that is of these records, else computed and stored."""
-    kept = files.read(made.fold)
-    if kept is not None:
-        if made.confirms(kept):
-            return kept
-        log.info("the stored features of %s records are of others: deleted", made.fold)
-        files.forget(made.fold)
-    found = made.computed(digest=True)
-    files.write(made.fold, found)
-    return found
+def _through(files: FeatureFiles, encoding: _Encoding, log: logging.Logger) -> StoredFeatures:
+    """Return a fold's features from its file if that is of these records; else compute and store them."""
+    stored = files.read(encoding.fold)
+    if stored is not None:
+        if encoding.confirms(stored):
+            return stored
+        log.info("the stored features of %s records are of others: deleted", encoding.fold)
+        files.forget(encoding.fold)
+    stored = encoding.computed(digest=True)
+    files.write(encoding.fold, stored)
+    return stored
 
 
 @dataclass(frozen=True)
@@ -204,11 +204,11 @@ class _Encoding:
     """Passes over the records of one fold, in order.
 
     Attributes:
-        model: the encoder, on ``device`` and of the type that is asked for.
+        model: the encoder, on ``device`` and of the requested type.
         fold: of the records.
         device: on which features are computed.
-        exact: whether in float64.
-        sides: keeps few records on no side of the encoder's units alone, in one pass.
+        exact: whether to compute in float64.
+        sides: keeps few records from being alone on a side of the encoder's units, in one pass.
     """
 
     context: SiloContext
@@ -219,8 +219,8 @@ class _Encoding:
     sides: UnitSides
 
     def computed(self, *, digest: bool = False) -> StoredFeatures:
-        """Return the features, and the digest of the records if it is asked for."""
-        features, labels, seen = [], [], RecordsDigest()
+        """Return the features, and on request the digest of the records."""
+        features, labels, digested = [], [], RecordsDigest()
 
         def batches() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
             return self._batches("computing features", "features")
@@ -229,37 +229,39 @@ class _Encoding:
             return self._features(batch[0]), *batch
 
         with self.sides:
-            for made, inputs, classes in self.sides.passes(batches, run):
+            for encoded, inputs, classes in self.sides.passes(batches, run):
                 if digest:
-                    seen.add(inputs, classes)
-                features.append(made)
+                    digested.add(inputs, classes)
+                features.append(encoded)
                 labels.append(classes)
-        records = seen.hexdigest() if digest else ""
+        records = digested.hexdigest() if digest else ""
         if not features:
             empty = torch.zeros(0, feature_width(self.model))
             return StoredFeatures(empty, torch.zeros(0, dtype=torch.int64), records)
         return StoredFeatures(torch.cat(features), torch.cat(labels), records)
 
-    def confirms(self, kept: StoredFeatures) -> bool:
-        """Check that all records are those of the stored features, and that a few have these features.
+    def confirms(self, stored: StoredFeatures) -> bool:
+        """Check that all records are those of the stored features, and recompute the features of a few.
 
         Neither tensors nor versions show a change in the code of an encoder from another package.
         """
-        seen, probed = RecordsDigest(), False
+        digest, probed = RecordsDigest(), False
         for inputs, classes in self._batches("reading records for stored features", "records of features"):
-            seen.add(inputs, classes)
+            digest.add(inputs, classes)
             if not probed:
-                probed, made = True, self._features(inputs[:PROBED])
-                few = kept.features[: len(made)]
-                if made.shape != few.shape or not torch.allclose(made, few, rtol=1e-3, atol=1e-5):
+                probed, encoded = True, self._features(inputs[:PROBED])
+                expected = stored.features[: len(encoded)]
+                if encoded.shape != expected.shape or not torch.allclose(
+                    encoded, expected, rtol=1e-3, atol=1e-5
+                ):
                     return False
-        return seen.hexdigest() == kept.records
+        return digest.hexdigest() == stored.records
 
     def _features(self, inputs: torch.Tensor) -> torch.Tensor:
-        given = inputs.to(self.device, torch.float64 if self.exact else inputs.dtype, non_blocking=True)
-        if given.dim() == 4:
-            given = given.contiguous(memory_format=torch.channels_last)
-        return self.model.encode(given).cpu()
+        batch = inputs.to(self.device, torch.float64 if self.exact else inputs.dtype, non_blocking=True)
+        if batch.dim() == 4:
+            batch = batch.contiguous(memory_format=torch.channels_last)
+        return self.model.encode(batch).cpu()
 
     def _batches(self, doing: str, short: str) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         context, fold = self.context, self.fold

@@ -1,9 +1,9 @@
 """Features of a frozen encoder on the site's disk, if its configuration asks for that (``feature_cache``).
 
-Features tell of their records nearly as much as the records do: folders have mode 0700 and files 0600, below
-the site's state and never in what the engine sends. A file counts only if all that features depend on is as
-it was: a hash of encoder, versions and device is its name, and inside is the SHA-256 of all records as the
-encoder gets them, so of the pictures and of their transform.
+Features disclose nearly as much as the records do: folders have mode 0700 and files 0600, below the site's
+state and never in what the engine sends. A file is used only if nothing that features depend on has changed:
+its name is a hash of encoder, versions and device, and it contains the SHA-256 of all records as the encoder
+gets them, hence of the pictures and of their transform.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ class RecordsDigest:
             self._digest.update(_bytes(value))
 
     def hexdigest(self) -> str:
-        """Return it so far."""
+        """Return the digest so far."""
         return self._digest.hexdigest()
 
 
 @dataclass(frozen=True)
 class StoredFeatures:
-    """Features and labels of a fold as a file has them.
+    """Features and labels of a fold as stored in a file.
 
     Attributes:
         features: (n, d).
@@ -63,11 +63,11 @@ class StoredFeatures:
 
 
 class FeatureFiles:
-    """Files of one encoder for one silo's records.
+    """Feature files of one encoder for one silo's records.
 
     Args:
         folder: of this data set's files.
-        encoder: hex digits of all that features depend on beside the records.
+        encoder: hex digest of everything except the records that features depend on.
     """
 
     def __init__(self, folder: Path, encoder: str, log: logging.Logger) -> None:
@@ -100,17 +100,17 @@ class FeatureFiles:
         return cls(folder / _name(records)[:16], _name(computed), context.log)
 
     def read(self, fold: Fold) -> StoredFeatures | None:
-        """Return what is stored of a fold; None if nothing is, or if it is damaged, which is logged."""
+        """Return the stored features of a fold; None if there are none, or (logged) they are damaged."""
         path = self._path(fold)
         try:
             content = path.read_bytes()
             length = int.from_bytes(content[:_HEADER], "little")
-            told = json.loads(content[_HEADER : _HEADER + length])["__metadata__"]
+            metadata = json.loads(content[_HEADER : _HEADER + length])["__metadata__"]
             tensors = load(content)
             features, labels = tensors["features"], tensors["labels"]
-            if told["sha256"] != _content_sha256(features, labels):
+            if metadata["sha256"] != _content_sha256(features, labels):
                 raise ValueError("other bytes than were written")
-            return StoredFeatures(features, labels, told["records"])
+            return StoredFeatures(features, labels, metadata["records"])
         except FileNotFoundError:
             return None
         except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
@@ -120,12 +120,12 @@ class FeatureFiles:
     def write(self, fold: Fold, stored: StoredFeatures) -> None:
         """Store the features of a fold."""
         private_folder(self._folder)
-        told = {"records": stored.records, "sha256": _content_sha256(stored.features, stored.labels)}
+        metadata = {"records": stored.records, "sha256": _content_sha256(stored.features, stored.labels)}
         tensors = {"features": stored.features.contiguous(), "labels": stored.labels.contiguous()}
-        write_atomically(self._path(fold), save(tensors, told), mode=0o600)
+        write_atomically(self._path(fold), save(tensors, metadata), mode=0o600)
 
     def forget(self, fold: Fold) -> None:
-        """Delete a fold's features by every encoder: its records are others now."""
+        """Delete a fold's features by every encoder: its records have changed."""
         for path in self._folder.glob(f"{fold}-*{SUFFIX}"):
             path.unlink(missing_ok=True)
 
@@ -134,10 +134,10 @@ class FeatureFiles:
 
 
 def private_folder(folder: Path) -> None:
-    """Make a folder that its owner alone can enter, and the one named ``features`` above it."""
+    """Make a folder that only its owner can enter, and the one named ``features`` above it."""
     above = [folder, *folder.parents]
-    named = next(place for place, item in enumerate(above) if item.name == FEATURES)
-    for item in reversed(above[: named + 1]):
+    depth = next(place for place, item in enumerate(above) if item.name == FEATURES)
+    for item in reversed(above[: depth + 1]):
         item.mkdir(parents=True, exist_ok=True, mode=0o700)
         os.chmod(item, 0o700)
 

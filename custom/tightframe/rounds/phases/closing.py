@@ -19,7 +19,7 @@ def phase(evaluated: Schema | None, term: evaluation.Term) -> Phase:
     Args:
         evaluated: the evaluation's fields; None where the evaluation stays at the silos, whose term is then
             ``PRESENT`` alone.
-        term: makes those fields of a silo's exact counts.
+        term: computes those fields from a silo's exact counts.
     """
 
     def contribute(silo: SiloView, received: Tensors, state: Tensors) -> Contribution:

@@ -57,15 +57,15 @@ LABEL_SHARE = "personal/label_share"
 SILOS = "personal/silos"
 JUDGED = "personal/judged"
 FRACTION_BITS = 5
-"""Of the fractions, whose total in finer steps would tell each silo's."""
+"""Fraction bits of the accuracies, whose total in finer steps would disclose each silo's."""
 
 
 def schema() -> Schema:
     """Return the fields, all scalars in [0, 1], summed in steps of ``2**-FRACTION_BITS``.
 
-    ``personal/accuracy``, and ``personal/silos``, which is 1 for a silo that has it;
-    ``personal/valid_classes`` (PM(V)) and ``personal/label_share`` (PM(L)), and ``personal/judged``,
-    which is 1 for a silo that has both.
+    ``personal/accuracy``, and ``personal/silos``, which is 1 for a silo that has one;
+    ``personal/valid_classes`` (PM(V)) and ``personal/label_share`` (PM(L)), and ``personal/judged``, which is
+    1 for a silo that has both.
     """
     names = (ACCURACY, SILOS, VALID_CLASSES, LABEL_SHARE, JUDGED)
     return Schema(
@@ -86,7 +86,7 @@ def phase(setup: JobSetup, last: Phase) -> Phase:
     def contribute(silo: SiloView, received: Tensors, state: Tensors) -> Contribution:
         view = rider_view(silo)
         tensors = _make(view, last, received, state)
-        # The accuracy is computed from exact counts of the test records, which must stay at the silo then.
+        # The accuracy is computed from exact counts of the test records, which then must stay at the silo.
         return Contribution(blank(tensors) if "test" in view.left_out else tensors, None)
 
     def read(state: ServerState, totals: Totals, cohort: Cohort) -> Reading:
@@ -110,7 +110,7 @@ def _make(silo: RiderView, last: Phase, received: Tensors, state: Tensors) -> di
         setup.dataset.num_classes,
     )
     path = unproven.place(context, silo.needs) / PERSONAL
-    made = SiloPersonal(
+    personal = SiloPersonal(
         model_sha256=save_tensors(path, model.state_dict(), mode=0o600),
         confusion=None if findings else confusion.tolist(),
         findings=confusion.tolist() if findings else None,
@@ -121,13 +121,13 @@ def _make(silo: RiderView, last: Phase, received: Tensors, state: Tensors) -> di
         label_share=float(tensors[LABEL_SHARE]),
         judged=float(tensors[JUDGED]),
     )
-    silo.add_to_report(personal=made)
+    silo.add_to_report(personal=personal)
     if path.parent == context.run_dir:
         context.log.info("%s: personal model (this silo's own): %s", silo.name, path)
     if not findings:
         return tensors
-    told = [place for place in range(len(confusion)) if f"test/{place}" not in silo.left_out]
-    return _tensors(_accuracies(confusion[told]))
+    counted = [place for place in range(len(confusion)) if f"test/{place}" not in silo.left_out]
+    return _tensors(_accuracies(confusion[counted]))
 
 
 def build(silo: SiloView, method: Method, phase: Phase, received: Tensors, state: Tensors) -> torch.nn.Module:
@@ -204,7 +204,7 @@ def count(
 
 
 def _accuracies(confusion: NDArray[np.int64]) -> dict[str, float]:
-    """Return ``schema``'s values with the accuracy alone, that of findings (K, 2, 2) their mean."""
+    """Return ``schema``'s values with the accuracy alone; for findings (K, 2, 2) their mean accuracy."""
     values = dict.fromkeys((ACCURACY, SILOS, VALID_CLASSES, LABEL_SHARE, JUDGED), 0.0)
     tables = confusion if confusion.ndim == 3 else confusion[None]
     accuracy = metrics.macro_mean(np.array([metrics.accuracy(table) for table in tables]))
@@ -216,7 +216,7 @@ def _tensors(values: dict[str, float]) -> dict[str, torch.Tensor]:
 
 
 def blank(tensors: Tensors) -> dict[str, torch.Tensor]:
-    """Return the tensors of ``count`` as if the silo had no records: zeros, which enter no mean."""
+    """Return the tensors of ``count`` for a silo without records: zeros, which enter no mean."""
     return {name: torch.zeros_like(value) for name, value in tensors.items()}
 
 

@@ -4,17 +4,17 @@ A method names what it needs (``Method.statistics``) and reads the result from i
 class rules apply here too: a first sum has the flags of the classes that silos hold, and a second one the
 counts of classes with enough holders. A count that is withheld is unknown, not zero.
 
-Moments count no silo for much more than its public weight: whoever could make its own count for millions
-would set mean and deviation, and so the model's front end. A silo takes ``WEIGHED`` records at most for one
-of weight (it is rounded down, and has no repeats), evenly over its own. With uniform weights all of a silo's
-count for one record, each in whole steps of 1 / ``UNIFORM``: the same at all silos, so that a total of zeros
-and ones does not tell how many stand behind each term.
+Moments count no silo for much more than its public weight: a silo that counted for millions would set mean
+and deviation, and so the model's front end. A silo counts at most ``WEIGHED`` records for one of its weight
+(which is rounded down, and has no repeats), evenly over its own. With uniform weights all of a silo's count
+for one record, each in whole steps of 1 / ``UNIFORM``: the same at all silos, so that a total of zeros and
+ones does not tell how many stand behind each term.
 
 Each silo holds the pooled moments against its own: false ones stand in its log. Another's term is masked,
 but the total less this silo's own moments is of the others' values: at least none, and in each column with
 squares that their sum allows (Cauchy-Schwarz). With the others' number bounded by public weights, no silo can
-make the pooled deviation much smaller than this silo's own spread about the pooled mean unseen. The silo goes
-on: whoever could make its terms vanish by a false total would have them as the difference of two.
+make the pooled deviation much smaller than this silo's own spread about the pooled mean unseen. The silo
+continues: if a false total removed its terms, their difference to another total would disclose them.
 """
 
 from __future__ import annotations
@@ -58,21 +58,21 @@ if TYPE_CHECKING:
     from tightframe.securesum.messages import Total
 
 PREFIX = "statistics/"
-"""Start of the names of pooled statistics, which are of the records alone, in sums and broadcasts."""
+"""Prefix of the names of pooled statistics, which depend on the records alone, in sums and broadcasts."""
 COUNTS = "statistics/counts"
 VALUES, SUMS, SQUARES = "statistics/values", "statistics/sums", "statistics/squares"
 COUNT_BOUND = 2.0**24
 MOMENT_BOUND = 2.0**30
 SMALLEST_STD = 1e-6
 POOLED = RIDERS + "moments"
-"""Key in the server's state of the opened moments, see ``packed``: a silo holds them against its own."""
+"""Key in the server's state of the opened moments, see ``packed``: a silo compares them with its own."""
 UNIFORM = 2**10
-"""With uniform weights each record counts in steps of its inverse, a silo's records for one together."""
+"""Inverse of the step in which a record counts with uniform weights; all of a silo's count for one."""
 WEIGHED = 2
-"""Most records for which they count, for one of its weight as applied."""
+"""Most records that count for one of a silo's applied weight."""
 OWN_MOMENTS, OWN = "moments.safetensors", "own"
 ROUNDING = 1e-11
-"""Of the squares: more than float64 leaves, less than moves a deviation."""
+"""Relative tolerance of the squares: above float64 rounding, too little to move a deviation."""
 
 
 def phases(
@@ -180,7 +180,7 @@ class _FeatureMoments:
     def _of_table(self, view: RiderView, times: torch.Tensor) -> dict[str, torch.Tensor]:
         """Count a table's columns; one whose moments few patients make counts as its median in each record.
 
-        Mean and deviation stand in the model, for whoever gets it.
+        The model contains mean and deviation, for everybody who gets it.
         """
         batches = view.batches("train", augment=False, shuffle=False)
         parts = [inputs.detach().to("cpu", torch.float64).reshape(-1, self._width) for inputs, _ in batches]
@@ -221,7 +221,7 @@ class _FeatureMoments:
 
 
 def times_in_moments(records: int, counted: int) -> torch.Tensor:
-    """Return how often each record counts in a silo's moments, int64 (n,): evenly, ``counted`` in all.
+    """Return how often each record counts in a silo's moments, int64 (n,): evenly, ``counted`` in total.
 
     >>> times_in_moments(3, 3).tolist(), times_in_moments(3, 2).tolist(), times_in_moments(3, 7).tolist()
     ([1, 1, 1], [0, 1, 1], [2, 2, 3])
@@ -244,7 +244,7 @@ def mean_and_deviation(pooled: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor
     values, (sums, squares) = max(float(pooled[0]), 1.0), pooled[1:].reshape(2, -1)
     mean = sums / values
     deviation = (squares / values - mean.square()).clamp_min(0).sqrt()
-    # A constant column, in which a later record may differ, is moved and not scaled.
+    # A constant column, in which a later record may differ, is shifted and not scaled.
     return mean, torch.where(deviation > SMALLEST_STD, deviation, 1.0)
 
 
@@ -255,23 +255,23 @@ _PARTS: Mapping[str, Callable[[Setting, bool], _ClassCounts | _FindingCounts | _
 }
 
 
-def note_moments(silo: RiderView, made: Tensors) -> None:
-    """Keep what this silo adds to pooled moments, if this sum is of them."""
-    if VALUES in made:
-        own = packed(made[VALUES], made[SUMS], made[SQUARES])
+def note_moments(silo: RiderView, contribution: Tensors) -> None:
+    """Keep this silo's term of pooled moments, if this sum is of them."""
+    if VALUES in contribution:
+        own = packed(contribution[VALUES], contribution[SUMS], contribution[SQUARES])
         write_atomically(silo.context.state_folder / OWN_MOMENTS, tensor_bytes({OWN: own}), mode=0o600)
 
 
 def settle_moments(context: SiloContext, total: Total | None) -> None:
-    """Drop the note if the total told is of moments, and has no term of this silo."""
+    """Delete that term if the server's total is of moments, and does not include this silo."""
     if total is not None and place_of(total.sum_id)[0] == STATISTICS and context.name not in total.survivors:
         (context.state_folder / OWN_MOMENTS).unlink(missing_ok=True)
 
 
 def check_moments(silo: RiderView) -> None:
-    """Warn in this silo's own log (TF-527) of pooled moments that contradict its own: once in a run."""
+    """Warn in this silo's own log (TF-527), once in a run, of pooled moments that contradict its own."""
     context, pooled = silo.context, silo.pooled
-    path = context.state_folder / OWN_MOMENTS  # a job that this one continues may have left it
+    path = context.state_folder / OWN_MOMENTS  # perhaps left by a job that this one continues
     if pooled is None or not path.is_file() or not path.stat().st_size:
         return
     own = safetensors.torch.load(path.read_bytes())[OWN]
@@ -284,15 +284,15 @@ def check_moments(silo: RiderView) -> None:
             "another silo sent false ones, to make the model show records. Stop the site (tightframe site "
             "stop) and find out which."
         )
-        write_atomically(path, b"", mode=0o600)  # said; a job that continues this one does not say it again
+        write_atomically(path, b"", mode=0o600)  # logged; a job that continues this one does not log it again
 
 
 def contradicted(pooled: torch.Tensor, own: torch.Tensor, error: float) -> list[int]:
-    """Return the columns in which no others' values can make these pooled moments of a silo's own.
+    """Return the columns in which no values of others add up to the pooled moments with a silo's own.
 
     Args:
         pooled, own: number of values, sums and sums of squares, (1 + 2 D,) float64.
-        error: that the silos' fixed point leaves in a sum.
+        error: of a sum, by the silos' fixed point.
 
     >>> own = torch.tensor([2.0, 4.0, 10.0])  # 1 and 3
     >>> contradicted(torch.tensor([3.0, 6.0, 14.0]), own, 1e-6)  # another 2

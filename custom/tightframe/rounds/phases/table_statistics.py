@@ -1,9 +1,9 @@
-"""Statistics of the sites' tables, as sums: all that a job with ``statistics`` does.
+"""Statistics of the sites' tables, as sums: the only exchanges of a job with ``statistics``.
 
 Without privacy a silo's term is one that it could publish by itself (``data.table.disclosure``). A first
-exchange sums, for each number, how many silos tell it (and have any) and how many withhold it; a second one
-sums the numbers themselves, those that three silos tell. With privacy there is one exchange, of all numbers
-with noise, and nothing is withheld.
+exchange sums, for each number, how many silos disclose it (and have any) and how many withhold it; a second
+one sums the numbers themselves, those that three silos disclose. With privacy there is one exchange, of all
+numbers with noise, and nothing is withheld.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ PREFIX = "statistics/table/"
 KINDS = ("records", "cells", "moments")
 HOLDERS, WITHHELD = "holders", "withheld"
 COUNT_BOUND = 2.0**24
-"""Records of a silo; sums of values and squares count in units of a range."""
+"""Bound of a silo's records; sums of values and squares are in units of a range."""
 _SCALE = np.array([1.0, UNITS, UNITS, UNITS])
 """Steps of the grid in a unit of each moment: 2**-20, so that the ring's 24 bits hold it exactly."""
 TABLE = "table"
 PURPOSE = "statistics"
-"""Of the charge in the ledger."""
+"""Purpose of the charge in the ledger."""
 
 
 def layout_of(dataset: str, options: Any, settings: Statistics) -> Layout:
@@ -75,12 +75,12 @@ def layout_of(dataset: str, options: Any, settings: Statistics) -> Layout:
         )
     layout = Layout(options.contract, settings.bins, _ends(options.contract, settings))
     try:
-        named = [column.column for column in layout.columns]
+        names = [column.column for column in layout.columns]
     except ValidationError as error:
         raise JobError(
             [f"statistics: no cells for {problem}" for problem in listed(error, "survival.")]
         ) from None
-    if twice := sorted({name for name in named if named.count(name) > 1}):
+    if twice := sorted({name for name in names if names.count(name) > 1}):
         raise JobError(
             [
                 f"statistics: Expected names of their own for columns, findings and time with event, but got "
@@ -91,7 +91,7 @@ def layout_of(dataset: str, options: Any, settings: Statistics) -> Layout:
 
 
 def _ends(contract: Contract, settings: Statistics) -> tuple[float, ...]:
-    """Return the ends of the bins of time; none if the contract has no times."""
+    """Return the ends of the bins of time; empty if the contract has no times."""
     if (timed := contract.survival) is None:
         if settings.time_ends:
             raise JobError(["statistics.time_ends: Expected a contract with `survival`, but it has none"])
@@ -129,7 +129,7 @@ def _term(silo: SiloView, layout: Layout) -> Term:
 
 
 def _flags(layout: Layout) -> Phase:
-    """Return the exchange that sums who tells what."""
+    """Return the exchange that sums the flags of disclosed and withheld numbers."""
     schema = Schema(
         tuple(
             Field(_name(kind, what), shape, bound=1.0, bits=0, static=True)
@@ -140,15 +140,15 @@ def _flags(layout: Layout) -> Phase:
 
     def contribute(silo: SiloView, received: Tensors, state: Tensors) -> Contribution:
         own = _term(silo, layout)
-        told = {"records": own.records, "cells": own.cells, "moments": own.moments[:, :, 0]}
+        sums = {"records": own.records, "cells": own.cells, "moments": own.moments[:, :, 0]}
         hidden = {
             "records": own.withheld_records,
             "cells": own.withheld_cells,
             "moments": own.withheld_moments,
         }
-        made = {_name(kind, HOLDERS): (values > 0).astype(np.int64) for kind, values in told.items()}
-        made |= {_name(kind, WITHHELD): values for kind, values in hidden.items()}
-        return Contribution({name: _float64(values) for name, values in made.items()})
+        flags = {_name(kind, HOLDERS): (values > 0).astype(np.int64) for kind, values in sums.items()}
+        flags |= {_name(kind, WITHHELD): values for kind, values in hidden.items()}
+        return Contribution({name: _float64(values) for name, values in flags.items()})
 
     def update(state: ServerState, totals: Totals, cohort: Cohort) -> ServerState:
         cohort.check_flags(totals, totals)
@@ -159,7 +159,7 @@ def _flags(layout: Layout) -> Phase:
 
 
 def _numbers(layout: Layout) -> Phase:
-    """Return the exchange that sums the numbers which enough silos tell."""
+    """Return the exchange that sums the numbers that enough silos disclose."""
     wide = {**shapes(layout), "moments": (layout.classes, layout.numbers, MOMENTS)}
     schema = Schema(
         tuple(
@@ -175,13 +175,13 @@ def _numbers(layout: Layout) -> Phase:
     def contribute(silo: SiloView, received: Tensors, state: Tensors) -> Contribution:
         own = _term(silo, layout)
         holders = {kind: received[_name(kind, HOLDERS)].numpy() for kind in KINDS}
-        told = opened(holders)
-        made = {
-            "records": own.records * told["records"],
-            "cells": own.cells * told["cells"],
-            "moments": own.moments * told["moments"][:, :, None] / _SCALE,
+        open_ = opened(holders)
+        numbers = {
+            "records": own.records * open_["records"],
+            "cells": own.cells * open_["cells"],
+            "moments": own.moments * open_["moments"][:, :, None] / _SCALE,
         }
-        return Contribution({_name(kind): _float64(values) for kind, values in made.items()})
+        return Contribution({_name(kind): _float64(values) for kind, values in numbers.items()})
 
     def read(state: ServerState, totals: Totals, cohort: Cohort) -> Reading:
         flags = {name: value.numpy() for name, value in state.extra.items() if name.startswith(PREFIX)}
@@ -195,10 +195,10 @@ def _numbers(layout: Layout) -> Phase:
 
 
 def opened(holders: Mapping[str, NDArray[np.float64]]) -> dict[str, NDArray[np.bool_]]:
-    """Return which numbers are summed: those that three silos tell, of classes that three silos tell.
+    """Return which numbers are summed: those that three silos disclose, of classes that three silos disclose.
 
     Args:
-        holders: of ``KINDS``, how many silos tell each number.
+        holders: by ``KINDS``, the number of silos that disclose each number.
     """
     records = holders["records"] >= MIN_HOLDERS - 0.5
     return {
@@ -225,11 +225,11 @@ def _noisy(layout: Layout) -> Phase:
             table = table.one_of_each_patient()
         exact = in_units(table)
         view.charge(PURPOSE, config.events(1), alone=config.lone_event(view.honest))
-        made = {
+        noisy = {
             _name(kind): config.as_numbers(values + config.share(values.shape, view.honest))
             for kind, values in exact.items()
         }
-        return Contribution({name: torch.from_numpy(values) for name, values in made.items()})
+        return Contribution({name: torch.from_numpy(values) for name, values in noisy.items()})
 
     def read(state: ServerState, totals: Totals, cohort: Cohort) -> Reading:
         reading = Reading(state, totals)

@@ -29,13 +29,13 @@ from tightframe.results.statistics import (
 from tightframe.rounds.phases.table_statistics import HOLDERS, KINDS, PREFIX, WITHHELD, opened
 
 SHARES = (0.25, 0.5, 0.75)
-"""Of the quantiles."""
+"""Shares of the quantiles."""
 TOO_FEW = 3.0
 """Deviations of the noise that a number of records must exceed for a mean to be shown."""
 _MISSED = 2 * (1 - NormalDist().cdf(noise_intervals.NORMAL))
-"""Share of noise outside of limits, see ``noise_intervals.NORMAL``."""
+"""Probability that noise is outside limits, see ``noise_intervals.NORMAL``."""
 _JOINT = NormalDist().inv_cdf(1 - _MISSED / 6)
-"""Deviations in limits of three numbers that hold together."""
+"""Standard deviations of joint limits of three numbers."""
 
 
 @dataclass(frozen=True)
@@ -43,13 +43,13 @@ class Exact:
     """Exact totals of a column among some records, as whole numbers.
 
     Attributes:
-        counts: of the bins or levels, and the last of missing values; None where none was opened.
-        withheld: silos that withhold each.
-        number: records in all bins, those of withheld ones, too; None where that is not known.
-        lowest, highest: records of each bin if those that are in no count lie as low, or as high, as they
-            can; None where that is not known.
+        counts: of the bins or levels, and last of missing values; None where not opened.
+        withheld: number of silos that withhold each.
+        number: records in all bins, withheld ones included; None if unknown.
+        lowest, highest: records of each bin if those in no count lie as low, or as high, as they can; None if
+            unknown.
         moments: number, sum and sum of squares on the grid; None where none were opened.
-        withheld_moments: silos that withhold them.
+        withheld_moments: number of silos that withhold them.
     """
 
     counts: tuple[int | None, ...]
@@ -83,21 +83,21 @@ def exact(totals: Totals, layout: Layout) -> tuple[dict[str, Count], list[Column
     Args:
         totals: the fields of both exchanges.
     """
-    whole = {name: np.rint(np.asarray(value)).astype(np.int64) for name, value in totals.items()}
-    told = {kind: whole[f"{PREFIX}{kind}"] for kind in KINDS}
-    holders = {kind: whole[f"{PREFIX}{kind}/{HOLDERS}"] for kind in KINDS}
-    hidden = {kind: whole[f"{PREFIX}{kind}/{WITHHELD}"] for kind in KINDS}
+    integers = {name: np.rint(np.asarray(value)).astype(np.int64) for name, value in totals.items()}
+    values = {kind: integers[f"{PREFIX}{kind}"] for kind in KINDS}
+    holders = {kind: integers[f"{PREFIX}{kind}/{HOLDERS}"] for kind in KINDS}
+    hidden = {kind: integers[f"{PREFIX}{kind}/{WITHHELD}"] for kind in KINDS}
     open_ = opened({kind: value.astype(np.float64) for kind, value in holders.items()})
-    # That nobody has any is no secret where nobody withholds any.
+    # A zero is known without being opened where no silo holds or withholds any.
     known = {kind: open_[kind] | ((holders[kind] == 0) & (hidden[kind] == 0)) for kind in KINDS}
     titles = layout.titles
     records = {
-        title: _count(told["records"][label], known["records"][label], hidden["records"][label])
+        title: _count(values["records"][label], known["records"][label], hidden["records"][label])
         for label, title in enumerate(titles)
     }
     columns = []
     for place in layout.places:
-        parts = [_exact(place, label, told, known, hidden, holders) for label in range(layout.classes)]
+        parts = [_exact(place, label, values, known, hidden, holders) for label in range(layout.classes)]
         overall = parts[0]
         for part in parts[1:]:
             overall = overall + part
@@ -105,9 +105,9 @@ def exact(totals: Totals, layout: Layout) -> tuple[dict[str, Count], list[Column
             ColumnStatistics(
                 **_described(layout, place),
                 classes={
-                    title: _told(layout, place, part) for title, part in zip(titles, parts, strict=True)
+                    title: _of_class(layout, place, part) for title, part in zip(titles, parts, strict=True)
                 },
-                overall=_told(layout, place, overall),
+                overall=_of_class(layout, place, overall),
             )
         )
     return records, columns
@@ -131,25 +131,25 @@ def _count(value: np.int64, known: np.bool_, hidden: np.int64) -> Count:
 def _exact(
     place: Place,
     label: int,
-    told: Mapping[str, NDArray[np.int64]],
+    totals: Mapping[str, NDArray[np.int64]],
     known: Mapping[str, NDArray[np.bool_]],
     hidden: Mapping[str, NDArray[np.int64]],
     holders: Mapping[str, NDArray[np.int64]],
 ) -> Exact:
     where = slice(place.start, place.end)
-    values, open_ = told["cells"][label, where].tolist(), known["cells"][label, where].tolist()
+    values, open_ = totals["cells"][label, where].tolist(), known["cells"][label, where].tolist()
     withheld = hidden["cells"][label, where].tolist()
-    moments, number, few = None, None, 0
+    moments, number, withholding = None, None, 0
     lowest = highest = None
     if place.number is not None:
-        few = int(hidden["moments"][label, place.number])
+        withholding = int(hidden["moments"][label, place.number])
         if known["moments"][label, place.number]:
-            records, total, high, low = (int(item) for item in told["moments"][label, place.number])
+            records, total, high, low = (int(item) for item in totals["moments"][label, place.number])
             moments = (records, total, (high << UNIT_BITS) + low)
             number = records
-        if few:  # silos that withhold moments have bins all the same
+        if withholding:  # silos that withhold moments still count in the bins
             counted = known["records"][label] and open_[-1] and not withheld[-1]
-            number = int(told["records"][label]) - values[-1] if counted else None
+            number = int(totals["records"][label]) - values[-1] if counted else None
         if number is not None:
             may_hold = [bool(silos) or not one for silos, one in zip(withheld[:-1], open_[:-1], strict=True)]
             lowest, highest = _extremes(number, values[:-1], may_hold)
@@ -160,7 +160,7 @@ def _exact(
         lowest,
         highest,
         moments,
-        few,
+        withholding,
     )
 
 
@@ -172,19 +172,19 @@ def _extremes(
     Args:
         records: in all bins.
         counts: as opened, (bins,).
-        may_hold: whether a bin may have others, (bins,).
+        may_hold: whether a bin may have such records, (bins,).
     """
-    left, places = records - sum(counts), [place for place, more in enumerate(may_hold) if more]
-    if left and not places:
+    unplaced, places = records - sum(counts), [place for place, more in enumerate(may_hold) if more]
+    if unplaced and not places:
         return None, None
     lowest, highest = list(counts), list(counts)
-    if left:
-        lowest[places[0]] += left
-        highest[places[-1]] += left
+    if unplaced:
+        lowest[places[0]] += unplaced
+        highest[places[-1]] += unplaced
     return tuple(lowest), tuple(highest)
 
 
-def _told(layout: Layout, place: Place, part: Exact) -> OfClass:
+def _of_class(layout: Layout, place: Place, part: Exact) -> OfClass:
     counts = [
         Count(value=value, withheld=silos) for value, silos in zip(part.counts, part.withheld, strict=True)
     ]
@@ -206,12 +206,12 @@ def _moments(place: Place, part: Exact) -> Moments:
     if part.moments is None:
         return Moments(records=None, withheld=part.withheld_moments)
     (low, span), (records, total, squares) = _range(place), part.moments
-    made = Moments(records=records, withheld=part.withheld_moments)
+    moments = Moments(records=records, withheld=part.withheld_moments)
     if records == 0:
-        return made
+        return moments
     # In whole numbers, so that nothing cancels: (n S2 - S1^2) / (n (n - 1)).
     spread = (records * squares - total * total) / (records * (records - 1)) if records > 1 else None
-    return made.model_copy(
+    return moments.model_copy(
         update={
             "mean": low + span * total / (records * UNITS),
             "deviation": None if spread is None else span * math.sqrt(max(spread, 0.0)) / UNITS,
@@ -220,17 +220,17 @@ def _moments(place: Place, part: Exact) -> Moments:
 
 
 def _quantiles(edges: Sequence[float], part: Exact) -> list[Quantile]:
-    """Return limits of quantiles: of the order statistics on both sides of each."""
+    """Return limits of quantiles: the order statistics on both sides of each."""
     if not part.number or part.lowest is None or part.highest is None:
         return []
     lowest, highest = np.cumsum(part.lowest), np.cumsum(part.highest)
-    made = []
+    quantiles = []
     for share in SHARES:
         at = (part.number - 1) * share
         below = int(np.searchsorted(lowest, math.floor(at), side="right"))
         above = int(np.searchsorted(highest, math.ceil(at), side="right"))
-        made.append(Quantile(share=share, low=edges[below], high=edges[above + 1]))
-    return made
+        quantiles.append(Quantile(share=share, low=edges[below], high=edges[above + 1]))
+    return quantiles
 
 
 def of_all(records: Mapping[str, Count], deviation: float | None) -> Count:
@@ -250,7 +250,7 @@ def of_all(records: Mapping[str, Count], deviation: float | None) -> Count:
 
 
 def shares(records: Mapping[str, Count]) -> dict[str, float]:
-    """Return each class's share of all records; none if the records of some silos are not counted."""
+    """Return each class's share of all records; empty if some silos' records are not counted."""
     total = sum(count.value or 0 for count in records.values())
     if not total or not all(count.complete for count in records.values()):
         return {}
@@ -265,17 +265,17 @@ def noisy(
     Args:
         deviation: standard deviation of the noise in each total, in records.
     """
-    told = {kind: np.asarray(totals[f"{PREFIX}{kind}"], dtype=np.float64) for kind in KINDS}
+    values = {kind: np.asarray(totals[f"{PREFIX}{kind}"], dtype=np.float64) for kind in KINDS}
     titles = layout.titles
-    records = {title: _near(told["records"][label], deviation) for label, title in enumerate(titles)}
+    records = {title: _near(values["records"][label], deviation) for label, title in enumerate(titles)}
     columns = [
         ColumnStatistics(
             **_described(layout, place),
             classes={
-                title: _near_class(layout, place, told, slice(label, label + 1), deviation)
+                title: _near_class(layout, place, values, slice(label, label + 1), deviation)
                 for label, title in enumerate(titles)
             },
-            overall=_near_class(layout, place, told, slice(None), deviation * math.sqrt(len(titles))),
+            overall=_near_class(layout, place, values, slice(None), deviation * math.sqrt(len(titles))),
         )
         for place in layout.places
     ]
@@ -283,7 +283,7 @@ def noisy(
 
 
 def _near(value: float, deviation: float, deviations: float = noise_intervals.NORMAL) -> Count:
-    # A number below zero is the noise's alone: limits around zero are wider, and hold as often at least.
+    # A number below zero is noise alone: limits around zero are wider, and hold at least as often.
     value, reach = max(value, 0.0), deviations * deviation
     return Count(value=round(value), interval=(max(0, math.floor(value - reach)), math.ceil(value + reach)))
 
@@ -293,23 +293,23 @@ def _near_class(
 ) -> OfClass:
     """Return a column among the records of some classes.
 
-    How many have a value is told twice: by all records less those without one, and by the bins together. Both
-    are taken, weighed by their noise.
+    The number with a value has two estimates: all records less those without one, and the sum of the bins.
+    Both are combined, weighted by their noise.
 
     Args:
         totals: by kind.
-        deviation: standard deviation of the noise in a number of these records.
+        deviation: standard deviation of the noise in each number of these records.
     """
     counts = totals["cells"][labels, place.start : place.end].sum(0)
-    told = [_near(value, deviation) for value in counts.tolist()]
-    made = OfClass(counts=told[:-1], missing=told[-1])
+    near = [_near(value, deviation) for value in counts.tolist()]
+    column = OfClass(counts=near[:-1], missing=near[-1])
     if place.number is None:
-        return made
+        return column
     moments = totals["moments"][labels, place.number].sum(0)
     bins, less = counts[:-1], float(totals["records"][labels].sum() - counts[-1])
     number = (len(bins) * less + 2 * float(bins.sum())) / (len(bins) + 2)
     of_number = deviation * math.sqrt(2 * len(bins) / (len(bins) + 2))
-    return made.model_copy(
+    return column.model_copy(
         update={
             "moments": _near_moments(place, number, of_number, moments, deviation),
             "quantiles": _near_quantiles(layout.edges(place.column), bins, deviation),
@@ -320,7 +320,7 @@ def _near_class(
 def _near_moments(
     place: Place, records: float, of_records: float, moments: NDArray[np.float64], deviation: float
 ) -> Moments:
-    """Return mean and deviation with limits that hold if number, sum and squares are within theirs.
+    """Return mean and deviation with limits that hold if number, sum and squares are within their limits.
 
     Args:
         records: noisy number of values.
@@ -331,10 +331,10 @@ def _near_moments(
     low, span = _range(place)
     if records < max(2.0, TOO_FEW * of_records):
         return Moments(records=max(0, round(records)))
-    few, many = max(records - _JOINT * of_records, 1.0), records + _JOINT * of_records
+    fewest, largest = max(records - _JOINT * of_records, 1.0), records + _JOINT * of_records
     reach, (total, squares) = _JOINT * deviation, moments.tolist()
-    means = _ratio(total - reach, total + reach, few, many, -1.0)
-    seconds = _ratio(squares - reach, squares + reach, few, many, 0.0)
+    means = _ratio(total - reach, total + reach, fewest, largest, -1.0)
+    seconds = _ratio(squares - reach, squares + reach, fewest, largest, 0.0)
     mean = min(max(total / records, -1.0), 1.0)
     spread = math.sqrt(max(squares / records - mean * mean, 0.0) * records / (records - 1))
     square = (
@@ -342,40 +342,40 @@ def _near_moments(
         max(abs(means[0]), abs(means[1])) ** 2,
     )
     narrow = math.sqrt(max(seconds[0] - square[1], 0.0))
-    wide = math.sqrt(max(seconds[1] - square[0], 0.0) * few / max(few - 1, 1.0))
+    wide = math.sqrt(max(seconds[1] - square[0], 0.0) * fewest / max(fewest - 1, 1.0))
     return Moments(
         records=round(records),
         mean=low + span * (mean + 1) / 2,
         mean_interval=(low + span * (means[0] + 1) / 2, low + span * (means[1] + 1) / 2),
-        # Where noise makes the squares smaller than the mean's own, there is an upper limit only.
+        # Where noise makes the mean square smaller than the squared mean, there is only an upper limit.
         deviation=span * spread / 2 if spread else None,
         deviation_interval=(span * narrow / 2, span * wide / 2),
     )
 
 
-def _ratio(low: float, high: float, few: float, many: float, least: float) -> tuple[float, float]:
+def _ratio(low: float, high: float, fewest: float, largest: float, least: float) -> tuple[float, float]:
     """Return the limits of a mean, given those of sum and number; between ``least`` and 1."""
-    lower, upper = min(low / few, low / many), max(high / few, high / many)
+    lower, upper = min(low / fewest, low / largest), max(high / fewest, high / largest)
     return min(max(lower, least), 1.0), max(min(upper, 1.0), least)
 
 
 def _near_quantiles(edges: Sequence[float], bins: NDArray[np.float64], deviation: float) -> list[Quantile]:
-    """Return limits of quantiles that hold if the numbers below all edges are within theirs together."""
+    """Return limits of quantiles that hold if the numbers below all edges are jointly within their limits."""
     deviations = NormalDist().inv_cdf(1 - _MISSED / (2 * len(bins)))
     below = np.concatenate([[0.0], bins.cumsum()])
     reach = deviations * deviation * np.sqrt(np.arange(len(bins) + 1))
-    few, many = below[-1] - reach[-1], below[-1] + reach[-1]
-    if few <= 1:
+    fewest, largest = below[-1] - reach[-1], below[-1] + reach[-1]
+    if fewest <= 1:
         return []
-    made = []
+    quantiles = []
     for share in SHARES:
-        # Of the order statistics around the quantile; n is within its own limits.
-        certain = np.flatnonzero(below + reach <= (few - 1) * share)
-        beyond = np.flatnonzero(below - reach >= (many - 1) * share + 2)
+        # Limits of the order statistics around the quantile; n is within its own limits.
+        certain = np.flatnonzero(below + reach <= (fewest - 1) * share)
+        beyond = np.flatnonzero(below - reach >= (largest - 1) * share + 2)
         low = edges[int(certain[-1])] if len(certain) else edges[0]
         high = edges[int(beyond[0])] if len(beyond) else edges[-1]
-        made.append(Quantile(share=share, low=low, high=high))
-    return made
+        quantiles.append(Quantile(share=share, low=low, high=high))
+    return quantiles
 
 
 def survival(
@@ -383,8 +383,8 @@ def survival(
 ) -> SurvivalStatistics | None:
     """Return survival by class from exact counts, up to the first withheld cell; None without times.
 
-    Only opened counts are read. Who is at risk after these bins follows from the number of records of the
-    class, which is opened, too; to curves and test they are censored after the last bin.
+    Only opened counts are read. The number at risk after these bins follows from the number of records of the
+    class, which is opened, too; for curves and test these records are censored after the last bin.
 
     Args:
         records: of each class.
@@ -393,46 +393,46 @@ def survival(
     timed, bins = layout.contract.survival, len(layout.ends)
     if timed is None:
         return None
-    told = {
+    opened = {
         title: _until_withheld(part.counts, records[title], bins)
         for title, part in columns[-1].classes.items()
     }
-    curves = {title: _curve(*cells) if cells.shape[1] > 1 else None for title, cells in told.items()}
+    curves = {title: _curve(*cells) if cells.shape[1] > 1 else None for title, cells in opened.items()}
     ends = list(layout.ends)
-    made = SurvivalStatistics(ends=ends, unit=timed.unit, curves=curves)
-    shared = min(cells.shape[1] for cells in told.values()) - 1
-    if shared < 1 or len(told) < 2:
-        return made
-    groups = np.stack([_cut(cells, shared) for cells in told.values()])
+    statistics = SurvivalStatistics(ends=ends, unit=timed.unit, curves=curves)
+    shared = min(cells.shape[1] for cells in opened.values()) - 1
+    if shared < 1 or len(opened) < 2:
+        return statistics
+    groups = np.stack([_cut(cells, shared) for cells in opened.values()])
     statistic, degrees = metrics_of_survival.log_rank(groups[:, 0], groups[:, 1])
     if degrees < 1:
-        return made
-    return _tested(made, statistic, degrees, shared)
+        return statistics
+    return _tested(statistics, statistic, degrees, shared)
 
 
-def _tested(made: SurvivalStatistics, statistic: float, degrees: int, bins: int) -> SurvivalStatistics:
+def _tested(survival: SurvivalStatistics, statistic: float, degrees: int, bins: int) -> SurvivalStatistics:
     half = torch.tensor([degrees / 2, statistic / 2], dtype=torch.float64)
     p = float(torch.special.gammaincc(half[0], half[1]))  # of chi squared
-    until = None if bins == len(made.ends) else made.ends[bins - 1]
-    return made.model_copy(update={"log_rank": statistic, "degrees": degrees, "p": p, "until": until})
+    until = None if bins == len(survival.ends) else survival.ends[bins - 1]
+    return survival.model_copy(update={"log_rank": statistic, "degrees": degrees, "p": p, "until": until})
 
 
 def noisy_survival_of(totals: Totals, layout: Layout, deviation: float) -> SurvivalStatistics | None:
-    """Return survival by class from totals with noise, up to where too few are left; None without times.
+    """Return survival by class from noisy totals, until too few are at risk; None without times.
 
     Args:
-        layout: of the cells; those of times are the last ones.
+        layout: of the cells; times are the last ones.
         deviation: standard deviation of the noise in each total, in records.
     """
     timed, bins, place = layout.contract.survival, len(layout.ends), layout.places[-1]
     if timed is None:
         return None
     records, cells = (np.asarray(totals[f"{PREFIX}{kind}"], np.float64) for kind in ("records", "cells"))
-    groups = {  # the last cell, of records without a time, is noise alone: each record has one
+    groups = {  # the last cell, of records without a time, is noise alone: each record has a time
         title: noisy_survival.fitted(of[place.start : place.missing].reshape(2, bins), float(number))
         for title, of, number in zip(layout.titles, cells, records, strict=True)
     }
-    found = {title: noisy_survival.kaplan_meier(of, deviation) for title, of in groups.items()}
+    estimates = {title: noisy_survival.kaplan_meier(of, deviation) for title, of in groups.items()}
     curves = {
         title: Curve(
             at_risk=np.rint(curve.at_risk).astype(int).tolist(),
@@ -441,27 +441,27 @@ def noisy_survival_of(totals: Totals, layout: Layout, deviation: float) -> Survi
             low=curve.low.tolist(),
             high=curve.high.tolist(),
         )
-        for title, curve in found.items()
+        for title, curve in estimates.items()
         if len(curve.survival)
     }
-    made = SurvivalStatistics(
+    statistics = SurvivalStatistics(
         ends=list(layout.ends),
         unit=timed.unit,
         curves={title: curves.get(title) for title in groups},
         noisy=True,
     )
     if len(groups) < 2:
-        return made
-    if few := [title for title in groups if title not in curves]:
-        why = f"too few of {', '.join(few)} are left after the first bin for the noise"
-        return made.model_copy(update={"untested": why})
-    shared = min(len(curve.survival) for curve in found.values())
+        return statistics
+    if too_few := [title for title in groups if title not in curves]:
+        why = f"too few of {', '.join(too_few)} are left after the first bin for the noise"
+        return statistics.model_copy(update={"untested": why})
+    shared = min(len(curve.survival) for curve in estimates.values())
     statistic = noisy_survival.log_rank(list(groups.values()), shared, deviation)
-    return _tested(made, statistic, len(groups) - 1, shared)
+    return _tested(statistics, statistic, len(groups) - 1, shared)
 
 
 def _until_withheld(counts: Sequence[Count], records: Count, bins: int) -> NDArray[np.int64]:
-    """Return events and censored records of the bins before a withheld cell, then the others as censored.
+    """Return events and censored records of the bins before a withheld cell; then the rest as censored.
 
     Args:
         counts: of events in each bin, then of censored records.
@@ -479,22 +479,22 @@ def _until_withheld(counts: Sequence[Count], records: Count, bins: int) -> NDArr
 
 
 def _cut(cells: NDArray[np.int64], bins: int) -> NDArray[np.int64]:
-    """Return the first bins, and all others' records as censored after them."""
+    """Return the first bins, and all later records as censored after them."""
     after = np.array([[0], [cells[:, bins:].sum()]], np.int64)
     return np.concatenate([cells[:, :bins], after], axis=1)
 
 
 def _curve(events: NDArray[np.int64], censored: NDArray[np.int64]) -> Curve:
-    """Return the curve of all bins but the last, in which nobody has the event."""
-    found = metrics_of_survival.kaplan_meier(events, censored)
+    """Return the curve of all bins but the last, which has no events."""
+    curve = metrics_of_survival.kaplan_meier(events, censored)
 
     def listed(values: NDArray[np.float64]) -> list[float | None]:
         return [float(value) if math.isfinite(value) else None for value in values[:-1]]
 
     return Curve(
-        at_risk=found.at_risk[:-1].astype(int).tolist(),
+        at_risk=curve.at_risk[:-1].astype(int).tolist(),
         events=events[:-1].tolist(),
-        survival=listed(found.survival),
-        low=listed(found.low),
-        high=listed(found.high),
+        survival=listed(curve.survival),
+        low=listed(curve.low),
+        high=listed(curve.high),
     )

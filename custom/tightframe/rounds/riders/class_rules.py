@@ -1,13 +1,14 @@
 """The class rules: a total of one class is used only where enough silos hold enough records of it.
 
-A per-class total over one or two silos is close to one silo's own number, and a class sum of one
-record is that record. So a silo contributes to a class only with at least ``min_class_count`` local records
-of it, and a class is used only while at least three silos report that they hold it. The silos report the
-classes that they hold as a sum of flags: the first sum of a run carries flags only, and class sums follow
-for the classes that the next broadcast offers.
+A per-class total over one or two silos is close to one silo's own number, and a class sum over one record is
+that record. So a silo contributes to a class only with at least ``min_class_count`` local records of it, and
+a class is used only while at least three silos report that they hold it. The silos report the classes that
+they hold as a sum of flags: the first sum of a run carries flags only, and class sums follow for the classes
+that the next broadcast offers.
 
-Silos and server both apply the rules. They do not stop a silo that sends more flags of a class than one, as
-long as there are no more than silos: against that only ``min_class_count`` and differential privacy protect.
+Silos and server both apply the rules. They do not stop a silo that sends more than one flag of a class, as
+long as the total is at most the number of silos: only ``min_class_count`` and differential privacy protect
+against that.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ HOLDERS = "classes/holders"
 OFFERED = "classes/offered"
 MIN_HOLDERS = 3
 IN_PRODUCTS, IN_LOSSES = "classes in products", "classes in losses"
-"""Names in the release profile of the classes whose records are in a sum over classes."""
+"""Names in the release profile of the classes that a sum over classes includes."""
 STATE = RIDERS + "class_holders"
 """Key in the server's state of the holders of each class in the last opened sum, float64 (C,)."""
 
@@ -53,7 +54,7 @@ def attach(phase: Phase, num_classes: int) -> Phase:
     """Return a phase under the class rules; the same phase if it has no per-class field.
 
     Args:
-        phase: to whose per-class fields the rules apply.
+        phase: whose per-class fields the rules apply to.
     """
     flags = fields(phase.schema, num_classes)
     if not flags.fields:
@@ -69,11 +70,11 @@ def attach(phase: Phase, num_classes: int) -> Phase:
         active, least = silo.offers_prototypes, view.min_class_count
         for_method = {name: item for name, item in received.items() if name != OFFERED}
         for_method[ADMITTED] = held_classes(counts, least, active) & offer
-        made = phase.contribute(silo, for_method, state)
+        contribution = phase.contribute(silo, for_method, state)
         tensors = withhold(
-            phase.schema, made.tensors, offer=offer, counts=counts, min_count=least, active=active
+            phase.schema, contribution.tensors, offer=offer, counts=counts, min_count=least, active=active
         )
-        return replace(made, tensors=tensors)
+        return replace(contribution, tensors=tensors)
 
     def read(state: ServerState, totals: Totals, cohort: Cohort) -> Reading:
         before = holders_in(state)
@@ -93,7 +94,7 @@ def attach(phase: Phase, num_classes: int) -> Phase:
 
 
 def own_classes(silo: RiderView, schema: Schema, received: Tensors) -> dict[str, torch.Tensor]:
-    """Return this silo's numbers of records and flags of each class, whatever becomes of its class sums.
+    """Return this silo's numbers of records and flags of each class, which do not depend on its class sums.
 
     Args:
         schema: of the phase; of its per-class fields those of shape (C,) are numbers of records, or with a
@@ -102,7 +103,7 @@ def own_classes(silo: RiderView, schema: Schema, received: Tensors) -> dict[str,
     """
     counts = silo.held_counts()
     shapes = {(len(counts),), (len(counts), 2)} if silo.setting.findings else {(len(counts),)}
-    mine = Schema(
+    counts_schema = Schema(
         tuple(
             item for item in schema.fields if item.per_class and item.shape in shapes and item.name != HOLDERS
         )
@@ -114,14 +115,14 @@ def own_classes(silo: RiderView, schema: Schema, received: Tensors) -> dict[str,
             return silo.finding_counts().to(torch.float64)
         return torch.ones_like(records) if item.bound == 1.0 else records
 
-    told = {item.name: value(item) for item in mine.fields}
-    ruled = OFFERED in received  # else the job is without class rules, and a term has all classes
+    fields = {item.name: value(item) for item in counts_schema.fields}
+    ruled = OFFERED in received  # else the job has no class rules, and a term has all classes
     if ruled:
         counts = counts * silo.enough_of_class(schema)
     offer = received_offer(received, len(counts)) if ruled else torch.ones_like(counts).bool()
     own = withhold(
-        mine,
-        told,
+        counts_schema,
+        fields,
         offer=offer,
         counts=counts,
         min_count=silo.min_class_count if ruled else 1,
@@ -170,31 +171,31 @@ def received_offer(received: Tensors, num_classes: int) -> torch.Tensor:
 
 
 def sums_by_class(item: Field) -> bool:
-    """Return True for sums of vectors by class; counts of findings and of an evaluation are none."""
+    """Return True for sums of vectors by class, but not for counts of findings and of an evaluation."""
     counts = item.name == FINDINGS or item.name.startswith("evaluation/")
     return item.per_class and len(item.shape) > 1 and not counts
 
 
 def summed_classes(schema: Schema, received: Tensors, num_classes: int) -> dict[str, torch.Tensor]:
-    """Return the classes whose records sums over classes are of, bool (C,), by name in the release profile.
+    """Return the classes that sums over classes include, bool (C,), by name in the release profile.
 
-    Which these are follows from all silos' flags: two such totals differ by a class's part alone. In a
-    withdrawal they are those that stay. Sums that no class is in are left out.
+    They follow from all silos' flags: two such totals may differ by one class's part alone. In a withdrawal
+    they are the classes that stay. Sums without a class are left out.
     """
-    found = {}
+    by_name = {}
     if any(item.products and not item.per_class for item in schema.fields):
-        found[IN_PRODUCTS] = torch.ones(num_classes, dtype=torch.bool)
+        by_name[IN_PRODUCTS] = torch.ones(num_classes, dtype=torch.bool)
         if OFFERED in received:
-            found[IN_PRODUCTS] = received_offer(received, num_classes)
+            by_name[IN_PRODUCTS] = received_offer(received, num_classes)
         if (stay := received.get(TOTAL + COUNTS)) is not None:
-            found[IN_PRODUCTS] = found[IN_PRODUCTS] & stay.bool()
+            by_name[IN_PRODUCTS] = by_name[IN_PRODUCTS] & stay.bool()
     if LOSSES in schema:
-        found[IN_LOSSES] = received[KNOWN].bool()
-    return {name: classes for name, classes in found.items() if bool(classes.any())}
+        by_name[IN_LOSSES] = received[KNOWN].bool()
+    return {name: classes for name, classes in by_name.items() if bool(classes.any())}
 
 
 def held_classes(counts: torch.Tensor, min_count: int, active: bool) -> torch.Tensor:
-    """Return the classes that a silo reports to hold, bool (C,); see ``withhold``."""
+    """Return the classes that a silo reports as held, bool (C,); see ``withhold``."""
     return (counts >= min_count) & active
 
 

@@ -1,12 +1,12 @@
 """Spent epsilon as a rider: the lead learns in which range it lies at each silo, round by round.
 
 With the last phase of a round every silo adds a one to the range that its own epsilon lies in; the sum is a
-histogram over silos. Where its policy lets the number out, a silo also writes it into its own place of a
-vector that is zero for everybody else. Both are functions of what stands in the silo's ledger: of the job,
-of what was charged again, and of the number of its records as ``rounds.silo.private_view.coarse_count``
-rounds it, which its updates show anyway; never of a single record.
+histogram over silos. Where its policy discloses the number, a silo also writes it into its own place of a
+vector that is zero for all other silos. Both are functions of the silo's ledger: of the job, of repeated
+charges, and of the number of its records as rounded by ``rounds.silo.private_view.coarse_count``, which its
+updates show anyway; never of a single record.
 
-They belong to the update group and not to the static one: that is open for one cohort of a data set for
+They belong to the update group and not to the static one: that is opened for only one cohort of a data set,
 ever, so that the first silo whose budget is spent would keep all others from any further job.
 """
 
@@ -44,13 +44,13 @@ from tightframe.rounds.riders.view import RiderView, rider_view
 
 BINS, SHOWN = "privacy/epsilon_bins", "privacy/epsilon_shown"
 EDGES = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, math.inf)
-"""The upper ends of the ranges, the same for all jobs: an epsilon on an edge lies below it."""
+"""Upper ends of the ranges, the same for all jobs: an epsilon on an edge lies below it."""
 UNIT = 1000
 """Exact numbers travel in thousandths, rounded up: whole numbers, which a sum keeps exactly."""
 
 
 def fields(job: JobConfig) -> Schema:
-    """The ranges (B,) and, one for each silo of the job in roster order, the exact numbers (n,).
+    """Return the fields of the ranges (B,) and of the exact numbers (n,), one for each silo in roster order.
 
     Raises:
         ValueError: if the job has no privacy.
@@ -69,12 +69,12 @@ NOTE = "epsilon"
 
 
 def attach(phase: Phase, job: JobConfig) -> Phase:
-    """A round's last phase, in which each silo tells what the job has cost up to and including it."""
+    """Return a round's last phase, in which each silo reports the job's cost up to and including it."""
 
     def contribute(silo: SiloView, broadcast: Tensors, state: Tensors) -> Contribution:
-        made = phase.contribute(silo, broadcast, state)
-        # After it, because it charges what it draws; so a round that is repeated is told with its repeats.
-        return replace(made, tensors={**made.tensors, **told(rider_view(silo))})
+        contribution = phase.contribute(silo, broadcast, state)
+        # After the phase, which charges for its noise; so a repeated round is reported with its repeats.
+        return replace(contribution, tensors={**contribution.tensors, **told(rider_view(silo))})
 
     def read(state: ServerState, totals: Totals, cohort: Cohort) -> Reading:
         own, others = taken_out(totals, (BINS, SHOWN).__contains__)
@@ -90,34 +90,34 @@ def attach(phase: Phase, job: JobConfig) -> Phase:
 
 
 def told(silo: RiderView) -> dict[str, torch.Tensor]:
-    """Return this silo's part of the two sums, by its ledger; a silo whose training failed tells it, too."""
-    how = silo.context.policy.epsilon_shown
-    return terms(silo.spent() if how != "nothing" else 0.0, how, silo.name, silo.setup.job.roster)
+    """Return this silo's part of the two sums, by its ledger; a silo whose training failed adds it, too."""
+    form = silo.context.policy.epsilon_shown
+    return terms(silo.spent() if form != "nothing" else 0.0, form, silo.name, silo.setup.job.roster)
 
 
 def terms(spent: float, how: EpsilonShown, name: str, roster: Sequence[str]) -> dict[str, torch.Tensor]:
-    """One silo's part of the two sums.
+    """Return one silo's part of the two sums.
 
     Args:
-        spent: the epsilon that the job has cost its records.
-        how: what its policy lets out.
+        spent: epsilon that the job has cost its records.
+        how: the form in which its policy discloses it.
         roster: the silos of the job, sorted.
 
     Returns:
-        float64 tensors (B,) and (n,); zeros where the policy lets nothing out.
+        float64 tensors (B,) and (n,); zeros where the policy discloses nothing.
     """
     bins = torch.zeros(len(EDGES), dtype=torch.float64)
     numbers = torch.zeros(len(roster), dtype=torch.float64)
     if how != "nothing":
         bins[bisect.bisect_left(EDGES, spent)] = 1.0
     if how == "exact":
-        # Zero stands for a number that is not told.
+        # Zero stands for a number that is not disclosed.
         numbers[list(roster).index(name)] = max(1, thousandths(spent))
     return {BINS: bins, SHOWN: numbers}
 
 
 def thousandths(epsilon: float) -> int:
-    """Epsilon in thousandths, never less than it is.
+    """Return epsilon in thousandths, rounded up.
 
     >>> thousandths(3.2131), thousandths(8.0)
     (3214, 8000)
@@ -126,7 +126,7 @@ def thousandths(epsilon: float) -> int:
 
 
 def read_totals(job: JobConfig, totals: Totals, cohort: Sequence[str], round_number: int) -> Spent | None:
-    """The server's reading of the two sums.
+    """Read the two sums at the server.
 
     Args:
         totals: of the two fields; none where the phase is not a round's last.
@@ -136,23 +136,23 @@ def read_totals(job: JobConfig, totals: Totals, cohort: Sequence[str], round_num
         None without the two fields.
 
     Raises:
-        ValueError: if they cannot be sums of what silos tell: somebody did not keep to the protocol.
+        ValueError: if they cannot be sums of silos' parts: one of them violated the protocol.
     """
     if not totals:
         return None
     privacy = _privacy(job)
     bins, numbers = totals[BINS], totals[SHOWN]
-    whole = bool((np.concatenate([bins, numbers]) == np.rint(np.concatenate([bins, numbers]))).all())
-    told = {site: float(value) for site, value in zip(job.roster, numbers, strict=True) if value}
+    integral = bool((np.concatenate([bins, numbers]) == np.rint(np.concatenate([bins, numbers]))).all())
+    shown = {site: float(value) for site, value in zip(job.roster, numbers, strict=True) if value}
     most = bisect.bisect_left(EDGES, privacy.epsilon)
-    ranges = Counter(bisect.bisect_left(EDGES, value / UNIT) for value in told.values())
+    ranges = Counter(bisect.bisect_left(EDGES, value / UNIT) for value in shown.values())
     if (
-        not whole
+        not integral
         or bins.min() < 0
         or bins.sum() > len(cohort)
         or bins[most + 1 :].any()
-        or not set(told) <= set(cohort)
-        or any(not 0 < value <= thousandths(privacy.epsilon) for value in told.values())
+        or not set(shown) <= set(cohort)
+        or any(not 0 < value <= thousandths(privacy.epsilon) for value in shown.values())
         or any(count > bins[place] for place, count in ranges.items())
     ):
         raise ValueError(
@@ -165,7 +165,7 @@ def read_totals(job: JobConfig, totals: Totals, cohort: Sequence[str], round_num
         privacy.delta,
         len(cohort),
         [int(value) for value in bins],
-        {site: value / UNIT for site, value in told.items()},
+        {site: value / UNIT for site, value in shown.items()},
     )
 
 
@@ -180,11 +180,11 @@ def spent(
     """Return the epsilon that silos reported in one round.
 
     Args:
-        round_number: up to and including which the charges count.
-        promised: the most that the job may cost each silo, which none passes.
+        round_number: last round whose charges count.
+        promised: most that the job may cost each silo.
         silos: in the sum.
-        bins: how many of them lie in each range of ``EDGES``.
-        shown: silo -> its own epsilon, rounded up, of those that tell it.
+        bins: number of silos in each range of ``EDGES``.
+        shown: silo -> its own epsilon, rounded up, of those that disclose it.
     """
     ends = itertools.pairwise((0.0, *EDGES))
     histogram = tuple(

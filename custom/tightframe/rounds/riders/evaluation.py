@@ -57,21 +57,22 @@ _COUNT_BOUND = 2.0**28
 NOTE = "evaluation"
 """Name of the note that holds the totals ``evaluation/...``."""
 Term = Callable[[RiderView, Tensors], Tensors]
-"""Makes a silo's term of its exact counts."""
+"""Computes a silo's term from its exact counts."""
 READ_AT = 0.9
-"""Specificity and sensitivity at which files have the other one; pages can be made for any."""
+"""Specificity (or sensitivity) at which result files give the other one; pages can show any."""
 TOLD = "told/"
-"""Prefix of what leaves the silo instead: a coarse loss, and findings whose unknown values come in steps."""
+"""Prefix of tensors that leave the silo instead: a coarse loss, and findings whose unknown values come in
+steps."""
 MOST_LOSS = 16.0
-"""The most of a record's loss in a sum that leaves a silo (``loss_step``)."""
+"""Largest loss of a record in a sum that leaves a silo (``loss_step``)."""
 
 
 def loss_step(score_bins: int) -> float:
     """Return the step of summed losses that leave a silo, the same for all silos; at least 1.
 
-    Whoever chooses the model reads no real number of one record out of the total, and fewer steps of its loss
-    than the score histograms have bins. Steps of a mean would be multiples of a silo's own number of records,
-    which differences of totals would tell.
+    A server that chooses the model reads no real number of one record from the total, and fewer steps of its
+    loss than the score histograms have bins. Steps of a mean would be multiples of a silo's own number of
+    records, which differences of totals would disclose.
 
     >>> [loss_step(score_bins) for score_bins in (8, 32, 64)]
     [4.0, 1.0, 1.0]
@@ -90,15 +91,15 @@ def attach(phase: Phase, added: Schema, term: Term = exact) -> Phase:
     Args:
         phase: that the evaluation travels with; its broadcast contains the model.
         added: the evaluation's fields.
-        term: makes them of a silo's exact counts.
+        term: computes them from a silo's exact counts.
     """
 
     def contribute(silo: SiloView, received: Tensors, state: Tensors) -> Contribution:
         view = rider_view(silo)
         _, counted = evaluate_received(view, received, state)
         own = term(view, told(counted, view.left_out))
-        made = phase.contribute(silo, received, state)
-        return replace(made, tensors={**made.tensors, **own})
+        contribution = phase.contribute(silo, received, state)
+        return replace(contribution, tensors={**contribution.tensors, **own})
 
     return replace(with_note(phase), schema=phase.schema + added, contribute=contribute)
 
@@ -108,7 +109,7 @@ def with_note(phase: Phase) -> Phase:
 
     def read(state: ServerState, totals: Totals, cohort: Cohort) -> Reading:
         own, others = split_totals(totals)
-        if failures.lacking(totals):  # a silo could not evaluate: its part is random
+        if failures.lacking(totals):  # one silo could not evaluate: its part is random
             own = {}
         reading = phase.read(state, others, cohort)
         return reading.noting(NOTE, own) if own else reading
@@ -119,7 +120,7 @@ def with_note(phase: Phase) -> Phase:
 def evaluate_received(
     silo: RiderView, received: Tensors, state: Tensors
 ) -> tuple[Tensors, dict[str, torch.Tensor]]:
-    """Return the model received, or the silo's own where the method has no global one, and its counts."""
+    """Return the received model, or the silo's own where the method has no global one, and its counts."""
     own = silo.setup.method.own_model
     final = received_model(received) if own is None else own(silo, state)
     return final, count_at(silo, silo.load(final))
@@ -142,22 +143,22 @@ def count_at(silo: RiderView, model: torch.nn.Module) -> dict[str, torch.Tensor]
 
 
 def _told_labels(silo: RiderView) -> dict[Fold, NDArray[np.int64]]:
-    """Return the findings that exact counts of each fold are made of; none where all are, or noise covers."""
+    """Return the findings that enter exact counts of each fold; empty if all do, or noise protects them."""
     left_out = [part.partition("/") for part in silo.left_out if "/" in part]
     step = 1 if silo.setup.privacy is not None else silo.context.policy.min_test_count
     if step == 1 and not left_out:
         return {}
-    made = {fold: in_steps(silo.context.data.labels(fold), step) for fold in FOLDS}
+    labels = {fold: in_steps(silo.context.data.labels(fold), step) for fold in FOLDS}
     for fold, _, place in left_out:
-        made[cast("Fold", fold)][:, int(place)] = UNKNOWN
-    return made
+        labels[cast("Fold", fold)][:, int(place)] = UNKNOWN
+    return labels
 
 
 def schema(num_classes: int, score_bins: int, *, findings: bool = False) -> Schema:
     """Return the evaluation's fields: confusion (C, C), scores (C, 2, bins) and loss () of each fold.
 
-    With findings the confusion is (K, 2, 2), and ``records`` () counts the records, of which each is in as
-    many cells as findings are known of it.
+    With findings the confusion is (K, 2, 2), and ``records`` () counts the records, because each record is in
+    as many cells as it has known findings.
     """
     confusion = (num_classes, 2, 2) if findings else (num_classes, num_classes)
     fields: list[Field] = []
@@ -174,13 +175,13 @@ def schema(num_classes: int, score_bins: int, *, findings: bool = False) -> Sche
 
 
 def told(tensors: Tensors, left_out: Sequence[str]) -> dict[str, torch.Tensor]:
-    """Return what leaves the silo: without the folds left out, unknown findings and losses in steps.
+    """Return the tensors that leave the silo: without left-out folds, unknown findings and losses in steps.
 
     Findings that are left out are unknown in ``told_labels``, so that ``count`` has none of them.
 
     Args:
         tensors: as of ``count``.
-        left_out: folds, and of a fold findings by their place (``test/2``).
+        left_out: folds, and findings of a fold by their place (``test/2``).
     """
     blank = tuple(f"evaluation/{part}/" for part in left_out if "/" not in part)
     leaving = {name: tensors.get(TOLD + name, value) for name, value in tensors.items()}
@@ -194,8 +195,8 @@ def told(tensors: Tensors, left_out: Sequence[str]) -> dict[str, torch.Tensor]:
 def told_by_few(job: JobConfig, tellers: Mapping[str, int] | None) -> tuple[str, ...]:
     """Return the parts that fewer than three silos evaluate, which all silos leave out of a secure sum.
 
-    The exact total of so few silos would reveal the counts of one of them. With the class rules off nothing
-    is left out.
+    The exact total of one or two silos would reveal the counts of one of them. With the class rules off
+    nothing is left out.
 
     Args:
         tellers: number of silos that evaluate each part; None in a plain sum.
@@ -229,8 +230,9 @@ def count(
         coarse_loss: whether the loss leaves in steps (``loss_step``).
 
     Returns:
-        The tensors of ``schema``, float64, and what leaves in their place, named ``TOLD``. The loss is the
-        summed cross-entropy, at most 1e4 per record so that a diverged model stays within the field's bound.
+        The tensors of ``schema``, float64, and those that leave in their place, prefixed ``TOLD``. The loss
+        is the summed cross-entropy, at most 1e4 per record so that a diverged model stays within the field's
+        bound.
     """
     model.eval()
     totals: dict[str, torch.Tensor] = {}
@@ -241,13 +243,13 @@ def count(
         loss, coarse, records = 0.0, 0.0, 0
         for inputs, labels in batches[fold]:
             logits = predict(model, inputs).float()
-            each = outputs.losses(logits, labels)
-            loss += _summed(each, 1e4)
-            known = told_labels[fold][records : records + len(labels)] if fold in told_labels else None
+            losses = outputs.losses(logits, labels)
+            loss += _summed(losses, 1e4)
+            countable = told_labels[fold][records : records + len(labels)] if fold in told_labels else None
             if coarse_loss:
-                if known is not None:
-                    each = outputs.losses(logits, torch.from_numpy(known).to(labels.device))
-                coarse += _summed(each, MOST_LOSS)
+                if countable is not None:
+                    losses = outputs.losses(logits, torch.from_numpy(countable).to(labels.device))
+                coarse += _summed(losses, MOST_LOSS)
             # A diverged model predicts NaN, which counts as class 0 at score 0.
             likely = torch.nan_to_num(outputs.probabilities(logits.double(), findings=findings), nan=0.0)
             probabilities, truth = likely.cpu().numpy(), labels.cpu().numpy()
@@ -256,9 +258,9 @@ def count(
             else:
                 confusion += metrics.confusion_matrix(truth, likely.argmax(1).cpu().numpy(), num_classes)
             scores += metrics.score_histogram(probabilities, truth, score_bins)
-            if known is not None:
-                leaving["confusion"] += metrics.finding_confusion(known, probabilities >= outputs.LEAST)
-                leaving["scores"] += metrics.score_histogram(probabilities, known, score_bins)
+            if countable is not None:
+                leaving["confusion"] += metrics.finding_confusion(countable, probabilities >= outputs.LEAST)
+                leaving["scores"] += metrics.score_histogram(probabilities, countable, score_bins)
             records += len(truth)
         totals[f"evaluation/{fold}/confusion"] = torch.from_numpy(confusion).double()
         totals[f"evaluation/{fold}/scores"] = torch.from_numpy(scores).double()
@@ -270,13 +272,13 @@ def count(
         if findings:
             totals[f"evaluation/{fold}/records"] = torch.tensor(records, dtype=torch.float64)
         if fold in told_labels:
-            made = {f"{TOLD}evaluation/{fold}/{name}": value for name, value in leaving.items()}
-            totals |= {name: torch.from_numpy(value).double() for name, value in made.items()}
+            rounded = {f"{TOLD}evaluation/{fold}/{name}": value for name, value in leaving.items()}
+            totals |= {name: torch.from_numpy(value).double() for name, value in rounded.items()}
     return totals
 
 
 def _summed(losses: torch.Tensor, most: float) -> float:
-    """Return the sum of records' losses, of each at most ``most``; NaN counts as that."""
+    """Return the sum of records' losses, each clipped to ``most``; NaN counts as ``most``."""
     return float(torch.nan_to_num(losses.double(), nan=most, posinf=most).clamp(max=most).sum())
 
 
@@ -356,7 +358,7 @@ def _finding_metrics(
     known = [place for place, table in enumerate(confusion) if table.any()]
     recall = np.stack([metrics.per_class_recall(table) for table in confusion])
     areas, precisions = metrics.auroc(scores), metrics.average_precision(scores)
-    found = {
+    findings = {
         name: Finding(
             confusion=table.tolist() if place in known else None,
             sensitivity=_number(recall[place, 1]),
@@ -371,9 +373,9 @@ def _finding_metrics(
         loss=loss / records,
         accuracy=_number(metrics.macro_mean(np.array([metrics.accuracy(table) for table in confusion]))),
         balanced_accuracy=_number(metrics.macro_mean(recall.mean(1))),
-        recall={name: item.sensitivity for name, item in found.items()},
+        recall={name: item.sensitivity for name, item in findings.items()},
         class_records={class_names[place]: int(confusion[place, 1].sum()) for place in known},
-        findings=found,
+        findings=findings,
         auroc=_number(metrics.macro_mean(areas)),
         average_precision=_number(metrics.macro_mean(precisions)),
         **(
@@ -392,7 +394,7 @@ def read_scores(
     deviation: float | None = None,
     records: Sequence[tuple[float, float]] | None = None,
 ) -> dict[str, Any]:
-    """Return the fields of ``FoldMetrics`` about scores.
+    """Return the fields of ``FoldMetrics`` that come from scores.
 
     Args:
         scores: opened histograms (C, 2, bins).
@@ -402,7 +404,7 @@ def read_scores(
         records: limits of the number of records of each histogram, with noise.
     """
     exact = deviation is None
-    whole = np.rint(scores).astype(np.int64) if exact else np.round(scores, 3)
+    rounded = np.rint(scores).astype(np.int64) if exact else np.round(scores, 3)
     read: dict[str, ClassReading] = {}
     limits = [None] * len(class_names) if records is None else records
     for name, (positives, negatives), ends in zip(class_names, scores / copies, limits, strict=True):
@@ -410,7 +412,7 @@ def read_scores(
         if of_class.told:
             read[name] = _class(of_class)
     noise = {} if exact else {"scores_deviation": deviation}
-    histograms = {name: tuple(counts.tolist()) for name, counts in zip(class_names, whole, strict=True)}
+    histograms = {name: tuple(counts.tolist()) for name, counts in zip(class_names, rounded, strict=True)}
     return {"scores": histograms, "read_at": READ_AT, "reading": read, **noise}
 
 
@@ -423,8 +425,8 @@ def _class(scores: clinical.Scores) -> ClassReading:
     )
 
 
-def _bounds(found: tuple[float, float]) -> tuple[float, float] | None:
-    return found if math.isfinite(found[0]) and math.isfinite(found[1]) else None
+def _bounds(interval: tuple[float, float]) -> tuple[float, float] | None:
+    return interval if math.isfinite(interval[0]) and math.isfinite(interval[1]) else None
 
 
 def _rule(point: clinical.Point | None) -> Rule | None:

@@ -1,12 +1,12 @@
 """Failures inside the sum, as a rider: a silo that cannot contribute sends what changes nothing, and a flag.
 
 Whether training or reading fails can depend on a single record, so a server that saw which silo failed, and
-with which code, could ask about records. So a failed silo's answer has the form and the size of any other;
-only the number of failed silos is opened, and the reason stays in the silo's own log. What hardly depends on
-the training, class sums and evaluation, is in the sum as ever.
+with which code, could query records. So a failed silo's answer has the form and the size of any other; only
+the number of failed silos is opened, and the reason stays in the silo's own log. Fields that hardly depend on
+the training, class sums and evaluation, are in the sum as usual.
 
-What it cannot even count of its records would be the difference to the total of another job. So in its place
-are random integers, and its flag says so: of that sum no number of records alone is used.
+Sums of its records that it cannot compute would be the difference to the total of another job. So random
+integers replace them, and its flag says so: from that sum no field of records alone is used.
 
 With differential privacy there is no flag, because no noise covers it: there the failure stays at the silo,
 except that a noisy update is over its bound, which says nothing that noise does not cover. A failed silo
@@ -61,7 +61,7 @@ FAILED = "failed"
 LACKING = 1024
 """Added to the flag of a failed silo that lacks some of ``of_records``; more than a job has silos."""
 TRAINED = (BUFFER, TRAINING, update_norms.SILOS, "personal/")
-"""Begins names of what follows from this silo's training, which no other run repeats."""
+"""Prefixes of fields that follow from this silo's training, which no other run repeats."""
 NOTE = FAILED_SILOS
 """Name of the note: number of silos in the sum that could not contribute."""
 TOLD = ("TF-504", "TF-512", "TF-604", "TF-730")
@@ -72,9 +72,9 @@ def attach(phase: Phase, job: JobConfig, *, needed: bool = True) -> Phase:
     """Return a phase with the flag of failed silos.
 
     Args:
-        needed: whether the run ends where a phase has only counts, and a silo lacks them.
+        needed: whether the run ends if a phase has only counts, and a silo lacks them.
     """
-    # Where there are only counts, nothing is opened after a drop-out, and so neither is the flag.
+    # With counts alone nothing is opened after a drop-out, so neither is the flag.
     alone = not phase.schema.group("update")
     flag = Field(FAILED, (), bound=1.0 + LACKING, bits=0, static=alone)
     static = {item.name for item in phase.schema.group("static")}
@@ -83,15 +83,17 @@ def attach(phase: Phase, job: JobConfig, *, needed: bool = True) -> Phase:
         view = rider_view(silo)
         try:
             check_moments(view)
-            made = phase.contribute(silo, received, state)
-            note_moments(view, made.tensors)
+            contribution = phase.contribute(silo, received, state)
+            note_moments(view, contribution.tensors)
         except Exception as error:
             if not hidden(error):
                 raise
             note(view.context, error)
-            # Here, so that the evaluation stays in the sum, as class sums do.
+            # Caught here, so that the evaluation stays in the sum, as class sums do.
             return untrained(view, phase, received, state)
-        return replace(made, tensors={**made.tensors, FAILED: torch.zeros((), dtype=torch.float64)})
+        return replace(
+            contribution, tensors={**contribution.tensors, FAILED: torch.zeros((), dtype=torch.float64)}
+        )
 
     def read(state: ServerState, totals: Totals, cohort: Cohort) -> Reading:
         own, others = taken_out(totals, FAILED.__eq__)
@@ -154,21 +156,21 @@ def neutral(schema: Schema, received: Tensors) -> Contribution:
 
 
 def _counted(totals: Totals) -> tuple[int, int]:
-    """Return how many silos failed, and how many of them lack numbers of their records."""
+    """Return the number of failed silos, and how many of them lack sums of their records."""
     lacking, failed = divmod(round(float(totals.get(FAILED, 0.0))), LACKING)
     return failed, lacking
 
 
 def lacking(totals: Totals) -> bool:
-    """Check whether a silo lacks numbers of its records, so that those of this sum are not used."""
+    """Check whether a silo lacks sums of its records, so that those of this sum are not used."""
     return _counted(totals)[1] > 0
 
 
 def of_records(schema: Schema) -> tuple[Field, ...]:
-    """Return the fields that are of a silo's records alone, or of a model that other totals are of as well.
+    """Return the fields that depend on a silo's records alone, or on a model that other totals share.
 
-    Two totals of them, in one of which a silo's are missing, differ by that silo's. All static ones are such,
-    but for what ``TRAINED`` names, and class sums where an exchange trains.
+    Two totals of such fields, one without a silo's part, differ by that part. All static fields are such,
+    except those in ``TRAINED``, and class sums where an exchange trains.
     """
     trains = _trains(schema)
     return tuple(
@@ -185,15 +187,15 @@ def _trains(schema: Schema) -> bool:
 
 
 def _of_received(item: Field) -> bool:
-    """Return True for what a silo's records and the model received give, without any training."""
-    named = item.name in (RECORDS, LOSSES, NORMALISER) or item.name.startswith(("evaluation/", STATISTICS))
-    return item.per_class or named
+    """Return True for a field that a silo's records and the received model give, without training."""
+    by_name = item.name in (RECORDS, LOSSES, NORMALISER) or item.name.startswith(("evaluation/", STATISTICS))
+    return item.per_class or by_name
 
 
-def _kept(schema: Schema) -> tuple[Field, ...]:
-    """Return the fields that a failed silo's term has as they were made; of those that train nothing, all.
+def _kept_fields(schema: Schema) -> tuple[Field, ...]:
+    """Return the fields that a failed silo's term keeps; all, if the phase trains nothing.
 
-    Products are used of all silos or of none.
+    Products are used from all silos or from none.
     """
     alone = () if _trains(schema) else of_records(schema)
     kept = (item for item in schema.fields if _of_received(item) or item in alone)
@@ -201,69 +203,74 @@ def _kept(schema: Schema) -> tuple[Field, ...]:
 
 
 def _lacks(schema: Schema, term: Term) -> bool:
-    """Return True if a silo's term, as encoded, has the flag of one that lacks some of ``of_records``."""
+    """Return True if a silo's encoded term flags that it lacks some of ``of_records``."""
     groups = [item.group for item in schema.fields if item.name == FAILED]
     return any(int(codec.unpack(schema, group, term[group])[FAILED][0]) >= LACKING for group in groups)
 
 
 def untrained(silo: RiderView, phase: Phase, received: Tensors, state: Tensors) -> Contribution:
-    """Return ``neutral`` with the flag, class sums of the received model, class counts and moments of inputs.
+    """Return ``neutral`` with the flag, class sums by the received model, class counts and moments of inputs.
 
-    None depends on how training went. A term that lacked them would be as good as another cohort: the
-    difference of two totals would be this silo's own.
+    None depends on the training. Without them the sum would amount to one of another cohort: the difference
+    of two totals would be this silo's own part.
 
     Args:
-        phase: that failed, without the flag.
-        state: what the silo has kept.
+        phase: the failed one, without the flag.
+        state: the silo's committed state.
     """
-    made: Tensors = {}
+    computed: Tensors = {}
     if any(map(_of_received, phase.schema.fields)):
         try:
             with silo.without_training():
-                made = phase.contribute(silo, received, state).tensors
+                computed = phase.contribute(silo, received, state).tensors
         except Exception as error:
             if not hidden(error):
                 raise
-            # Not even the model received gives class sums, by features that are not finite, say.
-            made = class_rules.own_classes(silo, phase.schema, received)
-    tensors, flag = _left(phase.schema, received, made)
+            # Even the received model gives no class sums, for example because its features are not finite.
+            computed = class_rules.own_classes(silo, phase.schema, received)
+    tensors, flag = _failed_term(phase.schema, received, computed)
     return Contribution({**tensors, **flag}, proposed_state=None)
 
 
 def without_update(schema: Schema, received: Tensors, made: Tensors) -> Contribution:
-    """Return ``neutral`` with what is ``_kept`` of the tensors made, and the flag if the schema has it."""
-    tensors, flag = _left(schema, received, made)
+    """Return ``neutral`` with the ``_kept_fields`` of the tensors made, and the flag if the schema has it."""
+    tensors, flag = _failed_term(schema, received, made)
     return Contribution({**tensors, **(flag if FAILED in schema else {})}, proposed_state=None)
 
 
-def _left(schema: Schema, received: Tensors, made: Tensors) -> tuple[dict[str, torch.Tensor], Tensors]:
+def _failed_term(
+    schema: Schema, received: Tensors, values: Tensors
+) -> tuple[dict[str, torch.Tensor], Tensors]:
     """Return a failed silo's tensors, within their bounds, and its flag.
 
     Args:
-        made: tensors that the silo could make all the same.
+        values: tensors that the silo could still compute.
     """
     kept = {
-        item.name: made[item.name].to("cpu", torch.float64).nan_to_num(nan=0.0).clamp(-item.bound, item.bound)
-        for item in _kept(schema)
-        if item.name in made
+        item.name: values[item.name]
+        .to("cpu", torch.float64)
+        .nan_to_num(nan=0.0)
+        .clamp(-item.bound, item.bound)
+        for item in _kept_fields(schema)
+        if item.name in values
     }
     needed = (item.name for item in of_records(schema) if not item.products)
-    lacks = float(made.get(FAILED, 0.0)) >= LACKING or any(name not in kept for name in needed)
+    lacks = float(values.get(FAILED, 0.0)) >= LACKING or any(name not in kept for name in needed)
     flag = torch.tensor(1.0 + LACKING * lacks, dtype=torch.float64)
     return {**neutral(schema, received).tensors, **kept}, {FAILED: flag}
 
 
 def blinded(schema: Schema, term: Term) -> dict[Group, bytes]:
-    """Return a failed silo's term with random integers in sums of features that it lacks, and ``of_records``.
+    """Return a failed silo's term with random integers in lacking sums of features and ``of_records``.
 
-    Such a sum is used only if no silo lacks it. Without its part the total would be one of fewer silos: less
-    than the next job's by this silo's own records alone. So it shows nothing.
+    Such a sum is used only if no silo lacks it. Without this silo's part its total would differ from the next
+    job's by this silo's own records alone; random integers make it meaningless.
 
     Args:
         schema: of the phase, with its riders; without noise.
         term: as encoded.
     """
-    made, beside = dict(term), any(item.products for item in schema.fields)
+    groups, beside = dict(term), any(item.products for item in schema.fields)
     alone = of_records(schema) if _lacks(schema, term) else ()
     for group, data in term.items():
         arrays = codec.unpack(schema, group, data)
@@ -283,17 +290,17 @@ def blinded(schema: Schema, term: Term) -> dict[Group, bytes]:
                 item.name: np.frombuffer(secrets.token_bytes(item.bytes), arrays[item.name].dtype)
                 for item in lacking
             }
-            made[group] = codec.pack(schema, group, {**arrays, **random})
-    return made
+            groups[group] = codec.pack(schema, group, {**arrays, **random})
+    return groups
 
 
 def with_noise(made: Contribution, schema: Schema, plan: PrivacyPlan, silo: RiderView) -> Contribution:
-    """Return a contribution that changes nothing, with this silo's share of the noise of noisy totals.
+    """Return a neutral contribution with this silo's share of the noise of noisy totals.
 
-    What its ledger has is told as ever: else the absence would name this silo.
+    Its spent epsilon is reported as usual: its absence would identify this silo.
 
-    The others' records are hidden by the noise of s - c honest silos, whoever of them fails. Noise alone says
-    nothing of this silo's records, so that nothing is charged.
+    The noise of s - c honest silos protects the others' records, whichever of them fail. Noise alone
+    discloses nothing about this silo's records, so nothing is charged.
 
     Args:
         made: of ``neutral``.
@@ -317,12 +324,12 @@ def with_noise(made: Contribution, schema: Schema, plan: PrivacyPlan, silo: Ride
             config, shares = plan.gradients, plan.training_shares(honest)
         if config is not None:
             noise[item.name] = torch.as_tensor(config.as_numbers(config.share(item.shape, shares)))
-    told = epsilon.told(silo) if epsilon.BINS in schema else {}
-    return replace(made, tensors={**made.tensors, **noise, **told})
+    shown = epsilon.told(silo) if epsilon.BINS in schema else {}
+    return replace(made, tensors={**made.tensors, **noise, **shown})
 
 
 def note(context: SiloContext, error: Exception) -> None:
-    """Write to the silo's own log why it cannot contribute."""
+    """Log at the silo why it cannot contribute."""
     unexpected = None if isinstance(error, TightframeError) else error
     context.log.error(
         "%s: nothing can be contributed to this sum: %s",

@@ -54,14 +54,14 @@ def with_noise(counted: Tensors, config: EvaluationConfig, honest: int) -> dict[
         honest: s - c of the enrolled silos, among whom the noise is divided.
     """
     units = _units(config)
-    made: dict[str, torch.Tensor] = {}
+    fields: dict[str, torch.Tensor] = {}
     for fold in FOLDS:
         for name, unit in units.items():
             field = f"evaluation/{fold}/{name}"
             exact = evaluation_totals.in_units(counted[field].numpy(), unit)
             noisy = exact + evaluation_totals.noise_for(exact.shape, config, honest)
-            made[field] = torch.from_numpy(np.asarray(config.as_numbers(noisy)))
-    return made
+            fields[field] = torch.from_numpy(np.asarray(config.as_numbers(noisy)))
+    return fields
 
 
 def _units(config: EvaluationConfig) -> dict[str, int]:
@@ -71,7 +71,7 @@ def _units(config: EvaluationConfig) -> dict[str, int]:
 
 
 CERTAIN_SHARE = 0.9
-"""Share of records, at its lower limit, from which on a model certainly gives one answer."""
+"""Lower limit of the share of records from which a model certainly gives one answer."""
 
 
 def summarise(
@@ -166,7 +166,7 @@ def _finding_fold(
 ) -> FoldMetrics:
     """Compute the metrics of one fold whose records have findings, as ``_fold`` does.
 
-    Noise is independent in all cells, also where a record is in several, so that intervals of means are those
+    Noise is independent in all cells, even where a record is in several, so that intervals of means are those
     of independent values.
 
     Args:
@@ -181,7 +181,7 @@ def _finding_fold(
     limits = [_records(value, 2 * cell) for value in tables.sum((1, 2)).tolist()]
     areas, of_areas = _finding_areas(scores, rows[:, ::-1], spread, bin_deviation)
     rates, of_rates = _finding_rates(tables, cell)
-    found = {
+    findings = {
         name: Finding(
             confusion=np.maximum(0, np.rint(tables[place])).astype(int).tolist(),
             sensitivity=rates[place][1][0],
@@ -202,11 +202,11 @@ def _finding_fold(
         records_interval=_records(records, cell),
         loss=None,
         **of_rates,
-        recall={name: item.sensitivity for name, item in found.items()},
-        recall_interval={name: item.sensitivity_interval for name, item in found.items()},
+        recall={name: item.sensitivity for name, item in findings.items()},
+        recall_interval={name: item.sensitivity_interval for name, item in findings.items()},
         class_records={name: max(0, round(number)) for name, number in present.items()},
         class_records_interval={name: _records(number, spread) for name, number in present.items()},
-        findings=found,
+        findings=findings,
         **of_areas,
         average_precision=None,
         **(
@@ -218,7 +218,7 @@ def _finding_fold(
 
 
 _Limited: TypeAlias = tuple[float | None, tuple[float, float] | None]
-"""A share and its limits; None of what is too noisy to tell."""
+"""A share and its limits; None if they are too noisy."""
 
 
 def _finding_rates(
@@ -228,34 +228,34 @@ def _finding_rates(
 
     A row with fewer noisy records than the floor has no share.
     """
-    rows, known = tables.sum(2), tables.sum((1, 2))
+    rows, records = tables.sum(2), tables.sum((1, 2))
     floor = class_floor(cell, 2)
     enough: NDArray[np.bool_] = np.asarray(rows >= floor)
     hits = np.stack([tables[:, 0, 0], tables[:, 1, 1]], 1)
     shares = hits / np.where(enough, rows, 1.0)
     low, high = noise_intervals.share(hits, rows - hits, cell, cell)
 
-    def told(place: int, row: int) -> _Limited:
+    def rate(place: int, row: int) -> _Limited:
         part = (slice(place, place + 1), row)
         return _mean(shares[part], low[part], high[part]) if enough[place, row] else (None, None)
 
-    whole: NDArray[np.bool_] = np.asarray(known >= max(COUNT_FLOOR, DEVIATIONS * cell * 2))
+    present: NDArray[np.bool_] = np.asarray(records >= max(COUNT_FLOOR, DEVIATIONS * cell * 2))
     right, spread = hits.sum(1), cell * math.sqrt(2)
-    ends = noise_intervals.share(right, known - right, spread, spread)
-    accuracy = _mean(right[whole] / known[whole], ends[0][whole], ends[1][whole])
-    both: NDArray[np.bool_] = np.asarray(enough.all(1))
-    balanced = _mean(shares[both].ravel(), low[both].ravel(), high[both].ravel())
-    deviations = cell / rows[both] * np.sqrt((1 - shares[both]) ** 2 + shares[both] ** 2)
-    return [(told(place, 0), told(place, 1)) for place in range(len(tables))], {
+    ends = noise_intervals.share(right, records - right, spread, spread)
+    accuracy = _mean(right[present] / records[present], ends[0][present], ends[1][present])
+    paired: NDArray[np.bool_] = np.asarray(enough.all(1))
+    balanced = _mean(shares[paired].ravel(), low[paired].ravel(), high[paired].ravel())
+    deviations = cell / rows[paired] * np.sqrt((1 - shares[paired]) ** 2 + shares[paired] ** 2)
+    return [(rate(place, 0), rate(place, 1)) for place in range(len(tables))], {
         "class_floor": floor,
         "accuracy": accuracy[0],
         "accuracy_interval": accuracy[1],
         "balanced_accuracy": balanced[0],
         "balanced_accuracy_interval": balanced[1],
         "balanced_accuracy_deviation": math.sqrt(float((deviations**2).sum())) / deviations.size
-        if both.any()
+        if paired.any()
         else None,
-        "classes_told": int(both.sum()),
+        "classes_told": int(paired.sum()),
         "classes": len(tables),
     }
 
@@ -277,8 +277,8 @@ def _finding_areas(
         return [None] * len(scores), {"auroc": None, "auroc_interval": None, "auroc_classes": 0}
     areas = np.clip(noise_intervals.area(scores, np.where(drawn[:, None], numbers, 1.0)), 0.0, 1.0)
     limits = noise_intervals.mean_finding_area(scores, numbers, drawn, spread, bin_deviation)
-    each = [float(area) if there else None for area, there in zip(areas, drawn, strict=True)]
-    return each, {
+    values = [float(area) if there else None for area, there in zip(areas, drawn, strict=True)]
+    return values, {
         "auroc": float(areas[drawn].mean()),
         "auroc_interval": noise_intervals.cut(*limits),
         "auroc_classes": int(drawn.sum()),
@@ -316,7 +316,8 @@ def _recall(
     spread = cell / safe * np.sqrt((1 - recall) ** 2 + (classes - 1) * recall**2)
     number = int(enough.sum())
     return {
-        # Only the mean is clipped: recalls clipped one by one would average too high where there is no hit.
+        # Only the mean is clipped: clipping each recall would bias the average upwards where there are no
+        # hits.
         "balanced_accuracy": float(np.clip(recall[enough].mean(), 0.0, 1.0)) if number else None,
         "balanced_accuracy_interval": noise_intervals.cut(
             *noise_intervals.mean(recall[enough], limits[0][enough], limits[1][enough])
@@ -359,7 +360,7 @@ def _areas(
     """Compute the mean area under the ROC curve over the classes with enough records for their noise.
 
     The confusion matrix gives the numbers of a class's records and of all others with far less noise than
-    the histograms do, so each histogram is shifted evenly to that sum.
+    the histograms do, so each histogram is shifted evenly to match that sum.
     """
     bins, row = scores.shape[2], confusion.sum(1)
     numbers = np.stack([row, row.sum() - row], 1)

@@ -3,12 +3,12 @@
 *Class sums* are averaged over releases, clipped, and used only above a floor: a method's ``update`` gets sums
 and numbers of records, as without privacy, but averaged over all releases so far.
 
-*Gradients*: a method's ``update`` gets the mean gradient times the number of silos, as without privacy. What
-divides the sum is the number of records (or patients) that take part, from all noisy numbers opened so far:
-never an exact one, and never below the standard deviation of its own noise.
+*Gradients*: a method's ``update`` gets the mean gradient times the number of silos, as without privacy. The
+divisor is the number of participating records (or patients), from all noisy numbers opened so far: never an
+exact one, and never below the standard deviation of its own noise.
 
-Beside *sums of frozen features* stand the public deviations of their noise, by which a method knows what in
-the totals is noise. They follow from the job and the cohort alone.
+*Sums of frozen features* come with the public deviations of their noise, which tell a method how noisy the
+totals are. They follow from the job and the cohort alone.
 
 All of it follows from opened totals and costs no privacy budget.
 """
@@ -129,10 +129,10 @@ def attach_gradients(phase: Phase, plan: PrivacyPlan, job: JobConfig) -> Phase:
 def expected_records(
     config: GradientSumConfig, state: ServerState, total: float, silos: int, honest: int
 ) -> tuple[ServerState, float]:
-    """Return the state with one more noisy number, and how many records a sum over these silos expects.
+    """Return the state with one more noisy number, and the expected records of a sum over these silos.
 
-    The number is the mean of a silo over all sums so far, times the silos of this one: sums after a drop-out
-    have fewer silos, and each round draws anew.
+    The number is the mean per silo over all sums so far, times the silos of this one: sums after a drop-out
+    have fewer silos, and each round draws new batches.
 
     Args:
         total: opened, in units of the clipping norm.
@@ -156,7 +156,7 @@ def expected_records(
 
 
 def attach_frozen_sums(phase: Phase, plan: PrivacyPlan, job: JobConfig) -> Phase:
-    """Return a phase whose method gets the deviations beside the totals; the same without such sums."""
+    """Return a phase whose method gets the deviations with the totals; the same phase without such sums."""
     names = [item.name for item in phase.schema.fields if is_frozen_sum(item)]
     release = plan.frozen
     if release is None or not names:

@@ -2,12 +2,12 @@
 
 Where a job has an ``update_norm``, every silo adds a one to the range that the norm of its own update lies
 in, before it is rescaled; the sum is a histogram over silos, which names none. A silo with wrong records,
-labels or units stands out. A silo that was changed to poison the model adds its one where it likes: nothing
-here finds it.
+labels or units stands out. A silo that was changed to poison the model adds its one wherever it wants:
+nothing here detects it.
 
 The histogram is static, although updates change: a silo mostly stays in its range from round to round, so
-that two histograms over two cohorts would tell the range of the silo between them. After a drop-out it stays
-shut.
+that histograms over two cohorts would disclose the range of the silo by which they differ. After a drop-out
+it stays shut.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ FACTOR = 4.0
 EDGES = tuple(FACTOR**power for power in range(-10, 1))
 """Upper ends of the ranges, over ``update_norm``; each belongs to its range. The last one has no end."""
 APART = 2
-"""Ranges by which one silo must lie above all others to be reported: more than ``FACTOR`` times as long."""
+"""Ranges by which one silo must exceed all others to be reported: more than ``FACTOR`` times as long."""
 FEWEST = 3
-"""Silos of which one can stand out."""
+"""Fewest silos among which one can stand out."""
 
 
 def attach(phase: Phase, limit: float) -> Phase:
@@ -63,19 +63,19 @@ def attach(phase: Phase, limit: float) -> Phase:
     norms = {item.name: item.norm for item in phase.schema.fields if item.norm is not None}
     if not norms:
         return phase
-    (unit,) = set(norms.values())  # of the fields, which a method may scale
+    (unit,) = set(norms.values())  # unit of the fields, which a method may scale
     schema = phase.schema + Schema((Field(SILOS, (len(EDGES) + 1,), bound=1.0, static=True),))
 
     def contribute(silo: SiloView, received: Tensors, state: Tensors) -> Contribution:
-        made = phase.contribute(silo, received, state)
-        share = joint_norm(made.tensors[name] for name in norms) / unit
+        contribution = phase.contribute(silo, received, state)
+        share = joint_norm(contribution.tensors[name] for name in norms) / unit
         rider_view(silo).context.log.info(
             "%s: the update's norm is %.3g%s",
             silo.name,
             share * limit,
             f": rescaled to {limit:g} (update_norm)" if share > 1 else "",
         )
-        return replace(made, tensors={**made.tensors, SILOS: one_hot(share)})
+        return replace(contribution, tensors={**contribution.tensors, SILOS: one_hot(share)})
 
     def read(state: ServerState, totals: Totals, cohort: Cohort) -> Reading:
         own, others = taken_out(totals, SILOS.__eq__)
@@ -83,12 +83,12 @@ def attach(phase: Phase, limit: float) -> Phase:
         if not own:
             return reading
         try:
-            told = read_total(own[SILOS], cohort.size - cohort.failed, limit)
+            histogram = read_total(own[SILOS], cohort.size - cohort.failed, limit)
         except ValueError as error:
             return reading.warning(f"round {cohort.round}: the norms of updates are not used: {error}")
-        if told.apart:
-            reading = reading.warning(f"round {cohort.round}: {in_words(told)}")
-        return reading.noting(NOTE, told)
+        if histogram.apart:
+            reading = reading.warning(f"round {cohort.round}: {in_words(histogram)}")
+        return reading.noting(NOTE, histogram)
 
     return replace(phase, schema=schema, contribute=contribute, read=read)
 
@@ -114,7 +114,7 @@ def one_hot(share: float) -> torch.Tensor:
 
 
 def read_total(total: NDArray[np.float64], silos: int, limit: float) -> UpdateNorms:
-    """Return what a histogram says.
+    """Read an opened histogram.
 
     Args:
         total: number of silos in each range (B,).
@@ -122,7 +122,7 @@ def read_total(total: NDArray[np.float64], silos: int, limit: float) -> UpdateNo
         limit: the job's ``update_norm``.
 
     Raises:
-        ValueError: if it is no histogram of so many silos: one of them did not keep to the protocol.
+        ValueError: if it is not a histogram of this number of silos: one of them violated the protocol.
     """
     if (total != np.rint(total)).any() or total.min() < 0 or total.sum() != silos:
         raise ValueError(f"Expected a histogram of {plural(silos, 'silo')}, but got {total.tolist()}.")
@@ -137,7 +137,7 @@ def read_total(total: NDArray[np.float64], silos: int, limit: float) -> UpdateNo
 
 
 def in_words(norms: UpdateNorms) -> str:
-    """Say that one silo stands out, and what that can mean."""
+    """Describe that one silo stands out, and the possible reasons."""
     *rest, top = norms.histogram
     others, norm = sum(item.silos for item in rest), f"{'' if top.up_to is None else 'of '}{top}"
     return (

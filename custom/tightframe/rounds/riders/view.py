@@ -43,7 +43,7 @@ class RiderView(SiloView, Protocol):
 
     @property
     def offers_prototypes(self) -> bool:
-        """Check that neither the job's list nor the site's configuration withholds its prototypes."""
+        """Check that neither the job's list nor the site's configuration withholds the silo's prototypes."""
 
     def finding_counts(self) -> torch.Tensor:
         """Count distinct training records with each finding, and without it: int64 (K, 2)."""
@@ -52,10 +52,10 @@ class RiderView(SiloView, Protocol):
         """Return how often each training record counts in moments of the inputs, float64 (n,)."""
 
     def held_counts(self) -> torch.Tensor:
-        """Count distinct training records of each class, by which the class rules go: int64 (C,)."""
+        """Count distinct training records of each class, for the class rules: int64 (C,)."""
 
     def enough_of_class(self, schema: Schema) -> torch.Tensor:
-        """Return of which classes this silo's records have values enough for a job's sums, bool (C,)."""
+        """Return the classes of which this silo's records have enough values for a job's sums, bool (C,)."""
 
     def charge(self, purpose: str, events: Sequence[Event], *, alone: Event | None = None) -> None:
         """Charge a release to the site's ledger, before its noise is drawn."""
@@ -77,5 +77,5 @@ class RiderView(SiloView, Protocol):
 
 
 def rider_view(silo: SiloView) -> RiderView:
-    """Return a silo's view as a rider's: a phase is given a method's, which is the same object."""
+    """Return a silo's view as a rider's: a phase receives a method's view, which is the same object."""
     return cast(RiderView, silo)

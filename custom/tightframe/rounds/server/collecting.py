@@ -32,10 +32,10 @@ from tightframe.rounds.sums.common import (
 
 @dataclass(frozen=True)
 class SharedState:
-    """The state of a run as requests name it: silos compute it from the last total, or ask for it.
+    """The state of a run as named in requests: silos compute it from the last total, or ask for it.
 
     Attributes:
-        state: that the next exchange rests on.
+        state: on which the next exchange rests.
         before: SHA-256 (hex) of the state before the last opened total; empty if there is none.
         start: weights of a pretrained start, until a sum has been opened; None without one.
     """
@@ -50,11 +50,11 @@ class SharedState:
         return state_sha256(self.state)
 
     def after(self, state: ServerState) -> SharedState:
-        """Return the same after a total was opened."""
+        """Return the shared state after a total was opened."""
         return SharedState(state, self.sha256)
 
     def named(self) -> Message:
-        """Return what every request says of it."""
+        """Return the keys by which every request names it."""
         start = {} if self.start is None else {"start": self.start}
         return {"state": self.sha256, "before": self.before, **start}
 
@@ -71,7 +71,7 @@ class Collector:
 
     Attributes:
         opened: (sum, cohort) of each sum opened so far. A silo that missed a request must still learn whether
-            its last term was opened, so each request lists all sums that the silo may not know of.
+            its last term was opened, so each request lists all sums that the silo may not know.
         start: loads the pretrained start for silos that missed the first exchanges; returns None without one.
         unverified: writes the checkpoint of the last round, once silos have verified its total.
     """
@@ -89,7 +89,7 @@ class Collector:
         self.opened: list[tuple[str, list[str]]] = []
         self.start: Callable[[], bytes | None] = lambda: None
         self.unverified: Callable[[], None] | None = None
-        self._known: dict[str, int] = {}  # silo -> how many of `opened` it knows of for certain
+        self._known: dict[str, int] = {}  # silo -> number of sums in `opened` that it certainly knows
 
     def run(
         self,
@@ -119,7 +119,9 @@ class Collector:
                 self._handle_unopened(exchange, row)
         else:
             row, totals = self.collect(transport, exchange, phase, shared, among=among)
-        if totals and self.unverified is not None:  # this sum was opened, so silos have verified the last
+        if (
+            totals and self.unverified is not None
+        ):  # this sum was opened, so silos have verified the last total
             self.unverified()
             self.unverified = None
         cohort = Cohort.of(exchange.round, row.silos, self._record.weights)
@@ -232,7 +234,7 @@ class Collector:
         return self._sums.seal(following, {"opened": {}, **shared.named()}, last=last)
 
     def _requests(self, exchange: Exchange, common: Message, silos: Sequence[str]) -> dict[str, Message]:
-        """Return each silo's request: the common part, and the sums opened that it may not know of."""
+        """Return each silo's request: the common part, and the opened sums that it may not know."""
         if exchange.closing:  # for the silos' own reports, which list the silos that dropped out
             lost = {site: item.as_json() for site, item in self._record.lost.items()}
             common = {**common, "lost": lost}
@@ -245,7 +247,7 @@ class Collector:
         phase: Phase,
         shared: SharedState,
     ) -> tuple[Row, IntegerTotals]:
-        """Collect a sum of counts only, which is opened for the whole roster only, in up to two attempts.
+        """Collect a sum of counts, which is opened only for the whole roster, in up to two attempts.
 
         After the rounds there is a second attempt even after too few answers, so that a trained model does
         not depend on a single one.
@@ -278,7 +280,7 @@ class Collector:
             row.kind,
             describe_codes(row.dropped),
         )
-        if row.bytes_up:  # an exchange with too few silos is recorded already
+        if row.bytes_up:  # an exchange with too few silos is already recorded
             self._record.dropped(row.kind, row.round, row.silos, row.dropped)
 
     def _long_gone(self, exchange: Exchange, row: Row) -> bool:
@@ -330,7 +332,7 @@ class _RecordingTransport:
     """A transport that records which silos have answered the enrolment.
 
     Sums shrink their roster while silos do not answer. If that ends in an error, only the transport knows all
-    silos that were lost on the way.
+    silos that were lost before.
 
     Attributes:
         lost: silo -> code of all silos without an accepted answer so far.

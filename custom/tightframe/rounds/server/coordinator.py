@@ -57,7 +57,7 @@ class Coordinator:
         initial_model: safetensors file of a pretrained start, from the server's own site.
         job_id: the run's id in the engine; by default the identity's.
         stopped: checkpoint of the run that the job resumes.
-        ended_jobs: folder in which the engine keeps ended jobs, for the models that a withdrawal does not
+        ended_jobs: folder in which the engine keeps ended jobs, to find models that a withdrawal does not
             reach; None where their results lie beside this one's.
         on_round: called with the row of each exchange.
         write_page: writes the page of the results; without it there is none.
@@ -142,7 +142,7 @@ class Coordinator:
             shared = self._withdraw(transport, *previous)
         else:
             shared = self._resume(transport, *previous)
-        if job.statistics is not None:  # that was all
+        if job.statistics is not None:  # nothing else to do
             self.record.trained = True
             self._collector.seal(transport, shared)
             return shared.state
@@ -168,8 +168,8 @@ class Coordinator:
     def _keep_checkpoint(self, state: ServerState, number: int) -> None:
         """Write a round's checkpoint; with verified totals only once silos have verified its last total.
 
-        A silo resumes from no state but one whose totals it has verified, so until then the checkpoint of the
-        round before is the one to resume from.
+        A silo resumes only from a state whose totals it has verified, so until then the previous round's
+        checkpoint is the one to resume from.
         """
         write = resume.checkpoint_of(
             self.record,
@@ -185,7 +185,7 @@ class Coordinator:
             write()
 
     def _after(self, transport: Transport, shared: SharedState) -> SharedState:
-        """Run a method's exchanges after the last round; if one fails, the model stays as it is."""
+        """Run a method's exchanges after the last round; if one fails, the model stays unchanged."""
         for exchange in self.setup.plan.at(AFTER, self.setup.job.rounds):
             try:
                 shared, _ = self._collector.run(transport, shared, exchange)
@@ -231,7 +231,7 @@ class Coordinator:
         )
 
     def _begin(self, transport: Transport) -> SharedState:
-        """Enrol the silos, and return the state before round 1, after all exchanges that come first."""
+        """Enrol the silos, run the exchanges before round 1, and return the state."""
         weights = None if self._initial_model is None else read_weights(self._initial_model)
         state, loaded = start_state(self.setup, weights)
         if loaded is not None:
@@ -267,7 +267,7 @@ class Coordinator:
         """Enrol the run's silos, and return its state after records were taken out of its total.
 
         Raises:
-            RunError: TF-521 without a total, TF-523 without all silos of the run, or if too little is
+            RunError: TF-521 without a total, TF-523 without all silos of the run, or if too few records are
                 withdrawn.
         """
         record, withdraw = self.record, self.setup.job.withdraw
@@ -284,7 +284,7 @@ class Coordinator:
             )
         shared = SharedState(stored.state)
         for exchange in self.setup.plan.beginning():
-            # No silo tells classes, or puts names on its list, behind a total that it has not verified.
+            # No silo discloses classes, or adds names to its list, after a total that it has not verified.
             asks = exchange.kind == BEFORE and exchange.index > 0
             if asks and not self._collector.seal(transport, shared, last=False):
                 raise RunError(
@@ -336,7 +336,7 @@ class Coordinator:
         return None
 
     def _enroll(self, transport: Transport, saved: resume.SavedRun | None = None) -> None:
-        """Enrol the job's silos; in a resumed job those of the stopped run, for whom its counts are open."""
+        """Enrol the job's silos; in a resumed job those of the stopped run, whose counts were opened."""
         job, started = self.setup.job, time.monotonic()
         roster = list(job.roster) if saved is None else sorted(saved.weights)
         request = {"job_sha256": job.sha256(), "version": __version__, "roster": roster}
@@ -375,7 +375,7 @@ class Coordinator:
                 shared, _ = self._collector.run(transport, shared, exchange)
             except TooFewError as error:
                 if not self.setup.trains:
-                    raise  # nothing else was asked for
+                    raise  # the evaluation was the job's only purpose
                 # The model is trained, and the silos that answered have it: the run has not failed.
                 self.log.warning("the final model was not measured: %s", error)
                 self.record.closing_failed = str(error)

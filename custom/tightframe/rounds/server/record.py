@@ -1,4 +1,4 @@
-"""The server's record of a run, and the files that it leaves: metrics, model card, outcome, report."""
+"""The server's record of a run, and its result files: metrics, model card, outcome, report."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ from tightframe.rounds.sums.declaration import Declaration, applied_weights, tel
 
 
 class RunRecord:
-    """Record of a run, kept on disk and up to date while it runs.
+    """Record of a run, kept up to date on disk while it runs.
 
     Args:
         setup: the job, and what it names.
-        log: for the line a round and the last screen.
-        write_page: makes the page of the folder at the end; without it there is none.
+        log: for one line per round and the last screen.
+        write_page: writes the page of the folder at the end; without it there is none.
     """
 
     def __init__(
@@ -69,14 +69,14 @@ class RunRecord:
         self.synthetic = False
         self.initial_model: InitialModel | None = None
         self.withdrawn: WithdrawnRecords | None = None
-        self.withheld: tuple[str, ...] = ()  # folds that a withdrawal keeps from being evaluated
+        self.withheld: tuple[str, ...] = ()  # folds that are not evaluated because of a withdrawal
         self.rounds_done = 0
         self.absent: dict[str, str] = {}
-        self.refused_rules: dict[str, list[str]] = {}  # of silos that refuse, as they tell them
-        self.lost: dict[str, dropouts.Lost] = {}  # of the enrolled ones, those that are missing now
-        self.closing_failed: str | None = None  # why the last model could not be evaluated, if it was asked
+        self.refused_rules: dict[str, list[str]] = {}  # of silos that refuse, as they report them
+        self.lost: dict[str, dropouts.Lost] = {}  # enrolled silos that are missing now
+        self.closing_failed: str | None = None  # why the last model could not be evaluated
         self.trained = False
-        self.absent_classes: list[str] = []  # which the class rules kept out of the model's sums
+        self.absent_classes: list[str] = []  # left out of the model's sums by the class rules
         self.sums: str = job.summation
         self.declared: dict[str, Declaration] = {}
         self.privacy = setup.privacy
@@ -85,7 +85,9 @@ class RunRecord:
         self._class_sums = None if job.privacy is not None else class_sums_planned(setup)
         self.statistics: TableStatistics | None = None  # of a job that sums them
         self.personal: Personal | None = None  # means over silos of their personal models
-        self.watcher: Callable[[], None] | None = None  # told of every new status, on the thread that sets it
+        self.watcher: Callable[[], None] | None = (
+            None  # called on every new status, on the thread that sets it
+        )
         self.status = Status(
             job_name=job.job_name,
             rounds=job.rounds,
@@ -94,8 +96,8 @@ class RunRecord:
         )
         self.temporary = False  # whether the caller removes the folder with the outcome
         self.best: tuple[float, int] | None = None
-        self.judges: frozenset[str] = frozenset()  # who counted the best model
-        self.others: frozenset[str] | None = None  # who counted the latest model, where that differs
+        self.judges: frozenset[str] = frozenset()  # silos that evaluated the best model
+        self.others: frozenset[str] | None = None  # silos that evaluated the latest model, where they differ
         self._setup = setup
         self._method = setup.method
         self._dataset = setup.dataset
@@ -116,7 +118,7 @@ class RunRecord:
 
     @property
     def data_line(self) -> str:
-        """One line about the records."""
+        """Line that describes the records."""
         title = self._dataset.title
         if not self.weights:
             return f"{title}; no silo was enrolled"
@@ -131,14 +133,14 @@ class RunRecord:
         return self._dataset.options.model_validate(self.job.dataset_options)
 
     def enrolled(self, enrolled: Enrolled) -> None:
-        """Put on record who takes part, and what each says of itself."""
+        """Record the enrolled silos and their declarations."""
         self.declared, self.absent = dict(enrolled.declared), dict(enrolled.absent)
         self.weights = applied_weights(self.declared, self.job.max_weight_share)
         self.synthetic = any(item.synthetic for item in enrolled.declared.values())
         self.status = self.status.enrolled(self.weights, self.absent)
 
     def failed(self, site: str, code: str, rules: Sequence[str]) -> None:
-        """Note a silo without a usable answer, as soon as the transport knows."""
+        """Record a silo without a usable answer, as soon as the transport knows."""
         if rules:
             self.refused_rules[site] = list(rules)
         if self.status.state == "enrolling":
@@ -147,13 +149,13 @@ class RunRecord:
             self._tell_lost()
 
     def answered(self, site: str) -> None:
-        """A silo's term has come."""
+        """Record that a silo's term has arrived."""
         self.status = self.status.answer(site)
         if self.lost.pop(site, None) is not None:
             self._tell_lost()
 
     def _miss(self, site: str, code: str) -> bool:
-        """Note since when a silo is missing; whether that is news."""
+        """Note since when a silo is missing; return whether that is new."""
         if site in self.lost or site not in self.declared:
             return False
         place = self.status
@@ -171,7 +173,7 @@ class RunRecord:
         evaluated = [row for row in self.rows if row.evaluation is not None]
         final = self._final()
         asked = closing is not None and not closing.static_opened and self._setup.evaluates
-        said = dropouts.notes(
+        lines = dropouts.notes(
             self.lost,
             enrolled=len(self.declared),
             since=self._unmeasured(),
@@ -180,10 +182,10 @@ class RunRecord:
             last_measured=evaluated[-1].round if evaluated else None,
         )
         if self.closing_failed is not None:
-            said.append(f"The final model was not measured: {self.closing_failed}")
+            lines.append(f"The final model was not measured: {self.closing_failed}")
         if self.absent_classes:
             ruled = self.job.class_rules == "on" and self.privacy is None
-            said.append(
+            lines.append(
                 words.absent_classes(
                     self.absent_classes,
                     in_sums_only=self._method.one_sum is None,
@@ -192,10 +194,10 @@ class RunRecord:
                     noisy=self.privacy is not None,
                 )
             )
-        return said
+        return lines
 
     def set_absent_classes(self, state: ServerState) -> None:
-        """Note the classes that the sums of a run lack, by the state at its end."""
+        """Record the classes missing from a run's sums, by the state at its end."""
         holders, known = class_rules.holders_in(state), state.extra.get(KNOWN)
         if self._method.one_sum is not None and known is not None:
             lacks = (known == 0).tolist()
@@ -208,26 +210,26 @@ class RunRecord:
         return dropouts.unmeasured_since((row.kind, row.round, not row.static_opened) for row in self.rows)
 
     def _final(self) -> Row | None:
-        """The row of the last round's model, if that was evaluated."""
+        """Return the row of the last round's model, if that was evaluated."""
         return final_row(self.rows, self.rounds_done) if self.trained else None
 
     def not_enrolled(self, absent: Mapping[str, str]) -> None:
-        """Put on record whom an enrolment that ended the run has left out."""
+        """Record the silos that did not enrol, where that ended the run."""
         self.absent |= absent
         self.status = self.status.enrolled((), self.absent)
 
     def lowered(self) -> str | None:
-        """Name the silos that weigh less than they declare; None if all weigh what they declare."""
+        """Name the silos whose weight is lower than declared; None if there are none."""
         lowered = {site: self.declared[site].weight for site, weight in self.weights.items()}
         lowered = {site: value for site, value in lowered.items() if value != self.weights[site]}
         if not lowered:
             return None
-        said = ", ".join(f"{site} {value:g} as {self.weights[site]:g}" for site, value in lowered.items())
-        return f"a weight is at most {self.job.max_weight_share:g} of their sum (`max_weight_share`): {said}"
+        text = ", ".join(f"{site} {value:g} as {self.weights[site]:g}" for site, value in lowered.items())
+        return f"a weight is at most {self.job.max_weight_share:g} of their sum (`max_weight_share`): {text}"
 
     @property
     def left_out_by(self) -> dict[str, list[str]]:
-        """Silos that are not in the run for their policy's sake, and the rules that they tell."""
+        """Return the silos that their policy keeps out of the run, with the rules that they name."""
         return {site: rules for site, rules in sorted(self.refused_rules.items()) if site in self.absent}
 
     def rules(self) -> list[str]:
@@ -254,9 +256,9 @@ class RunRecord:
         records = {site: item.weight for site, item in self.declared.items()}
         untold = self.job.weights == "uniform"
         sizes = Sizes.of(records, self.job.assumed_colluders(len(records)))
-        for found, sure in ((self._products, sizes.sure()), (self._units, sizes.behind(self._behind))):
-            if found is not None and records:
-                lines += warned(found, None if untold else sure)
+        for planned, sure in ((self._products, sizes.sure()), (self._units, sizes.behind(self._behind))):
+            if planned is not None and records:
+                lines += warned(planned, None if untold else sure)
         if self._class_sums is not None and records:
             declared = None if untold else sizes.declared
             lines += warned(self._class_sums, declared, classes=len(self._dataset.class_names))
@@ -267,16 +269,16 @@ class RunRecord:
             lines.append(f"the evaluation's counts are exact: {one}")
         for part in self._parts():
             fold, _, place = part.partition("/")
-            known = f" with {self._dataset.class_names[int(place)]} known" if place else ""
+            finding = f" with {self._dataset.class_names[int(place)]} known" if place else ""
             if part in self.withheld:
                 lines.append(f"{fold} records are not evaluated: too few of them were withdrawn")
             elif part in self._told_by_few():
                 lines.append(
-                    f"{fold} records{known} of fewer than {MIN_HOLDERS} silos could be counted: none are"
+                    f"{fold} records{finding} of fewer than {MIN_HOLDERS} silos could be counted: none are"
                 )
-            if few := sorted(site for site, item in self.declared.items() if part in item.untold):
+            if sites := sorted(site for site, item in self.declared.items() if part in item.untold):
                 lines.append(
-                    f"too few {fold} records{known} to be counted (min_test_count): {', '.join(few)}"
+                    f"too few {fold} records{finding} to be counted (min_test_count): {', '.join(sites)}"
                 )
         if self.privacy is None:
             lines.append("no differential privacy: a total itself is exact")
@@ -285,7 +287,7 @@ class RunRecord:
         return lines
 
     def _statistics_rules(self) -> list[str]:
-        """List the rules that held for statistics."""
+        """List the privacy rules of a job with statistics."""
         if self.privacy is not None:
             return [self.privacy.describe()]
         counts = sorted({item.min_class_count for item in self.declared.values()})
@@ -299,14 +301,14 @@ class RunRecord:
         ]
 
     def add(self, row: Row, notes: Mapping[str, Any], received: Tensors) -> Row:
-        """Put an exchange on record, and its evaluation to the model that it is of.
+        """Record an exchange, and its evaluation in the row of the evaluated model.
 
         Args:
             notes: of the riders of the exchange, by name.
             received: the model that was evaluated: the one before this exchange.
 
         Returns:
-            The row as it is on record.
+            The row as recorded.
         """
         before: Row | None = None
         counts = {name: note for name, note in notes.items() if isinstance(note, (int, float))}
@@ -335,7 +337,7 @@ class RunRecord:
         return row
 
     def _table(self, totals: Totals, row: Row) -> TableStatistics:
-        """Return the statistics of a job that sums them; ``row`` is of its last exchange."""
+        """Return the statistics of a job with ``statistics``; ``row`` is of its last exchange."""
         layout, plan = self._setup.layout, self.privacy
         assert layout is not None  # noqa: S101 - only such a job has this note
         privacy: dict[str, Any] = {}
@@ -380,7 +382,7 @@ class RunRecord:
         return getattr(self._asked, "test", None) == "global"
 
     def _summarised(self, counted: Totals, row: Row, by: Sequence[str]) -> Evaluation:
-        """Return metrics of an exchange's totals, which may be noisy; ``by`` are the silos that counted."""
+        """Return metrics of an exchange's totals, which may be noisy; ``by`` are the silos that evaluated."""
         names = self._dataset.class_names
         if self.privacy is None or self.privacy.evaluation is None:
             copies = max(1, len(by)) if self._test_shared else 1
@@ -402,17 +404,17 @@ class RunRecord:
         return left_out or fold in (*self._told_by_few(), *self.withheld)
 
     def _told_by_few(self) -> tuple[str, ...]:
-        """Return the parts that no silo tells of, because only one or two would."""
+        """Return the parts that no silo evaluates, because only one or two could."""
         silos = tellers(self.declared.values()) if self.declared and self.job.summation == "secure" else None
         return evaluation.told_by_few(self.job, silos)
 
     def dropped(self, kind: str, number: int, silos: list[str], failed: Mapping[str, str]) -> None:
-        """Put on record an exchange that had too few silos and was not opened."""
+        """Record an exchange that had too few silos and was not opened."""
         self._append(Row(round=number, kind=kind, silos=silos, dropped=dict(failed)))
         write_rows(self.folder, self.rows)
 
     def _append(self, row: Row) -> None:
-        """A sum is over: who is in it, and who is missing."""
+        """Append the row of a sum, with its cohort and the missing silos."""
         self.rows.append(row)
         self.status = self.status.summed(row)
         back = [self.lost.pop(site, None) for site in row.silos]
@@ -421,7 +423,7 @@ class RunRecord:
             self._tell_lost()
 
     def write_card(self, sha256: str | None) -> None:
-        """Write ``model.json``: what the model is, from what, its metrics, and the versions used.
+        """Write ``model.json``: the model, its job and records, its metrics, and the versions used.
 
         Args:
             sha256: of the model's file; None where each silo has a model of its own and the server none.
@@ -447,7 +449,7 @@ class RunRecord:
         ).write(self.folder)
 
     def finish(self, reason: str | None) -> Ended:
-        """Write ``outcome.json`` and the page, show the last screen, return the outcome."""
+        """Write ``outcome.json`` and the page, log the last screen, return the outcome."""
         self.status = self.status.ended(trained=self.trained, reason=reason)
         result = self._ended(reason)
         result.write(self.folder)
@@ -509,23 +511,23 @@ class RunRecord:
         )
 
     def _one_sum(self) -> OpenedSum | None:
-        told = self._method.one_sum
-        if told is None or not self._setup.trains:
+        one_sum = self._method.one_sum
+        if one_sum is None or not self._setup.trains:
             return None
-        numbers = dict(told.opened(self._setup.setting))
-        return OpenedSum(numbers=numbers, noisy=self.job.privacy is not None, follows=told.follows)
+        numbers = dict(one_sum.opened(self._setup.setting))
+        return OpenedSum(numbers=numbers, noisy=self.job.privacy is not None, follows=one_sum.follows)
 
     def _remember_best(self, row: Row, received: Tensors) -> None:
         """Keep the model with the best balanced accuracy on the validation folds.
 
-        Only models counted by the same silos are compared: without a hard silo's records any model
-        looks better. After two models in a row counted by other silos (one is gone for good, or is
-        back) the comparison starts anew with those.
+        Only models evaluated by the same silos are compared: without a hard silo's records any model looks
+        better. After two models in a row evaluated by other silos (one was lost, or came back) the comparison
+        restarts with those.
         """
         if not received:
             return  # each silo has a model of its own
         if row.round == 0 or row.evaluation is None or row.evaluation.test.noisy:
-            return  # of a few noisy models the best one is the luckiest
+            return  # the best of a few noisy models is mostly lucky
         judges = frozenset(row.evaluated_by)
         value = row.evaluation.validation.balanced_accuracy
         if value is None:
@@ -556,25 +558,25 @@ def _version(package: str) -> str:
 
 
 def values(setup: JobSetup) -> dict[str, Any]:
-    """The job's plain values with every option of its method, data set and models, defaults among them.
+    """Return the job's plain values with every option of its method, data set and models, defaults included.
 
-    For people to read: hashes are of what the job says itself. Options of a backbone's head are left out
-    where the method replaces that.
+    For people to read: hashes are of the job's own values. Options of a backbone's head are left out where
+        the method replaces the head.
     """
     job = setup.job
-    whole = job.model_dump(mode="json")
-    whole["method_options"] = _plain(setup.method.config, job.method_options)
-    whole["dataset_options"] = _plain(setup.dataset.options, job.dataset_options)
-    whole["model_options"] = _of_model(setup, job.model, job.model_options)
+    plain = job.model_dump(mode="json")
+    plain["method_options"] = _plain(setup.method.config, job.method_options)
+    plain["dataset_options"] = _plain(setup.dataset.options, job.dataset_options)
+    plain["model_options"] = _of_model(setup, job.model, job.model_options)
     for site, own in job.site_models.items():
-        whole["site_models"][site]["model_options"] = _of_model(setup, own.model, own.model_options)
-    return whole
+        plain["site_models"][site]["model_options"] = _of_model(setup, own.model, own.model_options)
+    return plain
 
 
 def _of_model(setup: JobSetup, name: str, asked: dict[str, Any]) -> dict[str, Any]:
-    found = _plain(models.get(name).options, asked)
+    options = _plain(models.get(name).options, asked)
     unused = HEAD_OPTIONS if brings_head(setup.method, setup.setting) else ()
-    return {key: value for key, value in found.items() if key not in unused}
+    return {key: value for key, value in options.items() if key not in unused}
 
 
 def _plain(options: type[BaseModel], asked: dict[str, Any]) -> dict[str, Any]:

@@ -81,7 +81,7 @@ def checkpoint_of(
     static_cohort: tuple[str, ...] | None,
     opened: list[tuple[str, list[str]]],
 ) -> Callable[[], None]:
-    """Return what writes the checkpoint of a run after a round, with everything that resuming it needs.
+    """Return a writer of a run's checkpoint after a round, with everything that resuming needs.
 
     Args:
         job_id: the engine's id of this job.
@@ -89,7 +89,7 @@ def checkpoint_of(
         opened: every sum opened so far with its cohort.
 
     Returns:
-        A function that writes the run as it is now, however far it has come by then.
+        A function that writes the run's current state, even if the run has moved on by then.
     """
     job = record.job
     saved = SavedRun(

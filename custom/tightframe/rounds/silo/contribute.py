@@ -138,11 +138,11 @@ class Contributor:
         part = exchange.measure if job.withdraw is None else WITHDRAWAL if exchange.before else None
 
         def work() -> tuple[Contribution, dict[Group, bytes], bool]:
-            own = functools.partial(self._check_own, silo, exchange, phase, state, peers.sizes)
-            made = self._term(silo, own, phase, received, weights)
-            if made[0].proposed_state is not None:  # within: a failed training writes nothing
-                self._store.propose(sum_id, made[0].proposed_state, message["state"])
-            return made
+            check = functools.partial(self._check_own, silo, exchange, phase, state, peers.sizes)
+            result = self._term(silo, check, phase, received, weights)
+            if result[0].proposed_state is not None:  # within: a failed training writes nothing
+                self._store.propose(sum_id, result[0].proposed_state, message["state"])
+            return result
 
         self._encode(exchange, silo, state)
         if chosen:
@@ -150,8 +150,8 @@ class Contributor:
         with context.pace.working(str(sum_id), part, known=not chosen) as doing:
             _, term, doing.whole = self._seen_at_work(work)
         encoded = Encoded(sum_id, specs, term, bytes.fromhex(message["state"]), follows, formed)
-        told = self.evaluations if exchange.reported else None
-        words = () if told is None else told.in_words()
+        evaluations = self.evaluations if exchange.reported else None
+        words = () if evaluations is None else evaluations.in_words()
         own_report.note_sent(context, phase.schema, encoded, at_end=exchange.reported, evaluated=words)
         return encoded
 
@@ -198,15 +198,15 @@ class Contributor:
         if HOLDERS in phase.schema:
             held = silo.held_counts() >= silo.min_class_count
             own = replace(own, counts=own.counts * held, by_class=own.by_class * held)
-        seen = job.summation == "plain"
-        rule.check_own(policy, self._setup, phase.schema, state, sizes, own, seen=seen)
+        plain = job.summation == "plain"
+        rule.check_own(policy, self._setup, phase.schema, state, sizes, own, seen=plain)
 
     def _settle(self, message: Message, total: Total | None) -> None:
         """Let what this silo trained for the sums before count, or drop it."""
         # Of the total told a silo knows by itself whether it is in it: the server does not choose its state.
-        known = {} if total is None else {str(total.sum_id): list(total.survivors)}
+        cohorts = {} if total is None else {str(total.sum_id): list(total.survivors)}
         digest = None if total is None else total.digest().hex()
-        self._store.settle({**message["opened"], **known}, next(iter(known), None), digest)
+        self._store.settle({**message["opened"], **cohorts}, next(iter(cohorts), None), digest)
 
     def _seen_at_work(self, work: Callable[[], Result]) -> Result:
         """Do work on records of which others see how long it takes."""
@@ -230,7 +230,7 @@ class Contributor:
         Raises:
             TightframeError: for what does not depend on records (``failures.hidden``).
         """
-        batch_size, made = silo.setting.local.batch_size, Contribution({})
+        batch_size, contribution = silo.setting.local.batch_size, Contribution({})
         try:
             with (
                 repeatable(silo.stream("torch"), self._device),
@@ -238,13 +238,13 @@ class Contributor:
                 silo.memory_named("training.batch_size", batch_size),
             ):
                 check()
-                made = phase.contribute(silo, received, self._store.committed())
-            failed = made.tensors.get(failures.FAILED)
+                contribution = phase.contribute(silo, received, self._store.committed())
+            failed = contribution.tensors.get(failures.FAILED)
             whole = failed is None or not bool(failed)
-            term = _encoded(silo, phase.schema, made.tensors, weights)
+            term = _encoded(silo, phase.schema, contribution.tensors, weights)
             if not whole and self._setup.privacy is None:
                 term = failures.blinded(phase.schema, term)
-            return made, term, whole
+            return contribution, term, whole
         except Exception as error:
             # What noise has covered may be told, whatever becomes of it: the bound, above all.
             covered = self._setup.privacy is not None and isinstance(error, ContributionError)
@@ -252,11 +252,13 @@ class Contributor:
                 raise
             failures.note(self._context, error)
         private = self._setup.privacy
-        made = failures.without_update(phase.schema, received, {} if private is not None else made.tensors)
+        contribution = failures.without_update(
+            phase.schema, received, {} if private is not None else contribution.tensors
+        )
         if private is not None:
-            made = failures.with_noise(made, phase.schema, private, silo)
-        term = _encoded(silo, phase.schema, made.tensors, weights)
-        return made, term if private is not None else failures.blinded(phase.schema, term), False
+            contribution = failures.with_noise(contribution, phase.schema, private, silo)
+        term = _encoded(silo, phase.schema, contribution.tensors, weights)
+        return contribution, term if private is not None else failures.blinded(phase.schema, term), False
 
     def _encode(self, exchange: Exchange, silo: LocalSilo, state: ServerState) -> None:
         """Compute the features of a frozen encoder, if there are any to compute.
@@ -264,7 +266,7 @@ class Contributor:
         Before the work that others see the time of: its encoder is that of the job's start, so that nothing
         of this depends on a state that a server could have chosen, nor on how far work gets.
         """
-        context, own = self._context, self._setup.method.own_model
+        context, own_model = self._context, self._setup.method.own_model
         if not context.pace.on or exchange.kind == STATISTICS or context.job.withdraw is not None:
             return  # statistics load no model; a withdrawal has other records, of which all is work
         if context.features.has(parts := used_parts(self._setup)):
@@ -273,7 +275,7 @@ class Contributor:
             return
 
         def compute() -> None:
-            tensors = state.model if own is None else own(silo, self._store.committed())
+            tensors = state.model if own_model is None else own_model(silo, self._store.committed())
             view = LocalSilo(context, self._setup, self._device, exchange.stream)
             loaded = LoadedEncoder.of(cast(FrozenEncoder, view.load(tensors)))
             for fold, exact in parts:

@@ -85,22 +85,22 @@ class FollowedState:
                 than the job's start, or if this silo missed nothing, or was sent another state behind this
                 total. TF-519 if it missed that state, and no total is told. TF-604 if it is none of this job.
         """
-        wanted, sent = message["state"], message.get("state_bytes")
+        expected, sent = message["state"], message.get("state_bytes")
         notes = Notes.read(self._folder)
         verified, mine = notes.words, notes.mine
         last = mine.last_state
         own = self._own(message)
-        latest = last in ("", wanted)
+        latest = last in ("", expected)
         # Behind a total, a resumed job can come to the states of the one before once more.
-        if not latest and wanted in (verified if total is None else mine.words):
+        if not latest and expected in (verified if total is None else mine.words):
             raise _passed()
         if self._setup.job.evaluate_only is not None and total is None:
-            self._check_named(own, wanted)
+            self._check_named(own, expected)
         digest = "" if total is None else total.digest().hex()
         # A state that does not include the total told is not the run's: one model is not summed twice.
         # That a state was verified counts without a total alone: with one, an older state would come back.
-        before = total is None and wanted in verified
-        if own is not None and own.sha256 == wanted and (total is None or own.total == digest):
+        before = total is None and expected in verified
+        if own is not None and own.sha256 == expected and (total is None or own.total == digest):
             return own.state, before or (own.computed and own.total == digest and (bool(digest) or latest))
         computed = None
         began = own is not None and own.computed and not own.total and latest
@@ -112,32 +112,32 @@ class FollowedState:
             # Of another sum's total nobody has told this silo which state it rests on.
             sound = own.sha256 == last and mine.have_sum(last, total.sum_id)
             following = next_state(self._setup, own.state, total, weights)
-            computed, data = self._made(following, digest, sound, str(total.sum_id))
-            if computed.sha256 == wanted:
+            computed, data = self._computed(following, digest, sound, str(total.sum_id))
+            if computed.sha256 == expected:
                 return self._keep(computed, data).state, sound
         if sent is None:
             raise NeedsStateError
-        if hashlib.sha256(sent).hexdigest() != wanted:
+        if hashlib.sha256(sent).hexdigest() != expected:
             raise RunError(
-                f"Expected the state with SHA-256 {wanted}, but the server sent another.", code="TF-518"
+                f"Expected the state with SHA-256 {expected}, but the server sent another.", code="TF-518"
             )
         received = read_state(sent)
         if computed is None:
-            if total is None and wanted not in verified and (own is None or own.total or last):
-                self._check_named_by_job(wanted)
+            if total is None and expected not in verified and (own is None or own.total or last):
+                self._check_named_by_job(expected)
             self._check_missed(own, total, digest)
             self._check_form(received)
-            if wanted not in verified:
+            if expected not in verified:
                 self._check_encoder(received, message)
             self._log.info("%s: took the run's state from the server", self._name)
             behind = "" if total is None else str(total.sum_id)
-            taken = _Own(received, wanted, digest, computed=False, sum_id=behind)
+            adopted = _Own(received, expected, digest, computed=False, sum_id=behind)
         else:
             self._compare(computed.state, received, rounded=total is None or self._setup.rounded)
-            taken = _Own(received, wanted, computed.total, computed.computed, computed.sum_id)
+            adopted = _Own(received, expected, computed.total, computed.computed, computed.sum_id)
         # A resumed run begins with a verified state; later one would be an earlier state once more.
-        resumed = own is None and total is None and wanted in verified
-        return self._keep(taken, sent).state, taken.computed or resumed
+        resumed = own is None and total is None and expected in verified
+        return self._keep(adopted, sent).state, adopted.computed or resumed
 
     @property
     def behind(self) -> str:
@@ -145,7 +145,7 @@ class FollowedState:
         return "" if self._current is None else self._current.sum_id
 
     @staticmethod
-    def _check_named(own: _Own | None, wanted: str) -> None:
+    def _check_named(own: _Own | None, expected: str) -> None:
         """Refuse to evaluate any model but the one that the job names by its hash.
 
         Raises:
@@ -157,7 +157,7 @@ class FollowedState:
                 "came: a job that evaluates only takes no other state from the server.",
                 code="TF-505",
             )
-        if own.sha256 != wanted:
+        if own.sha256 != expected:
             raise RunError(
                 "Expected the state of the model that the job names (`initial_model_sha256`), but the server "
                 "names another: nothing was evaluated.",
@@ -185,7 +185,7 @@ class FollowedState:
         state, _ = start_state(self._setup, weights)
         if weights is not None and not self._pretrained.is_file() and self._setup.job.summation == "secure":
             write_atomically(self._pretrained, weights, mode=0o600)
-        return self._made(state, "", sound=True)
+        return self._computed(state, "", sound=True)
 
     def start(self, message: Message) -> ServerState:
         """Return the state that the job starts with, or the first job of those that it continues.
@@ -207,7 +207,7 @@ class FollowedState:
         return weights
 
     @staticmethod
-    def _made(state: ServerState, total: str, sound: bool, sum_id: str = "") -> tuple[_Own, bytes]:
+    def _computed(state: ServerState, total: str, sound: bool, sum_id: str = "") -> tuple[_Own, bytes]:
         """Return a state that this silo computed, and its bytes."""
         data = state_bytes(state)
         return _Own(state, hashlib.sha256(data).hexdigest(), total, sound, sum_id), data
@@ -263,13 +263,13 @@ class FollowedState:
                 code="TF-518",
             )
 
-    def _check_named_by_job(self, wanted: str) -> None:
+    def _check_named_by_job(self, expected: str) -> None:
         """Refuse a state before an epoch's first total, unless the job names it.
 
         No total says anything of it: this silo comes back behind the first one, which the others open.
         """
         job = self._setup.job
-        if job.summation != "secure" or (job.withdraw is not None and wanted == job.withdraw.state_sha256):
+        if job.summation != "secure" or (job.withdraw is not None and expected == job.withdraw.state_sha256):
             return
         raise RunError(
             "Expected a state that this silo has verified, because no total was opened in this session yet, "

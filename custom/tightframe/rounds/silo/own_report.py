@@ -52,13 +52,13 @@ class Missing:
 
     def notes(self) -> list[str]:
         """Say in sentences who is missing and what that means for the final model's metrics."""
-        said = [f"The server says: {item.words(silo)}" for silo, item in sorted(self.lost.items())]
-        if said and self.shut:
-            said.append(
+        lines = [f"The server says: {item.words(silo)}" for silo, item in sorted(self.lost.items())]
+        if lines and self.shut:
+            lines.append(
                 f"So the final model is not measured over all silos: {rule(self.enrolled)}. What this report "
                 "has are its results on this silo's own records."
             )
-        return said
+        return lines
 
 
 def close(
@@ -100,7 +100,7 @@ def close(
             silos=tuple(silo.cohort),
             policy=context.policy.describe(),
             weights=context.job.weights,
-            sent=_sent(context),
+            sent=_sent_terms(context),
         ),
         job=context.job.model_dump(mode="json"),
         classes=list(names),
@@ -135,7 +135,7 @@ def note_sent(
     for item in schema.fields:
         numbers[item.name.split("/")[0]] += item.size
     kind = encoded.sum_id.phase.rpartition("-")[0]
-    by_kind = {item.kind: item for item in _sent(context)}
+    by_kind = {item.kind: item for item in _sent_terms(context)}
     earlier = by_kind.get(kind)
     by_kind[kind] = SentTerms(
         kind=kind,
@@ -151,7 +151,7 @@ def note_sent(
         add(context, sent=sent, evaluated=evaluated)
 
 
-def _sent(context: SiloContext) -> tuple[SentTerms, ...]:
+def _sent_terms(context: SiloContext) -> tuple[SentTerms, ...]:
     """Return the terms that this silo has made so far.
 
     Raises:

@@ -77,11 +77,11 @@ def begin(context: SiloContext) -> None:
         if previous is not None and (previous / RUN).is_file():
             _check(context, previous)
             # The salt is not copied, so that no two jobs repeat a silo's updates bit for bit.
-            again = () if job.resume is not None else (NAMES, PROPOSED, START)
+            removed = () if job.resume is not None else (NAMES, PROPOSED, START)
             left_out = shutil.ignore_patterns(
                 *(SALT, DECLARATION, RUN, FOLLOWED, LIST, LIST_LOCK, TOLD, f"{REHEARSAL}*"),
                 f"{BEFORE_REQUEST}*",
-                *again,
+                *removed,
             )
             shutil.copytree(previous, partial, ignore=left_out, dirs_exist_ok=True)
             if (partial / VERIFIED).is_file():
@@ -444,9 +444,9 @@ class SiloStateStore:
 
     def _leave_as_it_is(self, sum_id: str) -> None:
         """Note with a state that counts with the total told that the term of a sum was made with it."""
-        kept = self._folder / TOLD
-        if kept.is_file() and (digest := _counts_with(kept)) is not None:
-            self._count_with(digest, kept, proposed_in(kept), sum_id)
+        path = self._folder / TOLD
+        if path.is_file() and (digest := _counts_with(path)) is not None:
+            self._count_with(digest, path, proposed_in(path), sum_id)
 
     def _drop_others(self, digest: str | None, included: str | None) -> None:
         """Drop a state that counts with another total than the one told.
@@ -454,13 +454,13 @@ class SiloStateStore:
         Args:
             included: sum of the total told, if this silo is in it.
         """
-        kept = self._folder / TOLD
-        if not kept.is_file() or (digest is not None and _counts_with(kept) == digest):
+        path = self._folder / TOLD
+        if not path.is_file() or (digest is not None and _counts_with(path) == digest):
             return
-        if digest is not None and included is not None and _noted(kept, _UNCHANGED) == included:
-            self._count_with(digest, kept, proposed_in(kept))
+        if digest is not None and included is not None and _noted(path, _UNCHANGED) == included:
+            self._count_with(digest, path, proposed_in(path))
         else:
-            kept.unlink()
+            path.unlink()
 
     def _gave_shares(self, path: Path, sum_id: str) -> bool:
         """Check whether this silo gave its shares of the sum for which a state was proposed.

@@ -308,12 +308,12 @@ class PrivateSilo(LocalSilo):
             place = f"round {self.round}" if self.round else "start"
             alone = release.config.lone_event(self.honest)
             self._budget.charge(f"{place} feature sums", release.config.events(1), alone=alone)
-        made = {}
+        numbers = {}
         for name, units in totals.parts().items():
             part = release.config.part(name)
             noisy = units.numpy() + part.share(tuple(units.shape), self.honest)
-            made[name] = torch.from_numpy(part.as_numbers(noisy))
-        return made
+            numbers[name] = torch.from_numpy(part.as_numbers(noisy))
+        return numbers
 
     def _add_features(self, totals: frozen_sums.FrozenTotals, model: torch.nn.Module, radius: float) -> None:
         """Add all training records; where the job protects patients, in one portion, as whole numbers."""
@@ -430,9 +430,9 @@ def whole_patients(
         incomplete = end < len(patients) and bool(patients[end] == owners[-1])
         cut = int((owners != owners[-1]).sum()) if incomplete else len(owners)
         if cut:
-            whole = torch.cat([item[0] for item in pending]), torch.cat([item[1] for item in pending])
-            yield whole[0][:cut], whole[1][:cut], owners[:cut]
-            pending = [(whole[0][cut:], whole[1][cut:])]
+            batch = torch.cat([item[0] for item in pending]), torch.cat([item[1] for item in pending])
+            yield batch[0][:cut], batch[1][:cut], owners[:cut]
+            pending = [(batch[0][cut:], batch[1][cut:])]
             start += cut
     if end != len(patients):
         raise ValueError(f"Expected {len(patients)} records, but got {end}.")

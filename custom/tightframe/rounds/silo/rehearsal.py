@@ -67,10 +67,10 @@ def rehearse(
     left_out = context.untold()  # opens the records
     entry = context.site.model_copy(update={"feature_cache": "memory"})
     with _folder(context.state_folder) as folder:
-        own = replace(context, job=job, entry=entry, state_dir=folder, run_dir=folder, log=_silent())
-        own.features = context.features.lent()
-        asked = RequestedSum(requested.cohort, requested.honest, left_out)
-        silo = _Rehearsal(own, setup, device, asked, start)
+        rehearsing = replace(context, job=job, entry=entry, state_dir=folder, run_dir=folder, log=_silent())
+        rehearsing.features = context.features.lent()
+        requested_sum = RequestedSum(requested.cohort, requested.honest, left_out)
+        silo = _Rehearsal(rehearsing, setup, device, requested_sum, start)
         for exchange in (*setup.plan.at(STATISTICS, 0), *setup.plan.at(BEFORE, 0), *setup.plan.round(1)):
             silo.take_part(exchange)
     return silo.seconds
@@ -115,14 +115,14 @@ class _Rehearsal:
         phase = exchange.phase_for(received)
         silo = self._silo(exchange)
         started, before = time.monotonic(), self._context.features.seconds
-        made = phase.contribute(silo, received, self._store.committed())
-        term = codec.encode(phase.schema, made.tensors, share=1.0, parties=len(cohort))
+        contribution = phase.contribute(silo, received, self._store.committed())
+        term = codec.encode(phase.schema, contribution.tensors, share=1.0, parties=len(cohort))
         if (part := exchange.measure) is not None:
             extra = self._context.features.seconds - before
             self.seconds[part] = time.monotonic() - started - extra
         sum_id = exchange.sum_id()
-        if made.proposed_state is not None:
-            self._store.propose(sum_id, made.proposed_state)
+        if contribution.proposed_state is not None:
+            self._store.propose(sum_id, contribution.proposed_state)
             self._store.commit(str(sum_id), cohort)
         copies = PlainServer(phase.schema)
         for name in cohort:

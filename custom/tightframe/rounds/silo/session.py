@@ -143,10 +143,10 @@ class SiloSession:
             self._training().check_budget()
         else:
             policy = context.policy
-            asked = (policy.min_row_bits and context.has_rows) or (
+            counts_needed = (policy.min_row_bits and context.has_rows) or (
                 policy.records_per_feature and context.job.weights == "uniform"
             )
-            if asked and not context.data.synthetic:
+            if counts_needed and not context.data.synthetic:
                 # Imported here, as in ``_training``, for torch.
                 from tightframe.rounds.silo.checks.enrolment import check_rows
 
@@ -191,9 +191,9 @@ class SiloSession:
             count_table(dict(zip(spec.class_names, counts.tolist(), strict=True))),
         )
         log.info("%s: policy %s", name, policy.name())
-        if (given := context.job.initial_model_sha256) is not None:
-            accepted = context.site.accepted_models.get(given, "not asked about here")
-            log.info("%s: the model with SHA-256 %s was given: %s", name, given, accepted)
+        if (sha256 := context.job.initial_model_sha256) is not None:
+            accepted = context.site.accepted_models.get(sha256, "not asked about here")
+            log.info("%s: the model with SHA-256 %s was given: %s", name, sha256, accepted)
         if context.draws_batches:
             size = context.training.batch_size
             log.info(
@@ -216,17 +216,17 @@ class SiloSession:
         if path is None or context.job.withdraw is not None:
             return
         try:
-            named = read_file(Path(path))
-            there = len(find(context.data, named, named.records))
+            names = read_file(Path(path))
+            present = len(find(context.data, names, names.records))
         except DataError as error:
             context.log.warning("%s: %s", context.name, error)
             return
-        if there:
+        if present:
             context.log.warning(
                 "%s: %d records that `withdrawn` names are still among this site's records: this job uses "
                 "them; remove them once no run is left to withdraw them from",
                 context.name,
-                there,
+                present,
             )
 
     def _weight(self, records: int) -> float:
@@ -279,8 +279,8 @@ class SiloSession:
             return
         from tightframe.rounds.silo.checks.enrolment import REHEARSED, refused_at_first
 
-        if why := refused_at_first(context, self._training().setup):
-            context.log.warning("%s: %s%s", context.name, REHEARSED, why)
+        if reason := refused_at_first(context, self._training().setup):
+            context.log.warning("%s: %s%s", context.name, REHEARSED, reason)
 
     def _term(self, message: Message) -> Train:
         """Return what makes the term of a secure sum, by a process that trains."""

@@ -1,9 +1,9 @@
 """The ledger of a site across jobs: it records privacy budgets and the steps of secure sums.
 
-Losing the ledger would allow again what it forbids. A new one is therefore created only where nothing shows
-that there was an earlier one. In production the evidence lies elsewhere: a copy of the ledger's head in the
-startup kit's folder, the lock file of earlier jobs, and the transcripts of earlier jobs. If all of these are
-lost together, the site looks like a fresh one, and only a head that somebody wrote down reveals the loss.
+Losing the ledger would allow again what it forbids. A new one is therefore created only where no trace of an
+earlier one exists. In production the evidence lies elsewhere: a copy of the ledger's head in the startup
+kit's folder, the lock file of earlier jobs, and the transcripts of earlier jobs. If all of these are lost
+together, the site looks like a new one, and only a head that somebody wrote down reveals the loss.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from tightframe.securesum.identity import Anchor, Signer
 
 LOCK = "sums.lock"
 OLD_JOURNAL = "journal.jsonl"
-"""File of a build before ledgers, which is not read: it shows that something was recorded."""
+"""File of a build before ledgers, never read: its existence shows that something was recorded."""
 KIT_HEAD = "ledger-head.json"
 BEGIN = "tightframe ledger begin"
 
 
 def journal_folder(state_dir: Path, site: str) -> Path:
-    """Return the folder that a site's production jobs share: of the lock of secure sums."""
+    """Return the folder that a site's production jobs share, with the lock of secure sums."""
     return state_dir / "secure_sum" / site
 
 
@@ -101,9 +101,9 @@ def describe_loss(paths: LedgerPaths, entries: tuple[Entry, ...] | None) -> str 
         if secret is None or ids != {marked((), secret)}:
             return f"{secret_file(paths.ledger)}, by which it knows tables again, is missing or another"
     known = any(isinstance(entry.content, Remembered | Begun) for entry in entries or ())
-    if not known and (left := [*paths.journal.glob(OLD_JOURNAL), *paths.transcripts()]):
-        by = " (an earlier build's, which this one does not read)" if left[0].name == OLD_JOURNAL else ""
-        return f"there is no record of earlier secure sums, but there were some: {left[0]}{by}"
+    if not known and (leftovers := [*paths.journal.glob(OLD_JOURNAL), *paths.transcripts()]):
+        by = " (an earlier build's, which this one does not read)" if leftovers[0].name == OLD_JOURNAL else ""
+        return f"there is no record of earlier secure sums, but there were some: {leftovers[0]}{by}"
     return None
 
 
@@ -163,7 +163,7 @@ class SiteLedger:
     _witness_warned: bool = False
 
     def open(self) -> Ledger:
-        """Open the site's ledger after checking that it is complete and the newest one known.
+        """Open the site's ledger after checking that it is complete and the newest known version.
 
         Raises:
             LostError: TF-620 if the ledger or its records are lost.
@@ -185,12 +185,12 @@ class SiteLedger:
             code: of the error that led to the decision, recorded in the new ledger.
         """
         path = self.paths.ledger
-        self._keys = None  # what an earlier opening found right is checked again
+        self._keys = None  # verify again, without the cache of an earlier opening
         try:
             ledger = self._ledger(create=not path.exists())
         except (LedgerError, TamperError) as error:
             if path.exists() and not isinstance(error, TamperError):
-                raise  # it may be whole, and only out of reach
+                raise  # it may be intact, and only unreachable
             _move_aside([path, head_file(path), Path(f"{path}-wal"), Path(f"{path}-shm")])
             ledger = self._ledger(create=True)
         with ledger:
@@ -253,16 +253,16 @@ class SiteLedger:
         return self._ledger()
 
     def _check_newest(self, ledger: Ledger) -> None:
-        """Check that the ledger is the newest one known."""
-        whole = ledger.seen
+        """Check that the ledger is the newest known version."""
+        contents = ledger.seen
 
         def verify(count: int, hashed: str) -> None:
-            if (count, hashed) != (whole.head.count, whole.head.hash):
+            if (count, hashed) != (contents.head.count, contents.head.hash):
                 ledger.verify(known=[(count, hashed)])
 
-        check_witness(self.paths, whole.head.ledger, verify)
+        check_witness(self.paths, contents.head.ledger, verify)
         if not self._checked:
-            check_not_lost(self.paths, whole.entries)
+            check_not_lost(self.paths, contents.entries)
         self._checked = True
         self.keep_witness()
 
@@ -278,15 +278,15 @@ def read_contents(paths: LedgerPaths, *, check: Check | None) -> Verified | None
         TamperError, LedgerError: TF-702, TF-704.
     """
     path = paths.ledger
-    whole = read_ledger(path, check=check) if path.exists() else None
-    check_not_lost(paths, None if whole is None else whole.entries)
-    if whole is not None:
+    contents = read_ledger(path, check=check) if path.exists() else None
+    check_not_lost(paths, None if contents is None else contents.entries)
+    if contents is not None:
         check_witness(
             paths,
-            whole.head.ledger,
+            contents.head.ledger,
             lambda count, hashed: read_ledger(path, check=None, known=[(count, hashed)]),
         )
-    return whole
+    return contents
 
 
 def _make_folder(folder: Path) -> None:

@@ -80,7 +80,7 @@ def read_root(path: Path) -> x509.Certificate:
 
     Raises:
         OSError: if the file cannot be read.
-        ValueError: if it contains anything but one CA certificate, so that a site's own is not taken for it.
+        ValueError: if it contains anything but one CA certificate; a site's own certificate is refused.
     """
     certificates = x509.load_pem_x509_certificates(path.read_bytes())
     if len(certificates) != 1 or not _are_authorities(certificates):

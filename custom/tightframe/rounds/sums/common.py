@@ -1,4 +1,4 @@
-"""What plain and secure sums share, and both ends of a secure sum: interfaces, types, errors."""
+"""Interfaces, types and errors shared by plain and secure sums, and by both ends of a secure sum."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SECURE = "secure"
 SEAL = "seal"
 """Kind, and schema, of the sum without fields in which an epoch's last total is verified."""
 SEALS = 2
-"""Slots of an epoch that are kept for seals: the second one is for silos that drop out during the first."""
+"""Slots of an epoch reserved for seals: the second one is for silos that drop out during the first."""
 
 
 class Transport(Protocol):
@@ -43,9 +43,9 @@ class Transport(Protocol):
 
 
 Formed: TypeAlias = Mapping[str, tuple[str, ...]]
-"""How a term is formed, as far as the run's state decides and not the job, by name in the release profile."""
+"""Settings of a term that the run's state decides, and not the job, by name in the release profile."""
 Check: TypeAlias = Callable[[SumId, tuple[FieldSpec, ...], Formed], None]
-"""Refuses a term whose sum or fields were not asked for, or which is formed in another way than before."""
+"""Refuses a term whose sum or fields were not requested, or which is formed in another way than before."""
 
 
 NO_RECORDS = Sizes(0.0, 0.0)
@@ -53,16 +53,16 @@ NO_RECORDS = Sizes(0.0, 0.0)
 
 @dataclass(frozen=True)
 class Peers:
-    """What a silo's term takes from the silos enrolled.
+    """What a silo's term depends on of the enrolled silos.
 
     Attributes:
         weights: their public weights, as sums apply them.
         honest: s - c, the least number of honest silos in a sum that can be opened; each adds 1/honest of
             the noise's variance.
-        tellers: number of silos that tell each part of an evaluation, in a secure sum; None in a plain one,
-            where the server sees each term.
-        sizes: numbers of records, of which enough must stand behind products of features; in a plain sum, of
-            which the server sees each term, this silo's alone.
+        tellers: number of silos that evaluate each part, in a secure sum; None in a plain one, where the
+            server sees each term.
+        sizes: numbers of records, of which products of features need enough; in a plain sum, whose terms the
+            server sees, this silo's alone.
     """
 
     weights: Mapping[str, float]
@@ -76,12 +76,12 @@ class Encoded:
     """A silo's contribution as integers.
 
     Attributes:
-        sum_id: of the sum that it is a term of.
+        sum_id: of the term's sum.
         fields: of the sum's schema.
         term: bytes of each group.
-        basis: SHA-256 of the state that it rests on.
+        basis: SHA-256 of the state that the term rests on.
         follows: whether the silo computed that state by itself, from totals.
-        formed: how, as far as the state decides.
+        formed: settings of the term that the state decides.
     """
 
     sum_id: SumId
@@ -98,7 +98,7 @@ class Enrolled:
 
     Attributes:
         declared: silo -> its declaration.
-        absent: silo -> code, of those that did not enrol.
+        absent: silo -> code, of silos that did not enrol.
     """
 
     declared: dict[str, Declaration]
@@ -110,7 +110,7 @@ class Collected:
     """One sum, opened.
 
     Attributes:
-        cohort: silos whose terms are in it, sorted.
+        cohort: silos whose terms are in the sum, sorted.
         failed: silo -> code for the others.
         totals: integer total of every field that was opened.
         shut: whether the static group was not opened, because the cohort is not the enrolled one.
@@ -126,7 +126,7 @@ class Collected:
 
 
 class TooFewError(RunError):
-    """Too few silos in a sum, or too few in it that contributed anything.
+    """Too few silos in a sum, or too few that contributed to it.
 
     Attributes:
         cohort: silos that answered, sorted.
@@ -152,7 +152,7 @@ def too_few(
         least: number of silos needed.
         cohort: silos that answered.
         failed: silo -> code for the others.
-        detail: what these silos did, if not only answer.
+        detail: what these silos did, if more than answering.
     """
     expected = f"too few silos in {title}: expected at least {least}, but got {len(cohort)}{detail}"
     return TooFewError(f"{expected}; {describe_codes(failed)}.", cohort, failed)
@@ -165,7 +165,7 @@ class RefusedError(RunError):
         refused: silo -> code.
         absent: silo -> code of those that are not in the run for another reason.
         rules: silo -> its own description of the rules that the job does not meet.
-        spare: whether enough silos would be left without all of these.
+        spare: whether enough silos would remain without all of these.
     """
 
     code = "TF-509"
@@ -221,7 +221,7 @@ class Sums(Protocol):
         requests: Mapping[str, Message],
         accepted: Callable[[str], None],
     ) -> Collected:
-        """Ask every silo for its term, add the terms as they arrive, open the sum.
+        """Request every silo's term, add the terms as they arrive, open the sum.
 
         Args:
             accepted: called with the name of each silo whose term was added.
@@ -264,7 +264,7 @@ def _describe_code(code: str, rules: Sequence[str] = ()) -> str:
 
 
 def split_refusals(failed: Mapping[str, str]) -> dict[str, str]:
-    """Return the silos without which a run can start: those that did not answer or have no budget left.
+    """Return the silos that a run can start without: those that did not answer or have no budget left.
 
     Args:
         failed: silo -> code of all that failed to enrol.
@@ -279,7 +279,7 @@ def split_refusals(failed: Mapping[str, str]) -> dict[str, str]:
 
 
 def sum_title(sum_id: SumId) -> str:
-    """Return a sum's name for people: ``round 3``, or what an exchange outside the rounds is of."""
+    """Return a sum's name for people: ``round 3``, or the subject of an exchange outside the rounds."""
     kind = sum_id.phase.rpartition("-")[0]
     if kind in ("statistics", "before", "after"):
         return WHERE[kind]

@@ -1,4 +1,4 @@
-"""A silo's public declaration at enrolment: its weight, and the rules that it keeps.
+"""A silo's public declaration at enrolment: its weight, and the rules that it follows.
 
 In a secure sum the declaration is part of the signed advertisement: all silos see the same declarations, and
 a server cannot give them different weights.
@@ -22,7 +22,7 @@ MOST = 2.0**30
 EVALUATED: tuple[Fold, ...] = ("validation", "test")
 """Folds that evaluations count."""
 MAX_PARTS = 2 * (MAX_FINDINGS + 1)
-"""Each fold, and of each fold every finding of a contract."""
+"""Most parts: each fold, and every finding of a contract in each fold."""
 
 
 class Declaration(StrictModel):
@@ -35,7 +35,7 @@ class Declaration(StrictModel):
         min_class_count: least number of records of a class with which it takes part in that class.
         any_static_cohort: whether it opens counts for any cohort.
         untold: parts that it leaves out of exact evaluations, because they have too few records: folds, and
-            of a fold findings by their place, ``test/2``.
+            findings of a fold by their place, ``test/2``.
     """
 
     weight: float = Field(gt=0, le=MOST)
@@ -76,7 +76,7 @@ class Declaration(StrictModel):
             ) from None
 
     def check_weight(self, site: str, how: str, most: int | None = None) -> None:
-        """Refuse a weight that no number of records gives by the job's rule, or that is too large.
+        """Refuse a weight that is impossible by the job's rule, or too large.
 
         Args:
             site: name of the silo that declared it.
@@ -130,7 +130,7 @@ def _level(falling: list[float], share: float) -> float:
     """
     if len(falling) * share > 1:
         for lowered, weight in enumerate(falling):
-            # With so many lowered to L: L = share * (lowered * L + the others' sum).
+            # With this many lowered to L: L = share * (lowered * L + the others' sum).
             level = share * math.fsum(falling[lowered:]) / (1 - lowered * share)
             if weight <= level:
                 return falling[0] if lowered == 0 else level
@@ -138,7 +138,7 @@ def _level(falling: list[float], share: float) -> float:
 
 
 def tells(declared: Declaration, part: str) -> bool:
-    """Check whether a silo's records are in a part of an exact evaluation, see ``Declaration.untold``."""
+    """Check whether a silo's records are in a part of an exact evaluation; see ``Declaration.untold``."""
     return part not in declared.untold and part.partition("/")[0] not in declared.untold
 
 

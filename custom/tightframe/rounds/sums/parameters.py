@@ -13,7 +13,7 @@ from tightframe.securesum import messages, rules
 from tightframe.securesum.primitives import digest
 
 RETRIES = 2
-"""Number of slots beyond those that a run needs when nothing fails."""
+"""Number of spare slots, beyond those that a run needs when nothing fails."""
 
 
 def epoch_params(
@@ -29,7 +29,7 @@ def epoch_params(
     job = setup.job
     sites, colluders = len(roster), job.assumed_colluders(len(roster))
     schemas: dict[str, tuple[messages.FieldSpec, ...]] = {SEAL: ()}
-    # A withdrawal's numbers and classes are each verified before more is asked.
+    # A withdrawal's numbers and classes are each verified before the next request.
     needed = RETRIES + SEALS + (2 if job.withdraw is not None and job.resume is None else 0)
     for exchange in setup.plan:
         needed += 1

@@ -1,4 +1,4 @@
-"""Plain sums: terms travel as they are, and the server sees each of them.
+"""Plain sums: terms travel unmasked, and the server sees each of them.
 
 Secure sums (``secure_silo``, ``secure_server``) mask the same terms. Both give the same totals, bit for bit.
 """
@@ -71,7 +71,7 @@ class PlainSums:
         self._min_sites = job.min_sites
         self.static_cohort: tuple[str, ...] | None = None  # the server sees all terms anyway
         self._declared: dict[str, Declaration] = {}
-        self._last = b""  # the last total, which silos compute the next state from
+        self._last = b""  # the last total, from which silos compute the next state
 
     @property
     def weights(self) -> Mapping[str, float]:

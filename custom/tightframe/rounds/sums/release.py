@@ -4,19 +4,20 @@ Two totals over one cohort that differ in such a setting are two equations in th
 them reveal one silo's term: its update, or the mean and the number of its records of a class. So without
 noise a data set has one profile, until a person at the site accepts another.
 
-The weights of the terms are part of it, and what decides how many steps a silo takes for its number of
-records: small steps add up to the silo's gradient times a weight that this number gives. Where features that
-no training moves are summed by class or as products, their encoder is, and the form of its inputs: each other
-one gives more equations in the same records; so is the closed form's head whose losses are summed.
+The weights of the terms are part of it, and the settings that decide how many steps a silo takes for its
+number of records: small steps add up to the silo's gradient times a weight given by this number. Where
+untrained features are summed by class or as products, their encoder is part of it, and the form of its
+inputs: another one gives more equations in the same records; so is the closed form's head whose losses are
+summed.
 
 Settings that apply the same function to every silo's records weigh silos, too, once updates are long or many
 steps add up: a norm shortens them by the learning rate, FedProx's mu and a weight decay weigh them by steps.
-So does what pooled statistics decide, which one silo's false numbers steer: means, deviations, class counts.
-Another seed is no way out: its gradients are other functions of the same records, and whoever has similar
-records solves for what several seeds' totals say of them. No width was found at which seeds are independent:
-with 400 similar records, mu 0 and 0.3 / rate, two seeds and half the records drawn, two small silos' joint
-update came out to 33 % at width 4,096, 38 % at 64 and 64, 80 % at 8 (61 % from four jobs), where the whole
-total, best scaled, is 64 to 96 % off, and with one mu 100 %. Of class sums of features in training
+So do settings from pooled statistics, which one silo's false numbers can steer: means, deviations, class
+counts. Another seed does not help: its gradients are other functions of the same records, and an attacker
+with similar records solves for them from several seeds' totals. No width was found at which seeds are
+independent: with 400 similar records, mu 0 and 0.3 / rate, two seeds and half the records drawn, two small
+silos' joint update came out to 33 % at width 4,096, 38 % at 64 and 64, 80 % at 8 (61 % from four jobs), where
+the whole total, best scaled, is 64 to 96 % off, and with one mu 100 %. Of class sums of features in training
 the seed is part of the profile, as the encoder is of frozen ones.
 
 A new option of a job belongs here or does not: ``tests/rounds/sums/test_release.py`` asks for the decision.
@@ -47,7 +48,8 @@ from tightframe.rounds.sums.common import Formed
 from tightframe.securesum.site.journal import Profile
 
 FORM_ONLY = frozenset({"image_size", "twin_scale", "drugs", "vocabulary"})
-"""Options of data sets that change the form of records, or which are generated, but not which ones count.
+"""Options of data sets that change the form of records, or which twin is generated, but not which records
+count.
 
 They are part of a profile's features, not of its records."""
 
@@ -58,12 +60,13 @@ MOMENTS, COUNTS = "moments", "counts"
 LAST_LAYER, LEFT_LAYER = "head", "head that a withdrawal leaves"
 SUMMED = "summed records"
 TRAINING = "training"
-"""Name of the entry of how models are trained; of earlier builds' for each seed, ``training from ...``."""
+"""Name of the entry on how models are trained; earlier builds had one for each seed, ``training from
+...``."""
 _UPDATE = UPDATE.rstrip("/")
 
 
 def release_profile(setup: JobSetup, entry: SiteEntry) -> Profile | None:
-    """Return the settings under which a silo forms its terms in a job; None with differential privacy.
+    """Return the settings that form a silo's terms in a job; None with differential privacy.
 
     Args:
         entry: configuration of the site; its policy is resolved as in production.
@@ -72,20 +75,20 @@ def release_profile(setup: JobSetup, entry: SiteEntry) -> Profile | None:
     if job.privacy is not None:
         return None
     if setup.layout is not None:
-        told = {"records": _canonical(_record_options(setup)), "class_rules": job.class_rules}
-        told["statistics"] = f"bins {setup.layout.bins}"
+        profile = {"records": _canonical(_record_options(setup)), "class_rules": job.class_rules}
+        profile["statistics"] = f"bins {setup.layout.bins}"
         if ends := setup.layout.ends:
-            told["statistics"] += f", times to {', '.join(f'{end:g}' for end in ends)}"
-        told["own min_class_count"] = str(policy.class_count(synthetic=False))
-        return tuple(sorted(told.items()))
-    if not setup.trains:  # nothing leaves but an evaluation, as at the closing of any job
-        told = {
+            profile["statistics"] += f", times to {', '.join(f'{end:g}' for end in ends)}"
+        profile["own min_class_count"] = str(policy.class_count(synthetic=False))
+        return tuple(sorted(profile.items()))
+    if not setup.trains:  # only an evaluation leaves, as at the closing of any job
+        profile = {
             "records": _canonical(_record_options(setup)),
             "class_rules": job.class_rules,
             "score_bins": str(job.evaluation.score_bins),
             "own min_test_count": str(policy.min_test_count),
         }
-        return tuple(sorted(told.items()))
+        return tuple(sorted(profile.items()))
     phases = tuple(_phases(setup))
     values: dict[str, Any] = {
         "weights": job.weights,
@@ -124,10 +127,10 @@ def release_profile(setup: JobSetup, entry: SiteEntry) -> Profile | None:
 
 
 def _training(setup: JobSetup) -> str:
-    """Describe all that acts on what a silo trains and has no entry of its own, but for the seed.
+    """Describe the settings of a silo's training that have no entry of their own, except the seed.
 
-    The rounds do where a method weighs its losses by the part of them that is done. So does a given start,
-    which can be made the same function as another with layers of other lengths, hence other gradients.
+    The rounds are included where a method weighs its losses by the share of rounds done. So is a given start,
+    which can be the same function as another with layers of other norms, hence other gradients.
     """
     job = setup.job
     more: dict[str, Any] = {}
@@ -151,9 +154,9 @@ def _training(setup: JobSetup) -> str:
 
 
 def _features(setup: JobSetup, phases: Iterable[Phase]) -> str:
-    """Describe the features that no training moves, summed by class or as products: model, weights, inputs.
+    """Describe the untrained features that are summed by class or as products: model, weights, inputs.
 
-    Those of the closed forms, with ``start`` the ones before any training; and those of a frozen encoder.
+    They are those of the closed forms (with ``start`` before any training), and of a frozen encoder.
     """
     job, model = setup.job, model_update.shared_template(setup.setting)
     if not any(_of_unmoved_features(phase.schema, is_frozen(model)) for phase in phases):
@@ -170,14 +173,14 @@ def _features(setup: JobSetup, phases: Iterable[Phase]) -> str:
 def _features_trained(setup: JobSetup, phases: Iterable[Phase]) -> str:
     """Name the start of features in training that are summed by class.
 
-    At a small rate they stay what the start makes them, so that each seed's sums are other equations in a
-    class's records: of 10 records of 13 columns at two hospitals 6 were read from four jobs, all from eleven.
+    At a small rate they stay those of the start, so that each seed's sums are other equations in a class's
+    records: of 10 records of 13 columns at two hospitals 6 were read from four jobs, all from eleven.
     """
     sums = {item.name for phase in phases for item in phase.schema.fields if sums_by_class(item)}
     if all(name.startswith(PREFIX) for name in sums):
         return ""
-    given = setup.job.initial_model_sha256
-    return f"seed {setup.job.seed}" + ("" if given is None else f" of {given}")
+    sha256 = setup.job.initial_model_sha256
+    return f"seed {setup.job.seed}" + ("" if sha256 is None else f" of {sha256}")
 
 
 def _losses(setup: JobSetup, phases: Iterable[Phase]) -> str:
@@ -193,8 +196,8 @@ def _losses(setup: JobSetup, phases: Iterable[Phase]) -> str:
 def with_weight(profile: Profile | None, declared: float, applied: float) -> Profile | None:
     """Return a profile with the weight of this silo's own terms, where a job weighs terms and caps weights.
 
-    A weight that is not lowered follows from the silo's own records. A lowered one follows from what others
-    declare: whoever changes it has two equations of one job's settings.
+    A weight that is not lowered follows from the silo's own records. A lowered one follows from others'
+    declarations: by changing these one gets two equations under one job's settings.
     """
     if profile is None or not caps_weights(profile):
         return profile
@@ -202,15 +205,15 @@ def with_weight(profile: Profile | None, declared: float, applied: float) -> Pro
 
 
 def records_name(setup: JobSetup) -> str | None:
-    """Return the name of the records whose exact sums tell them if another job's are of few more or fewer.
+    """Return the name of records whose exact sums disclose them if another job's have a few more or fewer.
 
-    Those are pooled statistics, a table's, and sums by class or products of features: of those in training,
-    too, which at a small rate are the start's. Head, moments and counts change with records as well, but are
-    known only once such totals are opened.
+    Such sums are pooled statistics, a table's statistics, and sums by class or products of features: of
+    features in training, too, which at a small rate are the start's. Head, moments and counts change with
+    records as well, but are known only once such totals are opened.
 
     Returns:
-        A name for each form in which records enter: another one is another profile by itself. None if the
-        job has no such sums; nor for a withdrawal, whose rules say how many records may leave.
+        A name for each form in which records enter: another form is another profile by itself. None if the
+        job has no such sums, and for a withdrawal, whose rules say how many records may leave.
     """
     if setup.privacy is not None or setup.job.withdraw is not None:
         return None
@@ -225,20 +228,20 @@ def records_name(setup: JobSetup) -> str | None:
 
 
 def formed_by(setup: JobSetup, schema: Schema, received: Tensors, model: Tensors) -> Formed:
-    """Return how a term is formed, as far as the run's state decides: others' flags and numbers enter it.
+    """Return the settings of a term that the run's state decides: others' flags and numbers enter it.
 
-    - The classes whose records its sums over classes are of: two totals over other classes have a class's
-      part as their difference.
-    - The state of an encoder that no training moves, with the mean and deviation of its inputs: another one
-      makes other features of the same records.
-    - What training takes from pooled statistics: the same mean and deviation, which scale gradients and so
-      what a norm cuts off, and the counts that weigh classes in a loss.
-    - The closed form's head whose losses are summed: by heads that differ a little, a total tells the
-      features of the one record whose loss is not at an end.
+    - The classes that its sums over classes include: the difference of two totals over other classes is a
+    class's part.
+    - The state of an untrained encoder, with the mean and deviation of its inputs: another one computes other
+    features from the same records.
+    - The pooled statistics used in training: the same mean and deviation, which scale gradients and so what a
+        norm cuts off, and the counts that weigh classes in a loss.
+    - The closed form's head whose losses are summed: with heads that differ a little, a total discloses the
+    features of the one record whose loss is not saturated.
     """
     names = setup.dataset.class_names
-    found = summed_classes(schema, received, len(names))
-    formed = {name: tuple(compress(names, classes.tolist())) for name, classes in found.items()}
+    by_name = summed_classes(schema, received, len(names))
+    formed = {name: tuple(compress(names, classes.tolist())) for name, classes in by_name.items()}
     frozen = is_frozen(model_update.shared_template(setup.setting))
     trained = setup.method.one_sum is None and any(map(_of_records, schema.fields))
     # With a frozen encoder in all exchanges, so that a person is asked before the training, and once.
@@ -260,24 +263,24 @@ def formed_by(setup: JobSetup, schema: Schema, received: Tensors, model: Tensors
 
 
 def head_name(setup: JobSetup) -> str:
-    """Return the name of the head whose losses are summed: a withdrawal leaves another, and no second one."""
+    """Return the name of the head whose losses are summed: after a withdrawal another, but no second one."""
     return LAST_LAYER if setup.job.withdraw is None else LEFT_LAYER
 
 
 def with_formed(profile: Profile | None, formed: Formed) -> Profile | None:
-    """Return a profile with what a run's state decides of how a term is formed."""
+    """Return a profile with the settings that a run's state decides."""
     if profile is None:
         return None
     return tuple(sorted([*profile, *((name, _canonical(values)) for name, values in formed.items())]))
 
 
 def _of_records(item: Field) -> bool:
-    """Return True for what training makes of records: all but counts and evaluations."""
+    """Return True for fields computed from records in training: all but counts and evaluations."""
     return not item.static or bool(item.products) or sums_by_class(item)
 
 
 def _of_unmoved_features(schema: Schema, frozen: bool) -> bool:
-    """Return True for sums by class, or products, of features that no training moves."""
+    """Return True for sums by class, or products, of untrained features."""
     return any(
         (item.products or sums_by_class(item)) and (frozen or item.name.startswith(PREFIX))
         for item in schema.fields
@@ -304,12 +307,12 @@ def _class_sums(setup: JobSetup, phases: Iterable[Phase]) -> str:
     """
     names = {item.name for phase in phases for item in phase.schema.fields if sums_by_class(item)}
     frozen = {name for name in names if name.startswith(PREFIX)}
-    own = f"{setup.job.method} {_canonical(setup.setting.config.model_dump(mode='json'))}"
-    return " and ".join([*([own] if names - frozen else []), *(["of frozen features"] if frozen else [])])
+    method = f"{setup.job.method} {_canonical(setup.setting.config.model_dump(mode='json'))}"
+    return " and ".join([*([method] if names - frozen else []), *(["of frozen features"] if frozen else [])])
 
 
 def _updates(phases: Iterable[Phase]) -> str:
-    """Say in which form the trained values enter the sum, an update or another, and whether weighted."""
+    """Describe the form in which trained values enter the sum: an update or another, weighted or not."""
     entered = {
         item.name.partition("/")[0]: "weighted" if item.weighted else "as it is"
         for phase in phases
@@ -321,10 +324,10 @@ def _updates(phases: Iterable[Phase]) -> str:
 
 
 def _steps(training: Training) -> str:
-    """Describe how many steps a silo takes for its records, and how the gradients in them are weighed.
+    """Describe the number of steps that a silo takes for its records, and the weights of their gradients.
 
-    Plain steps count alike, so that more epochs multiply every silo's update by the same number. What an own
-    training loop makes of any option only its author knows: all of them count.
+    Plain steps count alike, so that more epochs multiply every silo's update by the same number. Only the
+    author of a site's training loop knows its use of an option: all options count.
     """
     if training.loop is not None:
         return f"own loop {_canonical(training.model_dump(mode='json'))}"
@@ -340,15 +343,15 @@ def _update_bound(norm: float | None, bound: float) -> str:
 
 
 def _record_options(setup: JobSetup) -> dict[str, Any]:
-    """Return the options of the data set that decide which records of a silo count, and how often."""
-    given = setup.dataset_options.model_dump(mode="json")
-    return {name: value for name, value in given.items() if name not in FORM_ONLY}
+    """Return the data set's options that decide which records of a silo count, and how often."""
+    options = setup.dataset_options.model_dump(mode="json")
+    return {name: value for name, value in options.items() if name not in FORM_ONLY}
 
 
 def _form_options(setup: JobSetup) -> dict[str, Any]:
-    """Return the options of the data set that decide what a model gets of each record."""
-    given = setup.dataset_options.model_dump(mode="json")
-    return {name: value for name, value in given.items() if name in FORM_ONLY}
+    """Return the data set's options that decide the form in which a model gets each record."""
+    options = setup.dataset_options.model_dump(mode="json")
+    return {name: value for name, value in options.items() if name in FORM_ONLY}
 
 
 def _canonical(values: Any) -> str:

@@ -1,4 +1,4 @@
-"""What totals reveal that differ in a setting of the release profile (``release.py``). Torch-free."""
+"""Explain what totals reveal that differ in a setting of the release profile (``release.py``). Torch-free."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _HEADS = (
     "differ a little such totals tell all features of one validation record."
 )
 _NONE_SENT = "own as it is"
-"""Value of ``updates`` of a job in whose sums a constant is in place of trained values (``own/trained``)."""
+"""Value of ``updates`` of a job whose sums have a constant in place of trained values (``own/trained``)."""
 REVEALED: Mapping[str, str] = {
     "weights": _EQUATIONS,
     "max_weight_share": _EQUATIONS,
@@ -128,13 +128,13 @@ REVEALED: Mapping[str, str] = {
 
 
 def what_both_reveal(name: str, values: Collection[str] = ()) -> str:
-    """Return the explanation of a setting by its name, of which a part after ``from`` is left out.
+    """Return the explanation of a setting by its name, ignoring a part after ``from``.
 
     Earlier builds had one entry for each seed that trained.
 
     Args:
         name: of the setting.
-        values: the different ones that it has, if known: they tell whether both jobs send updates at all.
+        values: its different values, if known: they show whether both jobs send updates at all.
 
     >>> what_both_reveal("training from seed 7", ["a", "b"]) == REVEALED["training"]
     True

@@ -109,7 +109,7 @@ class SecureSums:
 
         Raises:
             TooFewError: TF-501; nothing was opened.
-            RunError: if a silo is to blame that nothing was opened.
+            RunError: if nothing was opened and a silo is to blame.
         """
         if self._slot >= self.params.slots - SEALS:
             self._close_epoch(transport, next(iter(requests.values())))
@@ -131,7 +131,7 @@ class SecureSums:
     def seal(self, transport: Transport, request: Message, *, last: bool = True) -> bool:
         """Let the silos verify this epoch's last total, in a sum without fields, tried twice.
 
-        A total that they do not verify stays as it is: the log, the transcript and ``describe`` say so.
+        A total that they do not verify is kept: the log, the transcript and ``describe`` say so.
         """
         slots = self.params.slots - (0 if last else SEALS)
         for _ in range(SEALS):
@@ -146,7 +146,7 @@ class SecureSums:
         return self._evidence is None
 
     def _seal(self, transport: Transport, request: Message, evidence: server.Evidence, attempt: int) -> bool:
-        """Try to have a total verified; return whether it was."""
+        """Have a total verified once; return whether it was."""
         # Silos that gave shares in an earlier seal take part in no second try of the same sum.
         sum_id = messages.SumId.of(SEAL, self.params.epoch, attempt, 0)
         place = {"kind": SEAL, "round": sum_id.round, "phase": attempt, "attempt": 0}
@@ -163,7 +163,7 @@ class SecureSums:
         return True
 
     def _close_epoch(self, transport: Transport, request: Message) -> None:
-        """Let the silos verify the epoch's last total; without that they take part in no other epoch.
+        """Let the silos verify the epoch's last total; otherwise they take part in no other epoch.
 
         Raises:
             RunError: TF-623, if they do not.
@@ -251,7 +251,7 @@ class SecureSums:
             raise too_few(title, least, [item.name for item in total.receipts], failed) from None
         counts = self._any_cohort or (total.full and self.params.static_open)
         if not counts and schema.group("static") and not schema.group("update"):
-            # Only counts, which are not opened for another cohort: there is nothing to reveal.
+            # Only counts, which are not opened for another cohort: nothing to reveal.
             self._record.failed(total, "TF-612")
             self._spool.erase(total.slot)
             return Collected(cohort, failed, {}, True, *traffic)
@@ -272,11 +272,11 @@ class SecureSums:
             ) from None
         lost |= self._ask(transport, "reveal", request, cohort, total.add_reveal)
         if len(total.revealers) < self.params.threshold:
-            # Who gave shares can join no other sum until this one is opened. The same request gets the same
-            # answer, so that a silo which comes back meanwhile is enough.
+            # Silos that gave shares can join no other sum until this one is opened. The same request gets the
+            # same answer, so it is enough if a silo comes back meanwhile.
             late = [site for site in cohort if site not in total.revealers]
-            found = self._ask(transport, "reveal", request, late, total.add_reveal)
-            lost = {site: code for site, code in lost.items() if site not in late} | found
+            missing = self._ask(transport, "reveal", request, late, total.add_reveal)
+            lost = {site: code for site, code in lost.items() if site not in late} | missing
         try:
             opened = total.open()
         except RecoveryError as error:
@@ -290,7 +290,7 @@ class SecureSums:
         if total.schema == SEAL:  # later sums rest on the total that it has verified
             self._spool.erase(total.slot)
         else:
-            # At least t silos gave shares, which they do only once they have verified the total told.
+            # At least t silos gave shares, which they do only once they have verified the named total.
             self._drop_evidence()
             self._evidence = opened.evidence
         shut = "static" not in opened.groups and bool(schema.group("static"))
@@ -415,10 +415,10 @@ def _message(answer: Message, site: str) -> bytes:
 class FileSpool:
     """A spool in a temporary folder (``TMPDIR``), which only its owner can read.
 
-    It keeps masked terms until the silos have verified their total. It is there while it holds terms, and no
-    longer than the process. Terms are masked, so that the files tell no more than the messages that the
-    server received. Later terms are written over erased ones, which takes a fraction of the time of a new
-    file as long as the page cache holds them.
+    It keeps masked terms until the silos have verified their total. It exists while it holds terms, and no
+    longer than the process. Terms are masked, so the files disclose no more than the messages that the server
+    received. Later terms overwrite erased ones, which takes a fraction of the time of a new file as long as
+    the page cache holds them.
     """
 
     def __init__(self) -> None:
@@ -439,10 +439,10 @@ class FileSpool:
         self._kept[slot, site, group] = path, len(data)
 
     def read(self, slot: int, site: str, group: Group) -> bytes:
-        """Return what was kept.
+        """Return the bytes that were kept.
 
         Raises:
-            FileNotFoundError: if nothing was.
+            FileNotFoundError: if there are none.
         """
         if (slot, site, group) not in self._kept:
             raise FileNotFoundError(f"Expected the {group} term of {site} in slot {slot}, but none is kept.")
@@ -451,7 +451,7 @@ class FileSpool:
             return stream.read(size)  # an erased term may have been longer
 
     def erase(self, slot: int) -> None:
-        """Forget all terms of a slot; the last one to go takes the folder with it."""
+        """Delete all terms of a slot; with the last one the folder is deleted, too."""
         for place in [place for place in self._kept if place[0] == slot]:
             path, _ = self._kept.pop(place)
             self._erased[place[2]].append(path)

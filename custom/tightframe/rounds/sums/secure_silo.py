@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from tightframe.rounds.setup import JobSetup
 
 CHARGED = (OUT_OF_BUDGET, "TF-705")
-"""Codes that the ledger raises in a process whose charge another process has made already.
+"""Codes that the ledger raises in a process after another process has made the same charge.
 
 Codes instead of error classes, so that a task that charges nothing need not import the ledger.
 """
@@ -49,7 +49,7 @@ class _Declare(Protocol):
 
 
 class Train(Protocol):
-    """Makes a term."""
+    """Computes a term."""
 
     def __call__(self, peers: Peers, *, total: messages.Total | None, check: Check) -> Encoded:
         """Return the term; the arguments are those of ``Contributor.contribute``."""
@@ -59,13 +59,13 @@ class SecureSite:
     """One silo's side of a run's secure sums.
 
     Args:
-        confirm: called with the digest (hex) of the total told once this silo has verified it, and given its
-            shares; with None if none was told.
+        confirm: called with the digest (hex) of the named total once this silo has verified it, and given its
+            shares; with None if the server named none.
         check_sizes: called with the numbers of records that silos declare, before anything is masked.
-        evaluations: returns what the job evaluates exactly here; None if nothing, or without a limit.
-        rounds: the same of sums in training that add up with those of other jobs.
-        check_survivors: as ``check_sizes``, of the silos left in such a sum.
-        summed: returns the hash of the records that a job's exact sums are of.
+        evaluations: returns the job's exact evaluations here; None if there are none, or no limit.
+        rounds: the same for sums in training that add up with those of other jobs.
+        check_survivors: as ``check_sizes``, with the silos left in such a sum.
+        summed: returns the hash of the records in a job's exact sums.
     """
 
     def __init__(
@@ -84,29 +84,29 @@ class SecureSite:
         self._vault = Vault(context.secure_folder, context.site_ledger, on_disk=not context.memory_only)
         self._record = SiteRecord(context)
         self._cached_profile: tuple[journal.Profile | None] | None = None
-        self._unrecorded = False  # a session was checked but could not be written to the transcript
+        self._unrecorded = False  # a session was checked but not yet written to the transcript
 
     def enroll(self, raw: Any, declare: _Declare, setup: Callable[[], JobSetup] | None = None) -> bytes:
         """Check the server's parameters against this site's rules and job; advertise keys.
 
         Args:
             raw: bytes of ``Params``.
-            declare: makes this silo's declaration: from the records, or with ``again`` from the stored one.
+            declare: returns this silo's declaration: from the records, or with ``again`` the stored one.
             setup: plans the job's sums, to compare them with the server's plan; None where this process
                 does not train: then each sum is compared only when it is requested.
         """
 
         def make(key: bytes) -> bytes:
             params = messages.Params.from_bytes(raw)
-            # `advertise` checks all of this again; here it is before records are read and state is replaced.
+            # `advertise` repeats all of these checks; here they precede reading records and replacing state.
             rules.check(params, self._rules, self._expected(params))
             expected = self._expected(params, None if setup is None else setup())
             rules.check(params, self._rules, expected)
             with self._vault.locked() as history:
                 history.check_epoch(params)
                 if self._vault.forgotten():
-                    # It cannot know for which sum it gave its shares last. So of a job that was begun in
-                    # another process, and started again, it takes part in nothing.
+                    # It cannot know for which sum it last gave its shares. So it takes no part in a job that
+                    # began in another process and was restarted.
                     try:
                         history.check_epoch(replace(params, epoch=0))
                     except ReplayError:
@@ -134,40 +134,40 @@ class SecureSite:
         return self._once("enroll", raw, b"", make)
 
     def check_evaluations(self) -> None:
-        """Refuse a job whose exact evaluations, with those of earlier jobs, tell more than this site allows.
+        """Refuse a job whose exact evaluations, with earlier jobs', disclose more than this site allows.
 
         Raises:
             SecureSumError: TF-627.
         """
-        if (found := self._evaluations()) is not None:
+        if (planned := self._evaluations()) is not None:
             with package_errors(), self._vault.locked() as history:
-                found.check(self._dataset, self._context.job_id, history)
+                planned.check(self._dataset, self._context.job_id, history)
 
-    def _told(
+    def _opened(
         self, sum_id: messages.SumId, sizes: Sizes, history: journal.History
     ) -> tuple[journal.Entry, ...]:
-        """Return the entries of what a sum tells of evaluated and of training records, if it does.
+        """Return the journal entries of a sum's disclosure about evaluated and training records, if any.
 
-        A job beside this one can have opened what was left when this one was enrolled.
+        A concurrent job may have used up what remained when this one was enrolled.
 
         Raises:
             EvaluationsError: TF-627.
             PolicyError: TF-625.
         """
-        place, told = place_of(sum_id), list[journal.Entry]()
-        named, policy = (self._dataset, self._context.job_id), self._context.policy
-        if (found := self._evaluations()) is not None and place in found.told:
-            wanted = found.entry(*named, place)
-            history.check_evaluations(wanted, found.most)
-            told.append(wanted)
+        place, entries = place_of(sum_id), list[journal.Entry]()
+        job, policy = (self._dataset, self._context.job_id), self._context.policy
+        if (planned := self._evaluations()) is not None and place in planned.told:
+            evaluated = planned.entry(*job, place)
+            history.check_evaluations(evaluated, planned.most)
+            entries.append(evaluated)
         if (rounds := self._rounds(sizes)) is not None and place in rounds.places:
-            told += rounds.check_next(policy, *named, place, history)
-        return tuple(told)
+            entries += rounds.check_next(policy, *job, place, history)
+        return tuple(entries)
 
-    def _told_of(
+    def _opened_of(
         self, state: Established, slot: int, left: Sequence[str], history: journal.History
     ) -> tuple[journal.Entry, ...]:
-        """Return the entry of a sum of fewer silos than were asked; refuse it if these have too few records.
+        """Return the entry of a sum of fewer silos than requested; refuse it if these have too few records.
 
         A server chooses who drops out.
 
@@ -204,7 +204,7 @@ class SecureSite:
 
         try:
             profile = self._own_profile(setup)
-        except (DataError, SiteConfigError):  # which others report
+        except (DataError, SiteConfigError):  # others report it
             profile = release_profile(setup, self._context.site)
         with package_errors():
             site.advertise(
@@ -236,7 +236,7 @@ class SecureSite:
                 step = site.confirm(state, messages.Advertisements.from_bytes(raw), verifier=verifier)
                 self._check_peers(step.state, history)
                 profile = self._profile(setup, _declared(step.state))
-                if profile is not None:  # all weights are known now, and with them this silo's own
+                if profile is not None:  # all weights, and so this silo's own, are known now
                     history.check_profile(step.state.epoch.dataset, profile)
                 return self._commit("confirm", key, step)
 
@@ -255,18 +255,18 @@ class SecureSite:
             raw: bytes of ``TermRequest``.
             state: SHA-256 (hex) of the run's state that the server names; a repeated request names the same.
             train: makes the term from what all silos declare, and from the total that the request rests on,
-                which is not verified yet.
+                not yet verified.
             setup: plans the job's sums.
         """
         named = bytes.fromhex(state)
 
         def make(key: bytes) -> bytes:
             request = messages.TermRequest.from_bytes(raw)
-            with self._vault.locked() as history:  # as `mask` does, but before the training
+            with self._vault.locked() as history:  # like `mask`, but before the training
                 params = self._ready().epoch.params
                 history.check_slot(params.job, params.epoch, request.slot, request.sum_id)
                 total = site.check_told(self._ready(), request, history)
-                # A seal sums nothing, and is of no round of the plan.
+                # A seal sums nothing, and belongs to no round of the plan.
                 resumed = self._context.job.resume is not None and params.schemas.get(request.schema) != ()
                 if resumed:
                     history.check_resumed(params, request.sum_id, named, first=total is None)
@@ -280,7 +280,7 @@ class SecureSite:
             self._check_profile(profile)
             peers = Peers(
                 applied_weights(declared, self._context.job.max_weight_share),
-                # By parameters that are the job's own: this silo gives no share for a smaller sum.
+                # By the job's own parameters: this silo gives no share for a smaller sum.
                 rules.honest_sites(rules.minimum_survivors(params), params.colluders),
                 tellers(declared.values()),
                 _sizes(declared, params.colluders),
@@ -299,12 +299,12 @@ class SecureSite:
 
             encoded = train(peers, total=total, check=check)
             first = total is None
-            del total  # as large as a model; the request has it
+            del total  # as large as a model, and in the request
             with self._vault.locked() as history:
-                if resumed:  # again: jobs beside this one may have come first
+                if resumed:  # again: concurrent jobs may have come first
                     history.check_resumed(params, request.sum_id, named, first=first)
                 state = self._ready()
-                # A set-up that was checked before the training is not verified again.
+                # A setup that was checked before the training is not verified again.
                 ready = next((after for before, after in checked if before is state), state)
                 step = site.mask(
                     ready,
@@ -318,8 +318,8 @@ class SecureSite:
                     profile=_with_formed(profile, encoded.formed),
                 )
                 unsent.check(self._context.state_folder, request.sum_id, key)
-                told = self._told(request.sum_id, peers.sizes, history)
-                reply = self._commit("contribute", key, replace(step, entries=(*step.entries, *told)))
+                opened = self._opened(request.sum_id, peers.sizes, history)
+                reply = self._commit("contribute", key, replace(step, entries=(*step.entries, *opened)))
                 unsent.sent(self._context.state_folder)
             self._unrecorded |= isinstance(state, Confirmed)
             if self._unrecorded and request.setup:
@@ -330,7 +330,7 @@ class SecureSite:
         return self._once("contribute", raw, named, make)
 
     def agree(self, raw: Any) -> bytes:
-        """Sign a sum's survivors, fewer than the roster, once for ever."""
+        """Sign a sum's survivors, fewer than the roster, only once."""
 
         def make(key: bytes) -> bytes:
             request = messages.AgreementRequest.from_bytes(raw)
@@ -338,8 +338,8 @@ class SecureSite:
                 state = self._established()
                 step = site.agree(state, request, history=history)
                 left = [receipt.name for receipt in request.receipts]
-                told = self._told_of(state, request.slot, left, history)
-                return self._commit("agree", key, replace(step, entries=(*step.entries, *told)))
+                opened = self._opened_of(state, request.slot, left, history)
+                return self._commit("agree", key, replace(step, entries=(*step.entries, *opened)))
 
         return self._once("agree", raw, b"", make)
 
@@ -394,7 +394,7 @@ class SecureSite:
         return state
 
     def _undo_unsent(self, request: bytes = b"") -> None:
-        """Undo what another request has changed of this silo's own state if its term was never masked."""
+        """Undo another request's changes to this silo's own state if its term was never masked."""
         state = self._vault.established()
         unsent.undo(self._context.state_folder, () if state is None else state.sums, request)
 
@@ -461,10 +461,10 @@ class SecureSite:
         return with_weight(self._cached_profile[0], declared[own].weight, applied)
 
     def _own_profile(self, setup: JobSetup) -> journal.Profile | None:
-        """Return the release profile of a job, in production with what the records are if that counts.
+        """Return the release profile of a job, in production with the identity of the records if that counts.
 
         Raises:
-            DataError, SiteConfigError: if these cannot be read.
+            DataError, SiteConfigError: if the records cannot be read.
         """
         from tightframe.rounds.sums.release import records_name, release_profile, with_formed
 
@@ -474,7 +474,7 @@ class SecureSite:
         return profile if context.data.synthetic else with_formed(profile, {name: (self._summed(setup),)})
 
     def _check_profile(self, profile: journal.Profile | None) -> None:
-        """Refuse terms of another profile than before, as `mask` does, but before the training."""
+        """Refuse terms of another profile than before, like `mask`, but before the training."""
         if profile is not None:
             dataset = self._context.site.records_id(self._context.job.dataset)
             with self._vault.locked() as history:
@@ -490,7 +490,7 @@ class SecureSite:
 
         Args:
             also: more bytes that identify the request: the hash of its broadcast.
-            make: makes the answer to a new request, given its key.
+            make: returns the answer to a new request, given its key.
         """
         if not isinstance(raw, bytes):
             raise SecureSumError(

@@ -1,8 +1,8 @@
-"""Simulated identities for runs without a startup kit, which prove nothing and say so.
+"""Simulated identities for runs without a startup kit, which prove nothing and are marked as such.
 
 A simulation has no provisioning. So that the same code runs there, each job has a root whose private key is
 computed from a *public* string: every process of a run can compute it, and so can anybody else. Its
-signatures prove nothing; so production refuses it, and no provisioned root accepts it.
+signatures prove nothing, so production refuses it, and no provisioned root accepts it.
 """
 
 from __future__ import annotations

@@ -61,9 +61,9 @@ class _File:
         return self._chain
 
     def write(self, line: bytes) -> None:
-        """Append a line durably; a part of an earlier line that did not fit on the disk is removed first."""
+        """Append a line durably; a part of an earlier line, cut off by a full disk, is removed first."""
         self._chain = None
-        # A site's own is beside its state; it tells totals of few numbers.
+        # A site's own is beside its state; it has totals of few numbers.
         append_durably(self._path, line, mode=0o644 if self._view == transcript.SERVER else 0o600)
         self._chain = transcript.Chain.resume(line)
 
@@ -88,7 +88,7 @@ class SiteRecord:
         self._file.write(line)
 
     def sum(
-        self, params: Params, slot: Masked | Agreed, told: Told | None, request: RevealRequest, reply: Reveal
+        self, params: Params, slot: Masked | Agreed, total: Told | None, request: RevealRequest, reply: Reveal
     ) -> None:
         """Record a sum for which this site gave its shares; a site never learns whether it was opened."""
         groups = [group for group in GROUPS if getattr(reply, group)]
@@ -98,7 +98,7 @@ class SiteRecord:
             sum_id=slot.receipt.sum_id,
             schema=slot.schema,
             basis=slot.receipt.basis,
-            rests_on=told,
+            rests_on=total,
             receipts=request.receipts,
             survivors=tuple(sorted(item.name for item in request.receipts)),
             agreements=request.agreements,

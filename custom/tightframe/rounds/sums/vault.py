@@ -33,7 +33,7 @@ def restore(raw: bytes) -> State:
     """Read a stored state of any kind.
 
     Raises:
-        StateError: TF-609 if the bytes are no state.
+        StateError: TF-609 if the bytes are not a state.
     """
     for kind in (Established, Confirmed):
         with suppress(StateError):
@@ -63,8 +63,8 @@ def read_journal(paths: LedgerPaths, *, check: Check | None) -> list[journal.Ent
         TightframeError: as ``site_ledger.read_contents``.
         MessageError: TF-604 if an entry cannot be read.
     """
-    whole = read_contents(paths, check=check)
-    return [] if whole is None else journal_of(whole.entries)
+    contents = read_contents(paths, check=check)
+    return [] if contents is None else journal_of(contents.entries)
 
 
 def remember(ledger: Ledger, entries: Sequence[journal.Entry]) -> None:
@@ -119,18 +119,18 @@ class Vault:
                 self._ledger = None
 
     def _read_new_entries(self, ledger: Ledger) -> None:
-        """Add to the history what this process or another job's has written since the last step.
+        """Add to the history the entries that this process or another job's has written since the last step.
 
         Args:
             ledger: opened under the lock, under which alone the journal is written.
         """
-        whole = ledger.seen
+        contents = ledger.seen
         name, count = self._read
-        if name != whole.head.ledger:
+        if name != contents.head.ledger:
             self._history, count = journal.History(), 0
-        for entry in journal_of(whole.entries[count:]):
+        for entry in journal_of(contents.entries[count:]):
             self._history.append(entry)
-        self._read = (whole.head.ledger, len(whole.entries))
+        self._read = (contents.head.ledger, len(contents.entries))
 
     def state(self) -> State:
         """Return the state of this run.
@@ -163,7 +163,7 @@ class Vault:
         replies: Mapping[str, bytes],
         kept: Mapping[str, bytes | None],
     ) -> None:
-        """Make a step durable: the journal first, then what it keeps, the state and the replies by name.
+        """Make a step durable: the journal first, then kept bytes, the state and the replies by name.
 
         Args:
             replies: name -> bytes.

@@ -70,12 +70,12 @@ def check_evaluations(
     Raises:
         SecureSumError: TF-627, in a simulation also.
     """
-    if (found := evaluations_planned(context, setup, entries)) is None:
+    if (planned := evaluations_planned(context, setup, entries)) is None:
         return None
     dataset, history = context.site.records_id(context.job.dataset), journal.History(entries)
     with package_errors():
-        found.check(dataset, context.job_id, history)
-    return found.entry(dataset, context.job_id), history.evaluated(dataset), found.most
+        planned.check(dataset, context.job_id, history)
+    return planned.entry(dataset, context.job_id), history.evaluated(dataset), planned.most
 
 
 def evaluations_planned(
@@ -116,11 +116,11 @@ def rounds_planned(
     """Return the same as ``check_rounds``, without refusing anything."""
     from tightframe.rounds.few_records import across_jobs
 
-    found = across_jobs.rounds_planned(setup, counted(context, sizes))
-    if not context.limits_rounds or found is None:
+    rounds = across_jobs.rounds_planned(setup, counted(context, sizes))
+    if not context.limits_rounds or rounds is None:
         return None
     dataset, history = context.site.records_id(context.job.dataset), journal.History(entries)
-    return found, found.before(dataset, context.job_id, history, context.policy.records_per_feature)
+    return rounds, rounds.before(dataset, context.job_id, history, context.policy.records_per_feature)
 
 
 def classes_left_out(context: SiloContext, setup: JobSetup) -> tuple[list[str], int]:
@@ -138,8 +138,8 @@ def classes_left_out(context: SiloContext, setup: JobSetup) -> tuple[list[str], 
         return [], least
     silo = LocalSilo(context, setup, torch.device("cpu"), 0)
     own = silo.own_rows()
-    few = (own.by_class * own.values < least) & (silo.held_counts() >= silo.min_class_count)
-    return [setup.dataset.class_names[place] for place in few.nonzero().flatten().tolist()], least
+    too_few = (own.by_class * own.values < least) & (silo.held_counts() >= silo.min_class_count)
+    return [setup.dataset.class_names[place] for place in too_few.nonzero().flatten().tolist()], least
 
 
 def classes_too_small(context: SiloContext, setup: JobSetup) -> tuple[list[str], int]:
@@ -157,8 +157,8 @@ def classes_too_small(context: SiloContext, setup: JobSetup) -> tuple[list[str],
         return [], 0
     silo = LocalSilo(context, setup, torch.device("cpu"), 0)
     held, least = silo.held_counts(), silo.min_class_count
-    few = ((held > 0) & (held < least)).nonzero().flatten().tolist()
-    return [setup.dataset.class_names[place] for place in few], least
+    too_few = ((held > 0) & (held < least)).nonzero().flatten().tolist()
+    return [setup.dataset.class_names[place] for place in too_few], least
 
 
 def sizes_alike(context: SiloContext) -> Sizes:
@@ -277,19 +277,19 @@ def check_possible_rows(silo: LocalSilo) -> None:
             "min_row_bits",
             f"exact totals of a table of fewer than 2 to the {least} possible rows",
             "privacy",
-            f"from few totals its records are found among these. {_told(setup, bits)}. Columns that tell "
+            f"from few totals its records are found among these. {_row_bits(setup, bits)}. Columns that tell "
             "patients apart better, fewer units that train on them, or `privacy`, are safe",
         )
         raise BelowPolicyError([refusal], shown_to_lead=policy.tell_refusals, code="TF-628")
 
 
-def _told(setup: JobSetup, bits: Sequence[float]) -> str:
+def _row_bits(setup: JobSetup, bits: Sequence[float]) -> str:
     """Say how many rows are possible here and by which columns, for the site's own check and log only."""
     names = [str(place) for place in range(len(bits))]
     if isinstance(options := setup.dataset_options, TableOptions):
         names = [column.column for column in options.contract.columns]
-    each = sorted(zip(bits, names, strict=True), key=lambda item: -item[0])
-    parts = [f"{name} {number:.1f}" for number, name in each[:SHOWN] if number]
-    more = sum(number for number, _ in each[SHOWN:])
+    columns = sorted(zip(bits, names, strict=True), key=lambda item: -item[0])
+    parts = [f"{name} {number:.1f}" for number, name in columns[:SHOWN] if number]
+    more = sum(number for number, _ in columns[SHOWN:])
     rest = f", all others {more:.1f}" if more else ""
     return f"This table has 2 to the {sum(bits):.1f}, by column: {', '.join(parts) or 'none'}{rest}"

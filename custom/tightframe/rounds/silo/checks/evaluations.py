@@ -53,15 +53,17 @@ def of_silo(
 
     def planned(at: JobSetup, withheld: tuple[Fold, ...] = ()) -> Evaluations:
         untold = (*context.untold(), *withheld)
-        found = evaluation_bits.of_job(at, context.policy, labels, values, untold)
-        told = {} if withheld and {*evaluation.FOLDS} <= {*untold} else found.told
-        return replace(found, told=told, withheld=withheld)
+        evaluations = evaluation_bits.of_job(at, context.policy, labels, values, untold)
+        opened = {} if withheld and {*evaluation.FOLDS} <= {*untold} else evaluations.told
+        return replace(evaluations, told=opened, withheld=withheld)
 
     if context.job.withdraw is not None and context.job.resume is None:
-        kept = read_journal(context.ledger_paths, check=None) if entries is None else entries
+        journaled = read_journal(context.ledger_paths, check=None) if entries is None else entries
         # What this run has told by itself is not told by others.
-        own = [each for each in kept if not (isinstance(each, Evaluated) and each.job == context.job_id)]
-        history, dataset = History(own), context.site.records_id(context.job.dataset)
+        before = [
+            each for each in journaled if not (isinstance(each, Evaluated) and each.job == context.job_id)
+        ]
+        history, dataset = History(before), context.site.records_id(context.job.dataset)
         tried = (planned(setup, withheld) for withheld in WITHHELD)
         return next(each for each in tried if _allowed(each, dataset, context.job_id, history))
     return replace(planned(setup), smaller=lambda left: _smaller(setup, planned, left))
@@ -82,9 +84,9 @@ def _coarse(labels: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.repeat(np.arange(len(counts)), counts)
 
 
-def _allowed(found: Evaluations, dataset: str, job: str, history: History) -> bool:
+def _allowed(planned: Evaluations, dataset: str, job: str, history: History) -> bool:
     try:
-        history.check_evaluations(found.entry(dataset, job), found.most)
+        history.check_evaluations(planned.entry(dataset, job), planned.most)
     except EvaluationsError:
         return False
     return True
@@ -114,13 +116,13 @@ def _smaller(setup: JobSetup, planned: Callable[[JobSetup], Evaluations], left: 
         least = ", ".join(each for each in opened(at(*smallest).wanted)[1:] if each is not None)
         return f"{none}; {words(*smallest)} would tell least, {least}"
     both = fits[:1] + [each for each in fits[-1:] if each[0] > fits[0][0]]
-    told = [words(*each) for each in both]
+    options = [words(*each) for each in both]
     if len(both) > 1:
-        told[-1] += f" ({words(*min(both, key=lambda each: at(*each).wanted[1:]))} tells less)"
+        options[-1] += f" ({words(*min(both, key=lambda each: at(*each).wanted[1:]))} tells less)"
     other = any(bins != own.score_bins for _, bins in both)
     consent = " (other `score_bins` than in earlier jobs need consent too, TF-617)" if other else ""
     models, bins = both[0]
     how = f"--set evaluation.models={models}" + (
         f" --set evaluation.score_bins={bins}" if bins != own.score_bins else ""
     )
-    return f'"evaluation": {" or ".join(told)} would fit: export the job with it ({how}){consent}'
+    return f'"evaluation": {" or ".join(options)} would fit: export the job with it ({how}){consent}'

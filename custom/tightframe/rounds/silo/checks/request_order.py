@@ -48,8 +48,8 @@ def check_withdrawal(job: JobConfig, notes: Notes, place: Place, state: str, tot
     words = notes.words
     begun = max((number for number, word in enumerate(words, 1) if word == WITHDRAWS), default=len(words))
     sums = f"0/{SUMS[0]}-{SUMS[1]}"
-    taken = [number for number, word in enumerate(words) if number >= begun and f":{sums}/" in word]
-    if not taken or state not in words[taken[0] :]:
+    masked = [number for number, word in enumerate(words) if number >= begun and f":{sums}/" in word]
+    if not masked or state not in words[masked[0] :]:
         raise RunError(
             f"Expected job {job.resume.previous} to have taken the withdrawn records out of the total, and "
             f"this one to go on with a state of its behind that, but this silo did not verify {state} there: "
@@ -80,7 +80,7 @@ def check_order(
         raise _other(exchange, allowed)
 
 
-def _noted(context: SiloContext, plan: RunPlan, exchange: Exchange, state: str, told: str) -> Place | None:
+def _noted(context: SiloContext, plan: RunPlan, exchange: Exchange, state: str, source: str) -> Place | None:
     """Return the place of the sum that a state follows from where no total is told; None for the job's begin.
 
     Raises:
@@ -89,8 +89,8 @@ def _noted(context: SiloContext, plan: RunPlan, exchange: Exchange, state: str, 
     notes, job = Notes.read(context.state_folder), context.job
     if mine := notes.mine.sums_behind(state):
         return place_of(mine[-1])
-    if told:
-        return place_of(read_sum(told))
+    if source:
+        return place_of(read_sum(source))
     if job.resume is not None and job.summation == "secure":
         # Notes of a journal alone do not say what a state follows from, but for which sum it was verified.
         earlier = [place_of(item) for item in notes.sums_behind(state)]
