@@ -1,4 +1,4 @@
-"""A silo's privacy budget: its ledger, its policy's cap, and the epsilon that the job promises."""
+"""A silo's privacy budget: its ledger, its policy's cap, and the job's promised epsilon."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tightframe.rounds.silo.checks.known_records import note_records
 
 SOLVED = "privacy.json"
 Planned = Callable[[float], Sequence[Event]]
-"""Epsilon of a job -> all privacy events that it may then charge."""
+"""Epsilon of a job -> all privacy events that it may charge at that epsilon."""
 
 
 @dataclass(frozen=True)
@@ -50,11 +50,11 @@ class Costs:
 
     @property
     def after(self) -> float:
-        """Epsilon of these and of all that the job may charge; infinite where nothing bounds it."""
+        """Epsilon of these and of the job's planned charges; infinite where nothing bounds it."""
         return accounting.guaranteed((*self.spent, *self.planned), self.cap.delta)
 
     def in_words(self) -> str:
-        """Say how much is spent before and after the job, and what the cap is."""
+        """Describe the epsilon spent before and after the job, and the cap."""
         limit = "without a cap" if self.cap.epsilon >= MAX_EPSILON else f"of {self.cap.epsilon:g}"
         after = rounded_up(self.after)
         return f"from {rounded_up(self.before)} to {after} {limit} (epsilon at delta {self.cap.delta:g})"
@@ -79,7 +79,7 @@ class Budget:
 
     @property
     def cap(self) -> Cap:
-        """Limit of the site's policy on what all jobs together may spend on these records."""
+        """Limit of the site's policy on the epsilon of all jobs together on these records."""
         policy = self._context.policy
         retries, releases = policy.charged_retries, policy.max_releases
         return Cap(
@@ -90,15 +90,15 @@ class Budget:
         )
 
     def check(self, planned: Sequence[Event], at: Planned | None = None) -> None:
-        """Refuse a job whose planned charges would not fit, before anything is trained.
+        """Refuse a job whose planned charges would not fit, before training.
 
         Args:
-            planned: all that the job may charge.
-            at: the same with another epsilon; None where another one changes no noise.
+            planned: all planned charges of the job.
+            at: the planned charges at another epsilon; None where another one changes no noise.
 
         Raises:
             BudgetError: TF-701, saying what is left and what would fit.
-            DatasetError: TF-703 if these very records have a budget under another name.
+            DatasetError: TF-703 if the same records have a budget under another name.
         """
         with self._open() as ledger:
             self._note(ledger)
@@ -113,7 +113,7 @@ class Budget:
     def check_against(
         self, entries: Sequence[Entry], planned: Sequence[Event], at: Planned | None = None
     ) -> Costs | None:
-        """Refuse what ``check`` refuses, given the ledger's entries; nothing is opened or written.
+        """Refuse what ``check`` refuses, given the ledger's entries, without opening or writing anything.
 
         Args:
             planned, at: as of ``check``.
@@ -127,7 +127,7 @@ class Budget:
         """
         self._check_named()
         if any(entry.charge is not None and entry.charge.job_id == self._job_id for entry in entries):
-            return None  # this job or the one that it resumes: what it may still charge is checked each time
+            return None  # this job or the one that it resumes: its further charges are checked each time
         self._keep_promise(
             "what is planned",
             planned,
@@ -174,7 +174,7 @@ class Budget:
         def fits(epsilon: float) -> bool:
             try:
                 planned = tuple(at(epsilon))
-            except BudgetError:  # a part of it is too small for any noise
+            except BudgetError:  # too small for any noise in one of its parts
                 return False
             promised = accounting.guaranteed(planned, self._plan.privacy.delta) <= epsilon
             return promised and replace(costs, planned=planned).after <= costs.cap.epsilon
@@ -199,7 +199,7 @@ class Budget:
             BudgetError: TF-701 if it does not fit into the job's promise or the site's cap.
         """
         with self._open() as ledger:
-            self._note(ledger)  # here too: a server may have skipped the enrolment
+            self._note(ledger)  # checked here too: a server may have skipped the enrolment
             entries = ledger.entries()
             attempt = sum(
                 1
@@ -219,7 +219,7 @@ class Budget:
             charges = [
                 self._charge(purpose, attempt + place, event, alone) for place, event in enumerate(events)
             ]
-            # With these charges: another job of the chain may charge at this moment.
+            # With these charges: another job of the chain may be charging at the same time.
             ledger.charge_all(charges, cap=self.cap, check=promised)
             spent = ledger.spent(
                 self._dataset, self._plan.privacy.neighbours, self.cap.delta, prv=False
@@ -235,7 +235,7 @@ class Budget:
 
     @subnormals.kept()
     def solve_once(self, key: str, solve: Callable[[], float]) -> float:
-        """Return a number that takes seconds to solve, stored with the run's own state under a key."""
+        """Return a number that takes seconds to compute, cached under a key in the run's state."""
         path = self._context.state_folder / SOLVED
         solved = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
         if key not in solved:
@@ -250,7 +250,7 @@ class Budget:
 
         Args:
             prv: whether to compute the PRV accountant's value as well.
-            alone: as it is if no other silo adds noise.
+            alone: the value if no other silo adds noise.
         """
         with self._open() as ledger:
             return ledger.spent(
@@ -277,7 +277,7 @@ class Budget:
             )
 
     def _keep_promise(self, purpose: str, events: Sequence[Event], *, advice: str) -> None:
-        """Refuse a charge with which the job would exceed the epsilon that it promises, repeats included."""
+        """Refuse a charge that would exceed the job's promised epsilon, repeats included."""
         privacy = self._plan.privacy
         total = accounting.guaranteed(events, privacy.delta)
         if total > privacy.epsilon:
@@ -297,7 +297,7 @@ class Budget:
 
     @property
     def _job_id(self) -> str:
-        # A resumed job is charged as the first of its chain, whose promise holds for the whole chain.
+        # A resumed job is charged to the first of its chain, whose promise holds for the whole chain.
         return self._context.job.lineage(self._context.job_id) or self._context.job.job_name
 
     @property
@@ -319,5 +319,5 @@ class Budget:
         )
 
     def _open(self) -> Ledger:
-        """Open the site's ledger; a new one only where there never was one."""
+        """Open the site's ledger; create one only where there never was one."""
         return self._context.budget_ledger.open()

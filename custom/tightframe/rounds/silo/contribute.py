@@ -62,7 +62,8 @@ from tightframe.securesum.messages import SumId, Total
 
 OVER_BOUND = "TF-402"
 WITHDRAWAL = "withdrawal"
-"""Part of the run that a withdrawal's exchanges are a measure of: the first does the most work on records."""
+"""Part of the run whose duration a withdrawal's exchanges measure: the first does the most work on
+records."""
 Result = TypeVar("Result")
 
 
@@ -101,11 +102,11 @@ class Contributor:
             peers: the silos enrolled.
             total: the last one opened; None before the first.
             check: refuses another sum than the request's, and sums of other features or of other classes'
-                records than before, before anything is done for it.
+                records than before, before any work for it.
 
         Raises:
             NeedsStateError, RunError: as ``FollowedState.advance``.
-            PolicyError: TF-625 if too few records stand behind a sum of products.
+            PolicyError: TF-625 if too few records are behind a sum of products.
         """
         context, job, weights = self._context, self._context.job, peers.weights
         exchange = self._setup.plan.find(message["kind"], message["round"], message["phase"])
@@ -132,7 +133,7 @@ class Contributor:
         if job.local_baseline_epochs and job.withdraw is None and self._setup.plan.starts(exchange):
             own = NO_NEEDS if total is None and follows else needs  # the job's own start is known
             self._keep_start(state, own)
-        # A server could have chosen the state: it is neither the job's own nor verified.
+        # A server could have chosen this state: it is neither the job's own nor verified.
         begins = (exchange.kind, exchange.index) == (BEFORE, 0) and job.withdraw is not None
         chosen = (total is not None or not follows) and not begins  # ``check_withdrawal`` has compared it
         part = exchange.measure if job.withdraw is None else WITHDRAWAL if exchange.before else None
@@ -140,7 +141,9 @@ class Contributor:
         def work() -> tuple[Contribution, dict[Group, bytes], bool]:
             check = functools.partial(self._check_own, silo, exchange, phase, state, peers.sizes)
             result = self._term(silo, check, phase, received, weights)
-            if result[0].proposed_state is not None:  # within: a failed training writes nothing
+            if (
+                result[0].proposed_state is not None
+            ):  # inside the timed work: a failed training writes nothing
                 self._store.propose(sum_id, result[0].proposed_state, message["state"])
             return result
 
@@ -156,17 +159,17 @@ class Contributor:
         return encoded
 
     def _keep_start(self, state: ServerState, needs: Needs) -> None:
-        """Keep the model that the run begins with, for the local baseline."""
+        """Keep the run's initial model, for the local baseline."""
         data = tensor_bytes(state.model, {NEEDS: json.dumps(needs.stored())})
         write_atomically(self._context.state_folder / START, data, mode=0o600)
 
     def _check_own_withdrawal(self, exchange: Exchange, state: ServerState) -> None:
-        """Refuse classes and sums of withdrawn records whose numbers this silo has said to be too few.
+        """Refuse classes and sums of withdrawn records whose numbers this silo has reported as too small.
 
-        It says so inside the first sum. If by its total nobody did, another silo has hidden it.
+        It reports that inside the first sum. If the total has no such report, another silo has hidden it.
 
         Args:
-            state: of the run, which the exchange rests on.
+            state: of the run, on which the exchange rests.
 
         Raises:
             RunError: TF-523.
@@ -202,14 +205,14 @@ class Contributor:
         rule.check_own(policy, self._setup, phase.schema, state, sizes, own, seen=plain)
 
     def _settle(self, message: Message, total: Total | None) -> None:
-        """Let what this silo trained for the sums before count, or drop it."""
-        # Of the total told a silo knows by itself whether it is in it: the server does not choose its state.
+        """Commit what this silo trained for earlier sums, or drop it."""
+        # A silo knows by itself whether it is in the named total: the server does not choose its state.
         cohorts = {} if total is None else {str(total.sum_id): list(total.survivors)}
         digest = None if total is None else total.digest().hex()
         self._store.settle({**message["opened"], **cohorts}, next(iter(cohorts), None), digest)
 
     def _seen_at_work(self, work: Callable[[], Result]) -> Result:
-        """Do work on records of which others see how long it takes."""
+        """Do work on records whose duration others can observe."""
         return subnormals.without(work, self._context.job.threads) if self._context.pace.on else work()
 
     def _term(
@@ -220,21 +223,21 @@ class Contributor:
         received: Tensors,
         weights: Mapping[str, float],
     ) -> tuple[Contribution, dict[Group, bytes], bool]:
-        """Return the contribution, its integers, and whether all of it was made.
+        """Return the contribution, its integers, and whether all of it was computed.
 
-        After a failure it is one that changes nothing, with a flag.
+        After a failure it is neutral, with a flag.
 
         Args:
-            check: refuses what depends on records.
+            check: raises refusals that depend on records.
 
         Raises:
-            TightframeError: for what does not depend on records (``failures.hidden``).
+            TightframeError: for errors that do not depend on records (``failures.hidden``).
         """
         batch_size, contribution = silo.setting.local.batch_size, Contribution({})
         try:
             with (
                 repeatable(silo.stream("torch"), self._device),
-                # `fit` does so by itself; this is for a method's other passes over the records.
+                # `fit` does this itself; here it covers a method's other passes over the records.
                 silo.memory_named("training.batch_size", batch_size),
             ):
                 check()
@@ -246,7 +249,7 @@ class Contributor:
                 term = failures.blinded(phase.schema, term)
             return contribution, term, whole
         except Exception as error:
-            # What noise has covered may be told, whatever becomes of it: the bound, above all.
+            # Errors about noisy values may leave: above all an exceeded bound.
             covered = self._setup.privacy is not None and isinstance(error, ContributionError)
             if covered or not failures.hidden(error):
                 raise
@@ -261,14 +264,14 @@ class Contributor:
         return contribution, term if private is not None else failures.blinded(phase.schema, term), False
 
     def _encode(self, exchange: Exchange, silo: LocalSilo, state: ServerState) -> None:
-        """Compute the features of a frozen encoder, if there are any to compute.
+        """Compute the features of a frozen encoder, if the job has one.
 
-        Before the work that others see the time of: its encoder is that of the job's start, so that nothing
-        of this depends on a state that a server could have chosen, nor on how far work gets.
+        This precedes the work whose duration others can observe: the encoder is that of the job's start, so
+        its time depends neither on a state that a server could have chosen, nor on how far that work gets.
         """
         context, own_model = self._context, self._setup.method.own_model
         if not context.pace.on or exchange.kind == STATISTICS or context.job.withdraw is not None:
-            return  # statistics load no model; a withdrawal has other records, of which all is work
+            return  # statistics load no model; a withdrawal has other records: all its computation is work
         if context.features.has(parts := used_parts(self._setup)):
             return
         if not is_frozen(shared_template(silo.setting)):
@@ -289,10 +292,10 @@ class Contributor:
             context.log.warning("%s: features cannot be computed: %s", context.name, failures.reason(error))
 
     def _measure(self, part: str | None, silo: LocalSilo, message: Message) -> None:
-        """Train a first round for oneself before the first work on a state that a server could choose.
+        """Rehearse a first round before the first work on a state that a server could choose.
 
-        Without it such work would be the measure of what comes after it (``pace``). A withdrawal is measured
-        by its first exchange, which is on the state that the job names.
+        Otherwise such work would set the floor of later work (``pace``). In a withdrawal its first exchange
+        sets the floor, on the state that the job names.
 
         Raises:
             RunError: TF-523 in a withdrawal without that exchange.
@@ -312,7 +315,7 @@ class Contributor:
         try:
             timed = self._seen_at_work(lambda: rehearse(context, self._setup, self._device, requested, start))
             context.pace.rehearsed(timed)
-        except Exception as error:  # what training meets as well, and answers in the form of any other term
+        except Exception as error:  # training fails the same way, and answers in the form of any other term
             context.log.warning("%s: a first round fails by itself: %s", context.name, failures.reason(error))
 
     def _silo(
@@ -358,7 +361,7 @@ class Contributor:
             rule.check_behind(policy, self._setup, own_records(self._context))
 
     def check_layers(self, sizes: Sizes, of: str) -> None:
-        """Refuse a sum of layers of silos who declare too few records.
+        """Refuse a sum of layers of silos that declare too few records.
 
         Raises:
             PolicyError: TF-625.
@@ -366,14 +369,14 @@ class Contributor:
         check_layers(self._context, self._setup, sizes, of)
 
     def rounds(self, sizes: Sizes) -> across_jobs.Rounds | None:
-        """Return the exact sums that the job adds to those of others; None if none, or without a limit."""
+        """Return the job's exact sums that add to other jobs'; None if there are none, or no limit."""
         if not self._context.limits_rounds:
             return None
         return across_jobs.rounds_planned(self._setup, counted(self._context, sizes))
 
     @cached_property
     def evaluations(self) -> Evaluations | None:
-        """What the job evaluates exactly at this silo; None where that is not limited."""
+        """Return the job's exact evaluations at this silo; None where they are not limited."""
         if not self._context.limits_evaluations:
             return None
         return evaluations.of_silo(self._context, self._setup, self._device)
@@ -390,7 +393,7 @@ class Contributor:
         PrivateSilo(self._context, self._setup, self._device, 0, requested).check_budget()
 
     def seal(self, message: Message, peers: Peers, *, total: Total | None, check: Check) -> Encoded:
-        """Answer a request that only has the last total verified: its term is empty, and needs no training.
+        """Answer a request that only verifies the last total: its term is empty, and needs no training.
 
         The arguments are those of ``contribute``.
         """
@@ -410,9 +413,9 @@ class Contributor:
         cause (``failures.hidden``).
 
         Raises:
-            RunError: TF-508 if this silo missed round 1 or the closing: no initial model or report, or
-                if that model's pooled statistics were not proven.
-            TightframeError: for what does not depend on records.
+            RunError: TF-508 if this silo missed round 1 or the closing (no initial model or report), or if
+                that model's pooled statistics were not proven.
+            TightframeError: for errors that do not depend on records.
         """
         epochs = self._context.job.local_baseline_epochs
         if not (self._has_start() and own_report.begun(self._context)):
@@ -436,7 +439,7 @@ class Contributor:
         return {}
 
     def _has_start(self) -> bool:
-        """Check whether this silo has the model that the run began with, and what it rests on is proven."""
+        """Check whether this silo has the run's initial model, and the totals that it rests on are proven."""
         if not (path := self._context.state_folder / START).is_file():
             return False
         with safe_open(path, "pt") as stream:
@@ -464,7 +467,7 @@ class Contributor:
 def _encoded(
     silo: LocalSilo, schema: Schema, tensors: Tensors, weights: Mapping[str, float]
 ) -> dict[Group, bytes]:
-    """Encode a silo's term; the error for an update over its bound says what to do about it."""
+    """Encode a silo's term; the error for an update over its bound contains advice."""
     share = weights[silo.name] / max(weights.values())
     try:
         return codec.encode(schema, tensors, share=share, parties=len(weights))
@@ -479,11 +482,11 @@ def choose_device(wanted: str) -> torch.device:
     """Return the site's device; ``auto`` is a GPU where there is one.
 
     Raises:
-        TrainingError: TF-303 if the site asks for a GPU that is not there.
+        TrainingError: TF-303 if the site asks for a GPU that does not exist.
     """
     device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if wanted == "auto" else wanted)
     if device.type == "cuda":
-        # Read when a process first multiplies matrices on a GPU; without it they are not `repeatable`.
+        # Read when a process first multiplies matrices on a GPU; without it results are not `repeatable`.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if (device.index or 0) >= gpus:
@@ -499,8 +502,9 @@ def choose_device(wanted: str) -> torch.device:
 def repeatable(seed: int, device: torch.device) -> Iterator[None]:
     """Seed torch's global random streams (dropout) for a block, and restore them after it.
 
-    A GPU takes operations that give the same bits each time: with its own choice two runs of one job on an
-    H200 were 0.003 apart in a model's entries after a round. What has no such form still runs; torch warns.
+    A GPU uses deterministic operations: with its default choice two runs of one job on an H200 differed by
+        0.003 in a model's entries after a round. Operations without a deterministic form still run; torch
+        warns.
     """
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices), deterministic() if devices else nullcontext():
@@ -511,7 +515,7 @@ def repeatable(seed: int, device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def deterministic() -> Iterator[None]:
-    """Let torch take deterministic operations for a block, where it has them."""
+    """Let torch use deterministic operations for a block, where it has them."""
     before = torch.get_deterministic_debug_mode()
     torch.set_deterministic_debug_mode("warn")
     try:

@@ -32,7 +32,7 @@ from tightframe.securesum.messages import Total
 
 @dataclass(frozen=True)
 class _Own:
-    """A state with what this silo knows of it.
+    """A state, and this silo's knowledge of it.
 
     Attributes:
         sha256: hex.
@@ -64,7 +64,7 @@ class FollowedState:
     def advance(
         self, message: Message, total: Total | None, weights: Mapping[str, float]
     ) -> tuple[ServerState, bool]:
-        """Return the state that an exchange rests on, computed here.
+        """Return the state that an exchange rests on, computed by this silo.
 
         Args:
             message: of the task: ``state`` and ``before`` are the SHA-256 of the state that the exchange
@@ -74,16 +74,16 @@ class FollowedState:
             weights: public weights of all enrolled silos.
 
         Returns:
-            The state, and whether this silo vouches for it: it is the start, or was verified in an epoch or
-            job before, or this silo has computed it from the state on which it gave its shares of the total
+            The state, and whether this silo vouches for it: it is the start, or was verified in an earlier
+            epoch or job, or this silo has computed it from the state on which it gave its shares of the total
             that this exchange verifies.
 
         Raises:
             NeedsStateError: if it cannot compute that state, and the server did not send it.
             RunError: TF-518 if the server's state is not the one that it names, or another than this silo's,
-                or one before that for which this silo gave its shares last, or has another frozen encoder
-                than the job's start, or if this silo missed nothing, or was sent another state behind this
-                total. TF-519 if it missed that state, and no total is told. TF-604 if it is none of this job.
+                or precedes the one for which this silo last gave its shares, or has another frozen encoder
+                than the job's start, or if this silo missed nothing, or was sent another state after this
+                total. TF-519 if it missed that state, and no total is named. TF-604 if it is not of this job.
         """
         expected, sent = message["state"], message.get("state_bytes")
         notes = Notes.read(self._folder)
@@ -91,25 +91,25 @@ class FollowedState:
         last = mine.last_state
         own = self._own(message)
         latest = last in ("", expected)
-        # Behind a total, a resumed job can come to the states of the one before once more.
+        # After a total, a resumed job can reach the states of the earlier job again.
         if not latest and expected in (verified if total is None else mine.words):
             raise _passed()
         if self._setup.job.evaluate_only is not None and total is None:
             self._check_named(own, expected)
         digest = "" if total is None else total.digest().hex()
-        # A state that does not include the total told is not the run's: one model is not summed twice.
-        # That a state was verified counts without a total alone: with one, an older state would come back.
+        # A state that does not include the named total is not the run's: one model is not summed twice.
+        # Earlier verification counts only without a total: with one, an older state could come back.
         before = total is None and expected in verified
         if own is not None and own.sha256 == expected and (total is None or own.total == digest):
             return own.state, before or (own.computed and own.total == digest and (bool(digest) or latest))
         computed = None
         began = own is not None and own.computed and not own.total and latest
         if began and total is None and not message["before"]:
-            # Not `own`: small steps away from the start would add up.
+            # Not `own`: small deviations from the start would add up.
             computed = start[0] if (start := self._start(message)) is not None else None
-        # A state that this silo has behind this very total does not include it twice.
+        # A state that this silo has after this same total does not include it twice.
         if own is not None and total is not None and own.sha256 == message["before"] and own.total != digest:
-            # Of another sum's total nobody has told this silo which state it rests on.
+            # This silo does not know the state that another sum's total rests on.
             sound = own.sha256 == last and mine.have_sum(last, total.sum_id)
             following = next_state(self._setup, own.state, total, weights)
             computed, data = self._computed(following, digest, sound, str(total.sum_id))
@@ -135,13 +135,13 @@ class FollowedState:
         else:
             self._compare(computed.state, received, rounded=total is None or self._setup.rounded)
             adopted = _Own(received, expected, computed.total, computed.computed, computed.sum_id)
-        # A resumed run begins with a verified state; later one would be an earlier state once more.
+        # A resumed run begins with a verified state; later such a state would be an earlier one again.
         resumed = own is None and total is None and expected in verified
         return self._keep(adopted, sent).state, adopted.computed or resumed
 
     @property
     def behind(self) -> str:
-        """The sum from whose total this silo has the current state; empty if there is none."""
+        """The sum whose total led to this silo's current state; empty if there is none."""
         return "" if self._current is None else self._current.sum_id
 
     @staticmethod
@@ -149,7 +149,7 @@ class FollowedState:
         """Refuse to evaluate any model but the one that the job names by its hash.
 
         Raises:
-            RunError: TF-505 if its file was not sent, TF-518 if another state is named.
+            RunError: TF-505 if the model's file was not sent, TF-518 if another state is named.
         """
         if own is None:
             raise RunError(
@@ -165,7 +165,7 @@ class FollowedState:
             )
 
     def _own(self, message: Message) -> _Own | None:
-        """Return this silo's state: the stored one, or the start; None after a resumption."""
+        """Return this silo's state: the stored one, or the start; None in a resumed job."""
         if self._current is None:
             self._current = self._stored()
         if self._current is None and (start := self._start(message)) is not None:
@@ -173,10 +173,10 @@ class FollowedState:
         return self._current
 
     def _start(self, message: Message) -> tuple[_Own, bytes] | None:
-        """Return the run's start, computed again, and its bytes; None if resumed, or if its file is not sent.
+        """Return the run's start, recomputed, and its bytes; None if resumed, or if its file was not sent.
 
-        What a silo took over for its start is no measure for what comes next: the server could go on from
-        there in steps that each look like rounding.
+        A start adopted from the server is no reference for later states: the server could move on from there
+        in steps that each look like rounding.
         """
         if self._setup.job.continues is not None:
             return None
@@ -192,7 +192,7 @@ class FollowedState:
 
         Raises:
             NeedsStateError: if the server must send the pretrained start that the job names.
-            RunError: TF-505 if it did not, or sent another.
+            RunError: TF-505 if the server did not, or sent another.
         """
         weights, named = self._weights(message), self._setup.job.initial_model_sha256
         if weights is None and named is not None and message.get("state_bytes") is None:
@@ -200,7 +200,7 @@ class FollowedState:
         return start_state(self._setup, weights)[0]
 
     def _weights(self, message: Message) -> bytes | None:
-        """Return the weights of a pretrained start, of this request or of one before."""
+        """Return the weights of a pretrained start, from this request or an earlier one."""
         weights: bytes | None = message.get("start")
         if weights is None and self._pretrained.is_file():
             weights = self._pretrained.read_bytes()
@@ -249,10 +249,10 @@ class FollowedState:
         self._log.info("%s: the server's state differs from this silo's by rounding only", self._name)
 
     def _check_missed(self, own: _Own | None, total: Total | None, digest: str) -> None:
-        """Refuse a state that this silo has no use for, before it trains on it.
+        """Refuse a state that this silo does not need, before it trains on it.
 
-        How long it trains can depend on a single record. So it takes a state over that it cannot compute only
-        once behind a total, and only if it has no term in this total.
+        The duration of training can depend on a single record. So it adopts a state that it cannot compute
+        only once per total, and only if it has no term in this total.
         """
         if own is None:
             return
@@ -266,7 +266,7 @@ class FollowedState:
     def _check_named_by_job(self, expected: str) -> None:
         """Refuse a state before an epoch's first total, unless the job names it.
 
-        No total says anything of it: this silo comes back behind the first one, which the others open.
+        No total verifies such a state: this silo can come back after the first one, which the others open.
         """
         job = self._setup.job
         if job.summation != "secure" or (job.withdraw is not None and expected == job.withdraw.state_sha256):
@@ -279,7 +279,7 @@ class FollowedState:
         )
 
     def _check_form(self, received: ServerState) -> None:
-        """Refuse a state whose model is not of this job's form."""
+        """Refuse a state whose model does not have this job's form."""
         own = self._setup.initial_state().model
         problems = sorted(set(own) ^ set(received.model))
         problems += [
@@ -297,7 +297,7 @@ class FollowedState:
     def _check_encoder(self, received: ServerState, message: Message) -> None:
         """Refuse a state with another frozen encoder than the job's start.
 
-        Its features are computed outside the time that all work lasts for others, and kept.
+        Its features are computed outside the work whose duration is held back, and cached.
         """
         setup = self._setup
         if setup.job.summation != "secure" or not is_frozen(shared_template(setup.setting)):

@@ -38,12 +38,12 @@ SENT = "sent_terms.json"
 
 @dataclass(frozen=True)
 class Missing:
-    """Silos missing at the end of a run, by the server's word, which this silo cannot check.
+    """Silos missing at the end of a run, as the server says, which this silo cannot check.
 
     Attributes:
         lost: silo -> since when.
         enrolled: silos that the run began with.
-        shut: whether counts stay shut for it, by this silo's own policy.
+        shut: whether counts stay shut because of it, by this silo's own policy.
     """
 
     lost: Mapping[str, Lost]
@@ -51,7 +51,7 @@ class Missing:
     shut: bool
 
     def notes(self) -> list[str]:
-        """Say in sentences who is missing and what that means for the final model's metrics."""
+        """Return sentences on the missing silos and the consequences for the final model's metrics."""
         lines = [f"The server says: {item.words(silo)}" for silo, item in sorted(self.lost.items())]
         if lines and self.shut:
             lines.append(
@@ -105,7 +105,7 @@ def close(
         job=context.job.model_dump(mode="json"),
         classes=list(names),
     )
-    report.write(folder, mode=0o600)  # its page follows with what the closing itself sends
+    report.write(folder, mode=0o600)  # the page follows once the closing's own term is noted
     if folder == context.run_dir:
         context.log.info("%s: final model and report (this silo's own): %s", silo.name, folder / LOCAL)
     else:
@@ -122,11 +122,11 @@ def missing_at(silo: LocalSilo) -> Missing:
 def note_sent(
     context: SiloContext, schema: Schema, encoded: Encoded, *, at_end: bool, evaluated: tuple[str, ...] = ()
 ) -> None:
-    """Record that this silo made a term of a sum, for what its report says of what left it.
+    """Record that this silo made a term of a sum, for the report's list of what left the silo.
 
     Args:
         at_end: whether it belongs to the closing or comes after it, so that the report has begun.
-        evaluated: what the job's exact evaluations tell, in words.
+        evaluated: the job's exact evaluations, in words.
 
     Raises:
         RunError: TF-522 if the record of the earlier terms is damaged.
@@ -140,7 +140,7 @@ def note_sent(
     by_kind[kind] = SentTerms(
         kind=kind,
         times=1 if earlier is None else earlier.times + 1,
-        # A run's first sum may have fewer fields than the later ones.
+        # A run's first sum may have fewer fields than later ones.
         numbers=dict(numbers | Counter({} if earlier is None else earlier.numbers)),
         bytes=sum(map(len, encoded.term.values())) + (0 if earlier is None else earlier.bytes),
         terms_with=dict(Counter(numbers.keys()) + Counter({} if earlier is None else earlier.terms_with)),
@@ -167,7 +167,7 @@ def _sent_terms(context: SiloContext) -> tuple[SentTerms, ...]:
 
 
 def begun(context: SiloContext) -> bool:
-    """Check whether there is a report, proven or not; a silo that missed the closing has none."""
+    """Check whether this silo has a report, proven or not; a silo that missed the closing has none."""
     return unproven.reported(context) is not None
 
 
@@ -179,7 +179,7 @@ def add(
     sent: tuple[SentTerms, ...] | None = None,
     evaluated: tuple[str, ...] = (),
 ) -> None:
-    """Put another model's results, or all terms sent so far, into the report that ``close`` began."""
+    """Add another model's results, or all terms sent so far, to the report that ``close`` began."""
     report = SiloReport.read(unproven.reported(context) or context.run_dir)
     disclosed = report.disclosed
     if disclosed is not None and sent is not None:
@@ -196,7 +196,7 @@ def _keep(context: SiloContext, report: SiloReport) -> None:
 
 
 def _spent(context: SiloContext, plan: PrivacyPlan) -> SiloPrivacy:
-    """Return what this job has cost the silo's records, exactly."""
+    """Return the exact cost of this job to the silo's records."""
     from tightframe.privacy.accounting import counts_on_others
     from tightframe.privacy.ledger.summary import exact_jobs
     from tightframe.rounds.silo.budget import Budget

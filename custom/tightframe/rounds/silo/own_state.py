@@ -1,8 +1,8 @@
 """A silo's own state: begun at the start of a run, proposed and committed with each sum.
 
-It is empty at first, or copied from the stopped job that the run continues: the method's (control variates,
-the last model, a personal head) and the noise that was solved and drawn once. It begins at enrolment, which
-does without torch; only reading and writing tensors imports it.
+It is empty at first, or copied from the stopped job that the run continues: the method's state (control
+variates, the last model, a personal head) and the noise that was solved and drawn once. It begins at
+enrolment, which does not need torch; only reading and writing tensors imports it.
 """
 
 from __future__ import annotations
@@ -57,14 +57,14 @@ TOOK_PART = b"took part"
 
 
 class NeedsStateError(Exception):
-    """This silo missed an exchange, or its processor rounds differently: the server must send the state."""
+    """The server must send the state: this silo missed an exchange, or its processor rounds differently."""
 
 
 def begin(context: SiloContext) -> None:
     """Create a run's state folder: empty, or with the state of the job that it continues.
 
     Raises:
-        RunError: TF-521 if that state belongs to another job, TF-522 if it is of later rounds only.
+        RunError: TF-521 if that state belongs to another job, TF-522 if it has only later rounds.
     """
     folder, job = context.state_folder, context.job
     partial = folder.with_name(f"{folder.name}.partial")
@@ -72,7 +72,7 @@ def begin(context: SiloContext) -> None:
     partial.mkdir(parents=True, mode=0o700)
     if (continued := job.continues) is not None:
         previous = context.previous_state
-        for earlier in _of_chain(context):  # whatever job is named as the one before
+        for earlier in _of_chain(context):  # whichever job is named as the previous one
             _check(context, earlier)
         if previous is not None and (previous / RUN).is_file():
             _check(context, previous)
@@ -117,11 +117,10 @@ def _of_chain(context: SiloContext) -> Iterator[Path]:
 
 
 def _begin_without(context: SiloContext, folder: Path, previous: str, after_round: int) -> None:
-    """Begin a resumed job without this silo's state, by what its journal has of the jobs before.
+    """Begin a resumed job without this silo's state, from its journal's entries of the earlier jobs.
 
-    From there come the states that it has verified, for which sums, and whether it took part; a site that
-    remembers nothing of the job may have. Plain sums have no journal: the server says it with its first
-    request.
+    The journal has the states that it verified, for which sums, and whether it took part; a site without
+    entries of the job may have taken part. Plain sums have no journal: the server's first request says it.
     """
     took_part = b""
     if context.job.summation == "secure":
@@ -141,9 +140,9 @@ def _begin_without(context: SiloContext, folder: Path, previous: str, after_roun
 
 
 def _summed(entries: Iterable[Entry], lineage: str) -> Iterator[str]:
-    """Yield the words for the states of which a journal says that they were summed, and for these sums.
+    """Yield the words for the states that a journal records as summed, and for these sums.
 
-    A state's entry stands before that of the slot for which shares were given with it.
+    A state's entry precedes that of the slot for which shares were given with it.
     """
     used, state = {}, ""
     for item in entries:
@@ -162,7 +161,7 @@ def _summed(entries: Iterable[Entry], lineage: str) -> Iterator[str]:
 
 
 def _journal(context: SiloContext) -> list[Entry]:
-    """Return this site's journal of the jobs before; empty if there is none.
+    """Return this site's journal of the earlier jobs; empty if there is none.
 
     Raises:
         TightframeError: as ``read_journal``.
@@ -171,7 +170,7 @@ def _journal(context: SiloContext) -> list[Entry]:
 
 
 def _had_no_part(entries: Iterable[Entry], jobs: set[str], lineage: str, after_round: int) -> bool:
-    """Check that a journal knows these jobs, and of no term for their rounds up to that of the checkpoint."""
+    """Check that a journal has these jobs, but no term for their rounds up to the checkpoint's."""
     known = False
     for item in entries:
         known |= isinstance(item, Advertised) and item.job in jobs
@@ -180,19 +179,19 @@ def _had_no_part(entries: Iterable[Entry], jobs: set[str], lineage: str, after_r
         else:
             number = 0
             if isinstance(item, StateMasked | StateSummed) and item.lineage == lineage:
-                number = item.round  # in whatever job of the chain
+                number = item.round  # in any job of the chain
         if 0 < number <= after_round:
             return False
     return known
 
 
 def checkpoint_round(sum_id: str) -> int:
-    """Return the round from which on checkpoints include a sum: its own in training, 0 before round 1.
+    """Return the first round whose checkpoint includes a sum: its own in training, 0 before round 1.
 
     No checkpoint includes a sum after the last round: such a sum has a round one higher than its own.
 
     Raises:
-        ValueError: if it is no sum's id.
+        ValueError: if it is not the id of a sum.
 
     >>> checkpoint_round("0/before-0/0"), checkpoint_round("3/train-1/0"), checkpoint_round("4/after-0/0")
     (0, 3, 5)
@@ -207,7 +206,7 @@ def is_training(sum_id: str) -> bool:
 
 
 def proposed_in(path: Path) -> str:
-    """Return the id of the sum with which a stored state was proposed.
+    """Return the id of the sum for which a stored state was proposed.
 
     Raises:
         RunError: TF-522 if the file is damaged or names no sum.
@@ -222,12 +221,12 @@ def proposed_in(path: Path) -> str:
 
 
 def confirm_told(folder: Path, digest: str | None) -> None:
-    """Commit the state that counts if a total told is true: this silo has verified that total.
+    """Commit the state that depends on a named total, which this silo has now verified.
 
     Args:
         folder: of the silo's state.
-        digest: hex digits of the total that is verified; None if none is. A state that counts with another
-            total is left as it is, and dropped with the next total told.
+        digest: hex digits of the verified total; None if there is none. A state that depends on another total
+            is kept, and dropped with the next named total.
 
     Raises:
         RunError: TF-522 if a file is damaged.
@@ -238,12 +237,12 @@ def confirm_told(folder: Path, digest: str | None) -> None:
 
 
 def _counts_with(path: Path) -> str | None:
-    """Return the digest of the total with which a stored state counts."""
+    """Return the digest of the total on which a stored state depends."""
     return _noted(path, _TOTAL)
 
 
 def _noted(path: Path, key: str) -> str | None:
-    """Return what is noted with a stored state.
+    """Return the metadata of a stored state.
 
     Raises:
         RunError: TF-522 if the file is damaged.
@@ -256,10 +255,10 @@ def _noted(path: Path, key: str) -> str | None:
 
 
 def _commit(folder: Path, path: Path) -> None:
-    """Make a stored state the committed one, and keep that of the round before.
+    """Make a stored state the committed one, and keep the previous round's.
 
-    A process that is killed between two steps leaves a committed one: a resumed job could not tell that there
-    had been any.
+    A process that is killed between two steps leaves a committed state: otherwise a resumed job could not
+    tell that there was one.
     """
     committed = folder / COMMITTED
     if committed.is_file() and checkpoint_round(proposed_in(committed)) < checkpoint_round(proposed_in(path)):
@@ -277,7 +276,7 @@ def damaged(path: Path, error: Exception) -> RunError:
 
 
 def _check(context: SiloContext, previous: Path) -> None:
-    """Refuse state of another job or chain of jobs: a resumed job is the stopped one, unchanged.
+    """Refuse the state of another job or chain of jobs: a resumed job is the stopped one, unchanged.
 
     Raises:
         RunError: TF-521; TF-522 if the folder's description is damaged.
@@ -311,7 +310,7 @@ def _rewind(folder: Path, after_round: int) -> None:
     if not committed.is_file() or checkpoint_round(proposed_in(committed)) <= after_round:
         return
     if not earlier.is_file():
-        committed.unlink()  # it was this silo's first
+        committed.unlink()  # this silo's first
         return
     sum_id = proposed_in(earlier)
     if checkpoint_round(sum_id) > after_round:
@@ -327,14 +326,15 @@ class SiloStateStore:
     """A silo's own state across rounds: proposed with a contribution, committed once its sum is opened.
 
     The state that ``contribute`` returns is only *proposed*. The next message lists the sums opened since
-    and their cohorts; the proposal is committed only if this silo's term was in its sum. The state of the
-    round before is kept beside it, for a server that lost the last round (``begin``).
+    and their cohorts; the proposal is committed only if this silo's term was in its sum. The previous round's
+    state is kept beside it, for a server that lost the last round (``begin``).
 
-    In secure sums a silo commits what it trained for a sum for which it gave its shares: else a server could
-    have it train on a state of its own choice, and say that the sum was opened. If it gave none, but is in
-    the total told, the proposal counts as long as exactly that total is told, and is committed once
-    it is verified (``confirm_told``). A term that trains nothing, such as the closing's, leaves it as it is:
-    it counts with that sum's total, too, which nobody opens before verifying the total before.
+    In secure sums a silo commits the state that it trained for a sum for which it gave its shares: otherwise
+    a server could have it train on a state of the server's choice, and claim that the sum was opened. If it
+    gave none, but is in the named total, the proposal is valid as long as exactly that total is named, and is
+    committed once that is verified (``confirm_told``). A term that trains nothing, such as the closing's,
+    leaves the state unchanged: it is valid with that sum's total, too, which silos open only after verifying
+    the previous total.
 
     Args:
         folder: of the silo's state.
@@ -348,7 +348,7 @@ class SiloStateStore:
         self._lost = folder / LOST
 
     def committed(self) -> Tensors:
-        """Return the committed state, or the one that counts with the total told; empty before the first.
+        """Return the committed state, or the one valid with the named total; empty before the first.
 
         Raises:
             RunError: TF-522 if its file is damaged.
@@ -369,11 +369,11 @@ class SiloStateStore:
         """Store a proposed state beside the committed one.
 
         Args:
-            state: proposed; an empty one leaves this silo's own as it is.
+            state: proposed; an empty one leaves this silo's own unchanged.
             basis: SHA-256 (hex) of the run's state that the sum rests on.
 
         Raises:
-            RunError: TF-522 if this silo's state of the rounds before is lost.
+            RunError: TF-522 if this silo's state of earlier rounds is lost.
         """
         if not state:
             self._leave_as_it_is(str(sum_id))
@@ -399,7 +399,7 @@ class SiloStateStore:
         Args:
             opened: sum id -> cohort of the sums opened since the last message. A proposal whose sum is not
                 among them is dropped, in secure sums only if this silo gave no shares of that sum.
-            told: id of the sum whose total is told.
+            told: id of the sum whose total is named.
             digest: hex digits of that total.
         """
         if self._lost.is_file() and self._lost.stat().st_size == 0:
@@ -408,7 +408,7 @@ class SiloStateStore:
         if path.is_file():
             sum_id = proposed_in(path)
             included = self._silo in opened.get(sum_id, [])
-            # Shares given count as an opened sum, unless that very sum is told without this silo.
+            # Given shares count as an opened sum, unless that same sum is named without this silo.
             if self._gave_shares(path, sum_id) and (included or (self._secure and sum_id != told)):
                 _commit(self._folder, path)
             elif included and sum_id == told and digest is not None:
@@ -420,7 +420,7 @@ class SiloStateStore:
         """Commit the proposed state if it was made for this sum, and this silo is in it.
 
         Args:
-            sum_id: of the sum whose total is told.
+            sum_id: of the sum whose total is named.
             digest: hex digits of that total.
         """
         path = self._folder / PROPOSED
@@ -428,12 +428,12 @@ class SiloStateStore:
             self.settle({sum_id: cohort}, sum_id, digest)
 
     def _count_with(self, digest: str, path: Path, sum_id: str, unchanged: str = "") -> None:
-        """Let a state count as long as this total is told: its sum's id can be another's as well.
+        """Make a state valid while this total is named: another total can have the same sum's id.
 
         Args:
             path: of the state.
-            sum_id: for which it was trained.
-            unchanged: sum whose term was made with it, and left it as it is.
+            sum_id: for which the state was trained.
+            unchanged: sum whose term used the state, and left it unchanged.
         """
         from safetensors.torch import load_file
 
@@ -443,16 +443,16 @@ class SiloStateStore:
         write_atomically(self._folder / TOLD, data, mode=0o600)
 
     def _leave_as_it_is(self, sum_id: str) -> None:
-        """Note with a state that counts with the total told that the term of a sum was made with it."""
+        """Note with a state that is valid with the named total that a sum's term used it."""
         path = self._folder / TOLD
         if path.is_file() and (digest := _counts_with(path)) is not None:
             self._count_with(digest, path, proposed_in(path), sum_id)
 
     def _drop_others(self, digest: str | None, included: str | None) -> None:
-        """Drop a state that counts with another total than the one told.
+        """Drop a state that is valid with another total than the named one.
 
         Args:
-            included: sum of the total told, if this silo is in it.
+            included: sum of the named total, if this silo is in it.
         """
         path = self._folder / TOLD
         if not path.is_file() or (digest is not None and _counts_with(path) == digest):
@@ -465,17 +465,17 @@ class SiloStateStore:
     def _gave_shares(self, path: Path, sum_id: str) -> bool:
         """Check whether this silo gave its shares of the sum for which a state was proposed.
 
-        In the job that proposed it: another of the chain can have a sum of that name on that state, too.
+        In the job that proposed it: another job of the chain can have a sum of that name on that state, too.
         """
         if not self._secure:
             return True
         with safe_open(path, "numpy") as stream:
-            proposed = stream.metadata()  # `proposed_in` has found some
+            proposed = stream.metadata()  # `proposed_in` has read it
         jobs, job = Notes.read(self._folder).jobs, int(proposed.get("jobs", 0))
         return job < len(jobs) and jobs[job].have_sum(str(proposed.get("basis")), sum_id)
 
     def _check_participation(self, opened: Mapping[str, Sequence[str]]) -> None:
-        """Note from a resumed job's first message whether this silo took part in the jobs before."""
+        """Note from a resumed job's first message whether this silo took part in the earlier jobs."""
         if any(is_training(sum_id) and self._silo in cohort for sum_id, cohort in opened.items()):
             write_atomically(self._lost, TOOK_PART, mode=0o600)
         else:

@@ -48,7 +48,7 @@ class PrivateSilo(LocalSilo):
     """
 
     _budget_of: ClassVar[type[Budget]] = Budget
-    """What its releases are charged to."""
+    """Budget that its releases are charged to."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class PrivateSilo(LocalSilo):
         return report
 
     def large_update_advice(self) -> str:
-        """Say what to change where noise alone exceeds the bound, and how large that noise is.
+        """Return advice where noise alone exceeds the bound, with the size of that noise.
 
         Each step's gradient has noise of standard deviation ``sigma * C / L`` (``dp_sgd``). SGD with
         momentum m carries the noise of a step with j steps to go into the update with the factor
@@ -147,7 +147,7 @@ class PrivateSilo(LocalSilo):
             self.context.log.info("%s: the training records belong to %d patients", self.name, count)
 
     def check_budget_against(self, entries: Sequence[Entry]) -> Costs | None:
-        """Refuse what ``check_budget`` refuses, given the entries of this site's ledger; nothing is written.
+        """Refuse what ``check_budget`` refuses, given the entries of this site's ledger; write nothing.
 
         Returns:
             What the job costs; None for a job that has charges already.
@@ -160,7 +160,7 @@ class PrivateSilo(LocalSilo):
 
     @property
     def _planned_at(self) -> Planned | None:
-        """What the job may charge here with another epsilon; None where its noise is given."""
+        """Function of the job's charges here at another epsilon; None where its noise is given."""
         setup, privacy = self.setup, self._plan.privacy
 
         def planned(epsilon: float) -> tuple[Event, ...]:
@@ -172,7 +172,7 @@ class PrivateSilo(LocalSilo):
         return planned if privacy.noise_multiplier is None else None
 
     def _planned(self) -> tuple[Event, ...]:
-        """Return all events that the job may charge here, repeats included, after checking the records."""
+        """Check the records, and return all events that the job may charge here, repeats included."""
         data = self.context.data
         if len(own_labels(data)) != len(data.labels("train")):
             raise PrivacyValueError(
@@ -190,7 +190,7 @@ class PrivateSilo(LocalSilo):
         return (*self._plan.release_events, *(self._planned_round(),) * self._planned_rounds)
 
     def _planned_round(self) -> Event:
-        """Return what the training of one round is charged as."""
+        """Return the privacy event of one round's training."""
         if self._plan.gradients is not None:
             return self._plan.gradients.event()
         settings = self.training_settings()
@@ -224,7 +224,7 @@ class PrivateSilo(LocalSilo):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return clipped class sums (C, w) and counts (C,) of the training records, with this silo's noise.
 
-        A silo that does not offer its prototypes still adds its share of the noise, on which the others rely.
+        A silo that does not offer its prototypes still adds its share of the noise, which the others need.
 
         Args:
             features: maps a batch of inputs to features (B, w).
@@ -239,7 +239,8 @@ class PrivateSilo(LocalSilo):
             return self._with_noise(total)
         with torch.no_grad():
             for portion, labels, owners in self._portions(features):
-                # `class_sums` counts what is not finite as zero: an error would reveal single records.
+                # `class_sums` counts values that are not finite as zero: an error would reveal single
+                # records.
                 total += class_sums.class_sums(portion, labels, classes, config, patients=owners)
         alone = config.lone_event(self.honest)
         self._budget.charge(f"round {self.round} class sums", config.events(1), alone=alone)
@@ -293,7 +294,7 @@ class PrivateSilo(LocalSilo):
     ) -> dict[str, torch.Tensor]:
         """Return sums of frozen features of the training records with this silo's noise, by part.
 
-        A silo that does not offer its prototypes adds its share of the noise alone, on which the others rely.
+        A silo that does not offer its prototypes adds only its share of the noise, which the others need.
 
         Raises:
             BudgetError: TF-701; nothing is drawn then.
@@ -316,7 +317,7 @@ class PrivateSilo(LocalSilo):
         return numbers
 
     def _add_features(self, totals: frozen_sums.FrozenTotals, model: torch.nn.Module, radius: float) -> None:
-        """Add all training records; where the job protects patients, in one portion, as whole numbers."""
+        """Add all training records; where the job protects patients, in one portion, as integers."""
         patients, kept = self._patients, []
         for features, labels in self.encoded(model, "train", exact=True):
             rows = frozen_sums.whole_features(features, radius)
@@ -367,7 +368,7 @@ class PrivateSilo(LocalSilo):
         return record_patients(self.context.data, "train") if protected else None
 
     def _views(self, step: int) -> Dataset[Any]:
-        """Return the training records as one step sees them."""
+        """Return the training records in the form in which one step sees them."""
         if self.context.stopped():
             raise RunError("the run was aborted during local training.", code="TF-504")
         if self._encoder is not None:
@@ -379,7 +380,7 @@ class PrivateSilo(LocalSilo):
 
 class _UnkeptBudget(Budget):
     def solve_once(self, key: str, solve: Callable[[], float]) -> float:
-        """Solve for an epsilon that is only tried."""
+        """Solve without the cache, for a trial epsilon."""
         return solve()
 
 

@@ -1,8 +1,8 @@
-"""A first round that one silo trains by itself, to know how long that takes before a server has a say in it.
+"""A first round that one silo trains by itself, to measure its duration before a server can influence it.
 
-All silos are taken to have this silo's records, and the state is the one that the job starts with. Nothing of
-it is kept or sent, and nothing is charged: its folder, salt and noise are its own. Features of a frozen
-encoder that the silo has already are used; others stay in memory.
+All silos are assumed to have this silo's records, and the state is the job's start. Nothing of it is kept or
+sent, and nothing is charged: its folder, salt and noise are its own. Features of a frozen encoder that the
+silo already has are used; others stay in memory.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from tightframe.rounds.sums.plain import PlainServer
 
 class _FreeBudget(Budget):
     def charge(self, purpose: str, events: Sequence[Event], *, alone: Event | None = None) -> None:
-        """Charge nothing: what is drawn leaves this process in no form."""
+        """Charge nothing: the noisy release never leaves this process."""
 
 
 class _RehearsingSilo(PrivateSilo):
@@ -53,14 +53,14 @@ def rehearse(
     requested: RequestedSum,
     start: ServerState,
 ) -> Mapping[str, float]:
-    """Return the seconds that each exchange up to the first round's last takes here, by ``Exchange.measure``.
+    """Return the seconds of each exchange through the first round here, by ``Exchange.measure``.
 
     Args:
         requested: the cohort, and ``RequestedSum.honest``.
-        start: the state that the job starts with, or the first job of those that it continues.
+        start: the state with which the job, or the first job of its chain, starts.
 
     Raises:
-        Exception: whatever keeps this silo from training on the job's own start.
+        Exception: any error of this silo's training on the job's own start.
     """
     job = context.job.origin
     setup = setup if job == context.job else prepare(job, context.policy.ceilings)
@@ -78,12 +78,12 @@ def rehearse(
 
 @contextmanager
 def _folder(state: Path) -> Iterator[Path]:
-    """Make a folder that is deleted at the end; one of a process that was killed goes with the next."""
+    """Make a folder that is deleted at the end; the next rehearsal deletes that of a killed process."""
     delete_left(state)
     while True:
         folder = Path(tempfile.mkdtemp(dir=state, prefix=REHEARSAL))
         with locked_folder(folder) as own:
-            if not own:  # another process takes it for a killed one's, and deletes it
+            if not own:  # another process mistook it for a killed one's, and deleted it
                 continue
             try:
                 yield folder
@@ -109,7 +109,7 @@ class _Rehearsal:
         self.seconds: dict[str, float] = {}
 
     def take_part(self, exchange: Exchange) -> None:
-        """Make the term of one exchange, and go on with the sum of as many of them as there are silos."""
+        """Make the term of one exchange, and continue with the sum of one such term per silo."""
         state, cohort = self._state, self._requested.cohort
         received = {name: item.clone() for name, item in exchange.phase.broadcast(state).items()}
         phase = exchange.phase_for(received)

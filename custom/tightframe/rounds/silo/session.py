@@ -59,7 +59,7 @@ class SiloSession:
         summed = partial(summed_sha256, context)
         own = (self._check_sizes, self._evaluations, self._rounds, self._check_survivors, summed)
         self._secure = SecureSite(context, confirm, *own) if secure else None
-        unproven.publish(context)  # an earlier process of the job can have been killed before it did
+        unproven.publish(context)  # an earlier process of the job may have been killed before it did so
 
     def handle(self, task: str, message: Message) -> Message:
         """Answer one task.
@@ -78,9 +78,9 @@ class SiloSession:
                 self._wait(arrived)
 
     def _wait(self, arrived: float) -> None:
-        """Wait until a whole number of the job's ``answer_grid`` has passed since a request came.
+        """Wait until a whole multiple of the job's ``answer_grid`` has passed since a request came.
 
-        Once the run is aborted, a whole second will do: whether the silo still trained is nobody's business.
+        Once the run is aborted, a whole second is enough: it hides whether the silo still trained.
         """
         if not (grid := self.context.answer_grid):
             return
@@ -117,11 +117,11 @@ class SiloSession:
         """Check job, policy, configuration and every record; declare the public weight."""
         self._check_job(message)
         if self.context.policy.asks_of_method(self.context.job):
-            self._training()  # checks what the method sums; imports torch, once
+            self._training()  # checks the method's sums; imports torch, once
         if self._secure is None:
             return {"declaration": self._declare(again=False).to_bytes()}
         # Enrolment is repeated within a run when the roster shrinks or all slots are used.
-        # A process that does all tasks will import torch anyway, so it can plan the sums now.
+        # A process that does all tasks imports torch anyway, so it can plan the sums now.
         setup = (lambda: self._training().setup) if self.context.memory_only else None
         return {SECURE: self._secure.enroll(message.get(SECURE), self._declare, setup)}
 
@@ -159,7 +159,7 @@ class SiloSession:
         return declared
 
     def _note_records(self) -> None:
-        """Have the ledger know a production site's records, whose earlier exact sums it remembers by name."""
+        """Note a production site's records in its ledger, which keeps earlier exact sums by data set name."""
         context = self.context
         if context.production and not context.data.synthetic:
             with context.site_ledger.open() as ledger:
@@ -200,7 +200,8 @@ class SiloSession:
                 "%s: each batch of %d training records is drawn anew (`full_batches` is off)", name, size
             )
         return Declaration(
-            # Repeated records count once: with them the number is twice the larger class, a class count.
+            # Repeated records count once: counted with repeats, the number would be twice the larger class, a
+            # class count.
             weight=self._weight(len(own_labels(data))),
             synthetic=data.synthetic,
             profile=policy.profile,
@@ -210,7 +211,7 @@ class SiloSession:
         )
 
     def _tell_still_there(self) -> None:
-        """Warn in this silo's own log of records that its file withdraws, and that this job uses."""
+        """Warn in this silo's own log of records that its file withdraws but this job uses."""
         context = self.context
         path = context.site.withdrawn.get(context.job.dataset)
         if path is None or context.job.withdraw is not None:
@@ -230,9 +231,9 @@ class SiloSession:
             )
 
     def _weight(self, records: int) -> float:
-        """Return the public weight for a number of records; in a withdrawal that of the run before.
+        """Return the public weight for a number of records; in a withdrawal that of the earlier run.
 
-        An exact weight would tell how many records this silo withdraws.
+        A new exact weight would disclose how many records this silo withdraws.
         """
         context = self.context
         if context.job.withdraw is None or context.previous_state is None:
@@ -265,11 +266,11 @@ class SiloSession:
         self._training().check_layers(sizes, "records of silos that are left")
 
     def _evaluations(self) -> Evaluations | None:
-        """Return what the job evaluates exactly here; only where that is limited this imports torch."""
+        """Return the job's exact evaluations here; imports torch only where they are limited."""
         return self._training().evaluations if self.context.limits_evaluations else None
 
     def _rounds(self, sizes: Sizes) -> Rounds | None:
-        """Return the exact sums that the job adds to those of others; None if none, or without a limit."""
+        """Return the job's exact sums that add to other jobs'; None if there are none, or no limit."""
         return self._training().rounds(sizes) if self.context.limits_rounds else None
 
     def _rehearse_evaluations(self) -> None:
@@ -283,7 +284,7 @@ class SiloSession:
             context.log.warning("%s: %s%s", context.name, REHEARSED, reason)
 
     def _term(self, message: Message) -> Train:
-        """Return what makes the term of a secure sum, by a process that trains."""
+        """Return the function that makes the term of a secure sum, for a process that trains."""
 
         def train(peers: Peers, *, total: Total | None, check: Check) -> Encoded:
             contributor = self._training()
@@ -296,7 +297,8 @@ class SiloSession:
         """Return the weights of a plain sum, from the declarations that the server forwards.
 
         Raises:
-            RunError: TF-505 if this silo's own declaration is missing or changed, or one is of a stranger.
+            RunError: TF-505 if this silo's own declaration is missing or changed, or one is of an unknown
+                silo.
             ContributionError: TF-403, TF-631; see ``Declaration``.
         """
         context = self.context
@@ -341,5 +343,5 @@ class SiloSession:
 
 
 def _next_whole(arrived: float, grid: float) -> float:
-    """Return the next time that is a whole number of ``grid`` seconds after a request came."""
+    """Return the next time that is a whole multiple of ``grid`` seconds after a request came."""
     return arrived + grid * math.ceil((time.monotonic() - arrived) / grid)

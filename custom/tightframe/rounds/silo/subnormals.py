@@ -1,8 +1,8 @@
-"""Numbers next to zero (subnormals) count as zero while others see how long a silo works.
+"""Flush subnormal numbers to zero while others can observe how long a silo works.
 
-Some processors need a hundred times as long for them, and a model could make them of chosen records. The
-setting belongs to a thread, and a new thread has that of the one that starts it: work goes into a thread of
-its own, whose worker threads begin with the setting. The accounting of privacy keeps them (``kept``).
+Some processors need a hundred times as long for them, and a model could produce them for chosen records. The
+setting belongs to a thread, and a new thread inherits it: work runs in a thread of its own, whose worker
+threads begin with the setting. The accounting of privacy keeps subnormals (``kept``).
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ _here = threading.local()
 
 
 def without(work: Callable[[], Result], threads: int) -> Result:
-    """Do work in a thread in which, and in whose worker threads, numbers next to zero count as zero.
+    """Do work in a thread that, with its worker threads, flushes subnormal numbers to zero.
 
     Args:
-        work: to be done; whatever it raises is raised here.
-        threads: of torch, within an operation.
+        work: to be done; its exceptions are raised here.
+        threads: number of torch's threads within an operation.
     """
     import torch
 
@@ -31,7 +31,7 @@ def without(work: Callable[[], Result], threads: int) -> Result:
     def begin() -> None:
         torch.set_flush_denormal(True)
         _here.flushed = True
-        torch.set_num_threads(threads)  # each thread that starts operations has its own number
+        torch.set_num_threads(threads)  # each thread that starts operations has its own setting
         try:
             done.set_result(work())
         except BaseException as error:
@@ -43,7 +43,7 @@ def without(work: Callable[[], Result], threads: int) -> Result:
 
 @contextmanager
 def kept() -> Iterator[None]:
-    """Keep numbers next to zero for a block, whatever holds for the work around it."""
+    """Keep subnormal numbers for a block, whatever the setting around it."""
     if not getattr(_here, "flushed", False):
         yield
         return

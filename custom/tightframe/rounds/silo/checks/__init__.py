@@ -1,1 +1,1 @@
-"""What a silo checks before it takes part: a request's form and order, its records, what a job may tell."""
+"""Checks of a silo before it takes part: a request's form and order, its records, a job's disclosures."""

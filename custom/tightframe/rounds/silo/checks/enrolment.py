@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from tightframe.rounds.silo.view import LocalSilo
 
 UNKNOWN = "not-submitted-yet"
-"""Id that stands for a job without one, because no engine has received it yet."""
+"""Placeholder id of a job that no engine has received yet."""
 REHEARSED = "in production a site with this policy refuses the job, even as its first: "
 SHOWN = 12
 """Most columns that a refusal names, in the site's own log."""
@@ -53,7 +53,7 @@ def check_sums(context: SiloContext, setup: JobSetup, entries: Sequence[journal.
         context.job_id,
         context.job.roster,
         epoch=0,
-        # A resumed job is not refused for counts opened for another cohort: they only stay closed.
+        # A resumed job is not refused because counts were opened for another cohort: they only stay closed.
         static_open=context.job.resume is None,
     )
     SecureSite(context, summed=partial(summed_sha256, context)).check_proposal(params, setup, entries)
@@ -62,13 +62,14 @@ def check_sums(context: SiloContext, setup: JobSetup, entries: Sequence[journal.
 def check_evaluations(
     context: SiloContext, setup: JobSetup, entries: Sequence[journal.Entry]
 ) -> tuple[journal.Evaluated, tuple[int, int, int], journal.Most] | None:
-    """Check a job's exact evaluations against what this site's limits leave; its records are read.
+    """Check a job's exact evaluations against this site's remaining limits; its records are read.
 
     Returns:
-        What the job tells, what earlier jobs have told, and the limits; None where nothing is limited.
+        What the job discloses, what earlier jobs have disclosed, and the limits; None where nothing is
+        limited.
 
     Raises:
-        SecureSumError: TF-627, in a simulation also.
+        SecureSumError: TF-627, in a simulation too.
     """
     if (planned := evaluations_planned(context, setup, entries)) is None:
         return None
@@ -81,7 +82,7 @@ def check_evaluations(
 def evaluations_planned(
     context: SiloContext, setup: JobSetup, entries: Sequence[journal.Entry]
 ) -> Evaluations | None:
-    """Return what a job evaluates exactly at this site, by its records; None if nothing is limited."""
+    """Return a job's exact evaluations at this site, by its records; None if nothing is limited."""
     from tightframe.rounds.silo.checks import evaluations
 
     if not context.would_limit_evaluations:
@@ -92,13 +93,13 @@ def evaluations_planned(
 def check_rounds(
     context: SiloContext, setup: JobSetup, entries: Sequence[journal.Entry], sizes: Sizes
 ) -> tuple[Rounds, Parts] | None:
-    """Check a job's exact sums of what it trains with those of earlier jobs.
+    """Check a job's exact sums in training together with those of earlier jobs.
 
     Args:
         sizes: numbers of records that silos declare.
 
     Returns:
-        The sums, and what earlier jobs took of what their records allow; None if none are limited.
+        The sums, and the shares of the records' limits that earlier jobs used; None if none are limited.
 
     Raises:
         BelowPolicyError: TF-625.
@@ -113,7 +114,7 @@ def check_rounds(
 def rounds_planned(
     context: SiloContext, setup: JobSetup, entries: Sequence[journal.Entry], sizes: Sizes
 ) -> tuple[Rounds, Parts] | None:
-    """Return the same as ``check_rounds``, without refusing anything."""
+    """Return the result of ``check_rounds``, without refusing anything."""
     from tightframe.rounds.few_records import across_jobs
 
     rounds = across_jobs.rounds_planned(setup, counted(context, sizes))
@@ -124,9 +125,9 @@ def rounds_planned(
 
 
 def classes_left_out(context: SiloContext, setup: JobSetup) -> tuple[list[str], int]:
-    """Return of which classes this site leaves class sums in training out, and values that one must have.
+    """Return the classes that this site leaves out of class sums in training, and the values one must have.
 
-    Only classes of which it has records enough by ``min_class_count`` are named.
+    Only classes of which it has enough records by ``min_class_count`` are named.
     """
     import torch
 
@@ -145,7 +146,7 @@ def classes_left_out(context: SiloContext, setup: JobSetup) -> tuple[list[str], 
 def classes_too_small(context: SiloContext, setup: JobSetup) -> tuple[list[str], int]:
     """Return the classes of which this site has fewer records than `min_class_count`, and that number.
 
-    Classes of which it has none are not named, nor any where a job has no class sums or no class rules.
+    Classes without records are not named, nor any class where a job has no class sums or no class rules.
     """
     import torch
 
@@ -162,14 +163,14 @@ def classes_too_small(context: SiloContext, setup: JobSetup) -> tuple[list[str],
 
 
 def sizes_alike(context: SiloContext) -> Sizes:
-    """Return the numbers of records that silos declare, had all as many as this one."""
+    """Return the declared numbers of records as if all silos had as many as this one."""
     own = public_weight(len(own_labels(context.data)), context.job.weights)
     declared = dict.fromkeys(context.job.roster, own)
     return Sizes.of(declared, context.job.assumed_colluders(len(declared)))
 
 
 def refused_at_first(context: SiloContext, setup: JobSetup) -> str:
-    """Return why a site refuses a job's evaluations even if it is its first job; empty if it does not."""
+    """Return why a site refuses a job's evaluations even as its first job; empty if it does not."""
     try:
         check_evaluations(context, setup, ())
     except SecureSumError as error:
@@ -178,10 +179,10 @@ def refused_at_first(context: SiloContext, setup: JobSetup) -> str:
 
 
 def check_budget(context: SiloContext, setup: JobSetup, entries: Sequence[Entry]) -> Costs | None:
-    """Check all that a job with privacy may charge against the budget left at this site.
+    """Check the planned charges of a job with privacy against the budget left at this site.
 
     Args:
-        context: of the silo; its records are opened, and the noise solved is stored in its folder.
+        context: of the silo; its records are opened, and the solved noise is stored in its folder.
         entries: of the site's ledger.
 
     Returns:
@@ -200,14 +201,14 @@ def check_budget(context: SiloContext, setup: JobSetup, entries: Sequence[Entry]
 
 
 def check_rows(context: SiloContext, setup: JobSetup) -> None:
-    """Check that training records are not so few, or of so few possible rows, that exact totals tell them.
+    """Check that training records, and possible rows, are too many for exact totals to disclose records.
 
     Args:
         context: of the silo; its records are read, if they are a table.
 
     Raises:
         PolicyError: TF-628 for a job without privacy over fewer rows than the site's policy asks for; TF-625
-            where weights tell no number of records, for layers of more units than this silo's allow.
+            where weights give no number of records, for layers of more units than this silo's records allow.
     """
     import torch
 
@@ -224,10 +225,10 @@ def check_rows(context: SiloContext, setup: JobSetup) -> None:
 
 
 def check_layers(context: SiloContext, setup: JobSetup, sizes: Sizes, of: str) -> None:
-    """Check that layers have no more units than silos' records allow.
+    """Check that layers have no more units than the silos' records allow.
 
     Args:
-        of: names the records in the refusal.
+        of: name of the records in the refusal.
 
     Raises:
         PolicyError: TF-625.
@@ -240,29 +241,29 @@ def check_layers(context: SiloContext, setup: JobSetup, sizes: Sizes, of: str) -
 
 
 def counted(context: SiloContext, sizes: Sizes) -> Sizes:
-    """Return silos' numbers of training records; where weights tell none, as if all were as this one.
+    """Return silos' numbers of training records; where weights give none, as if all were like this one.
 
-    Where all silos accept by their own numbers, the smallest has accepted by the smallest number.
+    If all silos accept by their own numbers, the smallest one has accepted by the smallest number.
     """
     return sizes.times(own_records(context)) if context.job.weights == "uniform" else sizes
 
 
 def own_records(context: SiloContext) -> float:
-    """Return how many different training records this silo has, as exactly as its policy declares them.
+    """Return this silo's number of distinct training records, as exactly as its policy declares it.
 
-    A job's layers choose the border at which it is refused, and the refusal may name it. With repeated
-    records it told, before any sum, twice the larger class.
+    A job's layers choose the threshold at which it is refused, and the refusal may name it. Counted with
+    repeats, it would disclose, before any sum, twice the larger class.
     """
     how = "exact" if "exact" in context.policy.weights else "power_of_two"
     return public_weight(len(own_labels(context.data)), how)
 
 
 def check_possible_rows(silo: LocalSilo) -> None:
-    """Check that as many rows of a table are possible as the policy asks for, to the eyes of the model.
+    """Check that a table has as many possible rows, as the model sees them, as the policy asks for.
 
     Args:
-        silo: before the moments are opened by which a model standardises, or after: a colluding silo's false
-            ones can have the model look at few columns.
+        silo: before the moments by which a model standardises are opened, or after: a colluding silo's false
+            ones can make the model see only a few columns.
 
     Raises:
         PolicyError: TF-628.
@@ -284,7 +285,7 @@ def check_possible_rows(silo: LocalSilo) -> None:
 
 
 def _row_bits(setup: JobSetup, bits: Sequence[float]) -> str:
-    """Say how many rows are possible here and by which columns, for the site's own check and log only."""
+    """Describe the number of possible rows, by column, for the site's own check and log only."""
     names = [str(place) for place in range(len(bits))]
     if isinstance(options := setup.dataset_options, TableOptions):
         names = [column.column for column in options.contract.columns]

@@ -1,4 +1,4 @@
-"""What a job's exact evaluations tell of this silo's own records, and which smaller ones would do."""
+"""What a job's exact evaluations disclose of this silo's own records, and smaller ones that would fit."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tightframe.securesum.site.journal import Entry, Evaluated, History, Most, o
 BINS = (32, 16, 8, 4, 2)
 """Score bins that are tried for a job that does not fit."""
 WITHHELD: tuple[tuple[Fold, ...], ...] = ((), ("validation",), ("test",), ("validation", "test"))
-"""Folds that are tried to be left out of a withdrawal's evaluation; without both it tells nothing."""
+"""Folds to leave out of a withdrawal's evaluation, tried in order; without both it discloses nothing."""
 
 
 def of_silo(
@@ -34,14 +34,14 @@ def of_silo(
     device: torch.device | None = None,
     entries: Sequence[Entry] | None = None,
 ) -> Evaluations:
-    """Return what a job evaluates exactly at a silo.
+    """Return a job's exact evaluations at a silo.
 
-    A withdrawal is never refused for what it evaluates: folds for which the limits leave no room it evaluates
-    no more, in what continues from it neither. It says so in its first sum, so that a resumed one is counted.
+    A withdrawal is never refused for its evaluations: it no longer evaluates folds for which the limits leave
+    no room, and neither do jobs that continue it. Its first sum says so, so that a resumed one is counted.
 
-    Of a table its training records are read, to count what varies in them; of pictures none are. What a table
-    holds is bounded by its possible rows, too (``column_bits``): numbers beside short columns hide these only
-    as far as the model shows the numbers. All these numbers are rounded down, see ``_coarse``.
+    A table's training records are read, to count their varying values; pictures are not. The bits of a table
+    are bounded by its possible rows, too (``column_bits``): numeric columns beside short columns hide these
+    only as far as the model uses the numbers. All these counts are rounded down, see ``_coarse``.
     """
     values = None
     if context.has_rows:
@@ -59,7 +59,7 @@ def of_silo(
 
     if context.job.withdraw is not None and context.job.resume is None:
         journaled = read_journal(context.ledger_paths, check=None) if entries is None else entries
-        # What this run has told by itself is not told by others.
+        # This run's own entries are not earlier jobs' entries.
         before = [
             each for each in journaled if not (isinstance(each, Evaluated) and each.job == context.job_id)
         ]
@@ -70,10 +70,10 @@ def of_silo(
 
 
 def _coarse(labels: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return as many records of each class as ``coarse_count`` says, of findings in all.
+    """Return the labels of as many records of each class as ``coarse_count`` says, for findings in total.
 
-    A job's models and bins set the border at which it is refused: whether one record was there showed in it.
-    Of fewer records evaluations tell a larger part.
+    A job's models and bins set the threshold at which it is refused, which would show whether one record is
+    present. Of fewer records evaluations disclose a larger share.
 
     >>> np.bincount(_coarse(np.array([0] * 31 + [1] * 35))).tolist()
     [30, 32]
@@ -93,7 +93,7 @@ def _allowed(planned: Evaluations, dataset: str, job: str, history: History) -> 
 
 
 def _smaller(setup: JobSetup, planned: Callable[[JobSetup], Evaluations], left: Most) -> str:
-    """Say with which `evaluation` a job would fit into what is left: with most bins, and of most models."""
+    """Describe the `evaluation` with which a job would fit: with the most bins, and of the most models."""
     own, fits = setup.job.evaluation, list[tuple[int, int]]()
 
     def at(models: int, bins: int) -> Evaluations:

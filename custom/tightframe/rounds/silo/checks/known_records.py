@@ -1,7 +1,7 @@
-"""Names by which a site's ledger knows its records: under another name they would be without a past.
+"""Data set names by which a site's ledger knows its records: under another name they would have no history.
 
-What a privacy budget has spent, for whom counts were opened, how terms were formed and what evaluations told
-is kept under ``dataset_id``.
+The spent privacy budget, the cohort of opened counts, the settings of terms and the disclosure of evaluations
+are kept under ``dataset_id``.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ BY_ROWS = (
 
 
 def note_records(context: SiloContext, ledger: Ledger) -> None:
-    """Record what a silo's records are, by which the ledger recognises them.
+    """Record the hashes by which the ledger recognises a silo's records.
 
     Raises:
         DatasetError: TF-703, if the same records, or most of them, are known by another name.
@@ -51,13 +51,13 @@ def note_records(context: SiloContext, ledger: Ledger) -> None:
 
 
 def check_records(context: SiloContext, entries: Sequence[Entry], secret: bytes | None) -> str:
-    """Refuse what ``note_records`` would refuse, given the ledger's entries; nothing is written.
+    """Refuse what ``note_records`` would refuse, given the ledger's entries, without writing anything.
 
     Args:
         secret: the ledger's; None if it has none yet.
 
     Returns:
-        What cannot be compared, in words; empty for nothing.
+        Description of the entries that cannot be compared; empty if there are none.
 
     Raises:
         DatasetError, LedgerError, TamperError: as ``note_records``.
@@ -70,11 +70,13 @@ def check_records(context: SiloContext, entries: Sequence[Entry], secret: bytes 
 
 @contextmanager
 def _one_site_at_a_time(context: SiloContext) -> Iterator[None]:
-    """Have no two names of a site note the same records at once, each before it could see the other's."""
+    """Lock, so that two names of a site cannot note the same records at once without seeing each other."""
     if not context.production:
         yield
         return
-    descriptor = os.open(context.site_ledger.paths.ledger.parents[1], os.O_RDONLY)  # of all names' ledgers
+    descriptor = os.open(
+        context.site_ledger.paths.ledger.parents[1], os.O_RDONLY
+    )  # over the ledgers of all names
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
@@ -85,7 +87,8 @@ def _one_site_at_a_time(context: SiloContext) -> Iterator[None]:
 def _check_other_sites(context: SiloContext) -> None:
     """Refuse records that another site's ledger in the same state folder knows.
 
-    Leads give sites their names: as another one, in another federation or the same, a site has a new ledger.
+    Leads give sites their names: under another name, in another federation or the same, a site has a new
+        ledger.
     """
     state = context.site.state_dir
     if not context.production or state is None:
@@ -102,13 +105,13 @@ def _check_other_site(context: SiloContext, ledger: Path) -> None:
 
 
 def not_compared(entries: Sequence[Entry], noted: DataNoted) -> str:
-    """Say of which records older entries have no columns that these could be compared with."""
+    """Describe the records whose older entries have no columns to compare with."""
     names = known_by_rows(entries, noted) if len(noted.columns or "") > len(noted.secret_id) else []
     return BY_ROWS.format(names=", ".join(names)) if names else ""
 
 
 def _noted(context: SiloContext, secret: Callable[[], bytes]) -> tuple[DataNoted, list[str]]:
-    """Return what is noted of a silo's records, and other hashes by which older entries know them."""
+    """Return the entry of a silo's records, and other hashes by which older entries know them."""
     name, content = context.site.records_id(context.job.dataset), context.content
     described = fingerprint(context.job.dataset, context.data)
     if content is None:
@@ -118,10 +121,10 @@ def _noted(context: SiloContext, secret: Callable[[], bytes]) -> tuple[DataNoted
 
 
 def summed_sha256(context: SiloContext, setup: JobSetup) -> str:
-    """Return a SHA-256 (hex) of the records that exact sums are of: other ones make other totals.
+    """Return a SHA-256 (hex) of the records in exact sums: other records make other totals.
 
-    Of pictures those of the files, which were read already, and labels in order; otherwise of inputs and
-    labels of each fold, in any order. The evaluation counts, too: it is of nearly the same model.
+    For pictures it covers the files, which were read already, and labels in order; otherwise inputs and
+    labels of each fold, in any order. The evaluation's records count, too: it is of nearly the same model.
     """
     if not context.has_rows and context.content is not None:
         own = json.dumps([context.content.digest, fingerprint(context.job.dataset, context.data)])

@@ -1,7 +1,7 @@
-"""What a silo checks of a request before it reads a record for it, by its job, its plan and its notes.
+"""Checks of a request before a silo reads a record for it, by its job, its plan and its notes.
 
 It answers only the exchange that comes next in the plan. A withdrawal begins with the state that the job
-names, and goes on only once it took something out.
+names, and continues only once it withdrew records.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from tightframe.securesum.messages import Total
 
 
 def check_withdrawal(job: JobConfig, notes: Notes, place: Place, state: str, total: Total | None) -> None:
-    """Refuse a withdrawal on another state than it may rest on, as far as this silo knows.
+    """Refuse a withdrawal on a state on which it must not rest, as far as this silo knows.
 
-    One that goes on has the closing alone: on any other state it would be the run's own, of other records.
+    A continued one has only the closing: on any other state that would be the run's own, of other records.
 
     Args:
         state: SHA-256 (hex) of the state that the request rests on.
-        total: the one told; None if there is none.
+        total: the one named; None if there is none.
 
     Raises:
-        RunError: TF-518 if the server begins with another state than the job names. TF-523 if one goes on, in
-            a secure sum behind no total, with a state that this silo has not verified behind the sums of the
-            withdrawn records, for which it gave its shares.
+        RunError: TF-518 if the server begins with another state than the job names. TF-523 if a continued
+            one, in a secure sum without a total, rests on a state that this silo has not verified after the
+            sums of the withdrawn records, for which it gave its shares.
     """
     if job.withdraw is None:
         return
@@ -63,13 +63,13 @@ def check_order(
 ) -> None:
     """Refuse an exchange that is not the plan's next one, before a record is read for it.
 
-    Where the server names a total, its sum says what comes next, and receipts bind it; no earlier total is
-    told again once this silo gave shares. Else the silo's own notes do: of another sum it opened nothing.
+    Where the server names a total, its sum decides what comes next, and receipts bind it; no earlier total is
+    named again once this silo gave shares. Else the silo's own notes decide: it opened no other sum.
 
     Args:
-        state: SHA-256 (hex) of the state that it rests on.
+        state: SHA-256 (hex) of the state that the exchange rests on.
         total: the one told; None if there is none.
-        told: the sum from whose total this silo had the state in an earlier session; empty if there is none.
+        told: the sum whose total led to the state in an earlier session; empty if there is none.
 
     Raises:
         RunError: TF-525, or TF-505 if the total is of no sum of the plan.
@@ -81,10 +81,10 @@ def check_order(
 
 
 def _noted(context: SiloContext, plan: RunPlan, exchange: Exchange, state: str, source: str) -> Place | None:
-    """Return the place of the sum that a state follows from where no total is told; None for the job's begin.
+    """Return the place of the sum that a state follows from, if no total is named; None at the job's begin.
 
     Raises:
-        RunError: TF-525 if a resumed job begins with a state that this silo has not verified as its round's.
+        RunError: TF-525 if a resumed job begins with a state that this silo has not verified for its round.
     """
     notes, job = Notes.read(context.state_folder), context.job
     if mine := notes.mine.sums_behind(state):
@@ -92,7 +92,8 @@ def _noted(context: SiloContext, plan: RunPlan, exchange: Exchange, state: str, 
     if source:
         return place_of(read_sum(source))
     if job.resume is not None and job.summation == "secure":
-        # Notes of a journal alone do not say what a state follows from, but for which sum it was verified.
+        # Notes from a journal alone do not have the sum that a state follows from, but the one for which it
+        # was verified.
         earlier = [place_of(item) for item in notes.sums_behind(state)]
         summed = [place for item in notes.sums_on(state) if (place := place_of(item))[0] != SEAL]
         elsewhere = bool(summed) and exchange.place not in summed

@@ -1,4 +1,4 @@
-"""Validation of the messages that a server sends to a silo, before anything is done with them.
+"""Validation of the messages that a server sends to a silo, before any use.
 
 Without it a malformed message would fail inside the silo and be reported as TF-503, an error of the silo,
 although the fault is the server's. Keys that are not listed here are not checked.
@@ -49,7 +49,7 @@ def check(task: str, message: Any, silo: str, *, secure: bool) -> None:
 
     Args:
         silo: name of the silo that received it.
-        secure: whether the job's sums are secure: then the protocol message has parsers of its own.
+        secure: whether the job's sums are secure: then the protocol has its own parsers for its message.
 
     Raises:
         RunError: TF-604, naming each key that is missing or wrong, but never its value.
@@ -61,7 +61,7 @@ def check(task: str, message: Any, silo: str, *, secure: bool) -> None:
     try:
         model.model_validate(message)
     except ValidationError as error:
-        # The top-level key alone, which is never text of the server's.
+        # Only the top-level key, which is never text of the server's.
         raise _malformed(task, [f"{item['loc'][0]}: {item['msg']}" for item in error.errors()]) from None
     if not secure and task == "contribute" and silo not in message["declared"]:
         raise _malformed(task, [f"declared: Expected {silo}, this silo, among them, but got only others"])
