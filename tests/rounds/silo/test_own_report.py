@@ -43,7 +43,7 @@ def _note(context: SiloContext, round_number: int) -> None:
 def test_terms_are_counted_by_kind(context: SiloContext) -> None:
     for number in (1, 2):
         _note(context, number)
-    (train,) = report._sent(context)
+    (train,) = report._sent_terms(context)
     assert (train.kind, train.times, train.numbers, train.bytes) == ("train", 2, {"model": 9}, 16)
 
 
