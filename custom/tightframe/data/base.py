@@ -192,8 +192,8 @@ def check_form(data: SiloData, spec: DatasetSpec, options: BaseModel) -> None:
     for fold in FOLDS:
         where = f"{data.source}, {fold} fold"
         labels = np.asarray(data.labels(fold))
-        each = (spec.num_classes,) if spec.multi_label else ()
-        if labels.shape[1:] != each or not labels.ndim or not np.issubdtype(labels.dtype, np.integer):
+        label_shape = (spec.num_classes,) if spec.multi_label else ()
+        if labels.shape[1:] != label_shape or not labels.ndim or not np.issubdtype(labels.dtype, np.integer):
             wanted = f"{spec.num_classes} integers" if spec.multi_label else "one integer label"
             raise DataError(
                 f"Expected {wanted} for each record of {where}, but got {labels.dtype} of shape "
@@ -352,12 +352,12 @@ def in_steps(labels: NDArray[np.int64], step: int) -> NDArray[np.int64]:
     >>> in_steps(np.array([[1, 1], [0, 1], [1, -1], [0, 1]]), 2).tolist()
     [[1, 1], [0, -1], [1, -1], [0, 1]]
     """
-    told = labels.copy()
-    for place in range(told.shape[1]):
-        known = np.flatnonzero(told[:, place] != UNKNOWN)
-        more = min(-(len(told) - len(known)) % step, len(known))
-        told[known[(2 * np.arange(more) + 1) * len(known) // max(1, 2 * more)], place] = UNKNOWN
-    return told
+    stepped = labels.copy()
+    for place in range(stepped.shape[1]):
+        known = np.flatnonzero(stepped[:, place] != UNKNOWN)
+        more = min(-(len(stepped) - len(known)) % step, len(known))
+        stepped[known[(2 * np.arange(more) + 1) * len(known) // max(1, 2 * more)], place] = UNKNOWN
+    return stepped
 
 
 def too_few(labels: NDArray[np.int64], least: int) -> list[int]:

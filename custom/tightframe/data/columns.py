@@ -110,14 +110,16 @@ class Columns:
 
     def _column(self, cells: Sequence[Cell]) -> tuple[Hashes, NDArray[np.float64]]:
         try:
-            given = ["nan" if cell is None or cell == "" else cell for cell in cells]
-            numbers = np.array(given, dtype=np.float64) + 0.0  # no -0.0
+            texts = ["nan" if cell is None or cell == "" else cell for cell in cells]
+            numbers = np.array(texts, dtype=np.float64) + 0.0  # no -0.0
             codes = numbers.view(np.uint64).copy()
             codes[np.isnan(numbers)] = _MISSING
             return codes, numbers
         except ValueError:
-            told = [self._text("nan" if cell is None or cell == "" else str(cell)) for cell in cells]
-            return np.array([code for code, _ in told], np.uint64), np.array([number for _, number in told])
+            hashed = [self._text("nan" if cell is None or cell == "" else str(cell)) for cell in cells]
+            return np.array([code for code, _ in hashed], np.uint64), np.array(
+                [number for _, number in hashed]
+            )
 
     def _text(self, text: str) -> tuple[int, float]:
         """Return the code of a cell, and its number: of a text that of its digits, as of a date."""
@@ -178,10 +180,10 @@ def _combinations(columns: Sequence[_Column], joined: Callable[[Sequence[_Column
         columns: those that tell most rows apart first.
         joined: columns -> a hash of each row's cells in these, (n,).
     """
-    found: list[Hashes] = []
+    sketches: list[Hashes] = []
     smallest: list[set[int]] = []
     for size, widest in _WIDEST.items():
-        if len(found) >= KEPT:
+        if len(sketches) >= KEPT:
             break
         for chosen in itertools.combinations(range(min(widest, len(columns))), size):
             if any(smaller <= set(chosen) for smaller in smallest):
@@ -189,8 +191,8 @@ def _combinations(columns: Sequence[_Column], joined: Callable[[Sequence[_Column
             hashes = _telling([columns[place] for place in chosen], joined)
             if hashes is not None:
                 smallest.append(set(chosen))
-                found.append(_least(hashes))
-    return sorted(found, key=lambda sketch: int(sketch.min()))[:KEPT]
+                sketches.append(_least(hashes))
+    return sorted(sketches, key=lambda sketch: int(sketch.min()))[:KEPT]
 
 
 def _telling(columns: Sequence[_Column], joined: Callable[[Sequence[_Column]], Hashes]) -> Hashes | None:

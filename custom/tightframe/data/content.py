@@ -69,8 +69,8 @@ def content_of(data: SiloData) -> Content | None:
 def _sketch(hashes: Sequence[bytes]) -> str:
     least = np.full(PLACES, np.iinfo(np.uint64).max, dtype=np.uint64)
     for start in range(0, len(hashes), _AT_ONCE):
-        some = hashes[start : start + _AT_ONCE]
-        drawn = b"".join(hashlib.shake_256(item).digest(8 * PLACES) for item in some)
+        chunk = hashes[start : start + _AT_ONCE]
+        drawn = b"".join(hashlib.shake_256(item).digest(8 * PLACES) for item in chunk)
         values = np.frombuffer(drawn, dtype="<u8").reshape(-1, PLACES)
         np.minimum(least, values.min(axis=0), out=least)
     return bytes((least % 256).tolist()).hex()

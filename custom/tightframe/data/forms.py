@@ -104,7 +104,7 @@ def numbers(
     >>> numbers(["age", "sex"], ["?", "2"], lambda name: frozenset({0.0, 1.0}) if name == "sex" else None)[1]
     ["Expected a number for 'age', but got '?'", "Expected 0 or 1 for 'sex', but got '2'"]
     """
-    made = np.zeros(len(columns), np.float32)
+    array = np.zeros(len(columns), np.float32)
     problems = []
     for place, (name, text) in enumerate(zip(columns, values, strict=True)):
         value, known = number(text), levels(name)
@@ -112,5 +112,5 @@ def numbers(
             wanted = "a number" if known is None else " or ".join(f"{item:g}" for item in sorted(known))
             problems.append(f"Expected {wanted} for {name!r}, but got {text[:40]!r}")
         else:
-            made[place] = value
-    return made, problems
+            array[place] = value
+    return array, problems

@@ -60,9 +60,9 @@ class Pictured(bytes):
     @classmethod
     def of(cls, content: bytes, waves: Waves | None) -> Pictured:
         """Return a content with its coefficients."""
-        made = cls(content)
-        made.waves = waves
-        return made
+        pictured = cls(content)
+        pictured.waves = waves
+        return pictured
 
 
 def waves_of(values: NDArray[np.generic]) -> Waves | None:
@@ -113,10 +113,10 @@ class Looks:
         least = 1e-5 * np.abs(of_all[:, 0])  # less is rounding
         if (contrast > least).any():
             least = np.maximum(least, _FLAT * np.median(contrast[contrast > least]))
-        some = contrast > least
-        if np.count_nonzero(some) < FEWEST:
+        contrasted = contrast > least
+        if np.count_nonzero(contrasted) < FEWEST:
             return ()
-        kept = (of_all[some] / contrast[some, None]).reshape(-1, *waves.shape[1:])
+        kept = (of_all[contrasted] / contrast[contrasted, None]).reshape(-1, *waves.shape[1:])
         sketches: list[bytes] = []
         for turned, shown in enumerate((kept, _turned(kept))):
             chosen = np.stack([_along(shown, which) for which in _coefficients(axes)], axis=1)
@@ -166,20 +166,20 @@ def _along(waves: Numbers, which: tuple[int, ...]) -> Numbers:
 
 def _turned(waves: Numbers) -> Numbers:
     """Return pictures mirrored so that one half wave is positive along each axis, the strongest first."""
-    made = waves.copy()
-    axes = made.ndim - 1
-    signs = 1.0 - 2.0 * (np.arange(made.shape[1]) % 2)
+    turned = waves.copy()
+    axes = turned.ndim - 1
+    signs = 1.0 - 2.0 * (np.arange(turned.shape[1]) % 2)
     strengths = []
     for axis in range(axes):
-        first = _along(made, tuple(int(place == axis) for place in range(axes)))
+        first = _along(turned, tuple(int(place == axis) for place in range(axes)))
         strengths.append(np.abs(first))
         along = signs.reshape(tuple(-1 if place == axis else 1 for place in range(axes)))
-        made[first < 0] *= along
+        turned[first < 0] *= along
     orders = np.argsort(-np.stack(strengths, axis=1), axis=1, kind="stable")
     for order in itertools.permutations(range(axes)):
-        so = (orders == order).all(axis=1)
-        made[so] = made[so].transpose(0, *(1 + place for place in order))
-    return made
+        in_order = (orders == order).all(axis=1)
+        turned[in_order] = turned[in_order].transpose(0, *(1 + place for place in order))
+    return turned
 
 
 def _own_agreement(ordered: Numbers) -> float:
@@ -206,15 +206,15 @@ def _places(chosen: Numbers) -> NDArray[np.int64]:
     spread = np.median(np.abs(from_middle), axis=0)
     spread[spread == 0] = np.inf
     most = np.full(len(noted), -np.inf)
-    taken = np.zeros(len(noted), np.int64)
+    cursor = np.zeros(len(noted), np.int64)
     for start in range(0, len(chosen), _AT_ONCE):
         # Bounded, so that few pictures unlike all others do not take every place.
         sums = np.tanh(from_middle[start : start + _AT_ONCE] / spread) @ weights
         best = sums.argmax(axis=0)
         higher = sums[best, np.arange(len(noted))] > most
         most[higher] = sums[best, np.arange(len(noted))][higher]
-        taken[higher] = start + best[higher]
-    above = np.take_along_axis(from_middle[taken] > 0, noted, axis=1)
+        cursor[higher] = start + best[higher]
+    above = np.take_along_axis(from_middle[cursor] > 0, noted, axis=1)
     places: NDArray[np.int64] = above @ (1 << np.arange(_NOTED))
     return places
 

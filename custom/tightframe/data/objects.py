@@ -48,9 +48,9 @@ def from_objects(
         DataError: TF-206 for values that are not finite as float32, TF-208 for a training or test fold
             without records, TF-212 for values of another kind or shape, TF-213 for labels that do not fit.
     """
-    given = {site: _folds(records, site) for site, records in sorted(silos.items())}
+    by_site = {site: _folds(records, site) for site, records in sorted(silos.items())}
     shape, whose = input_shape, "the data set"
-    for site, folds in given.items():
+    for site, folds in by_site.items():
         for fold, (values, _) in folds.items():
             if shape is None:
                 shape, whose = values.shape[1:], site
@@ -60,20 +60,20 @@ def from_objects(
                     f"but got {values.shape[1:]}: all silos train one model, so bring them into one shape.",
                     code="TF-212",
                 )
-    several = _findings(given)
+    several = _findings(by_site)
     if class_names is not None:
         classes = tuple(class_names)
     else:
-        classes = _numbered(given) if several is None else tuple(map(str, range(several)))
+        classes = _numbered(by_site) if several is None else tuple(map(str, range(several)))
     if several is None:
-        _check_labels(given, len(classes))
+        _check_labels(by_site, len(classes))
     elif several != len(classes):
         raise DataError(
             f"Expected {len(classes)} findings of each record, as there are names, but got {several}.",
             code="TF-213",
         )
     opened: dict[str, SiloData] = {}
-    for site, folds in given.items():
+    for site, folds in by_site.items():
         data = ArrayData(
             {fold: (values, labels.astype(np.int64)) for fold, (values, labels) in folds.items()},
             source=f"records of {site}, handed over as objects",
@@ -82,7 +82,7 @@ def from_objects(
         )
         data.check()
         opened[site] = data
-    found = shape or ()
+    record_shape = shape or ()
 
     def nowhere(*_: Any) -> SiloData:
         raise DataError("Expected records handed over in the process that has them.", code="TF-203")
@@ -93,7 +93,7 @@ def from_objects(
         class_names=classes,
         options=StrictModel,
         site=StrictModel,
-        input_shape=lambda options: found,
+        input_shape=lambda options: record_shape,
         open=nowhere,
         twin=None,
         num_centers=len(opened),
@@ -103,13 +103,13 @@ def from_objects(
     return spec, opened
 
 
-def _findings(given: Mapping[str, Mapping[Fold, Arrays]]) -> int | None:
+def _findings(silos: Mapping[str, Mapping[Fold, Arrays]]) -> int | None:
     """Return the number of findings of each record; None where each has one class.
 
     Raises:
         DataError: TF-213 if silos differ in it.
     """
-    shapes = {labels.shape[1:]: site for site, folds in given.items() for _, labels in folds.values()}
+    shapes = {labels.shape[1:]: site for site, folds in silos.items() for _, labels in folds.values()}
     if len(shapes) > 1:
         raise DataError(
             f"Expected labels of one form at all silos, but {' and '.join(sorted(set(shapes.values())))} "
@@ -234,23 +234,23 @@ def _read(records: Any, where: str) -> tuple[Any, Any]:
     return np.stack(values), np.stack(labels)
 
 
-def _numbered(given: Mapping[str, Mapping[Fold, Arrays]]) -> tuple[str, ...]:
+def _numbered(silos: Mapping[str, Mapping[Fold, Arrays]]) -> tuple[str, ...]:
     """Return the numbers of all labels as names of classes, which must be 0 to C - 1."""
-    found = sorted(
-        {int(label) for folds in given.values() for _, y in folds.values() for label in np.unique(y)}
+    labels = sorted(
+        {int(label) for folds in silos.values() for _, y in folds.values() for label in np.unique(y)}
     )
-    if len(found) < 2 or found != list(range(len(found))):
-        shown = ", ".join(map(str, found[:10])) + (", ..." if len(found) > 10 else "")
+    if len(labels) < 2 or labels != list(range(len(labels))):
+        shown = ", ".join(map(str, labels[:10])) + (", ..." if len(labels) > 10 else "")
         raise DataError(
             f"Expected labels 0, 1, ... of two classes or more, each with a record somewhere, but got "
             f"{shown}: number them so, or give `class_names` with those that no silo has.",
             code="TF-213",
         )
-    return tuple(map(str, found))
+    return tuple(map(str, labels))
 
 
-def _check_labels(given: Mapping[str, Mapping[Fold, Arrays]], num_classes: int) -> None:
-    for site, folds in given.items():
+def _check_labels(silos: Mapping[str, Mapping[Fold, Arrays]], num_classes: int) -> None:
+    for site, folds in silos.items():
         for fold, (_, labels) in folds.items():
             if len(wrong := np.flatnonzero(labels >= num_classes)):
                 raise DataError(

@@ -97,21 +97,21 @@ def find(data: SiloData, named: Named, gone: Collection[str] = ()) -> frozenset[
     """
     ids = {fold: np.asarray(record_ids(data, fold), dtype=str) for fold in FOLDS}
     known = {name for names in ids.values() for name in names.tolist()}
-    found, unknown = set(named.records & known), set(named.records - known - set(gone))
+    chosen, unknown = set(named.records & known), set(named.records - known - set(gone))
     if named.patients:
         patients = _patients(data, named)
-        there = {name for names in patients.values() for name in names.tolist()}
-        unknown |= named.patients - there
+        patient_names = {name for names in patients.values() for name in names.tolist()}
+        unknown |= named.patients - patient_names
         wanted = sorted(named.patients)
-        found |= {name for fold in FOLDS for name in ids[fold][np.isin(patients[fold], wanted)].tolist()}
+        chosen |= {name for fold in FOLDS for name in ids[fold][np.isin(patients[fold], wanted)].tolist()}
     if unknown:
-        some = ", ".join(sorted(unknown)[:_SHOWN]) + (", ..." if len(unknown) > _SHOWN else "")
+        shown = ", ".join(sorted(unknown)[:_SHOWN]) + (", ..." if len(unknown) > _SHOWN else "")
         raise DataError(
             f"Expected {named.source} to name records of {data.source}, but {len(unknown)} are unknown "
-            f"({some}): correct the names. Nothing has left this site.",
+            f"({shown}): correct the names. Nothing has left this site.",
             code=WRONG,
         )
-    return frozenset(found)
+    return frozenset(chosen)
 
 
 def patients_of(
@@ -119,21 +119,21 @@ def patients_of(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Count a fold's patients by class: those with records of these names, and all, (C,)."""
     pairs = np.stack([own_patients(data, fold), data.labels(fold)])
-    named = np.isin(np.asarray(record_ids(data, fold), dtype=str), sorted(names))
-    one, every = (np.unique(item, axis=1)[1] for item in (pairs[:, named], pairs))
+    withdrawn = np.isin(np.asarray(record_ids(data, fold), dtype=str), sorted(names))
+    one, every = (np.unique(item, axis=1)[1] for item in (pairs[:, withdrawn], pairs))
     return class_counts(one, num_classes), class_counts(every, num_classes)
 
 
 def _patients(data: SiloData, named: Named) -> Mapping[Fold, NDArray[np.str_]]:
     own = getattr(data, "patient_ids", None)
-    given = None if own is None else {fold: own(fold) for fold in FOLDS}
-    if given is None or any(names is None for names in given.values()):
+    patients = None if own is None else {fold: own(fold) for fold in FOLDS}
+    if patients is None or any(names is None for names in patients.values()):
         raise DataError(
             f"Expected {named.source} to name records, because {data.source} does not know its patients by "
             "name, but it names patients: name each of their records.",
             code=WRONG,
         )
-    return {fold: np.asarray(names, dtype=str) for fold, names in given.items()}
+    return {fold: np.asarray(names, dtype=str) for fold, names in patients.items()}
 
 
 class Remaining:
@@ -180,8 +180,8 @@ class Remaining:
     def groups(self, fold: Fold) -> NDArray[Any] | None:
         """Return the patient of each record of a fold, as the data set gives it."""
         own = getattr(self._data, "groups", None)
-        given = None if own is None else own(fold)
-        return None if given is None else np.asarray(given)[self._places[fold]]
+        groups = None if own is None else own(fold)
+        return None if groups is None else np.asarray(groups)[self._places[fold]]
 
     def contents(self) -> Iterable[bytes] | None:
         """Return the content of all records, withdrawn ones too."""

@@ -132,8 +132,8 @@ class FederationController(Controller):
         clients = [client.name for client in fl_ctx.get_engine().get_clients()]
         for mismatch in roster_mismatches(job.roster, clients):
             self.logger.warning("%s", mismatch)
-        kept = ended_jobs(folders) if fl_ctx.get_prop(FLContextKey.SECURE_MODE, True) else None
-        if job.withdraw is not None and kept is None and self._run is None:
+        ended = ended_jobs(folders) if fl_ctx.get_prop(FLContextKey.SECURE_MODE, True) else None
+        if job.withdraw is not None and ended is None and self._run is None:
             self.logger.warning(
                 "the server's local/resources.json names no folder of ended jobs, so that models which "
                 "continue from the run are not listed: make the kit ready by `tightframe federation add-site`"
@@ -146,7 +146,7 @@ class FederationController(Controller):
                 initial_model=entry.initial_model,
                 job_id=fl_ctx.get_job_id(),
                 stopped=stopped_run(folders, fl_ctx.get_job_id()),
-                ended_jobs=kept,
+                ended_jobs=ended,
                 log=self.logger,
                 write_page=writing.leave,
             )

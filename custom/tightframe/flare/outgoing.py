@@ -124,7 +124,7 @@ def _advertisement(raw: bytes, site: str) -> None:
     slots = _slots(raw, "Advertisement", "slots", messages.ADVERTISED_SLOT)
     message = messages.Advertisement.from_bytes(raw, slots=slots)
     _only_form(message, raw)
-    _own(message.name, site)
+    _check_own(message.name, site)
     _declaration(message.application, site)
     x509.load_der_x509_certificate(message.certificate)
 
@@ -133,14 +133,14 @@ def _confirmation(raw: bytes, site: str) -> None:
     slots = _slots(raw, "Confirmation", "hashes", messages.HASHED_SLOT)
     message = messages.Confirmation.from_bytes(raw, slots=slots)
     _only_form(message, raw)
-    _own(message.name, site)
+    _check_own(message.name, site)
     _names([*message.boxes, *message.hashes])
 
 
 def _masked(raw: bytes, site: str) -> None:
     message = messages.Masked.from_bytes(raw)
     _only_form(message, raw)
-    _own(message.receipt.name, site)
+    _check_own(message.receipt.name, site)
     if not _PHASE.fullmatch(message.receipt.sum_id.phase):
         raise OutgoingError("Expected a phase's name in the receipt, but got something else.")
     for data, signed in ((message.update, message.receipt.update), (message.static, message.receipt.static)):
@@ -155,13 +155,13 @@ def _masked(raw: bytes, site: str) -> None:
 def _agreement(raw: bytes, site: str) -> None:
     message = messages.Agreement.from_bytes(raw)
     _only_form(message, raw)
-    _own(message.name, site)
+    _check_own(message.name, site)
 
 
 def _reveal(raw: bytes, site: str) -> None:
     message = messages.Reveal.from_bytes(raw)
     _only_form(message, raw)
-    _own(message.name, site)
+    _check_own(message.name, site)
     _names([*message.update, *message.static])
 
 
@@ -192,7 +192,7 @@ def _only_form(message: _Sized, raw: bytes) -> None:
         raise OutgoingError("Expected the canonical form of this message, but got another one.")
 
 
-def _own(name: str, site: str) -> None:
+def _check_own(name: str, site: str) -> None:
     if name != site:
         raise OutgoingError("Expected a message in this site's own name, but got another name.")
 

@@ -53,16 +53,16 @@ def watch(
         connected: tells whether the engine is connected.
         clock: seconds.
     """
-    said, when = "", 0.0
+    reported, when = "", 0.0
     while True:
         sleep(PATIENCE)
         if connected():
-            said = ""
+            reported = ""
             continue
-        why = unreached(startup)
-        if why is not None and (why != said or clock() - when >= AGAIN) and not connected():
-            said, when = why, clock()
-            say(f"TF-759: {why}. The engine goes on trying.")
+        reason = unreached(startup)
+        if reason is not None and (reason != reported or clock() - when >= AGAIN) and not connected():
+            reported, when = reason, clock()
+            say(f"TF-759: {reason}. The engine goes on trying.")
 
 
 def watching(startup: Path, connected: Callable[[], bool]) -> None:

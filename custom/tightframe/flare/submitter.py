@@ -90,8 +90,8 @@ def verify_app(app: Path, site: str, startup: Path, entry: SiteEntry) -> None:
     job_manifest.read(app)  # first, so that an unsigned job is refused as unsigned, whatever its values
     _, anchor = site_identity(startup, site, production=True, missing_role=policy.central_provisioning)
     now = datetime.now(UTC)
-    made = job_manifest.verify(app, _job(app), site, anchor, now=now)
-    job_manifest.check_time(made, now=now)
+    manifest = job_manifest.verify(app, _job(app), site, anchor, now=now)
+    job_manifest.check_time(manifest, now=now)
 
 
 def _job(app: Path) -> JobConfig:

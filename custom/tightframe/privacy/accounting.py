@@ -225,9 +225,9 @@ def solve(
             high, low = low, max(least, low / 2)
     high = _least(low, high, 1e-2, coarse, epsilon)
     # By RDP the best order is near the best one of a few; by PLD orders are not looked at.
-    whole = _compose([*before, *plan(high)])
-    by_pld = not whole.sampled or _pld(whole.kinds, delta, FINE) is not None
-    near = ORDERS if by_pld else _orders_near(min(_COARSE, key=lambda order: _bound(whole, delta, order)))
+    composed = _compose([*before, *plan(high)])
+    by_pld = not composed.sampled or _pld(composed.kinds, delta, FINE) is not None
+    near = ORDERS if by_pld else _orders_near(min(_COARSE, key=lambda order: _bound(composed, delta, order)))
 
     def fine(noise: float) -> float:
         return _guaranteed(_compose([*before, *plan(noise)]), delta, near)
@@ -237,10 +237,10 @@ def solve(
     low = high
     while low > least and fine(low) <= epsilon:
         high, low = low, max(least, low * 0.97)
-    found = math.ceil(_least(low, high, 2e-5, fine, epsilon) * 1e4) / 1e4
-    while fine(found) > epsilon:
-        found = round(found + 1e-4, 4)
-    return found
+    multiplier = math.ceil(_least(low, high, 2e-5, fine, epsilon) * 1e4) / 1e4
+    while fine(multiplier) > epsilon:
+        multiplier = round(multiplier + 1e-4, 4)
+    return multiplier
 
 
 def _least(

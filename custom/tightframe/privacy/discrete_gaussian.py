@@ -121,9 +121,9 @@ def _candidates(variance: Fraction, count: int, coins: _Coins) -> NDArray[np.int
 
 def _scale_bits(variance: Fraction) -> int:
     """Choose t = 2**bits next to the standard deviation: any t is right, this one throws little away."""
-    whole = max(1, math.floor(variance))
-    bits = math.isqrt(whole).bit_length() - 1
-    return bits + 1 if whole >= 1 << (2 * bits + 1) else bits
+    floor = max(1, math.floor(variance))
+    bits = math.isqrt(floor).bit_length() - 1
+    return bits + 1 if floor >= 1 << (2 * bits + 1) else bits
 
 
 def _discrete_laplace(bits: int, count: int, coins: _Coins) -> tuple[NDArray[Any], NDArray[np.bool_]]:
@@ -210,19 +210,19 @@ class _Coins:
         quotients = shifted // denominator
         remainders = shifted - quotients * denominator
         digits = (quotients & _WORD_MASK).astype(np.uint64)
-        left = (quotients >> _WORD_BITS).astype(np.int64)
+        remaining = (quotients >> _WORD_BITS).astype(np.int64)
         # exp(-whole): so many coins of exp(-1), thrown until the first tails.
-        result, active = np.ones(len(numerators), np.bool_), np.flatnonzero(left)
+        result, active = np.ones(len(numerators), np.bool_), np.flatnonzero(remaining)
         while active.size:
             heads = self.exp_minus_one(active.size)
             result[active[~heads]] = False
-            left[active] -= 1
-            active = active[heads & (left[active] > 0)]
+            remaining[active] -= 1
+            active = active[heads & (remaining[active] > 0)]
         places = np.flatnonzero(result)
 
         def fraction(chosen: NDArray[np.intp]) -> NDArray[np.bool_]:
-            here = places[chosen]
-            return self.heads(digits[here], lambda i: Fraction(int(remainders[here[i]]), denominator))
+            current = places[chosen]
+            return self.heads(digits[current], lambda i: Fraction(int(remainders[current[i]]), denominator))
 
         result[places] = self.exp_minus(places.size, fraction)
         return result

@@ -126,8 +126,8 @@ class _Step:
 
         sign = 1.0 if self.removed else -1.0
         without: Array = ndtr(-place / self.noise)
-        taken: Array = ndtr((sign - place) / self.noise)
-        with_record = (1 - self.rate) * without + self.rate * taken
+        shifted: Array = ndtr((sign - place) / self.noise)
+        with_record = (1 - self.rate) * without + self.rate * shifted
         return (with_record, without) if self.removed else (without, with_record)
 
     def ends(self, deviations: float) -> tuple[float, float]:
@@ -242,8 +242,8 @@ def _window(
     epsilon = max(epsilon, _LEAST_EPSILON)
     # Any tilt below does as well; where the moments have a kink, the window is small only further down.
     spans = [
-        _span(moments, each, epsilon, delta)
-        for each in (tilt, *(float(_TILTS[best - back]) for back in range(1, min(best, 9))))
+        _span(moments, candidate, epsilon, delta)
+        for candidate in (tilt, *(float(_TILTS[best - back]) for back in range(1, min(best, 9))))
     ]
     width, tilt_of_window, far, low, high = min(spans)
     if not width < math.inf:
@@ -333,8 +333,8 @@ def _direction(
     losses = losses[start:]
     weights = masses[start:] * np.exp(log_scale - window.tilt * losses)
     shift = math.fsum(count * part.shift for part, count in zip(parts, counts, strict=True))
-    found = _smallest(losses, weights, delta - infinite * (1 + 1e-9))
-    return None if found is None else (found + shift) * (1 + 1e-12)
+    epsilon = _smallest(losses, weights, delta - infinite * (1 + 1e-9))
+    return None if epsilon is None else (epsilon + shift) * (1 + 1e-12)
 
 
 def _composed(

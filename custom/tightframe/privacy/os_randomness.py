@@ -79,13 +79,13 @@ def standard_normal(count: int, random_bytes: RandomBytes = system_bytes) -> tor
     """
     values = torch.empty(count, dtype=torch.float64)
     for start in range(0, count, NOISE_CHUNK):
-        wanted = min(NOISE_CHUNK, count - start)
-        pairs = (wanted + 1) // 2
+        number = min(NOISE_CHUNK, count - start)
+        pairs = (number + 1) // 2
         radius = (-2.0 * _uniform((DRAWS, pairs), random_bytes).log()).sqrt_()
         angle = _uniform((DRAWS, pairs), random_bytes).mul_(2.0 * math.pi)
         # The draws that are summed come from different pairs: sine plus cosine of one pair is one draw.
         halves = [(radius * angle.cos()).sum(0), (radius * angle.sin()).sum(0)]
-        values[start : start + wanted] = torch.cat(halves)[:wanted] / math.sqrt(DRAWS)
+        values[start : start + number] = torch.cat(halves)[:number] / math.sqrt(DRAWS)
     return values
 
 

@@ -134,10 +134,10 @@ def _choose(options: EicuOptions, header: Sequence[str]) -> tuple[list[str], lis
         problems.append(
             f"Expected {options.drugs} columns called by HICL codes, the job's `drugs`, but got {len(codes)}"
         )
-    elif options.vocabulary not in (None, found := vocabulary_sha256(codes)):
+    elif options.vocabulary not in (None, vocabulary := vocabulary_sha256(codes)):
         problems.append(
             f"Expected the drugs of the vocabulary with SHA-256 {options.vocabulary}, but these columns have "
-            f"{found}"
+            f"{vocabulary}"
         )
     return names, problems
 

@@ -232,8 +232,8 @@ def read_vocabulary(path: Path) -> tuple[int, ...]:
         raise DataError(
             f"The drug vocabulary {path} cannot be read ({error!r}); {form}", code="TF-204"
         ) from None
-    whole = all(type(code) is int and 0 <= code < 2**31 for code in codes)
-    if not whole or not codes or any(a >= b for a, b in pairwise(codes)):
+    valid = all(type(code) is int and 0 <= code < 2**31 for code in codes)
+    if not valid or not codes or any(a >= b for a, b in pairwise(codes)):
         raise DataError(
             f"The drug vocabulary {path} has codes that are not integers in ascending order; {form}",
             code="TF-204",

@@ -112,9 +112,9 @@ def read_tables(folder: Path, windows: Sequence[Window], progress: Progress | No
     stays, units, counts = _read_patients(paths["patient"], regions)
     numbers = {identifier: number for number, identifier in enumerate(sorted(stays))}
     places = {unit: numbers[stay] for unit, stay in units.items() if stay in numbers}
-    given = _read_medication(paths["medication"], units, places, windows, counts, progress)
+    prescribed = _read_medication(paths["medication"], units, places, windows, counts, progress)
     listed = [(identifier, stays[identifier]) for identifier in sorted(stays)]
-    matrices = {window: _matrix(listed, regions, pairs) for window, pairs in given.items()}
+    matrices = {window: _matrix(listed, regions, pairs) for window, pairs in prescribed.items()}
     for window, matrix in matrices.items():
         if len(matrix) == 0:
             raise DataError(
@@ -130,10 +130,10 @@ def _read_hospitals(path: Path) -> dict[int, str]:
     regions: dict[int, str] = {}
     with _rows(path, _HOSPITAL) as rows:
         for number, (identifier, region) in rows:
-            named = region or "unknown"
-            if named not in REGIONS:
+            region_name = region or "unknown"
+            if region_name not in REGIONS:
                 raise _malformed(path, number, f"a region of {list(REGIONS[:-1])} or none", region)
-            regions[_whole(path, number, "hospitalid", identifier)] = named
+            regions[_integer(path, number, "hospitalid", identifier)] = region_name
     return regions
 
 
@@ -151,7 +151,7 @@ def _read_patients(
     with _rows(path, _PATIENT) as rows:
         for number, (unit, stay, hospital, outcome, patient) in rows:
             identifier, place = (
-                _whole(path, number, name, text)
+                _integer(path, number, name, text)
                 for name, text in (("patienthealthsystemstayid", stay), ("hospitalid", hospital))
             )
             if place not in regions:
@@ -162,7 +162,7 @@ def _read_patients(
                     f"{path}, but got {outcome!r}: check that this is eICU's patient table.",
                     code="TF-207",
                 )
-            units[_whole(path, number, "patientunitstayid", unit)] = identifier
+            units[_integer(path, number, "patientunitstayid", unit)] = identifier
             person = patient or f"stay {identifier}"
             record = stays.setdefault(identifier, _Stay(place, person, bool(patient)))
             record.contradictory |= (record.hospital, record.patient) != (place, person)
@@ -196,7 +196,7 @@ def _read_medication(
         counts: updated with the number of orders of each kind.
         progress: receives a line from time to time.
     """
-    given = {window: _Pairs() for window in windows}
+    prescribed = {window: _Pairs() for window in windows}
     orders = cancelled = uncoded = unmatched = 0
     last_report = time.monotonic()
     with _rows(path, _MEDICATION) as rows:
@@ -214,16 +214,16 @@ def _read_medication(
             if not code:
                 uncoded += 1
                 continue
-            drug = _whole(path, number, "drughiclseqno", code)
+            drug = _integer(path, number, "drughiclseqno", code)
             if not 0 <= drug < _CODES:
                 raise _malformed(path, number, f"a drughiclseqno of 0..{_CODES - 1}", code)
-            key = _whole(path, number, "patientunitstayid", unit)
+            key = _integer(path, number, "patientunitstayid", unit)
             place = places.get(key)
             if place is None:
                 unmatched += key not in units
                 continue
-            early = _whole(path, number, "drugstartoffset", start) <= WINDOW_MINUTES
-            for window, pairs in given.items():
+            early = _integer(path, number, "drugstartoffset", start) <= WINDOW_MINUTES
+            for window, pairs in prescribed.items():
                 if early or window == "stay":
                     pairs.add(place * _CODES + drug)
     counts.update(
@@ -232,7 +232,7 @@ def _read_medication(
         orders_without_code=uncoded,
         orders_of_unknown_stays=unmatched,
     )
-    return {window: pairs.sorted() for window, pairs in given.items()}
+    return {window: pairs.sorted() for window, pairs in prescribed.items()}
 
 
 class _Pairs:
@@ -240,17 +240,17 @@ class _Pairs:
 
     def __init__(self) -> None:
         self._new = array("q")
-        self._seen: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
+        self._distinct: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
 
     def add(self, value: int) -> None:
         self._new.append(value)
         if len(self._new) >= _PAIRS:
-            self._seen = self.sorted()
+            self._distinct = self.sorted()
             self._new = array("q")
 
     def sorted(self) -> NDArray[np.int64]:
         """Return the distinct values, ascending."""
-        return np.union1d(self._seen, np.frombuffer(self._new, dtype=np.int64))
+        return np.union1d(self._distinct, np.frombuffer(self._new, dtype=np.int64))
 
 
 def _matrix(
@@ -324,7 +324,7 @@ def _chosen(
         yield number, tuple([row[place] for place in places])
 
 
-def _whole(path: Path, number: int, column: str, text: str) -> int:
+def _integer(path: Path, number: int, column: str, text: str) -> int:
     bits = _BITS.get(column, 64)
     try:
         value = int(text)

@@ -107,11 +107,11 @@ def hospital_stays(hospital: int, copy: int, count: int) -> tuple[NDArray[np.boo
     factor = np.ones((count, PAPER_DRUGS))
     factor[:, list(_RISK)] = 0.25 + 2.25 * severity
     factor[:, list(_SAFE)] = 1.5 - 1.5 * severity
-    given = draws[:, 3:] < np.minimum(hospital_rates(hospital) * load * factor, _MOST_GIVEN)
-    given[~given.any(axis=1), 0] = True  # the real table has no stay without a drug
-    odds = np.exp(_INTERCEPT + shift + given @ drug_score())
+    prescribed = draws[:, 3:] < np.minimum(hospital_rates(hospital) * load * factor, _MOST_GIVEN)
+    prescribed[~prescribed.any(axis=1), 0] = True  # the real table has no stay without a drug
+    odds = np.exp(_INTERCEPT + shift + prescribed @ drug_score())
     died = draws[:, 2] < odds / (1.0 + odds)
-    return given, died.astype(np.uint8)
+    return prescribed, died.astype(np.uint8)
 
 
 def region_of(hospital: int) -> str:
@@ -191,11 +191,11 @@ def open_twin(silo: int, options: EicuOptions) -> EicuData:
         place = of_hospitals(split, [split.train[index]])
     matrix = _matrix(sorted(place.train + place.test), copy, options)
     folds = silo_folds(matrix.stays, split, place, options)
-    again = f" (copy {copy + 1})" if copy else ""
+    suffix = f" (copy {copy + 1})" if copy else ""
     return EicuData(
         matrix,
         folds,
-        source=f"synthetic twin of eICU, {named}{again}",
+        source=f"synthetic twin of eICU, {named}{suffix}",
         synthetic=True,
         patients=stay_patients(matrix, folds, copy),
     )

@@ -79,11 +79,11 @@ def form(options: HeartOptions) -> TableForm:
 
 
 def _encode(columns: Sequence[str], values: Sequence[str]) -> tuple[NDArray[np.float32], list[str]]:
-    made, problems = numbers(columns, values, lambda name: None if name in NUMBERS else YES_OR_NO)
+    features, problems = numbers(columns, values, lambda name: None if name in NUMBERS else YES_OR_NO)
     for name in ("cp_", "restecg_"):
-        if sum(value for column, value in zip(columns, made, strict=True) if column.startswith(name)) > 1:
+        if sum(value for column, value in zip(columns, features, strict=True) if column.startswith(name)) > 1:
             problems.append(f"Expected at most one 1 in the columns {name}*, but there are more")
-    return made, problems
+    return features, problems
 
 
 SPECS = {

@@ -61,9 +61,9 @@ def record(name: str, center: int, label: int) -> NDArray[np.float32]:
         float(yes[4] < raised),
         float(raised <= yes[4] < raised + high),
     )
-    whole = [FEATURES.index(column) for column in ("age", "trestbps", "chol", "thalach")]
+    integers = [FEATURES.index(column) for column in ("age", "trestbps", "chol", "thalach")]
     features = np.array(values)
-    features[whole] = np.floor(features[whole] + 0.5)
+    features[integers] = np.floor(features[integers] + 0.5)
     features[7] = np.floor(features[7] * 10.0 + 0.5) / 10.0
     return features.astype(np.float32)
 
@@ -82,12 +82,12 @@ def open_twin(silo: int, options: HeartOptions) -> HeartData:
         for label, count in enumerate(counts[center])
         for index in range(count)
     ]
-    again = f" (copy {copy + 1})" if copy else ""
+    suffix = f" (copy {copy + 1})" if copy else ""
     return HeartData(
         np.stack([record(name, center, label) for name, _, label in keys]),
         np.array([label for _, _, label in keys], dtype=np.int64),
         np.array([fold == "test" for _, fold, _ in keys]),
         [name for name, _, _ in keys],
-        source=f"synthetic twin of Fed-Heart-Disease, centre {center} ({CENTER_NAMES[center]}){again}",
+        source=f"synthetic twin of Fed-Heart-Disease, centre {center} ({CENTER_NAMES[center]}){suffix}",
         synthetic=True,
     )

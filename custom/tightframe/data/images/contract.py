@@ -133,8 +133,8 @@ class Picture(StrictModel):
         """
         half = (0.5,) * self.channels
         mean, std = self.mean or half, self.std or half
-        each = [f"(x / 255 - {of:g}) / {by:g}" for of, by in zip(mean, std, strict=True)]
-        return each[0] if len(set(each)) == 1 else f"by channel: {'; '.join(each)}"
+        formulas = [f"(x / 255 - {of:g}) / {by:g}" for of, by in zip(mean, std, strict=True)]
+        return formulas[0] if len(set(formulas)) == 1 else f"by channel: {'; '.join(formulas)}"
 
 
 class PictureContract(Contract):

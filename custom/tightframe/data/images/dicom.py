@@ -112,12 +112,12 @@ def read(
         values = _grey(stored, values, window) if grey else values
     except Exception as error:  # each decoder has errors of its own
         syntax = getattr(getattr(stored, "file_meta", None), "TransferSyntaxUID", None)
-        named = getattr(syntax, "name", None) or "an unknown transfer syntax"
+        syntax_name = getattr(syntax, "name", None) or "an unknown transfer syntax"
         compressed = getattr(syntax, "is_compressed", False)
         rule = (
             "DICOM compressed in a way that cannot be decoded here, or damaged" if compressed else unreadable
         )
-        found = f"{named} ({type(error).__name__}); convert it first"
+        found = f"{syntax_name} ({type(error).__name__}); convert it first"
         raise _wrong(path, "pixels that can be decoded here", found, rule) from None
     if grey:
         return DicomPicture(values[..., None], modality)
@@ -157,8 +157,8 @@ def _check_frame(stored: Any) -> None:
     frame = get_frame(stored.PixelData, 0, number_of_frames=1)
     size = int(stored.Columns), int(stored.Rows)
     if stored.file_meta.TransferSyntaxUID == RLELossless:
-        whole = size[0] * size[1] * int(stored.SamplesPerPixel) * int(stored.BitsAllocated) // 8
-        fits = _unpacks_to(frame, whole + _RLE_SEGMENTS)
+        unpacked = size[0] * size[1] * int(stored.SamplesPerPixel) * int(stored.BitsAllocated) // 8
+        fits = _unpacks_to(frame, unpacked + _RLE_SEGMENTS)
     elif frame[:2] == _SOI:
         fits = _jpeg_size(frame) == size
     else:

@@ -69,10 +69,10 @@ def read(path: Path, picture: Picture) -> Pixels:
         DataError: TF-219 without the package that this kind of file takes.
     """
     try:
-        found = path.stat()
-        if not stat.S_ISREG(found.st_mode):
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
             raise UnfitError("no file (a folder, a pipe or a device)")
-        if found.st_size > MOST_BYTES:
+        if status.st_size > MOST_BYTES:
             raise UnfitError("a file of more than 1 GiB")
         head = head_of(path)
     except FileNotFoundError:
@@ -180,19 +180,19 @@ def eight_bits(values: NDArray[Any], low: float, high: float) -> Pixels:
     scaled = (values.astype(np.float32) - np.float32(low)) * np.float32(255.0 / (high - low))
     if not np.isfinite(scaled).all():
         raise UnfitError("values that are not finite")
-    made: Pixels = np.rint(np.clip(scaled, 0, 255, out=scaled), out=scaled).astype(np.uint8)
-    return made
+    pixels: Pixels = np.rint(np.clip(scaled, 0, 255, out=scaled), out=scaled).astype(np.uint8)
+    return pixels
 
 
 def _dicom(path: Path, picture: Picture) -> Pixels:
     window = None if picture.window is None else (picture.window.low, picture.window.high)
     try:
-        found = dicom.read(path, window=window)
+        decoded = dicom.read(path, window=window)
     except dicom.DicomError as error:
         raise UnfitError(error.rule) from None
-    if picture.modality is not None and found.modality != picture.modality:
+    if picture.modality is not None and decoded.modality != picture.modality:
         raise UnfitError("DICOM of another modality than the contract's")
-    return _of_colour(found.pixels, picture)
+    return _of_colour(decoded.pixels, picture)
 
 
 def _volume(path: Path, head: bytes, picture: Picture) -> Pixels:
@@ -259,8 +259,8 @@ def _content(stream: io.BufferedIOBase, count: int) -> io.BytesIO:
         EOFError: if there are fewer.
     """
     content = io.BytesIO()
-    while (left := count - content.tell()) > 0:
-        if not content.write(stream.read(min(left, _STEP))):
+    while (remaining := count - content.tell()) > 0:
+        if not content.write(stream.read(min(remaining, _STEP))):
             raise EOFError
     content.seek(0)
     return content
@@ -290,14 +290,14 @@ def fitted(pixels: Pixels, picture: Picture) -> Pixels:
 
 def _placed(pixels: Pixels, size: tuple[int, ...]) -> Pixels:
     """Return the middle of the size along each axis, black where there is nothing."""
-    made = np.zeros((*size, pixels.shape[-1]), np.uint8)
+    placed = np.zeros((*size, pixels.shape[-1]), np.uint8)
     source, target = [], []
     for want, have in zip(size, pixels.shape[:-1], strict=True):
         count = min(want, have)
         source.append(slice((have - count) // 2, (have - count) // 2 + count))
         target.append(slice((want - count) // 2, (want - count) // 2 + count))
-    made[tuple(target)] = pixels[tuple(source)]
-    return made
+    placed[tuple(target)] = pixels[tuple(source)]
+    return placed
 
 
 def _scaled(pixels: Pixels, size: tuple[int, ...]) -> Pixels:
@@ -308,8 +308,8 @@ def _scaled(pixels: Pixels, size: tuple[int, ...]) -> Pixels:
 
         height, width = size
         shown = Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)
-        made = np.asarray(shown.resize((width, height), Image.Resampling.BILINEAR), np.uint8)
-        return made.reshape(height, width, -1)
+        resized = np.asarray(shown.resize((width, height), Image.Resampling.BILINEAR), np.uint8)
+        return resized.reshape(height, width, -1)
     values = pixels[..., 0].astype(np.float32)
     for axis, side in enumerate(size):
         if values.shape[axis] != side:

@@ -39,7 +39,7 @@ GENTLE = Augment(flips=(), rotate=10.0)
 
 
 @dataclass(frozen=True)
-class _Seen:
+class _Look:
     """One picture: its sides, its colours, the limits of a volume's values, its modality."""
 
     sides: tuple[int, ...]
@@ -116,17 +116,17 @@ def _proposal(
     root: Path,
     size: int | None,
 ) -> Proposal:
-    there = [path for path in paths if path is not None]
-    sample = there[:: max(1, len(there) // SAMPLE)][:SAMPLE]
-    seen, problems = _look(sample, root.resolve())
-    if not seen:
+    given_paths = [path for path in paths if path is not None]
+    sample = given_paths[:: max(1, len(given_paths) // SAMPLE)][:SAMPLE]
+    looks, problems = _look(sample, root.resolve())
+    if not looks:
         rules = "; ".join(f"{rule} ({count})" for rule, count in problems.most_common(5))
         raise DataError(
             f"Expected {column!r} to hold paths of pictures under {root}, but of {len(sample)} none can be "
             f"read: {rules or 'no paths'}. Is the folder right (--root)?",
             code="TF-206",
         )
-    picture, notes = _picture(column, seen, size)
+    picture, notes = _picture(column, looks, size)
     if problems:
         rules = "; ".join(f"{rule} ({count})" for rule, count in problems.most_common(5))
         notes.append(
@@ -155,18 +155,18 @@ def _proposal(
     return Proposal(contract, entry, (*first, *notes))
 
 
-def _look(paths: Sequence[str], root: Path) -> tuple[list[_Seen], Counter[str]]:
+def _look(paths: Sequence[str], root: Path) -> tuple[list[_Look], Counter[str]]:
     """Read some pictures; count what is wrong with the others."""
-    seen, problems = [], Counter[str]()
+    looks, problems = [], Counter[str]()
     for text in paths:
         try:
-            seen.append(_seen(place_of(text, root)))
+            looks.append(_look_at(place_of(text, root)))
         except UnfitError as error:
             problems[error.rule] += 1
-    return seen, problems
+    return looks, problems
 
 
-def _seen(path: Path) -> _Seen:
+def _look_at(path: Path) -> _Look:
     """Return what one file holds.
 
     Raises:
@@ -180,7 +180,7 @@ def _seen(path: Path) -> _Seen:
         except Exception:  # each decoder has errors of its own
             raise UnfitError("a file that cannot be decoded completely") from None
         low, high = np.quantile(values, (0.005, 0.995))
-        return _Seen(values.shape, False, (float(low), float(high)))
+        return _Look(values.shape, False, (float(low), float(high)))
     try:
         colours, pixels = False, read(path, Picture(column="x", size=(8, 8), colour="gray"))
     except UnfitError as error:
@@ -188,13 +188,13 @@ def _seen(path: Path) -> _Seen:
             raise
         colours, pixels = True, read(path, Picture(column="x", size=(8, 8), colour="rgb"))
     modality = dicom.read(path, pixels=False).modality if dicom.is_dicom(path) else None
-    return _Seen(pixels.shape[:2], colours, None, modality)
+    return _Look(pixels.shape[:2], colours, None, modality)
 
 
-def _picture(column: str, seen: Sequence[_Seen], size: int | None) -> tuple[dict[str, Any], list[str]]:
+def _picture(column: str, looks: Sequence[_Look], size: int | None) -> tuple[dict[str, Any], list[str]]:
     """Return the proposed picture, and what is to be decided."""
-    dimensions = Counter(len(one.sides) for one in seen).most_common(1)[0][0]
-    kept = [one for one in seen if len(one.sides) == dimensions]
+    dimensions = Counter(len(one.sides) for one in looks).most_common(1)[0][0]
+    kept = [one for one in looks if len(one.sides) == dimensions]
     least = [min(one.sides[axis] for one in kept) for axis in range(dimensions)]
     most = [max(one.sides[axis] for one in kept) for axis in range(dimensions)]
     values: dict[str, Any] = {"column": column}

@@ -98,15 +98,15 @@ def file_contents(paths: Cells, root: Path, waves: EachWaves) -> Iterator[Pictur
         paths: below ``root``; what names no file there counts as none.
         waves: of the picture of each path (``data.looks``).
     """
-    found: dict[Path, Waves | None] = {}
+    by_path: dict[Path, Waves | None] = {}
     for text, own in zip(paths, waves, strict=True):
         try:
             path = place_of(text or "", root.resolve())
         except UnfitError:
             continue  # which the contract's check has reported
         if path.is_file():
-            found.setdefault(path, own)
-    return (Pictured.of(path.read_bytes(), own) for path, own in found.items())
+            by_path.setdefault(path, own)
+    return (Pictured.of(path.read_bytes(), own) for path, own in by_path.items())
 
 
 def encoded_records(contract: PictureContract, site: ImagesSite) -> tuple[Rows, Encoded, EachWaves]:
@@ -126,12 +126,12 @@ def encoded_records(contract: PictureContract, site: ImagesSite) -> tuple[Rows, 
     encoded = encode(rows, contract, site)
     pixels, waves, faults = _all_pixels(rows.cells[contract.picture.column], contract.picture, site.root)
     broken = encoded.broken.copy()
-    found = list(encoded.findings)
+    findings = list(encoded.findings)
     for rule, places in sorted(faults.items(), key=lambda item: item[1]):
         broken[places] = True
-        found.append(Finding(contract.picture.column, rule, tuple(encoded.numbers[places].tolist())))
+        findings.append(Finding(contract.picture.column, rule, tuple(encoded.numbers[places].tolist())))
     features: Any = pixels
-    return rows, replace(encoded, features=features, broken=broken, findings=tuple(found)), waves
+    return rows, replace(encoded, features=features, broken=broken, findings=tuple(findings)), waves
 
 
 def folder_rows(contract: PictureContract, root: Path) -> Rows:
@@ -142,9 +142,9 @@ def folder_rows(contract: PictureContract, root: Path) -> Rows:
     """
     fold = None if contract.fold is None else contract.fold.column
     findings = contract.label.columns if isinstance(contract.label, MultiLabel) else ()
-    if wanted := [column for column in (*findings, contract.patient, fold) if column is not None]:
+    if columns := [column for column in (*findings, contract.patient, fold) if column is not None]:
         raise DataError(
-            f"Expected a contract that folders can keep, but it wants the columns {wanted}, which they "
+            f"Expected a contract that folders can keep, but it wants the columns {columns}, which they "
             "do not tell: write a manifest.",
             code="TF-218",
         )
@@ -161,12 +161,12 @@ def folder_rows(contract: PictureContract, root: Path) -> Rows:
 
 def folder_files(root: Path) -> list[PurePosixPath]:
     """Return the files below the folders of a folder, relative to it, sorted; no hidden ones."""
-    found = []
+    listed = []
     for folder, folders, files in os.walk(root):
         folders[:] = [name for name in folders if not name.startswith(".")]
         inside = PurePosixPath(Path(folder).relative_to(root).as_posix())
-        found += [inside / name for name in files if not name.startswith(".")]
-    return sorted(path for path in found if len(path.parts) > 1)
+        listed += [inside / name for name in files if not name.startswith(".")]
+    return sorted(path for path in listed if len(path.parts) > 1)
 
 
 def place_of(text: str, root: Path) -> Path:
@@ -205,32 +205,32 @@ def _all_pixels(paths: Cells, picture: Picture, root: Path) -> tuple[NDArray[np.
     pixels = np.zeros((len(paths), *picture.shape), np.uint8)
     waves: EachWaves = [None] * len(paths)
     faults: Faults = {}
-    seen: set[Path] = set()
-    wanted: list[tuple[int, Path]] = []
+    places: set[Path] = set()
+    to_read: list[tuple[int, Path]] = []
     for row, text in enumerate(paths):
         try:
             if text is None:
                 raise UnfitError("no path")
             place = place_of(text, folder)
-            if place in seen:
+            if place in places:
                 raise UnfitError("the picture of an earlier row")
-            seen.add(place)
-            wanted.append((row, place))
+            places.add(place)
+            to_read.append((row, place))
         except UnfitError as error:
             faults.setdefault(error.rule, []).append(row)
 
     def one(item: tuple[int, Path]) -> str | None:
         row, place = item
         try:
-            found = read(place, picture)
-            waves[row] = waves_of(found)  # whatever size the contract has
-            pixels[row] = fitted(found, picture)
+            original = read(place, picture)
+            waves[row] = waves_of(original)  # whatever size the contract has
+            pixels[row] = fitted(original, picture)
         except UnfitError as error:
             return error.rule
         return None
 
     with quiet(), ThreadPoolExecutor(READERS) as pool:
-        for (row, _), rule in zip(wanted, pool.map(one, wanted), strict=True):
+        for (row, _), rule in zip(to_read, pool.map(one, to_read), strict=True):
             if rule is not None:
                 faults.setdefault(rule, []).append(row)
     return pixels, waves, {rule: sorted(rows) for rule, rows in faults.items()}

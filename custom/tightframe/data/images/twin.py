@@ -59,5 +59,5 @@ def _picture(
         phase = 2 * math.pi * random.random()
         stripes += np.sin(2 * math.pi * waves * (right * math.cos(angle) + down * math.sin(angle)) + phase)
     noise = random.normal(0, 0.5, picture.shape)
-    made: NDArray[np.uint8] = np.rint(np.clip(128 + 50 * (stripes + noise), 0, 255)).astype(np.uint8)
-    return made
+    pixels: NDArray[np.uint8] = np.rint(np.clip(128 + 50 * (stripes + noise), 0, 255)).astype(np.uint8)
+    return pixels

@@ -123,9 +123,9 @@ def _prepared(pixels: Pixels) -> Pixels:
     image, _ = preprocess(Image.fromarray(pixels))
     stream = io.BytesIO()
     image.save(stream, "JPEG", quality=QUALITY)
-    with Image.open(io.BytesIO(stream.getvalue())) as again:
-        made: Pixels = np.asarray(again.convert("RGB"), dtype=np.uint8)
-    return made
+    with Image.open(io.BytesIO(stream.getvalue())) as stored:
+        prepared: Pixels = np.asarray(stored.convert("RGB"), dtype=np.uint8)
+    return prepared
 
 
 SPECS = {

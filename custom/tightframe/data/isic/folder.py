@@ -72,8 +72,8 @@ def read_split(path: Path) -> tuple[Row, ...]:
         try:
             image, target, center = (
                 values["image"],
-                _whole(values["target"]),
-                _whole(values["center"]),
+                _integer(values["target"]),
+                _integer(values["center"]),
             )
         except ValueError:
             raise DataError(
@@ -293,7 +293,7 @@ class FolderData:
         return self._images / f"{name}.jpg"
 
 
-def _whole(text: str) -> int:
+def _integer(text: str) -> int:
     """Parse an integer, also in pandas' form (``3.0``); raise ValueError for anything else."""
     number = float(text)
     if not number.is_integer():  # nor are NaN and infinities

@@ -164,8 +164,8 @@ def prepare(
                 for name in (row.image for row in requested)
                 if name in present
             ]
-            done = _run(tasks, manifest, workers, advance)
-        report = _report(requested, center, present, target, manifest, done)
+            results = _run(tasks, manifest, workers, advance)
+        report = _report(requested, center, present, target, manifest, results)
         write_whole(output / REPORT, (json.dumps(report.as_json(), indent=2) + "\n").encode())
     except FileExistsError:
         raise
@@ -277,21 +277,21 @@ def _run(
     tasks: Sequence[_Task], manifest: Manifest, workers: int, advance: Advance | None
 ) -> dict[str, _Result]:
     """Run the tasks in ``workers`` processes, and add each to the manifest as soon as it is finished."""
-    done: dict[str, _Result] = {}
+    results: dict[str, _Result] = {}
 
     def note(result: _Result) -> None:
-        done[result.image] = result
+        results[result.image] = result
         if result.entry is None:
             manifest.forget(result.image)
         elif not result.kept:
             manifest.add(result.entry)
         if advance:
-            advance(len(done), len(tasks))
+            advance(len(results), len(tasks))
 
     if workers == 1:
         for task in tasks:
             note(_one(task))
-        return done
+        return results
     # A fork of a process that draws a progress bar may inherit a lock that is never released.
     pool = ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=worker_starts)
     try:
@@ -299,7 +299,7 @@ def _run(
             note(future.result())
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
-    return done
+    return results
 
 
 def _originals(images: Path) -> tuple[Path, frozenset[str]]:
@@ -350,10 +350,10 @@ def _report(
     present: frozenset[str],
     target: Path,
     manifest: Manifest,
-    done: Mapping[str, _Result],
+    results: Mapping[str, _Result],
 ) -> Report:
     centers = tuple(range(NUM_CENTERS)) if center is None else (center,)
-    entries = {name: result.entry for name, result in done.items() if result.entry is not None}
+    entries = {name: result.entry for name, result in results.items() if result.entry is not None}
     counts, expected = _counts(requested), expected_counts(centers)
     differences = [
         f"centre {number} {('train', 'test')[fold]} {CLASS_NAMES[label]}: {counts[fold, number, label]} "
@@ -364,10 +364,10 @@ def _report(
     return Report(
         rows=len(requested),
         centers=centers,
-        made=sum(result.entry is not None and not result.kept for result in done.values()),
-        kept=sum(result.kept for result in done.values()),
+        made=sum(result.entry is not None and not result.kept for result in results.values()),
+        kept=sum(result.kept for result in results.values()),
         missing=tuple(row.image for row in requested if row.image not in present),
-        broken={name: result.problem for name, result in done.items() if result.entry is None},
+        broken={name: result.problem for name, result in results.items() if result.entry is None},
         ignored=tuple(sorted(present - {row.image for row in requested})),
         strangers=tuple(sorted(set(os.listdir(target)) - own)),
         preprocessed=tuple(

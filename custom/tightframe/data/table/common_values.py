@@ -77,11 +77,11 @@ class CommonValues:
         places = np.arange(len(rows)) - np.repeat(np.cumsum(many) - many, many) + np.repeat(first, many)
         import torch
 
-        made = inputs.clone()
-        made[torch.from_numpy(rows), torch.from_numpy(self.columns[places])] = torch.from_numpy(
+        replaced = inputs.clone()
+        replaced[torch.from_numpy(rows), torch.from_numpy(self.columns[places])] = torch.from_numpy(
             self.values[places]
         ).to(inputs)
-        return made
+        return replaced
 
 
 @dataclass(frozen=True)
@@ -120,16 +120,16 @@ def common_pixels(data: SiloData, least: int) -> CommonPixels | None:
     if least < 2:
         return None
     parts = torch.from_numpy(1 / np.bincount(owners)[owners])
-    ends, there = torch.empty(0), torch.empty(0)
-    for inputs, each in zip(_inputs(data, _AT_ONCE), parts.split(_AT_ONCE), strict=True):
+    ends, level = torch.empty(0), torch.empty(0)
+    for inputs, part in zip(_inputs(data, _AT_ONCE), parts.split(_AT_ONCE), strict=True):
         now = torch.stack([inputs.amin(0), inputs.amax(0)])
         if not len(ends):
-            ends, there = now, torch.zeros(now.shape, dtype=parts.dtype)
+            ends, level = now, torch.zeros(now.shape, dtype=parts.dtype)
         moved = torch.stack([now[0] < ends[0], now[1] > ends[1]])
         ends = now.where(moved, ends)
         at_end = (inputs == ends[:, None]).double()
-        there = there.masked_fill(moved, 0) + torch.einsum("b,eb...->e...", each, at_end)
-    off = patients - there
+        level = level.masked_fill(moved, 0) + torch.einsum("b,eb...->e...", part, at_end)
+    off = patients - level
     few = (off > _ROUNDING) & (off < least - _ROUNDING)
     return CommonPixels(few.any(0), ends[0].where(few[0], ends[1]))
 
@@ -177,20 +177,20 @@ def common_values(
     >>> found.columns.tolist(), found.apply(torch.from_numpy(rows[[7, 20]]), [7, 20]).tolist()
     ([1, 2], [[1.0, 0.0, 1.0, 0.0], [0.0, 0.0, 0.0, 1.0]])
     """
-    made, owners = rows.copy(), np.unique(owners, return_inverse=True)[1]
+    values, owners = rows.copy(), np.unique(owners, return_inverse=True)[1]
     # Of fewer patients than twice that many, some less than the others are few: else nobody would stand out.
     wide = least if wide is None else max(least, min(wide, (int(owners.max()) + 1) // 2))
     low, high = rows.min(0), rows.max(0)
     varied = low != high
     two = ((rows == low) | (rows == high)).all(0) & varied
     for column in np.flatnonzero(varied):
-        _hide_who_stands_out(made[:, column], owners, wide)
-    _hide_who_differs(made, np.flatnonzero(two & (made.min(0) != made.max(0))), owners, wide)
-    _hide_who_breaks(made, owners, least)
-    places = np.nonzero(made != rows)
+        _hide_who_stands_out(values[:, column], owners, wide)
+    _hide_who_differs(values, np.flatnonzero(two & (values.min(0) != values.max(0))), owners, wide)
+    _hide_who_breaks(values, owners, least)
+    places = np.nonzero(values != rows)
     starts = np.searchsorted(places[0], np.arange(len(rows) + 1))
-    lost = np.flatnonzero(varied & (made.min(0) == made.max(0)))
-    return CommonValues(starts, places[1], made[places], int(varied.sum()), tuple(lost.tolist()))
+    lost = np.flatnonzero(varied & (values.min(0) == values.max(0)))
+    return CommonValues(starts, places[1], values[places], int(varied.sum()), tuple(lost.tolist()))
 
 
 def _hide_who_stands_out(values: NDArray[np.float32], owners: NDArray[np.int64], least: int) -> None:
@@ -204,38 +204,38 @@ def _hide_who_stands_out(values: NDArray[np.float32], owners: NDArray[np.int64],
 
 
 def _hide_who_differs(
-    made: NDArray[np.float32], two: NDArray[np.int64], owners: NDArray[np.int64], least: int
+    values: NDArray[np.float32], two: NDArray[np.int64], owners: NDArray[np.int64], least: int
 ) -> None:
     """Let columns of two values be as an earlier one, or its opposite, in the few patients that differ."""
-    low, high = made.min(0), made.max(0)
-    upper = made[:, two] == high[two]
-    numbers, each, count = upper.astype(np.float32), upper.sum(0), len(made)
-    differ = each[:, None] + each[None, :] - 2 * np.rint(numbers.T @ numbers).astype(np.int64)
+    low, high = values.min(0), values.max(0)
+    upper = values[:, two] == high[two]
+    numbers, ones, count = upper.astype(np.float32), upper.sum(0), len(values)
+    differ = ones[:, None] + ones[None, :] - 2 * np.rint(numbers.T @ numbers).astype(np.int64)
     most = int(np.bincount(owners).max()) * (least - 1)
-    few = ((differ > 0) & (differ <= most)) | ((differ < count) & (count - differ <= most))
-    for place, earlier in zip(*np.nonzero(np.tril(few, -1)), strict=True):
+    differ_in_few = ((differ > 0) & (differ <= most)) | ((differ < count) & (count - differ <= most))
+    for place, earlier in zip(*np.nonzero(np.tril(differ_in_few, -1)), strict=True):
         unlike = upper[:, place] != upper[:, earlier]
         if 2 * unlike.sum() > count:
             unlike = ~unlike
         if 0 < len(np.unique(owners[unlike])) < least:
             column = two[place]
             upper[unlike, place] ^= True
-            made[:, column] = np.where(upper[:, place], high[column], low[column])
+            values[:, column] = np.where(upper[:, place], high[column], low[column])
 
 
-def _hide_who_breaks(made: NDArray[np.float32], owners: NDArray[np.int64], least: int) -> None:
+def _hide_who_breaks(values: NDArray[np.float32], owners: NDArray[np.int64], least: int) -> None:
     """Let columns follow from the others in the few patients in which they do not, but in all others do.
 
     The fit is of least absolute deviations (by iteratively reweighted least squares), which few outliers do
     not move. Without a patient of large leverage there is no such column: of k records that alone make
     a combination of columns differ from zero, one has a leverage of 1/k at least.
     """
-    columns = np.flatnonzero(made.min(0) != made.max(0))
-    if not 1 < len(columns) <= NARROW or len(made) < 2 * len(columns) + 2:
+    columns = np.flatnonzero(values.min(0) != values.max(0))
+    if not 1 < len(columns) <= NARROW or len(values) < 2 * len(columns) + 2:
         return
     most = int(np.bincount(owners).max()) * (least - 1)
     for _ in range(len(columns)):
-        rows = made[:, columns].astype(np.float64)
+        rows = values[:, columns].astype(np.float64)
         rows = (rows - rows.mean(0)) / np.maximum(rows.std(0), 1e-30)
         left, size, _right = np.linalg.svd(np.column_stack([rows, np.ones(len(rows))]), full_matrices=False)
         if np.square(left[:, size > 1e-6 * size[0]]).sum(1).max() * most < 1:
@@ -246,8 +246,8 @@ def _hide_who_breaks(made: NDArray[np.float32], owners: NDArray[np.int64], least
             fitted = _least_absolute(others, rows[:, place])
             off = np.abs(fitted - rows[:, place]) > FOLLOWS
             if 0 < len(np.unique(owners[off])) < least:
-                own = made[:, column].astype(np.float64)
-                made[off, column] = (fitted[off] * own.std() + own.mean()).astype(np.float32)
+                own = values[:, column].astype(np.float64)
+                values[off, column] = (fitted[off] * own.std() + own.mean()).astype(np.float32)
                 rows[off, place], changed = fitted[off], True
         if not changed:
             return
@@ -258,7 +258,7 @@ def _least_absolute(others: NDArray[np.float64], own: NDArray[np.float64]) -> ND
     weight, floor, fitted = np.ones(len(own)), 1e-2, own
     for _ in range(STEPS):
         root = np.sqrt(weight)
-        found = np.linalg.lstsq(others * root[:, None], own * root, rcond=1e-10)[0]
-        fitted = others @ found
+        coefficients = np.linalg.lstsq(others * root[:, None], own * root, rcond=1e-10)[0]
+        fitted = others @ coefficients
         weight, floor = 1 / np.maximum(np.abs(own - fitted), floor), max(floor / 4, 1e-8)
     return fitted

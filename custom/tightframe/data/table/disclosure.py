@@ -72,7 +72,7 @@ def term(table: Tabulated, least: int) -> Term:
     """
     layout = table.layout
     shape = (layout.classes, layout.cells)
-    made = Term(
+    result = Term(
         np.zeros(layout.classes, np.int64),
         np.zeros(shape, np.int64),
         np.zeros((layout.classes, layout.numbers, MOMENTS), np.int64),
@@ -83,23 +83,23 @@ def term(table: Tabulated, least: int) -> Term:
     for label in range(layout.classes):
         rows = np.flatnonzero(table.labels == label)
         if 0 < len(np.unique(table.owners[rows])) < least:
-            made.withheld_records[label] = 1
-            made.withheld_cells[label] = 1
-            made.withheld_moments[label] = 1
+            result.withheld_records[label] = 1
+            result.withheld_cells[label] = 1
+            result.withheld_moments[label] = 1
             continue
-        made.records[label] = len(rows)
+        result.records[label] = len(rows)
         for index, place in enumerate(layout.places):
             if place.number is None:
                 levels, width = slice(place.start, place.end), place.end - place.start
                 order = layout.latest_first if place is layout.places[-1] else ()
-                _tell(made, label, levels, table, rows, table.cells[rows, index], width, least, order)
+                _tell(result, label, levels, table, rows, table.cells[rows, index], width, least, order)
             else:
-                _number(made, label, table, rows, index, place, least)
-    return made
+                _number(result, label, table, rows, index, place, least)
+    return result
 
 
 def _number(
-    made: Term,
+    result: Term,
     label: int,
     table: Tabulated,
     rows: NDArray[np.int64],
@@ -110,45 +110,45 @@ def _number(
     """Count the bins, moments and missing values of a number, in place."""
     number, bins = place.number, place.missing - place.start
     assert number is not None  # noqa: S101 - called for numbers alone
-    found, owners = table.cells[rows, index], table.owners[rows]
-    untold = found == bins
-    if 0 < len(np.unique(owners[untold])) < least:
-        made.withheld_cells[label, place.missing] = 1
+    bins_of, owners = table.cells[rows, index], table.owners[rows]
+    missing = bins_of == bins
+    if 0 < len(np.unique(owners[missing])) < least:
+        result.withheld_cells[label, place.missing] = 1
         for row in np.argsort(table.order(place.column.column, rows), kind="stable"):
-            if len(np.unique(owners[untold])) >= least:
+            if len(np.unique(owners[missing])) >= least:
                 break
-            untold[row] = True
+            missing[row] = True
     else:
-        made.cells[label, place.missing] = untold.sum()
-    told = rows[~untold]
-    if not len(told):
+        result.cells[label, place.missing] = missing.sum()
+    counted = rows[~missing]
+    if not len(counted):
         return
-    if len(np.unique(table.owners[told])) < least:
-        made.cells[label, place.missing] = 0
-        made.withheld_cells[label, place.start : place.end] = 1
-        made.withheld_moments[label, number] = 1
+    if len(np.unique(table.owners[counted])) < least:
+        result.cells[label, place.missing] = 0
+        result.withheld_cells[label, place.start : place.end] = 1
+        result.withheld_moments[label, number] = 1
         return
-    values = table.values[told, number]
-    by_few = least > 1 and made_by_few(values, table.owners[told], least)
+    values = table.values[counted, number]
+    by_few = least > 1 and made_by_few(values, table.owners[counted], least)
     if by_few:
-        made.withheld_moments[label, number] = 1
+        result.withheld_moments[label, number] = 1
     else:
-        made.moments[label, number] = moments_of(values) if least == 1 else rounded_moments(values)
+        result.moments[label, number] = moments_of(values) if least == 1 else rounded_moments(values)
     where = slice(place.start, place.missing)
-    _tell(made, label, where, table, told, table.cells[told, index], bins, least)
-    hidden = made.withheld_cells[label, where]
+    _tell(result, label, where, table, counted, table.cells[counted, index], bins, least)
+    hidden = result.withheld_cells[label, where]
     if not by_few and hidden.any() and len(np.unique(values)) < VALUES_OF_A_BIN * bins:
-        made.cells[label, where] = 0
-        made.withheld_cells[label, where] = 1
+        result.cells[label, where] = 0
+        result.withheld_cells[label, where] = 1
 
 
 def _tell(
-    made: Term,
+    result: Term,
     label: int,
     where: slice,
     table: Tabulated,
     rows: NDArray[np.int64],
-    found: NDArray[np.int64],
+    cell_of: NDArray[np.int64],
     width: int,
     least: int,
     order: Sequence[int] = (),
@@ -156,12 +156,12 @@ def _tell(
     """Count records in cells, in place; only those that can be disclosed."""
     if not len(rows):
         return
-    counts = np.bincount(found, minlength=width)[:width]
+    counts = np.bincount(cell_of, minlength=width)[:width]
     most = int(table.owners.max()) + 1
-    patients = np.unique(found * most + table.owners[rows]) // most
+    patients = np.unique(cell_of * most + table.owners[rows]) // most
     hidden = withheld(np.bincount(patients, minlength=width)[:width], least, order)
-    made.cells[label, where] = np.where(hidden, 0, counts)
-    made.withheld_cells[label, where] = hidden
+    result.cells[label, where] = np.where(hidden, 0, counts)
+    result.withheld_cells[label, where] = hidden
 
 
 def withheld(patients: NDArray[np.int64], least: int, order: Sequence[int] = ()) -> NDArray[np.bool_]:

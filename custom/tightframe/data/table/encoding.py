@@ -48,8 +48,8 @@ def rows_in_words(rows: Sequence[int]) -> str:
     >>> rows_in_words([4]), rows_in_words([2, 3])
     ('1 row (4)', '2 rows (2, 3)')
     """
-    some = ", ".join(map(str, rows[:SHOWN_ROWS])) + (", ..." if len(rows) > SHOWN_ROWS else "")
-    return f"{len(rows)} row{'' if len(rows) == 1 else 's'} ({some})"
+    shown = ", ".join(map(str, rows[:SHOWN_ROWS])) + (", ..." if len(rows) > SHOWN_ROWS else "")
+    return f"{len(rows)} row{'' if len(rows) == 1 else 's'} ({shown})"
 
 
 BOOLEANS: Mapping[str, float] = {
@@ -143,13 +143,13 @@ def _pointed(text: str, decimal: str) -> str:
 def other_mark(rows: Rows, contract: Contract, site: TableSite) -> list[str]:
     """Return the columns of numbers most of whose values are numbers with the other decimal mark only."""
     other = "." if site.decimal == "," else ","
-    found = []
+    columns = []
     for item in contract.columns:
         cells = [cell for cell in rows.cells[item.column] if isinstance(cell, str)]
         marked = sum(is_number(cell, other) and not is_number(cell, site.decimal) for cell in cells)
         if item.kind == "number" and marked > len(cells) / 2:
-            found.append(item.column)
-    return found
+            columns.append(item.column)
+    return columns
 
 
 def narrow(encoded: Encoded, contract: Contract) -> dict[str, float]:
@@ -157,13 +157,13 @@ def narrow(encoded: Encoded, contract: Contract) -> dict[str, float]:
 
     So they do where they are in another unit, as grams where the contract has milligrams.
     """
-    kept, found, place = ~encoded.broken, {}, 0
+    kept, shares, place = ~encoded.broken, {}, 0
     for index, item in enumerate(contract.columns):
         values = encoded.features[kept & ~encoded.missing[:, index], place]
         if item.kind == "number" and len(values) >= _ENOUGH and np.ptp(values) / 2 < _TINY:
-            found[item.column] = float(np.ptp(values)) / 2
+            shares[item.column] = float(np.ptp(values)) / 2
         place += len(item.features)
-    return found
+    return shares
 
 
 def no_numbers(rows: Rows, contract: Contract, site: TableSite) -> dict[str, list[str]]:
@@ -172,15 +172,15 @@ def no_numbers(rows: Rows, contract: Contract, site: TableSite) -> dict[str, lis
     Where most are texts, they are returned only if ``advice`` knows them, so that no notes are shown.
     """
     timed = () if contract.survival is None else contract.survival.columns
-    found = {}
+    texts = {}
     for item in (*contract.columns, *timed):
         cells = [cell for cell in rows.cells[item.column] if isinstance(cell, str)]
         others = [cell for cell in cells if not is_number(cell, site.decimal)]
         if len(others) >= len(cells) / 2:
             others = [cell for cell in others if advice(cell) != _NO_VALUE]
         if item.kind == "number" and others:
-            found[item.column] = sorted(set(others))
-    return found
+            texts[item.column] = sorted(set(others))
+    return texts
 
 
 _NO_VALUE = "name in `missing` what stands for no value"
@@ -207,15 +207,15 @@ def unknown_codes(rows: Rows, contract: Contract, site: TableSite) -> dict[str, 
     booleans = {item.column for item in (*contract.columns, *timed) if item.kind == "boolean"}
     if isinstance(contract.label, MultiLabel):
         booleans |= set(contract.label.columns)
-    found = {}
+    codes_of = {}
     for column, known in _levels(contract).items():
         codes = site.codes.get(column, {})
         mapped = {cell: codes.get(cell, cell) for cell in set(rows.cells[column]) if cell is not None}
         lower = column in booleans
         unknown = [cell for cell, code in mapped.items() if (code.lower() if lower else code) not in known]
         if unknown:
-            found[column] = sorted(unknown)
-    return found
+            codes_of[column] = sorted(unknown)
+    return codes_of
 
 
 def _levels(contract: Contract) -> dict[str, set[str]]:
@@ -239,14 +239,14 @@ def encode(rows: Rows, contract: Contract, site: TableSite) -> Encoded:
     numbers = np.asarray(rows.numbers, dtype=np.int64)
     count = len(numbers)
     broken = np.zeros(count, dtype=np.bool_)
-    found: list[Finding] = []
+    findings: list[Finding] = []
     if rows.ragged:
-        found.append(Finding("", "another number of cells than the header", tuple(rows.ragged)))
+        findings.append(Finding("", "another number of cells than the header", tuple(rows.ragged)))
 
     def note(column: str, faults: Faults) -> None:
         for rule, places in faults.items():
             broken[places] = True
-            found.append(Finding(column, rule, tuple(numbers[places].tolist())))
+            findings.append(Finding(column, rule, tuple(numbers[places].tolist())))
 
     features, of_columns = features_of(rows.cells, count, contract, site)
     for name, faults in of_columns.items():
@@ -259,9 +259,11 @@ def encode(rows: Rows, contract: Contract, site: TableSite) -> Encoded:
         survival = _survival(rows.cells, contract.survival, site, note)
     folds = None
     if contract.fold is not None:
-        known = {code: float(place) for place, code in enumerate(FOLD_CODES)}
+        fold_codes = {code: float(place) for place, code in enumerate(FOLD_CODES)}
         column_of_fold = contract.fold.column
-        folds, faults = _codes(rows.cells[column_of_fold], known, site.codes.get(column_of_fold, {}), "fold")
+        folds, faults = _codes(
+            rows.cells[column_of_fold], fold_codes, site.codes.get(column_of_fold, {}), "fold"
+        )
         note(column_of_fold, faults)
     named = {}
     for role, column_of_role in (("record", contract.record), ("patient", contract.patient)):
@@ -275,7 +277,7 @@ def encode(rows: Rows, contract: Contract, site: TableSite) -> Encoded:
         records=named.get("record"),
         patients=named.get("patient"),
         broken=broken,
-        findings=tuple(found),
+        findings=tuple(findings),
         numbers=numbers,
         where=rows.where,
         missing=_missing(rows.cells, count, contract),
@@ -305,21 +307,21 @@ def _labels(
     cells: Mapping[str, Cells], contract: Contract, site: TableSite
 ) -> tuple[NDArray[np.float64], dict[str, Faults]]:
     """Return the classes of rows, (n,), or their findings, (n, K), and the faults of each column."""
-    label, found = contract.label, {}
+    label, faults = contract.label, {}
     if not isinstance(label, MultiLabel):
         classes = {item.code: float(place) for place, item in enumerate(label.classes)}
         codes = site.codes.get(label.column, {})
-        values, found[label.column] = _codes(cells[label.column], classes, codes, "class")
-        return values, found
+        values, faults[label.column] = _codes(cells[label.column], classes, codes, "class")
+        return values, faults
     parts = []
     for item in label.findings:
         codes = site.codes.get(item.column, {})
         empty = {"refuse": None, "absent": 0.0, "unknown": float(UNKNOWN)}[item.missing]
-        read, found[item.column] = _codes(
+        read, faults[item.column] = _codes(
             cells[item.column], BOOLEANS, codes, "boolean", lower=True, empty=empty
         )
         parts.append(read)
-    return np.stack(parts, axis=1), found
+    return np.stack(parts, axis=1), faults
 
 
 def _missing(cells: Mapping[str, Cells], count: int, contract: Contract) -> NDArray[np.bool_]:
@@ -332,11 +334,11 @@ def features_of(
     cells: Mapping[str, Cells], count: int, contract: Contract, site: TableSite
 ) -> tuple[NDArray[np.float32], dict[str, Faults]]:
     """Return the values of rows, (n, D), and the places of the rows that break each rule of a column."""
-    parts, found = [np.zeros((count, 0), np.float32)], {}
+    parts, faults = [np.zeros((count, 0), np.float32)], {}
     for column in contract.columns:
-        values, found[column.column] = _column(cells[column.column], column, site)
+        values, faults[column.column] = _column(cells[column.column], column, site)
         parts.append(values.astype(np.float32))
-    return np.concatenate(parts, axis=1), found
+    return np.concatenate(parts, axis=1), faults
 
 
 def form(options: Any) -> TableForm:
@@ -348,11 +350,11 @@ def form(options: Any) -> TableForm:
         cells: dict[str, Cells] = {
             column: [value or None] for column, value in zip(columns, values, strict=True)
         }
-        features, found = features_of(cells, 1, contract, _AS_IT_IS)
-        return features[0], [f"{name}: {rule}" for name, faults in found.items() for rule in faults]
+        features, problems = features_of(cells, 1, contract, _AS_IT_IS)
+        return features[0], [f"{name}: {rule}" for name, faults in problems.items() for rule in faults]
 
-    said = f"the columns {', '.join(names)} of the contract ({contract.title}), by its names, codes and units"
-    return TableForm(partial(named_columns, names), encoded, said, values=contract.features)
+    text = f"the columns {', '.join(names)} of the contract ({contract.title}), by its names, codes and units"
+    return TableForm(partial(named_columns, names), encoded, text, values=contract.features)
 
 
 def _column(cells: Cells, column: Column, site: TableSite) -> tuple[NDArray[np.float64], Faults]:
@@ -442,23 +444,23 @@ def _codes(
                 values[place] = empty
             continue
         code = codes.get(cell, cell)
-        found = known.get(code.lower() if lower else code)
-        if found is None:
+        value = known.get(code.lower() if lower else code)
+        if value is None:
             faults.setdefault(f"a code that is no {what} of the contract", []).append(place)
         else:
-            values[place] = found
+            values[place] = value
     return values, faults
 
 
 def _names(cells: Cells, *, once: bool) -> tuple[list[str], Faults]:
     """Return the names in a column, and the rows without one, or with one that an earlier row has."""
     faults: Faults = {}
-    seen: set[str] = set()
+    earlier: set[str] = set()
     for place, cell in enumerate(cells):
         if cell is None:
             faults.setdefault("no name", []).append(place)
-        elif once and cell in seen:
+        elif once and cell in earlier:
             faults.setdefault("the name of an earlier row", []).append(place)
         elif once:
-            seen.add(cell)
+            earlier.add(cell)
     return [cell or "" for cell in cells], faults

@@ -90,9 +90,9 @@ def propose(
     for column in header:
         if column in labels or column in chosen.values() or column in ignored:
             continue
-        made, said = _column(column, cells[column], site.decimal)
-        columns += [made] if made else []
-        notes += said
+        described, remarks = _column(column, cells[column], site.decimal)
+        columns += [described] if described else []
+        notes += remarks
     notes += _survival(columns)
     if not columns:
         raise DataError(f"Expected {path} to have columns to learn from, but it has none.", code="TF-208")
@@ -308,11 +308,11 @@ def _levels(cells: Cells) -> list[str]:
 
 def _column(name: str, cells: Cells, decimal: str) -> tuple[dict[str, Any] | None, list[str]]:
     """Return the proposal for one column, None if it is left out, and what is to be decided."""
-    there = [cell for cell in cells if cell is not None]
+    texts = [cell for cell in cells if cell is not None]
     left_out = f"{name}: left out: "
-    if not there:
+    if not texts:
         return None, [left_out + "it has no values."]
-    levels, gone = _levels(cells), len(cells) - len(there)
+    levels, gone = _levels(cells), len(cells) - len(texts)
     missing: dict[str, Any] = {"missing": "indicator"} if gone else {}
     notes = [
         f"{name}: {gone} of {len(cells)} values are missing; the model is told (`indicator`). Take `refuse` "
@@ -320,8 +320,8 @@ def _column(name: str, cells: Cells, decimal: str) -> tuple[dict[str, Any] | Non
     ] * bool(gone)
     if {level.lower() for level in levels} <= BOOLEANS.keys() and len(levels) == 2:
         return {"column": name, "kind": "boolean", **missing}, notes
-    if all(is_number(cell, decimal) for cell in there):
-        values = [float(cell.replace(decimal, ".")) for cell in there]
+    if all(is_number(cell, decimal) for cell in texts):
+        values = [float(cell.replace(decimal, ".")) for cell in texts]
         if len(set(values)) == 1:
             return None, [left_out + "all its values are the same."]
         low, high = outwards(min(values), max(values))
@@ -332,33 +332,35 @@ def _column(name: str, cells: Cells, decimal: str) -> tuple[dict[str, Any] | Non
             )
         notes.append(f"{name}: which `unit`, and what is possible at all? Proposed: {low:g} to {high:g}.")
         return {"column": name, "kind": "number", "low": low, "high": high, **missing}, notes
-    if all(DATE.fullmatch(cell) for cell in there):
+    if all(DATE.fullmatch(cell) for cell in texts):
         return None, [left_out + "dates; give an age or a number of days."]
-    others = sorted({cell for cell in there if not is_number(cell, decimal)})
-    number = sum(is_number(cell, decimal) for cell in there)
+    others = sorted({cell for cell in texts if not is_number(cell, decimal)})
+    number = sum(is_number(cell, decimal) for cell in texts)
     some = ", ".join(map(repr, others[:3])) + (", ..." if len(others) > 3 else "")
-    if len(levels) <= MOST_LEVELS and len(levels) < max(len(there) / 2, 3):
+    if len(levels) <= MOST_LEVELS and len(levels) < max(len(texts) / 2, 3):
         if len(levels) == 1:
             return None, [left_out + "all its values are the same."]
-        if number > len(there) / 2:
+        if number > len(texts) / 2:
             notes.append(
-                f"{name}: {number} of {len(there)} values are numbers; does {some} stand for no value? Then "
+                f"{name}: {number} of {len(texts)} values are numbers; does {some} stand for no value? Then "
                 "name it in the entry's `missing`, and make the column a number."
             )
         notes.append(
             f"{name}: {levels[0]!r} is the reference, because it is the first level; is it the usual one?"
         )
         return {"column": name, "kind": "category", "vocabulary": levels, **missing}, notes
-    if number > len(there) / 2:
-        why = (
-            f"{len(there) - number} of {len(there)} values are no numbers ({some}); correct them, or, where "
+    if number > len(texts) / 2:
+        reason = (
+            f"{len(texts) - number} of {len(texts)} values are no numbers ({some}); correct them, or, where "
             "they stand for no value, name them (--missing) and propose again."
         )
-    elif len(set(there)) == len(there):
-        why = "every value is another one; if it names the record, give --record, if the patient, --patient."
+    elif len(set(texts)) == len(texts):
+        reason = (
+            "every value is another one; if it names the record, give --record, if the patient, --patient."
+        )
     else:
-        why = f"text with more than {MOST_LEVELS} different values."
-    return None, [left_out + why]
+        reason = f"text with more than {MOST_LEVELS} different values."
+    return None, [left_out + reason]
 
 
 def _survival(columns: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -177,7 +177,7 @@ def divided(
     features, labels = encoded.features[kept], encoded.labels[kept]
     patients = None if encoded.patients is None else [encoded.patients[row] for row in kept]
     contents = content_names(features, labels)
-    records = _told_apart(contents) if encoded.records is None else [encoded.records[row] for row in kept]
+    records = _unique(contents) if encoded.records is None else [encoded.records[row] for row in kept]
     keys = patients or (contents if encoded.records is None else records)
     if not in_folds:
         folds = np.zeros(len(kept), dtype=np.int64)
@@ -238,13 +238,13 @@ def content_names(features: NDArray[np.float32], labels: NDArray[np.int64]) -> l
     ]
 
 
-def _told_apart(names: list[str]) -> list[str]:
+def _unique(names: list[str]) -> list[str]:
     """Return the names with a number behind those of further records of the same values."""
-    seen: dict[str, int] = {}
+    uses: dict[str, int] = {}
     unique = []
     for name in names:
-        seen[name] = seen.get(name, 0) + 1
-        unique.append(name if seen[name] == 1 else f"{name}-{seen[name]}")
+        uses[name] = uses.get(name, 0) + 1
+        unique.append(name if uses[name] == 1 else f"{name}-{uses[name]}")
     return unique
 
 

@@ -73,9 +73,9 @@ def split(path: Path, column: str, folder: Path) -> dict[str, SitePart]:
     parts = {}
     ending = Path(path.name.lower().removesuffix(".gz")).suffix
     for number, value in enumerate(sorted(rows), start=1):
-        made = (folder / f"site-{number}{ending}").absolute()
-        with made.open("w", encoding=source.encoding, newline="") as stream:
+        part = (folder / f"site-{number}{ending}").absolute()
+        with part.open("w", encoding=source.encoding, newline="") as stream:
             writer = csv.writer(stream, delimiter=source.delimiter, lineterminator="\n")
             writer.writerows([*cells[:place], *cells[place + 1 :]] for cells in (header, *rows[value]))
-        parts[f"site-{number}"] = SitePart(value, len(rows[value]), {**entry, "file": str(made)})
+        parts[f"site-{number}"] = SitePart(value, len(rows[value]), {**entry, "file": str(part)})
     return parts

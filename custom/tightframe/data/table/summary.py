@@ -100,14 +100,14 @@ def describe(
     for column in contract.columns:
         width = len(column.features)
         cells = rows.cells[column.column]
-        there = np.array([cells[row] is not None for row in kept], dtype=np.bool_)
-        values = features[there][:, place : place + width]
-        summaries.append(summary_of(column, values, labels[there], int((~there).sum()), titles))
+        present = np.array([cells[row] is not None for row in kept], dtype=np.bool_)
+        values = features[present][:, place : place + width]
+        summaries.append(summary_of(column, values, labels[present], int((~present).sum()), titles))
         place += width
-    seen = None
+    previewed = None
     if least is not None:
-        seen = preview(divided(encoded, contract, in_folds=False), contract, least, bins, ends)
-    return description(encoded, rows, labels, titles, summaries, preview=seen, **of_findings)
+        previewed = preview(divided(encoded, contract, in_folds=False), contract, least, bins, ends)
+    return description(encoded, rows, labels, titles, summaries, preview=previewed, **of_findings)
 
 
 def description(
@@ -168,15 +168,15 @@ def summary_of(
             quantiles = tuple(np.quantile(numbers, (0, 0.25, 0.5, 0.75, 1)).tolist())
         deviation = float(numbers.std(ddof=1)) if len(numbers) > 1 else None
         edges = np.linspace(column.low, column.high, BINS + 1)
-        found = np.clip(np.searchsorted(edges, numbers, side="right") - 1, 0, BINS - 1)
+        bin_of = np.clip(np.searchsorted(edges, numbers, side="right") - 1, 0, BINS - 1)
         names = [f"{edge:.3g}" for edge in edges[:-1]]
     else:
         levels = 2 if column.kind == "boolean" else len(column.vocabulary)
         # The first level has no value of its own: a record of it has zeros.
-        found = (values[:, : levels - 1] * np.arange(1, levels)).sum(axis=1).astype(np.int64)
+        bin_of = (values[:, : levels - 1] * np.arange(1, levels)).sum(axis=1).astype(np.int64)
         names = ["false", "true"] if column.kind == "boolean" else list(column.vocabulary)
     counts = {
-        title: tuple(np.bincount(found[labels == label], minlength=len(names)).tolist())
+        title: tuple(np.bincount(bin_of[labels == label], minlength=len(names)).tolist())
         for label, title in enumerate(titles)
     }
     return Summary(column, missing, mean, deviation, quantiles, tuple(names), counts)
@@ -235,23 +235,23 @@ def preview(
     first = asked[-1] if asked else ()
     cells: dict[str, dict[int, tuple[int, int]]] = {}
     for bins in sorted({*TRIED_BINS, bins_too or TRIED_BINS[0]}, reverse=True):
-        layout, made = _made(data, contract, least, bins, first)
+        layout, own_term = _term(data, contract, least, bins, first)
         for place in layout.places[: len(layout.places) - (contract.survival is not None)]:
-            hidden = made.withheld_cells[:, place.start : place.end]
+            hidden = own_term.withheld_cells[:, place.start : place.end]
             cells.setdefault(place.column.column, {})[bins] = (int(hidden.sum()), hidden.size)
     curves: dict[str, dict[int, float]] = {}
-    for these in asked:
-        layout, made = _made(data, contract, least, TRIED_BINS[-1], these)
-        bins = len(these)
+    for times in asked:
+        layout, own_term = _term(data, contract, least, TRIED_BINS[-1], times)
+        bins = len(times)
         start = layout.places[-1].start
-        broken = made.withheld_cells[:, start : start + 2 * bins].reshape(-1, 2, bins).max(axis=1)
+        broken = own_term.withheld_cells[:, start : start + 2 * bins].reshape(-1, 2, bins).max(axis=1)
         for title, row in zip(layout.titles, broken, strict=True):
-            told = int(np.argmax(row)) if row.any() else bins
-            curves.setdefault(title, {})[bins] = layout.ends[told - 1] if told else 0.0
+            shown = int(np.argmax(row)) if row.any() else bins
+            curves.setdefault(title, {})[bins] = layout.ends[shown - 1] if shown else 0.0
     return Preview(least, contract.patient is not None, cells, curves, tuple(ends))
 
 
-def _made(
+def _term(
     data: TableData, contract: Contract, least: int, bins: int, ends: tuple[float, ...]
 ) -> tuple[Layout, Term]:
     layout = Layout(contract, bins, ends)

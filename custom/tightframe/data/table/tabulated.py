@@ -92,12 +92,12 @@ class Layout:
     @cached_property
     def places(self) -> tuple[Place, ...]:
         """The columns' cells, in order."""
-        made, start, numbers = [], 0, 0
+        places, start, numbers = [], 0, 0
         for column in self.columns:
             end = start + len(self.names(column)) + 1
-            made.append(Place(column, start, end, numbers if column.kind == "number" else None))
+            places.append(Place(column, start, end, numbers if column.kind == "number" else None))
             start, numbers = end, numbers + (column.kind == "number")
-        return tuple(made)
+        return tuple(places)
 
     def names(self, column: Column) -> tuple[str, ...]:
         """Return the names of a column's levels, or the lower edges of its bins."""
@@ -188,9 +188,9 @@ class Tabulated:
 
 def tabulate(data: TableData, layout: Layout) -> Tabulated:
     """Return a silo's records of all folds as cells."""
-    features, labels, told = data.everything()
+    features, labels, indicated = data.everything()
     contents = content_names(features, labels) if layout.contract.record is None else None
-    missing = _indicated(features, layout) if told is None else told
+    missing = _indicated(features, layout) if indicated is None else indicated
     if labels.ndim == 2:
         # Each finding as a column that is its own value.
         features = np.concatenate([features, (labels == 1).astype(np.float32)], axis=1)
@@ -216,11 +216,11 @@ def tabulate(data: TableData, layout: Layout) -> Tabulated:
         if place.number is not None:
             values[:, place.number] = np.clip(of_column[:, 0], -1.0, 1.0)
             share = (values[:, place.number] + 1) / 2
-            found = np.minimum(np.floor(share * layout.bins + _NEXT), layout.bins - 1).astype(np.int64)
+            level = np.minimum(np.floor(share * layout.bins + _NEXT), layout.bins - 1).astype(np.int64)
         else:
             # The first level has no value of its own: a record of it has zeros.
-            found = np.rint(of_column[:, : last - 1] @ np.arange(1, last)).astype(np.int64)
-        cells[:, index] = np.where(missing[:, index], last, found)
+            level = np.rint(of_column[:, : last - 1] @ np.arange(1, last)).astype(np.int64)
+        cells[:, index] = np.where(missing[:, index], last, level)
         if place.number is not None:
             values[missing[:, index], place.number] = 0.0
         first += width

@@ -67,7 +67,7 @@ def _columns(
             drawn = (random.random(len(labels))[:, None] > shares[group, :-1]).sum(axis=1)
             values = (drawn[:, None] == np.arange(1, levels)).astype(np.float64)
         if column.missing == "indicator":
-            gone = random.random(len(labels)) < _MISSING_SHARE
-            values = np.concatenate([np.where(gone[:, None], 0.0, values), gone[:, None]], axis=1)
+            missing = random.random(len(labels)) < _MISSING_SHARE
+            values = np.concatenate([np.where(missing[:, None], 0.0, values), missing[:, None]], axis=1)
         parts.append(values)
     return parts

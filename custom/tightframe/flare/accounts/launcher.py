@@ -164,9 +164,9 @@ def _request(job_meta: dict[str, Any], fl_ctx: FLContext) -> Start:
         AccountError: TF-743, if the engine's settings or the job cannot be used with two accounts.
     """
     workspace: Workspace = fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT)
-    given = {name: value for name, (_, value) in fl_ctx.get_prop(FLContextKey.JOB_PROCESS_ARGS).items()}
-    url = urlparse(str(given[JobProcessArgs.PARENT_URL]))
-    security = given.get(JobProcessArgs.PARENT_CONN_SEC, ConnectionSecurity.CLEAR)
+    arguments = {name: value for name, (_, value) in fl_ctx.get_prop(FLContextKey.JOB_PROCESS_ARGS).items()}
+    url = urlparse(str(arguments[JobProcessArgs.PARENT_URL]))
+    security = arguments.get(JobProcessArgs.PARENT_CONN_SEC, ConnectionSecurity.CLEAR)
     if url.scheme != "tcp" or url.hostname != "localhost" or security != ConnectionSecurity.CLEAR:
         raise AccountError(
             "Expected the engine's listener for its jobs to be the default one, plain TCP on localhost, but "
@@ -186,9 +186,9 @@ def _request(job_meta: dict[str, Any], fl_ctx: FLContext) -> Start:
     return Start(
         job=job,
         port=url.port or 0,
-        token=given[JobProcessArgs.AUTH_TOKEN],
-        token_signature=given[JobProcessArgs.TOKEN_SIGNATURE],
-        ssid=given[JobProcessArgs.SSID],
+        token=arguments[JobProcessArgs.AUTH_TOKEN],
+        token_signature=arguments[JobProcessArgs.TOKEN_SIGNATURE],
+        ssid=arguments[JobProcessArgs.SSID],
         certificate=certificate.read_text(encoding="ascii"),
         meta=json.loads(json.dumps(job_meta)),
         files={name: one.read_bytes() for name, one in files.items()},

@@ -61,8 +61,8 @@ class Account:
         rights count as this account's, because modes do not say who has them.
         """
         try:
-            whole = path.resolve(strict=True)
-            return all(self._has(folder, ENTER) for folder in whole.parents) and self._has(whole, want)
+            resolved = path.resolve(strict=True)
+            return all(self._has(folder, ENTER) for folder in resolved.parents) and self._has(resolved, want)
         except FileNotFoundError:
             return False
 
@@ -97,13 +97,13 @@ class Account:
 
 def _on_the_way(paths: Iterable[Path]) -> Iterator[Path]:
     """Yield what absolute paths go through, themselves included: folders, links, and where links lead."""
-    left, known = list(paths), set[Path]()
-    while left:
-        path = left.pop()
-        for one in {path, *path.parents} - known:
-            known.add(one)
+    pending, visited = list(paths), set[Path]()
+    while pending:
+        path = pending.pop()
+        for one in {path, *path.parents} - visited:
+            visited.add(one)
             if one.is_symlink():
-                left.append(one.parent / one.readlink())
+                pending.append(one.parent / one.readlink())
             if os.path.lexists(one):
                 yield one
 
@@ -186,8 +186,8 @@ def _withdrawn(entry: SiteEntry) -> list[Path]:
 
 def _database(values: Mapping[str, Any]) -> Iterator[Path]:
     """Yield the file of a table's database, if it is one; its address has been checked with the entry."""
-    if isinstance(given := values.get("database"), Mapping):
-        file = sqlite_file(Database.model_validate(given))
+    if isinstance(database := values.get("database"), Mapping):
+        file = sqlite_file(Database.model_validate(database))
         yield from () if file is None else (file,)
 
 

@@ -121,9 +121,9 @@ class Start(StrictModel):
             values = json.loads(message, object_pairs_hook=each_once, parse_constant=_refuse_constant)
             files = values["files"]
             values["files"] = {name: base64.b64decode(text, validate=True) for name, text in files.items()}
-            made = cls.model_validate(values)
+            request = cls.model_validate(values)
             # The metadata, which the job's process reads, repeats the id.
-            if made.meta.get("job_id") != made.job:
+            if request.meta.get("job_id") != request.job:
                 raise AccountError("Expected the requested job's metadata, but got another job's.")
         except ValidationError as error:
             places = sorted({str(item["loc"][0])[:40] if item["loc"] else "it" for item in error.errors()})
@@ -134,7 +134,7 @@ class Start(StrictModel):
             raise AccountError(
                 "Expected a request from the engine's launcher, but got something else."
             ) from None
-        return made
+        return request
 
 
 def _refuse_constant(text: str) -> NoReturn:
@@ -162,11 +162,11 @@ def receive(connection: socket.socket, seconds: float, limit: int = MAX_MESSAGE)
 def _exactly(connection: socket.socket, number: int, until: float) -> bytes:
     parts = bytearray()
     while len(parts) < number:
-        left = until - time.monotonic()
+        remaining = until - time.monotonic()
         try:
-            if left <= 0:
+            if remaining <= 0:
                 raise TimeoutError
-            connection.settimeout(left)
+            connection.settimeout(remaining)
             part = connection.recv(min(number - len(parts), 65536))
         except TimeoutError:
             raise AccountError("Expected a whole message in time, but it did not arrive.") from None

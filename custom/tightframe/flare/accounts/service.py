@@ -175,8 +175,8 @@ class TrainingService:
     @staticmethod
     def environment(request: Start, own: Mapping[str, str]) -> dict[str, str]:
         """Return a job's environment: the service's own variables and the engine's credentials."""
-        kept = {name: value for name, value in own.items() if not name.startswith(_ENGINES)}
-        return kept | {
+        inherited = {name: value for name, value in own.items() if not name.startswith(_ENGINES)}
+        return inherited | {
             doors.PARENT: str(os.getpid()),  # this service is not reachable over the engine's network
             JobProcessEnv.AUTH_TOKEN: request.token,
             JobProcessEnv.TOKEN_SIGNATURE: request.token_signature,
@@ -196,8 +196,8 @@ class TrainingService:
         self._check_certificate(request)
         run = self.kit / request.job
         with tempfile.TemporaryDirectory(dir=self.kit, prefix=".request-") as folder:
-            made = Path(folder) / "run"
-            app = made / f"app_{self.name}"
+            staged = Path(folder) / "run"
+            app = staged / f"app_{self.name}"
             for name, content in request.files.items():
                 path = app / name
                 path.parent.mkdir(parents=True, exist_ok=True)
@@ -205,14 +205,14 @@ class TrainingService:
             self._check_signed(app)
             verify_app(app, self.name, self.kit / "startup", entry)
             meta = {key: value for key, value in request.meta.items() if key in META}
-            (made / "meta.json").write_text(json.dumps(meta), encoding="utf-8")
+            (staged / "meta.json").write_text(json.dumps(meta), encoding="utf-8")
             with self._lock:
                 if run.exists() or run.is_symlink():
                     raise AccountError(
                         f"Expected a job that has not run here, but {request.job} has: each job starts once. "
                         "Submit it again."
                     )
-                made.rename(run)
+                staged.rename(run)
         return run
 
     def _check_signed(self, app: Path) -> None:

@@ -213,8 +213,8 @@ def require(kind: str) -> None:
             f"local/resources.json named them ({line}): restart the engine.",
             code="TF-731",
         )
-    left = _registered()
-    if not left or not left <= rules.SERVED[Role.SITE_JOB if kind == "site" else Role.SERVER_JOB].keys():
+    served = _registered()
+    if not served or not served <= rules.SERVED[Role.SITE_JOB if kind == "site" else Role.SERVER_JOB].keys():
         raise SiteConfigError(
             "Expected only listed topics in the engine's own registry, but got others: something on this "
             "machine changes the engine. Check what local/ and the environment add to it.",

@@ -88,7 +88,7 @@ def of_rounds(rows: Iterable[Row]) -> dict[tuple[Measure, int], float]:
         if row.makes_model:
             points |= {((name, None), row.round): value for name, value in _round(phases).items()}
             phases = []
-    return _known(points)
+    return _without_none(points)
 
 
 def of_run(status: Status, rows: Sequence[Row]) -> dict[Measure, float]:
@@ -117,7 +117,7 @@ def of_run(status: Status, rows: Sequence[Row]) -> dict[Measure, float]:
         if row.test is not None:
             measures |= {("evaluated_round", None): row.round} | _evaluated(row.test)
             break
-    return _known(measures)
+    return _without_none(measures)
 
 
 def _round(phases: Sequence[Row]) -> dict[str, float | None]:
@@ -173,5 +173,5 @@ def _evaluated(test: FoldMetrics) -> dict[Measure, float | None]:
     }
 
 
-def _known(values: Mapping[Key, float | None]) -> dict[Key, float]:
+def _without_none(values: Mapping[Key, float | None]) -> dict[Key, float]:
     return {key: float(value) for key, value in values.items() if value is not None and math.isfinite(value)}

@@ -110,16 +110,16 @@ def site_configuration(workspace: Path, given: Path | None) -> Iterator[Path | N
         SiteConfigError: TF-202 if the workspace already has the user's own site configuration.
     """
     local = workspace / "local"
-    own = local / FILE_NAME
+    site_file = local / FILE_NAME
     _take_back(local)
-    if given is None or (own.exists() and given.resolve() == own.resolve()):
-        yield own if own.is_file() else None
+    if given is None or (site_file.exists() and given.resolve() == site_file.resolve()):
+        yield site_file if site_file.is_file() else None
         return
     if not given.is_file():
         raise FileNotFoundError(f"Expected the site configuration at {given}, but there is no such file.")
-    if own.exists():
+    if site_file.exists():
         raise SiteConfigError(
-            f"Expected one site configuration, but got {given} and the workspace's own {own}: "
+            f"Expected one site configuration, but got {given} and the workspace's own {site_file}: "
             "move the workspace's file away, or run without --site-config."
         )
     local.mkdir(parents=True, exist_ok=True)
@@ -127,7 +127,7 @@ def site_configuration(workspace: Path, given: Path | None) -> Iterator[Path | N
     lent = f"{hashlib.sha256(content).hexdigest()}\n{given.resolve()}\n{os.getpid()}\n"
     _write(local / MARKER, lent.encode())
     try:
-        _write(own, content)
+        _write(site_file, content)
         yield given
     finally:
         _take_back(local)

@@ -38,8 +38,8 @@ _MARK = ".tightframe_run"
 
 def lock_file(workspace: Path) -> Path:
     """Return the lock's path: beside the workspace, because the engine moves or removes all that is in it."""
-    whole = workspace.absolute()
-    return whole.with_name(f".{whole.name}.lock")
+    absolute = workspace.absolute()
+    return absolute.with_name(f".{absolute.name}.lock")
 
 
 class Lock:
@@ -123,23 +123,23 @@ def keep_results(workspace: Path, *, most: int = KEPT_RUNS) -> tuple[Path | None
     """
     results = workspace / RESULTS
     last = next((path for name in (OUTCOME, CHECKPOINT) if (path := results / name).is_file()), None)
-    kept = workspace.absolute().with_name(f"{workspace.absolute().name}.runs")
+    archive = workspace.absolute().with_name(f"{workspace.absolute().name}.runs")
     if last is None or most < 1:
         return None, []
     ended = datetime.fromtimestamp(last.stat().st_mtime).strftime("%Y-%m-%d_%H-%M-%S")
     name = f"{ended}{_job_name(results)}"
-    folder, number = kept / name, 1
+    folder, number = archive / name, 1
     while folder.exists():
         number += 1
-        folder = kept / f"{name}_{number}"
-    partial = kept / f".{folder.name}"
+        folder = archive / f"{name}_{number}"
+    partial = archive / f".{folder.name}"
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     for path in workspace.iterdir():
         if path.name not in ("local", "startup"):
             path.rename(partial / path.name)
     partial.rename(folder)
-    runs = [path for path in kept.iterdir() if path.is_dir() and not path.name.startswith(".")]
+    runs = [path for path in archive.iterdir() if path.is_dir() and not path.name.startswith(".")]
     earlier = sorted(set(runs) - {folder}, key=lambda path: (not _is_empty(path / RESULTS), path.name))
     removed = earlier[: max(0, len(runs) - most)]
     for path in removed:

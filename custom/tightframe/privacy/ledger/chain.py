@@ -136,10 +136,10 @@ class Chain:
             signature, time = bytes.fromhex(head.signature), datetime.fromisoformat(head.time)
         except ValueError:
             raise TamperError(f"Expected {what} to have a signature and a time, but got others.") from None
-        found = (head, contents.certificates.get(head.signer, b""))
-        if found not in self._heads:
+        signed = (head, contents.certificates.get(head.signer, b""))
+        if signed not in self._heads:
             self._check_signature(contents, head.signer, head.message, signature, time, what, None)
-            self._heads.append(found)
+            self._heads.append(signed)
 
     def _check_signature(
         self,
@@ -198,9 +198,9 @@ def renew_head_file(path: Path, *, check: Check, known: Sequence[tuple[int, str]
     store = Store(path)
     try:
         contents = store.read()
-        whole = Chain(check).verify(contents, contents.head, known=known)
+        verified = Chain(check).verify(contents, contents.head, known=known)
         store.publish_head()
-        return whole
+        return verified
     finally:
         store.close()
 

@@ -172,11 +172,11 @@ class Ledger:
             BudgetError, RepeatError, NeighboursError, TamperError, LedgerError: as ``charge``.
         """
         with self._store.writing():
-            whole = self._verified()
-            check(whole.entries)
-            check_rules(whole.entries, charges, cap)
-            over = overspent(whole.entries, charges, cap)
-            written = () if over else self._append(whole, charges)
+            verified = self._verified()
+            check(verified.entries)
+            check_rules(verified.entries, charges, cap)
+            over = overspent(verified.entries, charges, cap)
+            written = () if over else self._append(verified, charges)
         if over:
             raise over.error()  # after the lock is given back: to say what would fit takes seconds
         self._store.publish_head()
@@ -208,11 +208,11 @@ class Ledger:
         """
         noted = DataNoted(dataset_id, fingerprint, sketch, columns)
         with self._store.writing():
-            whole = self._verified()
-            check_name(whole.entries, noted, also)
-            if any(entry.content == noted for entry in whole.entries):
+            verified = self._verified()
+            check_name(verified.entries, noted, also)
+            if any(entry.content == noted for entry in verified.entries):
                 return None
-            (entry,) = self._append(whole, [noted])
+            (entry,) = self._append(verified, [noted])
         self._store.publish_head()
         return entry
 
@@ -292,20 +292,20 @@ class Ledger:
         """Verify it, by default whole, which takes as long as the ledger has entries."""
         return self._chain.verify(self._store.read(known), self._store.published_head())
 
-    def _append(self, whole: Verified, contents: Sequence[Content]) -> tuple[Entry, ...]:
+    def _append(self, verified: Verified, contents: Sequence[Content]) -> tuple[Entry, ...]:
         """Write entries and the head that counts them, within the transaction."""
         written: list[Entry] = []
         rows: list[Row] = []
-        previous = whole.head.hash
+        previous = verified.head.hash
         for content in contents:
-            number, retry = len(whole.entries) + len(written) + 1, 0
+            number, retry = len(verified.entries) + len(written) + 1, 0
             if isinstance(content, Charge):
-                retry = retries_of(charges_of((*whole.entries, *written)), content)
+                retry = retries_of(charges_of((*verified.entries, *written)), content)
             rows.append(make_row(number, self._clock(), content, retry, previous, self._signer))
             written.append(read_row(rows[-1], expected=number, previous=previous))
             previous = written[-1].hash
         if rows:
-            count = len(whole.entries) + len(written)
-            head = ledger_store.make_head(whole.head.ledger, count, previous, self._clock(), self._signer)
+            count = len(verified.entries) + len(written)
+            head = ledger_store.make_head(verified.head.ledger, count, previous, self._clock(), self._signer)
             self._store.append(rows, head, self._signer)
         return tuple(written)

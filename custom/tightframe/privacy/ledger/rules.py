@@ -125,8 +125,8 @@ class Overspent:
         """Return the refusal in words; finding out what would fit takes seconds."""
         cap, charge = self.cap, self.charge
         before = (*self.spent, *self.beside)
-        asked = guaranteed([*before, charge.event], cap.delta)
-        needed = rounded_up(asked) if math.isfinite(asked) else "no bound"
+        requested = guaranteed([*before, charge.event], cap.delta)
+        needed = rounded_up(requested) if math.isfinite(requested) else "no bound"
         return BudgetError(
             f"Expected the charges on {charge.dataset_id!r} to stay within epsilon {cap.epsilon:g} at delta "
             f"{cap.delta:g}, but with {describe(charge)} they come to {needed}. "
@@ -136,15 +136,15 @@ class Overspent:
 
     def _so_far(self) -> str:
         """Return the spending of earlier charges, and of the request's own before the refused one."""
-        said = "Nothing was spent before: what is asked for is too much by itself."
+        text = "Nothing was spent before: what is asked for is too much by itself."
         if self.spent:
             spent = guaranteed(self.spent, self.cap.delta)
             left = rounded_down(max(0.0, self.cap.epsilon - spent))
-            said = f"Spent: {rounded_up(spent)} by {_charges(len(self.spent))}. Left: {left}."
+            text = f"Spent: {rounded_up(spent)} by {_charges(len(self.spent))}. Left: {left}."
         if not self.beside:
-            return said
+            return text
         total = rounded_up(guaranteed((*self.spent, *self.beside), self.cap.delta))
-        return f"{said} Before it the request has {_charges(len(self.beside))}, with which that is {total}."
+        return f"{text} Before it the request has {_charges(len(self.beside))}, with which that is {total}."
 
 
 def check_rules(entries: Sequence[Entry], charges: Sequence[Charge], cap: Cap) -> None:

@@ -142,16 +142,16 @@ def create_file(path: Path, signer: Signer, time: datetime) -> None:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         try:
             os.close(os.open(new, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600))
-            with closing(sqlite3.connect(new, isolation_level=None)) as made:
-                _fill(made, make_head(*_first(), time, signer), signer)
+            with closing(sqlite3.connect(new, isolation_level=None)) as connection:
+                _fill(connection, make_head(*_first(), time, signer), signer)
             descriptor = os.open(new, os.O_RDONLY)
             os.fsync(descriptor)
             os.close(descriptor)
             os.link(new, path)  # fails where another process was faster
             sync_folder(path.parent)
         finally:
-            for left in (new, Path(f"{new}-wal"), Path(f"{new}-shm")):
-                left.unlink(missing_ok=True)
+            for leftover in (new, Path(f"{new}-wal"), Path(f"{new}-shm")):
+                leftover.unlink(missing_ok=True)
 
 
 def _first() -> tuple[str, int, str]:
@@ -159,16 +159,16 @@ def _first() -> tuple[str, int, str]:
     return ledger, 0, genesis(ledger)
 
 
-def _fill(made: sqlite3.Connection, head: Head, signer: Signer) -> None:
-    made.execute(f"PRAGMA application_id={_APPLICATION}")
-    made.execute(f"PRAGMA user_version={VERSION}")
-    made.execute("PRAGMA journal_mode=WAL")
-    made.execute("BEGIN IMMEDIATE")
+def _fill(connection: sqlite3.Connection, head: Head, signer: Signer) -> None:
+    connection.execute(f"PRAGMA application_id={_APPLICATION}")
+    connection.execute(f"PRAGMA user_version={VERSION}")
+    connection.execute("PRAGMA journal_mode=WAL")
+    connection.execute("BEGIN IMMEDIATE")
     for statement in _SCHEMA.values():
-        made.execute(statement)
-    made.execute("INSERT INTO signers VALUES (?, ?)", (head.signer, signer.certificate))
-    made.execute("INSERT INTO head VALUES (1, ?, ?, ?, ?, ?, ?)", tuple(vars(head).values()))
-    made.execute("COMMIT")
+        connection.execute(statement)
+    connection.execute("INSERT INTO signers VALUES (?, ?)", (head.signer, signer.certificate))
+    connection.execute("INSERT INTO head VALUES (1, ?, ?, ?, ?, ?, ?)", tuple(vars(head).values()))
+    connection.execute("COMMIT")
 
 
 class Store:
@@ -270,8 +270,8 @@ class Store:
                         f"{sorted(str(name)[:40] for name in schema)} or others of these names. "
                         "The file was altered: restore it from a backup."
                     )
-                there = run("SELECT sequence, hash FROM entries WHERE sequence = ?", known[:1]).fetchone()
-                after = known[0] if there == known else 0
+                row = run("SELECT sequence, hash FROM entries WHERE sequence = ?", known[:1]).fetchone()
+                after = known[0] if row == known else 0
                 rows = tuple(run("SELECT * FROM entries WHERE sequence > ? ORDER BY sequence", (after,)))
                 head = self.read_head()
                 certificates = dict(run("SELECT id, certificate FROM signers"))

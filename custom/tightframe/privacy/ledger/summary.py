@@ -182,19 +182,19 @@ def fits(
         release: one release of class sums or counts; None to leave them out.
         training: one step; None to leave training out.
     """
-    said = []
+    lines = []
     if release is not None:
         count = fitting(release, epsilon=epsilon, delta=spending.delta, spent=spending.events)
         releases = "release" if count == 1 else "releases"
-        said.append(f"{count} more {releases} at noise multiplier {release.noise_multiplier:g}")
+        lines.append(f"{count} more {releases} at noise multiplier {release.noise_multiplier:g}")
     if training is not None:
         steps = fitting(training, epsilon=epsilon, delta=spending.delta, spent=spending.events)
         epochs = rounded_down(steps * training.sampling_rate, 1)
-        said.append(
+        lines.append(
             f"{steps} more training steps at noise multiplier {training.noise_multiplier:g} and sampling "
             f"rate {training.sampling_rate:.4g}, that is {epochs} epochs"
         )
-    return said
+    return lines
 
 
 def explain(spending: Spending, epsilon: float | None, exact: Sequence[str] = ()) -> Iterator[str]:
@@ -257,10 +257,10 @@ def _job_text(job: JobSpending) -> str:
     releases = sum(isinstance(charge.event, Gaussian) for charge in job.charges)
     parts = [f"{steps} steps of training"] if steps else []
     parts += [f"{releases} noisy {'sum or count' if releases == 1 else 'sums or counts'}"] if releases else []
-    again = ""
+    retried = ""
     if job.retries:
-        again = f" Retries of failed rounds among them: {job.retries}; they stay charged."
+        retried = f" Retries of failed rounds among them: {job.retries}; they stay charged."
     return (
         f"Job {job.name!r} ({job.job_id}): {' and '.join(parts)}, by itself epsilon "
-        f"{rounded_up(job.epsilon)}.{again}"
+        f"{rounded_up(job.epsilon)}.{retried}"
     )

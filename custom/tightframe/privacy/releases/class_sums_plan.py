@@ -116,8 +116,8 @@ def noise_tail(config: ClassSumsConfig, honest: int) -> int:
 
 def largest_term(config: ClassSumsConfig, num_records: int) -> int:
     """Return the largest integer in the sums of ``num_records`` records, or patients, before noise."""
-    each = math.isqrt(config.squared_sensitivity - 1) + 1
-    return whole("num_records", num_records, 1, MAX_RECORDS) * each
+    coordinate = math.isqrt(config.squared_sensitivity - 1) + 1
+    return whole("num_records", num_records, 1, MAX_RECORDS) * coordinate
 
 
 def term_bound(config: ClassSumsConfig, num_records: int, honest: int) -> float:

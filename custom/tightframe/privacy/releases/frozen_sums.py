@@ -64,8 +64,8 @@ class FrozenTotals:
         single = numbers.to(rows.device)[owner] == 1
         self._add(rows[single], labels[single], 1)
         for person in torch.nonzero(numbers > 1).flatten().tolist():
-            own = owner == person
-            self._add(rows[own], labels[own], int(numbers[person]))
+            mine = owner == person
+            self._add(rows[mine], labels[mine], int(numbers[person]))
 
     def _add(self, rows: torch.Tensor, labels: torch.Tensor, records: int) -> None:
         """Add the sums over these records divided by ``records``, rounded towards zero."""
@@ -80,11 +80,11 @@ class FrozenTotals:
 
     def parts(self) -> dict[str, torch.Tensor]:
         """Return the parts of the release before noise, int64 on the CPU: see ``frozen_plan.PARTS``."""
-        made = {"sums": self._sums, "counts": self._counts}
+        parts = {"sums": self._sums, "counts": self._counts}
         if self._products is None:
-            return made
+            return parts
         rows, columns = torch.triu_indices(len(self._products), len(self._products), offset=1)
-        return {"diagonal": self._products.diagonal(), "products": self._products[rows, columns], **made}
+        return {"diagonal": self._products.diagonal(), "products": self._products[rows, columns], **parts}
 
 
 def _shared(exact: torch.Tensor, records: int) -> torch.Tensor:

@@ -88,8 +88,8 @@ def clipped_gradient_sum(
     with ExitStack() as stack:
         stack.enter_context(torch.random.fork_rng(devices=[device] if device.type == "cuda" else []))
         masks = MaskSeeds(device, random_bytes)
-        taken = poisson_batch(count if members is None else len(members), config.sampling_rate, random_bytes)
-        places = taken if members is None else members.records(taken)
+        drawn = poisson_batch(count if members is None else len(members), config.sampling_rate, random_bytes)
+        places = drawn if members is None else members.records(drawn)
         chunks = [places[start : start + batch_size] for start in range(0, len(places), batch_size)]
         in_chunks = loaded(lambda step: records(step % views), 0, chunks, workers, device, views)
         batches = (batch for batch in in_chunks if batch)
@@ -101,13 +101,13 @@ def clipped_gradient_sum(
                 for part in running.each(lambda group: _units(rows(group), clip_norm, config)):
                     total[:-1] += part.cpu()
             else:
-                means = PatientMeans(members.sizes(taken))
+                means = PatientMeans(members.sizes(drawn))
                 for portion in running.each(rows):
                     for mean in means.add(portion):
                         total[:-1] += _units(mean, clip_norm, config).cpu()
         finally:
             model.eval()
-        total[-1] = len(taken) * config.count_units
+        total[-1] = len(drawn) * config.count_units
     return total
 
 

@@ -99,7 +99,7 @@ def make_private(model: nn.Module, form: Form = "group") -> nn.Module:
     for module in model.modules():
         if getattr(module, "inplace", False) is True:
             module.inplace = False  # type: ignore[assignment]
-    problems += _left(model)
+    problems += _unsupported(model)
     if problems:
         listed = "\n".join(f"  - {problem}" for problem in problems)
         raise PrivacyError(
@@ -133,12 +133,12 @@ def _replace_batch_norm(model: nn.Module, form: Form) -> list[str]:
 
 def _group_norm(module: _BatchNorm) -> nn.Module:
     """Return GroupNorm as Opacus makes it, with the layer's own epsilon, scale and shift."""
-    made = nn.GroupNorm(
+    norm = nn.GroupNorm(
         _groups(module.num_features), module.num_features, eps=module.eps, affine=module.affine
     )
     if module.affine:
-        made.weight, made.bias = module.weight, module.bias
-    return made
+        norm.weight, norm.bias = module.weight, module.bias
+    return norm
 
 
 @functools.lru_cache(maxsize=256)
@@ -151,7 +151,7 @@ def _groups(channels: int) -> int:
     return fixed.num_groups
 
 
-def _left(model: nn.Module) -> list[str]:
+def _unsupported(model: nn.Module) -> list[str]:
     """List layers that Opacus' validator refuses: recurrent and attention layers, running statistics.
 
     Opacus takes seconds to import, so it is asked only about the kinds of layers that it judges.

@@ -63,17 +63,17 @@ class Portions:
     def running(self, loss: RecordLoss, trained: Sequence[nn.Parameter], like: Batch) -> Any:
         """Return the engine's context for records of this shape; the first call chooses."""
 
-        def made(rows: int) -> Batch:
+        def sample(rows: int) -> Batch:
             inputs, labels = made_up(like, rows=rows)
             return inputs.to(self._device), labels.to(self._device)
 
         if self._chosen is None:
-            self._chosen = choose_engine(loss, trained, *made(self._rows), tell=self._tell)
+            self._chosen = choose_engine(loss, trained, *sample(self._rows), tell=self._tell)
         if self._may_change and getattr(loss.model, "takes_features", False):
             self._may_change = False
-            self._chosen = "vmap" if gives_the_loops("vmap", loss, trained, *made(COMPARED)) else "loop"
+            self._chosen = "vmap" if gives_the_loops("vmap", loss, trained, *sample(COMPARED)) else "loop"
         on_cpu = self._device.type == "cpu"
-        if on_cpu and self._chosen != "loop" and draws(self._chosen, loss, trained, *made(1)):
+        if on_cpu and self._chosen != "loop" and draws(self._chosen, loss, trained, *sample(1)):
             self._chosen = "loop"
         if self._chosen == "loop":
             self._most = 1

@@ -98,12 +98,12 @@ def made_up(like: Batch, classes: int = 2, rows: int = ROWS) -> Batch:
     """
     inputs, labels = like
     shape = (rows, *inputs.shape[1:])
-    made = torch.zeros(shape, dtype=inputs.dtype)
+    drawn = torch.zeros(shape, dtype=inputs.dtype)
     if inputs.is_floating_point():
-        made = torch.randn(shape, generator=torch.Generator().manual_seed(SEED)).to(inputs.dtype)
+        drawn = torch.randn(shape, generator=torch.Generator().manual_seed(SEED)).to(inputs.dtype)
     if labels.dim() == 2:
-        return made, ((torch.arange(rows)[:, None] + torch.arange(labels.shape[1])) % 2).to(labels.dtype)
-    return made, (torch.arange(rows) % classes).to(labels.dtype)
+        return drawn, ((torch.arange(rows)[:, None] + torch.arange(labels.shape[1])) % 2).to(labels.dtype)
+    return drawn, (torch.arange(rows) % classes).to(labels.dtype)
 
 
 def _rows(inputs: torch.Tensor, labels: torch.Tensor) -> Batch:
@@ -177,8 +177,8 @@ class _Probe:
         together = self._outputs(self.inputs)
         for place in range(ROWS):
             alone = self._outputs(self.inputs[place : place + 1])
-            for name, whole in together.items():
-                row = whole[place : place + 1]
+            for name, joint in together.items():
+                row = joint[place : place + 1]
                 if name not in alone or alone[name].shape != row.shape or _far(alone[name], row):
                     self._refuse_module(name, "gives a record other values in a batch than alone")
         for name, item in model.named_buffers():
@@ -188,12 +188,12 @@ class _Probe:
     def _outputs(self, inputs: torch.Tensor) -> dict[str, torch.Tensor]:
         """Return the output of each innermost layer, in order, and the logits last."""
         model: Any = self.model
-        seen: dict[str, torch.Tensor] = {}
+        outputs: dict[str, torch.Tensor] = {}
 
         def remember(name: str) -> Callable[..., None]:
             def hook(_module: nn.Module, _inputs: Any, output: Any) -> None:
                 if isinstance(output, torch.Tensor) and output.dim() and len(output) == len(inputs):
-                    seen.setdefault(name, output.detach().clone())
+                    outputs.setdefault(name, output.detach().clone())
 
             return hook
 
@@ -208,7 +208,7 @@ class _Probe:
         finally:
             for handle in handles:
                 handle.remove()
-        return {**seen, "": logits.detach()}
+        return {**outputs, "": logits.detach()}
 
     def _refuse_module(self, name: str, reason: str) -> None:
         module = self.model.get_submodule(name)
@@ -221,18 +221,18 @@ class _Probe:
     def _term(self, term: Term) -> None:
         loss = RecordLoss(self.model, [term])
         first = self._gradient(loss, self.labels[:1], 0, 1)
-        known: dict[tuple[int, bytes], Gradient] = {}  # of a record with a label, which labellings share
+        cached: dict[tuple[int, bytes], Gradient] = {}  # of a record with a label, which labellings share
         for labels in self._labellings():
             keys = [(place, labels[place].cpu().numpy().tobytes()) for place in range(ROWS)]
             for key in keys:
-                if key not in known:
-                    known[key] = self._gradient(loss, labels, key[0], key[0] + 1)
-            alone = [known[key] for key in keys]
+                if key not in cached:
+                    cached[key] = self._gradient(loss, labels, key[0], key[0] + 1)
+            alone = [cached[key] for key in keys]
             for end in (ROWS, ROWS - 1):
                 batch = [end * item for item in self._gradient(loss, labels, 0, end)]
                 self._compare(term, batch, alone[:end])
-        again = self._gradient(loss, self.labels[:1], 0, 1)
-        self._compare(term, again, [first])
+        repeated = self._gradient(loss, self.labels[:1], 0, 1)
+        self._compare(term, repeated, [first])
 
     def _labellings(self) -> tuple[torch.Tensor, ...]:
         """Return the records' own labels, one label for all, and two: terms look at equal labels."""
@@ -251,10 +251,10 @@ class _Probe:
 
     def _compare(self, term: Term, together: Gradient, alone: Sequence[Gradient]) -> None:
         size = sum(_norm(item) for item in alone) + _norm(together)
-        left = together
+        joint = together
         for gradient in alone:
-            left = [one - other for one, other in zip(left, gradient, strict=True)]
-        difference = _norm(left)
+            joint = [one - other for one, other in zip(joint, gradient, strict=True)]
+        difference = _norm(joint)
         # A term that has next to no gradient (a saturated softmax) has rounding alone.
         rounding = torch.finfo(together[0].dtype).eps * abs(term.weight)
         # Not "greater": a NaN is no evidence that records do not meet.

@@ -102,13 +102,13 @@ def read(contract: Contract, site: TableSite, wanted: Sequence[str] | None = Non
     missing = frozenset(site.missing)
     header, lines = opened(site, names.values())
     hint = _delimiter_hint(header, site.delimiter) if site.is_text else ""
-    found = places(header, names, site.place, hint)
-    taken = list(found.items())
-    columns: dict[str, Cells] = {column: [] for column in found}
+    place_of = places(header, names, site.place, hint)
+    wanted_places = list(place_of.items())
+    columns: dict[str, Cells] = {column: [] for column in place_of}
     rows = Rows(columns, [], site.place)
     if site.database is not None:
-        first = [found[column] for column in (contract.record,) if column is not None]
-        order = [*first, *(place for _, place in taken)]
+        first = [place_of[column] for column in (contract.record,) if column is not None]
+        order = [*first, *(place for _, place in wanted_places)]
         sorted_lines = sorted(
             (cells for _, cells in lines), key=lambda cells: [cells[i] or "" for i in order]
         )
@@ -118,7 +118,7 @@ def read(contract: Contract, site: TableSite, wanted: Sequence[str] | None = Non
             rows.ragged.append(number)
             continue
         rows.numbers.append(number)
-        for column, place in taken:
+        for column, place in wanted_places:
             text = cells[place]
             columns[column].append(None if text is None or text in missing else text)
     return rows
@@ -180,9 +180,9 @@ def read_all(site: TableSite, most: int) -> tuple[list[str], dict[str, Cells], l
             f"Expected {site.place} to have {most} columns at most, but got {len(header)}.", code="TF-204"
         )
     if twice := sorted({name for name in header if header.count(name) > 1})[:5]:
-        found = ", ".join(f"the column {name!r} is there {header.count(name)} times" for name in twice)
+        repeated = ", ".join(f"the column {name!r} is there {header.count(name)} times" for name in twice)
         raise DataError(
-            f"Expected {site.place} to have a name for each column, but {found}: rename or remove them.",
+            f"Expected {site.place} to have a name for each column, but {repeated}: rename or remove them.",
             code="TF-204",
         )
     missing, rows, ragged = frozenset(site.missing), list[Sequence[str | None]](), list[int]()

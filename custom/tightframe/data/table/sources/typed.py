@@ -98,16 +98,16 @@ def open_parquet(
     return header, _rows(header, columns, table.num_rows)
 
 
-def _check_size(told: Any, columns: int, packed: int) -> None:
+def _check_size(metadata: Any, columns: int, packed: int) -> None:
     """Check what a file claims to hold, before it is read.
 
     Raises:
         UnpackedError: for more than is allowed.
     """
-    unpacked = sum(told.row_group(place).total_byte_size for place in range(told.num_row_groups))
+    unpacked = sum(metadata.row_group(place).total_byte_size for place in range(metadata.num_row_groups))
     if unpacked > allowed(packed):
         raise UnpackedError
-    check_cells(told.num_rows, columns, packed)
+    check_cells(metadata.num_rows, columns, packed)
 
 
 def _texts(column: Any) -> list[str | None]:
@@ -159,8 +159,8 @@ def open_query(database: Database) -> tuple[list[str], Iterator[tuple[int, list[
         engine = create_engine(address, poolclass=pool.NullPool, hide_parameters=True, **arguments)
         with engine.connect() as connection:
             # No parameters: a % of the query stays one.
-            asked = connection.execution_options(no_parameters=True)
-            result = asked.exec_driver_sql(database.query)
+            plain = connection.execution_options(no_parameters=True)
+            result = plain.exec_driver_sql(database.query)
             if not result.returns_rows:
                 raise _failed("the query returns no rows: write a SELECT")
             header, rows = list(result.keys()), [list(row) for row in result]
